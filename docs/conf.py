@@ -1,0 +1,40 @@
+"""Settings of the documentation; built by ``nox -s docs``."""
+
+from importlib.metadata import version as installed_version
+
+project = "hpctrain"
+author = "the hpctrain developers"
+copyright = "the hpctrain developers"
+version = release = installed_version("hpctrain")
+
+extensions = ["numpydoc", "sphinx.ext.autodoc", "sphinx.ext.autosummary"]
+templates_path = ["_templates"]
+exclude_patterns = ["_build"]
+html_theme = "furo"
+html_title = f"hpctrain {version}"
+
+# One page for each name in a package's __all__, wherever the name is defined.
+autosummary_generate = True
+autosummary_ignore_module_all = False
+autosummary_imported_members = True
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+# docs/_templates/autosummary/class.rst lists the members.
+numpydoc_show_class_members = False
+
+# A type variable has no page. Any other class in a public signature needs one: see reference.rst.
+nitpick_ignore_regex = [(r"py:.*", r"hpctrain\.(.*\.)?([A-Z]|.*_T)")]
+
+# Links to other projects need their inventories from the network: sphinx-build -t online.
+# Without that, a broken reference to hpctrain is an error and one to another project is not.
+if tags.has("online"):  # noqa: F821  (Sphinx defines it)
+    extensions.append("sphinx.ext.intersphinx")
+    intersphinx_mapping = {
+        "python": ("https://docs.python.org/3", None),
+        "mpi4py": ("https://mpi4py.readthedocs.io/en/stable", None),
+        "numpy": ("https://numpy.org/doc/stable", None),
+        "torch": ("https://docs.pytorch.org/docs/stable", None),
+    }
+    intersphinx_timeout = 30
+else:
+    nitpick_ignore_regex.append((r"py:.*", r"(?!hpctrain\.).*"))

@@ -1,0 +1,101 @@
+"""Train on many nodes with what every centre has: Slurm, MPI and a parallel filesystem.
+
+The public names live in small modules and are imported at first use, so that ``import hpctrain``
+stays quick, and safe on login nodes where ``import mpi4py.MPI`` aborts the process.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hpctrain.backend import Backend as Backend
+    from hpctrain.backend import BackendConfig as BackendConfig
+    from hpctrain.callback import RunContext as RunContext
+    from hpctrain.callback import UserCallback as UserCallback
+    from hpctrain.checkpoint import Checkpoint as Checkpoint
+    from hpctrain.config import CheckpointConfig as CheckpointConfig
+    from hpctrain.config import DataConfig as DataConfig
+    from hpctrain.config import FailureConfig as FailureConfig
+    from hpctrain.config import RunConfig as RunConfig
+    from hpctrain.config import ScalingConfig as ScalingConfig
+    from hpctrain.config import SlurmConfig as SlurmConfig
+    from hpctrain.config import SyncConfig as SyncConfig
+    from hpctrain.errors import CheckpointError as CheckpointError
+    from hpctrain.errors import ConfigError as ConfigError
+    from hpctrain.errors import HpctrainError as HpctrainError
+    from hpctrain.errors import LaunchError as LaunchError
+    from hpctrain.errors import RunStoppedError as RunStoppedError
+    from hpctrain.errors import TrainingFailedError as TrainingFailedError
+    from hpctrain.errors import WorkerContextError as WorkerContextError
+    from hpctrain.errors import WorkerError as WorkerError
+    from hpctrain.execute.backend_executor import BackendExecutor as BackendExecutor
+    from hpctrain.execute.worker_group import WorkerGroup as WorkerGroup
+    from hpctrain.result import Result as Result
+    from hpctrain.trainer import BaseTrainer as BaseTrainer
+    from hpctrain.trainer import DataParallelTrainer as DataParallelTrainer
+    from hpctrain.worker.context import TrainContext as TrainContext
+    from hpctrain.worker.context import checkpoint_dir as checkpoint_dir
+    from hpctrain.worker.context import get_checkpoint as get_checkpoint
+    from hpctrain.worker.context import get_context as get_context
+    from hpctrain.worker.context import get_dataset_shard as get_dataset_shard
+    from hpctrain.worker.context import report as report
+    from hpctrain.worker.context import should_stop as should_stop
+    from hpctrain.world import Communicator as Communicator
+    from hpctrain.world import World as World
+
+__version__ = "0.1.0"
+
+_HOME_OF = {
+    "Backend": "backend",
+    "BackendConfig": "backend",
+    "BackendExecutor": "execute.backend_executor",
+    "BaseTrainer": "trainer",
+    "Checkpoint": "checkpoint",
+    "CheckpointConfig": "config",
+    "CheckpointError": "errors",
+    "Communicator": "world",
+    "ConfigError": "errors",
+    "DataConfig": "config",
+    "DataParallelTrainer": "trainer",
+    "FailureConfig": "config",
+    "HpctrainError": "errors",
+    "LaunchError": "errors",
+    "Result": "result",
+    "RunConfig": "config",
+    "RunContext": "callback",
+    "RunStoppedError": "errors",
+    "ScalingConfig": "config",
+    "SlurmConfig": "config",
+    "SyncConfig": "config",
+    "TrainContext": "worker.context",
+    "TrainingFailedError": "errors",
+    "UserCallback": "callback",
+    "WorkerContextError": "errors",
+    "WorkerError": "errors",
+    "WorkerGroup": "execute.worker_group",
+    "World": "world",
+    "checkpoint_dir": "worker.context",
+    "get_checkpoint": "worker.context",
+    "get_context": "worker.context",
+    "get_dataset_shard": "worker.context",
+    "report": "worker.context",
+    "should_stop": "worker.context",
+}
+
+__all__ = [*sorted(_HOME_OF), "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name at its first use (PEP 562)."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'hpctrain' has no attribute {name!r}")
+    value = getattr(import_module(f"hpctrain.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names."""
+    return __all__

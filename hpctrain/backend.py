@@ -1,0 +1,66 @@
+"""The contract that a framework fulfils: `Backend` and `BackendConfig`.
+
+Ray Train calls a backend's hooks in the driver, which then sends functions to every worker. Here the
+workers are MPI ranks, so the hooks run on every rank, collectively, and talk through the
+communicator that the ranks already share: nothing has to pass through one process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hpctrain.world import Communicator, World
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackendContext:
+    """What a backend's hook is given. The same hook runs on every rank."""
+
+    world: World
+    """Where this rank stands."""
+    comm: Communicator
+    """A communicator over all ranks, for the backend's own use."""
+    cpus_per_worker: int
+    """CPUs of this rank; the number of threads it should compute with."""
+    gpu_ids: tuple[str, ...]
+    """Entries of ``CUDA_VISIBLE_DEVICES`` that belong to this rank."""
+    visible_gpu_ids: tuple[str, ...]
+    """All entries of ``CUDA_VISIBLE_DEVICES``: those of the other ranks of the node too, where the
+    site shows them."""
+
+    def export(self, **variables: str) -> None:
+        """Write environment variables of this process, for code that reads them. Not collective."""
+        from hpctrain import environ
+
+        environ.export(variables)
+
+
+class Backend:
+    """Set a framework up on every rank. Hooks are collective; an exception fails the rank."""
+
+    def on_start(self, context: BackendContext, config: Any) -> None:
+        """Set the framework up: process groups, trackers. Collective."""
+
+    def on_training_start(self, context: BackendContext, config: Any) -> None:
+        """Do what has to follow `on_start` on all ranks, before the training function. Collective."""
+
+    def on_shutdown(self, context: BackendContext, config: Any) -> None:
+        """Take the framework down after the training function returned. Collective.
+
+        Not called on a rank that failed.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackendConfig:
+    """Settings of a backend. A subclass adds fields and says which `Backend` they are for."""
+
+    @property
+    def backend_cls(self) -> type[Backend]:
+        """Class of the backend. The default backend does nothing."""
+        return Backend
+
+    def with_options(self, **changes: Any) -> BackendConfig:
+        """Return a copy with some fields changed. Not collective."""
+        return replace(self, **changes)

@@ -1,0 +1,169 @@
+"""`Checkpoint`: a handle on a directory."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from hpctrain.errors import CheckpointError, ConfigError
+from hpctrain.plan import spec
+
+MANIFEST_NAME = ".hpctrain-manifest.json"
+"""Written by the commit; not part of what the user saved."""
+_METADATA_NAME = ".metadata.json"
+_DICT_NAME = "dict_checkpoint.pkl"
+_PREPROCESSOR_NAME = "preprocessor.pkl"
+
+
+class Checkpoint:
+    """A handle on a directory that holds a model, or whatever else a training function saved.
+
+    The handle is small: it can be pickled, kept, and passed around. On a shared filesystem every
+    process reads the directory itself, so nothing is copied.
+
+    Parameters
+    ----------
+    path
+        The directory. It must exist.
+
+    Raises
+    ------
+    ConfigError
+        If it does not exist, or is not a directory.
+    """
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        self.path = Path(path).absolute()
+        """The directory."""
+        if not self.path.is_dir():
+            found = "is not a directory" if self.path.exists() else "does not exist"
+            raise ConfigError(
+                f"Checkpoint({str(path)!r}): {self.path} {found}. Save into a directory first, and "
+                f"give that directory."
+            )
+        self._cleanup: weakref.finalize[Any, Any] | None = None
+
+    def __repr__(self) -> str:
+        """Return the call that makes an equal handle."""
+        return f"Checkpoint({str(self.path)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether both are handles on the same directory."""
+        return isinstance(other, Checkpoint) and self.path == other.path
+
+    def __hash__(self) -> int:
+        """Hash the directory's path."""
+        return hash(self.path)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the path only: a copy of the handle does not own the directory."""
+        return Checkpoint, (self.path,)
+
+    @classmethod
+    def from_directory(cls, path: str | PathLike[str]) -> Checkpoint:
+        """Return a handle on `path`, which stays the caller's. Not collective."""
+        return cls(path)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Checkpoint:
+        """Return a handle on a new temporary directory that holds `data`, pickled.
+
+        Not collective. The directory lives as long as this handle.
+        """
+        directory = tempfile.mkdtemp(prefix="hpctrain-checkpoint-")
+        (Path(directory) / _DICT_NAME).write_bytes(spec.pack(dict(data), what="the checkpoint"))
+        checkpoint = cls(directory)
+        checkpoint._cleanup = weakref.finalize(
+            checkpoint, shutil.rmtree, directory, ignore_errors=True
+        )
+        return checkpoint
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what `from_dict` was given. Not collective.
+
+        This unpickles: open only checkpoints that you trust.
+
+        Raises
+        ------
+        CheckpointError
+            If the checkpoint was not made by `from_dict`.
+        """
+        try:
+            content = (self.path / _DICT_NAME).read_bytes()
+        except FileNotFoundError as error:
+            raise CheckpointError(
+                f"{self.path} was not made by Checkpoint.from_dict(): it has no {_DICT_NAME}. Read "
+                f"its files with as_directory()."
+            ) from error
+        data: dict[str, Any] = pickle.loads(content)
+        return data
+
+    def to_directory(self, path: str | PathLike[str] | None = None) -> str:
+        """Copy the checkpoint into a directory of its own and return that.
+
+        Not collective.
+
+        Parameters
+        ----------
+        path
+            Target; made if needed. None makes a temporary directory, which is the caller's to delete.
+        """
+        target = Path(tempfile.mkdtemp(prefix="hpctrain-checkpoint-") if path is None else path)
+        shutil.copytree(
+            self.path, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST_NAME)
+        )
+        return str(target)
+
+    @contextmanager
+    def as_directory(self) -> Iterator[str]:
+        """Give the checkpoint's own directory for reading. Not collective. Nothing is copied."""
+        yield str(self.path)
+
+    def get_metadata(self) -> dict[str, Any]:
+        """Return the metadata; empty if there is none. Not collective."""
+        try:
+            text = (self.path / _METADATA_NAME).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return {}
+        metadata: dict[str, Any] = json.loads(text)
+        return metadata
+
+    def set_metadata(self, metadata: Mapping[str, Any]) -> None:
+        """Replace the metadata. Not collective.
+
+        Raises
+        ------
+        CheckpointError
+            If the checkpoint is committed already: its files are what its digests say.
+        """
+        if (self.path / MANIFEST_NAME).exists():
+            raise CheckpointError(
+                f"{self.path} is committed and does not change. Set metadata before report(), or "
+                f"copy it with to_directory()."
+            )
+        (self.path / _METADATA_NAME).write_text(json.dumps(dict(metadata)), encoding="utf-8")
+
+    def update_metadata(self, metadata: Mapping[str, Any]) -> None:
+        """Merge into the metadata. Not collective."""
+        self.set_metadata({**self.get_metadata(), **metadata})
+
+    def get_preprocessor(self) -> Any:
+        """Return the preprocessor that the trainer was given, or None. Not collective.
+
+        This unpickles: open only checkpoints that you trust.
+        """
+        path = self.path / _PREPROCESSOR_NAME
+        return spec.unpack(path.read_bytes()) if path.exists() else None
+
+    def set_preprocessor(self, preprocessor: Any) -> None:
+        """Store a preprocessor beside the model. Not collective."""
+        content = spec.pack(preprocessor, what="the preprocessor")
+        (self.path / _PREPROCESSOR_NAME).write_bytes(content)

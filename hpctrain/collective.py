@@ -1,0 +1,68 @@
+"""Collectives for training functions that need nothing but agreement.
+
+They go through MPI, on a communicator of hpctrain's own, so they mix freely with whatever the
+framework does.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, TypeVar
+
+from hpctrain.errors import TrainingFailedError
+from hpctrain.worker.context import active_worker
+
+__all__ = ["barrier", "broadcast_from_rank_zero"]
+
+T = TypeVar("T")
+_TIMEOUT_S = 1800.0
+
+
+def barrier(*, timeout_s: float = _TIMEOUT_S) -> None:
+    """Return when every rank has called. Collective.
+
+    Parameters
+    ----------
+    timeout_s
+        Seconds to wait for the slowest rank.
+
+    Raises
+    ------
+    TrainingFailedError
+        If not every rank called in time.
+    WorkerContextError
+        Outside of a training function.
+    """
+    worker = active_worker("barrier()")
+    world = worker.context.world
+    if world.world_size == 1:
+        return
+    from hpctrain.worker.mpi import wait_barrier
+
+    comm: Any = worker.comm
+    started = time.monotonic()
+    if not wait_barrier(comm, timeout_s=timeout_s):
+        raise TrainingFailedError(
+            f"rank {world.world_rank} waited {time.monotonic() - started:.0f} s in barrier(), and "
+            f"not all {world.world_size} ranks came. Every rank must call it equally often; "
+            f"timeout_s sets how long to wait."
+        )
+
+
+def broadcast_from_rank_zero(data: T) -> T:
+    """Return rank 0's `data` on every rank. Collective.
+
+    Parameters
+    ----------
+    data
+        Anything that can be pickled; only rank 0's counts. It is meant for small things: a seed, a
+        name, a decision.
+
+    Raises
+    ------
+    WorkerContextError
+        Outside of a training function.
+    """
+    worker = active_worker("broadcast_from_rank_zero()")
+    result: T = worker.comm.bcast(data)
+    return result

@@ -1,0 +1,402 @@
+"""What a user asks for: frozen values that check themselves. No I/O, no environment.
+
+The names are Ray Train's where Ray Train has the field and Slurm's where Slurm has it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from os import PathLike, fspath
+from typing import Any, Literal, Union
+
+from hpctrain.callback import UserCallback
+from hpctrain.errors import ConfigError
+
+PlacementStrategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
+GpuRequest = Literal["auto", "gpus-per-node", "gpus-per-task", "gres", "gpus"]
+Launcher = Literal["auto", "local", "allocation", "slurm", "spmd", "inline"]
+Stop = Union[Mapping[str, float], Callable[[int, Mapping[str, Any]], bool]]
+
+LAUNCHERS: tuple[Launcher, ...] = ("auto", "local", "allocation", "slurm", "spmd", "inline")
+_PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+_GPU_REQUESTS = ("auto", "gpus-per-node", "gpus-per-task", "gres", "gpus")
+_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmConfig:
+    """What only Slurm knows of: where, for how long, on whose account.
+
+    A field that is ``None`` is left to the site's defaults: no directive is written for it.
+    """
+
+    partition: str | None = None
+    """``--partition``."""
+    account: str | None = None
+    """``--account``."""
+    qos: str | None = None
+    """``--qos``."""
+    time: str | int | timedelta | None = None
+    """``--time``: Slurm's own forms (``"30"``, ``"2:00:00"``, ``"1-12"``), minutes, or a timedelta."""
+    constraint: str | None = None
+    """``--constraint``."""
+    reservation: str | None = None
+    """``--reservation``."""
+    nodes: int | None = None
+    """``--nodes``. By default as few as hold the workers."""
+    tasks_per_node: int | None = None
+    """Workers on one node. By default what `nodes`, the site profile or the partition gives."""
+    exclusive: bool = False
+    """``--exclusive``."""
+    mem: str | None = None
+    """``--mem``: memory of a node, for example ``"120G"``; ``"0"`` is all of it."""
+    gpu_request: GpuRequest = "auto"
+    """How GPUs are asked for. ``auto`` is the site profile's way, else ``gpus-per-node``, which
+    leaves the GPUs of a node visible to one another, as NCCL wants."""
+    setup: Sequence[str] = ()
+    """Shell lines of the batch script, before anything of hpctrain: modules, environments."""
+    sbatch_args: Sequence[str] = ()
+    """Further sbatch options, each as on a command line: ``"--mail-type=END"``."""
+    srun_args: Sequence[str] = ()
+    """Further srun options for the step of the workers."""
+    skip_directives: Sequence[str] = ()
+    """Options that the site rejects and that must not be written: ``"mem"``, ``"cpus-per-task"``."""
+    site: str | None = None
+    """Name of a site profile (``hpctrain template --list``), or a path of one."""
+    mpi: str = "auto"
+    """``auto`` (probe), ``wheel`` (the MPI wheel of this environment), an srun PMI type (``pmi2``,
+    ``pmix``, ...), or the path of a site's ``mpiexec``, which is then used instead of srun."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        for name in ("setup", "sbatch_args", "srun_args", "skip_directives"):
+            value = getattr(self, name)
+            if isinstance(value, str):
+                raise ConfigError(
+                    f"SlurmConfig({name}={value!r}) is a string. It is a list of strings: "
+                    f"{name}=[{value!r}]."
+                )
+            object.__setattr__(self, name, tuple(value))
+        for name in ("nodes", "tasks_per_node"):
+            _check_count(f"SlurmConfig({name}=...)", getattr(self, name), at_least=1, optional=True)
+        for name in ("sbatch_args", "srun_args"):
+            for argument in getattr(self, name):
+                if not argument.startswith("-"):
+                    raise ConfigError(
+                        f"SlurmConfig({name}=...) holds {argument!r}. Each entry is one option as "
+                        f"on a command line, such as '--mail-type=END' (value after '=')."
+                    )
+        _check_choice("SlurmConfig(gpu_request=...)", self.gpu_request, _GPU_REQUESTS)
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, str) and ("\n" in value or not value):
+                raise ConfigError(
+                    f"SlurmConfig({f.name}={value!r}): one non-empty line is needed, or None to "
+                    f"leave the choice to the site."
+                )
+        if self.time is not None:
+            time_limit_minutes(self.time)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingConfig:
+    """How many workers, and what each of them needs. One worker is one MPI rank."""
+
+    num_workers: int = 1
+    """Number of ranks. 0 runs the training function in this interpreter, for a debugger."""
+    use_gpu: bool = False
+    """Whether each worker has GPUs: one, unless `resources_per_worker` says otherwise."""
+    resources_per_worker: Mapping[str, float] = field(default_factory=dict)
+    """``{"CPU": 4, "GPU": 1, "memory": 8 * 2**30}``; memory is in bytes. The default is one CPU,
+    and one GPU where `use_gpu` is set. Any other key is refused."""
+    placement_strategy: PlacementStrategy = "PACK"
+    """``PACK``: as few nodes as hold the workers. ``STRICT_PACK``: one node, or an error.
+    ``SPREAD`` and ``STRICT_SPREAD``: one worker on each node."""
+    accelerator_type: str | None = None
+    """Type of GPU, in the site's spelling: ``a100`` gives ``--gpus-per-node=a100:4``."""
+    label_selector: Mapping[str, str] = field(default_factory=dict)
+    """Node features that every node must have; ``{"cpu": "milan"}`` gives ``--constraint=milan``."""
+    trainer_resources: Mapping[str, float] = field(default_factory=dict)
+    """Ray Train's resources of the coordinator. Here it runs beside the workers of the first node
+    and needs next to nothing, so only an empty mapping or ``{"CPU": 0}`` is accepted."""
+    slurm: SlurmConfig = field(default_factory=SlurmConfig)
+    """What only Slurm knows of."""
+
+    def __post_init__(self) -> None:
+        """Check every field, and the fields against each other."""
+        _check_count("ScalingConfig(num_workers=...)", self.num_workers, at_least=0)
+        _check_type("ScalingConfig(slurm=...)", self.slurm, SlurmConfig)
+        _check_choice("ScalingConfig(placement_strategy=...)", self.placement_strategy, _PLACEMENTS)
+        for name in ("resources_per_worker", "label_selector", "trainer_resources"):
+            _check_type(f"ScalingConfig({name}=...)", getattr(self, name), Mapping)
+            object.__setattr__(self, name, dict(getattr(self, name)))
+        resources = self.resources_per_worker
+        unknown = sorted(set(resources) - {"CPU", "GPU", "memory"})
+        if unknown:
+            raise ConfigError(
+                f"ScalingConfig(resources_per_worker=...) has the keys {unknown}. Slurm knows CPU, "
+                f"GPU and memory (bytes); ask for anything else with SlurmConfig(sbatch_args=...)."
+            )
+        for key, amount in resources.items():
+            if isinstance(amount, bool) or not isinstance(amount, (int, float)) or amount < 0:
+                raise ConfigError(
+                    f"ScalingConfig(resources_per_worker={{{key!r}: {amount!r}}}): a number that "
+                    f"is not negative is needed."
+                )
+            if amount != int(amount):
+                raise ConfigError(
+                    f"ScalingConfig(resources_per_worker={{{key!r}: {amount!r}}}): a rank has whole "
+                    f"CPUs, GPUs and bytes. Use {int(amount) + 1}, or fewer workers."
+                )
+        if resources.get("CPU", 1) < 1:
+            raise ConfigError(
+                "ScalingConfig(resources_per_worker={'CPU': 0}): a rank is a process and needs at "
+                "least one CPU. Leave CPU out, or ask for 1."
+            )
+        if resources.get("GPU", 0) and not self.use_gpu:
+            raise ConfigError(
+                f"ScalingConfig(use_gpu=False) with resources_per_worker GPU={resources['GPU']}. "
+                f"GPUs are only given to workers that use them: set use_gpu=True, or drop GPU."
+            )
+        if self.use_gpu and resources.get("GPU", 1) == 0:
+            raise ConfigError(
+                "ScalingConfig(use_gpu=True) with resources_per_worker GPU=0. Set use_gpu=False, "
+                "or ask for at least one GPU."
+            )
+        if self.accelerator_type is not None and not self.use_gpu:
+            raise ConfigError(
+                f"ScalingConfig(accelerator_type={self.accelerator_type!r}) needs use_gpu=True."
+            )
+        if any(amount > 0 for amount in self.trainer_resources.values()):
+            raise ConfigError(
+                f"ScalingConfig(trainer_resources={dict(self.trainer_resources)}): the coordinator "
+                f"has no allocation of its own; it runs on the first node beside the workers. Drop "
+                f"it, or give the workers more with resources_per_worker."
+            )
+
+    @property
+    def num_cpus_per_worker(self) -> int:
+        """CPUs of one worker."""
+        return int(self.resources_per_worker.get("CPU", 1))
+
+    @property
+    def num_gpus_per_worker(self) -> int:
+        """GPUs of one worker."""
+        return int(self.resources_per_worker.get("GPU", 1)) if self.use_gpu else 0
+
+    @property
+    def mem_bytes_per_worker(self) -> int | None:
+        """Memory of one worker, or None where the site's default is wanted."""
+        mem = self.resources_per_worker.get("memory")
+        return None if mem is None else int(mem)
+
+    @property
+    def total_resources(self) -> dict[str, int]:
+        """CPUs and GPUs of all workers together."""
+        workers = max(self.num_workers, 1)
+        total = {"CPU": self.num_cpus_per_worker * workers}
+        if self.use_gpu:
+            total["GPU"] = self.num_gpus_per_worker * workers
+        return total
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureConfig:
+    """How many failures a run may survive before it gives up."""
+
+    max_failures: int = 0
+    """Restarts after a failed rank, from the newest checkpoint; -1 is without end."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        _check_count("FailureConfig(max_failures=...)", self.max_failures, at_least=-1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """Which checkpoints are kept."""
+
+    num_to_keep: int | None = None
+    """How many; None keeps all. The newest is never deleted, even if it is the worst."""
+    checkpoint_score_attribute: str | None = None
+    """Metric by which the best are kept; None keeps the newest. ``a/b`` looks inside mappings. A
+    checkpoint without the metric, or with NaN, ranks last."""
+    checkpoint_score_order: Literal["max", "min"] = "max"
+    """Whether large or small scores are better."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        _check_count(
+            "CheckpointConfig(num_to_keep=...)", self.num_to_keep, at_least=1, optional=True
+        )
+        _check_choice(
+            "CheckpointConfig(checkpoint_score_order=...)",
+            self.checkpoint_score_order,
+            ("max", "min"),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncConfig:
+    """How checkpoints reach the run directory."""
+
+    sync_timeout: float = 1800.0
+    """Seconds that a rank waits in ``report()`` for its checkpoint to be committed, which takes as
+    long as the slowest rank needs to report. Then it fails, and says which rank was missing."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        if not isinstance(self.sync_timeout, (int, float)) or self.sync_timeout <= 0:
+            raise ConfigError(
+                f"SyncConfig(sync_timeout={self.sync_timeout!r}): seconds, more than 0."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Which datasets are shared out over the ranks; every rank sees the whole of the others."""
+
+    datasets_to_split: Literal["all"] | Sequence[str] = "all"
+    """``"all"``, or the names of those to split."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        names = self.datasets_to_split
+        if names == "all":
+            return
+        if isinstance(names, str) or not isinstance(names, Sequence):
+            raise ConfigError(
+                f"DataConfig(datasets_to_split={names!r}): 'all', or a list of dataset names."
+            )
+        object.__setattr__(self, "datasets_to_split", tuple(names))
+
+    def splits(self, name: str) -> bool:
+        """Return whether the dataset `name` is split."""
+        return self.datasets_to_split == "all" or name in self.datasets_to_split
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """What the run is called, where it lands, and how it is looked after."""
+
+    name: str | None = None
+    """Name of the run; with `storage_path` it identifies it. ``fit()`` again with the same two
+    follows, resumes, or returns the stored result. None makes a new name."""
+    storage_path: str | PathLike[str] = "hpctrain_runs"
+    """Directory of runs. On a cluster it has to be on a filesystem that every node sees."""
+    failure_config: FailureConfig = field(default_factory=FailureConfig)
+    """How many failures the run may survive."""
+    checkpoint_config: CheckpointConfig = field(default_factory=CheckpointConfig)
+    """Which checkpoints are kept."""
+    sync_config: SyncConfig = field(default_factory=SyncConfig)
+    """How checkpoints reach the run directory."""
+    callbacks: Sequence[UserCallback] = ()
+    """Hooks that run in the executor."""
+    stop: Stop | None = None
+    """When to stop: ``{"accuracy": 0.99}`` (reached or passed), or a function of the report's
+    number and rank 0's metrics. Training functions see it through ``should_stop()``."""
+    verbose: int = 1
+    """0: nothing. 1: progress, and what rank 0 prints. 2: what every rank prints."""
+    log_to_file: bool = True
+    """Whether the output of a rank goes to a file of its own in the run directory. Otherwise it
+    goes wherever the output of the launcher goes."""
+    launcher: Launcher = "auto"
+    """Where the ranks start; ``auto`` finds out. ``--launcher`` and ``HPCTRAIN_LAUNCHER``, which are
+    said later, win over this."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        if self.name is not None and not _RUN_NAME.fullmatch(self.name):
+            raise ConfigError(
+                f"RunConfig(name={self.name!r}): a run is a directory and a Slurm job name. Use 1 "
+                f"to 128 letters, digits, '.', '_', '+' or '-', beginning with a letter or digit."
+            )
+        object.__setattr__(self, "storage_path", fspath(self.storage_path))
+        if "://" in str(self.storage_path):
+            raise ConfigError(
+                f"RunConfig(storage_path={self.storage_path!r}) is a URL. Runs live on a filesystem "
+                f"that all nodes share: give a directory there."
+            )
+        _check_type("RunConfig(failure_config=...)", self.failure_config, FailureConfig)
+        _check_type("RunConfig(checkpoint_config=...)", self.checkpoint_config, CheckpointConfig)
+        _check_type("RunConfig(sync_config=...)", self.sync_config, SyncConfig)
+        for callback in self.callbacks:
+            _check_type("RunConfig(callbacks=[...])", callback, UserCallback)
+        object.__setattr__(self, "callbacks", tuple(self.callbacks))
+        if self.stop is not None and not callable(self.stop):
+            _check_type("RunConfig(stop=...)", self.stop, Mapping)
+        _check_choice("RunConfig(verbose=...)", self.verbose, (0, 1, 2))
+        _check_choice("RunConfig(launcher=...)", self.launcher, LAUNCHERS)
+
+
+def time_limit_minutes(time: str | int | timedelta) -> float:
+    """Return a Slurm time limit in minutes.
+
+    Not collective.
+
+    Parameters
+    ----------
+    time
+        One of the forms of ``man sbatch``, option ``--time``: ``minutes``, ``minutes:seconds``,
+        ``hours:minutes:seconds``, ``days-hours``, ``days-hours:minutes``,
+        ``days-hours:minutes:seconds``; or minutes, or a timedelta.
+
+    Raises
+    ------
+    ConfigError
+        If it is none of these, or not positive.
+
+    Examples
+    --------
+    >>> time_limit_minutes("1-12"), time_limit_minutes("2:00:00"), time_limit_minutes(45)
+    (2160.0, 120.0, 45.0)
+    """
+    if isinstance(time, timedelta):
+        minutes = time.total_seconds() / 60
+    elif isinstance(time, int):
+        minutes = float(time)
+    else:
+        match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time)
+        if match is None:
+            raise ConfigError(
+                f"SlurmConfig(time={time!r}): Slurm reads minutes, minutes:seconds, "
+                f"hours:minutes:seconds, days-hours, days-hours:minutes or "
+                f"days-hours:minutes:seconds."
+            )
+        days, first, second, third = (int(part) if part else None for part in match.groups())
+        first = first or 0
+        if days is not None:
+            minutes = days * 1440 + first * 60 + (second or 0) + (third or 0) / 60
+        elif third is not None:
+            minutes = first * 60 + (second or 0) + third / 60
+        else:
+            minutes = first + (second or 0) / 60
+    if minutes <= 0:
+        raise ConfigError(
+            f"SlurmConfig(time={time!r}) is {minutes:g} minutes. Ask for more than 0."
+        )
+    return minutes
+
+
+def _check_count(what: str, value: object, *, at_least: int, optional: bool = False) -> None:
+    if optional and value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{what} is {value!r}. A whole number of {at_least} or more is needed.")
+    if value < at_least:
+        raise ConfigError(f"{what} is {value}. It must be {at_least} or more.")
+
+
+def _check_choice(what: str, value: object, choices: Sequence[object]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{what} is {value!r}. One of {', '.join(map(repr, choices))} is needed.")
+
+
+def _check_type(what: str, value: object, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise ConfigError(
+            f"{what} holds {value!r} of type {type(value).__name__}. A {kind.__name__} is needed."
+        )

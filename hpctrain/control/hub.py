@@ -1,0 +1,261 @@
+"""The executor's end: all ranks, through one connection a node or one a rank."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpctrain.control.wire import (
+    NONCE_BYTES,
+    Frame,
+    FrameSocket,
+    ProtocolError,
+    answer_challenge,
+    encode_frame,
+)
+
+SECRET_BYTES = 32
+_SIOCGIFADDR = 0x8915
+
+
+@dataclass
+class _Peer:
+    """One connection: a rank's own, or an agent's with several ranks behind it."""
+
+    frames: FrameSocket
+    is_agent: bool = False
+    ranks: set[int] = field(default_factory=set)
+    hostname: str = ""
+    last_heard: float = 0.0
+
+
+class Hub:
+    """All ranks of one attempt, as the executor sees them. Used from one thread.
+
+    Parameters
+    ----------
+    attempt
+        Number of the attempt; frames of another are dropped.
+    """
+
+    def __init__(self, *, attempt: int) -> None:
+        self._attempt = attempt
+        self._selector = selectors.DefaultSelector()
+        self._listeners: list[socket.socket] = []
+        self._peers: dict[int, _Peer] = {}
+        self._peer_of: dict[int, _Peer] = {}
+        self._secret: bytes | None = None
+        self._unix_path: Path | None = None
+
+    def listen_unix(self, path: Path) -> None:
+        """Accept ranks of this machine. The directory of `path` must be the user's alone."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(str(path))
+        os.chmod(path, 0o600)
+        self._unix_path = path
+        self._listen(listener, self._accept_local)
+
+    def listen_tcp(self, secret: bytes) -> list[str]:
+        """Accept agents, or ranks, that know `secret`; return the addresses to try."""
+        self._secret = secret
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listener.bind(("", 0))
+        self._listen(listener, self._accept_remote)
+        port = listener.getsockname()[1]
+        return [f"{host}:{port}" for host in _own_addresses()]
+
+    def watch(self, descriptor: int, callback: Callable[[], None]) -> None:
+        """Call back from `poll` when a descriptor becomes readable."""
+        self._selector.register(descriptor, selectors.EVENT_READ, lambda _: callback())
+
+    def unwatch(self, descriptor: int) -> None:
+        """Undo `watch`."""
+        self._selector.unregister(descriptor)
+
+    def poll(self, timeout_s: float) -> list[Frame]:
+        """Return the frames that have arrived, in order of arrival of each connection.
+
+        A connection that ends gives a frame ``lost`` for each rank behind it that has not said that
+        it leaves.
+        """
+        events: list[Frame] = []
+        for key, mask in self._selector.select(timeout_s):
+            frames = key.data(mask)
+            if frames:
+                events += frames
+        # What died with its connection is told before what its peers say of it.
+        return sorted(events, key=lambda frame: frame.op != "lost")
+
+    def send(
+        self, op: str, body: bytes = b"", *, ranks: Collection[int] | None = None, **details: Any
+    ) -> None:
+        """Send a command to some ranks, or to all that are connected."""
+        header: dict[str, Any] = {"op": op, "attempt": self._attempt, **details}
+        if ranks is not None:
+            header["ranks"] = sorted(ranks)
+        raw = encode_frame(header, body)
+        peers = (
+            set(map(id, self._peer_of.values()))
+            if ranks is None
+            else {id(self._peer_of[rank]) for rank in ranks if rank in self._peer_of}
+        )
+        for peer in list(self._peers.values()):
+            if id(peer) in peers:
+                peer.frames.post(raw)
+                self._update(peer)
+
+    def send_agents(self, op: str) -> None:
+        """Send a command to the agents themselves."""
+        raw = encode_frame({"op": op, "attempt": self._attempt})
+        for peer in list(self._peers.values()):
+            if peer.is_agent:
+                peer.frames.post(raw)
+                self._update(peer)
+
+    @property
+    def num_agents(self) -> int:
+        """Number of agents that are connected."""
+        return sum(peer.is_agent for peer in self._peers.values())
+
+    def silent_agents(self, seconds: float) -> list[str]:
+        """Return the hosts whose agents have said nothing for so long."""
+        now = time.monotonic()
+        return [
+            peer.hostname
+            for peer in self._peers.values()
+            if peer.is_agent and now - peer.last_heard > seconds
+        ]
+
+    def close(self) -> None:
+        """Close everything; ranks that are left see that their executor is gone."""
+        for peer in list(self._peers.values()):
+            self._drop(peer)
+        for listener in self._listeners:
+            self._selector.unregister(listener)
+            listener.close()
+        self._selector.close()
+        if self._unix_path is not None:
+            self._unix_path.unlink(missing_ok=True)
+
+    def _listen(self, listener: socket.socket, accept: Callable[[socket.socket], None]) -> None:
+        listener.listen(4096)
+        listener.setblocking(False)
+        self._listeners.append(listener)
+        self._selector.register(listener, selectors.EVENT_READ, lambda _: accept(listener))
+
+    def _accept_local(self, listener: socket.socket) -> None:
+        sock, _ = listener.accept()
+        self._add(sock)
+
+    def _accept_remote(self, listener: socket.socket) -> None:
+        sock, _ = listener.accept()
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        assert self._secret is not None
+        proof = answer_challenge(self._secret, nonce)
+        sock.send(nonce)
+        sock.setblocking(False)
+        received = bytearray()
+
+        def check(_: int) -> None:
+            try:
+                chunk = sock.recv(len(proof) - len(received))
+            except BlockingIOError:
+                return
+            except OSError:
+                chunk = b""
+            received.extend(chunk)
+            if chunk and len(received) < len(proof):
+                return
+            self._selector.unregister(sock)
+            if secrets.compare_digest(bytes(received), proof):
+                self._add(sock)
+            else:
+                sock.close()
+
+        self._selector.register(sock, selectors.EVENT_READ, check)
+
+    def _add(self, sock: socket.socket) -> None:
+        peer = _Peer(FrameSocket(sock), last_heard=time.monotonic())
+        self._peers[id(peer)] = peer
+        self._selector.register(
+            peer.frames, selectors.EVENT_READ, lambda mask: self._serve(peer, mask)
+        )
+
+    def _serve(self, peer: _Peer, mask: int) -> list[Frame]:
+        if mask & selectors.EVENT_WRITE:
+            peer.frames.flush()
+            self._update(peer)
+        if not mask & selectors.EVENT_READ:
+            return []
+        try:
+            frames = peer.frames.receive()
+        except ProtocolError:
+            self._drop(peer)
+            return []
+        peer.last_heard = time.monotonic()
+        events = [frame for frame in frames if frame.header.get("attempt") == self._attempt]
+        for frame in events:
+            self._note(peer, frame)
+        if peer.frames.closed:
+            self._drop(peer)
+            events += [self._lost(peer, rank) for rank in sorted(peer.ranks)]
+        return [frame for frame in events if frame.op not in ("agent", "beat")]
+
+    def _note(self, peer: _Peer, frame: Frame) -> None:
+        if frame.op == "agent":
+            peer.is_agent = True
+            peer.hostname = str(frame.header["hostname"])
+        elif frame.op == "hello":
+            rank = int(frame.header["rank"])
+            peer.ranks.add(rank)
+            self._peer_of[rank] = peer
+        elif frame.op in ("bye", "lost"):
+            rank = int(frame.header["rank"])
+            peer.ranks.discard(rank)
+            self._peer_of.pop(rank, None)
+
+    def _lost(self, peer: _Peer, rank: int) -> Frame:
+        self._peer_of.pop(rank, None)
+        header = {"op": "lost", "rank": rank, "attempt": self._attempt, "agent": peer.is_agent}
+        return Frame(header, b"", b"")
+
+    def _update(self, peer: _Peer) -> None:
+        if peer.frames.closed:
+            return
+        events = selectors.EVENT_READ
+        if peer.frames.pending_bytes:
+            events |= selectors.EVENT_WRITE
+        key = self._selector.get_key(peer.frames)
+        if key.events != events:
+            self._selector.modify(peer.frames, events, key.data)
+
+    def _drop(self, peer: _Peer) -> None:
+        if self._peers.pop(id(peer), None) is not None:
+            self._selector.unregister(peer.frames)
+            peer.frames.close()
+
+
+def _own_addresses() -> list[str]:
+    """Return this host's name and the IPv4 addresses of its interfaces, loopback last."""
+    addresses = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(
+                    probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15])
+                )
+            except OSError:  # an interface without an IPv4 address
+                continue
+            addresses.append(socket.inet_ntoa(answer[20:24]))
+    addresses.sort(key=lambda address: address.startswith("127."))
+    return [socket.gethostname(), *addresses]

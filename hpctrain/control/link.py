@@ -1,0 +1,243 @@
+"""A rank's connection to the agent of its node (or to the executor, on one machine)."""
+
+from __future__ import annotations
+
+import os
+import queue
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hpctrain.control.wire import (
+    NONCE_BYTES,
+    Frame,
+    FrameSocket,
+    answer_challenge,
+    encode_frame,
+    join_frame,
+)
+
+_FLUSH_INTERVAL_S = 0.02
+_MAX_PENDING_BYTES = 16 * 2**20
+_RETRY_INTERVAL_S = 0.01
+
+
+class LinkTimeoutError(Exception):
+    """Nobody answered in time."""
+
+
+class Link:
+    """A rank's end. One daemon thread receives; any thread posts.
+
+    Parameters
+    ----------
+    sock
+        Connected.
+    attempt
+        Number of the attempt.
+    on_lost
+        Called from the thread of the link when the executor is gone.
+    """
+
+    def __init__(self, sock: socket.socket, *, attempt: int, on_lost: Callable[[], None]) -> None:
+        self._frames = FrameSocket(sock)
+        self._attempt = attempt
+        self._on_lost = on_lost
+        self._rank = -1
+        self._report_header = b""
+        self._lock = threading.Lock()
+        self._last_flush = 0.0
+        self._armed = False
+        self._wake_reader, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._commands: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
+        self._handlers: dict[str, Callable[[Frame], None]] = {}
+        self._signals: list[str] = []
+        self._closing = False
+        self._thread = threading.Thread(target=self._serve, name="hpctrain-link", daemon=True)
+        # A child of this rank (a DataLoader worker, say) must not keep the connection open: its end
+        # is how the executor learns of the rank's death.
+        os.register_at_fork(after_in_child=self._frames.close)
+        self._thread.start()
+
+    def introduce(self, rank: int, details: Mapping[str, Any]) -> None:
+        """Say which rank this is. Not collective."""
+        self._rank = rank
+        self._report_header = encode_header(rank, self._attempt)
+        self.post("hello", **details)
+
+    def handle(self, op: str, handler: Callable[[Frame], None]) -> None:
+        """Call `handler` from the link's thread for commands of this kind. Not collective."""
+        self._handlers[op] = handler
+
+    def post(self, op: str, body: bytes = b"", **details: Any) -> None:
+        """Send a frame soon, without waiting for it. Not collective."""
+        header = {"op": op, "rank": self._rank, "attempt": self._attempt, **details}
+        raw = encode_frame(header, body)
+        with self._lock:
+            self._frames.queue(raw)
+            self._flush()
+
+    def post_report(self, line: bytes) -> None:
+        """Send a report's metrics within 20 ms. Not collective. Costs a few microseconds.
+
+        Waits only when the executor is 16 MiB behind.
+        """
+        raw = join_frame(self._report_header, line)
+        with self._lock:
+            self._frames.queue(raw)
+            if time.monotonic() - self._last_flush >= _FLUSH_INTERVAL_S:
+                self._flush()
+            elif not self._armed:
+                self._arm()
+        if self._frames.pending_bytes > _MAX_PENDING_BYTES:
+            self.drain(timeout_s=60.0)
+
+    def post_signal(self, name: str) -> None:
+        """Pass a signal on. Not collective. Safe in a signal handler: takes no lock."""
+        self._signals.append(name)
+        os.write(self._wake_writer, b"x")
+
+    def drain(self, *, timeout_s: float) -> bool:
+        """Wait until everything is sent; return whether it was. Not collective."""
+        deadline = time.monotonic() + timeout_s
+        while not self._frames.closed:
+            with self._lock:
+                if self._frames.flush():
+                    return True
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            select.select([], [self._frames], [], min(left, 0.5))
+        return False
+
+    def next_command(self) -> Frame | None:
+        """Wait for a command; None means that the executor is gone. Not collective."""
+        return self._commands.get()
+
+    def close(self, *, timeout_s: float = 5.0) -> None:
+        """Send what is left and close. Not collective."""
+        self._closing = True
+        self.drain(timeout_s=timeout_s)
+        os.write(self._wake_writer, b"x")
+        self._thread.join(timeout=1.0)
+        self._frames.close()
+
+    def _flush(self) -> None:
+        self._last_flush = time.monotonic()
+        if not self._frames.flush() and not self._armed:
+            self._arm()
+
+    def _arm(self) -> None:
+        self._armed = True
+        os.write(self._wake_writer, b"x")
+
+    def _serve(self) -> None:
+        poller = select.poll()
+        poller.register(self._frames, select.POLLIN)
+        poller.register(self._wake_reader, select.POLLIN)
+        while True:
+            ready = dict(poller.poll())
+            if self._wake_reader in ready:
+                os.read(self._wake_reader, 64)
+                if self._closing:
+                    return
+                while self._signals:
+                    self.post("signal", name=self._signals.pop(0))
+                self._send_behind()
+            if self._frames.fileno() in ready:
+                for frame in self._frames.receive():
+                    handler = self._handlers.get(frame.op)
+                    if handler is None:
+                        self._commands.put(frame)
+                    else:
+                        handler(frame)
+            if self._frames.closed:
+                self._commands.put(None)
+                if not self._closing:
+                    self._on_lost()
+                return
+
+    def _send_behind(self) -> None:
+        """Send what reports left behind, a batch every 20 ms."""
+        while not self._frames.closed:
+            select.select([], [], [], _FLUSH_INTERVAL_S)
+            with self._lock:
+                self._last_flush = time.monotonic()
+                if self._frames.flush():
+                    self._armed = False
+                    return
+
+
+def encode_header(rank: int, attempt: int) -> bytes:
+    """Return the header of a report's frame. Not collective."""
+    return b'{"op":"report","rank":%d,"attempt":%d}' % (rank, attempt)
+
+
+def connect_unix(path: str, *, timeout_s: float) -> socket.socket:
+    """Connect to the agent of this node, which may not be there yet. Not collective.
+
+    Raises
+    ------
+    LinkTimeoutError
+        If nobody listens in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.connect(path)
+            return sock
+        except (FileNotFoundError, ConnectionRefusedError) as error:
+            sock.close()
+            if time.monotonic() > deadline:
+                raise LinkTimeoutError(
+                    f"no agent of hpctrain listens on {path} after {timeout_s:.0f} s"
+                ) from error
+        select.select([], [], [], _RETRY_INTERVAL_S)
+
+
+def connect_tcp(addresses: list[str], secret: bytes, *, timeout_s: float) -> socket.socket:
+    """Connect to the executor and prove that one knows the secret. Not collective.
+
+    Parameters
+    ----------
+    addresses
+        ``host:port``, in the order in which they are tried.
+
+    Raises
+    ------
+    LinkTimeoutError
+        If none of them answers in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    errors: dict[str, str] = {}
+    while time.monotonic() < deadline:
+        for address in addresses:
+            host, _, port = address.rpartition(":")
+            try:
+                sock = socket.create_connection((host, int(port)), timeout=3.0)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                nonce = _receive_exactly(sock, NONCE_BYTES)
+                sock.sendall(answer_challenge(secret, nonce))
+            except OSError as error:
+                errors[address] = str(error)
+                continue
+            return sock
+        select.select([], [], [], 0.1)
+    raise LinkTimeoutError(
+        f"{socket.gethostname()} cannot reach the executor after {timeout_s:.0f} s: "
+        + "; ".join(f"{address}: {error}" for address, error in errors.items())
+    )
+
+
+def _receive_exactly(sock: socket.socket, count: int) -> bytes:
+    content = b""
+    while len(content) < count:
+        chunk = sock.recv(count - len(content))
+        if not chunk:
+            raise ConnectionError("closed before the challenge")
+        content += chunk
+    return content

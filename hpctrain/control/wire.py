@@ -1,0 +1,141 @@
+"""Frames: a JSON header and a body of bytes, over a stream socket."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import socket
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_LENGTHS = struct.Struct(">II")
+_MAX_HEADER_BYTES = 2**20
+_MAX_BODY_BYTES = 2**30
+_READ_BYTES = 2**18
+
+NONCE_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A message: what it says, and bytes that only its reader understands."""
+
+    header: Mapping[str, Any]
+    body: bytes
+    raw: bytes
+    """Header and body as they were on the wire, for those that only pass them on."""
+
+    @property
+    def op(self) -> str:
+        """What the message is."""
+        return str(self.header.get("op", ""))
+
+
+class ProtocolError(Exception):
+    """The other side does not speak this protocol."""
+
+
+def encode_frame(header: Mapping[str, Any], body: bytes = b"") -> bytes:
+    """Return a frame as bytes. Not collective."""
+    return join_frame(json.dumps(header, separators=(",", ":")).encode(), body)
+
+
+def join_frame(header: bytes, body: bytes) -> bytes:
+    """Return a frame whose header is encoded already. Not collective."""
+    return _LENGTHS.pack(len(header), len(body)) + header + body
+
+
+def answer_challenge(secret: bytes, nonce: bytes) -> bytes:
+    """Return the proof that one knows `secret`. Not collective."""
+    return hmac.new(secret, nonce, hashlib.sha256).digest()
+
+
+class FrameSocket:
+    """A non-blocking socket with a buffer in each direction.
+
+    Parameters
+    ----------
+    sock
+        Connected. Owned by this object from here on.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._socket = sock
+        self._inbox = bytearray()
+        self._outbox = bytearray()
+        self.closed = False
+        """Whether the other side is gone."""
+
+    def fileno(self) -> int:
+        """Return the descriptor, for a selector."""
+        return self._socket.fileno()
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes that wait to be sent."""
+        return len(self._outbox)
+
+    def post(self, raw: bytes) -> None:
+        """Queue a frame and send what can be sent without waiting."""
+        self._outbox += raw
+        self.flush()
+
+    def queue(self, raw: bytes) -> None:
+        """Queue a frame for a later `flush`."""
+        self._outbox += raw
+
+    def flush(self) -> bool:
+        """Send without waiting; return whether nothing is left to send."""
+        while self._outbox and not self.closed:
+            try:
+                sent = self._socket.send(self._outbox)
+            except BlockingIOError:
+                return False
+            except OSError:
+                # What the other side sent before it went is still to be read.
+                self._outbox.clear()
+                return True
+            del self._outbox[:sent]
+        return True
+
+    def receive(self) -> list[Frame]:
+        """Return the frames that have arrived; sets `closed` at the end of the stream."""
+        try:
+            while chunk := self._socket.recv(_READ_BYTES):
+                self._inbox += chunk
+                if len(chunk) < _READ_BYTES:
+                    break
+            else:
+                self.closed = True
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.closed = True
+        return self._split()
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.closed = True
+        self._socket.close()
+
+    def _split(self) -> list[Frame]:
+        frames = []
+        start, available = 0, len(self._inbox)
+        while available - start >= _LENGTHS.size:
+            header_bytes, body_bytes = _LENGTHS.unpack_from(self._inbox, start)
+            if header_bytes > _MAX_HEADER_BYTES or body_bytes > _MAX_BODY_BYTES:
+                raise ProtocolError(f"a frame of {header_bytes} + {body_bytes} bytes")
+            body_start = start + _LENGTHS.size + header_bytes
+            end = body_start + body_bytes
+            if end > available:
+                break
+            raw = bytes(self._inbox[start:end])
+            header = json.loads(raw[_LENGTHS.size : _LENGTHS.size + header_bytes])
+            frames.append(Frame(header, raw[_LENGTHS.size + header_bytes :], raw))
+            start = end
+        del self._inbox[:start]
+        return frames

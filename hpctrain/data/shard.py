@@ -1,0 +1,82 @@
+"""One rank's part of a plain dataset: a list, an array, a data frame, a torch dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from hpctrain.errors import ConfigError
+
+
+class DatasetShard(Sequence[Any]):
+    """A contiguous part of an indexable dataset, without copying it.
+
+    It has ``len()`` and integer indices, so it is a map-style dataset for torch's DataLoader too.
+    """
+
+    def __init__(self, dataset: Any, rows: range) -> None:
+        self._dataset = dataset
+        self._rows = rows
+
+    def __len__(self) -> int:
+        """Return the number of rows of this shard."""
+        return len(self._rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return a row, or a shard of this shard."""
+        if isinstance(index, slice):
+            return DatasetShard(self._dataset, self._rows[index])
+        return self._dataset[self._rows[index]]
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over the rows."""
+        return (self._dataset[row] for row in self._rows)
+
+
+def shard_rows(num_rows: int, *, rank: int, world_size: int) -> range:
+    """Return the rows of a rank: in order, every row once, sizes apart by one at most.
+
+    Not collective.
+
+    Examples
+    --------
+    >>> [len(shard_rows(10, rank=rank, world_size=4)) for rank in range(4)]
+    [3, 3, 2, 2]
+    """
+    size, rest = divmod(num_rows, world_size)
+    start = rank * size + min(rank, rest)
+    return range(start, start + size + (rank < rest))
+
+
+def shard_dataset(dataset: Any, *, rank: int, world_size: int) -> Any:
+    """Return one rank's part of a dataset.
+
+    Not collective.
+
+    Parameters
+    ----------
+    dataset
+        A NumPy array or torch tensor (the part is a view), a pandas data frame, anything with
+        ``len()`` and integer indices, or an iterable, of which a rank takes every `world_size`-th
+        element.
+
+    Raises
+    ------
+    ConfigError
+        If it is none of these.
+    """
+    if hasattr(dataset, "iloc"):
+        rows = shard_rows(len(dataset), rank=rank, world_size=world_size)
+        return dataset.iloc[rows.start : rows.stop]
+    if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
+        rows = shard_rows(len(dataset), rank=rank, world_size=world_size)
+        if hasattr(dataset, "shape"):
+            return dataset[rows.start : rows.stop]
+        return DatasetShard(dataset, rows)
+    if hasattr(dataset, "__iter__"):
+        return islice(iter(dataset), rank, None, world_size)
+    raise ConfigError(
+        f"a dataset of type {type(dataset).__name__} cannot be split: it has neither rows nor an "
+        f"iterator. Leave it whole with DataConfig(datasets_to_split=[...])."
+    )

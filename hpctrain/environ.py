@@ -1,0 +1,154 @@
+"""The one owner of ``os.environ``, and the answer to "which home is this?".
+
+Nothing else in hpctrain reads or writes the environment (ruff's banned-api holds that).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from enum import Enum
+from pathlib import Path
+
+# Variables by which launchers tell a process that it is a rank. A child that inherits them and
+# initialises MPI by itself aborts (MPICH) or brings its parent down (Open MPI), so a rank deletes
+# them once MPI is initialised.
+_LAUNCHER_PREFIXES = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "HYD", "MPI_LOCAL", "MPIR_PMI", "MV2_COMM")
+# A forced configuration, not an identity: kept.
+_LAUNCHER_KEEP = ("OMPI_MCA_", "PRTE_MCA_", "OMPI_ALLOW_RUN_AS_ROOT")
+_SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
+
+RANK_MARKER = "HPCTRAIN_RANK"
+_LAUNCHER = "HPCTRAIN_LAUNCHER"
+_DETACH = "HPCTRAIN_DETACH"
+_DRY_RUN = "HPCTRAIN_DRY_RUN"
+
+
+class Home(Enum):
+    """Where ``fit()`` was called."""
+
+    LOCAL = "local"
+    """A laptop or workstation: no Slurm."""
+    LOGIN = "slurm"
+    """A machine from which jobs are submitted."""
+    ALLOCATION = "allocation"
+    """Inside sbatch or salloc, and not a rank."""
+    SPMD = "spmd"
+    """Already a rank, among ranks that somebody else started."""
+
+
+def detect_home(
+    environ: Mapping[str, str], *, mpi_world_size: int | None, can_submit: Callable[[], bool]
+) -> Home:
+    """Return which home a process is in, from its environment.
+
+    Not collective.
+
+    Parameters
+    ----------
+    environ
+        The environment of the process.
+    mpi_world_size
+        Size of the MPI world where MPI is initialised in this process already, else None. It counts
+        before any variable.
+    can_submit
+        Says whether this machine can submit to Slurm; only called where that matters.
+    """
+    if mpi_world_size is not None and mpi_world_size > 1:
+        return Home.SPMD
+    if RANK_MARKER in environ:
+        # A child of one of our ranks: what it starts is its own, and stays on this machine.
+        return Home.LOCAL
+    in_step = "SLURM_STEP_ID" in environ
+    step_tasks = int(environ.get("SLURM_STEP_NUM_TASKS", "1")) if in_step else 1
+    launched = next((int(environ[name]) for name in _SIZE_VARIABLES if name in environ), None)
+    if max(step_tasks, launched or 1) > 1:
+        return Home.SPMD
+    # `srun --pty bash` is a step of one task, with PMI variables where the site's MpiDefault has
+    # them; outside of a step they come from an mpiexec that was asked for one rank.
+    if launched == 1 and not in_step:
+        return Home.SPMD
+    if "SLURM_JOB_ID" in environ:
+        return Home.ALLOCATION
+    return Home.LOGIN if can_submit() else Home.LOCAL
+
+
+def environment() -> dict[str, str]:
+    """Return a copy of the environment of this process."""
+    return dict(os.environ)
+
+
+def variable(name: str) -> str | None:
+    """Return a variable of the environment, or None."""
+    return os.environ.get(name)
+
+
+def export(values: Mapping[str, str], *, keep_existing: bool = False) -> None:
+    """Write variables into the environment of this process."""
+    for name, value in values.items():
+        if not (keep_existing and name in os.environ):
+            os.environ[name] = value
+
+
+def scrub_launcher_variables() -> None:
+    """Delete what told this process that it is a rank, so that its children are not."""
+    for name in list(os.environ):
+        if name.startswith(_LAUNCHER_PREFIXES) and not name.startswith(_LAUNCHER_KEEP):
+            del os.environ[name]
+
+
+def without_launcher_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return `environ` without what tells a process that it is a rank."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith(_LAUNCHER_PREFIXES) or name.startswith(_LAUNCHER_KEEP)
+    }
+
+
+def requested_launcher() -> str | None:
+    """Return the launcher asked for by ``--launcher`` or ``HPCTRAIN_LAUNCHER``, or None."""
+    return os.environ.get(_LAUNCHER) or None
+
+
+def request_launcher(launcher: str) -> None:
+    """Ask every ``fit()`` of this process and its children for a launcher."""
+    os.environ[_LAUNCHER] = launcher
+
+
+def detach_requested() -> bool:
+    """Return whether ``fit()`` is to end the process once its job is submitted."""
+    return os.environ.get(_DETACH) == "1"
+
+
+def request_detach() -> None:
+    """Let ``fit()`` end the process once its job is submitted."""
+    os.environ[_DETACH] = "1"
+
+
+def dry_run_requested() -> bool:
+    """Return whether ``fit()`` is to print what it would do, and end the process."""
+    return os.environ.get(_DRY_RUN) == "1"
+
+
+def request_dry_run() -> None:
+    """Let ``fit()`` print what it would do, and end the process."""
+    os.environ[_DRY_RUN] = "1"
+
+
+def in_rank() -> bool:
+    """Return whether this process, or one of its parents, is one of our ranks."""
+    return RANK_MARKER in os.environ
+
+
+def find_program(name: str) -> Path | None:
+    """Return the full path of a program on ``PATH``, or None."""
+    found = shutil.which(name)
+    return None if found is None else Path(found)
+
+
+def node_local_directory() -> Path:
+    """Return a directory of this node for sockets and other small things."""
+    return Path(tempfile.gettempdir())

@@ -1,0 +1,109 @@
+"""Every error that hpctrain raises on purpose.
+
+::
+
+    HpctrainError
+    ├── ConfigError            a value is impossible; raised before anything is submitted or started
+    ├── LaunchError            the scheduler, MPI or a node refused; ``transient`` says if trying again can help
+    ├── CheckpointError        a checkpoint is missing, damaged, or could not be committed
+    ├── WorkerContextError     a function of the training function was called outside of one
+    └── TrainingFailedError    ranks were started, and the run did not end well
+        ├── WorkerError        a rank failed: which one, where, with the user's own traceback
+        └── RunStoppedError    the run was stopped and can be resumed
+
+A message gives the values, then the rule, then the next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class HpctrainError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class ConfigError(HpctrainError, ValueError):
+    """A value that cannot work, found before anything was submitted or lost."""
+
+
+class LaunchError(HpctrainError):
+    """The scheduler, MPI or a node refused to start what was asked.
+
+    Parameters
+    ----------
+    message
+        Values, rule, next step.
+    transient
+        Whether the same request can succeed later without a change (a controller that does not
+        answer), as opposed to one that never will (an unknown partition).
+    """
+
+    def __init__(self, message: str, *, transient: bool = False) -> None:
+        super().__init__(message)
+        self.transient = transient
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Keep ``transient`` through pickling."""
+        return _rebuild, (type(self), str(self), {"transient": self.transient})
+
+
+class CheckpointError(HpctrainError):
+    """A checkpoint is missing, damaged, or could not be committed."""
+
+
+class WorkerContextError(HpctrainError, RuntimeError):
+    """``report()``, ``get_context()`` and the like were called outside of a training function."""
+
+
+class TrainingFailedError(HpctrainError, RuntimeError):
+    """Ranks were started, and the run did not end well."""
+
+
+class WorkerError(TrainingFailedError):
+    """A rank failed.
+
+    Parameters
+    ----------
+    message
+        Names the rank, its node, its log and the last complete checkpoint, and ends with the
+        traceback of the user's code.
+    rank
+        World rank of the rank that failed first; -1 if no rank could be blamed.
+    hostname
+        Its node.
+    worker_failures
+        What each failed rank raised, by world rank. The exception is the original one where it
+        could be pickled, otherwise a `RuntimeError` with its text.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int = -1,
+        hostname: str = "",
+        worker_failures: Mapping[int, BaseException] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.hostname = hostname
+        self.worker_failures = dict(worker_failures or {})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Keep the attributes through pickling."""
+        state = {
+            "rank": self.rank,
+            "hostname": self.hostname,
+            "worker_failures": self.worker_failures,
+        }
+        return _rebuild, (type(self), str(self), state)
+
+
+class RunStoppedError(TrainingFailedError):
+    """The run was stopped before its training function ended; calling ``fit()`` again resumes it."""
+
+
+def _rebuild(cls: type[HpctrainError], message: str, state: dict[str, Any]) -> HpctrainError:
+    return cls(message, **state)

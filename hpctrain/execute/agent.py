@@ -1,0 +1,140 @@
+"""The agent of a node: ``python -m hpctrain.execute.agent ATTEMPT SOCKET SECRET ADDRESS...``.
+
+One process a node, without MPI. It passes frames between the ranks of its node and the executor, so
+that the executor has one connection a node, and it notices when a rank dies.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import shutil
+import socket
+import sys
+from pathlib import Path
+
+from hpctrain.control.link import LinkTimeoutError, connect_tcp
+from hpctrain.control.wire import FrameSocket, encode_frame
+from hpctrain.worker.node_socket import node_socket_path
+
+_CONNECT_TIMEOUT_S = 60.0
+_BEAT_INTERVAL_S = 2.0
+
+
+class Agent:
+    """The frames of one node's ranks.
+
+    Parameters
+    ----------
+    attempt
+        Number of the attempt.
+    uplink
+        Connected to the executor.
+    path
+        Of the socket for the ranks; its directory is made here.
+    """
+
+    def __init__(self, *, attempt: int, uplink: socket.socket, path: Path) -> None:
+        self._attempt = attempt
+        self._uplink = FrameSocket(uplink)
+        self._path = path
+        self._ranks: dict[FrameSocket, int] = {}
+        self._selector = selectors.DefaultSelector()
+
+    def run(self) -> None:
+        """Pass frames on until the executor is gone or says so."""
+        self._path.parent.mkdir(mode=0o700)
+        try:
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            listener.bind(str(self._path))
+            os.chmod(self._path, 0o600)
+            listener.listen(1024)
+            self._selector.register(listener, selectors.EVENT_READ)
+            self._selector.register(self._uplink, selectors.EVENT_READ)
+            self._say("agent", hostname=socket.gethostname())
+            while not self._uplink.closed:
+                self._step(listener)
+        finally:
+            # Ranks that are left see the end of their stream, and leave.
+            for frames in self._ranks:
+                frames.close()
+            shutil.rmtree(self._path.parent, ignore_errors=True)
+
+    def _step(self, listener: socket.socket) -> None:
+        ready = self._selector.select(_BEAT_INTERVAL_S)
+        if not ready:
+            self._say("beat")
+        for key, mask in ready:
+            if key.fileobj is listener:
+                self._accept(listener)
+                continue
+            frames = key.fileobj
+            assert isinstance(frames, FrameSocket)
+            if mask & selectors.EVENT_WRITE:
+                frames.flush()
+            if mask & selectors.EVENT_READ:
+                if frames is self._uplink:
+                    self._pass_down()
+                else:
+                    self._pass_up(frames)
+            if not frames.closed:
+                self._watch(frames)
+
+    def _accept(self, listener: socket.socket) -> None:
+        sock, _ = listener.accept()
+        frames = FrameSocket(sock)
+        self._ranks[frames] = -1
+        self._selector.register(frames, selectors.EVENT_READ)
+
+    def _pass_up(self, frames: FrameSocket) -> None:
+        for frame in frames.receive():
+            if frame.op == "hello":
+                self._ranks[frames] = int(frame.header["rank"])
+            elif frame.op == "bye":
+                self._ranks[frames] = -1
+            self._uplink.queue(frame.raw)
+        if frames.closed:
+            rank = self._ranks.pop(frames)
+            self._selector.unregister(frames)
+            frames.close()
+            if rank >= 0:
+                self._say("lost", rank=rank)
+        self._uplink.flush()
+        self._watch(self._uplink)
+
+    def _pass_down(self) -> None:
+        for frame in self._uplink.receive():
+            if frame.op == "agent-exit":
+                self._uplink.close()
+                return
+            wanted = frame.header.get("ranks")
+            for frames, rank in self._ranks.items():
+                if rank >= 0 and (wanted is None or rank in wanted):
+                    frames.post(frame.raw)
+                    self._watch(frames)
+
+    def _say(self, op: str, **details: object) -> None:
+        self._uplink.post(encode_frame({"op": op, "attempt": self._attempt, **details}))
+
+    def _watch(self, frames: FrameSocket) -> None:
+        if frames.closed:
+            return
+        events = selectors.EVENT_READ
+        if frames.pending_bytes:
+            events |= selectors.EVENT_WRITE
+        if self._selector.get_key(frames).events != events:
+            self._selector.modify(frames, events)
+
+
+def run_agent(argv: list[str]) -> None:
+    """Run an agent from its command line."""
+    secret = Path(argv[2]).read_bytes()
+    try:
+        uplink = connect_tcp(argv[3:], secret, timeout_s=_CONNECT_TIMEOUT_S)
+    except LinkTimeoutError as error:
+        raise SystemExit(f"hpctrain: {error}") from error
+    Agent(attempt=int(argv[0]), uplink=uplink, path=node_socket_path(argv[1])).run()
+
+
+if __name__ == "__main__":
+    run_agent(sys.argv[1:])

@@ -1,0 +1,94 @@
+"""`BackendExecutor`: one attempt, from starting the ranks to the end of their training function."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from pathlib import Path
+
+from hpctrain.errors import LaunchError
+from hpctrain.execute.tracker import AttemptTracker, ReportRound
+from hpctrain.execute.worker_group import WorkerGroup
+
+# How long after the first sign of a failure others are still listened to: the rank that is to blame
+# is not always the first that is heard of.
+_COLLECT_S = 0.5
+
+
+class BackendExecutor:
+    """Runs a training function once on a worker group. The backend's hooks run on the ranks.
+
+    Parameters
+    ----------
+    worker_group
+        The ranks; started by `start`.
+    first_report
+        Number of the report that the attempt resumes from, 0 at a fresh start.
+    checkpoint
+        What it resumes from.
+    """
+
+    def __init__(
+        self, worker_group: WorkerGroup, *, first_report: int = 0, checkpoint: Path | None = None
+    ) -> None:
+        self.worker_group = worker_group
+        self.tracker = AttemptTracker(world_size=len(worker_group), first_report=first_report)
+        self._first_report = first_report
+        self._checkpoint = checkpoint
+        self._rounds: deque[ReportRound] = deque()
+        self._failed_at: float | None = None
+
+    def start(self) -> None:
+        """Start the ranks and wait until they are one world."""
+        self.worker_group.start()
+
+    def start_training(self) -> None:
+        """Let every rank set the backend up and call the training function."""
+        self.worker_group.broadcast(
+            "train",
+            first_report=self._first_report,
+            checkpoint=None if self._checkpoint is None else str(self._checkpoint),
+        )
+
+    def get_next_results(self, timeout_s: float) -> ReportRound | None:
+        """Return the next report that all ranks have made, or None if there is none in time."""
+        if not self._rounds:
+            for frame in self.worker_group.poll(timeout_s):
+                self._rounds.extend(self.tracker.feed(frame))
+        return self._rounds.popleft() if self._rounds else None
+
+    def is_finished(self) -> bool:
+        """Return whether every rank has returned, or one has failed and the others were heard."""
+        if self._rounds:
+            return False
+        if self.tracker.is_done:
+            return True
+        if self._failed_at is None:
+            gone = self.worker_group.exit_status() is not None
+            if self.tracker.has_failed or gone or self.tracker.uneven_reports():
+                self._failed_at = time.monotonic()
+            return False
+        return time.monotonic() - self._failed_at > _COLLECT_S
+
+    def request_stop(self) -> None:
+        """Ask the ranks how far they are; the first of the two steps of an agreed stop."""
+        self.worker_group.broadcast("freeze")
+
+    def finish_training(self) -> bytes:
+        """Return what rank 0's training function returned, pickled.
+
+        Raises
+        ------
+        LaunchError
+            If the step ended although no rank failed: the launcher did something on its own.
+        """
+        if not self.tracker.is_done and not self.tracker.has_failed:
+            raise LaunchError(
+                f"the step of the ranks ended with status {self.worker_group.exit_status()}, and "
+                f"no rank said why. It said:\n{self.worker_group.launcher_output()}"
+            )
+        return self.tracker.return_value
+
+    def shutdown(self, *, graceful: bool) -> None:
+        """End the ranks."""
+        self.worker_group.shutdown(patience_s=10.0 if graceful else 0.0)

@@ -1,0 +1,112 @@
+"""Say why an attempt failed: which rank, where, why, and what to look at."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpctrain.errors import WorkerError
+from hpctrain.execute.tracker import AttemptTracker
+from hpctrain.execute.worker_group import WorkerMetadata
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.worker.failure import RankFailure
+
+# What frameworks say when a peer is gone: an effect, not a cause.
+_COLLATERAL = re.compile(
+    r"closed by peer|reset by peer|connection (?:was )?closed|socket.*(?:closed|timeout)|broken pipe|"
+    r"remote process exited|NCCL.*(?:abort|remote)|gloo.*(?:timed out|connect)",
+    re.IGNORECASE | re.DOTALL,
+)
+_SIGNALS = {
+    "6": "SIGABRT",
+    "7": "SIGBUS",
+    "8": "SIGFPE",
+    "9": "SIGKILL",
+    "11": "SIGSEGV",
+    "15": "SIGTERM",
+}
+_BY_HINT = {
+    "SIGKILL": "killed by SIGKILL: as a rule the kernel, out of memory",
+    "SIGSEGV": "killed by SIGSEGV: a crash in compiled code; its log ends with the Python stack",
+}
+
+
+def first_failure(tracker: AttemptTracker) -> tuple[int, RankFailure | None]:
+    """Return the rank to blame, and what it said if it said anything.
+
+    Not collective. A rank that died without a word comes before ranks that complain about a peer;
+    otherwise the first that was heard of.
+    """
+    causes = [
+        failure for failure in tracker.failures.values() if not _COLLATERAL.search(failure.message)
+    ]
+    silent = [rank for rank in tracker.lost if rank not in tracker.failures]
+    if causes:
+        return causes[0].rank, causes[0]
+    if silent:
+        return silent[0], None
+    failure = next(iter(tracker.failures.values()))
+    return failure.rank, failure
+
+
+def explain_failure(
+    tracker: AttemptTracker,
+    *,
+    workers: Sequence[WorkerMetadata],
+    paths: RunPaths,
+    attempt: int,
+    checkpoint: Path | None,
+    launcher_output: str,
+) -> WorkerError:
+    """Return the error that ``fit()`` raises. Not collective."""
+    rank, failure = first_failure(tracker)
+    worker = workers[rank] if 0 <= rank < len(workers) else None
+    hostname = worker.hostname if worker else (failure.hostname if failure else "unknown")
+    if failure is not None:
+        reason = f"{failure.type}: {failure.message}" if failure.type else failure.message
+        where = f"after report {failure.report}" if failure.report else f"in phase {failure.phase}"
+    else:
+        where = "without a word"
+        reason = _cause_of_death(launcher_output, rank, worker.pid if worker else -1)
+        if tracker.lost.get(rank):
+            reason = "the agent of its node is gone too: the node, or its network, is down"
+    log = paths.rank_log(attempt, rank)
+    lines = [
+        f"rank {rank} of {len(workers)} on {hostname} failed {where}: {reason}",
+        f"  Log: {log if log.exists() else paths.launcher_log(attempt)}   "
+        f"Last complete checkpoint: {checkpoint or 'none'}",
+    ]
+    if failure is not None and failure.traceback:
+        lines += ["", failure.traceback.rstrip()]
+    return WorkerError(
+        "\n".join(lines),
+        rank=rank,
+        hostname=hostname,
+        worker_failures={r: f.to_exception() for r, f in tracker.failures.items()},
+    )
+
+
+def _cause_of_death(launcher_output: str, rank: int, pid: int) -> str:
+    """Return how a process ended that could not say it itself, from what its launcher printed."""
+    status = None
+    # hydra: "=   PID 123 RUNNING AT host" and "=   EXIT CODE: 9"; a signal's number or a status.
+    if found := re.search(rf"PID {pid} RUNNING AT.*?EXIT CODE: (\d+)", launcher_output, re.DOTALL):
+        status = found.group(1)
+        if re.search(r"EXIT STRING:.*signal", launcher_output) and status in _SIGNALS:
+            status = _SIGNALS[status]
+    # srun: "srun: error: node2: task 3: Exited with exit code 7", "... task 1: Killed".
+    task = rf"tasks? (?:[\d,-]*\b)?{rank}\b[^:]*"
+    if found := re.search(rf"{task}: Exited with exit code (\d+)", launcher_output):
+        status = found.group(1)
+    if re.search(rf"{task}: Killed", launcher_output):
+        status = "SIGKILL"
+    if re.search(rf"{task}: Segmentation fault", launcher_output):
+        status = "SIGSEGV"
+    if re.search(r"oom.?kill|out of memory", launcher_output, re.IGNORECASE):
+        return "killed by the kernel, out of memory"
+    if status is None:
+        return "its process ended (os._exit, a crash, or out of memory)"
+    if status in _BY_HINT:
+        return _BY_HINT[status]
+    return f"killed by {status}" if status.startswith("SIG") else f"exited with status {status}"

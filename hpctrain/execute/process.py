@@ -1,0 +1,107 @@
+"""A process group that runs a step: srun or mpiexec, and what they start."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hpctrain.errors import LaunchError
+
+_TERMINATE_PATIENCE_S = 5.0
+
+
+class StepProcess:
+    """A started command, in a process group of its own.
+
+    Parameters
+    ----------
+    argv
+        The command.
+    environment
+        Its whole environment.
+    log
+        File that gets its output.
+    """
+
+    def __init__(self, argv: Sequence[str], *, environment: Mapping[str, str], log: Path) -> None:
+        self.argv = list(argv)
+        self.log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(log, "ab") as output:
+                # A session of its own: Ctrl-C in a terminal is for the executor to act on.
+                self._process = subprocess.Popen(
+                    argv,
+                    env=dict(environment),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise LaunchError(f"cannot start {argv[0]}: {error.strerror}.") from error
+        self.pidfd = _open_pidfd(self._process.pid)
+        """Becomes readable when the process ends; None on kernels before 5.3."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def returncode(self) -> int | None:
+        """Return the exit status, or None while it runs."""
+        return self._process.poll()
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Wait for its end; return the exit status, or None if it still runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(timeout_s)
+        return None
+
+    def kill(self) -> None:
+        """End it and everything in its process group: first politely, then not."""
+        # srun and mpiexec pass a SIGTERM's meaning on to the other nodes; SIGKILL they cannot.
+        for sent in (signal.SIGTERM, signal.SIGKILL):
+            if self._process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._process.pid, sent)
+                self.wait(_TERMINATE_PATIENCE_S)
+        self.close()
+
+    def close(self) -> None:
+        """Free the descriptor."""
+        if self.pidfd is not None:
+            os.close(self.pidfd)
+            self.pidfd = None
+
+    def last_lines(self, count: int = 12) -> str:
+        """Return the end of its output."""
+        try:
+            lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        except FileNotFoundError:
+            return ""
+        return "\n".join(lines[-count:])
+
+
+def _open_pidfd(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None
+
+
+def process_start_time(pid: int) -> int | None:
+    """Return when a process of this host started, in clock ticks since boot; None if it is gone.
+
+    Not collective. A pid is used again; with its start time it is unique (man 5 proc, field 22).
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else int(fields[19])

@@ -1,0 +1,156 @@
+"""`Recorder`: writes down what the ranks report. The executor's hand on the run directory."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hpctrain.callback import RunContext, UserCallback
+from hpctrain.checkpoint import Checkpoint
+from hpctrain.config import RunConfig
+from hpctrain.execute.tracker import ReportRound
+from hpctrain.rundir.files import write_atomic
+from hpctrain.rundir.ledger import append_event
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.status import RunStatus, write_status
+from hpctrain.rundir.store import CheckpointStore
+
+STATUS_INTERVAL_S = 2.0
+
+
+class Recorder:
+    """Commits checkpoints, calls callbacks, keeps the status. One for a run, over all attempts.
+
+    Parameters
+    ----------
+    paths
+        The run directory.
+    run_config
+        Callbacks, retention, stop rule.
+    status
+        State to start from.
+    """
+
+    def __init__(self, *, paths: RunPaths, run_config: RunConfig, status: RunStatus) -> None:
+        self.paths = paths
+        self.store = CheckpointStore(paths.checkpoints)
+        self._config = run_config
+        self._status = status
+        self._written_at = 0.0
+        self._last_line = b""
+        self.latest: Checkpoint | None = None
+        """The newest complete checkpoint."""
+        self.wants_stop: str | None = None
+        """Why the run should stop, once it should."""
+
+    @property
+    def status(self) -> RunStatus:
+        """The status as it was last changed."""
+        return self._status
+
+    def change(self, **changes: Any) -> None:
+        """Change the status and write it."""
+        self._status = write_status(self.paths, self._status.with_changes(**changes))
+        self._written_at = time.monotonic()
+
+    def tick(self, *, phase: str, reports: int) -> None:
+        """Write the status if it is old, and look for a request to stop."""
+        if time.monotonic() - self._written_at < STATUS_INTERVAL_S:
+            return
+        self.change(phase=phase, reports=reports, **self._progress())
+        if self.wants_stop is None and self.paths.stop_request.exists():
+            self.wants_stop = "it was asked to (hpctrain cancel)"
+
+    def record(self, round_: ReportRound, broadcast: Callable[..., None]) -> None:
+        """Take a report of all ranks in: commit its checkpoint, call callbacks, look at the rule."""
+        self._last_line = round_.lines[0]
+        checkpoint = self._commit(round_, broadcast) if round_.parts else None
+        if self._config.callbacks:
+            metrics = [round_.metrics(rank) for rank in sorted(round_.lines)]
+            self.call("after_report", metrics, checkpoint)
+        if self._config.stop is not None and self.wants_stop is None:
+            self._apply_stop_rule(round_)
+
+    def call(self, hook: str, *args: Any) -> None:
+        """Call a hook of every callback; one that raises is logged, and ends the run if fatal."""
+        context = RunContext(
+            name=self._status.name,
+            path=self.paths.root,
+            attempt=self._status.attempt,
+            world_size=self._status.world_size,
+        )
+        for callback in self._config.callbacks:
+            try:
+                self._call_one(callback, hook, context, *args)
+            except Exception as error:
+                described = f"{type(callback).__name__}.{hook}: {type(error).__name__}: {error}"
+                append_event(self.paths, "callback-failed", error=described)
+                print(f"hpctrain: callback failed: {described}", file=sys.stderr, flush=True)
+                if callback.fatal:
+                    raise
+
+    def progress(self) -> dict[str, Any]:
+        """Return rank 0's last metrics."""
+        return dict(self._progress().get("metrics", {}))
+
+    def keep_return_value(self, content: bytes) -> None:
+        """Store what rank 0's training function returned."""
+        if content:
+            write_atomic(self.paths.return_value, content, mode=0o600)
+
+    def _call_one(self, callback: UserCallback, hook: str, context: RunContext, *args: Any) -> None:
+        getattr(callback, hook)(context, *args)
+
+    def _commit(self, round_: ReportRound, broadcast: Callable[..., None]) -> Checkpoint | None:
+        try:
+            checkpoint, conflicts = self.store.commit(
+                attempt=self._status.attempt,
+                report=round_.report,
+                world_size=self._status.world_size,
+                metrics=round_.metrics(),
+                parts=round_.parts,
+            )
+        except OSError as error:
+            reason = f"{error.strerror or error} ({error.filename})"
+            broadcast("committed", report=round_.report, path=None, error=reason)
+            return None
+        self.latest = checkpoint
+        broadcast("committed", report=round_.report, path=str(checkpoint.path), error=None)
+        if conflicts:
+            print(
+                f"hpctrain: checkpoint {checkpoint.path.name}: ranks saved different content under "
+                f"the same name; the lowest rank's was kept: {', '.join(conflicts)}",
+                file=sys.stderr,
+                flush=True,
+            )
+        self.store.retain(self._config.checkpoint_config)
+        self._status = self._status.with_changes(checkpoint=checkpoint.path.name)
+        return checkpoint
+
+    def _apply_stop_rule(self, round_: ReportRound) -> None:
+        rule = self._config.stop
+        metrics = round_.metrics()
+        if isinstance(rule, Mapping):
+            met = [name for name, goal in rule.items() if _reached(metrics.get(name), goal)]
+            if met:
+                self.wants_stop = f"{met[0]}={metrics[met[0]]} reached {rule[met[0]]}"
+        elif rule is not None and rule(round_.report, metrics):
+            self.wants_stop = "the stop function said so"
+
+    def _progress(self) -> dict[str, Any]:
+        if not self._last_line:
+            return {}
+        return {"metrics": json.loads(self._last_line)["metrics"]}
+
+    def checkpoint_path(self) -> Path | None:
+        """Return where the newest complete checkpoint lies."""
+        return None if self.latest is None else self.latest.path
+
+
+def _reached(value: Any, goal: float) -> bool:
+    # Ray Train's rule: a stop criterion is met when the metric is at least the value.
+    return isinstance(value, (int, float)) and value >= goal

@@ -1,0 +1,151 @@
+"""Find what starts ranks here: srun with a PMI that the MPI library speaks, or an mpiexec."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from hpctrain import environ
+from hpctrain.errors import ConfigError, LaunchError
+from hpctrain.plan.launch_plan import StepLauncher
+
+_PROBE_TIMEOUT_S = 30.0
+# What `srun --mpi=X` must be for ranks to find each other, best first (measured with Slurm 22.05).
+_PMI_OF = {"mpich": ("cray_shasta", "pmi2"), "openmpi": ("pmix", "pmix_v5", "pmix_v4", "pmix_v3")}
+
+
+def find_mpiexec(mpi: str) -> StepLauncher:
+    """Return the mpiexec for ranks on this machine.
+
+    Not collective.
+
+    Parameters
+    ----------
+    mpi
+        ``auto``: the one of this environment's MPI wheel, else the one on ``PATH``. ``wheel``: only
+        the former. Otherwise its path.
+
+    Raises
+    ------
+    LaunchError
+        If there is none.
+    """
+    if "/" in mpi:
+        if not Path(mpi).is_file():
+            raise ConfigError(f"SlurmConfig(mpi={mpi!r}): there is no such program.")
+        return StepLauncher(program=mpi, kind=_mpiexec_kind(Path(mpi)))
+    beside = Path(sys.executable).parent / "mpiexec"
+    if beside.exists():
+        kind = "hydra" if beside.with_name("mpiexec.hydra").exists() else _mpiexec_kind(beside)
+        return StepLauncher(program=str(beside), kind=kind)
+    found = None if mpi == "wheel" else environ.find_program("mpiexec")
+    if found is None:
+        where = f"in {beside.parent}" if mpi == "wheel" else f"in {beside.parent} or on PATH"
+        raise LaunchError(
+            f"no mpiexec {where}. Install the MPI wheel (pip install 'hpctrain[local]'), load the "
+            f"site's MPI (module load ...), or name it with SlurmConfig(mpi='/path/to/mpiexec')."
+        )
+    return StepLauncher(program=str(found), kind=_mpiexec_kind(found))
+
+
+def find_step_launcher(mpi: str) -> StepLauncher:
+    """Return what starts ranks inside an allocation of Slurm.
+
+    Not collective. ``auto`` asks srun which PMI types it has and takes the one that the MPI library
+    of this environment speaks; the wrong one gives as many worlds of one as there are ranks.
+
+    Raises
+    ------
+    LaunchError
+        If srun has none that fits and there is no mpiexec either.
+    """
+    if "/" in mpi or mpi == "wheel":
+        return find_mpiexec(mpi)
+    if mpi != "auto":
+        return StepLauncher(program="srun", kind="srun", pmi=mpi)
+    offered = _offered_pmi_types()
+    library = _mpi_library()
+    for pmi in _PMI_OF[library]:
+        if pmi in offered:
+            return StepLauncher(program="srun", kind="srun", pmi=pmi)
+    try:
+        return find_mpiexec("auto")
+    except LaunchError as error:
+        raise LaunchError(
+            f"the MPI library here is of the {library} kind, which speaks {_PMI_OF[library][-1]}, "
+            f"but srun --mpi=list offers only {', '.join(sorted(offered))}, and there is no mpiexec. "
+            f"{error}"
+        ) from error
+
+
+def parse_pmi_types(output: str) -> set[str]:
+    """Return the PMI types that ``srun --mpi=list`` printed. Not collective.
+
+    Examples
+    --------
+    >>> text = "MPI plugin types are...\\n\\tnone\\n\\tpmi2\\nspecific pmix plugin versions available: pmix_v4"
+    >>> sorted(parse_pmi_types(text))
+    ['none', 'pmi2', 'pmix_v4']
+    """
+    types: set[str] = set()
+    for line in output.splitlines():
+        # Slurm 20.11 and older prefix every line with "srun: ".
+        text = line.removeprefix("srun: ").strip()
+        if "plugin types are" in text:
+            continue
+        text = text.partition("available:")[2] if "available:" in text else text
+        types.update(re.findall(r"\b(?:none|pmi2|pmix(?:_v\d+)?|cray_shasta|openmpi)\b", text))
+    return types
+
+
+def _offered_pmi_types() -> set[str]:
+    try:
+        answer = subprocess.run(
+            ["srun", "--mpi=list"], capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S
+        )
+    except FileNotFoundError as error:
+        raise LaunchError(
+            "srun is not on PATH, but this process is inside a Slurm allocation. Load Slurm's "
+            "module, or name an mpiexec with SlurmConfig(mpi='/path/to/mpiexec')."
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise LaunchError(
+            f"srun --mpi=list does not answer after {_PROBE_TIMEOUT_S:.0f} s. Name the type with "
+            f"SlurmConfig(mpi='pmi2') or 'pmix'.",
+            transient=True,
+        ) from error
+    return parse_pmi_types(answer.stdout + answer.stderr)
+
+
+def _mpi_library() -> str:
+    """Return which kind of MPI mpi4py will load here: ``mpich`` or ``openmpi``."""
+    # mpi4py looks into the environment's lib directory before LD_LIBRARY_PATH.
+    library = Path(sys.prefix) / "lib"
+    for name, kind in (("libmpi.so.12", "mpich"), ("libmpi.so.40", "openmpi")):
+        if (library / name).exists():
+            return kind
+    answer = subprocess.run(
+        [sys.executable, "-m", "mpi4py", "--mpi-library"],
+        capture_output=True,
+        text=True,
+        timeout=_PROBE_TIMEOUT_S,
+        env=environ.without_launcher_variables(environ.environment()),
+    )
+    return "openmpi" if "libmpi.so.40" in answer.stdout or _ompi_answers() else "mpich"
+
+
+def _ompi_answers() -> bool:
+    return environ.find_program("ompi_info") is not None
+
+
+def _mpiexec_kind(program: Path) -> str:
+    try:
+        answer = subprocess.run(
+            [str(program), "--version"], capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LaunchError(f"{program} --version does not work: {error}.") from error
+    text = answer.stdout + answer.stderr
+    return "openmpi" if re.search(r"Open ?MPI|Open RTE|PRRTE|prterun", text, re.I) else "hydra"

@@ -1,0 +1,54 @@
+"""The supervisor: what submitit starts inside the job. It keeps an executor running.
+
+It has no threads and does nothing but wait, so nothing can go wrong in it; the executor is its
+child, and is started again if it dies of anything but its own decision.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+
+from hpctrain.errors import HpctrainError
+from hpctrain.execute.executor import Executor
+from hpctrain.plan import spec
+from hpctrain.plan.spec import RunSpec
+from hpctrain.rundir.ledger import append_event
+from hpctrain.rundir.paths import RunPaths
+
+_MAX_RESTARTS = 3
+
+
+def supervise(run_dir: str) -> None:
+    """Run the executor of a run to its end. Not collective."""
+    # submitit's handlers pickle and requeue; ours is the executor's business.
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    paths = RunPaths(Path(run_dir))
+    for _ in range(1 + _MAX_RESTARTS):
+        pid = os.fork()
+        if pid == 0:
+            os._exit(_run_executor(paths))
+        _, wait_status = os.waitpid(pid, 0)
+        if os.WIFEXITED(wait_status):
+            return
+        append_event(paths, "executor-died", signal=os.WTERMSIG(wait_status), pid=pid)
+
+
+def _run_executor(paths: RunPaths) -> int:
+    """Run the executor in this process; return its exit status."""
+    try:
+        run_spec = RunSpec.from_bytes(paths.spec.read_bytes())
+        run_config, plan, resume_from = spec.unpack(run_spec.executor)
+        Executor(paths=paths, plan=plan, run_config=run_config, resume_from=resume_from).run()
+    except HpctrainError as error:
+        print(f"hpctrain: {error}", file=sys.stderr, flush=True)
+        return 1
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0

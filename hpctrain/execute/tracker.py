@@ -1,0 +1,153 @@
+"""`AttemptTracker`: what the ranks of one attempt have said so far. Pure: no I/O, no clock."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hpctrain.control.wire import Frame
+from hpctrain.rundir.staging import StagedFile
+from hpctrain.worker.failure import RankFailure
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportRound:
+    """A report that every rank has made."""
+
+    report: int
+    """Number of the report, counted over all attempts."""
+    lines: Mapping[int, bytes]
+    """What each rank reported, as JSON, by world rank."""
+    parts: Mapping[int, tuple[StagedFile, ...]]
+    """What ranks staged for a checkpoint, by world rank; empty without a checkpoint."""
+
+    def metrics(self, rank: int = 0) -> dict[str, Any]:
+        """Return the metrics of a rank."""
+        metrics: dict[str, Any] = json.loads(self.lines[rank])["metrics"]
+        return metrics
+
+
+class AttemptTracker:
+    """What the ranks of one attempt have said so far.
+
+    Parameters
+    ----------
+    world_size
+        Number of ranks.
+    first_report
+        Number of the report that the attempt resumed from.
+    """
+
+    def __init__(self, *, world_size: int, first_report: int) -> None:
+        self._world_size = world_size
+        self._first = first_report
+        self._counts = dict.fromkeys(range(world_size), first_report)
+        self._rounds = first_report
+        self._lines: dict[int, dict[int, bytes]] = {}
+        self._parts: dict[int, dict[int, tuple[StagedFile, ...]]] = {}
+        self._phases = dict.fromkeys(range(world_size), "mpi")
+        self._done: dict[int, int] = {}
+        self._frozen: dict[int, int] = {}
+        self._return_value = b""
+        self.failures: dict[int, RankFailure] = {}
+        """Why ranks failed, in the order in which it became known."""
+        self.lost: dict[int, bool] = {}
+        """Ranks whose connection ended, in that order; the value says if their agent's did."""
+        self.signals: list[str] = []
+        """Signals that ranks have passed on."""
+
+    @property
+    def reports(self) -> int:
+        """Number of the last report that all ranks have made."""
+        return self._rounds
+
+    @property
+    def phase(self) -> str:
+        """The earliest phase that any rank is in."""
+        order = ("mpi", "importing", "backend", "training", "shutdown", "done")
+        return min(self._phases.values(), key=order.index)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the training function has returned on every rank."""
+        return len(self._done) == self._world_size
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a rank is known to have failed."""
+        return bool(self.failures or self.lost)
+
+    @property
+    def return_value(self) -> bytes:
+        """What rank 0's training function returned, pickled; empty for None."""
+        return self._return_value
+
+    @property
+    def stop_report(self) -> int | None:
+        """After the answers to ``freeze``: the first report that no rank has begun, else None."""
+        if any(rank not in self._frozen and rank not in self._done for rank in self._counts):
+            return None
+        # One more than any rank has begun: a rank that has, may have asked should_stop() already.
+        return max([*self._frozen.values(), *self._done.values()]) + 1
+
+    def feed(self, frame: Frame) -> list[ReportRound]:
+        """Take a frame in; return the reports that it completed, in order."""
+        rank = int(frame.header.get("rank", -1))
+        if frame.op == "report":
+            return self._note_report(rank, frame.body)
+        if frame.op == "stage":
+            split = frame.header["line_bytes"]
+            parts = tuple(StagedFile(*part) for part in json.loads(frame.body[split:]))
+            self._parts.setdefault(frame.header["report"], {})[rank] = parts
+            return self._note_report(rank, frame.body[:split])
+        if frame.op == "phase":
+            self._phases[rank] = frame.header["phase"]
+        elif frame.op == "done":
+            self._phases[rank] = "done"
+            self._done[rank] = frame.header["reports"]
+            if rank == 0:
+                self._return_value = frame.body
+        elif frame.op == "failed":
+            self.failures.setdefault(rank, RankFailure.from_json(json.loads(frame.body)))
+        elif frame.op == "lost" and rank not in self._done:
+            self.lost.setdefault(rank, bool(frame.header.get("agent")))
+        elif frame.op == "frozen":
+            self._frozen[rank] = frame.header["report"]
+        elif frame.op == "signal":
+            self.signals.append(frame.header["name"])
+        return []
+
+    def uneven_reports(self) -> str | None:
+        """Return the complaint if a rank has left and others have reported more often, else None."""
+        if not self._done:
+            return None
+        least_rank = min(self._done, key=self._done.__getitem__)
+        least = self._done[least_rank]
+        most_rank = max(self._counts, key=self._counts.__getitem__)
+        most = self._counts[most_rank]
+        # Without a checkpoint nobody waits, so uneven counts only matter once all have left.
+        waits = any(report > least for report in self._parts)
+        if most == least or not (waits or self.is_done):
+            return None
+        return (
+            f"rank {least_rank} returned after {least - self._first} reports, but rank {most_rank} "
+            f"made {most - self._first}. Every rank must call report() equally often, with or "
+            f"without a checkpoint: move it out of conditions such as 'if rank == 0'."
+        )
+
+    def _note_report(self, rank: int, line: bytes) -> list[ReportRound]:
+        self._counts[rank] += 1
+        self._lines.setdefault(self._counts[rank], {})[rank] = line
+        rounds = []
+        while len(self._lines.get(self._rounds + 1, ())) == self._world_size:
+            self._rounds += 1
+            rounds.append(
+                ReportRound(
+                    report=self._rounds,
+                    lines=self._lines.pop(self._rounds),
+                    parts=self._parts.pop(self._rounds, {}),
+                )
+            )
+        return rounds

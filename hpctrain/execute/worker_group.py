@@ -1,0 +1,393 @@
+"""`WorkerGroup`: a set of MPI ranks that do what they are told."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hpctrain import environ
+from hpctrain.config import ScalingConfig
+from hpctrain.control.hub import SECRET_BYTES, Hub
+from hpctrain.control.wire import Frame
+from hpctrain.errors import LaunchError, WorkerError
+from hpctrain.execute.process import StepProcess
+from hpctrain.execute.step_launcher import find_mpiexec, find_step_launcher
+from hpctrain.plan import spec
+from hpctrain.plan.argv import agent_argv, agent_step_argv, worker_argv, worker_step_argv
+from hpctrain.plan.resources import Placement, place_on_one_node
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.worker.bootstrap import thread_variables
+from hpctrain.worker.failure import RankFailure
+
+T = TypeVar("T")
+START_TIMEOUT_S = 600.0
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerMetadata:
+    """Where a rank lives."""
+
+    rank: int
+    hostname: str
+    pid: int
+    node_rank: int
+    local_rank: int
+
+
+class WorkerGroup:
+    """MPI ranks, started together by mpiexec on this machine or by srun inside an allocation.
+
+    Parameters
+    ----------
+    num_workers
+        Number of ranks.
+    num_cpus_per_worker, num_gpus_per_worker
+        What each of them has.
+    placement
+        How they lie on nodes; by default all on this machine.
+    in_allocation
+        Whether to start them as a step of the Slurm allocation that this process is in.
+    mpi
+        As in `SlurmConfig`.
+    srun_args
+        Further options of the step.
+    environment
+        Variables that ranks get on top of this process's own.
+    path
+        Directory for logs; by default a temporary one that ends with the group.
+    attempt
+        Number that every frame of these ranks carries.
+    log_to_file
+        Whether each rank's output goes to a file of its own.
+
+    Examples
+    --------
+    >>> group = WorkerGroup(num_workers=2)              # doctest: +SKIP
+    >>> group.start()                                   # doctest: +SKIP
+    >>> group.execute(os.getpid)                        # doctest: +SKIP
+    [4101, 4102]
+    >>> group.shutdown()                                # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        num_workers: int = 1,
+        num_cpus_per_worker: int = 1,
+        num_gpus_per_worker: int = 0,
+        *,
+        placement: Placement | None = None,
+        in_allocation: bool = False,
+        mpi: str = "auto",
+        srun_args: tuple[str, ...] = (),
+        environment: Mapping[str, str] | None = None,
+        path: Path | None = None,
+        attempt: int = 1,
+        log_to_file: bool = True,
+    ) -> None:
+        if placement is None:
+            resources = {"CPU": num_cpus_per_worker, "GPU": num_gpus_per_worker}
+            placement = place_on_one_node(
+                ScalingConfig(
+                    num_workers=num_workers,
+                    use_gpu=num_gpus_per_worker > 0,
+                    resources_per_worker={k: v for k, v in resources.items() if v},
+                )
+            )
+        self.placement = placement
+        self.attempt = attempt
+        self._in_allocation = in_allocation
+        self._mpi = mpi
+        self._srun_args = srun_args
+        self._environment = dict(environment or {})
+        self._log_to_file = log_to_file
+        self._own_path = path is None
+        self._paths = RunPaths(path or Path(tempfile.mkdtemp(prefix="hpctrain-group-")))
+        self._hub: Hub | None = None
+        self._step: StepProcess | None = None
+        self._agents: StepProcess | None = None
+        self._socket_directory: Path | None = None
+        self._secret_file: Path | None = None
+        self._workers: dict[int, WorkerMetadata] = {}
+        self._frames: deque[Frame] = deque()
+        self._calls = 0
+
+    def __len__(self) -> int:
+        """Return the number of ranks."""
+        return self.placement.num_workers
+
+    @property
+    def workers(self) -> list[WorkerMetadata]:
+        """Where each rank lives, by rank."""
+        return [self._workers[rank] for rank in sorted(self._workers)]
+
+    @property
+    def hostnames(self) -> tuple[str, ...]:
+        """The nodes, by node rank."""
+        return tuple(
+            dict.fromkeys(
+                w.hostname for w in sorted(self.workers, key=lambda w: (w.node_rank, w.rank))
+            )
+        )
+
+    def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Start the ranks and wait until all of them have joined one MPI world.
+
+        Raises
+        ------
+        LaunchError
+            If they cannot be started, do not find each other, or do not come in time.
+        """
+        if self._hub is not None:
+            raise ValueError("this WorkerGroup is started already; make another one.")
+        self._paths.logs(self.attempt).mkdir(parents=True, exist_ok=True)
+        self._hub = Hub(attempt=self.attempt)
+        try:
+            if self._in_allocation:
+                self._start_in_allocation()
+            else:
+                self._start_here()
+            assert self._step is not None
+            if self._step.pidfd is not None:
+                self._hub.watch(self._step.pidfd, lambda: None)
+            self._await_hello(timeout_s)
+        except BaseException:
+            self.shutdown(patience_s=0)
+            raise
+
+    def execute(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> list[T]:
+        """Call `function` on every rank at the same time; return what each returned, by rank.
+
+        Raises
+        ------
+        WorkerError
+            If a rank dies. An exception of the function is raised as it is, from the lowest rank.
+        """
+        return self._call(range(len(self)), function, args, kwargs)
+
+    def execute_single(self, rank: int, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Call `function` on one rank and return what it returned."""
+        if not 0 <= rank < len(self):
+            raise ValueError(f"rank={rank}, but this group has the ranks 0 to {len(self) - 1}.")
+        return self._call([rank], function, args, kwargs)[0]
+
+    def broadcast(self, op: str, body: bytes = b"", **details: Any) -> None:
+        """Send a command to every rank."""
+        self._started_hub().send(op, body, **details)
+
+    def poll(self, timeout_s: float = _POLL_S) -> list[Frame]:
+        """Return what ranks have said since the last call, waiting up to `timeout_s` for it."""
+        hub = self._started_hub()
+        if self._frames:
+            frames = list(self._frames)
+            self._frames.clear()
+            return frames
+        return hub.poll(timeout_s)
+
+    def exit_status(self) -> int | None:
+        """Return the exit status of srun or mpiexec, or None while it runs."""
+        assert self._step is not None
+        return self._step.returncode()
+
+    def launcher_output(self) -> str:
+        """Return the last lines that srun or mpiexec printed."""
+        return "" if self._step is None else self._step.last_lines()
+
+    def await_launcher(self, timeout_s: float) -> None:
+        """Wait until srun or mpiexec has ended, which they do by themselves after a rank's death."""
+        assert self._step is not None
+        self._step.wait(timeout_s)
+
+    def stop_ranks(self, patience_s: float = 10.0) -> None:
+        """Let ranks that wait for a command leave, and wait for the step to end."""
+        assert self._hub is not None and self._step is not None
+        self._hub.send("exit")
+        deadline = time.monotonic() + patience_s
+        while self._step.returncode() is None and time.monotonic() < deadline:
+            self._hub.poll(_POLL_S)
+
+    def shutdown(self, patience_s: float = 5.0) -> None:
+        """End the ranks: let them leave if they can, kill them after `patience_s` seconds."""
+        if self._hub is None:
+            return
+        if patience_s > 0 and self._step is not None and self._workers:
+            self.stop_ranks(patience_s)
+        if self._step is not None:
+            if self._step.pidfd is not None:
+                self._hub.unwatch(self._step.pidfd)
+            self._step.kill()
+        if self._agents is not None:
+            self._hub.send_agents("agent-exit")
+            self._agents.wait(patience_s)
+            self._agents.kill()
+        self._hub.close()
+        self._hub = None
+        for directory in (self._socket_directory, self._paths.root if self._own_path else None):
+            if directory is not None:
+                shutil.rmtree(directory, ignore_errors=True)
+        if self._secret_file is not None:
+            self._secret_file.unlink(missing_ok=True)
+
+    def _start_here(self) -> None:
+        assert self._hub is not None
+        launcher = find_mpiexec(self._mpi)
+        self._socket_directory = Path(tempfile.mkdtemp(prefix="hpctrain-"))
+        socket = self._socket_directory / "ranks"
+        self._hub.listen_unix(socket)
+        self._start_step(launcher, str(socket), local=True)
+
+    def _start_in_allocation(self) -> None:
+        assert self._hub is not None
+        secret = secrets.token_bytes(SECRET_BYTES)
+        self._secret_file = self._paths.root / f".secret-{self.attempt}"
+        self._secret_file.unlink(missing_ok=True)
+        descriptor = os.open(self._secret_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(secret)
+        addresses = self._hub.listen_tcp(secret)
+        # On every node the agent makes this directory, for its user alone. Its name must be new:
+        # nodes can share a /tmp.
+        socket = str(
+            environ.node_local_directory() / f"hpctrain-{secrets.token_hex(8)}.%N" / "ranks"
+        )
+        command = agent_argv(
+            sys.executable,
+            attempt=self.attempt,
+            socket=socket,
+            secret=str(self._secret_file),
+            addresses=addresses,
+        )
+        self._agents = StepProcess(
+            agent_step_argv(self.placement, command),
+            environment=environ.environment(),
+            log=self._paths.logs(self.attempt) / "agents.out",
+        )
+        launcher = find_step_launcher(self._mpi)
+        self._start_step(launcher, socket, local=False)
+
+    def _start_step(self, launcher: Any, socket: str, *, local: bool) -> None:
+        command = worker_argv(
+            sys.executable,
+            run_dir=str(self._paths.root),
+            attempt=self.attempt,
+            world_size=len(self),
+            socket=socket,
+            log_to_file=self._log_to_file,
+        )
+        variables = environ.without_launcher_variables(environ.environment())
+        variables.update(thread_variables(self.placement.cpus_per_task))
+        variables.update(launcher_variables(launcher.kind))
+        variables.update(self._environment)
+        self._step = StepProcess(
+            worker_step_argv(
+                launcher, self.placement, command, srun_args=self._srun_args, local=local
+            ),
+            environment=variables,
+            log=self._paths.launcher_log(self.attempt),
+        )
+
+    def _await_hello(self, timeout_s: float) -> None:
+        assert self._hub is not None and self._step is not None
+        deadline = time.monotonic() + timeout_s
+        starting: dict[int, str] = {}
+        while len(self._workers) < len(self):
+            for frame in self._hub.poll(_POLL_S):
+                header = frame.header
+                if frame.op == "starting":
+                    starting[header["pid"]] = header["hostname"]
+                elif frame.op == "hello":
+                    self._note_hello(header)
+                elif frame.op == "failed":
+                    failure = RankFailure.from_json(json.loads(frame.body))
+                    raise LaunchError(failure.message)
+                elif frame.op == "lost":
+                    raise LaunchError(
+                        f"rank {header['rank']} died while the group of {len(self)} ranks was "
+                        f"starting.{self._launcher_said()}"
+                    )
+            if self._step.returncode() is not None and not self._hub.poll(_POLL_S):
+                raise LaunchError(
+                    f"{Path(self._step.argv[0]).name} ended with status {self._step.returncode()} "
+                    f"after {len(self._workers)} of {len(self)} ranks had joined."
+                    f"{self._launcher_said()}"
+                )
+            if self._agents is not None and self._agents.returncode():
+                raise LaunchError(
+                    f"the agents of the nodes did not start: {self._agents.last_lines()}"
+                )
+            if time.monotonic() > deadline:
+                hosts = sorted(set(starting.values()) - {w.hostname for w in self.workers})
+                raise LaunchError(
+                    f"{len(self._workers)} of {len(self)} ranks joined within {timeout_s:.0f} s; "
+                    f"{len(starting)} processes had begun"
+                    + (f", and those of {', '.join(hosts)} hang in MPI_Init" if hosts else "")
+                    + f".{self._launcher_said()}",
+                    transient=True,
+                )
+
+    def _note_hello(self, header: Mapping[str, Any]) -> None:
+        self._workers[header["rank"]] = WorkerMetadata(
+            rank=header["rank"],
+            hostname=header["hostname"],
+            pid=header["pid"],
+            node_rank=header["node_rank"],
+            local_rank=header["local_rank"],
+        )
+
+    def _launcher_said(self) -> str:
+        said = self.launcher_output()
+        return f" It said:\n{said}" if said else ""
+
+    def _call(
+        self, ranks: Any, function: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[T]:
+        hub = self._started_hub()
+        self._calls += 1
+        body = spec.pack((function, args, kwargs), what=f"the call of {function!r}")
+        waiting = set(ranks)
+        hub.send("call", body, ranks=waiting, call=self._calls)
+        answers: dict[int, tuple[bool, Any]] = {}
+        while waiting:
+            for frame in hub.poll(_POLL_S):
+                rank = int(frame.header.get("rank", -1))
+                if frame.op == "answer" and frame.header["call"] == self._calls:
+                    answers[rank] = spec.unpack(frame.body)
+                    waiting.discard(rank)
+                elif frame.op in ("lost", "failed"):
+                    worker = self._workers[rank]
+                    raise WorkerError(
+                        f"rank {rank} of {len(self)} on {worker.hostname} died during the call of "
+                        f"{function!r}. Log: {self._paths.rank_log(self.attempt, rank)}",
+                        rank=rank,
+                        hostname=worker.hostname,
+                    )
+                else:
+                    self._frames.append(frame)
+        for rank in sorted(answers):
+            succeeded, value = answers[rank]
+            if not succeeded:
+                raise value
+        return [answers[rank][1] for rank in sorted(answers)]
+
+    def _started_hub(self) -> Hub:
+        if self._hub is None:
+            raise ValueError("this WorkerGroup is not started; call start() first.")
+        return self._hub
+
+
+def launcher_variables(kind: str) -> dict[str, str]:
+    """Return what an mpiexec wants to find in its environment. Not collective."""
+    if kind == "openmpi" and os.geteuid() == 0:
+        # Open MPI refuses root unless both say so.
+        return {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return {}

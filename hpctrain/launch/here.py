@@ -1,0 +1,28 @@
+"""Run the executor in this process: on a laptop, and inside an allocation."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+from hpctrain.execute.executor import Executor
+from hpctrain.launch.follow import Follower
+from hpctrain.launch.request import Submission
+
+
+def run_here(submission: Submission) -> None:
+    """Run the run to its end in this process, and show how it goes.
+
+    Not collective. The ranks are started with mpiexec on this machine, or with srun (or the site's
+    mpiexec) on the nodes of the allocation.
+    """
+    request = submission.request
+    executor = Executor(
+        paths=request.paths,
+        plan=submission.plan,
+        run_config=request.run_config,
+        resume_from=request.resume_from,
+    )
+    verbose = request.run_config.verbose
+    follower = Follower(request.paths, verbose=verbose) if verbose else None
+    with follower.in_background() if follower else nullcontext():
+        executor.run()

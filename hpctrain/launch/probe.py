@@ -1,0 +1,218 @@
+"""What this machine's Slurm says of itself, asked as seldom as possible."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpctrain import environ
+from hpctrain.config import ScalingConfig, time_limit_minutes
+from hpctrain.errors import ConfigError, LaunchError
+from hpctrain.plan.resources import NodeShape, Placement
+
+_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partition:
+    """What ``sinfo`` says of a partition."""
+
+    name: str
+    others: tuple[str, ...]
+    """Names of all partitions."""
+    available: bool
+    max_time: str
+    num_nodes: int
+    node_shape: NodeShape
+
+
+def can_submit() -> bool:
+    """Return whether this machine submits to Slurm.
+
+    Not collective.
+
+    Raises
+    ------
+    LaunchError
+        If Slurm is configured here but its controller does not answer: training must not start on
+        a login node only because the controller is away for a moment.
+    """
+    if environ.find_program("sbatch") is None:
+        return False
+    answer = run_slurm(["scontrol", "ping"])
+    if answer.returncode == 0:
+        return True
+    # Slurm's commands are installed, but there is no slurm.conf: not a cluster.
+    if re.search(r"configuration source|slurm\.conf", answer.stdout + answer.stderr):
+        return False
+    raise LaunchError(
+        f"Slurm's controller does not answer: {(answer.stdout + answer.stderr).strip()}. Try again "
+        f"later, or run on this machine with HPCTRAIN_LAUNCHER=local.",
+        transient=True,
+    )
+
+
+def run_slurm(
+    argv: Sequence[str], *, timeout_s: float = _TIMEOUT_S
+) -> subprocess.CompletedProcess[str]:
+    """Run a command of Slurm and return what it said. Not collective.
+
+    Raises
+    ------
+    LaunchError
+        If it is not installed, or does not answer in time.
+    """
+    try:
+        return subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s)
+    except FileNotFoundError as error:
+        raise LaunchError(
+            f"{argv[0]} is not on PATH. Load Slurm's module, or choose another launcher "
+            f"(HPCTRAIN_LAUNCHER=local)."
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise LaunchError(
+            f"'{' '.join(argv)}' did not answer within {timeout_s:.0f} s.", transient=True
+        ) from error
+
+
+def query_partition(name: str | None) -> Partition:
+    """Return what Slurm says of a partition; None is the default one.
+
+    Not collective. One call of ``sinfo``.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such partition.
+    """
+    answer = run_slurm(["sinfo", "--noheader", "--format=%P|%a|%l|%D|%c|%G"])
+    if answer.returncode != 0:
+        raise LaunchError(f"sinfo: {answer.stderr.strip()}", transient=True)
+    return parse_partitions(answer.stdout, name)
+
+
+def parse_partitions(output: str, name: str | None) -> Partition:
+    """Return a partition from the output of ``sinfo``. Pure; not collective.
+
+    Nodes of several shapes count as the smallest of them.
+    """
+    rows = [line.split("|") for line in output.splitlines() if line.count("|") == 5]
+    names = tuple(dict.fromkeys(row[0].rstrip("*") for row in rows))
+    wanted = name or next((row[0].rstrip("*") for row in rows if row[0].endswith("*")), None)
+    if wanted is None:
+        raise ConfigError(
+            f"this cluster has no default partition. Give SlurmConfig(partition=...): one of "
+            f"{', '.join(names)}."
+        )
+    mine = [row for row in rows if row[0].rstrip("*") == wanted]
+    if not mine:
+        raise ConfigError(
+            f"SlurmConfig(partition={wanted!r}): this cluster has {', '.join(names)}. Use one of "
+            f"these."
+        )
+    return Partition(
+        name=wanted,
+        others=names,
+        available=any(row[1] == "up" for row in mine),
+        max_time=mine[0][2],
+        num_nodes=sum(int(row[3]) for row in mine),
+        node_shape=NodeShape(
+            cpus=min(int(row[4].rstrip("+")) for row in mine),
+            gpus=min(_count_gpus(row[5]) for row in mine),
+        ),
+    )
+
+
+def check_partition(scaling: ScalingConfig, placement: Placement, partition: Partition) -> None:
+    """Refuse what a partition never starts.
+
+    Not collective. ``sbatch --test-only`` accepts a time limit above the partition's, and a
+    partition that is down (measured with Slurm 22.05), so this is checked here.
+
+    Raises
+    ------
+    ConfigError
+        With what would have to change.
+    """
+    if not partition.available:
+        raise ConfigError(
+            f"partition {partition.name} is down, so a job there would wait for ever. Others: "
+            f"{', '.join(n for n in partition.others if n != partition.name)}."
+        )
+    if placement.num_nodes > partition.num_nodes:
+        raise ConfigError(
+            f"num_workers={placement.num_workers} needs {placement.num_nodes} nodes with "
+            f"{placement.tasks_per_node} workers each, but partition {partition.name} has "
+            f"{partition.num_nodes}. Ask for fewer workers, or another partition."
+        )
+    limit = None if partition.max_time == "infinite" else time_limit_minutes(_clock(partition))
+    if scaling.slurm.time is not None and limit is not None:
+        asked = time_limit_minutes(scaling.slurm.time)
+        if asked > limit:
+            raise ConfigError(
+                f"SlurmConfig(time={scaling.slurm.time!r}) is {asked:g} minutes, but partition "
+                f"{partition.name} ends jobs after {limit:g} ({partition.max_time}). Ask for "
+                f"less, or use another partition."
+            )
+
+
+def allocation_nodes() -> tuple[int, NodeShape]:
+    """Return the number of nodes of the allocation that this process is in, and their shape.
+
+    Not collective.
+
+    Raises
+    ------
+    LaunchError
+        If this process is not inside an allocation.
+    """
+    nodes = environ.variable("SLURM_JOB_NUM_NODES") or environ.variable("SLURM_NNODES")
+    if nodes is None:
+        raise LaunchError(
+            "launcher='allocation' needs a Slurm allocation, and SLURM_JOB_NUM_NODES is not set. "
+            "Run inside sbatch or salloc, or use launcher='slurm' to submit a job."
+        )
+    # For example "4(x2),8": CPUs of the nodes, in order.
+    cpus = environ.variable("SLURM_JOB_CPUS_PER_NODE") or ""
+    counts = [int(count) for count in re.findall(r"(?:^|,)(\d+)", cpus)]
+    gpus = environ.variable("SLURM_GPUS_ON_NODE")
+    return int(nodes), NodeShape(
+        cpus=min(counts) if counts else None, gpus=int(gpus) if gpus and gpus.isdigit() else None
+    )
+
+
+def explain_refusal(said: str, scaling: ScalingConfig) -> str:
+    """Return what sbatch's refusal means, and what to do. Pure; not collective."""
+    slurm = scaling.slurm
+    hints = (
+        (
+            r"[Ii]nvalid account|account/partition",
+            f"account={slurm.account!r}, partition="
+            f"{slurm.partition!r}: 'sacctmgr show associations user=$USER' lists what you may use",
+        ),
+        (r"[Ii]nvalid qos|QOS", f"qos={slurm.qos!r}: 'sacctmgr show qos' lists what there is"),
+        (r"[Ii]nvalid partition", f"partition={slurm.partition!r}: 'sinfo' lists what there is"),
+        (r"[Tt]ime limit", f"time={slurm.time!r}: ask for less, or use another partition or QOS"),
+        (
+            r"[Ii]nvalid feature|constraint",
+            f"constraint={slurm.constraint!r}: 'sinfo -o %f' lists what nodes have",
+        ),
+        (r"reservation", f"reservation={slurm.reservation!r}: 'scontrol show reservation'"),
+        (
+            r"Requested node configuration|more processors|too many|not available",
+            "no node of the partition can ever give this much: ask for less of CPUs, GPUs or memory",
+        ),
+    )
+    hint = next((text for pattern, text in hints if re.search(pattern, said)), None)
+    return f"Slurm refused the job: {said.strip()}." + (f" Look at {hint}." if hint else "")
+
+
+def _count_gpus(gres: str) -> int:
+    # "gpu:4", "gpu:a100:4(S:0-1)", "(null)", "craynetwork:4,gpu:4"
+    return sum(int(n) for n in re.findall(r"gpu(?::[^:,(]+)?:(\d+)", gres))
+
+
+def _clock(partition: Partition) -> str:
+    return partition.max_time

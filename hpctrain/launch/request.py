@@ -1,0 +1,220 @@
+"""`Request`: what ``fit()`` asks for, and the plan that is made of it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hpctrain import environ
+from hpctrain.config import LAUNCHERS, RunConfig, ScalingConfig
+from hpctrain.environ import Home
+from hpctrain.errors import ConfigError
+from hpctrain.plan.launch_plan import LaunchPlan
+from hpctrain.plan.resources import NodeShape, Placement, place_on_one_node, place_workers
+from hpctrain.plan.sbatch import make_directives
+from hpctrain.plan.site import Site, load_site
+from hpctrain.plan.spec import (
+    RankSettings,
+    RunSpec,
+    WorkerSpec,
+    explain_large_pickle,
+    make_fingerprint,
+    pack,
+)
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.worker.mpi import initialized_world_size
+
+_LAUNCHER_OF = {
+    Home.LOCAL: "local",
+    Home.LOGIN: "slurm",
+    Home.ALLOCATION: "allocation",
+    Home.SPMD: "spmd",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What ``fit()`` asks for."""
+
+    trainer: str
+    """Class of the trainer, ``module.Class``."""
+    scaling_config: ScalingConfig
+    run_config: RunConfig
+    worker_spec: WorkerSpec
+    resume_from: Path | None
+    """Checkpoint of another run to begin with."""
+
+    @property
+    def paths(self) -> RunPaths:
+        """Where the run lies."""
+        assert self.run_config.name is not None
+        return RunPaths(Path(self.run_config.storage_path).absolute() / self.run_config.name)
+
+    def named(self) -> Request:
+        """Return the request with a name for the run, a new one if the user gave none."""
+        if self.run_config.name is not None:
+            return self
+        trainer = self.trainer.rpartition(".")[2]
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        name = f"{trainer}_{stamp}_{secrets.token_hex(2)}"
+        return replace(self, run_config=replace(self.run_config, name=name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """A request that is ready to be launched."""
+
+    request: Request
+    plan: LaunchPlan
+    site: Site
+    spec: RunSpec
+
+
+# Which home this is does not change while a process lives, but what tells of it does: ranks delete
+# their launcher's variables.
+_home: Home | None = None
+
+
+def current_home() -> Home:
+    """Return which home this process is in. Not collective. Decided once, at first use."""
+    global _home
+    if _home is None:
+        from hpctrain.launch.probe import can_submit
+
+        _home = environ.detect_home(
+            environ.environment(),
+            mpi_world_size=initialized_world_size(),
+            can_submit=can_submit,
+        )
+    return _home
+
+
+def choose_launcher(scaling_config: ScalingConfig, run_config: RunConfig) -> str:
+    """Return where the ranks are to start.
+
+    Not collective. ``num_workers=0`` is always this interpreter. ``--launcher`` and
+    ``HPCTRAIN_LAUNCHER`` win over ``RunConfig(launcher=...)``; where neither speaks, the home is
+    detected.
+    """
+    if scaling_config.num_workers == 0:
+        return "inline"
+    asked = environ.requested_launcher() or run_config.launcher
+    if asked not in LAUNCHERS:
+        raise ConfigError(
+            f"HPCTRAIN_LAUNCHER={asked!r}. One of {', '.join(map(repr, LAUNCHERS))} is needed."
+        )
+    if asked == "inline":
+        raise ConfigError(
+            f"launcher='inline' runs one rank in this interpreter, but num_workers="
+            f"{scaling_config.num_workers}. Use num_workers=0."
+        )
+    return _LAUNCHER_OF[current_home()] if asked == "auto" else asked
+
+
+def make_plan(request: Request, launcher: str) -> tuple[LaunchPlan, Site]:
+    """Return on what a request runs. Not collective."""
+    scaling = request.scaling_config
+    site = load_site(scaling.slurm.site)
+    directives: Mapping[str, str | None] = {}
+    if launcher == "slurm":
+        from hpctrain.launch.probe import check_partition, query_partition
+
+        partition = query_partition(scaling.slurm.partition or site.directives.get("partition"))
+        placement = place_workers(scaling, _known_shape(site, partition.node_shape))
+        check_partition(scaling, placement, partition)
+        assert request.run_config.name is not None
+        directives = make_directives(scaling, placement, site, job_name=request.run_config.name)
+    elif launcher == "allocation":
+        placement = _place_in_allocation(scaling)
+    else:
+        placement = place_on_one_node(scaling)
+    mpi = scaling.slurm.mpi
+    plan = LaunchPlan(
+        launcher=launcher,
+        placement=placement,
+        mpi=site.mpi if mpi == "auto" and launcher in ("slurm", "allocation") else mpi,
+        directives=directives,
+        extra_directives=tuple(scaling.slurm.sbatch_args),
+        setup=(*site.setup, *scaling.slurm.setup),
+        srun_args=(*site.srun_args, *scaling.slurm.srun_args),
+        environment=site.environment,
+    )
+    return plan, site
+
+
+def make_spec(request: Request, plan: LaunchPlan) -> RunSpec:
+    """Return what every rank runs. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If something of it cannot be pickled.
+    """
+    scaling = request.scaling_config
+    worker = pack(request.worker_spec, what="the training function")
+    if warning := explain_large_pickle(request.worker_spec, worker):
+        print(f"hpctrain: warning: {warning}", file=sys.stderr, flush=True)
+    config_class = type(request.worker_spec.backend_config)
+    assert request.run_config.name is not None
+    return RunSpec(
+        trainer=request.trainer,
+        backend=f"{config_class.__module__}.{config_class.__qualname__}",
+        fingerprint=make_fingerprint(
+            request.trainer.encode(), str(scaling.num_workers).encode(), worker
+        ),
+        digests=_digests(request),
+        settings=RankSettings(
+            name=request.run_config.name,
+            cwd=os.getcwd(),
+            sys_path=tuple(str(Path(p).absolute()) for p in sys.path),
+            cpus_per_worker=scaling.num_cpus_per_worker,
+            gpus_per_worker=scaling.num_gpus_per_worker,
+            commit_timeout_s=request.run_config.sync_config.sync_timeout,
+        ),
+        worker=worker,
+        executor=pack(
+            (request.run_config, plan, request.resume_from), what="RunConfig (callbacks, stop)"
+        )
+        if plan.launcher == "slurm"
+        else b"",
+    )
+
+
+def _digests(request: Request) -> dict[str, str]:
+    spec = request.worker_spec
+    return {
+        "training function": make_fingerprint(pack(spec.train_loop, what="the training function")),
+        "train_loop_config": make_fingerprint(pack(spec.train_loop_config, what="the config")),
+        "backend config": make_fingerprint(pack(spec.backend_config, what="the backend config")),
+        "number of workers": str(request.scaling_config.num_workers),
+    }
+
+
+def _known_shape(site: Site, partition: NodeShape) -> NodeShape:
+    return NodeShape(
+        cpus=site.cpus_per_node or partition.cpus,
+        gpus=site.gpus_per_node if site.gpus_per_node is not None else partition.gpus,
+    )
+
+
+def _place_in_allocation(scaling: ScalingConfig) -> Placement:
+    from hpctrain.launch.probe import allocation_nodes
+
+    nodes, shape = allocation_nodes()
+    slurm = scaling.slurm
+    if slurm.nodes is None and slurm.tasks_per_node is None:
+        if scaling.placement_strategy == "PACK":
+            scaling = replace(scaling, slurm=replace(slurm, nodes=nodes))
+    placement = place_workers(scaling, shape)
+    if placement.num_nodes > nodes:
+        raise ConfigError(
+            f"num_workers={scaling.num_workers} with {placement.tasks_per_node} on a node needs "
+            f"{placement.num_nodes} nodes, but this allocation has {nodes}. Ask for a larger one, "
+            f"or for fewer workers."
+        )
+    return placement

@@ -1,0 +1,125 @@
+"""Submit the executor to Slurm. The one module that uses submitit."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from typing import Any
+
+from hpctrain import environ
+from hpctrain.errors import LaunchError
+from hpctrain.execute.supervisor import supervise
+from hpctrain.launch.follow import follow_to_end
+from hpctrain.launch.probe import explain_refusal
+from hpctrain.launch.request import Submission
+from hpctrain.plan.launch_plan import LaunchPlan
+from hpctrain.result import Result
+from hpctrain.rundir.ledger import append_event, count_attempts
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.status import RunState, RunStatus, write_status
+
+# BSD's sysexits.h: EX_NOINPUT.
+_EXIT_STORAGE_INVISIBLE = 66
+
+
+def submit(submission: Submission) -> Result:
+    """Submit the run's executor as a job, and follow it to its end.
+
+    Not collective. Once the job id is printed this process can be killed without harm to the run.
+
+    Raises
+    ------
+    LaunchError
+        If Slurm refuses the job, or it ends before it begins.
+    TrainingFailedError
+        If the run failed or was stopped.
+    """
+    request, plan = submission.request, submission.plan
+    paths = request.paths
+    job_id = _submit_executor(submission)
+    status = RunStatus(
+        name=paths.root.name,
+        state=RunState.SUBMITTED,
+        launcher="slurm",
+        attempt=count_attempts(paths),
+        job_id=job_id,
+        started_at=time.time(),
+    )
+    _write_unless_begun(paths, status)
+    append_event(paths, "submitted", job_id=job_id, directives=dict(plan.directives))
+    if environ.detach_requested():
+        print(f"{job_id}", flush=True)
+        print(
+            f"hpctrain: submitted {paths.root.name} as job {job_id}. Follow it with: hpctrain "
+            f"attach {paths.root}",
+            file=sys.stderr,
+            flush=True,
+        )
+        raise SystemExit(0)
+    if request.run_config.verbose:
+        print(f"hpctrain: submitted {paths.root.name} as job {job_id}: {paths.root}", flush=True)
+    return follow_to_end(paths, verbose=request.run_config.verbose)
+
+
+def batch_setup(plan: LaunchPlan, paths: RunPaths) -> list[str]:
+    """Return the shell lines of the batch script before the executor. Pure; not collective."""
+    root = shlex.quote(str(paths.root))
+    return [
+        # Comments to the shell, directives to sbatch as long as no command comes before them.
+        *(f"#SBATCH {option}" for option in plan.extra_directives),
+        # First of all, and in shell: what cannot be seen from here cannot say so in Python.
+        f'test -r {root}/spec.pkl || {{ echo "hpctrain: $(hostname) does not see {root}. Choose a '
+        f'storage_path that login and compute nodes share." >&2; exit {_EXIT_STORAGE_INVISIBLE}; }}',
+        *plan.setup,
+    ]
+
+
+def _submit_executor(submission: Submission) -> str:
+    import submitit
+
+    request, plan = submission.request, submission.plan
+    paths = request.paths
+    # A job whose log directory does not exist dies without a word, so it is made before.
+    paths.submission.mkdir(parents=True, exist_ok=True)
+    executor = submitit.SlurmExecutor(folder=paths.submission)
+    executor.update_parameters(**_parameters(plan), setup=batch_setup(plan, paths), use_srun=False)
+    try:
+        job = executor.submit(supervise, str(paths.root))
+    except submitit.core.utils.FailedJobError as error:
+        raise LaunchError(
+            explain_refusal(_last_words(str(error)), request.scaling_config)
+        ) from error
+    except FileNotFoundError as error:
+        raise LaunchError(f"sbatch is not on PATH: {error}. Load Slurm's module.") from error
+    return str(job.job_id)
+
+
+def _parameters(plan: LaunchPlan) -> dict[str, Any]:
+    """Return submitit's parameters: our directives, and none of its own defaults."""
+    directives = {
+        name.replace("-", "_"): True if value is None else value
+        for name, value in plan.directives.items()
+    }
+    return {
+        "job_name": directives.pop("job_name"),
+        "nodes": int(directives.pop("nodes", 1)),
+        "time": None,
+        "wckey": None,
+        "stderr_to_stdout": True,
+        "additional_parameters": directives,
+    }
+
+
+def _write_unless_begun(paths: RunPaths, status: RunStatus) -> None:
+    # A quick cluster begins before sbatch has returned here: the executor's word then stands.
+    from hpctrain.rundir.status import read_status
+
+    present = read_status(paths)
+    if present is None or present.job_id != status.job_id:
+        write_status(paths, status)
+
+
+def _last_words(text: str) -> str:
+    lines = [line for line in text.splitlines() if "error:" in line or "sbatch" in line]
+    return " ".join(dict.fromkeys(line.strip() for line in lines)) or text

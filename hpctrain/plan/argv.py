@@ -1,0 +1,101 @@
+"""The command lines that start agents and ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hpctrain.plan.launch_plan import StepLauncher
+from hpctrain.plan.resources import Placement
+
+
+def worker_argv(
+    python: str, *, run_dir: str, attempt: int, world_size: int, socket: str, log_to_file: bool
+) -> list[str]:
+    """Return the command of one rank. Not collective."""
+    argv = [python, "-m", "hpctrain.worker.main", run_dir, str(attempt), str(world_size), socket]
+    return argv if log_to_file else [*argv, "--inherit-output"]
+
+
+def agent_argv(
+    python: str, *, attempt: int, socket: str, secret: str, addresses: Sequence[str]
+) -> list[str]:
+    """Return the command of a node's agent. Not collective."""
+    return [python, "-m", "hpctrain.execute.agent", str(attempt), socket, secret, *addresses]
+
+
+def worker_step_argv(
+    launcher: StepLauncher,
+    placement: Placement,
+    command: Sequence[str],
+    *,
+    srun_args: Sequence[str] = (),
+    local: bool,
+) -> list[str]:
+    """Return the command that starts all ranks.
+
+    Not collective.
+
+    Parameters
+    ----------
+    launcher
+        What starts them.
+    placement
+        How they lie on the nodes.
+    command
+        The command of one rank.
+    srun_args
+        The user's and the site's further srun options.
+    local
+        Whether the ranks stay on this machine, even inside an allocation.
+    """
+    if launcher.kind == "srun":
+        return [
+            launcher.program,
+            f"--mpi={launcher.pmi}",
+            *_step_shape(placement.num_nodes, placement.num_workers, placement.tasks_per_node),
+            # srun does not inherit the job's --cpus-per-task since Slurm 22.05.
+            f"--cpus-per-task={placement.cpus_per_task}",
+            # By default srun keeps the other ranks when one exits badly.
+            "--kill-on-bad-exit=1",
+            *srun_args,
+            *command,
+        ]
+    argv = [launcher.program, "-n", str(placement.num_workers)]
+    if launcher.kind == "hydra":
+        if local:
+            # Inside an allocation hydra would start its proxies through srun.
+            argv += ["-launcher", "fork", "-rmk", "user"]
+        else:
+            argv += ["-ppn", str(placement.tasks_per_node)]
+    else:
+        # Open MPI binds each of two ranks to one core, and refuses more ranks than cores.
+        argv += ["--oversubscribe", "--bind-to", "none"]
+        if local:
+            argv += ["--host", f"localhost:{placement.num_workers}"]
+        else:
+            argv += ["--map-by", f"ppr:{placement.tasks_per_node}:node"]
+    return [*argv, *command]
+
+
+def agent_step_argv(placement: Placement, command: Sequence[str]) -> list[str]:
+    """Return the command that starts one agent on each node. Not collective."""
+    return [
+        "srun",
+        "--mpi=none",
+        *_step_shape(placement.num_nodes, placement.num_nodes, 1),
+        "--cpus-per-task=1",
+        # Without it the step would take the GPUs of the job away from the workers' step.
+        "--gres=none",
+        *command,
+    ]
+
+
+def _step_shape(nodes: int, tasks: int, tasks_per_node: int) -> list[str]:
+    return [
+        f"--nodes={nodes}",
+        f"--ntasks={tasks}",
+        f"--ntasks-per-node={tasks_per_node}",
+        # Otherwise a step inside a step inherits the outer one's distribution and ranks are cyclic.
+        "--distribution=block",
+        "--overlap",
+    ]

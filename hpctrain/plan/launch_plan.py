@@ -1,0 +1,47 @@
+"""`LaunchPlan`: on what a run runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hpctrain.plan.resources import Placement
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepLauncher:
+    """The program that starts the ranks of a worker group."""
+
+    program: str
+    """``srun``, or the path of an ``mpiexec``."""
+    kind: str
+    """``srun``, ``hydra`` (MPICH, Intel MPI) or ``openmpi``: whose options the program takes."""
+    pmi: str | None = None
+    """The value of ``srun --mpi``; None with mpiexec."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchPlan:
+    """On what a run runs: the resources, how they are asked for, and how ranks start there."""
+
+    launcher: str
+    """``local``, ``allocation``, ``slurm``, ``spmd`` or ``inline``."""
+    placement: Placement
+    """How the workers lie on the nodes."""
+    mpi: str
+    """What the user said of MPI: ``auto``, ``wheel``, a PMI type, or the path of an mpiexec."""
+    directives: Mapping[str, str | None]
+    """Options of sbatch, without dashes; None is a switch. Empty unless a job is submitted."""
+    extra_directives: tuple[str, ...]
+    """The user's own sbatch options, as they are."""
+    setup: tuple[str, ...]
+    """Shell lines of the batch script before anything of hpctrain."""
+    srun_args: tuple[str, ...]
+    """Further options for the workers' step."""
+    environment: Mapping[str, str]
+    """Variables that ranks get on top of the executor's own."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as a JSON object."""
+        return asdict(self)

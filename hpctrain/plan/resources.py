@@ -1,0 +1,213 @@
+"""From a ScalingConfig to nodes, tasks, CPUs, GPUs and memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpctrain.config import ScalingConfig
+from hpctrain.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeShape:
+    """What one node has to give; None is unknown."""
+
+    cpus: int | None = None
+    gpus: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """How the workers lie on the nodes. Every node is filled evenly."""
+
+    num_workers: int
+    num_nodes: int
+    tasks_per_node: int
+    cpus_per_task: int
+    gpus_per_task: int
+    mem_bytes_per_task: int | None
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs that the workers of one node use."""
+        return self.gpus_per_task * self.tasks_per_node
+
+    @property
+    def mem_mib_per_node(self) -> int | None:
+        """Memory that the workers of one node ask for, in MiB, rounded up."""
+        if self.mem_bytes_per_task is None:
+            return None
+        return -(-self.mem_bytes_per_task * self.tasks_per_node // 2**20)
+
+
+def place_on_one_node(scaling: ScalingConfig) -> Placement:
+    """Return the placement of all workers on this machine. Not collective."""
+    return _placement(scaling, num_nodes=1, tasks_per_node=max(scaling.num_workers, 1))
+
+
+def place_workers(scaling: ScalingConfig, node: NodeShape) -> Placement:
+    """Return the placement of workers on nodes of one shape.
+
+    Not collective.
+
+    Parameters
+    ----------
+    scaling
+        What is asked for. ``slurm.nodes`` and ``slurm.tasks_per_node`` decide where they are given.
+    node
+        Shape of a node, from the site profile or the partition.
+
+    Raises
+    ------
+    ConfigError
+        If the last node would be part empty, if a worker does not fit a node, or if nothing says
+        how many workers a node holds.
+    """
+    num_nodes, tasks_per_node = _requested_shape(scaling)
+    if num_nodes is None and tasks_per_node is None:
+        tasks_per_node = _tasks_that_fit(scaling, node)
+        if tasks_per_node is None:
+            raise ConfigError(
+                f"num_workers={scaling.num_workers}, and nothing says how many workers a node "
+                f"holds. Give SlurmConfig(nodes=...) or SlurmConfig(tasks_per_node=...), or a site "
+                f"profile with SlurmConfig(site=...)."
+            )
+        tasks_per_node = min(tasks_per_node, scaling.num_workers)
+    if tasks_per_node is None:
+        assert num_nodes is not None
+        tasks_per_node = _divide(scaling.num_workers, num_nodes)
+    if num_nodes is None:
+        num_nodes = _count_nodes(scaling.num_workers, tasks_per_node)
+    elif num_nodes * tasks_per_node != scaling.num_workers:
+        raise ConfigError(
+            f"num_workers={scaling.num_workers}, but nodes={num_nodes} with "
+            f"tasks_per_node={tasks_per_node} is {num_nodes * tasks_per_node}. Drop one of the "
+            f"three, or make them agree."
+        )
+    placement = _placement(scaling, num_nodes=num_nodes, tasks_per_node=tasks_per_node)
+    _check_fit(placement, node)
+    return placement
+
+
+def _requested_shape(scaling: ScalingConfig) -> tuple[int | None, int | None]:
+    nodes, tasks = scaling.slurm.nodes, scaling.slurm.tasks_per_node
+    if scaling.placement_strategy == "STRICT_PACK":
+        if nodes not in (None, 1):
+            raise ConfigError(
+                f"placement_strategy='STRICT_PACK' is one node, but nodes={nodes}. Use 'PACK', or "
+                f"drop nodes."
+            )
+        nodes = 1
+    if scaling.placement_strategy in ("SPREAD", "STRICT_SPREAD"):
+        if tasks not in (None, 1):
+            raise ConfigError(
+                f"placement_strategy={scaling.placement_strategy!r} is one worker a node, but "
+                f"tasks_per_node={tasks}. Use 'PACK', or drop tasks_per_node."
+            )
+        tasks = 1
+    return nodes, tasks
+
+
+def _tasks_that_fit(scaling: ScalingConfig, node: NodeShape) -> int | None:
+    limits = []
+    if node.cpus is not None:
+        limits.append((node.cpus // scaling.num_cpus_per_worker, "CPU", node.cpus))
+    if scaling.num_gpus_per_worker and node.gpus is not None:
+        limits.append((node.gpus // scaling.num_gpus_per_worker, "GPU", node.gpus))
+    if scaling.num_gpus_per_worker and node.gpus is None:
+        return None
+    if not limits:
+        return None
+    tasks, kind, available = min(limits)
+    if tasks == 0:
+        asked = scaling.num_cpus_per_worker if kind == "CPU" else scaling.num_gpus_per_worker
+        raise ConfigError(
+            f"resources_per_worker {kind}={asked}, but a node has {available}. A worker lives on "
+            f"one node: ask for less, or choose another partition or node type."
+        )
+    return tasks
+
+
+def _divide(num_workers: int, num_nodes: int) -> int:
+    tasks, rest = divmod(num_workers, num_nodes)
+    if rest == 0 and tasks > 0:
+        return tasks
+    fewer, more = tasks * num_nodes, (tasks + 1) * num_nodes
+    choice = f"{fewer} or {more}" if fewer else f"{more}"
+    raise ConfigError(
+        f"num_workers={num_workers} does not fill {num_nodes} nodes evenly. Use {choice} workers, "
+        f"or change nodes."
+    )
+
+
+def _count_nodes(num_workers: int, tasks_per_node: int) -> int:
+    nodes, rest = divmod(num_workers, tasks_per_node)
+    if rest == 0 and nodes > 0:
+        return nodes
+    fewer, more = nodes * tasks_per_node, (nodes + 1) * tasks_per_node
+    choice = f"{fewer} or {more}" if fewer else f"{more}"
+    raise ConfigError(
+        f"num_workers={num_workers} does not fill nodes of {tasks_per_node} workers. Use {choice}, "
+        f"or change tasks_per_node."
+    )
+
+
+def _placement(scaling: ScalingConfig, *, num_nodes: int, tasks_per_node: int) -> Placement:
+    return Placement(
+        num_workers=max(scaling.num_workers, 1),
+        num_nodes=num_nodes,
+        tasks_per_node=tasks_per_node,
+        cpus_per_task=scaling.num_cpus_per_worker,
+        gpus_per_task=scaling.num_gpus_per_worker,
+        mem_bytes_per_task=scaling.mem_bytes_per_worker,
+    )
+
+
+def _check_fit(placement: Placement, node: NodeShape) -> None:
+    needs = (
+        ("CPU", placement.cpus_per_task * placement.tasks_per_node, node.cpus),
+        ("GPU", placement.gpus_per_node, node.gpus),
+    )
+    for kind, needed, available in needs:
+        if available is not None and needed > available:
+            raise ConfigError(
+                f"{placement.tasks_per_node} workers a node need {needed} {kind}s, but a node has "
+                f"{available}. Use more nodes, or less {kind} a worker."
+            )
+
+
+def assign_gpus(
+    visible: tuple[str, ...], *, local_rank: int, local_world_size: int, gpus_per_worker: int
+) -> tuple[str, ...]:
+    """Return which of the visible GPUs belong to a worker.
+
+    Not collective. Where a task sees the GPUs of its whole node (``--gpus-per-node``), workers take
+    them in blocks by local rank; where it sees only its own (``--gpus-per-task``), all of them.
+
+    Parameters
+    ----------
+    visible
+        Entries of ``CUDA_VISIBLE_DEVICES``.
+
+    Raises
+    ------
+    ConfigError
+        If the visible GPUs are neither the worker's own nor enough for the node.
+
+    Examples
+    --------
+    >>> assign_gpus(("0", "1", "2", "3"), local_rank=1, local_world_size=2, gpus_per_worker=2)
+    ('2', '3')
+    """
+    if gpus_per_worker == 0:
+        return ()
+    if len(visible) >= gpus_per_worker * local_world_size:
+        first = local_rank * gpus_per_worker
+        return visible[first : first + gpus_per_worker]
+    if len(visible) == gpus_per_worker:
+        return visible
+    raise ConfigError(
+        f"{local_world_size} workers on this node with {gpus_per_worker} GPUs each, but "
+        f"CUDA_VISIBLE_DEVICES shows {len(visible)} ({','.join(visible)}). Ask for the GPUs of the "
+        f"whole node (SlurmConfig(gpu_request='gpus-per-node')), or for fewer a worker."
+    )

@@ -1,0 +1,175 @@
+"""`RunSpec`: what every rank runs. The one module that uses cloudpickle."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hpctrain.errors import ConfigError
+
+LARGE_PICKLE_BYTES = 10 * 2**20
+"""A training function above this size makes `pack` name what makes it large."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSettings:
+    """What a rank needs to feel at home; the same on every rank."""
+
+    name: str
+    """Name of the run."""
+    cwd: str
+    """The driver's working directory."""
+    sys_path: tuple[str, ...]
+    """The driver's ``sys.path``, so that modules beside the script need no installation."""
+    cpus_per_worker: int
+    gpus_per_worker: int
+    commit_timeout_s: float
+    """Seconds that a rank waits for its checkpoint to be committed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """What a run runs.
+
+    Pickled parts stay pickled until the process that needs them opens them: the executor must not
+    import torch only to read its own part.
+    """
+
+    trainer: str
+    """Class of the trainer, ``module.Class``."""
+    backend: str
+    """Class of the backend, ``module.Class``."""
+    fingerprint: str
+    """Digest of everything that makes this run another run."""
+    digests: Mapping[str, str]
+    """Digests of its parts, by what a person calls them."""
+    settings: RankSettings
+    worker: bytes
+    """Pickled `WorkerSpec`."""
+    executor: bytes
+    """Pickled part of the executor: callbacks and stop rule."""
+
+    def to_bytes(self) -> bytes:
+        """Return the content of ``spec.pkl``."""
+        return pickle.dumps(self, protocol=5)
+
+    @staticmethod
+    def from_bytes(content: bytes) -> RunSpec:
+        """Return what `to_bytes` wrote. The content is code: open only what is your own."""
+        spec = pickle.loads(content)
+        assert isinstance(spec, RunSpec)
+        return spec
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSpec:
+    """The part of a run that ranks open."""
+
+    train_loop: Callable[..., Any]
+    train_loop_config: Mapping[str, Any] | None
+    takes_config: bool
+    backend_config: Any
+    datasets: Mapping[str, Any]
+    data_config: Any
+    preprocessor: Any
+    metadata: Mapping[str, Any]
+
+
+def make_fingerprint(*parts: bytes) -> str:
+    """Return a digest of parts. Not collective."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "big"))
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def pack(value: Any, *, what: str) -> bytes:
+    """Return `value` pickled, functions and classes of the main script included.
+
+    Not collective.
+
+    Parameters
+    ----------
+    value
+        What to pickle.
+    what
+        Its name in the error message.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be pickled; the message names the variable that is at fault.
+    """
+    import cloudpickle
+
+    try:
+        content: bytes = cloudpickle.dumps(value, protocol=5)
+    except Exception as error:
+        raise ConfigError(
+            f"{what} cannot be sent to the workers: {type(error).__name__}: {error}."
+            f"{_name_culprit(value)} Create it inside the training function instead."
+        ) from error
+    return content
+
+
+def unpack(content: bytes) -> Any:
+    """Return what `pack` was given. Not collective."""
+    return pickle.loads(content)
+
+
+def explain_large_pickle(value: Any, content: bytes) -> str | None:
+    """Return a warning that names what makes a pickle large, or None if it is small.
+
+    Not collective.
+    """
+    if len(content) <= LARGE_PICKLE_BYTES:
+        return None
+    sizes = sorted(((_size(part), name) for name, part in _captured(value)), reverse=True)
+    culprit = f" Most of it is {sizes[0][1]} ({sizes[0][0] / 2**20:.0f} MiB)." if sizes else ""
+    return (
+        f"the training function is {len(content) / 2**20:.0f} MiB when pickled; above "
+        f"{LARGE_PICKLE_BYTES // 2**20} MiB every start of the ranks is slow.{culprit} Load or make "
+        f"it inside the training function, or pass it as a dataset."
+    )
+
+
+def _name_culprit(value: Any) -> str:
+    names = [name for name, part in _captured(value) if _size(part) < 0]
+    return f" At fault: {', '.join(names)}." if names else ""
+
+
+def _captured(value: Any) -> list[tuple[str, Any]]:
+    """Return what functions in `value` take along, with a name for each."""
+    if isinstance(value, WorkerSpec):
+        parts = _captured(value.train_loop)
+        for label, mapping in (
+            ("train_loop_config", value.train_loop_config),
+            ("datasets", value.datasets),
+        ):
+            parts += [(f"{label}[{key!r}]", part) for key, part in (mapping or {}).items()]
+        return [*parts, ("backend_config", value.backend_config)]
+    code = getattr(value, "__code__", None)
+    if code is None:
+        return []
+    parts = [
+        (f"global variable {name!r}", value.__globals__[name])
+        for name in code.co_names
+        if name in value.__globals__
+    ]
+    for name, cell in zip(code.co_freevars, value.__closure__ or ()):
+        parts.append((f"captured variable {name!r}", cell.cell_contents))
+    return parts
+
+
+def _size(value: Any) -> int:
+    """Return the pickled size of `value`, -1 if it cannot be pickled."""
+    import cloudpickle
+
+    try:
+        return len(cloudpickle.dumps(value, protocol=5))
+    except Exception:  # whatever an object's own reduction raises
+        return -1

@@ -1,0 +1,240 @@
+"""`Result`: what came out of a run, read from its directory."""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from hpctrain.checkpoint import Checkpoint
+from hpctrain.config import CheckpointConfig
+from hpctrain.errors import (
+    ConfigError,
+    RunStoppedError,
+    TrainingFailedError,
+    WorkerError,
+)
+from hpctrain.plan import spec
+from hpctrain.rundir.ledger import read_events
+from hpctrain.rundir.metrics import read_reports
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.status import RunState, RunStatus, read_status
+from hpctrain.rundir.store import CheckpointStore, Manifest, rank_checkpoints
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of the ranks."""
+
+    attempt: int
+    job_id: str | None
+    nodes: tuple[str, ...]
+    started_at: float
+    """Seconds since the epoch."""
+    ended_at: float | None
+    cause: str | None
+    """Why it ended; None while it runs, or if its executor died."""
+
+
+class Result:
+    """What came out of a run: finished, failed or still running.
+
+    Everything is read from the run directory, so a Result can be had by anyone, later, when every
+    process of the run is long gone.
+
+    Parameters
+    ----------
+    path
+        The run directory.
+    status
+        State and last progress.
+    error
+        What ``fit()`` raises, or None.
+    """
+
+    def __init__(self, *, path: Path, status: RunStatus, error: Exception | None) -> None:
+        self.path = path
+        """The run directory."""
+        self.status = status
+        """State, job, nodes and last progress."""
+        self.error = error
+        """Why the run failed; None if it did not."""
+        self._paths = RunPaths(path)
+        self._store = CheckpointStore(self._paths.checkpoints)
+
+    def __repr__(self) -> str:
+        """Return a short line."""
+        metrics = {name: self.metrics[name] for name in list(self.metrics)[:6]}
+        return (
+            f"Result(state={self.state!r}, metrics={metrics}, path={str(self.path)!r}"
+            + (f", error={type(self.error).__name__}" if self.error else "")
+            + ")"
+        )
+
+    @classmethod
+    def from_path(cls, path: str | PathLike[str]) -> Result:
+        """Return the result of the run in a directory. Not collective.
+
+        Raises
+        ------
+        ConfigError
+            If the directory is not a run.
+        """
+        root = Path(path).absolute()
+        status = read_status(RunPaths(root))
+        if status is None:
+            found = "does not exist" if not root.exists() else "has no status.json"
+            raise ConfigError(
+                f"{root} {found}: it is not a run of hpctrain. 'hpctrain list STORAGE_PATH' shows "
+                f"the runs of a directory."
+            )
+        return cls(path=root, status=status, error=_stored_error(RunPaths(root), status))
+
+    @property
+    def state(self) -> str:
+        """``submitted``, ``starting``, ``running``, ``finished``, ``failed`` or ``stopped``."""
+        return self.status.state.value
+
+    @functools.cached_property
+    def metrics(self) -> dict[str, Any]:
+        """Rank 0's metrics of the last report; empty if there was none."""
+        return dict(self._reports[-1]["metrics"]) if self._reports else {}
+
+    @functools.cached_property
+    def metrics_dataframe(self) -> pandas.DataFrame:
+        """All reports of rank 0, one row each, with or without a checkpoint. Needs pandas.
+
+        The columns ``report``, ``attempt``, ``time`` (seconds since the epoch) and ``checkpoint``
+        come before the metrics'.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise ConfigError(
+                "Result.metrics_dataframe needs pandas: pip install 'hpctrain[pandas]'. "
+                "Result.metrics_history is the same as a list of dicts."
+            ) from error
+        return pandas.DataFrame(
+            [
+                {**{k: v for k, v in report.items() if k != "metrics"}, **report["metrics"]}
+                for report in self._reports
+            ]
+        )
+
+    @property
+    def metrics_history(self) -> list[dict[str, Any]]:
+        """Rank 0's metrics of every report, oldest first."""
+        return [dict(report["metrics"]) for report in self._reports]
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        """The newest complete checkpoint."""
+        manifests = self._manifests
+        return self._store.open(manifests[-1]) if manifests else None
+
+    @property
+    def best_checkpoints(self) -> list[tuple[Checkpoint, dict[str, Any]]]:
+        """Complete checkpoints with their metrics, best first by the run's CheckpointConfig."""
+        ranked = rank_checkpoints(self._manifests, self._checkpoint_config())
+        return [(self._store.open(m), dict(m.metrics)) for m in ranked]
+
+    def get_best_checkpoint(self, metric: str, mode: Literal["max", "min"]) -> Checkpoint | None:
+        """Return the best complete checkpoint by a metric, or None if there is none.
+
+        Not collective.
+
+        Raises
+        ------
+        ConfigError
+            If no checkpoint has the metric.
+        """
+        config = CheckpointConfig(checkpoint_score_attribute=metric, checkpoint_score_order=mode)
+        manifests = self._manifests
+        if manifests and not any(metric.split("/")[0] in m.metrics for m in manifests):
+            known = sorted({name for m in manifests for name in m.metrics})
+            raise ConfigError(f"no checkpoint has the metric {metric!r}. They have {known}.")
+        ranked = rank_checkpoints(manifests, config)
+        return self._store.open(ranked[0]) if ranked else None
+
+    @functools.cached_property
+    def return_value(self) -> Any:
+        """What rank 0's training function returned.
+
+        This unpickles: open only runs that you trust.
+        """
+        try:
+            return spec.unpack(self._paths.return_value.read_bytes())
+        except FileNotFoundError:
+            return None
+
+    @property
+    def job_ids(self) -> list[str]:
+        """Slurm jobs that the run has used, in order."""
+        ids = [attempt.job_id for attempt in self.attempts]
+        return list(dict.fromkeys(i for i in (*ids, self.status.job_id) if i is not None))
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Host names of the last attempt, by node rank."""
+        return self.status.nodes
+
+    @functools.cached_property
+    def attempts(self) -> list[Attempt]:
+        """Every start of the ranks, from the ledger."""
+        events = read_events(self._paths)
+        ends = {e["attempt"]: e for e in events if e["event"] == "attempt-ended"}
+        attempts = []
+        for event in events:
+            if event["event"] == "attempt-started":
+                end = ends.get(event["attempt"], {})
+                attempts.append(
+                    Attempt(
+                        attempt=event["attempt"],
+                        job_id=event["job_id"],
+                        nodes=tuple(end.get("nodes", ())),
+                        started_at=event["time"],
+                        ended_at=end.get("time"),
+                        cause=end.get("cause"),
+                    )
+                )
+        return attempts
+
+    @property
+    def timings(self) -> dict[str, float]:
+        """Seconds: ``total`` since the run began, ``training`` within attempts, ``lost`` between."""
+        training = sum(a.ended_at - a.started_at for a in self.attempts if a.ended_at is not None)
+        end = self.status.ended_at or self.status.updated_at
+        begin = min([self.status.started_at, *(a.started_at for a in self.attempts)])
+        return {"total": end - begin, "training": training, "lost": end - begin - training}
+
+    @functools.cached_property
+    def _reports(self) -> list[dict[str, Any]]:
+        return read_reports(self._paths)
+
+    @functools.cached_property
+    def _manifests(self) -> list[Manifest]:
+        return self._store.manifests()
+
+    def _checkpoint_config(self) -> CheckpointConfig:
+        try:
+            plan = json.loads(self._paths.plan.read_bytes())
+        except FileNotFoundError:
+            return CheckpointConfig()
+        return CheckpointConfig(**plan["run_config"]["checkpoint_config"])
+
+
+def _stored_error(paths: RunPaths, status: RunStatus) -> Exception | None:
+    if status.state is RunState.STOPPED:
+        return RunStoppedError(status.error or "the run was stopped")
+    if status.state is not RunState.FAILED:
+        return None
+    message = status.error or "the run failed"
+    if not message.startswith("rank "):
+        return TrainingFailedError(message)
+    return WorkerError(message, rank=int(message.split()[1]))

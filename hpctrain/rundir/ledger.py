@@ -1,0 +1,45 @@
+"""``ledger.jsonl``: the memory of a run. Every attempt, where it ran, and why it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+from hpctrain.rundir.files import open_append
+from hpctrain.rundir.paths import RunPaths
+
+
+def append_event(paths: RunPaths, event: str, **details: Any) -> None:
+    """Append an event. Not collective. Durable when this returns.
+
+    Parameters
+    ----------
+    event
+        ``submitted``, ``attempt-started``, ``attempt-ended``, ``checkpoint-damaged``,
+        ``callback-failed`` or ``run-ended``.
+    details
+        JSON values.
+    """
+    line = json.dumps({"event": event, "time": time.time(), **details}, default=str) + "\n"
+    descriptor = open_append(paths.ledger)
+    try:
+        os.write(descriptor, line.encode())
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_events(paths: RunPaths) -> list[dict[str, Any]]:
+    """Return all events, oldest first; a torn last line is left out. Not collective."""
+    try:
+        text = paths.ledger.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def count_attempts(paths: RunPaths) -> int:
+    """Return the number of attempts that were started. Not collective."""
+    return sum(event["event"] == "attempt-started" for event in read_events(paths))

@@ -1,0 +1,80 @@
+"""Where everything of a run lies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class RunPaths:
+    """The paths inside a run directory. Nothing here touches the disk."""
+
+    root: Path
+    """The run directory, ``storage_path/name``."""
+
+    @property
+    def plan(self) -> Path:
+        """Request, versions, git state."""
+        return self.root / "plan.json"
+
+    @property
+    def spec(self) -> Path:
+        """What each rank runs."""
+        return self.root / "spec.pkl"
+
+    @property
+    def ledger(self) -> Path:
+        """Every attempt, one line an event."""
+        return self.root / "ledger.jsonl"
+
+    @property
+    def status(self) -> Path:
+        """State and last progress."""
+        return self.root / "status.json"
+
+    @property
+    def metrics(self) -> Path:
+        """One line a report of rank 0."""
+        return self.root / "metrics.jsonl"
+
+    @property
+    def return_value(self) -> Path:
+        """What rank 0's training function returned."""
+        return self.root / "return_value.pkl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Directory of checkpoints."""
+        return self.root / "checkpoints"
+
+    @property
+    def artifacts(self) -> Path:
+        """Directory for whatever else ranks write."""
+        return self.root / "artifacts"
+
+    @property
+    def submission(self) -> Path:
+        """Directory of the batch job: its script, output and pickle."""
+        return self.root / "slurm"
+
+    @property
+    def stop_request(self) -> Path:
+        """Its existence asks the executor to stop the run."""
+        return self.root / "stop"
+
+    def logs(self, attempt: int) -> Path:
+        """Directory of the logs of an attempt."""
+        return self.root / "logs" / str(attempt)
+
+    def rank_log(self, attempt: int, rank: int) -> Path:
+        """Output of one rank."""
+        return self.logs(attempt) / f"rank-{rank:05d}.out"
+
+    def launcher_log(self, attempt: int) -> Path:
+        """Output of srun or mpiexec, and of ranks before they know their number."""
+        return self.logs(attempt) / "launcher.out"
+
+    def failure(self, attempt: int, rank: int) -> Path:
+        """Why a rank failed."""
+        return self.root / "failures" / str(attempt) / f"rank-{rank:05d}.json"

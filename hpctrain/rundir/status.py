@@ -1,0 +1,92 @@
+"""``status.json``: how a run is doing, as its executor last saw it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+from hpctrain.rundir.files import write_atomic
+from hpctrain.rundir.paths import RunPaths
+
+
+class RunState(str, Enum):
+    """Where a run is on its way."""
+
+    SUBMITTED = "submitted"
+    """Handed to Slurm; no executor has said hello yet."""
+    STARTING = "starting"
+    """An executor starts the ranks."""
+    RUNNING = "running"
+    """All ranks are in the training function."""
+    FINISHED = "finished"
+    """The training function returned on every rank."""
+    FAILED = "failed"
+    """The budget of failures is used up; ``fit()`` again resumes."""
+    STOPPED = "stopped"
+    """Stopped from outside; ``fit()`` again resumes."""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether no executor is at work any more."""
+        return self in (RunState.FINISHED, RunState.FAILED, RunState.STOPPED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStatus:
+    """How a run is doing. Times are seconds since the epoch."""
+
+    name: str
+    state: RunState
+    launcher: str
+    attempt: int = 0
+    """Attempts so far."""
+    world_size: int = 0
+    nodes: tuple[str, ...] = ()
+    """Host names, by node rank."""
+    job_id: str | None = None
+    """Slurm's job id."""
+    owner_host: str = ""
+    """Host of the executor."""
+    owner_pid: int = 0
+    owner_start: int = 0
+    """Start time of the executor's process in clock ticks since boot: with the pid it is unique."""
+    phase: str = ""
+    """The earliest phase that any rank is in."""
+    reports: int = 0
+    """Reports that all ranks have made."""
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    """Rank 0's last metrics."""
+    checkpoint: str | None = None
+    """Name of the newest complete checkpoint."""
+    started_at: float = 0.0
+    updated_at: float = 0.0
+    ended_at: float | None = None
+    error: str | None = None
+    """Why the run failed."""
+
+    def with_changes(self, **changes: Any) -> RunStatus:
+        """Return a copy with some fields changed."""
+        return replace(self, **changes)
+
+
+def write_status(paths: RunPaths, status: RunStatus) -> RunStatus:
+    """Write the status and return it, stamped with the time. Not collective."""
+    status = replace(status, updated_at=time.time())
+    content = {**asdict(status), "state": status.state.value}
+    write_atomic(paths.status, json.dumps(content, default=str).encode())
+    return status
+
+
+def read_status(paths: RunPaths) -> RunStatus | None:
+    """Return the status, or None where there is none yet. Not collective."""
+    try:
+        content = json.loads(paths.status.read_bytes())
+    except FileNotFoundError:
+        return None
+    content["state"] = RunState(content["state"])
+    content["nodes"] = tuple(content["nodes"])
+    return RunStatus(**content)

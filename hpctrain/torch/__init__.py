@@ -1,0 +1,44 @@
+"""PyTorch: ``TorchTrainer`` and what its training functions call.
+
+Importing this does not import torch; using it in a worker does.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hpctrain.torch.config import TorchConfig as TorchConfig
+    from hpctrain.torch.device import get_device as get_device
+    from hpctrain.torch.device import get_devices as get_devices
+    from hpctrain.torch.prepare import enable_reproducibility as enable_reproducibility
+    from hpctrain.torch.prepare import prepare_data_loader as prepare_data_loader
+    from hpctrain.torch.prepare import prepare_model as prepare_model
+    from hpctrain.torch.trainer import TorchTrainer as TorchTrainer
+
+_HOME_OF = {
+    "TorchConfig": "config",
+    "TorchTrainer": "trainer",
+    "enable_reproducibility": "prepare",
+    "get_device": "device",
+    "get_devices": "device",
+    "prepare_data_loader": "prepare",
+    "prepare_model": "prepare",
+}
+
+__all__ = sorted(_HOME_OF)
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name at its first use (PEP 562)."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'hpctrain.torch' has no attribute {name!r}")
+    value = getattr(import_module(f"hpctrain.torch.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names."""
+    return __all__

@@ -1,0 +1,42 @@
+"""Which device a rank computes on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hpctrain.worker.bootstrap import visible_gpus
+from hpctrain.worker.context import active_worker
+
+if TYPE_CHECKING:
+    import torch
+
+
+def get_device() -> torch.device:
+    """Return this rank's device: its first GPU, or the CPU. Not collective.
+
+    Raises
+    ------
+    WorkerContextError
+        Outside of a training function.
+    """
+    return get_devices()[0]
+
+
+def get_devices() -> list[torch.device]:
+    """Return this rank's devices: its GPUs, or the CPU. Not collective.
+
+    The index of a GPU is its place in ``CUDA_VISIBLE_DEVICES``, which is left as the site set it:
+    NCCL wants to see the GPUs of the other ranks of the node.
+
+    Raises
+    ------
+    WorkerContextError
+        Outside of a training function.
+    """
+    import torch
+
+    gpu_ids = active_worker("get_devices()").context.gpu_ids
+    if not gpu_ids:
+        return [torch.device("cpu")]
+    visible = visible_gpus()
+    return [torch.device("cuda", visible.index(gpu)) for gpu in gpu_ids]

@@ -1,0 +1,321 @@
+"""`BaseTrainer` and `DataParallelTrainer`."""
+
+from __future__ import annotations
+
+import abc
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any, ClassVar, Union
+
+from hpctrain.backend import BackendConfig
+from hpctrain.checkpoint import Checkpoint
+from hpctrain.config import DataConfig, RunConfig, ScalingConfig
+from hpctrain.errors import ConfigError
+from hpctrain.launch.fit import fit, refuse_nested_fit
+from hpctrain.launch.request import Request
+from hpctrain.plan import spec
+from hpctrain.plan.spec import RunSpec, WorkerSpec
+from hpctrain.result import Result
+from hpctrain.rundir.paths import RunPaths
+
+TrainLoop = Union[Callable[[], Any], Callable[[dict[str, Any]], Any]]
+
+
+class BaseTrainer(abc.ABC):
+    """What all trainers share: how many workers, how the run is looked after, and its data.
+
+    Parameters
+    ----------
+    scaling_config
+        How many workers, and what each of them needs.
+    run_config
+        What the run is called, where it lands, and how it is looked after.
+    datasets
+        Datasets by name, for ``get_dataset_shard()``.
+    metadata
+        JSON values that travel with the run, for ``get_context().get_metadata()``.
+    resume_from_checkpoint
+        Checkpoint of another run to begin with: what ``get_checkpoint()`` returns at first.
+    preprocessor
+        Stored with the run, for predictors.
+    """
+
+    _scaling_config_allowed_keys: ClassVar[frozenset[str] | None] = None
+    """Fields of ScalingConfig that may differ from their defaults; None allows all."""
+
+    def __init__(
+        self,
+        *,
+        scaling_config: ScalingConfig | None = None,
+        run_config: RunConfig | None = None,
+        datasets: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        resume_from_checkpoint: Checkpoint | None = None,
+        preprocessor: Any = None,
+    ) -> None:
+        self.scaling_config = _typed(scaling_config, ScalingConfig, "scaling_config")
+        self.run_config = _typed(run_config, RunConfig, "run_config")
+        self.datasets = dict(datasets or {})
+        self.metadata = dict(metadata or {})
+        self.resume_from_checkpoint = resume_from_checkpoint
+        self.preprocessor = preprocessor
+        if resume_from_checkpoint is not None:
+            _typed(resume_from_checkpoint, Checkpoint, "resume_from_checkpoint")
+        try:
+            json.dumps(self.metadata)
+        except TypeError as error:
+            raise ConfigError(f"metadata={self.metadata!r}: JSON values only: {error}") from error
+        self._check_scaling_config()
+
+    def __repr__(self) -> str:
+        """Return a short line."""
+        return f"{type(self).__name__}(num_workers={self.scaling_config.num_workers})"
+
+    def setup(self) -> None:
+        """Prepare what `training_loop` needs; called by `fit` first. Not collective."""
+
+    @abc.abstractmethod
+    def training_loop(self) -> Result:
+        """Run the training and return its result; called by `fit`. Not collective."""
+
+    def fit(self) -> Result:
+        """Run the training in whichever home this process is in, and return what came out of it.
+
+        Not collective, except where this process already is a rank (``srun python train.py``): then
+        every rank must call it.
+
+        Raises
+        ------
+        ConfigError
+            If something is impossible; nothing has been started then.
+        LaunchError
+            If the ranks, or the job, could not be started.
+        TrainingFailedError
+            If the run failed or was stopped; ``fit()`` with the same name resumes it.
+        """
+        refuse_nested_fit()
+        self.setup()
+        return self.training_loop()
+
+    @classmethod
+    def can_restore(cls, path: str | PathLike[str]) -> bool:
+        """Return whether `path` is a run that a trainer of this class began. Not collective."""
+        try:
+            plan = json.loads(RunPaths(Path(path)).plan.read_bytes())
+        except (OSError, ValueError):
+            return False
+        return bool(plan["trainer"] == _class_path(cls)) and RunPaths(Path(path)).spec.exists()
+
+    @classmethod
+    @abc.abstractmethod
+    def restore(cls, path: str | PathLike[str], **changes: Any) -> BaseTrainer:
+        """Return a trainer whose ``fit()`` continues the run in `path`. Not collective."""
+
+    def _check_scaling_config(self) -> None:
+        allowed = self._scaling_config_allowed_keys
+        if allowed is None:
+            return
+        default = ScalingConfig()
+        used = {
+            name
+            for name in ScalingConfig.__dataclass_fields__
+            if getattr(self.scaling_config, name) != getattr(default, name)
+        }
+        if extra := sorted(used - allowed):
+            raise ConfigError(
+                f"{type(self).__name__} does not use ScalingConfig fields {extra}. It has "
+                f"{sorted(allowed)}."
+            )
+
+
+class DataParallelTrainer(BaseTrainer):
+    """Runs the same training function on every worker.
+
+    Parameters
+    ----------
+    train_loop_per_worker
+        The training function: no argument, or one, which is `train_loop_config`.
+    train_loop_config
+        What the training function is called with.
+    backend_config
+        Sets a framework up on every rank before the training function is called; by default
+        nothing.
+    dataset_config
+        Which datasets are split over the ranks.
+    scaling_config, run_config, datasets, metadata, resume_from_checkpoint, preprocessor
+        As in `BaseTrainer`.
+
+    Raises
+    ------
+    ConfigError
+        If the training function takes more than one argument, or a value has the wrong type.
+    """
+
+    def __init__(
+        self,
+        train_loop_per_worker: TrainLoop,
+        *,
+        train_loop_config: Mapping[str, Any] | None = None,
+        backend_config: BackendConfig | None = None,
+        scaling_config: ScalingConfig | None = None,
+        dataset_config: DataConfig | None = None,
+        run_config: RunConfig | None = None,
+        datasets: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        resume_from_checkpoint: Checkpoint | None = None,
+        preprocessor: Any = None,
+    ) -> None:
+        super().__init__(
+            scaling_config=scaling_config,
+            run_config=run_config,
+            datasets=datasets,
+            metadata=metadata,
+            resume_from_checkpoint=resume_from_checkpoint,
+            preprocessor=preprocessor,
+        )
+        self.train_loop_per_worker = train_loop_per_worker
+        self.train_loop_config = None if train_loop_config is None else dict(train_loop_config)
+        self.backend_config = _typed(backend_config, BackendConfig, "backend_config")
+        self.dataset_config = _typed(dataset_config, DataConfig, "dataset_config")
+        self._takes_config = takes_config(train_loop_per_worker)
+
+    def training_loop(self) -> Result:
+        """Hand the training function over to the workers. Not collective."""
+        resumed = self.resume_from_checkpoint
+        return fit(
+            Request(
+                trainer=_class_path(type(self)),
+                scaling_config=self.scaling_config,
+                run_config=self.run_config,
+                worker_spec=WorkerSpec(
+                    train_loop=self.train_loop_per_worker,
+                    train_loop_config=self.train_loop_config,
+                    takes_config=self._takes_config,
+                    backend_config=self.backend_config,
+                    datasets=self.datasets,
+                    data_config=self.dataset_config,
+                    preprocessor=self.preprocessor,
+                    metadata=self.metadata,
+                ),
+                resume_from=None if resumed is None else resumed.path,
+            )
+        )
+
+    @classmethod
+    def restore(
+        cls,
+        path: str | PathLike[str],
+        train_loop_per_worker: TrainLoop | None = None,
+        train_loop_config: Mapping[str, Any] | None = None,
+        datasets: Mapping[str, Any] | None = None,
+        preprocessor: Any = None,
+        scaling_config: ScalingConfig | None = None,
+        **changes: Any,
+    ) -> DataParallelTrainer:
+        """Return a trainer whose ``fit()`` continues the run in `path`.
+
+        Not collective. It is what constructing the trainer again with the same ``name`` and
+        ``storage_path`` does, for when the script is not at hand. The stored run is unpickled: open
+        only what is your own.
+
+        Parameters
+        ----------
+        path
+            The run directory.
+        train_loop_per_worker, train_loop_config, datasets, preprocessor, scaling_config
+            Replace what the run was begun with. `datasets` must have the same names.
+        changes
+            Further arguments of the trainer.
+
+        Raises
+        ------
+        ConfigError
+            If there is no such run, it belongs to another trainer, or dataset names differ.
+        """
+        paths = RunPaths(Path(path).absolute())
+        if not cls.can_restore(path):
+            raise ConfigError(
+                f"{path} is not a run that {_class_path(cls)} began. 'hpctrain status {path}' says "
+                f"what it is."
+            )
+        plan = json.loads(paths.plan.read_bytes())
+        stored: WorkerSpec = spec.unpack(RunSpec.from_bytes(paths.spec.read_bytes()).worker)
+        if datasets is not None and set(datasets) != set(stored.datasets):
+            raise ConfigError(
+                f"restore(datasets=...) has {sorted(datasets)}, but the run was begun with "
+                f"{sorted(stored.datasets)}. Give all of them, and no other."
+            )
+        arguments = {
+            "train_loop_config": stored.train_loop_config
+            if train_loop_config is None
+            else train_loop_config,
+            cls._backend_argument(): stored.backend_config,
+            "datasets": stored.datasets if datasets is None else datasets,
+            "dataset_config": stored.data_config,
+            "metadata": stored.metadata,
+            "preprocessor": stored.preprocessor if preprocessor is None else preprocessor,
+            "scaling_config": scaling_config or _stored_scaling(plan),
+            "run_config": RunConfig(name=paths.root.name, storage_path=paths.root.parent),
+            **changes,
+        }
+        return cls(train_loop_per_worker or stored.train_loop, **arguments)
+
+    @classmethod
+    def _backend_argument(cls) -> str:
+        return "backend_config"
+
+
+def takes_config(train_loop: Any) -> bool:
+    """Return whether a training function wants the configuration.
+
+    Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If it is not a function, or needs more than one argument.
+    """
+    if not callable(train_loop):
+        raise ConfigError(
+            f"train_loop_per_worker={train_loop!r} is not a function. Give the function itself, "
+            f"without calling it."
+        )
+    parameters = inspect.signature(train_loop).parameters.values()
+    needed = [
+        p
+        for p in parameters
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
+    ]
+    if len(needed) > 1:
+        name = getattr(train_loop, "__name__", repr(train_loop))
+        raise ConfigError(
+            f"{name}({', '.join(p.name for p in needed)}) takes {len(needed)} arguments. A training "
+            f"function takes none, or one: the train_loop_config. Put the rest into "
+            f"train_loop_config."
+        )
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return bool(positional)
+
+
+def _typed(value: Any, kind: type[Any], name: str) -> Any:
+    if value is None:
+        return kind()
+    if not isinstance(value, kind):
+        raise ConfigError(
+            f"{name}={value!r} is a {type(value).__name__}; a {kind.__name__} is needed."
+        )
+    return value
+
+
+def _class_path(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _stored_scaling(plan: Mapping[str, Any]) -> ScalingConfig:
+    from hpctrain.config import SlurmConfig
+
+    stored = dict(plan["scaling_config"])
+    return ScalingConfig(**{**stored, "slurm": SlurmConfig(**stored["slurm"])})

@@ -1,0 +1,215 @@
+"""What a training function calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpctrain.checkpoint import Checkpoint
+from hpctrain.config import DataConfig
+from hpctrain.errors import ConfigError, WorkerContextError
+from hpctrain.worker.report import Session
+from hpctrain.world import Communicator, World
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainContext:
+    """Where a rank stands, and what its run is called."""
+
+    world: World
+    """Ranks and sizes."""
+    name: str
+    """Name of the run."""
+    storage: Path
+    """The run directory."""
+    metadata: Mapping[str, Any]
+    """What the trainer was given as `metadata`."""
+    gpu_ids: tuple[str, ...]
+    """Entries of ``CUDA_VISIBLE_DEVICES`` that belong to this rank."""
+
+    def get_world_size(self) -> int:
+        """Return the number of ranks. Not collective."""
+        return self.world.world_size
+
+    def get_world_rank(self) -> int:
+        """Return the position among all ranks. Not collective."""
+        return self.world.world_rank
+
+    def get_local_rank(self) -> int:
+        """Return the position among the ranks of this node. Not collective."""
+        return self.world.local_rank
+
+    def get_local_world_size(self) -> int:
+        """Return the number of ranks on this node. Not collective."""
+        return self.world.local_world_size
+
+    def get_node_rank(self) -> int:
+        """Return the position of this node. Not collective."""
+        return self.world.node_rank
+
+    def get_experiment_name(self) -> str:
+        """Return the name of the run. Not collective."""
+        return self.name
+
+    def get_storage(self) -> Path:
+        """Return the run directory. Not collective."""
+        return self.storage
+
+    def get_metadata(self) -> dict[str, Any]:
+        """Return what the trainer was given as `metadata`. Not collective."""
+        return dict(self.metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActiveWorker:
+    """All that the functions of this module need, while a training function runs."""
+
+    context: TrainContext
+    session: Session
+    comm: Communicator
+    datasets: Mapping[str, Any]
+    data_config: DataConfig
+
+
+_active: ActiveWorker | None = None
+
+
+@contextmanager
+def activate(worker: ActiveWorker) -> Iterator[None]:
+    """Let the functions of this module work, for the time of a training function."""
+    global _active
+    _active = worker
+    try:
+        yield
+    finally:
+        _active = None
+
+
+def is_active() -> bool:
+    """Return whether a training function runs in this process. Not collective."""
+    return _active is not None
+
+
+def active_worker(caller: str) -> ActiveWorker:
+    """Return the running worker. Not collective.
+
+    Raises
+    ------
+    WorkerContextError
+        If no training function runs in this process.
+    """
+    if _active is None:
+        raise WorkerContextError(
+            f"{caller} was called outside of a training function. It works inside the function "
+            f"that a trainer runs on its workers, and only in the worker's own process."
+        )
+    return _active
+
+
+def report(metrics: Mapping[str, Any], checkpoint: Checkpoint | None = None) -> None:
+    """Report metrics, and a checkpoint with them or not.
+
+    Every rank must report equally often. Without a checkpoint nothing waits: rank 0's metrics are
+    appended to ``metrics.jsonl`` before this returns, and survive a kill. With a checkpoint on any
+    rank, what the ranks saved is merged into one checkpoint; the ranks that gave a part wait until
+    it is complete, which takes until every rank has made this report.
+
+    Parameters
+    ----------
+    metrics
+        Names and numbers; lists, dicts and strings too. Rank 0's are kept; callbacks see all.
+    checkpoint
+        This rank's part. Its directory stays the caller's, untouched; a directory from
+        `checkpoint_dir` is taken as it is, without a copy. A file that several ranks give is kept
+        from the lowest rank.
+
+    Raises
+    ------
+    ConfigError
+        If the metrics are not a dict, or hold tensors.
+    CheckpointError
+        If the checkpoint could not be written (a full disk) or committed.
+    WorkerContextError
+        Outside of a training function.
+    """
+    active_worker("report()").session.report(metrics, checkpoint)
+
+
+def get_context() -> TrainContext:
+    """Return where this rank stands. Not collective."""
+    return active_worker("get_context()").context
+
+
+def get_checkpoint() -> Checkpoint | None:
+    """Return the newest complete checkpoint, or None at a fresh start. Not collective.
+
+    After a restart it is what the run resumes from; later what the last ``report()`` committed.
+    """
+    return active_worker("get_checkpoint()").session.checkpoint
+
+
+def should_stop() -> bool:
+    """Return whether the training function should save and return. Not collective.
+
+    True on every rank after the same report, so ranks that ask after each report leave together. A
+    stop is wanted when ``RunConfig(stop=...)`` is met, after ``hpctrain cancel``, and before the end
+    of the time limit.
+    """
+    return active_worker("should_stop()").session.should_stop()
+
+
+@contextmanager
+def checkpoint_dir() -> Iterator[str]:
+    """Give an empty directory of this rank that lies inside the next report's commit.
+
+    Not collective. Save into it, then pass it to `report` in a Checkpoint: nothing is copied.
+
+    Examples
+    --------
+    ::
+
+        with hpctrain.checkpoint_dir() as d:
+            torch.save(model.state_dict(), f"{d}/model.pt")
+            hpctrain.report({"loss": loss}, Checkpoint.from_directory(d))
+    """
+    yield str(active_worker("checkpoint_dir()").session.staging())
+
+
+def get_dataset_shard(dataset_name: str = "train") -> Any:
+    """Return this rank's part of a dataset that the trainer was given.
+
+    Not collective.
+
+    Parameters
+    ----------
+    dataset_name
+        Its key in ``datasets``.
+
+    Raises
+    ------
+    KeyError
+        If the trainer was given no such dataset.
+    ConfigError
+        If it cannot be split.
+    """
+    from hpctrain.data import shard_dataset
+
+    worker = active_worker("get_dataset_shard()")
+    if dataset_name not in worker.datasets:
+        raise KeyError(
+            f"dataset {dataset_name!r} was not given to the trainer. It has "
+            f"{sorted(worker.datasets) or 'none'}."
+        )
+    dataset = worker.datasets[dataset_name]
+    if callable(dataset) and not hasattr(dataset, "__getitem__"):
+        dataset = dataset()
+    if not worker.data_config.splits(dataset_name):
+        return dataset
+    world = worker.context.world
+    try:
+        return shard_dataset(dataset, rank=world.world_rank, world_size=world.world_size)
+    except ConfigError as error:
+        raise ConfigError(f"dataset {dataset_name!r}: {error}") from error

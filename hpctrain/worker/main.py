@@ -1,0 +1,189 @@
+"""The process of one MPI rank: ``python -m hpctrain.worker.main RUN ATTEMPT SIZE SOCKET``.
+
+It joins the MPI world, introduces itself to the agent of its node, and then does what the executor
+says: call a function, train, leave.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import pickle
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpctrain.control.link import Link, LinkTimeoutError, connect_unix
+from hpctrain.control.wire import Frame
+from hpctrain.errors import HpctrainError
+from hpctrain.plan import spec
+from hpctrain.plan.spec import RunSpec
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.worker import mpi
+from hpctrain.worker.bootstrap import join_world
+from hpctrain.worker.failure import describe_exception
+from hpctrain.worker.link_channel import LinkChannel, connect_session
+from hpctrain.worker.node_socket import node_socket_path
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Comm
+
+    from hpctrain.worker.report import Session
+    from hpctrain.world import World
+
+CONNECT_TIMEOUT_S = 60.0
+# BSD's sysexits.h: EX_UNAVAILABLE. The executor is gone, so nobody reads it but a person.
+EXIT_EXECUTOR_LOST = 69
+
+
+class Rank:
+    """One rank, from its first breath to its last."""
+
+    def __init__(self, paths: RunPaths, *, attempt: int, link: Link) -> None:
+        self._paths = paths
+        self._attempt = attempt
+        self._link = link
+        self._phase = "mpi"
+        self._session: Session | None = None
+        self._world: World | None = None
+
+    def join(self, *, size: int, inherit_output: bool) -> Comm:
+        """Join the world and say hello. Collective."""
+        self._link.post("starting", pid=os.getpid(), hostname=socket.gethostname())
+        world, comm = join_world(attempt=self._attempt, expected_size=size)
+        self._world = world
+        if not inherit_output:
+            _redirect_output(self._paths.rank_log(self._attempt, world.world_rank))
+        faulthandler.enable()
+        signal.signal(signal.SIGUSR2, lambda *_: self._link.post_signal("SIGUSR2"))
+        self._link.introduce(
+            world.world_rank,
+            {
+                "pid": os.getpid(),
+                "hostname": world.hostname,
+                "node_rank": world.node_rank,
+                "local_rank": world.local_rank,
+            },
+        )
+        return comm
+
+    def serve(self, comm: Comm) -> None:
+        """Do what the executor says until it says ``exit``."""
+        while True:
+            command = self._link.next_command()
+            if command is None:
+                return
+            if command.op == "exit":
+                self._link.post("bye")
+                return
+            if command.op == "call":
+                self._call(command)
+            elif command.op == "train":
+                self._train(command, comm)
+
+    def fail(self, error: BaseException) -> None:
+        """Say why this rank fails, in its log and to the executor, and leave."""
+        failure = describe_exception(
+            error,
+            rank=self._world.world_rank if self._world else -1,
+            hostname=socket.gethostname(),
+            pid=os.getpid(),
+            report=self._session.reports if self._session else 0,
+            phase=self._phase,
+        )
+        # First of all: the sockets of this process close when it ends, and then its peers fail too.
+        self._link.post("failed", json.dumps(failure.to_json()).encode())
+        self._link.drain(timeout_s=5.0)
+        print(failure.traceback, file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        # Without MPI_Finalize, which would wait for ranks that wait for this one.
+        os._exit(1)
+
+    def _call(self, command: Frame) -> None:
+        try:
+            function, args, kwargs = pickle.loads(command.body)
+            answer: Any = (True, function(*args, **kwargs))
+        except Exception as error:
+            traceback.print_exc()
+            answer = (False, error)
+        try:
+            body = spec.pack(answer, what="the answer")
+        except HpctrainError as error:
+            body = spec.pack((False, error), what="the answer")
+        self._link.post("answer", body, call=command.header["call"])
+
+    def _train(self, command: Frame, comm: Comm) -> None:
+        from hpctrain.checkpoint import Checkpoint
+        from hpctrain.worker.report import Session
+        from hpctrain.worker.train import run_training, settle
+
+        # One rank reads; the others get it through MPI, whatever their number.
+        content = comm.bcast(self._paths.spec.read_bytes() if comm.rank == 0 else None)
+        run_spec = RunSpec.from_bytes(content)
+        settle(run_spec.settings)
+        assert self._world is not None
+        resumed = command.header["checkpoint"]
+        self._session = session = Session(
+            world=self._world,
+            paths=self._paths,
+            channel=LinkChannel(self._link),
+            first_report=command.header["first_report"],
+            checkpoint=None if resumed is None else Checkpoint(resumed),
+            commit_timeout_s=run_spec.settings.commit_timeout_s,
+        )
+        connect_session(self._link, session)
+        value = run_training(
+            run_spec, paths=self._paths, session=session, comm=comm, on_phase=self._enter
+        )
+        body = b""
+        if self._world.world_rank == 0 and value is not None:
+            try:
+                body = spec.pack(value, what="the return value of rank 0")
+            except HpctrainError as error:
+                print(f"hpctrain: {error} It is dropped.", file=sys.stderr, flush=True)
+        self._link.post("done", body, reports=session.reports)
+
+    def _enter(self, phase: str) -> None:
+        self._phase = phase
+        self._link.post("phase", phase=phase)
+
+
+def run_rank(argv: list[str]) -> None:
+    """Run a rank from its command line. Collective."""
+    paths, attempt, size = RunPaths(Path(argv[0])), int(argv[1]), int(argv[2])
+    try:
+        connection = connect_unix(str(node_socket_path(argv[3])), timeout_s=CONNECT_TIMEOUT_S)
+    except LinkTimeoutError as error:
+        raise SystemExit(f"hpctrain: {error}") from error
+    link = Link(connection, attempt=attempt, on_lost=_leave)
+    rank = Rank(paths, attempt=attempt, link=link)
+    try:
+        comm = rank.join(size=size, inherit_output="--inherit-output" in argv)
+        rank.serve(comm)
+    except BaseException as error:
+        rank.fail(error)
+    link.close()
+    mpi.finalize()
+
+
+def _leave() -> None:
+    """Leave at once: without its executor a rank's work is not kept, and it holds a node."""
+    print("hpctrain: the executor is gone; this rank leaves.", file=sys.stderr, flush=True)
+    os._exit(EXIT_EXECUTOR_LOST)
+
+
+def _redirect_output(path: Path) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+if __name__ == "__main__":
+    run_rank(sys.argv[1:])

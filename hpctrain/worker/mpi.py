@@ -1,0 +1,91 @@
+"""The one module that imports mpi4py."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from hpctrain.errors import LaunchError
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Comm
+
+
+def initialized_world_size() -> int | None:
+    """Return the size of the MPI world if this process has initialised MPI already, else None.
+
+    Not collective. Does not import mpi4py, which aborts on some login nodes.
+    """
+    module: Any = sys.modules.get("mpi4py.MPI")
+    if module is None or not module.Is_initialized() or module.Is_finalized():
+        return None
+    return int(module.COMM_WORLD.Get_size())
+
+
+def initialize() -> Comm:
+    """Initialise MPI and return a duplicate of the world, for hpctrain's own use. Collective.
+
+    MPI is not finalised behind the caller's back: a child made by ``os.fork`` that ends through
+    ``sys.exit`` would take the whole job down. Call `finalize`.
+
+    Raises
+    ------
+    LaunchError
+        If there is no MPI library.
+    """
+    import mpi4py
+
+    mpi4py.rc.finalize = False
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise LaunchError(
+            f"mpi4py cannot load an MPI library: {error}. Load the site's MPI (module load ...), or "
+            f"install the wheel: pip install 'hpctrain[local]'."
+        ) from error
+    return MPI.COMM_WORLD.Dup()
+
+
+def split_by_node(comm: Comm) -> Comm:
+    """Return a communicator over the ranks of this node. Collective."""
+    from mpi4py import MPI
+
+    return comm.Split_type(MPI.COMM_TYPE_SHARED)
+
+
+def library_version() -> str:
+    """Return the first line of the MPI library's version. Not collective."""
+    from mpi4py import MPI
+
+    return MPI.Get_library_version().splitlines()[0].strip("\0 ")
+
+
+def wait_barrier(comm: Comm, *, timeout_s: float) -> bool:
+    """Wait until every rank has called, without spinning; return False after the timeout.
+
+    Collective. MPI's own barrier spins a core, which starves ranks that share one.
+    """
+    request = comm.Ibarrier()
+    deadline = time.monotonic() + timeout_s
+    pause = 0.0
+    while not request.Test():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(pause)
+        pause = min(pause + 1e-4, 1e-2)
+    return True
+
+
+def finalize() -> None:
+    """Finalise MPI. Collective."""
+    module: Any = sys.modules.get("mpi4py.MPI")
+    if module is not None and not module.Is_finalized():
+        module.Finalize()
+
+
+def abort(code: int = 1) -> None:
+    """End all ranks of the world at once. Not collective."""
+    module: Any = sys.modules.get("mpi4py.MPI")
+    if module is not None and module.Is_initialized() and not module.Is_finalized():
+        module.COMM_WORLD.Abort(code)

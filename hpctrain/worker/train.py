@@ -1,0 +1,87 @@
+"""Run a training function on this rank, in whichever home."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from hpctrain import environ
+from hpctrain.backend import BackendContext
+from hpctrain.plan import spec
+from hpctrain.plan.spec import RankSettings, RunSpec, WorkerSpec
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.worker.bootstrap import gpus_of, visible_gpus
+from hpctrain.worker.context import ActiveWorker, TrainContext, activate
+from hpctrain.worker.report import Session
+from hpctrain.world import Communicator
+
+
+def settle(settings: RankSettings) -> None:
+    """Give this process the driver's working directory and module path. Not collective."""
+    os.chdir(settings.cwd)
+    sys.path[:] = [*settings.sys_path, *(p for p in sys.path if p not in settings.sys_path)]
+
+
+def run_training(
+    run_spec: RunSpec,
+    *,
+    paths: RunPaths,
+    session: Session,
+    comm: Communicator,
+    on_phase: Callable[[str], None],
+) -> Any:
+    """Open the run's own part, set the backend up, and call the training function. Collective.
+
+    Returns
+    -------
+    Any
+        What the training function returned.
+    """
+    settings = run_spec.settings
+    on_phase("importing")
+    worker_spec: WorkerSpec = spec.unpack(run_spec.worker)
+    gpu_ids = gpus_of(session.world, settings.gpus_per_worker)
+    backend_context = BackendContext(
+        world=session.world,
+        comm=comm,
+        cpus_per_worker=settings.cpus_per_worker,
+        gpu_ids=gpu_ids,
+        visible_gpu_ids=visible_gpus(),
+    )
+    worker = ActiveWorker(
+        context=TrainContext(
+            world=session.world,
+            name=settings.name,
+            storage=paths.root,
+            metadata=worker_spec.metadata,
+            gpu_ids=gpu_ids,
+        ),
+        session=session,
+        comm=comm,
+        datasets=worker_spec.datasets,
+        data_config=worker_spec.data_config,
+    )
+    config = worker_spec.backend_config
+    backend = config.backend_cls()
+    with activate(worker), contextlib.closing(session):
+        on_phase("backend")
+        backend.on_start(backend_context, config)
+        backend.on_training_start(backend_context, config)
+        on_phase("training")
+        if worker_spec.takes_config:
+            value = worker_spec.train_loop(dict(worker_spec.train_loop_config or {}))
+        else:
+            value = worker_spec.train_loop()
+        on_phase("shutdown")
+        backend.on_shutdown(backend_context, config)
+    return value
+
+
+def export_thread_counts(settings: RankSettings) -> None:
+    """Let libraries that are loaded from now on compute with this rank's CPUs. Not collective."""
+    from hpctrain.worker.bootstrap import thread_variables
+
+    environ.export(thread_variables(settings.cpus_per_worker))

@@ -1,0 +1,79 @@
+"""Where a rank stands, and the few collectives that hpctrain itself needs.
+
+`Communicator` is the lower-case (pickling) subset of mpi4py's communicator, so that everything that
+communicates can also run on `SerialComm` (one rank, no MPI) and on the thread communicator of
+`hpctrain.testing`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """Where one rank stands among all ranks of one attempt."""
+
+    attempt: int
+    """Number of the attempt this world belongs to, from 1. A restart is a fresh world."""
+    world_rank: int
+    """Position among all ranks, ``0 <= world_rank < world_size``."""
+    world_size: int
+    """Number of ranks."""
+    local_rank: int
+    """Position among the ranks of the same node."""
+    local_world_size: int
+    """Number of ranks on the same node."""
+    node_rank: int
+    """Position of the node, in the order of the lowest world rank on each node."""
+    num_nodes: int
+    """Number of nodes with at least one rank."""
+    hostname: str
+    """Host name of the node."""
+
+
+class Communicator(Protocol):
+    """The part of mpi4py's communicator that hpctrain uses. All methods are collective."""
+
+    @property
+    def rank(self) -> int:
+        """Position of the calling rank. Not collective."""
+
+    @property
+    def size(self) -> int:
+        """Number of ranks. Not collective."""
+
+    def barrier(self) -> None:
+        """Return when every rank has called. Collective."""
+
+    def bcast(self, obj: Any, root: int = 0) -> Any:
+        """Return the root's object on every rank. Collective."""
+
+    def allgather(self, obj: Any) -> list[Any]:
+        """Return every rank's object, by rank. Collective."""
+
+
+class SerialComm:
+    """The communicator of a world of one rank."""
+
+    @property
+    def rank(self) -> int:
+        """Always 0."""
+        return 0
+
+    @property
+    def size(self) -> int:
+        """Always 1."""
+        return 1
+
+    def barrier(self) -> None:
+        """Return at once."""
+
+    def bcast(self, obj: Any, root: int = 0) -> Any:
+        """Return `obj`."""
+        return obj
+
+    def allgather(self, obj: Any) -> list[Any]:
+        """Return `obj` alone."""
+        return [obj]

@@ -1,0 +1,71 @@
+"""The checks of hpctrain, one session each; ``bash tests/run.sh`` runs them all.
+
+Nothing is installed: a session uses the programs beside the nox that runs it, so
+``.venv/bin/nox -s types`` works without a network and without activating ``.venv``.
+"""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nox
+
+nox.options.default_venv_backend = "none"
+nox.options.sessions = ["format", "lint", "types", "imports", "docstrings", "docs", "tests"]
+
+
+def run(session: nox.Session, program: str, *arguments: str) -> None:
+    """Run a program of the environment that nox itself is in."""
+    session.run(str(Path(sys.executable).with_name(program)), *arguments, external=True)
+
+
+@nox.session
+def format(session: nox.Session) -> None:
+    """Check the layout of the code; ``nox -s format -- --fix`` mends it."""
+    run(session, "ruff", "format", *([] if "--fix" in session.posargs else ["--check"]), ".")
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check the code with ruff; ``nox -s lint -- --fix`` mends what can be mended."""
+    run(session, "ruff", "check", *session.posargs, ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check the types, ``mypy --strict``."""
+    run(session, "mypy", "--strict", *session.posargs)
+
+
+@nox.session
+def imports(session: nox.Session) -> None:
+    """Check who imports whom; the contracts are in ``setup.cfg``."""
+    run(session, "lint-imports", "--config", "setup.cfg", *session.posargs)
+
+
+@nox.session
+def docstrings(session: nox.Session) -> None:
+    """Check the numpydoc form of the docstrings of the public API."""
+    modules = session.posargs or sorted(str(path) for path in Path("hpctrain").rglob("*.py"))
+    # Not session.run, which prints the whole list of modules, and twice if there is a finding.
+    numpydoc = Path(sys.executable).with_name("numpydoc")
+    if subprocess.run([numpydoc, "lint", *modules], check=False).returncode:
+        session.error("docstrings to mend: see above")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the documentation; ``nox -s docs -- -t online`` also links to other projects."""
+    # Pages of names that are gone would stay, and be warned about.
+    for built in ("docs/_build", "docs/generated"):
+        shutil.rmtree(built, ignore_errors=True)
+    options = ["-n", "-W", "--keep-going", "-q", *session.posargs]
+    run(session, "sphinx-build", *options, "docs", "docs/_build/html")
+    session.log("docs/_build/html/index.html")
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run the tests; ``nox -s tests -- -m mpi`` runs a part."""
+    run(session, "pytest", *session.posargs)

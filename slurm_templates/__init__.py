@@ -1,0 +1,1 @@
+"""Batch script templates and site profiles; installed as ``hpctrain.slurm_templates``."""

@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# Everything that has to hold before a change is merged.
+#     bash tests/run.sh                 linters, types, docs, then all tests
+#     bash tests/run.sh -k checkpoint   pytest alone, with these arguments
+#
+# The virtual environment is that of examples/venv.sh (HPCTRAIN_VENV, PYTHON).
+# HPCTRAIN_APT=0  do not install Slurm with apt-get; what needs it is skipped
+# CI=true         a missing component is a failure, not a skipped test
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/../examples/venv.sh"
+cd "$checkout"
+
+if [ "${CI:-}" = true ]; then
+    export HPCTRAIN_REQUIRE_ALL=1
+fi
+
+slurm_packages=(slurmd slurmctld slurm-client munge libpmix2 iproute2 util-linux
+    slurmdbd slurm-wlm-mysql-plugin mariadb-server)
+
+slurm_is_installed() {
+    local plan
+    plan="$(apt-get -s install --no-install-recommends --no-upgrade "${slurm_packages[@]}" 2>/dev/null)" &&
+        ! grep -q '^Inst ' <<<"$plan"
+}
+
+# A subshell: its trap takes the policy away again, whatever happens to apt-get.
+install_slurm() (
+    export DEBIAN_FRONTEND=noninteractive
+    policy=/usr/sbin/policy-rc.d
+    # Exit code 101 of this file is Debian's way to say: start no daemon.
+    if (set -o noclobber && printf '#!/bin/sh\nexit 101\n' >"$policy") 2>/dev/null; then
+        trap 'rm -f "$policy"' EXIT
+        trap 'exit 130' INT
+        trap 'exit 143' TERM
+        chmod 755 "$policy"
+    fi
+    step 300 "Refreshing the package lists" "see whether the network is there" \
+        apt-get -q -o DPkg::Lock::Timeout=120 update || return 1
+    step 1200 "Installing Slurm for the virtual cluster, without starting it" \
+        "apt-get install ${slurm_packages[*]}" \
+        apt-get -q -y -o DPkg::Lock::Timeout=120 install --no-install-recommends --no-upgrade \
+        "${slurm_packages[@]}"
+)
+
+provide_slurm() {
+    local reason
+    if [ "${HPCTRAIN_APT:-1}" = 0 ]; then
+        reason="HPCTRAIN_APT=0"
+    elif [ "$(id -u)" -ne 0 ]; then
+        reason="this user is not root"
+    elif ! command -v apt-get >/dev/null; then
+        reason="this machine has no apt-get"
+    elif slurm_is_installed || install_slurm; then
+        return
+    elif [ -n "${HPCTRAIN_REQUIRE_ALL:-}" ]; then
+        die "CI needs the virtual Slurm cluster, and its packages could not be installed."
+    else
+        reason="apt-get failed"
+    fi
+    say "Slurm is used as far as it is already here: $reason."
+}
+
+use_venv dev
+provide_slurm
+
+if [ $# -gt 0 ]; then
+    exec pytest "$@"
+fi
+
+failed=
+nox --no-venv --session format lint types imports docstrings docs || failed=yes
+say "Set-up, linters and docs took $SECONDS s. Now the tests."
+pytest || failed=yes
+# Nothing is printed after pytest's closing line unless there is something to say.
+if [ -n "$failed" ]; then
+    die "Failed. Checks before the tests: see the table of nox above; one of them alone: nox -s NAME"
+fi
