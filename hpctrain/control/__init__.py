@@ -5,5 +5,5 @@ connects to the executor over TCP and proves that it knows the secret of the run
 executor is its own agent. Frames upward carry phases, reports and failures, frames downward carry
 commands and decisions. What ranks say to each other goes through MPI, never through here.
 
-Every frame carries the number of the attempt, so that a straggler of a dead attempt is not believed.
+Every frame carries the number of the attempt: a straggler of a dead attempt is not believed.
 """

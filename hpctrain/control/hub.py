@@ -122,6 +122,11 @@ class Hub:
                 self._update(peer)
 
     @property
+    def num_ranks(self) -> int:
+        """Number of ranks that are connected and have not said that they leave."""
+        return len(self._peer_of)
+
+    @property
     def num_agents(self) -> int:
         """Number of agents that are connected."""
         return sum(peer.is_agent for peer in self._peers.values())

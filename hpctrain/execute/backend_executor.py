@@ -70,10 +70,6 @@ class BackendExecutor:
             return False
         return time.monotonic() - self._failed_at > _COLLECT_S
 
-    def request_stop(self) -> None:
-        """Ask the ranks how far they are; the first of the two steps of an agreed stop."""
-        self.worker_group.broadcast("freeze")
-
     def finish_training(self) -> bytes:
         """Return what rank 0's training function returned, pickled.
 

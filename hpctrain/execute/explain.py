@@ -14,8 +14,8 @@ from hpctrain.worker.failure import RankFailure
 
 # What frameworks say when a peer is gone: an effect, not a cause.
 _COLLATERAL = re.compile(
-    r"closed by peer|reset by peer|connection (?:was )?closed|socket.*(?:closed|timeout)|broken pipe|"
-    r"remote process exited|NCCL.*(?:abort|remote)|gloo.*(?:timed out|connect)",
+    r"closed by peer|reset by peer|connection (?:was )?closed|socket.*(?:closed|timeout)|"
+    r"broken pipe|remote process exited|NCCL.*(?:abort|remote)|gloo.*(?:timed out|connect)",
     re.IGNORECASE | re.DOTALL,
 )
 _SIGNALS = {

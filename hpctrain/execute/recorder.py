@@ -3,23 +3,40 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpctrain.callback import RunContext, UserCallback
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.config import RunConfig
+from hpctrain.errors import HpctrainError, RunStoppedError
 from hpctrain.execute.tracker import ReportRound
+from hpctrain.result import Result
 from hpctrain.rundir.files import write_atomic
-from hpctrain.rundir.ledger import append_event
+from hpctrain.rundir.ledger import append_event, count_attempts
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.status import RunStatus, write_status
+from hpctrain.rundir.status import RunState, RunStatus, write_status
 from hpctrain.rundir.store import CheckpointStore
+from hpctrain.worker.failure import RankFailure
 
 STATUS_INTERVAL_S = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptStart:
+    """Where an attempt begins."""
+
+    attempt: int
+    """Number of the attempt, from 1."""
+    first_report: int
+    """Number of the report that it resumes from; 0 at a fresh start."""
+    checkpoint: Checkpoint | None
+    """What it resumes from."""
 
 
 class Recorder:
@@ -46,6 +63,7 @@ class Recorder:
         """The newest complete checkpoint."""
         self.wants_stop: str | None = None
         """Why the run should stop, once it should."""
+        self._goal_reached = False
 
     @property
     def status(self) -> RunStatus:
@@ -65,8 +83,65 @@ class Recorder:
         if self.wants_stop is None and self.paths.stop_request.exists():
             self.wants_stop = "it was asked to (hpctrain cancel)"
 
+    def begin_attempt(self, resume_from: Path | None) -> AttemptStart:
+        """Find what to resume from, and write the attempt into the ledger.
+
+        Parameters
+        ----------
+        resume_from
+            Checkpoint of another run, for when this one has none yet.
+        """
+        attempt = count_attempts(self.paths) + 1
+        self.store.remove_unfinished()
+        manifest, complaints = self.store.newest_good()
+        for complaint in complaints:
+            append_event(self.paths, "checkpoint-damaged", error=complaint)
+            print(f"hpctrain: {complaint} It is set aside.", file=sys.stderr, flush=True)
+        if manifest is None:
+            self.latest = None
+            checkpoint = None if resume_from is None else Checkpoint(resume_from)
+        else:
+            self.latest = checkpoint = self.store.open(manifest)
+        start = AttemptStart(
+            attempt=attempt,
+            first_report=0 if manifest is None else manifest.report,
+            checkpoint=checkpoint,
+        )
+        self.change(
+            state=RunState.STARTING,
+            attempt=attempt,
+            phase="launch",
+            checkpoint=None if manifest is None else manifest.name,
+            reports=start.first_report,
+        )
+        append_event(
+            self.paths,
+            "attempt-started",
+            attempt=attempt,
+            job_id=self._status.job_id,
+            host=socket.gethostname(),
+            resumed_from=None if checkpoint is None else str(checkpoint.path),
+            first_report=start.first_report,
+        )
+        return start
+
+    def end_attempt(self, *, error: BaseException | None, reports: int) -> None:
+        """Write into the ledger how an attempt ended."""
+        cause = "finished"
+        if error is not None:
+            first_line = (str(error).splitlines() or [""])[0]
+            cause = f"{type(error).__name__}: {first_line}"
+        append_event(
+            self.paths,
+            "attempt-ended",
+            attempt=self._status.attempt,
+            cause=cause,
+            reports=reports,
+            nodes=list(self._status.nodes),
+        )
+
     def record(self, round_: ReportRound, broadcast: Callable[..., None]) -> None:
-        """Take a report of all ranks in: commit its checkpoint, call callbacks, look at the rule."""
+        """Take in a report of all ranks: commit its checkpoint, call callbacks, apply the rule."""
         self._last_line = round_.lines[0]
         checkpoint = self._commit(round_, broadcast) if round_.parts else None
         if self._config.callbacks:
@@ -101,6 +176,44 @@ class Recorder:
         """Store what rank 0's training function returned."""
         if content:
             write_atomic(self.paths.return_value, content, mode=0o600)
+
+    def keep_failures(self, failures: Iterable[RankFailure]) -> None:
+        """Store what failed ranks said of themselves."""
+        for failure in failures:
+            path = self.paths.failure(self._status.attempt, max(failure.rank, 0))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, json.dumps(failure.to_json(), indent=1).encode())
+
+    def raise_if_stopped(self, reports: int) -> None:
+        """Raise if the ranks returned because they were told to, not because a goal was reached.
+
+        Raises
+        ------
+        RunStoppedError
+            With what the run resumes from.
+        """
+        if self.wants_stop is not None and not self._goal_reached:
+            raise RunStoppedError(
+                f"the run stopped because {self.wants_stop}, at report {reports}. It resumes from "
+                f"{self.checkpoint_path() or 'its beginning'} at the next fit()."
+            )
+
+    def end(self, error: BaseException | None) -> None:
+        """Write down how the run ended, and tell the callbacks."""
+        if error is None:
+            state, message = RunState.FINISHED, None
+        elif isinstance(error, HpctrainError) and not isinstance(error, RunStoppedError):
+            state, message = RunState.FAILED, str(error)
+        else:
+            state, message = RunState.STOPPED, str(error) or type(error).__name__
+        self.change(
+            state=state,
+            error=message,
+            ended_at=time.time(),
+            metrics=self.progress() or self._status.metrics,
+        )
+        append_event(self.paths, "run-ended", state=state.value, error=message)
+        self.call("on_finish", Result.from_path(self.paths.root))
 
     def _call_one(self, callback: UserCallback, hook: str, context: RunContext, *args: Any) -> None:
         getattr(callback, hook)(context, *args)
@@ -140,6 +253,7 @@ class Recorder:
                 self.wants_stop = f"{met[0]}={metrics[met[0]]} reached {rule[met[0]]}"
         elif rule is not None and rule(round_.report, metrics):
             self.wants_stop = "the stop function said so"
+        self._goal_reached = self.wants_stop is not None
 
     def _progress(self) -> dict[str, Any]:
         if not self._last_line:

@@ -13,7 +13,12 @@ from hpctrain.plan.launch_plan import StepLauncher
 
 _PROBE_TIMEOUT_S = 30.0
 # What `srun --mpi=X` must be for ranks to find each other, best first (measured with Slurm 22.05).
-_PMI_OF = {"mpich": ("cray_shasta", "pmi2"), "openmpi": ("pmix", "pmix_v5", "pmix_v4", "pmix_v3")}
+_PMI_OF = {
+    "mpich": ("pmi2",),
+    # Slurm lists cray_shasta everywhere, but only Cray's own MPICH speaks it.
+    "cray-mpich": ("cray_shasta", "pmi2"),
+    "openmpi": ("pmix", "pmix_v5", "pmix_v4", "pmix_v3"),
+}
 
 
 def find_mpiexec(mpi: str) -> StepLauncher:
@@ -75,18 +80,18 @@ def find_step_launcher(mpi: str) -> StepLauncher:
     except LaunchError as error:
         raise LaunchError(
             f"the MPI library here is of the {library} kind, which speaks {_PMI_OF[library][-1]}, "
-            f"but srun --mpi=list offers only {', '.join(sorted(offered))}, and there is no mpiexec. "
-            f"{error}"
+            f"but srun --mpi=list offers only {', '.join(sorted(offered))}, and there is no "
+            f"mpiexec. {error}"
         ) from error
 
 
 def parse_pmi_types(output: str) -> set[str]:
-    """Return the PMI types that ``srun --mpi=list`` printed. Not collective.
+    r"""Return the PMI types that ``srun --mpi=list`` printed. Not collective.
 
     Examples
     --------
-    >>> text = "MPI plugin types are...\\n\\tnone\\n\\tpmi2\\nspecific pmix plugin versions available: pmix_v4"
-    >>> sorted(parse_pmi_types(text))
+    >>> listed = "MPI plugin types are...\n\tnone\n\tpmi2\n"
+    >>> sorted(parse_pmi_types(listed + "specific pmix plugin versions available: pmix_v4"))
     ['none', 'pmi2', 'pmix_v4']
     """
     types: set[str] = set()
@@ -120,24 +125,22 @@ def _offered_pmi_types() -> set[str]:
 
 
 def _mpi_library() -> str:
-    """Return which kind of MPI mpi4py will load here: ``mpich`` or ``openmpi``."""
+    """Return which kind of MPI mpi4py will load here: a key of `_PMI_OF`."""
     # mpi4py looks into the environment's lib directory before LD_LIBRARY_PATH.
     library = Path(sys.prefix) / "lib"
     for name, kind in (("libmpi.so.12", "mpich"), ("libmpi.so.40", "openmpi")):
         if (library / name).exists():
             return kind
+    if environ.variable("CRAY_MPICH_VERSION") is not None:
+        return "cray-mpich"
     answer = subprocess.run(
-        [sys.executable, "-m", "mpi4py", "--mpi-library"],
+        [sys.executable, "-m", "mpi4py", "--mpi-lib-version"],
         capture_output=True,
         text=True,
         timeout=_PROBE_TIMEOUT_S,
         env=environ.without_launcher_variables(environ.environment()),
     )
-    return "openmpi" if "libmpi.so.40" in answer.stdout or _ompi_answers() else "mpich"
-
-
-def _ompi_answers() -> bool:
-    return environ.find_program("ompi_info") is not None
+    return "openmpi" if "Open MPI" in answer.stdout else "mpich"
 
 
 def _mpiexec_kind(program: Path) -> str:

@@ -120,7 +120,7 @@ class AttemptTracker:
         return []
 
     def uneven_reports(self) -> str | None:
-        """Return the complaint if a rank has left and others have reported more often, else None."""
+        """Return the complaint if a rank has left and others have reported more often."""
         if not self._done:
             return None
         least_rank = min(self._done, key=self._done.__getitem__)

@@ -204,13 +204,14 @@ class WorkerGroup:
         return "" if self._step is None else self._step.last_lines()
 
     def await_launcher(self, timeout_s: float) -> None:
-        """Wait until srun or mpiexec has ended, which they do by themselves after a rank's death."""
+        """Wait until srun or mpiexec has ended, which they do by themselves after a death."""
         assert self._step is not None
         self._step.wait(timeout_s)
 
     def stop_ranks(self, patience_s: float = 10.0) -> None:
         """Let ranks that wait for a command leave, and wait for the step to end."""
-        assert self._hub is not None and self._step is not None
+        assert self._hub is not None
+        assert self._step is not None
         self._hub.send("exit")
         deadline = time.monotonic() + patience_s
         while self._step.returncode() is None and time.monotonic() < deadline:
@@ -297,7 +298,8 @@ class WorkerGroup:
         )
 
     def _await_hello(self, timeout_s: float) -> None:
-        assert self._hub is not None and self._step is not None
+        assert self._hub is not None
+        assert self._step is not None
         deadline = time.monotonic() + timeout_s
         starting: dict[int, str] = {}
         while len(self._workers) < len(self):

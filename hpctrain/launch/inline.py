@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import socket
-import time
 from typing import Any
 
 from hpctrain.control.wire import Frame
-from hpctrain.errors import ConfigError
+from hpctrain.errors import ConfigError, HpctrainError, WorkerError
 from hpctrain.execute.executor import initial_status
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.tracker import AttemptTracker
 from hpctrain.launch.request import Submission
 from hpctrain.plan import spec
-from hpctrain.rundir.ledger import append_event, count_attempts
 from hpctrain.rundir.status import RunState
 from hpctrain.worker.report import Session, Verdict
 from hpctrain.worker.train import run_training
@@ -57,79 +55,64 @@ def run_inline(submission: Submission) -> None:
     stops where it happened; the run is marked failed.
     """
     request = submission.request
-    paths = request.paths
     recorder = Recorder(
-        paths=paths,
+        paths=request.paths,
         run_config=request.run_config,
-        status=initial_status(paths, submission.plan, request.run_config),
+        status=initial_status(request.paths, submission.plan, request.run_config),
     )
-    attempt = count_attempts(paths) + 1
-    hostname = socket.gethostname()
-    recorder.store.remove_unfinished()
-    manifest, _ = recorder.store.newest_good()
-    recorder.latest = None if manifest is None else recorder.store.open(manifest)
-    append_event(paths, "attempt-started", attempt=attempt, job_id=None, host=hostname)
-    recorder.change(
-        state=RunState.RUNNING, attempt=attempt, world_size=1, nodes=(hostname,), phase="training"
-    )
-    tracker = AttemptTracker(world_size=1, first_report=manifest.report if manifest else 0)
-    channel = InlineChannel(recorder, tracker)
+    start = recorder.begin_attempt(request.resume_from)
     world = World(
-        attempt=attempt,
+        attempt=start.attempt,
         world_rank=0,
         world_size=1,
         local_rank=0,
         local_world_size=1,
         node_rank=0,
         num_nodes=1,
-        hostname=hostname,
+        hostname=socket.gethostname(),
     )
-    from hpctrain.checkpoint import Checkpoint
-
-    resumed = recorder.latest or (
-        Checkpoint(request.resume_from) if request.resume_from is not None else None
-    )
+    recorder.change(state=RunState.RUNNING, world_size=1, nodes=(world.hostname,), phase="training")
+    tracker = AttemptTracker(world_size=1, first_report=start.first_report)
+    channel = InlineChannel(recorder, tracker)
     session = channel.session = Session(
         world=world,
-        paths=paths,
+        paths=request.paths,
         channel=channel,
-        first_report=tracker.reports,
-        checkpoint=resumed,
+        first_report=start.first_report,
+        checkpoint=start.checkpoint,
         commit_timeout_s=request.run_config.sync_config.sync_timeout,
     )
-    error: str | None = None
+    error: BaseException | None = None
     try:
         value = run_training(
             submission.spec,
-            paths=paths,
+            paths=request.paths,
             session=session,
             comm=SerialComm(),
             on_phase=lambda _: None,
         )
         if value is not None:
             recorder.keep_return_value(_pack_or_drop(value))
+        recorder.change(reports=tracker.reports, phase="done")
+        recorder.raise_if_stopped(tracker.reports)
     except BaseException as raised:
-        error = f"rank 0 of 1 on {hostname} failed: {type(raised).__name__}: {raised}"
+        error = raised
         raise
     finally:
-        append_event(
-            paths,
-            "attempt-ended",
-            attempt=attempt,
-            cause=error or "finished",
-            reports=tracker.reports,
-            nodes=[hostname],
-        )
-        recorder.change(
-            state=RunState.FAILED if error else RunState.FINISHED,
-            error=error,
-            ended_at=time.time(),
-            reports=tracker.reports,
-            metrics=recorder.progress(),
-        )
-        from hpctrain.result import Result
+        recorder.end_attempt(error=error, reports=tracker.reports)
+        recorder.end(as_failure(error, world))
 
-        recorder.call("on_finish", Result.from_path(paths.root))
+
+def as_failure(error: BaseException | None, world: World) -> BaseException | None:
+    """Return what is written down of an exception of the training function. Not collective."""
+    if error is None or isinstance(error, (HpctrainError, KeyboardInterrupt)):
+        return error
+    return WorkerError(
+        f"rank 0 of 1 on {world.hostname} failed: {type(error).__name__}: {error}",
+        rank=0,
+        hostname=world.hostname,
+        worker_failures={0: error},
+    )
 
 
 def _pack_or_drop(value: Any) -> bytes:

@@ -8,7 +8,17 @@ from dataclasses import dataclass
 from hpctrain.launch.probe import run_slurm
 
 _FINAL = frozenset(
-    ["BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"]
+    [
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "DEADLINE",
+        "FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "TIMEOUT",
+    ]
 )
 
 
@@ -71,8 +81,8 @@ def explain_end(job: JobState, *, storage: str, said: str) -> str:
     if job.exit_code.startswith("0:53") or job.exit_code.startswith("53"):
         # Slurm's answer when the directory of --output is not there (measured with 22.05).
         lines.append(
-            f"before it could write its log: the nodes ({job.nodes}) do not see {storage}. Choose a "
-            f"RunConfig(storage_path=...) on the filesystem that login and compute nodes share."
+            f"before it could write its log: the nodes ({job.nodes}) do not see {storage}. Choose "
+            f"a RunConfig(storage_path=...) on the filesystem that login and compute nodes share."
         )
     else:
         lines.append("before the executor of the run said anything.")

@@ -202,7 +202,7 @@ def explain_refusal(said: str, scaling: ScalingConfig) -> str:
         (r"reservation", f"reservation={slurm.reservation!r}: 'scontrol show reservation'"),
         (
             r"Requested node configuration|more processors|too many|not available",
-            "no node of the partition can ever give this much: ask for less of CPUs, GPUs or memory",
+            "no node of the partition ever has this much: ask for less of CPUs, GPUs or memory",
         ),
     )
     hint = next((text for pattern, text in hints if re.search(pattern, said)), None)

@@ -77,9 +77,9 @@ def installed_versions() -> dict[str, str]:
         except OSError:
             continue
         for name in names:
-            if match := re.fullmatch(r"([A-Za-z0-9_]+)-(.+)\.dist-info", name):
-                if match.group(1) in _RECORDED:
-                    versions.setdefault(match.group(1), match.group(2))
+            match = re.fullmatch(r"([A-Za-z0-9_]+)-(.+)\.dist-info", name)
+            if match is not None and match.group(1) in _RECORDED:
+                versions.setdefault(match.group(1), match.group(2))
     return versions
 
 

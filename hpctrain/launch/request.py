@@ -207,9 +207,9 @@ def _place_in_allocation(scaling: ScalingConfig) -> Placement:
 
     nodes, shape = allocation_nodes()
     slurm = scaling.slurm
-    if slurm.nodes is None and slurm.tasks_per_node is None:
-        if scaling.placement_strategy == "PACK":
-            scaling = replace(scaling, slurm=replace(slurm, nodes=nodes))
+    unshaped = slurm.nodes is None and slurm.tasks_per_node is None
+    if unshaped and scaling.placement_strategy == "PACK":
+        scaling = replace(scaling, slurm=replace(slurm, nodes=nodes))
     placement = place_workers(scaling, shape)
     if placement.num_nodes > nodes:
         raise ConfigError(

@@ -64,6 +64,11 @@ def explain_wrong_size(
     size: int, expected: int, *, library: str, variables: Mapping[str, str]
 ) -> str:
     """Return the message for a world of the wrong size. Not collective."""
+    if size > 1:
+        return (
+            f"num_workers={expected}, but MPI found a world of {size} ranks. They must be equal: "
+            f"set ScalingConfig(num_workers={size}), or start {expected} ranks."
+        )
     if any(name.startswith("PMIX_") for name in variables):
         tried = "PMIx (srun --mpi=pmix, or Open MPI's mpiexec)"
     elif any(name in variables for name in ("PMI_RANK", "PMI_FD", "PMI_JOBID")):
@@ -73,9 +78,9 @@ def explain_wrong_size(
     else:
         tried = "no PMI at all"
     wanted = "pmix" if "Open MPI" in library else "pmi2"
-    alone = " Every rank is a world of its own." if size == 1 else ""
     return (
-        f"{expected} ranks were asked for, but MPI found a world of {size}.{alone} The launcher "
+        f"{expected} ranks were asked for, but MPI found a world of {size}: every rank "
+        f"is a world of its own. The launcher "
         f"offered {tried}; the MPI library is {library}. Launcher and library must be of one kind: "
         f"with srun use SlurmConfig(mpi={wanted!r}), otherwise the mpiexec that belongs to this "
         f"library (SlurmConfig(mpi='/path/to/mpiexec')). 'srun --mpi=list' shows what Slurm has."

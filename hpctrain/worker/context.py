@@ -155,8 +155,8 @@ def should_stop() -> bool:
     """Return whether the training function should save and return. Not collective.
 
     True on every rank after the same report, so ranks that ask after each report leave together. A
-    stop is wanted when ``RunConfig(stop=...)`` is met, after ``hpctrain cancel``, and before the end
-    of the time limit.
+    stop is wanted when ``RunConfig(stop=...)`` is met, after ``hpctrain cancel``, and before the
+    end of the time limit.
     """
     return active_worker("should_stop()").session.should_stop()
 

@@ -12,10 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import hpctrain
-
 _MAX_PICKLE_BYTES = 2**20
-_OUR_FILES = str(Path(hpctrain.__file__).parent)
+_OUR_FILES = f"{Path(__file__).parent.parent}/"
 
 
 @dataclass(frozen=True, kw_only=True)

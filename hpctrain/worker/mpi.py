@@ -41,8 +41,8 @@ def initialize() -> Comm:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise LaunchError(
-            f"mpi4py cannot load an MPI library: {error}. Load the site's MPI (module load ...), or "
-            f"install the wheel: pip install 'hpctrain[local]'."
+            f"mpi4py cannot load an MPI library: {error}. Load the site's MPI (module load ...), "
+            f"or install the wheel: pip install 'hpctrain[local]'."
         ) from error
     return MPI.COMM_WORLD.Dup()
 

@@ -175,9 +175,9 @@ class Session:
             staged = seal(directory)
         except OSError as error:
             raise CheckpointError(
-                f"rank {self.world.world_rank} could not write its part of the checkpoint of report "
-                f"{number} to {directory}: {error.strerror or error}. The last complete checkpoint "
-                f"is {self._checkpoint}; free space or choose another storage_path."
+                f"rank {self.world.world_rank} could not write its part of the checkpoint of "
+                f"report {number} to {directory}: {error.strerror or error}. The last complete "
+                f"checkpoint is {self._checkpoint}; free space or choose another storage_path."
             ) from error
         parts = json.dumps([[file.path, file.size, file.digest] for file in staged])
         line = b'{"report":%d,"attempt":%d,"time":%.6f,"checkpoint":"%06d","metrics":%s}\n' % (
@@ -225,7 +225,7 @@ def encode_metrics(metrics: Mapping[str, Any]) -> bytes:
 
 
 def _encode_other(value: Any) -> Any:
-    """Give JSON the numbers of NumPy; refuse anything that would have to be copied from a device."""
+    """Give JSON the numbers of NumPy; refuse what would have to be copied from a device."""
     kind = type(value)
     if kind.__module__ == "numpy" and getattr(value, "shape", None) == ():
         return value.item()

@@ -1,0 +1,367 @@
+"""Every process already is a rank: attach to the MPI world that exists.
+
+Rank 0 does the executor's part in a thread. Nothing is started, and nothing is restarted: that is
+the business of whoever started the ranks.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import secrets
+import signal
+import socket
+import sys
+import threading
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from hpctrain import environ
+from hpctrain.control.hub import SECRET_BYTES, Hub
+from hpctrain.control.link import Link, connect_tcp
+from hpctrain.errors import HpctrainError, TrainingFailedError, WorkerError
+from hpctrain.execute.executor import initial_status
+from hpctrain.execute.explain import explain_failure
+from hpctrain.execute.recorder import AttemptStart, Recorder
+from hpctrain.execute.stop import StopAgreement
+from hpctrain.execute.tracker import AttemptTracker
+from hpctrain.execute.worker_group import WorkerMetadata
+from hpctrain.launch.existing import Existing, decide_on_existing
+from hpctrain.launch.follow import Follower
+from hpctrain.launch.record import write_plan_and_spec
+from hpctrain.launch.request import Request, Submission, make_plan, make_spec
+from hpctrain.plan import spec
+from hpctrain.result import Result
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.status import RunState
+from hpctrain.worker import mpi
+from hpctrain.worker.bootstrap import join_world
+from hpctrain.worker.failure import describe_exception
+from hpctrain.worker.link_channel import LinkChannel, connect_session
+from hpctrain.worker.report import Session
+from hpctrain.worker.train import export_thread_counts, run_training, settle
+from hpctrain.world import World
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Comm
+
+_CONNECT_TIMEOUT_S = 60.0
+_POLL_S = 0.25
+# How long a rank whose peer has failed may take to notice it by itself, and to raise.
+_GRACE_S = 5.0
+
+_joined: tuple[World, Comm] | None = None
+_failed = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Opening:
+    """What rank 0 tells the others before they begin."""
+
+    paths: RunPaths
+    start: AttemptStart | None
+    """None: there is nothing to run, `result` says why."""
+    content: bytes
+    """The run's `RunSpec`."""
+    addresses: list[str]
+    secret: bytes
+    result: Result | None = None
+
+
+def fit_spmd(request: Request) -> Result:
+    """Run a request on the ranks that exist. Collective.
+
+    Raises
+    ------
+    ConfigError, LaunchError
+        If something is impossible; the same on every rank.
+    TrainingFailedError
+        If a rank failed, on every rank that can still raise. Those that hang in a collective are
+        ended after some seconds.
+    """
+    world, comm = _join(request.scaling_config.num_workers)
+    coordinator: _Coordinator | None = None
+    opening: Any = None
+    if world.world_rank == 0:
+        try:
+            opening, coordinator = _open(request.named(), world)
+        except (HpctrainError, SystemExit) as error:
+            opening = error
+    opening = comm.bcast(opening)
+    if isinstance(opening, BaseException):
+        raise opening
+    if opening.result is not None:
+        return Result(
+            path=opening.result.path, status=opening.result.status, error=opening.result.error
+        )
+    if coordinator is not None:
+        coordinator.start()
+    try:
+        return _run_rank(opening, replace(world, attempt=opening.start.attempt), comm)
+    except BaseException:
+        global _failed
+        _failed = True
+        raise
+    finally:
+        if coordinator is not None:
+            coordinator.join()
+
+
+def _join(num_workers: int) -> tuple[World, Comm]:
+    """Join the world once; a second ``fit()`` uses the same."""
+    global _joined
+    if _joined is None:
+        _joined = join_world(attempt=0, expected_size=num_workers)
+        atexit.register(_leave)
+    world, _ = _joined
+    if world.world_size != num_workers:
+        raise TrainingFailedError(
+            f"num_workers={num_workers}, but this process is one of {world.world_size} ranks. Start "
+            f"as many ranks as workers, or set num_workers={world.world_size}."
+        )
+    return _joined
+
+
+def _leave() -> None:
+    """Leave MPI at the end of the script: together after success, at once after a failure."""
+    if _failed:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # MPI_Finalize would wait for ranks that will not come.
+        mpi.abort(1)
+    mpi.finalize()
+
+
+def _open(request: Request, world: World) -> tuple[_Opening, _Coordinator | None]:
+    """Do what the user's process does in the other homes. Rank 0 only."""
+    plan, site = make_plan(request, "spmd")
+    submission = Submission(request=request, plan=plan, site=site, spec=make_spec(request, plan))
+    if environ.dry_run_requested():
+        from hpctrain.launch.dry_run import print_plan
+
+        print_plan(submission)
+        raise SystemExit(0)
+    existing, _ = decide_on_existing(request.paths, submission.spec, lambda _: False)
+    content = submission.spec.to_bytes()
+    if existing in (Existing.FINISHED, Existing.FOLLOW):
+        if existing is Existing.FOLLOW:
+            raise TrainingFailedError(
+                f"run {request.run_config.name!r} is running in another process already, and ranks "
+                f"cannot follow it. Choose another RunConfig(name=...), or: hpctrain attach "
+                f"{request.paths.root}"
+            )
+        result = Result.from_path(request.paths.root)
+        return _Opening(
+            paths=request.paths, start=None, content=b"", addresses=[], secret=b"", result=result
+        ), None
+    write_plan_and_spec(submission)
+    coordinator = _Coordinator(submission, world)
+    opening = _Opening(
+        paths=request.paths,
+        start=coordinator.attempt_start,
+        content=content,
+        addresses=coordinator.addresses,
+        secret=coordinator.secret,
+    )
+    return opening, coordinator
+
+
+def _run_rank(opening: _Opening, world: World, comm: Comm) -> Result:
+    """Do what a rank's own process does in the other homes. Collective."""
+    run_spec = spec.RunSpec.from_bytes(opening.content)
+    assert opening.start is not None
+    link = Link(
+        connect_tcp(opening.addresses, opening.secret, timeout_s=_CONNECT_TIMEOUT_S),
+        attempt=opening.start.attempt,
+        on_lost=lambda: _abort_after_grace("rank 0 is gone"),
+    )
+    export_thread_counts(run_spec.settings)
+    session = Session(
+        world=world,
+        paths=opening.paths,
+        channel=LinkChannel(link),
+        first_report=opening.start.first_report,
+        checkpoint=opening.start.checkpoint,
+        commit_timeout_s=run_spec.settings.commit_timeout_s,
+    )
+    connect_session(link, session)
+    verdict: list[bytes] = []
+    heard = threading.Event()
+
+    def on_failed(frame: Any) -> None:
+        verdict.append(frame.body)
+        heard.set()
+        threading.Thread(target=_abort_after_grace, args=("a peer has failed",), daemon=True).start()
+
+    link.handle("run-failed", on_failed)
+    link.introduce(
+        world.world_rank,
+        {
+            "pid": os.getpid(),
+            "hostname": world.hostname,
+            "node_rank": world.node_rank,
+            "local_rank": world.local_rank,
+        },
+    )
+    phase = ["importing"]
+
+    def enter(name: str) -> None:
+        phase[0] = name
+        link.post("phase", phase=name)
+
+    previous = _forward_signals(link)
+    try:
+        settle(run_spec.settings)
+        value = run_training(run_spec, paths=opening.paths, session=session, comm=comm, on_phase=enter)
+        body = b"" if world.world_rank or value is None else spec.pack(value, what="return value")
+        link.post("done", body, reports=session.reports)
+        answer = link.next_command() if not verdict else None
+    except BaseException as error:
+        failure = describe_exception(
+            error,
+            rank=world.world_rank,
+            hostname=world.hostname,
+            pid=os.getpid(),
+            report=session.reports,
+            phase=phase[0],
+        )
+        import json
+
+        link.post("failed", json.dumps(failure.to_json()).encode())
+        heard.wait(_GRACE_S)
+        raise (spec.unpack(verdict[0]) if verdict else WorkerError(failure.message)) from error
+    finally:
+        if previous is not None:
+            signal.signal(signal.SIGUSR2, previous)
+    if answer is None:
+        raise spec.unpack(verdict[0]) if verdict else TrainingFailedError("rank 0 is gone")
+    link.post("bye")
+    link.close()
+    result: Result = spec.unpack(answer.body)
+    if result.error is not None:
+        raise result.error
+    return result
+
+
+def _forward_signals(link: Link) -> Any:
+    """Pass SIGUSR2 on to the executor; return the handler that was there, None outside main."""
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    return signal.signal(signal.SIGUSR2, lambda *_: link.post_signal("SIGUSR2"))
+
+
+def _abort_after_grace(why: str) -> None:
+    """End this rank's world unless the rank ends by itself first."""
+    time.sleep(_GRACE_S)
+    print(f"hpctrain: {why}, and this rank did not notice; ending it.", file=sys.stderr, flush=True)
+    mpi.abort(1)
+
+
+class _Coordinator(threading.Thread):
+    """The executor's part, in a thread of rank 0."""
+
+    def __init__(self, submission: Submission, world: World) -> None:
+        super().__init__(name="hpctrain-coordinator", daemon=True)
+        request = submission.request
+        self._world = world
+        self._recorder = Recorder(
+            paths=request.paths,
+            run_config=request.run_config,
+            status=initial_status(request.paths, submission.plan, request.run_config),
+        )
+        self.attempt_start = self._recorder.begin_attempt(request.resume_from)
+        self._hub = Hub(attempt=self.attempt_start.attempt)
+        self.secret = secrets.token_bytes(SECRET_BYTES)
+        self.addresses = self._hub.listen_tcp(self.secret)
+        self._tracker = AttemptTracker(
+            world_size=world.world_size, first_report=self.attempt_start.first_report
+        )
+        self._workers: dict[int, WorkerMetadata] = {}
+        verbose = request.run_config.verbose
+        self._follower = Follower(request.paths, verbose=0) if verbose else None
+
+    def run(self) -> None:
+        """Watch the ranks until they have ended, and write it all down."""
+        error: BaseException | None = None
+        try:
+            self._watch()
+        except BaseException as raised:
+            error = raised
+        self._recorder.end_attempt(error=error, reports=self._tracker.reports)
+        self._recorder.end(error)
+        if self._follower is not None:
+            self._follower.step(final=True)
+        if error is None or self._tracker.is_done:
+            result = Result.from_path(self._recorder.paths.root)
+            body = spec.pack(
+                Result(path=result.path, status=result.status, error=_plain(error)),
+                what="the result",
+            )
+            self._hub.send("finished", body)
+        else:
+            self._hub.send("run-failed", spec.pack(_plain(error), what="the error"))
+        deadline = time.monotonic() + _GRACE_S
+        while self._hub.num_ranks and time.monotonic() < deadline:
+            self._hub.poll(_POLL_S)
+        self._hub.close()
+
+    def _watch(self) -> None:
+        tracker, recorder = self._tracker, self._recorder
+        stop = StopAgreement(recorder, tracker, self._hub.send)
+        failed_at: float | None = None
+        while not tracker.is_done:
+            for frame in self._hub.poll(_POLL_S):
+                if frame.op == "hello":
+                    self._note(frame.header)
+                for round_ in tracker.feed(frame):
+                    recorder.record(round_, self._hub.send)
+            recorder.tick(phase=tracker.phase, reports=tracker.reports)
+            if self._follower is not None:
+                self._follower.step()
+            stop.step()
+            if failed_at is None and (tracker.has_failed or tracker.uneven_reports()):
+                failed_at = time.monotonic()
+            if failed_at is not None and time.monotonic() - failed_at > 0.5:
+                break
+        if complaint := tracker.uneven_reports():
+            raise TrainingFailedError(complaint)
+        if tracker.has_failed:
+            recorder.keep_failures(tracker.failures.values())
+            failure = explain_failure(
+                tracker,
+                workers=[self._workers[rank] for rank in sorted(self._workers)],
+                paths=recorder.paths,
+                attempt=recorder.status.attempt,
+                checkpoint=recorder.checkpoint_path(),
+                launcher_output="",
+            )
+            recorder.call("after_exception", failure.worker_failures)
+            raise failure
+        recorder.keep_return_value(tracker.return_value)
+        recorder.change(phase="done", reports=tracker.reports)
+        recorder.raise_if_stopped(tracker.reports)
+
+    def _note(self, header: Any) -> None:
+        self._workers[header["rank"]] = WorkerMetadata(
+            rank=header["rank"],
+            hostname=header["hostname"],
+            pid=header["pid"],
+            node_rank=header["node_rank"],
+            local_rank=header["local_rank"],
+        )
+        if len(self._workers) == self._world.world_size:
+            ordered = sorted(self._workers.values(), key=lambda w: (w.node_rank, w.rank))
+            self._recorder.change(
+                state=RunState.RUNNING,
+                world_size=self._world.world_size,
+                nodes=tuple(dict.fromkeys(w.hostname for w in ordered)),
+                phase="importing",
+            )
+
+
+def _plain(error: BaseException | None) -> Any:
+    """Return an error that every rank can open."""
+    if error is None or isinstance(error, HpctrainError):
+        return error
+    return TrainingFailedError(f"{type(error).__name__}: {error} (on {socket.gethostname()})")
