@@ -1,7 +1,7 @@
 """The contract that a framework fulfils: `Backend` and `BackendConfig`.
 
-Ray Train calls a backend's hooks in the driver, which then sends functions to every worker. Here the
-workers are MPI ranks, so the hooks run on every rank, collectively, and talk through the
+Ray Train calls a backend's hooks in the driver, which then sends functions to every worker. Here
+the workers are MPI ranks, so the hooks run on every rank, collectively, and talk through the
 communicator that the ranks already share: nothing has to pass through one process.
 """
 
@@ -43,7 +43,7 @@ class Backend:
         """Set the framework up: process groups, trackers. Collective."""
 
     def on_training_start(self, context: BackendContext, config: Any) -> None:
-        """Do what has to follow `on_start` on all ranks, before the training function. Collective."""
+        """Do what follows `on_start` on all ranks, before the training function. Collective."""
 
     def on_shutdown(self, context: BackendContext, config: Any) -> None:
         """Take the framework down after the training function returned. Collective.

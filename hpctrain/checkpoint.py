@@ -114,7 +114,8 @@ class Checkpoint:
         Parameters
         ----------
         path
-            Target; made if needed. None makes a temporary directory, which is the caller's to delete.
+            Target; made if needed. None makes a temporary directory, which is the caller's to
+            delete.
         """
         target = Path(tempfile.mkdtemp(prefix="hpctrain-checkpoint-") if path is None else path)
         shutil.copytree(
@@ -144,11 +145,7 @@ class Checkpoint:
         CheckpointError
             If the checkpoint is committed already: its files are what its digests say.
         """
-        if (self.path / MANIFEST_NAME).exists():
-            raise CheckpointError(
-                f"{self.path} is committed and does not change. Set metadata before report(), or "
-                f"copy it with to_directory()."
-            )
+        self._refuse_if_committed("metadata")
         (self.path / _METADATA_NAME).write_text(json.dumps(dict(metadata)), encoding="utf-8")
 
     def update_metadata(self, metadata: Mapping[str, Any]) -> None:
@@ -164,6 +161,20 @@ class Checkpoint:
         return spec.unpack(path.read_bytes()) if path.exists() else None
 
     def set_preprocessor(self, preprocessor: Any) -> None:
-        """Store a preprocessor beside the model. Not collective."""
+        """Store a preprocessor beside the model. Not collective.
+
+        Raises
+        ------
+        CheckpointError
+            If the checkpoint is committed already.
+        """
+        self._refuse_if_committed("the preprocessor")
         content = spec.pack(preprocessor, what="the preprocessor")
         (self.path / _PREPROCESSOR_NAME).write_bytes(content)
+
+    def _refuse_if_committed(self, what: str) -> None:
+        if (self.path / MANIFEST_NAME).exists():
+            raise CheckpointError(
+                f"{self.path} is committed and does not change. Set {what} before report(), or "
+                f"copy it with to_directory()."
+            )

@@ -5,12 +5,13 @@ The names are Ray Train's where Ray Train has the field and Slurm's where Slurm 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from os import PathLike, fspath
-from typing import Any, Literal, Union
+from typing import Any, Literal
 
 from hpctrain.callback import UserCallback
 from hpctrain.errors import ConfigError
@@ -18,7 +19,7 @@ from hpctrain.errors import ConfigError
 PlacementStrategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 GpuRequest = Literal["auto", "gpus-per-node", "gpus-per-task", "gres", "gpus"]
 Launcher = Literal["auto", "local", "allocation", "slurm", "spmd", "inline"]
-Stop = Union[Mapping[str, float], Callable[[int, Mapping[str, Any]], bool]]
+Stop = Mapping[str, float] | Callable[[int, Mapping[str, Any]], bool]
 
 LAUNCHERS: tuple[Launcher, ...] = ("auto", "local", "allocation", "slurm", "spmd", "inline")
 _PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
@@ -40,7 +41,7 @@ class SlurmConfig:
     qos: str | None = None
     """``--qos``."""
     time: str | int | timedelta | None = None
-    """``--time``: Slurm's own forms (``"30"``, ``"2:00:00"``, ``"1-12"``), minutes, or a timedelta."""
+    """``--time``: Slurm's own forms (``"30"``, ``"2:00:00"``, ``"1-12"``), minutes, a timedelta."""
     constraint: str | None = None
     """``--constraint``."""
     reservation: str | None = None
@@ -63,7 +64,7 @@ class SlurmConfig:
     srun_args: Sequence[str] = ()
     """Further srun options for the step of the workers."""
     skip_directives: Sequence[str] = ()
-    """Options that the site rejects and that must not be written: ``"mem"``, ``"cpus-per-task"``."""
+    """Options that the site rejects and that are not written: ``"mem"``, ``"cpus-per-task"``."""
     site: str | None = None
     """Name of a site profile (``hpctrain template --list``), or a path of one."""
     mpi: str = "auto"
@@ -118,7 +119,7 @@ class ScalingConfig:
     accelerator_type: str | None = None
     """Type of GPU, in the site's spelling: ``a100`` gives ``--gpus-per-node=a100:4``."""
     label_selector: Mapping[str, str] = field(default_factory=dict)
-    """Node features that every node must have; ``{"cpu": "milan"}`` gives ``--constraint=milan``."""
+    """Features that every node must have; ``{"cpu": "milan"}`` gives ``--constraint=milan``."""
     trainer_resources: Mapping[str, float] = field(default_factory=dict)
     """Ray Train's resources of the coordinator. Here it runs beside the workers of the first node
     and needs next to nothing, so only an empty mapping or ``{"CPU": 0}`` is accepted."""
@@ -141,15 +142,15 @@ class ScalingConfig:
                 f"GPU and memory (bytes); ask for anything else with SlurmConfig(sbatch_args=...)."
             )
         for key, amount in resources.items():
-            if isinstance(amount, bool) or not isinstance(amount, (int, float)) or amount < 0:
+            if not _is_number(amount) or amount < 0:
                 raise ConfigError(
                     f"ScalingConfig(resources_per_worker={{{key!r}: {amount!r}}}): a number that "
                     f"is not negative is needed."
                 )
             if amount != int(amount):
                 raise ConfigError(
-                    f"ScalingConfig(resources_per_worker={{{key!r}: {amount!r}}}): a rank has whole "
-                    f"CPUs, GPUs and bytes. Use {int(amount) + 1}, or fewer workers."
+                    f"ScalingConfig(resources_per_worker={{{key!r}: {amount!r}}}): a rank has "
+                    f"whole CPUs, GPUs and bytes. Use {int(amount) + 1}, or fewer workers."
                 )
         if resources.get("CPU", 1) < 1:
             raise ConfigError(
@@ -249,7 +250,7 @@ class SyncConfig:
 
     def __post_init__(self) -> None:
         """Check every field."""
-        if not isinstance(self.sync_timeout, (int, float)) or self.sync_timeout <= 0:
+        if not _is_number(self.sync_timeout) or self.sync_timeout <= 0:
             raise ConfigError(
                 f"SyncConfig(sync_timeout={self.sync_timeout!r}): seconds, more than 0."
             )
@@ -304,8 +305,8 @@ class RunConfig:
     """Whether the output of a rank goes to a file of its own in the run directory. Otherwise it
     goes wherever the output of the launcher goes."""
     launcher: Launcher = "auto"
-    """Where the ranks start; ``auto`` finds out. ``--launcher`` and ``HPCTRAIN_LAUNCHER``, which are
-    said later, win over this."""
+    """Where the ranks start; ``auto`` finds out. ``--launcher`` and ``HPCTRAIN_LAUNCHER``, which
+    are said later, win over this."""
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -314,15 +315,17 @@ class RunConfig:
                 f"RunConfig(name={self.name!r}): a run is a directory and a Slurm job name. Use 1 "
                 f"to 128 letters, digits, '.', '_', '+' or '-', beginning with a letter or digit."
             )
+        _check_type("RunConfig(storage_path=...)", self.storage_path, str, PathLike)
         object.__setattr__(self, "storage_path", fspath(self.storage_path))
         if "://" in str(self.storage_path):
             raise ConfigError(
-                f"RunConfig(storage_path={self.storage_path!r}) is a URL. Runs live on a filesystem "
-                f"that all nodes share: give a directory there."
+                f"RunConfig(storage_path={self.storage_path!r}) is a URL. Runs live on a "
+                f"filesystem that all nodes share: give a directory there."
             )
         _check_type("RunConfig(failure_config=...)", self.failure_config, FailureConfig)
         _check_type("RunConfig(checkpoint_config=...)", self.checkpoint_config, CheckpointConfig)
         _check_type("RunConfig(sync_config=...)", self.sync_config, SyncConfig)
+        _check_type("RunConfig(callbacks=...)", self.callbacks, Sequence)
         for callback in self.callbacks:
             _check_type("RunConfig(callbacks=[...])", callback, UserCallback)
         object.__setattr__(self, "callbacks", tuple(self.callbacks))
@@ -359,7 +362,7 @@ def time_limit_minutes(time: str | int | timedelta) -> float:
     elif isinstance(time, int):
         minutes = float(time)
     else:
-        match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time)
+        match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", str(time))
         if match is None:
             raise ConfigError(
                 f"SlurmConfig(time={time!r}): Slurm reads minutes, minutes:seconds, "
@@ -390,13 +393,18 @@ def _check_count(what: str, value: object, *, at_least: int, optional: bool = Fa
         raise ConfigError(f"{what} is {value}. It must be {at_least} or more.")
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def _check_choice(what: str, value: object, choices: Sequence[object]) -> None:
     if value not in choices:
         raise ConfigError(f"{what} is {value!r}. One of {', '.join(map(repr, choices))} is needed.")
 
 
-def _check_type(what: str, value: object, kind: type) -> None:
-    if not isinstance(value, kind):
+def _check_type(what: str, value: object, *kinds: type) -> None:
+    if not isinstance(value, kinds):
+        wanted = " or ".join(kind.__name__ for kind in kinds)
         raise ConfigError(
-            f"{what} holds {value!r} of type {type(value).__name__}. A {kind.__name__} is needed."
+            f"{what} holds {value!r} of type {type(value).__name__}. A {wanted} is needed."
         )

@@ -5,12 +5,14 @@ Nothing else in hpctrain reads or writes the environment (ruff's banned-api hold
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 # Variables by which launchers tell a process that it is a rank. A child that inherits them and
 # initialises MPI by itself aborts (MPICH) or brings its parent down (Open MPI), so a rank deletes
@@ -24,6 +26,7 @@ RANK_MARKER = "HPCTRAIN_RANK"
 _LAUNCHER = "HPCTRAIN_LAUNCHER"
 _DETACH = "HPCTRAIN_DETACH"
 _DRY_RUN = "HPCTRAIN_DRY_RUN"
+_SLURM_OVERRIDES = "HPCTRAIN_SLURM"
 
 
 class Home(Enum):
@@ -136,6 +139,17 @@ def dry_run_requested() -> bool:
 def request_dry_run() -> None:
     """Let ``fit()`` print what it would do, and end the process."""
     os.environ[_DRY_RUN] = "1"
+
+
+def slurm_overrides() -> dict[str, Any]:
+    """Return the fields of SlurmConfig that ``hpctrain submit`` was given, by name."""
+    overrides: dict[str, Any] = json.loads(os.environ.get(_SLURM_OVERRIDES) or "{}")
+    return overrides
+
+
+def request_slurm_overrides(fields: Mapping[str, str | int]) -> None:
+    """Ask every ``fit()`` that submits to let these fields of SlurmConfig win over the script's."""
+    os.environ[_SLURM_OVERRIDES] = json.dumps(dict(fields))
 
 
 def in_rank() -> bool:

@@ -4,7 +4,7 @@
 
     HpctrainError
     ├── ConfigError            a value is impossible; raised before anything is submitted or started
-    ├── LaunchError            the scheduler, MPI or a node refused; ``transient`` says if trying again can help
+    ├── LaunchError            the scheduler, MPI or a node refused; ``transient``: try again
     ├── CheckpointError        a checkpoint is missing, damaged, or could not be committed
     ├── WorkerContextError     a function of the training function was called outside of one
     └── TrainingFailedError    ranks were started, and the run did not end well
@@ -102,7 +102,7 @@ class WorkerError(TrainingFailedError):
 
 
 class RunStoppedError(TrainingFailedError):
-    """The run was stopped before its training function ended; calling ``fit()`` again resumes it."""
+    """The run was stopped before its training function ended; ``fit()`` again resumes it."""
 
 
 def _rebuild(cls: type[HpctrainError], message: str, state: dict[str, Any]) -> HpctrainError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -207,7 +208,7 @@ class Result:
 
     @property
     def timings(self) -> dict[str, float]:
-        """Seconds: ``total`` since the run began, ``training`` within attempts, ``lost`` between."""
+        """Seconds: ``total`` since the run began, ``training`` in attempts, ``lost`` between."""
         training = sum(a.ended_at - a.started_at for a in self.attempts if a.ended_at is not None)
         end = self.status.ended_at or self.status.updated_at
         begin = min([self.status.started_at, *(a.started_at for a in self.attempts)])
@@ -235,6 +236,7 @@ def _stored_error(paths: RunPaths, status: RunStatus) -> Exception | None:
     if status.state is not RunState.FAILED:
         return None
     message = status.error or "the run failed"
-    if not message.startswith("rank "):
+    blamed = re.match(r"rank (-?\d+) of \d+ on (\S+) failed", message)
+    if blamed is None:
         return TrainingFailedError(message)
-    return WorkerError(message, rank=int(message.split()[1]))
+    return WorkerError(message, rank=int(blamed.group(1)), hostname=blamed.group(2))

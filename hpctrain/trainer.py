@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar, Union
+from typing import Any, ClassVar
 
 from hpctrain.backend import BackendConfig
 from hpctrain.checkpoint import Checkpoint
@@ -21,7 +21,7 @@ from hpctrain.plan.spec import RunSpec, WorkerSpec
 from hpctrain.result import Result
 from hpctrain.rundir.paths import RunPaths
 
-TrainLoop = Union[Callable[[], Any], Callable[[dict[str, Any]], Any]]
+TrainLoop = Callable[[], Any] | Callable[[dict[str, Any]], Any]
 
 
 class BaseTrainer(abc.ABC):
@@ -74,7 +74,7 @@ class BaseTrainer(abc.ABC):
         """Return a short line."""
         return f"{type(self).__name__}(num_workers={self.scaling_config.num_workers})"
 
-    def setup(self) -> None:
+    def setup(self) -> None:  # noqa: B027  # empty unless a trainer has something to prepare
         """Prepare what `training_loop` needs; called by `fit` first. Not collective."""
 
     @abc.abstractmethod
@@ -160,8 +160,8 @@ class DataParallelTrainer(BaseTrainer):
         *,
         train_loop_config: Mapping[str, Any] | None = None,
         backend_config: BackendConfig | None = None,
-        scaling_config: ScalingConfig | None = None,
         dataset_config: DataConfig | None = None,
+        scaling_config: ScalingConfig | None = None,
         run_config: RunConfig | None = None,
         datasets: Mapping[str, Any] | None = None,
         metadata: Mapping[str, Any] | None = None,
@@ -227,7 +227,7 @@ class DataParallelTrainer(BaseTrainer):
             The run directory.
         train_loop_per_worker, train_loop_config, datasets, preprocessor, scaling_config
             Replace what the run was begun with. `datasets` must have the same names.
-        changes
+        **changes
             Further arguments of the trainer.
 
         Raises
@@ -292,8 +292,8 @@ def takes_config(train_loop: Any) -> bool:
     if len(needed) > 1:
         name = getattr(train_loop, "__name__", repr(train_loop))
         raise ConfigError(
-            f"{name}({', '.join(p.name for p in needed)}) takes {len(needed)} arguments. A training "
-            f"function takes none, or one: the train_loop_config. Put the rest into "
+            f"{name}({', '.join(p.name for p in needed)}) takes {len(needed)} arguments. A "
+            f"training function takes none, or one: the train_loop_config. Put the rest into "
             f"train_loop_config."
         )
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]

@@ -24,6 +24,7 @@ from hpctrain.control.wire import (
 )
 
 SECRET_BYTES = 32
+UNKNOWN_RANK = -1
 _SIOCGIFADDR = 0x8915
 
 
@@ -92,8 +93,9 @@ class Hub:
             frames = key.data(mask)
             if frames:
                 events += frames
-        # What died with its connection is told before what its peers say of it.
-        return sorted(events, key=lambda frame: frame.op != "lost")
+        # What a dying rank has said, and its death, are told before what its peers say of it.
+        lost = {frame.header["rank"] for frame in events if frame.op == "lost"}
+        return sorted(events, key=lambda frame: frame.header.get("rank") not in lost)
 
     def send(
         self, op: str, body: bytes = b"", *, ranks: Collection[int] | None = None, **details: Any
@@ -144,9 +146,10 @@ class Hub:
         """Close everything; ranks that are left see that their executor is gone."""
         for peer in list(self._peers.values()):
             self._drop(peer)
-        for listener in self._listeners:
-            self._selector.unregister(listener)
-            listener.close()
+        # Listeners, and whoever has not proved yet that it knows the secret.
+        for key in list((self._selector.get_map() or {}).values()):
+            if isinstance(key.fileobj, socket.socket):
+                key.fileobj.close()
         self._selector.close()
         if self._unix_path is not None:
             self._unix_path.unlink(missing_ok=True)
@@ -163,11 +166,16 @@ class Hub:
 
     def _accept_remote(self, listener: socket.socket) -> None:
         sock, _ = listener.accept()
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         nonce = secrets.token_bytes(NONCE_BYTES)
         assert self._secret is not None
         proof = answer_challenge(self._secret, nonce)
-        sock.send(nonce)
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.send(nonce)
+        except OSError:
+            # Whoever it was has gone again: a port scan, say.
+            sock.close()
+            return
         sock.setblocking(False)
         received = bytearray()
 
@@ -206,7 +214,7 @@ class Hub:
             frames = peer.frames.receive()
         except ProtocolError:
             self._drop(peer)
-            return []
+            return [self._lost(peer, rank) for rank in sorted(peer.ranks)]
         peer.last_heard = time.monotonic()
         events = [frame for frame in frames if frame.header.get("attempt") == self._attempt]
         for frame in events:
@@ -217,11 +225,15 @@ class Hub:
         return [frame for frame in events if frame.op not in ("agent", "beat")]
 
     def _note(self, peer: _Peer, frame: Frame) -> None:
-        if frame.op == "agent":
+        if frame.op == "starting" and not peer.is_agent:
+            # A rank that dies before it knows its number is rank -1.
+            peer.ranks.add(UNKNOWN_RANK)
+        elif frame.op == "agent":
             peer.is_agent = True
             peer.hostname = str(frame.header["hostname"])
         elif frame.op == "hello":
             rank = int(frame.header["rank"])
+            peer.ranks.discard(UNKNOWN_RANK)
             peer.ranks.add(rank)
             self._peer_of[rank] = peer
         elif frame.op in ("bye", "lost"):

@@ -162,13 +162,14 @@ class Link:
 
     def _send_behind(self) -> None:
         """Send what reports left behind, a batch every 20 ms."""
+        select.select([], [], [], _FLUSH_INTERVAL_S)
         while not self._frames.closed:
-            select.select([], [], [], _FLUSH_INTERVAL_S)
             with self._lock:
                 self._last_flush = time.monotonic()
                 if self._frames.flush():
                     self._armed = False
                     return
+            select.select([], [self._frames], [], _FLUSH_INTERVAL_S)
 
 
 def encode_header(rank: int, attempt: int) -> bytes:

@@ -134,7 +134,10 @@ class FrameSocket:
             if end > available:
                 break
             raw = bytes(self._inbox[start:end])
-            header = json.loads(raw[_LENGTHS.size : _LENGTHS.size + header_bytes])
+            try:
+                header = json.loads(raw[_LENGTHS.size : _LENGTHS.size + header_bytes])
+            except ValueError as error:
+                raise ProtocolError(f"a header that is not JSON: {error}") from error
             frames.append(Frame(header, raw[_LENGTHS.size + header_bytes :], raw))
             start = end
         del self._inbox[:start]

@@ -13,6 +13,7 @@ import socket
 import sys
 from pathlib import Path
 
+from hpctrain.control.hub import UNKNOWN_RANK
 from hpctrain.control.link import LinkTimeoutError, connect_tcp
 from hpctrain.control.wire import FrameSocket, encode_frame
 from hpctrain.worker.node_socket import node_socket_path
@@ -38,7 +39,7 @@ class Agent:
         self._attempt = attempt
         self._uplink = FrameSocket(uplink)
         self._path = path
-        self._ranks: dict[FrameSocket, int] = {}
+        self._ranks: dict[FrameSocket, int | None] = {}
         self._selector = selectors.DefaultSelector()
 
     def run(self) -> None:
@@ -56,8 +57,10 @@ class Agent:
                 self._step(listener)
         finally:
             # Ranks that are left see the end of their stream, and leave.
-            for frames in self._ranks:
-                frames.close()
+            for key in list(self._selector.get_map().values()):
+                if isinstance(key.fileobj, (FrameSocket, socket.socket)):
+                    key.fileobj.close()
+            self._selector.close()
             shutil.rmtree(self._path.parent, ignore_errors=True)
 
     def _step(self, listener: socket.socket) -> None:
@@ -83,21 +86,23 @@ class Agent:
     def _accept(self, listener: socket.socket) -> None:
         sock, _ = listener.accept()
         frames = FrameSocket(sock)
-        self._ranks[frames] = -1
+        self._ranks[frames] = None
         self._selector.register(frames, selectors.EVENT_READ)
 
     def _pass_up(self, frames: FrameSocket) -> None:
         for frame in frames.receive():
-            if frame.op == "hello":
+            if frame.op == "starting":
+                self._ranks[frames] = UNKNOWN_RANK
+            elif frame.op == "hello":
                 self._ranks[frames] = int(frame.header["rank"])
             elif frame.op == "bye":
-                self._ranks[frames] = -1
+                self._ranks[frames] = None
             self._uplink.queue(frame.raw)
         if frames.closed:
             rank = self._ranks.pop(frames)
             self._selector.unregister(frames)
             frames.close()
-            if rank >= 0:
+            if rank is not None:
                 self._say("lost", rank=rank)
         self._uplink.flush()
         self._watch(self._uplink)
@@ -109,7 +114,7 @@ class Agent:
                 return
             wanted = frame.header.get("ranks")
             for frames, rank in self._ranks.items():
-                if rank >= 0 and (wanted is None or rank in wanted):
+                if rank is not None and (wanted is None or rank in wanted):
                     frames.post(frame.raw)
                     self._watch(frames)
 

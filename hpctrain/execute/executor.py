@@ -22,7 +22,7 @@ from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.stop import StopAgreement
 from hpctrain.execute.worker_group import WorkerGroup
 from hpctrain.plan.launch_plan import LaunchPlan
-from hpctrain.rundir.ledger import append_event, count_attempts
+from hpctrain.rundir.ledger import count_attempts
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunState, RunStatus
 
@@ -77,17 +77,20 @@ class Executor:
             while True:
                 try:
                     self._run_attempt()
-                except (RunStoppedError, LaunchError):
+                    break
+                except RunStoppedError:
                     raise
+                except LaunchError as error:
+                    decision = policy.after_start_failure(transient=error.transient)
+                    if not decision.restart:
+                        raise
+                    failed: Exception = error
                 except TrainingFailedError as error:
                     decision = policy.after_worker_failure()
                     if not decision.restart:
                         raise
-                    append_event(
-                        self._paths, "restart", reason=decision.reason, after=str(error)[:400]
-                    )
-                    continue
-                break
+                    failed = error
+                self.recorder.note("restart", reason=decision.reason, after=str(failed)[:400])
         except BaseException as error:
             self.recorder.end(error)
             raise
@@ -127,6 +130,9 @@ class Executor:
             raise
         finally:
             backend.shutdown(graceful=error is None)
+            # First of all, since a full disk is a usual reason: what is half written goes.
+            recorder.store.remove_unfinished()
+            recorder.keep_failures(backend.tracker.failures.values())
             recorder.end_attempt(error=error, reports=backend.tracker.reports)
 
     def _watch(self, backend: BackendExecutor) -> None:
@@ -146,7 +152,6 @@ class Executor:
             raise TrainingFailedError(complaint)
         value = backend.finish_training()
         if tracker.has_failed:
-            self.recorder.keep_failures(tracker.failures.values())
             # The launcher says how a silent rank died only when it has cleaned up after it.
             backend.worker_group.await_launcher(5.0)
             error = explain_failure(

@@ -32,11 +32,14 @@ _BY_HINT = {
 }
 
 
-def first_failure(tracker: AttemptTracker) -> tuple[int, RankFailure | None]:
+def first_failure(
+    tracker: AttemptTracker, launcher_output: str = ""
+) -> tuple[int, RankFailure | None]:
     """Return the rank to blame, and what it said if it said anything.
 
     Not collective. A rank that died without a word comes before ranks that complain about a peer;
-    otherwise the first that was heard of.
+    otherwise the first that was heard of. Of several silent ones the launcher may have said which
+    it did not end itself.
     """
     causes = [
         failure for failure in tracker.failures.values() if not _COLLATERAL.search(failure.message)
@@ -45,9 +48,19 @@ def first_failure(tracker: AttemptTracker) -> tuple[int, RankFailure | None]:
     if causes:
         return causes[0].rank, causes[0]
     if silent:
-        return silent[0], None
+        named = _ranks_that_launcher_blames(launcher_output)
+        return next((rank for rank in named if rank in silent), silent[0]), None
     failure = next(iter(tracker.failures.values()))
     return failure.rank, failure
+
+
+def _ranks_that_launcher_blames(output: str) -> list[int]:
+    # srun: "srun: error: node2: task 3: Exited with exit code 7"; those that it ends are Terminated.
+    # Open MPI: "process rank 2 with PID 0 on node x exited on signal 9".
+    found = re.findall(
+        r"\btask (\d+): (?!Terminated)|process rank (\d+) with PID \d+ on node", output
+    )
+    return [int(task or rank) for task, rank in found]
 
 
 def explain_failure(
@@ -60,7 +73,7 @@ def explain_failure(
     launcher_output: str,
 ) -> WorkerError:
     """Return the error that ``fit()`` raises. Not collective."""
-    rank, failure = first_failure(tracker)
+    rank, failure = first_failure(tracker, launcher_output)
     worker = workers[rank] if 0 <= rank < len(workers) else None
     hostname = worker.hostname if worker else (failure.hostname if failure else "unknown")
     if failure is not None:
@@ -68,7 +81,9 @@ def explain_failure(
         where = f"after report {failure.report}" if failure.report else f"in phase {failure.phase}"
     else:
         where = "without a word"
-        reason = _cause_of_death(launcher_output, rank, worker.pid if worker else -1)
+        reason = _cause_of_death(
+            launcher_output, rank, worker.pid if worker else -1, paths.rank_log(attempt, rank)
+        )
         if tracker.lost.get(rank):
             reason = "the agent of its node is gone too: the node, or its network, is down"
     log = paths.rank_log(attempt, rank)
@@ -87,22 +102,23 @@ def explain_failure(
     )
 
 
-def _cause_of_death(launcher_output: str, rank: int, pid: int) -> str:
-    """Return how a process ended that could not say it itself, from what its launcher printed."""
+def _cause_of_death(launcher_output: str, rank: int, pid: int, log: Path) -> str:
+    """Return how a process ended that could not say it itself."""
+    # faulthandler's word, the last in the log of a rank that crashed.
+    if crash := re.search(r"^Fatal Python error: (.+)$", _end_of(log), re.MULTILINE):
+        return f"{crash.group(1)}, a crash in compiled code; its log ends with the Python stack"
     status = None
-    # hydra: "=   PID 123 RUNNING AT host" and "=   EXIT CODE: 9"; a signal's number or a status.
+    # hydra: "=   PID 123 RUNNING AT host" and "=   EXIT CODE: 9"; a signal's number or a status. It
+    # can be that of a rank which hydra itself killed afterwards, hence the pid.
     if found := re.search(rf"PID {pid} RUNNING AT.*?EXIT CODE: (\d+)", launcher_output, re.DOTALL):
         status = found.group(1)
         if re.search(r"EXIT STRING:.*signal", launcher_output) and status in _SIGNALS:
             status = _SIGNALS[status]
-    # srun: "srun: error: node2: task 3: Exited with exit code 7", "... task 1: Killed".
-    task = rf"tasks? (?:[\d,-]*\b)?{rank}\b[^:]*"
-    if found := re.search(rf"{task}: Exited with exit code (\d+)", launcher_output):
-        status = found.group(1)
-    if re.search(rf"{task}: Killed", launcher_output):
-        status = "SIGKILL"
-    if re.search(rf"{task}: Segmentation fault", launcher_output):
-        status = "SIGSEGV"
+    # srun: "srun: error: node2: task 3: Exited with exit code 7", "... tasks 0-2,5: Killed".
+    srun = r"tasks? ([\d,-]+): (?:Exited with exit code (\d+)|(Killed)|Segmentation fault)"
+    for tasks, code, killed in re.findall(srun, launcher_output):
+        if _holds(tasks, rank):
+            status = code or ("SIGKILL" if killed else "SIGSEGV")
     if re.search(r"oom.?kill|out of memory", launcher_output, re.IGNORECASE):
         return "killed by the kernel, out of memory"
     if status is None:
@@ -110,3 +126,16 @@ def _cause_of_death(launcher_output: str, rank: int, pid: int) -> str:
     if status in _BY_HINT:
         return _BY_HINT[status]
     return f"killed by {status}" if status.startswith("SIG") else f"exited with status {status}"
+
+
+def _holds(ranges: str, rank: int) -> bool:
+    """Return whether srun's list of tasks, such as ``0-2,5``, has a rank."""
+    bounds = (part.partition("-") for part in ranges.split(","))
+    return any(int(first) <= rank <= int(last or first) for first, _, last in bounds)
+
+
+def _end_of(log: Path) -> str:
+    try:
+        return log.read_bytes()[-20000:].decode(errors="replace")
+    except FileNotFoundError:
+        return ""

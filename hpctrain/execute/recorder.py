@@ -72,8 +72,12 @@ class Recorder:
 
     def change(self, **changes: Any) -> None:
         """Change the status and write it."""
-        self._status = write_status(self.paths, self._status.with_changes(**changes))
+        self._status = self._status.with_changes(**changes)
         self._written_at = time.monotonic()
+        try:
+            self._status = write_status(self.paths, self._status)
+        except OSError as error:
+            self._complain("status.json", error)
 
     def tick(self, *, phase: str, reports: int) -> None:
         """Write the status if it is old, and look for a request to stop."""
@@ -95,7 +99,7 @@ class Recorder:
         self.store.remove_unfinished()
         manifest, complaints = self.store.newest_good()
         for complaint in complaints:
-            append_event(self.paths, "checkpoint-damaged", error=complaint)
+            self.note("checkpoint-damaged", error=complaint)
             print(f"hpctrain: {complaint} It is set aside.", file=sys.stderr, flush=True)
         if manifest is None:
             self.latest = None
@@ -114,9 +118,7 @@ class Recorder:
             checkpoint=None if manifest is None else manifest.name,
             reports=start.first_report,
         )
-        append_event(
-            self.paths,
-            "attempt-started",
+        self.note("attempt-started",
             attempt=attempt,
             job_id=self._status.job_id,
             host=socket.gethostname(),
@@ -131,9 +133,7 @@ class Recorder:
         if error is not None:
             first_line = (str(error).splitlines() or [""])[0]
             cause = f"{type(error).__name__}: {first_line}"
-        append_event(
-            self.paths,
-            "attempt-ended",
+        self.note("attempt-ended",
             attempt=self._status.attempt,
             cause=cause,
             reports=reports,
@@ -163,7 +163,7 @@ class Recorder:
                 self._call_one(callback, hook, context, *args)
             except Exception as error:
                 described = f"{type(callback).__name__}.{hook}: {type(error).__name__}: {error}"
-                append_event(self.paths, "callback-failed", error=described)
+                self.note("callback-failed", error=described)
                 print(f"hpctrain: callback failed: {described}", file=sys.stderr, flush=True)
                 if callback.fatal:
                     raise
@@ -181,8 +181,11 @@ class Recorder:
         """Store what failed ranks said of themselves."""
         for failure in failures:
             path = self.paths.failure(self._status.attempt, max(failure.rank, 0))
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(path, json.dumps(failure.to_json(), indent=1).encode())
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_atomic(path, json.dumps(failure.to_json(), indent=1).encode())
+            except OSError as error:
+                self._complain(path.name, error)
 
     def raise_if_stopped(self, reports: int) -> None:
         """Raise if the ranks returned because they were told to, not because a goal was reached.
@@ -212,8 +215,23 @@ class Recorder:
             ended_at=time.time(),
             metrics=self.progress() or self._status.metrics,
         )
-        append_event(self.paths, "run-ended", state=state.value, error=message)
+        self.note("run-ended", state=state.value, error=message)
         self.call("on_finish", Result.from_path(self.paths.root))
+
+    def note(self, event: str, **details: Any) -> None:
+        """Append an event to the ledger."""
+        try:
+            append_event(self.paths, event, **details)
+        except OSError as error:
+            self._complain("ledger.jsonl", error)
+
+    def _complain(self, what: str, error: OSError) -> None:
+        # A full disk must not end a run whose ranks may never write to it; they say so themselves.
+        print(
+            f"hpctrain: cannot write {what} in {self.paths.root}: {error.strerror}",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def _call_one(self, callback: UserCallback, hook: str, context: RunContext, *args: Any) -> None:
         getattr(callback, hook)(context, *args)

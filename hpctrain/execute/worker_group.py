@@ -314,14 +314,16 @@ class WorkerGroup:
                     raise LaunchError(failure.message)
                 elif frame.op == "lost":
                     raise LaunchError(
-                        f"rank {header['rank']} died while the group of {len(self)} ranks was "
-                        f"starting.{self._launcher_said()}"
+                        f"a rank died while the group of {len(self)} ranks was "
+                        f"starting.{self._launcher_said()}",
+                        transient=True,
                     )
             if self._step.returncode() is not None and not self._hub.poll(_POLL_S):
                 raise LaunchError(
                     f"{Path(self._step.argv[0]).name} ended with status {self._step.returncode()} "
                     f"after {len(self._workers)} of {len(self)} ranks had joined."
-                    f"{self._launcher_said()}"
+                    f"{self._launcher_said()}",
+                    transient=True,
                 )
             if self._agents is not None and self._agents.returncode():
                 raise LaunchError(

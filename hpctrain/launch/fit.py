@@ -8,7 +8,14 @@ from hpctrain import environ
 from hpctrain.errors import ConfigError
 from hpctrain.launch.existing import Existing, decide_on_existing
 from hpctrain.launch.record import write_plan_and_spec
-from hpctrain.launch.request import Request, Submission, choose_launcher, make_plan, make_spec
+from hpctrain.launch.request import (
+    Request,
+    Submission,
+    choose_launcher,
+    make_plan,
+    make_spec,
+    override_slurm,
+)
 from hpctrain.result import Result
 
 
@@ -48,6 +55,10 @@ def fit(request: Request) -> Result:
             print(f"hpctrain: run {request.run_config.name} is finished: {request.paths.root}")
         return Result.from_path(request.paths.root)
     if existing is Existing.FOLLOW:
+        if environ.detach_requested():
+            from hpctrain.launch.slurm import detach
+
+            detach(request.paths)
         from hpctrain.launch.follow import follow_to_end
 
         return follow_to_end(request.paths, verbose=request.run_config.verbose)
@@ -78,6 +89,8 @@ def prepare(request: Request, launcher: str) -> Submission:
     ConfigError
         If something is impossible.
     """
+    if launcher == "slurm":
+        request = override_slurm(request, environ.slurm_overrides())
     plan, site = make_plan(request, launcher)
     return Submission(request=request, plan=plan, site=site, spec=make_spec(request, plan))
 

@@ -6,57 +6,127 @@ import json
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from hpctrain.result import Result
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunStatus, read_status
+
+if TYPE_CHECKING:
+    from hpctrain.result import Result
 
 _LOCAL_INTERVAL_S = 0.2
 _REMOTE_INTERVAL_S = 1.0
 _REPORT_INTERVAL_S = 1.0
+# Importing rich takes longer than a short run.
+_STATUS_LINE_AFTER_S = 1.0
+_RATE_WINDOW_S = 20.0
+_BYTES_AT_START = 2**20
 
 
 class Tail:
-    """What was appended to a file since the last look."""
+    """What was appended to a file since the last look.
 
-    def __init__(self, path: Path) -> None:
+    Parameters
+    ----------
+    path
+        The file, which may not exist yet.
+    last_bytes
+        Of a file that is longer at the first look, only so much of its end is read.
+    """
+
+    def __init__(self, path: Path, *, last_bytes: int | None = None) -> None:
         self.path = path
+        self._last_bytes = last_bytes
         self._offset = 0
+        self._rest = b""
+        self._begins_inside_line = False
 
-    def read(self) -> list[str]:
-        """Return the complete lines that are new."""
+    def read(self, *, final: bool = False) -> list[str]:
+        """Return the complete lines that are new; `final` returns an incomplete one too."""
         try:
             with open(self.path, "rb") as file:
+                if self._last_bytes is not None:
+                    self._skip_to_last_bytes(file.seek(0, 2))
                 file.seek(self._offset)
                 content = file.read()
         except FileNotFoundError:
             return []
-        end = content.rfind(b"\n") + 1
-        self._offset += end
-        return content[:end].decode("utf-8", errors="replace").splitlines()
+        self._offset += len(content)
+        *lines, rest = (self._rest + content).split(b"\n")
+        if self._begins_inside_line and lines:
+            del lines[0]
+            self._begins_inside_line = False
+        # A progress bar writes for hours without a newline: only its last state is kept.
+        self._rest = _as_shown(rest) + (b"\r" if rest.endswith(b"\r") else b"")
+        if final and self._rest:
+            lines.append(self._rest)
+            self._rest = b""
+        return [_as_shown(line).decode("utf-8", errors="replace") for line in lines]
 
     def skip_to_end(self) -> None:
         """Begin with what is appended from now on."""
         self._offset = self.path.stat().st_size if self.path.exists() else 0
 
+    def _skip_to_last_bytes(self, size: int) -> None:
+        assert self._last_bytes is not None
+        self._offset = max(0, size - self._last_bytes)
+        self._last_bytes = None
+        if self._offset:
+            self._begins_inside_line = True
+
+
+class StatusLine:
+    """The bottom line of a terminal; everything else scrolls above it.
+
+    Parameters
+    ----------
+    out
+        The terminal.
+    """
+
+    def __init__(self, out: TextIO) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console(file=out)
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._live.start()
+        # A process that is killed would leave the terminal without a cursor.
+        self._console.show_cursor(True)
+
+    def say(self, line: str) -> None:
+        """Print a line above."""
+        self._console.out(line, highlight=False)
+
+    def show(self, line: str) -> None:
+        """Replace the bottom line."""
+        from rich.text import Text
+
+        self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
+
+    def close(self) -> None:
+        """Take the bottom line away."""
+        self._live.stop()
+
 
 class Follower:
-    """Shows states, reports and what ranks print.
+    """Shows states, reports and what ranks print. What goes wrong in it never ends a run.
 
     Parameters
     ----------
     paths
         The run directory.
     verbose
-        1: rank 0's output. 2: every rank's.
+        0: no output of ranks. 1: rank 0's. 2: every rank's.
     out
-        Where to.
+        Where to. A terminal gets a status line (unless ranks print there themselves, `verbose` 0),
+        everything else a line a second at most.
     from_start
-        Whether what was reported before is shown too.
+        Whether what was reported and printed before is shown too, the end of it at least.
     """
 
     def __init__(
@@ -70,7 +140,8 @@ class Follower:
         self._paths = paths
         self._verbose = verbose
         self._out = out or sys.stdout
-        self._metrics = Tail(paths.metrics)
+        self._last_bytes = _BYTES_AT_START if from_start else None
+        self._metrics = Tail(paths.metrics, last_bytes=self._last_bytes)
         if not from_start:
             self._metrics.skip_to_end()
         self._logs: dict[int, Tail] = {}
@@ -78,14 +149,25 @@ class Follower:
         self._told = ""
         self._held_back: str | None = None
         self._shown_at = 0.0
+        self._rate = _ReportRate()
+        self._began_at = time.monotonic()
+        self._status_line: StatusLine | None = None
+        self._wants_status_line = verbose > 0 and _is_terminal(self._out)
+        self._is_broken = False
 
     def step(self, *, final: bool = False) -> RunStatus | None:
         """Show what is new; return the status. `final` shows also what was held back."""
-        status = read_status(self._paths)
-        if status is not None:
-            self._show_status(status)
-            self._show_logs(status)
-        self._show_reports(final=final)
+        try:
+            status = read_status(self._paths)
+        except OSError:
+            # NFS: a file that is replaced while it is read can be "stale" for a moment.
+            return None
+        if not self._is_broken:
+            try:
+                self._show(status, final=final)
+            # Whatever a closed pipe, a full disk or a strange terminal does to the display.
+            except Exception as error:
+                self._give_up(error)
         return status
 
     @contextmanager
@@ -106,12 +188,45 @@ class Follower:
             thread.join(timeout=5.0)
             self.step(final=True)
 
+    def close(self) -> None:
+        """Take the status line away. Harmless if repeated."""
+        line, self._status_line = self._status_line, None
+        if line is not None:
+            line.close()
+
+    def _show(self, status: RunStatus | None, *, final: bool) -> None:
+        final = final or (status is not None and status.state.is_final)
+        if final:
+            self.close()
+        elif self._is_time_for_status_line():
+            self._status_line = StatusLine(self._out)
+        if status is not None:
+            if status.attempt != self._attempt:
+                self._show_logs(final=True)
+                self._begin_attempt(status)
+            if not status.state.is_final:
+                self._show_status(status)
+        self._show_logs(final=final)
+        self._show_reports(final=final)
+        if status is not None:
+            # The last word comes last.
+            if status.state.is_final:
+                self._show_status(status)
+            if self._status_line is not None:
+                self._status_line.show(self._summarize(status))
+
+    def _is_time_for_status_line(self) -> bool:
+        if self._status_line is not None or not self._wants_status_line:
+            return False
+        return time.monotonic() - self._began_at > _STATUS_LINE_AFTER_S
+
+    def _begin_attempt(self, status: RunStatus) -> None:
+        self._attempt = status.attempt
+        self._logs = {}
+
     def _show_status(self, status: RunStatus) -> None:
-        if status.attempt != self._attempt:
-            self._attempt = status.attempt
-            self._logs = {}
         told = status.state.value
-        if status.state.value == "running":
+        if told == "running":
             told += (
                 f" attempt {status.attempt}: {status.world_size} ranks on {', '.join(status.nodes)}"
             )
@@ -120,34 +235,84 @@ class Follower:
         if told != self._told:
             self._say(f"hpctrain: {status.name} {told}")
         self._told = told
+        if status.attempt and status.world_size:
+            for rank in range(status.world_size)[: None if self._verbose > 1 else self._verbose]:
+                if rank not in self._logs:
+                    log = self._paths.rank_log(status.attempt, rank)
+                    self._logs[rank] = Tail(log, last_bytes=self._last_bytes)
 
-    def _show_logs(self, status: RunStatus) -> None:
-        if status.attempt == 0 or not status.world_size:
-            return
-        ranks = range(status.world_size) if self._verbose > 1 else range(1)
-        for rank in ranks:
-            if rank not in self._logs:
-                self._logs[rank] = Tail(self._paths.rank_log(status.attempt, rank))
+    def _show_logs(self, *, final: bool) -> None:
+        for rank, log in self._logs.items():
             label = f"[{rank}] " if self._verbose > 1 else ""
-            for line in self._logs[rank].read():
+            for line in log.read(final=final):
                 self._say(f"{label}{line}")
 
     def _show_reports(self, *, final: bool) -> None:
-        for line in self._metrics.read():
-            self._held_back = _format_report(json.loads(line))
+        # Only the last of them is shown, so only it is parsed.
+        for line in self._metrics.read()[-1:]:
+            report = json.loads(line)
+            self._rate.add(report["time"], report["report"])
+            self._held_back = _format_report(report)
         now = time.monotonic()
-        if self._held_back and (final or now - self._shown_at >= _REPORT_INTERVAL_S):
+        due = not self._wants_status_line and now - self._shown_at >= _REPORT_INTERVAL_S
+        if self._held_back and (final or due):
             self._say(self._held_back)
             self._held_back, self._shown_at = None, now
 
+    def _summarize(self, status: RunStatus) -> str:
+        parts = [status.name, status.state.value]
+        if status.phase and status.phase != "training":
+            parts.append(status.phase)
+        if self._held_back:
+            parts += [self._rate.describe(), self._held_back]
+        return "  ".join(part for part in parts if part)
+
     def _say(self, line: str) -> None:
-        print(line, file=self._out, flush=True)
+        if self._status_line is not None:
+            self._status_line.say(line)
+        else:
+            print(line, file=self._out, flush=True)
+
+    def _give_up(self, error: Exception) -> None:
+        self._is_broken = True
+        try:
+            self.close()
+            if not isinstance(error, BrokenPipeError):
+                print(
+                    f"hpctrain: the display ends ({type(error).__name__}: {error}), the run goes "
+                    f"on. Look at it with: hpctrain status {self._paths.root}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+        except Exception:  # stderr may be what is broken
+            pass
+
+
+class _ReportRate:
+    """Reports a second, over the last seconds."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, int]] = deque()
+
+    def add(self, at: float, number: int) -> None:
+        if self._samples and number < self._samples[-1][1]:
+            # An attempt that resumed from an earlier report.
+            self._samples.clear()
+        self._samples.append((at, number))
+        while len(self._samples) > 2 and at - self._samples[0][0] > _RATE_WINDOW_S:
+            self._samples.popleft()
+
+    def describe(self) -> str:
+        if not self._samples:
+            return ""
+        (begin, first), (end, last) = self._samples[0], self._samples[-1]
+        return f"{(last - first) / (end - begin):.3g} reports/s" if end > begin else ""
 
 
 def follow_to_end(paths: RunPaths, *, verbose: int) -> Result:
     """Follow a run that another process runs, until it ends; return its result.
 
-    Not collective. The follower can be killed without harm to the run.
+    Not collective. The follower can be killed without harm to the run; Ctrl-C says so.
 
     Raises
     ------
@@ -157,22 +322,47 @@ def follow_to_end(paths: RunPaths, *, verbose: int) -> Result:
         If its job has ended and the executor never said so: it could not begin, or was killed.
     """
     from hpctrain.launch.liveness import Liveness
+    from hpctrain.result import Result
 
     follower = Follower(paths, verbose=verbose, from_start=True)
     liveness = Liveness(paths)
-    while True:
-        status = follower.step() if verbose else read_status(paths)
-        if status is not None:
-            if status.state.is_final:
-                break
-            liveness.check(status)
-        time.sleep(_REMOTE_INTERVAL_S)
-    if verbose:
-        follower.step(final=True)
+    try:
+        while True:
+            status = follower.step() if verbose else read_status(paths)
+            if status is not None:
+                if status.state.is_final:
+                    break
+                liveness.check(status)
+            time.sleep(_REMOTE_INTERVAL_S)
+        if verbose:
+            follower.step(final=True)
+    except KeyboardInterrupt:
+        follower.close()
+        print(
+            f"\nhpctrain: detached from {paths.root.name}, which goes on. Follow it again with: "
+            f"hpctrain attach {paths.root}   End it with: hpctrain cancel {paths.root}",
+            file=sys.stderr,
+            flush=True,
+        )
+        raise
+    finally:
+        follower.close()
     result = Result.from_path(paths.root)
     if result.error is not None:
         raise result.error
     return result
+
+
+def _is_terminal(out: TextIO) -> bool:
+    try:
+        return out.isatty()
+    except (AttributeError, ValueError):  # not a whole file, or closed
+        return False
+
+
+def _as_shown(line: bytes) -> bytes:
+    """Return what a terminal still shows of a line that was overwritten after carriage returns."""
+    return line.rstrip(b"\r").rpartition(b"\r")[2]
 
 
 def _format_report(report: dict[str, Any]) -> str:

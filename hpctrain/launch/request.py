@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from hpctrain import environ
 from hpctrain.config import LAUNCHERS, RunConfig, ScalingConfig
@@ -114,6 +115,14 @@ def choose_launcher(scaling_config: ScalingConfig, run_config: RunConfig) -> str
             f"{scaling_config.num_workers}. Use num_workers=0."
         )
     return _LAUNCHER_OF[current_home()] if asked == "auto" else asked
+
+
+def override_slurm(request: Request, fields: Mapping[str, Any]) -> Request:
+    """Return a request with some fields of its SlurmConfig replaced. Not collective."""
+    scaling = request.scaling_config
+    return replace(
+        request, scaling_config=replace(scaling, slurm=replace(scaling.slurm, **fields))
+    )
 
 
 def make_plan(request: Request, launcher: str) -> tuple[LaunchPlan, Site]:

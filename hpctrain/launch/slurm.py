@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 from hpctrain import environ
 from hpctrain.errors import LaunchError
@@ -17,7 +17,7 @@ from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.result import Result
 from hpctrain.rundir.ledger import append_event, count_attempts
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.status import RunState, RunStatus, write_status
+from hpctrain.rundir.status import RunState, RunStatus, read_status, write_status
 
 # BSD's sysexits.h: EX_NOINPUT.
 _EXIT_STORAGE_INVISIBLE = 66
@@ -49,17 +49,26 @@ def submit(submission: Submission) -> Result:
     _write_unless_begun(paths, status)
     append_event(paths, "submitted", job_id=job_id, directives=dict(plan.directives))
     if environ.detach_requested():
-        print(f"{job_id}", flush=True)
-        print(
-            f"hpctrain: submitted {paths.root.name} as job {job_id}. Follow it with: hpctrain "
-            f"attach {paths.root}",
-            file=sys.stderr,
-            flush=True,
-        )
-        raise SystemExit(0)
+        detach(paths)
     if request.run_config.verbose:
         print(f"hpctrain: submitted {paths.root.name} as job {job_id}: {paths.root}", flush=True)
     return follow_to_end(paths, verbose=request.run_config.verbose)
+
+
+def detach(paths: RunPaths) -> NoReturn:
+    """Print the job id of a run, and nothing else on stdout; end this process. Not collective."""
+    status = read_status(paths)
+    assert status is not None
+    job = status.job_id or ""
+    # `hpctrain submit` sends what the script itself prints to stderr.
+    print(job, file=sys.__stdout__, flush=True)
+    print(
+        f"hpctrain: {status.name} is job {job or '(none: it runs without Slurm)'}. Follow it with: "
+        f"hpctrain attach {paths.root}",
+        file=sys.stderr,
+        flush=True,
+    )
+    raise SystemExit(0)
 
 
 def batch_setup(plan: LaunchPlan, paths: RunPaths) -> list[str]:
@@ -113,8 +122,6 @@ def _parameters(plan: LaunchPlan) -> dict[str, Any]:
 
 def _write_unless_begun(paths: RunPaths, status: RunStatus) -> None:
     # A quick cluster begins before sbatch has returned here: the executor's word then stands.
-    from hpctrain.rundir.status import read_status
-
     present = read_status(paths)
     if present is None or present.job_id != status.job_id:
         write_status(paths, status)

@@ -8,6 +8,22 @@ from hpctrain.plan.launch_plan import StepLauncher
 from hpctrain.plan.resources import Placement
 
 
+# Options of the job that srun takes from the environment, and that contradict --gres=none.
+# With SLURM_GPUS_PER_NODE the step is refused ("Invalid Trackable RESource (TRES) specification"),
+# with SLURM_MEM_PER_GPU it gets the GPUs all the same (measured with Slurm 22.05).
+_GPU_VARIABLES = (
+    "SLURM_CPUS_PER_GPU",
+    "SLURM_GPUS",
+    "SLURM_GPUS_PER_NODE",
+    "SLURM_GPUS_PER_SOCKET",
+    "SLURM_GPUS_PER_TASK",
+    "SLURM_GPU_BIND",
+    "SLURM_MEM_PER_GPU",
+    "SLURM_NTASKS_PER_GPU",
+    "SLURM_TRES_PER_TASK",
+)
+
+
 def worker_argv(
     python: str, *, run_dir: str, attempt: int, world_size: int, socket: str, log_to_file: bool
 ) -> list[str]:
@@ -62,6 +78,9 @@ def worker_step_argv(
         ]
     argv = [launcher.program, "-n", str(placement.num_workers)]
     if launcher.kind == "hydra":
+        # By default hydra kills all ranks at the death of one, and then nobody can tell which died
+        # by itself. The executor notices through the rank's agent, and ends the others.
+        argv.append("-disable-auto-cleanup")
         if local:
             # Inside an allocation hydra would start its proxies through srun.
             argv += ["-launcher", "fork", "-rmk", "user"]
@@ -80,11 +99,13 @@ def worker_step_argv(
 def agent_step_argv(placement: Placement, command: Sequence[str]) -> list[str]:
     """Return the command that starts one agent on each node. Not collective."""
     return [
+        "env",
+        *(f"--unset={name}" for name in _GPU_VARIABLES),
         "srun",
         "--mpi=none",
         *_step_shape(placement.num_nodes, placement.num_nodes, 1),
         "--cpus-per-task=1",
-        # Without it the step would take the GPUs of the job away from the workers' step.
+        # A step that says nothing of GPUs asks for all of the job's.
         "--gres=none",
         *command,
     ]

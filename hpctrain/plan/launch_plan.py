@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hpctrain.plan.resources import Placement
+from hpctrain.plan.sbatch import check_further_options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,10 @@ class LaunchPlan:
     """Further options for the workers' step."""
     environment: Mapping[str, str]
     """Variables that ranks get on top of the executor's own."""
+
+    def __post_init__(self) -> None:
+        """Refuse further options that contradict the plan."""
+        check_further_options(self.extra_directives, self.srun_args)
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as a JSON object."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpctrain.config import ScalingConfig
 from hpctrain.errors import ConfigError
@@ -14,6 +14,9 @@ class NodeShape:
 
     cpus: int | None = None
     gpus: int | None = None
+    cpus_per_gpu: int | None = None
+    """CPUs that belong to a GPU; a worker with GPUs that does not say how many CPUs it needs is
+    given these."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +66,14 @@ def place_workers(scaling: ScalingConfig, node: NodeShape) -> Placement:
         If the last node would be part empty, if a worker does not fit a node, or if nothing says
         how many workers a node holds.
     """
+    if scaling.num_workers < 1:
+        raise ConfigError(
+            "num_workers=0 runs in the interpreter that calls fit(), not on nodes. Use 1 or more."
+        )
+    cpus_per_task = _cpus_per_task(scaling, node)
     num_nodes, tasks_per_node = _requested_shape(scaling)
     if num_nodes is None and tasks_per_node is None:
-        tasks_per_node = _tasks_that_fit(scaling, node)
+        tasks_per_node = _tasks_that_fit(scaling, node, cpus_per_task)
         if tasks_per_node is None:
             raise ConfigError(
                 f"num_workers={scaling.num_workers}, and nothing says how many workers a node "
@@ -84,9 +92,18 @@ def place_workers(scaling: ScalingConfig, node: NodeShape) -> Placement:
             f"tasks_per_node={tasks_per_node} is {num_nodes * tasks_per_node}. Drop one of the "
             f"three, or make them agree."
         )
-    placement = _placement(scaling, num_nodes=num_nodes, tasks_per_node=tasks_per_node)
-    _check_fit(placement, node)
+    placement = replace(
+        _placement(scaling, num_nodes=num_nodes, tasks_per_node=tasks_per_node),
+        cpus_per_task=cpus_per_task,
+    )
+    _check_fit(scaling, placement, node)
     return placement
+
+
+def _cpus_per_task(scaling: ScalingConfig, node: NodeShape) -> int:
+    if "CPU" in scaling.resources_per_worker or node.cpus_per_gpu is None:
+        return scaling.num_cpus_per_worker
+    return max(node.cpus_per_gpu * scaling.num_gpus_per_worker, 1)
 
 
 def _requested_shape(scaling: ScalingConfig) -> tuple[int | None, int | None]:
@@ -108,10 +125,10 @@ def _requested_shape(scaling: ScalingConfig) -> tuple[int | None, int | None]:
     return nodes, tasks
 
 
-def _tasks_that_fit(scaling: ScalingConfig, node: NodeShape) -> int | None:
+def _tasks_that_fit(scaling: ScalingConfig, node: NodeShape, cpus_per_task: int) -> int | None:
     limits = []
     if node.cpus is not None:
-        limits.append((node.cpus // scaling.num_cpus_per_worker, "CPU", node.cpus))
+        limits.append((node.cpus // cpus_per_task, "CPU", node.cpus))
     if scaling.num_gpus_per_worker and node.gpus is not None:
         limits.append((node.gpus // scaling.num_gpus_per_worker, "GPU", node.gpus))
     if scaling.num_gpus_per_worker and node.gpus is None:
@@ -120,7 +137,7 @@ def _tasks_that_fit(scaling: ScalingConfig, node: NodeShape) -> int | None:
         return None
     tasks, kind, available = min(limits)
     if tasks == 0:
-        asked = scaling.num_cpus_per_worker if kind == "CPU" else scaling.num_gpus_per_worker
+        asked = cpus_per_task if kind == "CPU" else scaling.num_gpus_per_worker
         raise ConfigError(
             f"resources_per_worker {kind}={asked}, but a node has {available}. A worker lives on "
             f"one node: ask for less, or choose another partition or node type."
@@ -163,16 +180,20 @@ def _placement(scaling: ScalingConfig, *, num_nodes: int, tasks_per_node: int) -
     )
 
 
-def _check_fit(placement: Placement, node: NodeShape) -> None:
+def _check_fit(scaling: ScalingConfig, placement: Placement, node: NodeShape) -> None:
     needs = (
         ("CPU", placement.cpus_per_task * placement.tasks_per_node, node.cpus),
         ("GPU", placement.gpus_per_node, node.gpus),
     )
     for kind, needed, available in needs:
         if available is not None and needed > available:
+            if scaling.placement_strategy == "STRICT_PACK":
+                way_out = "Use placement_strategy='PACK'"
+            else:
+                way_out = "Use more nodes"
             raise ConfigError(
                 f"{placement.tasks_per_node} workers a node need {needed} {kind}s, but a node has "
-                f"{available}. Use more nodes, or less {kind} a worker."
+                f"{available}. {way_out}, or less {kind} a worker."
             )
 
 

@@ -2,11 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import re
+import shlex
+from collections.abc import Mapping, Sequence
 
 from hpctrain.config import ScalingConfig, SlurmConfig, time_limit_minutes
+from hpctrain.errors import ConfigError
 from hpctrain.plan.resources import Placement
 from hpctrain.plan.site import Site
+
+# What the plan itself says, by the names that sbatch and srun have for it, and where a user says it.
+_OWNED = {
+    "nodes": "SlurmConfig(nodes=...)",
+    "ntasks": "ScalingConfig(num_workers=...)",
+    "ntasks-per-node": "SlurmConfig(tasks_per_node=...)",
+    "cpus-per-task": "resources_per_worker={'CPU': ...}",
+}
+_OWNED_BY_SBATCH = {
+    **_OWNED,
+    "job-name": "RunConfig(name=...)",
+    # submitit reads the job's log from where it has said that it lies.
+    "output": "RunConfig(storage_path=...)",
+    "error": "RunConfig(storage_path=...)",
+    "array": "one run for each value",
+}
+_OWNED_BY_SRUN = {
+    **_OWNED,
+    "mpi": "SlurmConfig(mpi=...)",
+    "output": "RunConfig(log_to_file=...)",
+    "error": "RunConfig(log_to_file=...)",
+}
+_SHORT = {
+    "N": "nodes",
+    "n": "ntasks",
+    "c": "cpus-per-task",
+    "J": "job-name",
+    "o": "output",
+    "e": "error",
+    "a": "array",
+}
+_MEMORY_UNITS = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
 
 
 def make_directives(
@@ -16,67 +52,157 @@ def make_directives(
 
     Not collective. What the user says wins over what the site profile says; what either says in
     ``skip_directives`` is left out.
+
+    Raises
+    ------
+    ConfigError
+        If what is asked for contradicts itself, or cannot be said to Slurm.
     """
     slurm = scaling.slurm
-    directives: dict[str, str | None] = dict(site.directives)
-    directives.update({"job-name": job_name, "nodes": str(placement.num_nodes)})
+    directives: dict[str, str | None] = {"job-name": job_name, "nodes": str(placement.num_nodes)}
     directives["ntasks-per-node"] = str(placement.tasks_per_node)
     directives["cpus-per-task"] = str(placement.cpus_per_task)
-    directives.update(_gpu_directive(scaling, placement, site))
-    directives.update(_memory_directive(slurm, placement))
+    directives.update(_gpu_directives(scaling, placement, site))
+    directives.update({name: value or None for name, value in site.directives.items()})
+    if placement.gpus_per_task == 0:
+        directives.pop("mem-per-gpu", None)
+    memory = _memory_directive(slurm, placement)
+    if memory is not None:
+        # sbatch takes one of the three.
+        for name in ("mem-per-cpu", "mem-per-gpu"):
+            directives.pop(name, None)
+        directives["mem"] = memory
     if slurm.time is not None:
         directives["time"] = _slurm_time(slurm)
-    for name in ("partition", "account", "qos", "reservation"):
+    for name in ("partition", "qos", "reservation"):
         value = getattr(slurm, name)
         if value is not None:
             directives[name] = value
-    constraint = [c for c in (slurm.constraint, *scaling.label_selector.values()) if c]
-    if constraint:
-        directives["constraint"] = "&".join(constraint)
+    if slurm.account is not None:
+        suffix = "" if "@" in slurm.account else site.account_suffix
+        directives["account"] = slurm.account + suffix
+    constraint = _constraint(scaling, site)
+    if constraint is not None:
+        directives["constraint"] = constraint
     if slurm.exclusive:
         directives["exclusive"] = None
     for name in (*site.skip_directives, *slurm.skip_directives):
-        directives.pop(name.lstrip("-"), None)
+        option = name.lstrip("-")
+        if option in ("nodes", "job-name"):
+            raise ConfigError(
+                f"skip_directives holds {name!r}, but a run of more than one node cannot do "
+                f"without --nodes, nor be found again without --job-name. Leave out others only."
+            )
+        directives.pop(option, None)
     return directives
 
 
 def directive_lines(directives: Mapping[str, str | None], extra: tuple[str, ...]) -> list[str]:
     """Return the ``#SBATCH`` lines of a script. Not collective."""
+    # sbatch takes quotes away as a shell does, and without them ends at a space or a '#'.
     lines = [
-        f"#SBATCH --{name}" if value is None else f"#SBATCH --{name}={value}"
+        f"#SBATCH --{name}" if value is None else f"#SBATCH --{name}={shlex.quote(value)}"
         for name, value in directives.items()
     ]
     return lines + [f"#SBATCH {option}" for option in extra]
 
 
-def _gpu_directive(scaling: ScalingConfig, placement: Placement, site: Site) -> dict[str, str]:
+def check_further_options(sbatch_args: Sequence[str], srun_args: Sequence[str]) -> None:
+    """Refuse further options that contradict the plan.
+
+    Not collective. Slurm would take the last of two, and ranks would not be where they are looked
+    for.
+
+    Raises
+    ------
+    ConfigError
+        With the field to use instead.
+    """
+    for field, options, owned in (
+        ("sbatch_args", sbatch_args, _OWNED_BY_SBATCH),
+        ("srun_args", srun_args, _OWNED_BY_SRUN),
+    ):
+        for option in options:
+            name = _option_name(option)
+            if name in owned:
+                raise ConfigError(
+                    f"SlurmConfig({field}=...) holds {option!r}, but hpctrain itself says "
+                    f"--{name}. Use {owned[name]} instead."
+                )
+
+
+def _option_name(option: str) -> str:
+    if option.startswith("--"):
+        return option[2:].partition("=")[0].split()[0]
+    return _SHORT.get(option[1:2], option)
+
+
+def _gpu_directives(scaling: ScalingConfig, placement: Placement, site: Site) -> dict[str, str]:
     if placement.gpus_per_task == 0:
         return {}
-    request = scaling.slurm.gpu_request
+    request: str = scaling.slurm.gpu_request
     if request == "auto":
         request = site.gpu_request
     kind = f"{scaling.accelerator_type}:" if scaling.accelerator_type else ""
-    total = placement.gpus_per_node * placement.num_nodes
-    return {
-        "gpus-per-node": {"gpus-per-node": f"{kind}{placement.gpus_per_node}"},
-        "gpus-per-task": {"gpus-per-task": f"{kind}{placement.gpus_per_task}"},
-        "gres": {"gres": f"gpu:{kind}{placement.gpus_per_node}"},
-        "gpus": {"gpus": f"{kind}{total}"},
-    }[request]
+    on_node = f"{kind}{placement.gpus_per_node}"
+    if request == "gres":
+        return {"gres": f"gpu:{on_node}"}
+    if request == "gpus-per-task":
+        return {"gpus-per-task": f"{kind}{placement.gpus_per_task}"}
+    directives = {"gpus-per-node": on_node}
+    if request == "gpus":
+        total = f"{kind}{placement.gpus_per_node * placement.num_nodes}"
+        # Of --gpus=4 alone, two nodes with room get 3 and 1 (measured with Slurm 22.05).
+        return {"gpus": total, **(directives if placement.num_nodes > 1 else {})}
+    return directives
 
 
-def _memory_directive(slurm: SlurmConfig, placement: Placement) -> dict[str, str]:
-    if slurm.mem is not None:
-        return {"mem": slurm.mem}
-    if placement.mem_mib_per_node is not None:
-        return {"mem": f"{placement.mem_mib_per_node}M"}
-    return {}
+def _memory_directive(slurm: SlurmConfig, placement: Placement) -> str | None:
+    needed_mib = placement.mem_mib_per_node
+    if slurm.mem is None:
+        return None if needed_mib is None else f"{needed_mib}M"
+    match = re.fullmatch(r"(\d+)([KMGT]?)B?", slurm.mem, re.IGNORECASE)
+    if match is None:
+        raise ConfigError(
+            f"SlurmConfig(mem={slurm.mem!r}): Slurm reads a whole number and K, M, G or T, such as "
+            f"'120G'; '0' is all of a node's."
+        )
+    given_mib = int(match[1]) * _MEMORY_UNITS[match[2].upper() or "M"]
+    if needed_mib is not None and 0 < given_mib < needed_mib:
+        raise ConfigError(
+            f"SlurmConfig(mem={slurm.mem!r}) is the memory of a node, but its "
+            f"{placement.tasks_per_node} workers need {needed_mib} MiB "
+            f"(resources_per_worker memory). Drop one of the two, or give mem='{needed_mib}M'."
+        )
+    return slurm.mem
+
+
+def _constraint(scaling: ScalingConfig, site: Site) -> str | None:
+    base = scaling.slurm.constraint or site.directives.get("constraint")
+    labels = [_label_constraint(key, value) for key, value in scaling.label_selector.items()]
+    parts = [part for part in (base, *labels) if part]
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    # Slurm reads '&' and '|' from left to right; neither binds closer.
+    return "&".join(f"({p})" if "|" in re.sub(r"[\[(].*?[\])]", "", p) else p for p in parts)
+
+
+def _label_constraint(key: str, value: str) -> str:
+    match = re.fullmatch(r"in\((.*)\)", value)
+    features = [part.strip() for part in match[1].split(",")] if match else [value]
+    for feature in features:
+        if not re.fullmatch(r"[\w.:+-]+", feature):
+            raise ConfigError(
+                f"label_selector={{{key!r}: {value!r}}}: a node has a Slurm feature or has it not, "
+                f"so a value is a feature, or 'in(one,another)'. 'sinfo -o %f' lists them; exclude "
+                f"nodes with SlurmConfig(sbatch_args=['--exclude=...'])."
+            )
+    return "|".join(features)
 
 
 def _slurm_time(slurm: SlurmConfig) -> str:
     if isinstance(slurm.time, str):
         return slurm.time
     assert slurm.time is not None
-    minutes = time_limit_minutes(slurm.time)
-    whole = int(minutes)
-    return f"{whole}:{round((minutes - whole) * 60):02d}"
+    minutes, seconds = divmod(math.ceil(time_limit_minutes(slurm.time) * 60), 60)
+    return f"{minutes}:{seconds:02d}"

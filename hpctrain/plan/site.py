@@ -10,43 +10,92 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from hpctrain.config import GpuRequest
 from hpctrain.errors import ConfigError
-from hpctrain.plan.resources import NodeShape
+from hpctrain.plan.resources import NodeShape, Placement
 
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """What a centre wants to be said, and how."""
+    """What a centre wants to be said, and how. The keys of a profile are these fields."""
 
     name: str = "generic"
-    """Name of the profile."""
+    """Name of the profile: that of its file."""
     description: str = ""
-    """One line: the machine, and where these facts are from."""
+    """One line: the machine."""
+    grade: str = ""
+    """How sure the facts are. A: the centre's own documentation. B: scripts of its staff or of
+    large projects. C: scripts of users; verify before relying on it."""
     cpus_per_node: int | None = None
     """CPUs of a node that jobs may use."""
     gpus_per_node: int | None = None
     """GPUs (or GPU dies) of a node."""
+    cpus_per_gpu: int | None = None
+    """CPUs of a worker for each of its GPUs, where the ScalingConfig does not say ``CPU``."""
     gpu_request: str = "gpus-per-node"
     """How GPUs are asked for: gpus-per-node, gpus-per-task, gres or gpus."""
     mpi: str = "auto"
     """What ``SlurmConfig(mpi="auto")`` means here."""
+    account_suffix: str = ""
+    """What every account ends with here: ``@a100``."""
     directives: Mapping[str, str] = field(default_factory=dict)
-    """Further sbatch options, without dashes."""
+    """Further sbatch options, without dashes; an empty text is a switch."""
     skip_directives: tuple[str, ...] = ()
     """sbatch options that the site rejects."""
     setup: tuple[str, ...] = ()
     """Shell lines of the batch script."""
     srun_args: tuple[str, ...] = ()
     """Further srun options for the workers' step."""
+    gpu_srun_args: tuple[str, ...] = ()
+    """The same, but only where workers have GPUs."""
+    full_node_srun_args: tuple[str, ...] = ()
+    """The same, but only where workers have one GPU each and use all of a node: binding masks."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that ranks get."""
 
     @property
     def node_shape(self) -> NodeShape:
         """Shape of a node."""
-        return NodeShape(cpus=self.cpus_per_node, gpus=self.gpus_per_node)
+        return NodeShape(
+            cpus=self.cpus_per_node, gpus=self.gpus_per_node, cpus_per_gpu=self.cpus_per_gpu
+        )
+
+
+def known_shape(site: Site, seen: NodeShape) -> NodeShape:
+    """Return the shape of a node: what the profile says, else what Slurm says. Not collective."""
+    return NodeShape(
+        cpus=seen.cpus if site.cpus_per_node is None else site.cpus_per_node,
+        gpus=seen.gpus if site.gpus_per_node is None else site.gpus_per_node,
+        cpus_per_gpu=site.cpus_per_gpu,
+    )
+
+
+def site_srun_args(site: Site, placement: Placement, *, gpu_request: str) -> tuple[str, ...]:
+    """Return the further srun options of a site for the workers' step.
+
+    Not collective.
+
+    Parameters
+    ----------
+    site
+        The profile.
+    placement
+        How the workers lie on the nodes.
+    gpu_request
+        ``SlurmConfig(gpu_request=...)``; ``auto`` is the profile's.
+    """
+    options = list(site.srun_args)
+    if placement.gpus_per_task:
+        request = site.gpu_request if gpu_request == "auto" else gpu_request
+        if request == "gpus-per-task":
+            # Said to srun as well: an allocation made by hand need not have said it.
+            options.append(f"--gpus-per-task={placement.gpus_per_task}")
+        options += site.gpu_srun_args
+        if placement.gpus_per_task == 1 and placement.tasks_per_node == site.gpus_per_node:
+            options += site.full_node_srun_args
+    return tuple(options)
 
 
 def load_site(name: str | None) -> Site:
@@ -64,7 +113,10 @@ def load_site(name: str | None) -> Site:
     if name.endswith(".toml"):
         path = Path(name)
         if not path.is_file():
-            raise ConfigError(f"SlurmConfig(site={name!r}): there is no such file.")
+            raise ConfigError(
+                f"SlurmConfig(site={name!r}): there is no such file. Give its full path, or one of "
+                f"the names {', '.join(site_names())}."
+            )
         return _parse_site(path.stem, path.read_text(encoding="utf-8"), origin=name)
     if name not in site_names():
         raise ConfigError(
@@ -89,14 +141,40 @@ def _parse_site(name: str, text: str, *, origin: str) -> Site:
     try:
         table: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"site profile {origin}: not TOML: {error}") from error
-    known = {f.name for f in fields(Site)} - {"name"}
-    unknown = sorted(set(table) - known)
+        raise ConfigError(
+            f"site profile {origin} is not TOML: {error}. Texts need quotes, and a [table] ends "
+            f"with the next one."
+        ) from error
+    known = {f.name: f.type for f in fields(Site) if f.name != "name"}
+    unknown = sorted(set(table) - set(known))
     if unknown:
         raise ConfigError(
-            f"site profile {origin} has the keys {unknown}. A profile has {sorted(known)}."
+            f"site profile {origin} has the keys {unknown}. A profile has {sorted(known)}; sbatch "
+            f"options belong below [directives]."
         )
-    for key, value in table.items():
-        if isinstance(value, list):
-            table[key] = tuple(value)
-    return Site(name=name, **table)
+    values = {key: _checked(origin, key, str(known[key]), value) for key, value in table.items()}
+    requests = tuple(request for request in get_args(GpuRequest) if request != "auto")
+    if values.get("gpu_request", requests[0]) not in requests:
+        raise ConfigError(
+            f"site profile {origin}: gpu_request={values['gpu_request']!r}. Use one of "
+            f"{', '.join(requests)}."
+        )
+    return Site(name=name, **values)
+
+
+def _checked(origin: str, key: str, annotation: str, value: Any) -> Any:
+    """Return the value of a key of a profile as its field wants it."""
+    if annotation.startswith("int"):
+        fits, wanted = isinstance(value, int) and value is not True and value >= 1, "a number"
+    elif annotation == "str":
+        fits, wanted = isinstance(value, str), "a text"
+    elif annotation.startswith("tuple"):
+        fits = isinstance(value, list) and all(isinstance(v, str) for v in value)
+        wanted = "a list of texts"
+        value = tuple(value) if fits else value
+    else:
+        fits = isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
+        wanted = "a table of texts"
+    if not fits:
+        raise ConfigError(f"site profile {origin}: {key} = {value!r}. It is {wanted}.")
+    return value

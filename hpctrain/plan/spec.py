@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dis
 import hashlib
 import pickle
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from types import CodeType, FunctionType
 from typing import Any
 
 from hpctrain.errors import ConfigError
+from hpctrain.plan.fingerprint import digest_pickle, is_pickle
 
 LARGE_PICKLE_BYTES = 10 * 2**20
 """A training function above this size makes `pack` name what makes it large."""
@@ -79,11 +82,14 @@ class WorkerSpec:
 
 
 def make_fingerprint(*parts: bytes) -> str:
-    """Return a digest of parts. Not collective."""
+    """Return a digest of parts: texts, and pickles made by `pack`.
+
+    Not collective. The same script gives the same digest in every process and from every directory;
+    what is pickled counts, not the bytes (see `hpctrain.plan.fingerprint`).
+    """
     digest = hashlib.sha256()
     for part in parts:
-        digest.update(len(part).to_bytes(8, "big"))
-        digest.update(part)
+        digest.update(digest_pickle(part) if is_pickle(part) else hashlib.sha256(part).digest())
     return digest.hexdigest()
 
 
@@ -109,9 +115,15 @@ def pack(value: Any, *, what: str) -> bytes:
     try:
         content: bytes = cloudpickle.dumps(value, protocol=5)
     except Exception as error:
+        culprits = _unpicklable(value)
+        at_fault = f" At fault: {', '.join(culprits)}." if culprits else ""
+        if isinstance(value, WorkerSpec) or hasattr(value, "__code__"):
+            next_step = "Create it inside the training function instead."
+        else:
+            next_step = "Create it where it is first used instead."
         raise ConfigError(
-            f"{what} cannot be sent to the workers: {type(error).__name__}: {error}."
-            f"{_name_culprit(value)} Create it inside the training function instead."
+            f"{what} cannot be sent to the workers: {type(error).__name__}: {error}.{at_fault} "
+            f"{next_step}"
         ) from error
     return content
 
@@ -128,22 +140,27 @@ def explain_large_pickle(value: Any, content: bytes) -> str | None:
     """
     if len(content) <= LARGE_PICKLE_BYTES:
         return None
-    sizes = sorted(((_size(part), name) for name, part in _captured(value)), reverse=True)
-    culprit = f" Most of it is {sizes[0][1]} ({sizes[0][0] / 2**20:.0f} MiB)." if sizes else ""
+    size, name = max(((_size(part), name) for name, part in _captured(value)), default=(0, ""))
+    culprit = f" Most of it is {name} ({size / 2**20:.0f} MiB)." if name else ""
     return (
-        f"the training function is {len(content) / 2**20:.0f} MiB when pickled; above "
-        f"{LARGE_PICKLE_BYTES // 2**20} MiB every start of the ranks is slow.{culprit} Load or make "
-        f"it inside the training function, or pass it as a dataset."
+        f"the training function, with all it takes along, is {len(content) / 2**20:.0f} MiB when "
+        f"pickled; above {LARGE_PICKLE_BYTES // 2**20} MiB every start of the ranks is slow."
+        f"{culprit} Load or make it inside the training function."
     )
 
 
-def _name_culprit(value: Any) -> str:
-    names = [name for name, part in _captured(value) if _size(part) < 0]
-    return f" At fault: {', '.join(names)}." if names else ""
+def _unpicklable(value: Any, *, above: frozenset[int] = frozenset()) -> list[str]:
+    """Return the names of what cannot be pickled in `value`, as deep inside as they are known."""
+    names: list[str] = []
+    for name, part in _captured(value):
+        if id(part) not in above and _size(part) < 0:
+            inside = _unpicklable(part, above=above | {id(value), id(part)})
+            names += [f"{inner} of {name}" for inner in inside] or [name]
+    return list(dict.fromkeys(names))
 
 
 def _captured(value: Any) -> list[tuple[str, Any]]:
-    """Return what functions in `value` take along, with a name for each."""
+    """Return what `value` takes along, with a name for each."""
     if isinstance(value, WorkerSpec):
         parts = _captured(value.train_loop)
         for label, mapping in (
@@ -151,18 +168,35 @@ def _captured(value: Any) -> list[tuple[str, Any]]:
             ("datasets", value.datasets),
         ):
             parts += [(f"{label}[{key!r}]", part) for key, part in (mapping or {}).items()]
-        return [*parts, ("backend_config", value.backend_config)]
-    code = getattr(value, "__code__", None)
-    if code is None:
+        parts += [("backend_config", value.backend_config), ("preprocessor", value.preprocessor)]
+        return parts
+    if isinstance(value, tuple):
+        return [part for member in value for part in _captured(member)]
+    if is_dataclass(value) and not isinstance(value, type):
+        return [(f.name, getattr(value, f.name)) for f in fields(value)]
+    if not isinstance(value, FunctionType):
         return []
     parts = [
         (f"global variable {name!r}", value.__globals__[name])
-        for name in code.co_names
+        for name in _global_names(value.__code__)
         if name in value.__globals__
     ]
-    for name, cell in zip(code.co_freevars, value.__closure__ or ()):
-        parts.append((f"captured variable {name!r}", cell.cell_contents))
+    for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+        try:
+            parts.append((f"captured variable {name!r}", cell.cell_contents))
+        except ValueError:
+            # Not assigned yet.
+            continue
     return parts
+
+
+def _global_names(code: CodeType) -> list[str]:
+    """Return the global names that code reads, functions inside it included."""
+    names = [i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names += _global_names(constant)
+    return list(dict.fromkeys(names))
 
 
 def _size(value: Any) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 
 def write_atomic(path: Path, content: bytes, *, mode: int = 0o644, durable: bool = False) -> None:
@@ -42,5 +44,26 @@ def fsync_directory(path: Path) -> None:
 
 
 def open_append(path: Path) -> int:
-    """Return a descriptor that appends; each `os.write` of one line survives our death."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    """Return a descriptor that appends; each `os.write` of one line survives our death.
+
+    Not collective. A torn last line, which a kill or a full disk can leave, is ended first.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    size = os.fstat(descriptor).st_size
+    if size and os.pread(descriptor, 1, size - 1) != b"\n":
+        os.write(descriptor, b"\n")
+    return descriptor
+
+
+def parse_lines(content: str) -> list[Any]:
+    """Return the JSON values of a file of lines, without those that a kill or a full disk tore.
+
+    Not collective.
+    """
+    values = []
+    for line in content.splitlines(keepends=True):
+        try:
+            values.append(json.loads(line))
+        except ValueError:
+            continue
+    return values

@@ -7,7 +7,7 @@ import os
 import time
 from typing import Any
 
-from hpctrain.rundir.files import open_append
+from hpctrain.rundir.files import open_append, parse_lines
 from hpctrain.rundir.paths import RunPaths
 
 
@@ -19,7 +19,7 @@ def append_event(paths: RunPaths, event: str, **details: Any) -> None:
     event
         ``submitted``, ``attempt-started``, ``attempt-ended``, ``checkpoint-damaged``,
         ``callback-failed`` or ``run-ended``.
-    details
+    **details
         JSON values.
     """
     line = json.dumps({"event": event, "time": time.time(), **details}, default=str) + "\n"
@@ -37,7 +37,7 @@ def read_events(paths: RunPaths) -> list[dict[str, Any]]:
         text = paths.ledger.read_text(encoding="utf-8")
     except FileNotFoundError:
         return []
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    return parse_lines(text)
 
 
 def count_attempts(paths: RunPaths) -> int:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
+from hpctrain.rundir.files import parse_lines
 from hpctrain.rundir.paths import RunPaths
 
 
@@ -16,15 +16,12 @@ def read_reports(paths: RunPaths) -> list[dict[str, Any]]:
     line, which a kill can leave, is left out.
     """
     try:
-        lines = paths.metrics.read_text(encoding="utf-8").splitlines(keepends=True)
+        text = paths.metrics.read_text(encoding="utf-8")
     except FileNotFoundError:
         return []
     reports: dict[int, dict[str, Any]] = {}
     attempt = 0
-    for line in lines:
-        if not line.endswith("\n"):
-            break
-        report = json.loads(line)
+    for report in parse_lines(text):
         if report["attempt"] != attempt:
             attempt = report["attempt"]
             reports = {n: r for n, r in reports.items() if n < report["report"]}

@@ -85,7 +85,7 @@ def read_status(paths: RunPaths) -> RunStatus | None:
     """Return the status, or None where there is none yet. Not collective."""
     try:
         content = json.loads(paths.status.read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     content["state"] = RunState(content["state"])
     content["nodes"] = tuple(content["nodes"])

@@ -107,8 +107,7 @@ class Session:
                 time.time(),
                 content,
             )
-            if self._metrics >= 0:
-                os.write(self._metrics, line)
+            self._append(line)
             self._channel.report(line)
         else:
             self._report_checkpoint(number, content, checkpoint)
@@ -171,6 +170,9 @@ class Session:
         )
         try:
             if checkpoint.path != directory:
+                if directory.exists() and directory not in checkpoint.path.parents:
+                    # checkpoint_dir() gave it out, and something else is reported now.
+                    shutil.rmtree(directory)
                 copy_into(checkpoint.path, directory)
             staged = seal(directory)
         except OSError as error:
@@ -201,8 +203,25 @@ class Session:
                 f"the checkpoint of report {number} was not committed: {verdict.error}"
             )
         self._checkpoint = Checkpoint(verdict.path)
-        if self._metrics >= 0:
-            os.write(self._metrics, line)
+        self._append(line)
+
+    def _append(self, line: bytes) -> None:
+        if self._metrics < 0:
+            return
+        try:
+            written = os.write(self._metrics, line)
+        except OSError as error:
+            raise CheckpointError(
+                f"report {self._count} could not be written to {self._paths.metrics}: "
+                f"{error.strerror}. The last complete checkpoint is {self._checkpoint}; free space "
+                f"and call fit() again."
+            ) from error
+        if written < len(line):
+            raise CheckpointError(
+                f"report {self._count} could not be written to {self._paths.metrics}: only "
+                f"{written} of {len(line)} bytes fit. The last complete checkpoint is "
+                f"{self._checkpoint}; free space and call fit() again."
+            )
 
 
 def encode_metrics(metrics: Mapping[str, Any]) -> bytes:

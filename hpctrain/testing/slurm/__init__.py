@@ -15,7 +15,8 @@ In mode ``namespaces`` every node has its own host name, address, processes and 
 on demand its own ``/tmp``; it can lose its power or its network.
 
 Partitions: ``main`` (the default), ``high`` and ``low`` (jobs of ``low`` make room for all others
-after 5 s), ``shared``, ``short`` (2 minutes at most), ``down`` (starts nothing).
+after 5 s), ``shared`` (``OverSubscribe=FORCE:4``), ``short`` (2 minutes at most), ``down`` (starts
+nothing). With accounting, jobs may be charged to the account ``hpctrain`` only.
 
 Examples
 --------

@@ -69,6 +69,7 @@ SlurmdLogFile={log}/slurmd-%n.log
 MpiDefault={spec.mpi_default}
 ReturnToService=2
 JobRequeue=1
+MailProg=/bin/true
 
 # No cgroups and no pinning: the nodes have more CPUs than the machine.
 ProctrackType=proctrack/linuxproc
@@ -107,6 +108,7 @@ PartitionName=DEFAULT Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 Preemp
 PartitionName=main Default=YES
 PartitionName=high PriorityTier=100
 PartitionName=low PriorityTier=1 PreemptMode=REQUEUE GraceTime=5
+# With PreemptMode=REQUEUE Slurm 22.05 accepts this, but a second job waits nevertheless.
 PartitionName=shared OverSubscribe=FORCE:4
 PartitionName=short MaxTime=2
 PartitionName=down State=DOWN

@@ -153,10 +153,13 @@ class Layout:
     def remove(self, *, keep_logs: bool) -> None:
         """Remove the state directory, or everything in it but the logs."""
         # The record goes last: until then an interrupted removal can be repeated by attaching.
-        parts = [path for path in self.state_dir.iterdir() if path != self.record]
-        for part in parts:
-            if part != self.log or not keep_logs:
-                shutil.rmtree(part)
+        for path in self.state_dir.iterdir():
+            if path == self.record or (path == self.log and keep_logs):
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
         self.record.unlink(missing_ok=True)
         if not keep_logs:
             self.state_dir.rmdir()
