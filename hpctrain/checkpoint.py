@@ -1,11 +1,11 @@
-"""`Checkpoint`: a handle on a directory."""
+"""`Checkpoint`: a handle on a directory.
+
+Every rank imports this module at its start, so what only some methods need is imported there.
+"""
 
 from __future__ import annotations
 
 import json
-import pickle
-import shutil
-import tempfile
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.errors import CheckpointError, ConfigError
-from hpctrain.plan import spec
 
 MANIFEST_NAME = ".hpctrain-manifest.json"
 """Written by the commit; not part of what the user saved."""
@@ -78,6 +77,11 @@ class Checkpoint:
 
         Not collective. The directory lives as long as this handle.
         """
+        import shutil
+        import tempfile
+
+        from hpctrain.plan import spec
+
         directory = tempfile.mkdtemp(prefix="hpctrain-checkpoint-")
         (Path(directory) / _DICT_NAME).write_bytes(spec.pack(dict(data), what="the checkpoint"))
         checkpoint = cls(directory)
@@ -103,7 +107,9 @@ class Checkpoint:
                 f"{self.path} was not made by Checkpoint.from_dict(): it has no {_DICT_NAME}. Read "
                 f"its files with as_directory()."
             ) from error
-        data: dict[str, Any] = pickle.loads(content)
+        from hpctrain.plan import spec
+
+        data: dict[str, Any] = spec.unpack(content)
         return data
 
     def to_directory(self, path: str | PathLike[str] | None = None) -> str:
@@ -117,6 +123,9 @@ class Checkpoint:
             Target; made if needed. None makes a temporary directory, which is the caller's to
             delete.
         """
+        import shutil
+        import tempfile
+
         target = Path(tempfile.mkdtemp(prefix="hpctrain-checkpoint-") if path is None else path)
         shutil.copytree(
             self.path, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST_NAME)
@@ -157,6 +166,8 @@ class Checkpoint:
 
         This unpickles: open only checkpoints that you trust.
         """
+        from hpctrain.plan import spec
+
         path = self.path / _PREPROCESSOR_NAME
         return spec.unpack(path.read_bytes()) if path.exists() else None
 
@@ -169,6 +180,8 @@ class Checkpoint:
             If the checkpoint is committed already.
         """
         self._refuse_if_committed("the preprocessor")
+        from hpctrain.plan import spec
+
         content = spec.pack(preprocessor, what="the preprocessor")
         (self.path / _PREPROCESSOR_NAME).write_bytes(content)
 

@@ -274,10 +274,6 @@ class DataConfig:
             )
         object.__setattr__(self, "datasets_to_split", tuple(names))
 
-    def splits(self, name: str) -> bool:
-        """Return whether the dataset `name` is split."""
-        return self.datasets_to_split == "all" or name in self.datasets_to_split
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:

@@ -1,5 +1,6 @@
 """The one owner of ``os.environ``, and the answer to "which home is this?".
 
+Every rank imports this module at its start, so what only some functions need is imported there.
 Nothing else in hpctrain reads or writes the environment (ruff's banned-api holds that).
 """
 
@@ -7,8 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
@@ -159,10 +158,14 @@ def in_rank() -> bool:
 
 def find_program(name: str) -> Path | None:
     """Return the full path of a program on ``PATH``, or None."""
+    import shutil
+
     found = shutil.which(name)
     return None if found is None else Path(found)
 
 
 def node_local_directory() -> Path:
     """Return a directory of this node for sockets and other small things."""
+    import tempfile
+
     return Path(tempfile.gettempdir())

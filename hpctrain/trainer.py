@@ -1,4 +1,7 @@
-"""`BaseTrainer` and `DataParallelTrainer`."""
+"""`BaseTrainer` and `DataParallelTrainer`.
+
+Scripts import this before anything is asked of it, so what starts a run is imported by ``fit()``.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,17 @@ import json
 from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hpctrain.backend import BackendConfig
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.config import DataConfig, RunConfig, ScalingConfig
 from hpctrain.errors import ConfigError
-from hpctrain.launch.fit import fit, refuse_nested_fit
-from hpctrain.launch.request import Request
-from hpctrain.plan import spec
-from hpctrain.plan.spec import RunSpec, WorkerSpec
-from hpctrain.result import Result
 from hpctrain.rundir.paths import RunPaths
+
+if TYPE_CHECKING:
+    from hpctrain.plan.spec import WorkerSpec
+    from hpctrain.result import Result
 
 TrainLoop = Callable[[], Any] | Callable[[dict[str, Any]], Any]
 
@@ -96,6 +98,8 @@ class BaseTrainer(abc.ABC):
         TrainingFailedError
             If the run failed or was stopped; ``fit()`` with the same name resumes it.
         """
+        from hpctrain.launch.fit import refuse_nested_fit
+
         refuse_nested_fit()
         self.setup()
         return self.training_loop()
@@ -184,6 +188,10 @@ class DataParallelTrainer(BaseTrainer):
 
     def training_loop(self) -> Result:
         """Hand the training function over to the workers. Not collective."""
+        from hpctrain.launch.fit import fit
+        from hpctrain.launch.request import Request
+        from hpctrain.plan.spec import WorkerSpec
+
         resumed = self.resume_from_checkpoint
         return fit(
             Request(
@@ -196,7 +204,7 @@ class DataParallelTrainer(BaseTrainer):
                     takes_config=self._takes_config,
                     backend_config=self.backend_config,
                     datasets=self.datasets,
-                    data_config=self.dataset_config,
+                    datasets_to_split=self.dataset_config.datasets_to_split,
                     preprocessor=self.preprocessor,
                     metadata=self.metadata,
                 ),
@@ -235,6 +243,9 @@ class DataParallelTrainer(BaseTrainer):
         ConfigError
             If there is no such run, it belongs to another trainer, or dataset names differ.
         """
+        from hpctrain.plan import spec
+        from hpctrain.plan.spec import RunSpec
+
         paths = RunPaths(Path(path).absolute())
         if not cls.can_restore(path):
             raise ConfigError(
@@ -254,7 +265,7 @@ class DataParallelTrainer(BaseTrainer):
             else train_loop_config,
             cls._backend_argument(): stored.backend_config,
             "datasets": stored.datasets if datasets is None else datasets,
-            "dataset_config": stored.data_config,
+            "dataset_config": DataConfig(datasets_to_split=stored.datasets_to_split),
             "metadata": stored.metadata,
             "preprocessor": stored.preprocessor if preprocessor is None else preprocessor,
             "scaling_config": scaling_config or _stored_scaling(plan),

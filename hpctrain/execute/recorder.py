@@ -205,10 +205,12 @@ class Recorder:
         """Write down how the run ended, and tell the callbacks."""
         if error is None:
             state, message = RunState.FINISHED, None
-        elif isinstance(error, HpctrainError) and not isinstance(error, RunStoppedError):
+        elif isinstance(error, (RunStoppedError, KeyboardInterrupt, SystemExit)):
+            state, message = RunState.STOPPED, str(error) or type(error).__name__
+        elif isinstance(error, HpctrainError):
             state, message = RunState.FAILED, str(error)
         else:
-            state, message = RunState.STOPPED, str(error) or type(error).__name__
+            state, message = RunState.FAILED, f"{type(error).__name__}: {error}"
         self.change(
             state=state,
             error=message,

@@ -2,60 +2,79 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 
 from hpctrain.launch.request import Submission
-from hpctrain.plan.argv import worker_argv, worker_step_argv
-from hpctrain.plan.launch_plan import StepLauncher
+from hpctrain.plan.argv import agent_argv, agent_step_argv, worker_argv, worker_step_argv
+from hpctrain.plan.launch_plan import LaunchPlan, StepLauncher
 from hpctrain.plan.sbatch import directive_lines
 
 
 def render_plan(submission: Submission) -> str:
-    """Return the translation of a request, as text. Not collective."""
+    """Return the translation of a request, as text. Not collective.
+
+    Words in capitals are known only where the job runs.
+    """
     plan, paths = submission.plan, submission.request.paths
     placement = plan.placement
     lines = [
         f"run        {paths.root}",
         f"launcher   {plan.launcher}",
         f"site       {submission.site.name}",
-        f"ranks      {placement.num_workers} = {placement.num_nodes} nodes x "
+        f"ranks      {placement.num_workers} = {_count(placement.num_nodes, 'node')} x "
         f"{placement.tasks_per_node}",
-        f"per rank   {placement.cpus_per_task} CPUs, {placement.gpus_per_task} GPUs, "
+        f"per rank   {_count(placement.cpus_per_task, 'CPU')}, "
+        f"{_count(placement.gpus_per_task, 'GPU')}, "
         + (
-            f"{placement.mem_bytes_per_task / 2**30:g} GiB"
-            if placement.mem_bytes_per_task
+            f"{placement.mem_bytes_per_task / 2**30:.3g} GiB"
+            if placement.mem_bytes_per_task is not None
             else "memory as the site gives it"
         ),
     ]
-    in_job = plan.launcher in ("slurm", "allocation")
+    lines += [f"variable   {name}={value}" for name, value in plan.environment.items()]
     if plan.launcher == "slurm":
         from hpctrain.launch.slurm import batch_setup
 
         lines += ["", "#!/bin/bash", *directive_lines(plan.directives, ())]
         lines += batch_setup(plan, paths)
-        lines += [f"{sys.executable} -m submitit.core._submit {paths.submission}"]
-        lines += ["", "# and from there, for each attempt:"]
-    launcher = (
-        StepLauncher(program="srun", kind="srun", pmi=plan.mpi)
-        if in_job and "/" not in plan.mpi
-        else StepLauncher(program="mpiexec", kind="hydra")
-    )
-    command = worker_argv(
-        sys.executable,
-        run_dir=str(paths.root),
-        attempt=1,
-        world_size=placement.num_workers,
-        socket="SOCKET",
-        log_to_file=submission.request.run_config.log_to_file,
-    )
-    if plan.launcher != "inline":
-        step = worker_step_argv(
-            launcher, placement, command, srun_args=plan.srun_args, local=not in_job
+        lines += [shlex.join([sys.executable, "-m", "submitit.core._submit", str(paths.submission)])]
+    if plan.launcher in ("slurm", "allocation"):
+        agent = agent_argv(
+            sys.executable, attempt=1, socket="SOCKET", secret="SECRET_FILE", addresses=["ADDRESS"]
         )
-        lines.append(" ".join(step))
+        lines += ["", "# on each node, for each attempt:"]
+        lines += [shlex.join(agent_step_argv(placement, agent))]
+    if plan.launcher != "inline":
+        command = worker_argv(
+            sys.executable,
+            run_dir=str(paths.root),
+            attempt=1,
+            world_size=placement.num_workers,
+            socket="SOCKET",
+            log_to_file=submission.request.run_config.log_to_file,
+        )
+        in_job = plan.launcher in ("slurm", "allocation")
+        step = worker_step_argv(
+            _launcher(plan), placement, command, srun_args=plan.srun_args, local=not in_job
+        )
+        lines += ["", "# the ranks, for each attempt:", shlex.join(step)]
     return "\n".join(lines)
 
 
 def print_plan(submission: Submission) -> None:
     """Print the translation of a request. Not collective."""
     print(render_plan(submission), flush=True)
+
+
+def _launcher(plan: LaunchPlan) -> StepLauncher:
+    if "/" in plan.mpi:
+        return StepLauncher(program=plan.mpi, kind="hydra")
+    if plan.launcher in ("slurm", "allocation") and plan.mpi != "wheel":
+        pmi = "PROBED" if plan.mpi == "auto" else plan.mpi
+        return StepLauncher(program="srun", kind="srun", pmi=pmi)
+    return StepLauncher(program="mpiexec", kind="hydra")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

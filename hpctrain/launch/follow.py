@@ -203,7 +203,9 @@ class Follower:
         if status is not None:
             if status.attempt != self._attempt:
                 self._show_logs(final=True)
-                self._begin_attempt(status)
+                self._attempt = status.attempt
+                self._logs = {}
+            self._open_logs(status)
             if not status.state.is_final:
                 self._show_status(status)
         self._show_logs(final=final)
@@ -220,9 +222,13 @@ class Follower:
             return False
         return time.monotonic() - self._began_at > _STATUS_LINE_AFTER_S
 
-    def _begin_attempt(self, status: RunStatus) -> None:
-        self._attempt = status.attempt
-        self._logs = {}
+    def _open_logs(self, status: RunStatus) -> None:
+        # The size of the world is not known before the ranks are there.
+        if status.attempt and not self._logs:
+            ranks = range(status.world_size)
+            for rank in ranks if self._verbose > 1 else ranks[: self._verbose]:
+                log = self._paths.rank_log(status.attempt, rank)
+                self._logs[rank] = Tail(log, last_bytes=self._last_bytes)
 
     def _show_status(self, status: RunStatus) -> None:
         told = status.state.value
@@ -235,11 +241,6 @@ class Follower:
         if told != self._told:
             self._say(f"hpctrain: {status.name} {told}")
         self._told = told
-        if status.attempt and status.world_size:
-            for rank in range(status.world_size)[: None if self._verbose > 1 else self._verbose]:
-                if rank not in self._logs:
-                    log = self._paths.rank_log(status.attempt, rank)
-                    self._logs[rank] = Tail(log, last_bytes=self._last_bytes)
 
     def _show_logs(self, *, final: bool) -> None:
         for rank, log in self._logs.items():

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dis
 import hashlib
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, Literal
 
 from hpctrain.errors import ConfigError
 from hpctrain.plan.fingerprint import digest_pickle, is_pickle
@@ -76,7 +76,7 @@ class WorkerSpec:
     takes_config: bool
     backend_config: Any
     datasets: Mapping[str, Any]
-    data_config: Any
+    datasets_to_split: Literal["all"] | Sequence[str]
     preprocessor: Any
     metadata: Mapping[str, Any]
 

@@ -68,8 +68,8 @@ def prepare_model(
     for child in model.children():
         if any(True for _ in child.parameters()):
             fully_shard(child, **kwargs)
-    sharded: torch.nn.Module = fully_shard(model, **kwargs)
-    return sharded
+    fully_shard(model, **kwargs)
+    return model
 
 
 def prepare_data_loader(
@@ -108,7 +108,7 @@ def prepare_data_loader(
     if add_dist_sampler and world.world_size > 1 and not has_sampler and not iterable:
         shuffle = isinstance(data_loader.sampler, RandomSampler)
         sampler: DistributedSampler[Any] = DistributedSampler(
-            data_loader.dataset,  # type: ignore[arg-type]
+            data_loader.dataset,
             num_replicas=world.world_size,
             rank=world.world_rank,
             shuffle=shuffle,
@@ -183,7 +183,7 @@ class DeviceLoader:
     def _prefetched(self) -> Iterator[Any]:
         import torch
 
-        stream = torch.cuda.Stream(self._device)
+        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         ready: Any = None
         for batch in self._data_loader:
             with torch.cuda.stream(stream):

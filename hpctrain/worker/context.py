@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hpctrain.checkpoint import Checkpoint
-from hpctrain.config import DataConfig
 from hpctrain.errors import ConfigError, WorkerContextError
 from hpctrain.worker.report import Session
 from hpctrain.world import Communicator, World
@@ -71,7 +70,7 @@ class ActiveWorker:
     session: Session
     comm: Communicator
     datasets: Mapping[str, Any]
-    data_config: DataConfig
+    datasets_to_split: Literal["all"] | Sequence[str]
 
 
 _active: ActiveWorker | None = None
@@ -206,7 +205,7 @@ def get_dataset_shard(dataset_name: str = "train") -> Any:
     dataset = worker.datasets[dataset_name]
     if callable(dataset) and not hasattr(dataset, "__getitem__"):
         dataset = dataset()
-    if not worker.data_config.splits(dataset_name):
+    if worker.datasets_to_split != "all" and dataset_name not in worker.datasets_to_split:
         return dataset
     world = worker.context.world
     try:

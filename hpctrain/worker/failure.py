@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import pickle
 import time
-import traceback
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -51,6 +48,9 @@ class RankFailure:
         This unpickles: only for failures of a run of one's own.
         """
         if self.exception is not None:
+            import base64
+            import pickle
+
             try:
                 error = pickle.loads(base64.b64decode(self.exception))
             except Exception:  # its class may exist on the worker only
@@ -64,6 +64,8 @@ def describe_exception(
     error: BaseException, *, rank: int, hostname: str, pid: int, report: int, phase: str
 ) -> RankFailure:
     """Return what there is to say of an exception in the user's code. Not collective."""
+    import traceback
+
     error.__traceback__ = _user_frames(error.__traceback__)
     return RankFailure(
         rank=rank,
@@ -90,12 +92,14 @@ def _user_frames(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _pickle(error: BaseException) -> str | None:
-    from hpctrain.errors import ConfigError
+    import base64
+    import pickle
+
     from hpctrain.plan.spec import pack
 
     try:
         content = pack(error, what="the exception")
         pickle.loads(content)  # a class with its own __init__ often cannot be rebuilt
-    except (ConfigError, Exception):
+    except Exception:  # whatever its own reduction raises
         return None
     return base64.b64encode(content).decode() if len(content) <= _MAX_PICKLE_BYTES else None

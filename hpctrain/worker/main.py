@@ -13,7 +13,6 @@ import pickle
 import signal
 import socket
 import sys
-import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,6 +107,8 @@ class Rank:
             function, args, kwargs = pickle.loads(command.body)
             answer: Any = (True, function(*args, **kwargs))
         except Exception as error:
+            import traceback
+
             traceback.print_exc()
             answer = (False, error)
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import threading
 import time
 from collections.abc import Mapping
@@ -72,6 +71,8 @@ class Session:
         self._count = first_report
         self._checkpoint = checkpoint
         self._commit_timeout_s = commit_timeout_s
+        self.preprocessor: Any = None
+        """Goes into every checkpoint."""
         self._turn = threading.Condition()
         self._frozen = False
         self._stop_at: int | None = None
@@ -118,6 +119,8 @@ class Session:
 
     def staging(self) -> Path:
         """Return an empty directory that lies inside the commit of the next report."""
+        import shutil
+
         from hpctrain.rundir.staging import staging_directory
 
         directory = staging_directory(
@@ -160,6 +163,8 @@ class Session:
             self._metrics = -1
 
     def _report_checkpoint(self, number: int, content: bytes, checkpoint: Checkpoint) -> None:
+        import shutil
+
         from hpctrain.rundir.staging import copy_into, seal, staging_directory
 
         directory = staging_directory(
@@ -174,6 +179,8 @@ class Session:
                     # checkpoint_dir() gave it out, and something else is reported now.
                     shutil.rmtree(directory)
                 copy_into(checkpoint.path, directory)
+            if self.preprocessor is not None:
+                Checkpoint(directory).set_preprocessor(self.preprocessor)
             staged = seal(directory)
         except OSError as error:
             raise CheckpointError(

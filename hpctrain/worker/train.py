@@ -62,8 +62,9 @@ def run_training(
         session=session,
         comm=comm,
         datasets=worker_spec.datasets,
-        data_config=worker_spec.data_config,
+        datasets_to_split=worker_spec.datasets_to_split,
     )
+    session.preprocessor = worker_spec.preprocessor
     config = worker_spec.backend_config
     backend = config.backend_cls()
     with activate(worker), contextlib.closing(session):

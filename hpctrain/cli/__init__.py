@@ -1,0 +1,1 @@
+"""The command ``hpctrain``: one module a verb, which imports what it needs inside its function."""

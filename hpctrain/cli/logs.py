@@ -1,0 +1,132 @@
+"""``hpctrain logs``: what the ranks of a run print."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hpctrain.cli.options import DEFAULT_STORAGE, RunArgument, StorageOption
+
+if TYPE_CHECKING:
+    from hpctrain.rundir.paths import RunPaths
+
+_POLL_S = 0.5
+
+
+def logs(
+    run: RunArgument,
+    storage: StorageOption = DEFAULT_STORAGE,
+    rank: Annotated[int, typer.Option("--rank", "-r", min=0, help="Of which rank.")] = 0,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the run is over.")
+    ] = False,
+    tail: Annotated[
+        int | None,
+        typer.Option("--tail", "-n", min=0, help="Begin with the last N lines.", metavar="N"),
+    ] = None,
+    attempt: Annotated[
+        int | None, typer.Option(min=1, help="Of which attempt.", show_default="the last one")
+    ] = None,
+    launcher_log: Annotated[
+        bool, typer.Option("--launcher-log", help="What srun or mpiexec printed.")
+    ] = False,
+    job_log: Annotated[
+        bool, typer.Option("--job-log", help="What the batch job printed: its executor.")
+    ] = False,
+) -> None:
+    """Print what a rank has printed, by default rank 0."""
+    from hpctrain.cli.run_view import find_run
+    from hpctrain.errors import ConfigError
+
+    paths = find_run(run, storage)
+
+    def find_log() -> Path | None:
+        return _find_log(paths, rank, attempt, launcher_log=launcher_log, job_log=job_log)
+
+    if not follow:
+        path = find_log()
+        if path is None or not path.exists():
+            raise ConfigError(_explain_missing(paths, path))
+        _print_lines(_read_lines(path), tail)
+        return
+    try:
+        _follow(paths, find_log, tail)
+    except BrokenPipeError:
+        # `hpctrain logs -f RUN | head`: the reader has had enough. Python would complain again when
+        # it flushes at its end.
+        import os
+
+        os._exit(0)
+    except KeyboardInterrupt:
+        from hpctrain.cli.exit_codes import INTERRUPTED
+
+        raise SystemExit(INTERRUPTED) from None
+
+
+def _find_log(
+    paths: RunPaths, rank: int, attempt: int | None, *, launcher_log: bool, job_log: bool
+) -> Path | None:
+    if job_log:
+        found = sorted(paths.submission.glob("*.out"), key=lambda path: path.stat().st_mtime)
+        return found[-1] if found else None
+    if attempt is None:
+        from hpctrain.rundir.status import read_status
+
+        status = read_status(paths)
+        if status is None or status.attempt == 0:
+            return None
+        attempt = status.attempt
+    return paths.launcher_log(attempt) if launcher_log else paths.rank_log(attempt, rank)
+
+
+def _explain_missing(paths: RunPaths, path: Path | None) -> str:
+    there = sorted(str(p.relative_to(paths.root)) for p in paths.root.glob("logs/*/*.out"))
+    shown = ", ".join(there[:8]) + (f" and {len(there) - 8} more" if len(there) > 8 else "")
+    what = "has no such log yet" if path is None else f"has no {path.relative_to(paths.root)}"
+    return (
+        f"{paths.root} {what}. There is: {shown or 'no log'}. With RunConfig(log_to_file=False) "
+        f"ranks print into the launcher's log: --launcher-log; what a job printed before its ranks "
+        f"began: --job-log."
+    )
+
+
+def _read_lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8", errors="replace").splitlines()
+
+
+def _print_lines(lines: list[str], tail: int | None = None) -> None:
+    for line in lines if tail is None else lines[max(0, len(lines) - tail) :]:
+        print(line)
+
+
+def _follow(paths: RunPaths, find_log: Callable[[], Path | None], tail: int | None) -> None:
+    import time
+
+    from hpctrain.cli.run_view import view_run
+    from hpctrain.launch.follow import Tail
+    from hpctrain.launch.liveness import Liveness
+    from hpctrain.rundir.status import read_status
+
+    log: Tail | None = None
+    is_over = view_run(paths).is_over
+    liveness = Liveness(paths)
+    while True:
+        status = read_status(paths)
+        is_over = is_over or (status is not None and status.state.is_final)
+        path = find_log()
+        if path is not None and (log is None or log.path != path):
+            if log is not None:
+                _print_lines(log.read(final=True))
+            log = Tail(path)
+            _print_lines(log.read(final=is_over), tail)
+        elif log is not None:
+            _print_lines(log.read(final=is_over))
+        print(end="", flush=True)
+        if is_over:
+            return
+        if status is not None:
+            liveness.check(status)
+        time.sleep(_POLL_S)

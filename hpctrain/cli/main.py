@@ -1,0 +1,66 @@
+"""`app`: all verbs of ``hpctrain`` together."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import hpctrain
+from hpctrain.cli.attach import attach
+from hpctrain.cli.cancel import cancel
+from hpctrain.cli.cluster import cluster_app
+from hpctrain.cli.exit_codes import Verbs
+from hpctrain.cli.list_runs import list_runs
+from hpctrain.cli.logs import logs
+from hpctrain.cli.run import run
+from hpctrain.cli.status import status
+from hpctrain.cli.submit import submit
+from hpctrain.cli.template import template
+from hpctrain.cli.wait import wait
+
+app = typer.Typer(
+    cls=Verbs,
+    help="Train on many nodes with Slurm and MPI.",
+    epilog="Exit codes: 0 fine, 2 usage or configuration, 3 would never start, 4 failed, 5 stopped "
+    "and can be resumed, 124 still running after --timeout, 130 Ctrl-C. An exception of the script "
+    "itself is 1.",
+    no_args_is_help=True,
+    add_completion=False,
+    # Help and errors are plain text: importing rich takes longer than most verbs.
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+# What follows SCRIPT, and what follows the command of `cluster exec`, is not ours to read.
+_rest_is_verbatim = {"allow_interspersed_args": False}
+
+app.command(context_settings=_rest_is_verbatim)(run)
+app.command(context_settings=_rest_is_verbatim)(submit)
+app.command()(status)
+app.command("list")(list_runs)
+app.command()(logs)
+app.command()(attach)
+app.command()(wait)
+app.command()(cancel)
+app.command()(template)
+app.add_typer(cluster_app, name="cluster")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"hpctrain {hpctrain.__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    pass

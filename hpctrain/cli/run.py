@@ -1,0 +1,42 @@
+"""``hpctrain run``: run a script here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def run(
+    script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="The script that calls fit().")],
+    args: Annotated[
+        list[str] | None, typer.Argument(metavar="ARGS", help="Its own arguments, all that follow.")
+    ] = None,
+    launcher: Annotated[
+        str,
+        typer.Option(
+            help="Where the ranks start: auto, local, allocation, slurm, spmd or inline. Wins over "
+            "the script's RunConfig(launcher=...).",
+            show_default="what the script says, else auto",
+        ),
+    ] = "",
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", "--dryrun", help="Print what fit() would do, and start nothing."),
+    ] = False,
+) -> None:
+    """Run SCRIPT here, as `python SCRIPT ARGS` does."""
+    from hpctrain import environ
+    from hpctrain.cli.script import run_script
+
+    if launcher:
+        from hpctrain.config import LAUNCHERS
+        from hpctrain.errors import ConfigError
+
+        if launcher not in LAUNCHERS:
+            raise ConfigError(f"--launcher={launcher}: one of {', '.join(LAUNCHERS)} is needed.")
+        environ.request_launcher(launcher)
+    if dry_run:
+        environ.request_dry_run()
+    run_script(script, args or [])

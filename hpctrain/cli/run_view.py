@@ -1,0 +1,245 @@
+"""`RunView`: what there is to say of a run, from its directory and from Slurm."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hpctrain.errors import ConfigError, LaunchError
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.status import RunState, RunStatus, read_status
+
+_TAIL_BYTES = 64 * 1024
+_CHECKPOINT_NAME = re.compile(r"\d{6,}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunView:
+    """What there is to say of a run at one moment. Times are seconds since the epoch."""
+
+    name: str
+    path: Path
+    state: str
+    """A `RunState`; ``lost`` if it is not over and nobody runs it; ``prepared`` if nobody began."""
+    live: bool | None
+    """Whether an executor is, or will be, at work on it; None if Slurm could not be asked."""
+    status: RunStatus
+    job_state: str | None = None
+    """Slurm's word for its job, where it was asked."""
+    job_reason: str | None = None
+    """Why Slurm lets it wait, or ended it."""
+    reports: int = 0
+    """Number of the last report."""
+    reported_at: float | None = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    """Rank 0's last metrics."""
+    checkpoint: Path | None = None
+    """The newest complete checkpoint."""
+    next_step: str | None = None
+    """What a person would do now."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody is, or will be, at work on it."""
+        return self.state in ("lost", "prepared") or self.status.state.is_final
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that ``--json`` prints."""
+        status = self.status
+        return {
+            "name": self.name,
+            "path": str(self.path),
+            "state": self.state,
+            "live": self.live,
+            "launcher": status.launcher,
+            "job_id": status.job_id,
+            "job_state": self.job_state,
+            "job_reason": self.job_reason,
+            "attempt": status.attempt,
+            "world_size": status.world_size,
+            "nodes": list(status.nodes),
+            "phase": status.phase,
+            "reports": self.reports,
+            "reported_at": self.reported_at,
+            "metrics": dict(self.metrics),
+            "checkpoint": None if self.checkpoint is None else str(self.checkpoint),
+            "started_at": status.started_at or None,
+            "updated_at": status.updated_at or None,
+            "ended_at": status.ended_at,
+            "error": status.error,
+            "next": self.next_step,
+        }
+
+
+def find_run(run: Path, storage: Path) -> RunPaths:
+    """Return the paths of a run that is named by its directory, or by its name in `storage`.
+
+    Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such run.
+    """
+    for root in (run, storage / run):
+        if is_run(root):
+            return RunPaths(root.absolute())
+    known = ", ".join(path.name for path in find_runs(storage)[:8])
+    there = f"It has {known}." if known else "It has no runs."
+    raise ConfigError(
+        f"{run} is not a run directory, and there is no run {run} in {storage.absolute()}. {there} "
+        f"Give the directory of the run, or --storage with the storage_path it was begun with."
+    )
+
+
+def find_runs(storage: Path) -> list[Path]:
+    """Return the directories of the runs in `storage`, the newest first. Not collective."""
+    try:
+        runs = [path for path in storage.iterdir() if is_run(path)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted(runs, key=lambda path: (path / "plan.json").stat().st_mtime, reverse=True)
+
+
+def is_run(root: Path) -> bool:
+    """Return whether a directory is that of a run. Not collective."""
+    return RunPaths(root).plan.exists()
+
+
+def view_run(paths: RunPaths) -> RunView:
+    """Return what there is to say of a run. Not collective. Asks Slurm once if its job lives."""
+    status = read_status(paths)
+    if status is None:
+        nothing = RunStatus(name=paths.root.name, state=RunState.SUBMITTED, launcher="")
+        return _with_next_step(
+            paths,
+            RunView(
+                name=nothing.name, path=paths.root, state="prepared", live=False, status=nothing
+            ),
+        )
+    live, job_state, job_reason = _look_for_executor(status)
+    # It may have ended while its executor was looked for.
+    latest = read_status(paths) if live is False and not status.state.is_final else None
+    status = latest or status
+    reports, reported_at, metrics = _last_report(paths, status)
+    return _with_next_step(
+        paths,
+        RunView(
+            name=status.name,
+            path=paths.root,
+            state="lost" if live is False and not status.state.is_final else status.state.value,
+            live=live,
+            status=status,
+            job_state=job_state,
+            job_reason=job_reason,
+            reports=reports,
+            reported_at=reported_at,
+            metrics=metrics,
+            checkpoint=_newest_checkpoint(paths),
+        ),
+    )
+
+
+def _look_for_executor(status: RunStatus) -> tuple[bool | None, str | None, str | None]:
+    """Return whether it is there, and state and reason of its job."""
+    if status.state.is_final:
+        return False, None, None
+    from hpctrain.launch.existing import is_live
+    from hpctrain.launch.job import JobState, job_state
+
+    found: list[JobState | None] = []
+
+    def job_is_alive(job_id: str) -> bool:
+        found.append(job := job_state(job_id))
+        return job is not None and not job.is_final
+
+    try:
+        live = is_live(status, job_is_alive)
+    except LaunchError:
+        return None, None, None
+    job = found[0] if found else None
+    if job is None:
+        return live, None, None
+    return live, job.state, job.reason if job.reason != "None" else None
+
+
+def _last_report(paths: RunPaths, status: RunStatus) -> tuple[int, float | None, Mapping[str, Any]]:
+    """Return number, time and metrics of the last report; the status is some seconds behind."""
+    try:
+        with open(paths.metrics, "rb") as file:
+            file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
+            lines = file.read().split(b"\n")
+        report = json.loads(lines[-2])
+    except (FileNotFoundError, IndexError, ValueError):
+        return status.reports, None, status.metrics
+    if report["attempt"] != status.attempt:
+        return status.reports, None, status.metrics
+    return report["report"], report["time"], report["metrics"]
+
+
+def _newest_checkpoint(paths: RunPaths) -> Path | None:
+    # They appear by rename, and disappear by it: whatever has such a name is complete.
+    try:
+        names = [p.name for p in paths.checkpoints.iterdir() if _CHECKPOINT_NAME.fullmatch(p.name)]
+    except FileNotFoundError:
+        return None
+    return paths.checkpoints / max(names, key=int) if names else None
+
+
+def _with_next_step(paths: RunPaths, view: RunView) -> RunView:
+    return replace(view, next_step=_next_step(paths, view))
+
+
+def _next_step(paths: RunPaths, view: RunView) -> str | None:
+    if view.state == RunState.FINISHED.value:
+        return None
+    if view.live is None:
+        return (
+            "Slurm did not answer, so whether it still runs is not known; ask again where squeue "
+            "works"
+        )
+    if view.live:
+        return f"hpctrain attach {paths.root}"
+    again = _command(paths)
+    start = "begins it again" if view.checkpoint is None else f"resumes from {view.checkpoint.name}"
+    return f"{again}   {start}"
+
+
+def _command(paths: RunPaths) -> str:
+    """Return the command that began a run, as far as the run directory knows it."""
+    plan = json.loads(paths.plan.read_bytes())
+    argv = list(plan.get("argv") or ["the script"])
+    where = plan.get("cwd")
+    command = shlex.join(["python", *argv])
+    return command if where in (None, str(Path.cwd())) else f"cd {shlex.quote(where)} && {command}"
+
+
+def format_metrics(metrics: Mapping[str, Any], *, most: int = 8) -> str:
+    """Return metrics in one line, the first of them if there are many. Not collective."""
+    parts = [
+        f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in list(metrics.items())[:most]
+    ]
+    return "  ".join(parts) + ("  ..." if len(metrics) > most else "")
+
+
+def format_age(since: float | None) -> str:
+    """Return how long ago something was: ``8 s``, ``3 min``, ``5 h``, ``2 days``."""
+    if not since:
+        return ""
+    seconds = max(0.0, time.time() - since)
+    for unit, length in (("days", 172800.0), ("h", 7200.0), ("min", 120.0)):
+        if seconds >= length:
+            return f"{seconds / {'days': 86400, 'h': 3600, 'min': 60}[unit]:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def print_json(content: Any) -> None:
+    """Print a JSON value on stdout."""
+    print(json.dumps(content, indent=2, default=str))

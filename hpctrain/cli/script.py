@@ -1,0 +1,51 @@
+"""Run a user's script as ``python SCRIPT ARGS`` does."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from hpctrain.errors import ConfigError, HpctrainError
+
+# What Python itself ends with after an exception that nobody caught.
+_UNCAUGHT = 1
+
+
+def run_script(script: Path, args: Sequence[str]) -> None:
+    """Run a script in this process, as ``__main__``. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such file.
+    HpctrainError
+        What the script did not catch. Any other exception is printed as Python prints it, without
+        our frames, and ends the process.
+    """
+    if not script.exists():
+        raise ConfigError(f"there is no script {script} (working directory {Path.cwd()}).")
+    sys.argv = [str(script), *args]
+    # sys.path[0] is the directory of the command that was started, as it is for every command;
+    # with `python -P` and PYTHONSAFEPATH there is no such entry.
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = str(script.resolve().parent)
+    # Typer has put its own hook there.
+    sys.excepthook = sys.__excepthook__
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except HpctrainError:
+        raise
+    except Exception as error:
+        trace = _frames_of(script, error.__traceback__)
+        # The exception prints its own traceback, not the one that is passed.
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        raise SystemExit(_UNCAUGHT) from None
+
+
+def _frames_of(script: Path, trace: TracebackType | None) -> TracebackType | None:
+    while trace is not None and trace.tb_frame.f_code.co_filename != str(script):
+        trace = trace.tb_next
+    return trace

@@ -1,0 +1,69 @@
+"""``hpctrain status``: how one run is doing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hpctrain.cli.options import DEFAULT_STORAGE, JsonOption, RunArgument, StorageOption
+
+if TYPE_CHECKING:
+    from hpctrain.cli.run_view import RunView
+
+_KEY_WIDTH = 12
+
+
+def status(
+    run: RunArgument, storage: StorageOption = DEFAULT_STORAGE, json: JsonOption = False
+) -> None:
+    """Show how a run is doing, and what to do next."""
+    from hpctrain.cli.run_view import find_run, print_json, view_run
+
+    view = view_run(find_run(run, storage))
+    if json:
+        print_json(view.to_json())
+    else:
+        print(render_view(view))
+
+
+def render_view(view: RunView) -> str:
+    """Return what there is to say of a run as text. Pure, but for the time of day."""
+    from hpctrain.cli.run_view import format_age, format_metrics
+
+    status = view.status
+    phase = f" ({status.phase})" if view.live and status.phase not in ("", "training") else ""
+    rows = [("path", str(view.path))]
+    if view.state == "lost":
+        rows.append(("executor", f"gone: {_executor(view)}"))
+    elif view.live is None:
+        rows.append(("executor", f"not known: {_executor(view)}"))
+    elif status.launcher:
+        rows.append(("executor", _executor(view)))
+    if status.attempt:
+        nodes = f" on {', '.join(status.nodes)}" if status.nodes else ""
+        rows.append(("attempt", f"{status.attempt}: {status.world_size} ranks{nodes}"))
+    if view.reports:
+        ago = f", {format_age(view.reported_at)} ago" if view.reported_at else ""
+        rows.append(("reports", f"{view.reports}{ago}"))
+    if view.metrics:
+        rows.append(("metrics", format_metrics(view.metrics)))
+    if view.checkpoint is not None:
+        rows.append(("checkpoint", str(view.checkpoint)))
+    if status.started_at:
+        rows.append(("started", f"{format_age(status.started_at)} ago"))
+    if status.ended_at is not None:
+        rows.append(("ended", f"{format_age(status.ended_at)} ago"))
+    if status.error is not None:
+        rows.append(("error", status.error))
+    if view.next_step is not None:
+        rows.append(("next", view.next_step))
+    lines = [f"{key:<{_KEY_WIDTH}}{value}" for key, value in rows]
+    indented = "\n".join(lines).replace("\n", "\n  ")
+    return f"{view.name}: {view.state}{phase}\n  {indented}"
+
+
+def _executor(view: RunView) -> str:
+    status = view.status
+    if status.job_id is None:
+        return f"process {status.owner_pid} on {status.owner_host}"
+    said = [word for word in (view.job_state, view.job_reason) if word]
+    return f"job {status.job_id}" + (f" ({', '.join(said)})" if said else "")

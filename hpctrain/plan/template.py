@@ -1,0 +1,167 @@
+"""Job scripts to submit by hand, from the templates in ``slurm_templates/``.
+
+A template is a shell script with ``@NAME@`` where something is filled in. Options of sbatch, srun
+and mpiexec come from the same functions as those of real submissions.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import fields
+from importlib.resources import files
+from pathlib import Path
+
+from hpctrain.config import ScalingConfig, SlurmConfig
+from hpctrain.errors import ConfigError
+from hpctrain.plan.argv import worker_step_argv
+from hpctrain.plan.launch_plan import StepLauncher
+from hpctrain.plan.resources import NodeShape, Placement, place_workers
+from hpctrain.plan.sbatch import check_further_options, directive_lines, make_directives
+from hpctrain.plan.site import Site, known_shape, load_site, site_srun_args
+
+_SUFFIXES = (".sbatch", ".sh")
+
+
+def template_names() -> tuple[str, ...]:
+    """Return the names of the templates that ship with hpctrain. Not collective."""
+    folder = files("hpctrain.slurm_templates")
+    return tuple(sorted(f.name for f in folder.iterdir() if f.name.endswith(_SUFFIXES)))
+
+
+def describe_template(name: str) -> str:
+    """Return what a template is for, in one line. Not collective.
+
+    Examples
+    --------
+    >>> describe_template("train.sbatch")[:42]
+    'One job: the script starts its ranks itsel'
+    """
+    return _read_template(name).splitlines()[1].removeprefix("# ")
+
+
+def render_template(
+    name: str,
+    *,
+    script: str,
+    scaling: ScalingConfig,
+    site: Site | None = None,
+    node: NodeShape | None = None,
+    job_name: str | None = None,
+    python: str = "python",
+) -> str:
+    """Return a template filled in: a job script that can be submitted.
+
+    Not collective. Pure, but for the files of the templates and site profiles.
+
+    Parameters
+    ----------
+    name
+        One of `template_names`.
+    script
+        The training script, as it is called where the job is submitted.
+    scaling
+        How many workers, and what each of them needs.
+    site
+        The site profile; by default that of ``scaling.slurm.site``.
+    node
+        Shape of a node, as Slurm says; what the site profile says wins.
+    job_name
+        Name of the job; by default that of the script.
+    python
+        The interpreter, as the job finds it.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such template, or the workers cannot be laid on nodes.
+    """
+    text = _read_template(name)
+    site = load_site(scaling.slurm.site) if site is None else site
+    slurm = scaling.slurm
+    placement = place_workers(scaling, known_shape(site, node or NodeShape()))
+    site_args = site_srun_args(site, placement, gpu_request=slurm.gpu_request)
+    srun_args = (*site_args, *slurm.srun_args)
+    check_further_options(slurm.sbatch_args, srun_args)
+    directives = make_directives(
+        scaling, placement, site, job_name=job_name or _job_name(Path(script).stem)
+    )
+    step = worker_step_argv(
+        _launcher(name, scaling.slurm, site),
+        placement,
+        [python, script],
+        srun_args=srun_args,
+        local=False,
+    )
+    # Here nobody else ends the ranks that are left when one dies.
+    step = [word for word in step if word != "-disable-auto-cleanup"]
+    values = {
+        "FILE": name,
+        "SCRIPT": shlex.quote(script),
+        "PYTHON": shlex.quote(python),
+        "NUM_WORKERS": str(placement.num_workers),
+        "TASKS_PER_NODE": str(placement.tasks_per_node),
+        "DIRECTIVES": "\n".join(directive_lines(directives, tuple(slurm.sbatch_args))),
+        # On a login node there is no job that a site's lines could speak of.
+        "SETUP": "\n".join((*(() if name == "submit.sh" else site.setup), *slurm.setup)),
+        "ENVIRONMENT": _exports(site),
+        "STEP": _wrapped(step, last=2),
+        "SCALING": "\n".join(f"#     {line}" for line in _scaling_lines(scaling, placement)),
+    }
+    filled = re.sub(r"@([A-Z_]+)@", lambda match: values[match[1]], text)
+    # Where nothing was filled in, no hole is left, nor a comment on it.
+    filled = re.sub(r"# What the site needs: [^\n]*\n\n+", "", filled)
+    return re.sub(r"\n{3,}", "\n\n", filled)
+
+
+def _read_template(name: str) -> str:
+    if name not in template_names():
+        raise ConfigError(f"template {name!r}: there are {', '.join(template_names())}.")
+    return (files("hpctrain.slurm_templates") / name).read_text("utf-8")
+
+
+def _launcher(name: str, slurm: SlurmConfig, site: Site) -> StepLauncher:
+    mpi = site.mpi if slurm.mpi == "auto" else slurm.mpi
+    if name == "spmd-mpiexec.sbatch":
+        return StepLauncher(program=mpi if "/" in mpi else "mpiexec", kind="hydra")
+    # Nothing is probed here. The MPI wheel of hpctrain[local] speaks pmi2.
+    fixed = mpi == "auto" or mpi == "wheel" or "/" in mpi
+    return StepLauncher(program="srun", kind="srun", pmi="pmi2" if fixed else mpi)
+
+
+def _job_name(stem: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._+-]", "_", stem) or "train"
+
+
+def _exports(site: Site) -> str:
+    return "\n".join(
+        f"export {name}={shlex.quote(value)}" for name, value in site.environment.items()
+    )
+
+
+def _wrapped(words: list[str], *, last: int) -> str:
+    """Return a command over several lines, its last words on one."""
+    lines: list[str] = []
+    for word in map(shlex.quote, words[:-last]):
+        if lines and len(lines[-1]) + len(word) < 80:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return " \\\n    ".join([*lines, shlex.join(words[-last:])])
+
+
+def _scaling_lines(scaling: ScalingConfig, placement: Placement) -> list[str]:
+    """Return a ScalingConfig as it is written in a script, with the nodes spelled out."""
+    default = ScalingConfig()
+    lines = ["ScalingConfig("]
+    for field in fields(scaling):
+        value = getattr(scaling, field.name)
+        if field.name != "slurm" and value != getattr(default, field.name):
+            lines.append(f"    {field.name}={value!r},")
+    lines.append("    slurm=SlurmConfig(")
+    shown = {"nodes": placement.num_nodes, "tasks_per_node": placement.tasks_per_node}
+    for field in fields(scaling.slurm):
+        value = getattr(scaling.slurm, field.name)
+        if value != getattr(default.slurm, field.name) or field.name in shown:
+            lines.append(f"        {field.name}={shown.get(field.name, value)!r},")
+    return [*lines, "    ),", ")"]

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from hpctrain.control.link import Link, connect_unix
+from hpctrain.control.wire import Frame, FrameSocket, encode_frame
+from hpctrain.execute.agent import Agent
+
+PATIENCE_S = 10.0
+
+
+@dataclass
+class Uplink:
+    """The executor's end of an agent's connection, and where the agent listens."""
+
+    frames: FrameSocket
+    path: Path
+    thread: threading.Thread
+
+    def receive(self, count: int) -> list[Frame]:
+        received: list[Frame] = []
+        deadline = time.monotonic() + PATIENCE_S
+        while len(received) < count:
+            assert time.monotonic() < deadline, f"only {received}"
+            received += [frame for frame in self.frames.receive() if frame.op != "beat"]
+        return received
+
+    def send(self, op: str, **details: object) -> None:
+        self.frames.post(encode_frame({"op": op, "attempt": 1, **details}))
+
+    def connect(self, rank: int) -> Link:
+        sock = connect_unix(str(self.path), timeout_s=PATIENCE_S)
+        link = Link(sock, attempt=1, on_lost=lambda: None)
+        link.introduce(rank, {})
+        return link
+
+
+@pytest.fixture
+def uplink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Uplink]:
+    mine, agents = socket.socketpair()
+    path = tmp_path_factory.mktemp("s") / "agent" / "ranks"
+    agent = Agent(attempt=1, uplink=agents, path=path)
+    thread = threading.Thread(target=agent.run, daemon=True)
+    thread.start()
+    uplink = Uplink(FrameSocket(mine), path, thread)
+    yield uplink
+    uplink.send("agent-exit")
+    thread.join(PATIENCE_S)
+    uplink.frames.close()
+    assert not thread.is_alive()
+    assert not path.parent.exists()
+
+
+def said(frames: list[Frame]) -> list[tuple[str, int]]:
+    return [(frame.op, frame.header.get("rank", -1)) for frame in frames]
+
+
+def test_an_agent_says_on_which_node_it_is(uplink: Uplink):
+    (frame,) = uplink.receive(1)
+    assert (frame.op, frame.header["hostname"]) == ("agent", socket.gethostname())
+
+
+def test_only_the_user_can_open_the_socket_of_an_agent(uplink: Uplink):
+    uplink.receive(1)
+    assert uplink.path.parent.stat().st_mode & 0o777 == 0o700
+    assert uplink.path.stat().st_mode & 0o777 == 0o600
+
+
+def test_what_ranks_say_is_passed_up_as_it_is(uplink: Uplink):
+    uplink.receive(1)
+    link = uplink.connect(3)
+    link.post("answer", b"x" * 2**20, call=1)
+    hello, answer = uplink.receive(2)
+    assert said([hello, answer]) == [("hello", 3), ("answer", 3)]
+    assert answer.body == b"x" * 2**20
+    link.post("bye")
+    link.close()
+    assert said(uplink.receive(1)) == [("bye", 3)]
+
+
+def test_commands_reach_the_ranks_that_they_are_for(uplink: Uplink):
+    uplink.receive(1)
+    links = [uplink.connect(rank) for rank in (4, 5)]
+    uplink.receive(2)
+    uplink.send("call", ranks=[5, 6])
+    uplink.send("exit")
+    for link, expected in zip(links, (["exit"], ["call", "exit"]), strict=True):
+        for op in expected:
+            command = link.next_command()
+            assert command is not None
+            assert command.op == op
+        link.post("bye")
+        link.close()
+
+
+def test_a_rank_that_dies_is_lost_and_one_that_said_bye_is_not(uplink: Uplink):
+    uplink.receive(1)
+    dying, leaving = uplink.connect(0), uplink.connect(1)
+    uplink.receive(2)
+    leaving.post("bye")
+    leaving.close()
+    assert said(uplink.receive(1)) == [("bye", 1)]
+    dying.close()
+    assert said(uplink.receive(1)) == [("lost", 0)]
+
+
+def test_ranks_are_let_go_when_the_executor_is_gone(uplink: Uplink):
+    uplink.receive(1)
+    link = uplink.connect(0)
+    uplink.receive(1)
+    uplink.frames.close()
+    assert link.next_command() is None
+    link.close(timeout_s=0.0)

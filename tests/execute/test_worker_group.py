@@ -1,0 +1,141 @@
+"""A WorkerGroup by itself: real MPI ranks that do what they are told."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpctrain import LaunchError, WorkerError, WorkerGroup
+from hpctrain.testing.slurm import VirtualCluster
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.fixture
+def group() -> Iterator[WorkerGroup]:
+    group = WorkerGroup(num_workers=3)
+    group.start()
+    yield group
+    group.shutdown()
+
+
+def test_execute_returns_by_rank_and_state_stays_between_calls(group: WorkerGroup) -> None:
+    def remember(value: int) -> int:
+        import sys
+
+        sys.hpctrain_test = value  # type: ignore[attr-defined]
+        return value
+
+    def recall() -> tuple[int, int]:
+        import os
+        import sys
+
+        return int(os.environ["HPCTRAIN_RANK"]), sys.hpctrain_test  # type: ignore[attr-defined]
+
+    assert group.execute(remember, 5) == [5, 5, 5]
+    assert group.execute_single(1, remember, value=7) == 7
+    assert group.execute(recall) == [(0, 5), (1, 7), (2, 5)]
+    pids = group.execute(os.getpid)
+    assert len(set(pids)) == 3
+    assert pids == [worker.pid for worker in group.workers]
+    assert len(group) == 3
+
+
+def test_an_exception_comes_back_as_it_is_and_the_group_lives_on(group: WorkerGroup) -> None:
+    def divide(by: int) -> float:
+        return 1 / by
+
+    with pytest.raises(ZeroDivisionError):
+        group.execute(divide, 0)
+    assert group.execute(divide, 2) == [0.5, 0.5, 0.5]
+
+
+def test_children_of_a_rank_are_not_ranks(group: WorkerGroup) -> None:
+    def child_world() -> str:
+        import subprocess
+        import sys
+
+        code = "from mpi4py import MPI; print(MPI.COMM_WORLD.size)"
+        return subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
+        ).stdout.strip()
+
+    assert group.execute_single(0, child_world) == "1"
+
+
+def test_a_rank_that_dies_during_a_call_is_named(group: WorkerGroup) -> None:
+    def die() -> None:
+        import os
+
+        if os.environ["HPCTRAIN_RANK"] == "1":
+            os._exit(3)
+
+    with pytest.raises(WorkerError, match="rank 1 of 3 on .* died during the call"):
+        group.execute(die)
+
+
+def test_misuse_is_an_error() -> None:
+    group = WorkerGroup(num_workers=1)
+    with pytest.raises(ValueError, match="is not started"):
+        group.execute(os.getpid)
+    group.start()
+    with pytest.raises(ValueError, match="is started already"):
+        group.start()
+    with pytest.raises(ValueError, match="rank=1, but this group has the ranks 0 to 0"):
+        group.execute_single(1, os.getpid)
+    group.shutdown()
+    group.shutdown()
+    with pytest.raises(ValueError, match="is not started"):
+        group.execute(os.getpid)
+
+
+def test_a_group_that_cannot_start_says_what_the_launcher_said(tmp_path: Path) -> None:
+    mpiexec = tmp_path / "mpiexec"
+    mpiexec.write_text("#!/bin/sh\ncase $1 in --version) echo HYDRA;; *) echo no slots >&2; exit 7; esac\n")
+    mpiexec.chmod(0o755)
+    group = WorkerGroup(num_workers=2, mpi=str(mpiexec))
+    with pytest.raises(LaunchError, match="mpiexec ended with status 7 after 0 of 2 ranks") as caught:
+        group.start()
+    assert "no slots" in str(caught.value)
+
+
+@pytest.mark.slurm
+def test_a_group_in_an_allocation_spans_its_nodes(
+    virtual_slurm: VirtualCluster, tmp_path: Path
+) -> None:
+    script = tmp_path / "group.py"
+    script.write_text(
+        """
+import socket
+from hpctrain import ScalingConfig, SlurmConfig, WorkerGroup
+from hpctrain.plan.resources import NodeShape, place_workers
+
+scaling = ScalingConfig(num_workers=4, slurm=SlurmConfig(nodes=2))
+group = WorkerGroup(placement=place_workers(scaling, NodeShape()), in_allocation=True)
+group.start()
+print(group.hostnames, group.execute(socket.gethostname))
+group.shutdown()
+group = WorkerGroup(placement=place_workers(scaling, NodeShape()), in_allocation=True)
+group.start()   # the same allocation serves again and again
+print("again", group.execute_single(3, socket.gethostname))
+group.shutdown()
+"""
+    )
+    done = subprocess.run(
+        ["salloc", "--quiet", "-N2", "--ntasks-per-node=2", sys.executable, str(script)],
+        env={**os.environ, **virtual_slurm.environ},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    first, again = done.stdout.splitlines()
+    hosts = first.split("'")[1::2]
+    assert len(set(hosts)) == 2
+    assert hosts[2:] == [hosts[0], hosts[0], hosts[1], hosts[1]], "ranks lie in blocks"
+    assert again == f"again {hosts[1]}"

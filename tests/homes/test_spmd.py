@@ -1,0 +1,113 @@
+"""Processes that already are ranks: ``mpiexec -n 4 python train.py``."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hpctrain import Result
+from hpctrain.testing.slurm import VirtualCluster
+
+pytestmark = pytest.mark.mpi
+MPIEXEC = str(Path(sys.executable).with_name("mpiexec"))
+
+SCRIPT = """
+import sys
+import hpctrain
+import hpctrain.collective
+from hpctrain import Checkpoint, DataParallelTrainer, RunConfig, ScalingConfig
+
+storage, what, workers = sys.argv[1], sys.argv[2], int(sys.argv[3])
+
+def train(config):
+    context = hpctrain.get_context()
+    rank = context.get_world_rank()
+    for step in range(3):
+        if config["what"] == "fail" and step == 2:
+            if rank == 1:
+                raise ValueError("the loss is NaN")
+            hpctrain.collective.barrier(timeout_s=600)
+        saved = Checkpoint.from_dict({"step": step}) if rank == 0 else None
+        hpctrain.report({"step": step, "rank": rank}, saved)
+    return context.get_world_size()
+
+def fit(name):
+    return DataParallelTrainer(
+        train,
+        train_loop_config={"what": what},
+        scaling_config=ScalingConfig(num_workers=workers),
+        run_config=RunConfig(storage_path=storage, name=name),
+    ).fit()
+
+if __name__ == "__main__":
+    first = fit("one")
+    second = fit("two")   # the same ranks, although their launcher's variables are gone
+    sys.stdout.write(f"returned {first.return_value} {second.metrics} {second.path.name}\\n")
+"""
+
+
+def start(tmp_path: Path, what: str, workers: int) -> subprocess.CompletedProcess[str]:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    return subprocess.run(
+        [MPIEXEC, "-n", "4", sys.executable, str(script), str(tmp_path), what, str(workers)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_every_rank_gets_the_result_and_a_second_fit_still_knows(tmp_path: Path) -> None:
+    done = start(tmp_path, "train", 4)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("returned 4 {'step': 2, 'rank': 0} two") == 4
+    for name in ("one", "two"):
+        result = Result.from_path(tmp_path / name)
+        assert result.state == "finished"
+        assert result.status.launcher == "spmd"
+        assert [m["step"] for m in result.metrics_history] == [0, 1, 2]
+
+
+def test_a_failing_rank_ends_all_of_them_within_seconds(tmp_path: Path) -> None:
+    started = time.monotonic()
+    done = start(tmp_path, "fail", 4)
+    assert time.monotonic() - started < 60
+    assert done.returncode != 0
+    assert "rank 1 of 4 on" in done.stderr
+    assert "ValueError: the loss is NaN" in done.stderr
+    result = Result.from_path(tmp_path / "one")
+    assert result.state == "failed"
+    assert result.checkpoint is not None
+    assert "rank 1 of 4" in str(result.error)
+
+
+def test_a_world_of_another_size_is_refused(tmp_path: Path) -> None:
+    done = start(tmp_path, "train", 3)
+    assert done.returncode != 0
+    assert "num_workers=3, but MPI found a world of 4 ranks" in done.stderr
+    assert not (tmp_path / "one").exists()
+
+
+@pytest.mark.slurm
+def test_singletons_are_an_error_that_says_which_pmi_was_tried_and_which_to_use(
+    virtual_slurm: VirtualCluster, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    argv = ["srun", "--mpi=none", "-N2", "--ntasks-per-node=2"]
+    done = subprocess.run(
+        [*argv, sys.executable, str(script), str(tmp_path), "train", "4"],
+        env={**os.environ, **virtual_slurm.environ},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode != 0
+    assert "4 ranks were asked for, but MPI found a world of 1" in done.stderr
+    assert "no PMI at all (srun --mpi=none)" in done.stderr
+    assert "SlurmConfig(mpi='pmi2')" in done.stderr
