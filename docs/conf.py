@@ -1,11 +1,11 @@
 """Settings of the documentation; built by ``nox -s docs``."""
 
-from importlib.metadata import version as installed_version
+import hpctrain
 
 project = "hpctrain"
 author = "the hpctrain developers"
 copyright = "the hpctrain developers"
-version = release = installed_version("hpctrain")
+version = release = hpctrain.__version__
 
 extensions = ["numpydoc", "sphinx.ext.autodoc", "sphinx.ext.autosummary"]
 templates_path = ["_templates"]
@@ -24,6 +24,8 @@ numpydoc_show_class_members = False
 
 # A type variable has no page. Any other class in a public signature needs one: see reference.rst.
 nitpick_ignore_regex = [(r"py:.*", r"hpctrain\.(.*\.)?([A-Z]|.*_T)")]
+# What a VirtualCluster is made of is its own business.
+nitpick_ignore_regex.append((r"py:.*", r"hpctrain\.testing\.slurm\.[a-z_]+\..*"))
 
 # Links to other projects need their inventories from the network: sphinx-build -t online.
 # Without that, a broken reference to hpctrain is an error and one to another project is not.

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.config import CheckpointConfig
 from hpctrain.errors import (
+    CheckpointError,
     ConfigError,
+    LaunchError,
     RunStoppedError,
     TrainingFailedError,
     WorkerError,
@@ -236,7 +238,9 @@ def _stored_error(paths: RunPaths, status: RunStatus) -> Exception | None:
     if status.state is not RunState.FAILED:
         return None
     message = status.error or "the run failed"
-    blamed = re.match(r"rank (-?\d+) of \d+ on (\S+) failed", message)
-    if blamed is None:
-        return TrainingFailedError(message)
-    return WorkerError(message, rank=int(blamed.group(1)), hostname=blamed.group(2))
+    if status.error_type == "WorkerError":
+        blamed = re.match(r"rank (-?\d+) of \d+ on (\S+) failed", message)
+        rank, hostname = (int(blamed.group(1)), blamed.group(2)) if blamed else (-1, "")
+        return WorkerError(message, rank=rank, hostname=hostname)
+    kinds = {kind.__name__: kind for kind in (ConfigError, LaunchError, CheckpointError)}
+    return kinds.get(status.error_type or "", TrainingFailedError)(message)

@@ -83,7 +83,9 @@ def test_callbacks_hear_every_rank_and_one_that_raises_does_not_end_the_run(
     result = _trainer(train, tmp_path, run_config={"callbacks": [Raising(), listening]}).fit()
     assert result.state == "finished"
     assert listening.heard == [([0, 1], None), ([0, 1], "000002"), ("run", "finished")]
-    assert "Raising.after_report: RuntimeError: a tracker without a network" in capfd.readouterr().err
+    assert (
+        "Raising.after_report: RuntimeError: a tracker without a network" in capfd.readouterr().err
+    )
 
 
 def test_a_fatal_callback_ends_the_run(tmp_path: Path) -> None:
@@ -186,7 +188,9 @@ def test_restore_continues_a_run_without_its_script(tmp_path: Path) -> None:
     path = tmp_path / "run"
     assert DataParallelTrainer.can_restore(path)
     assert not DataParallelTrainer.can_restore(tmp_path)
-    with pytest.raises(ConfigError, match=r"has \['valid'\], but the run was begun with \['train'\]"):
+    with pytest.raises(
+        ConfigError, match=r"has \['valid'\], but the run was begun with \['train'\]"
+    ):
         DataParallelTrainer.restore(path, datasets={"valid": []})
     with pytest.raises(ConfigError, match="is not a run that"):
         DataParallelTrainer.restore(tmp_path)

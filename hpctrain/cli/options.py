@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,5 +20,18 @@ DryRunOption = Annotated[
     bool, typer.Option("--dry-run", "--dryrun", help="Say what would be done, and do nothing.")
 ]
 
+# Slurm's own letters for Slurm's own options.
+PartitionOption = Annotated[str, typer.Option("--partition", "-p", help="As sbatch's.")]
+AccountOption = Annotated[str, typer.Option("--account", "-A", help="As sbatch's.")]
+QosOption = Annotated[str, typer.Option("--qos", "-q", help="As sbatch's.")]
+TimeOption = Annotated[str, typer.Option("--time", "-t", help="As sbatch's.")]
+NodesOption = Annotated[int | None, typer.Option("--nodes", "-N", min=1, help="As sbatch's.")]
+ConstraintOption = Annotated[str, typer.Option("--constraint", "-C", help="As sbatch's.")]
+
 DEFAULT_STORAGE = Path("hpctrain_runs")
 """Where RunConfig puts runs by default."""
+
+
+def slurm_fields(**given: str | int | None) -> dict[str, Any]:
+    """Return the fields of SlurmConfig that were given. Pure; not collective."""
+    return {name: value for name, value in given.items() if value}

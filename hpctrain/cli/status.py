@@ -30,7 +30,8 @@ def render_view(view: RunView) -> str:
     from hpctrain.cli.run_view import format_age, format_metrics
 
     status = view.status
-    phase = f" ({status.phase})" if view.live and status.phase not in ("", "training") else ""
+    # Once there are reports, the ranks are in their training function.
+    phase = f" ({status.phase})" if view.live and status.phase and not view.reported_at else ""
     rows = [("path", str(view.path))]
     if view.state == "lost":
         rows.append(("executor", f"gone: {_executor(view)}"))

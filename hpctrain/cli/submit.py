@@ -7,18 +7,28 @@ from typing import Annotated
 
 import typer
 
+from hpctrain.cli.options import (
+    AccountOption,
+    ConstraintOption,
+    NodesOption,
+    PartitionOption,
+    QosOption,
+    TimeOption,
+    slurm_fields,
+)
+
 
 def submit(
     script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="The script that calls fit().")],
     args: Annotated[
         list[str] | None, typer.Argument(metavar="ARGS", help="Its own arguments, all that follow.")
     ] = None,
-    partition: Annotated[str, typer.Option("--partition", "-p", help="As sbatch's.")] = "",
-    account: Annotated[str, typer.Option("--account", "-A", help="As sbatch's.")] = "",
-    qos: Annotated[str, typer.Option("--qos", "-q", help="As sbatch's.")] = "",
-    time: Annotated[str, typer.Option("--time", "-t", help="As sbatch's.")] = "",
-    nodes: Annotated[int | None, typer.Option("--nodes", "-N", min=1, help="As sbatch's.")] = None,
-    constraint: Annotated[str, typer.Option("--constraint", "-C", help="As sbatch's.")] = "",
+    partition: PartitionOption = "",
+    account: AccountOption = "",
+    qos: QosOption = "",
+    time: TimeOption = "",
+    nodes: NodesOption = None,
+    constraint: ConstraintOption = "",
     wait: Annotated[
         bool, typer.Option("--wait", "-W", help="Follow the run, and end as it ends.")
     ] = False,
@@ -40,15 +50,16 @@ def submit(
     from hpctrain.cli.exit_codes import say
     from hpctrain.cli.script import run_script
 
-    asked = {
-        "partition": partition,
-        "account": account,
-        "qos": qos,
-        "time": time,
-        "nodes": nodes,
-        "constraint": constraint,
-    }
-    environ.request_slurm_overrides({name: value for name, value in asked.items() if value})
+    environ.request_slurm_overrides(
+        slurm_fields(
+            partition=partition,
+            account=account,
+            qos=qos,
+            time=time,
+            nodes=nodes,
+            constraint=constraint,
+        )
+    )
     environ.request_launcher("slurm")
     if dry_run:
         environ.request_dry_run()

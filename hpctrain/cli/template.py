@@ -7,35 +7,69 @@ from typing import Annotated
 
 import typer
 
+from hpctrain.cli.options import (
+    AccountOption,
+    ConstraintOption,
+    NodesOption,
+    PartitionOption,
+    QosOption,
+    TimeOption,
+    slurm_fields,
+)
+
 
 def template(
-    name: Annotated[str, typer.Argument(help="Name of a template.", show_default=False)] = "",
-    list_: Annotated[bool, typer.Option("--list", "-l", help="List the templates.")] = False,
-    values: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A value of the template; repeatable."),
+    name: Annotated[str, typer.Argument(metavar="NAME", help="One of --list.")] = "",
+    script: Annotated[
+        str, typer.Argument(metavar="SCRIPT", help="The training script.")
+    ] = "train.py",
+    list_: Annotated[
+        bool, typer.Option("--list", "-l", help="List the templates and the site profiles.")
+    ] = False,
+    workers: Annotated[int, typer.Option(min=1, help="Workers: MPI ranks.")] = 2,
+    cpus: Annotated[
+        int | None, typer.Option(min=1, help="CPUs of a worker.", show_default="as the site says")
     ] = None,
+    gpus: Annotated[int, typer.Option(min=0, help="GPUs of a worker.")] = 0,
+    site: Annotated[str, typer.Option(help="A site profile of --list, or a .toml file.")] = "",
+    partition: PartitionOption = "",
+    account: AccountOption = "",
+    qos: QosOption = "",
+    time: TimeOption = "",
+    nodes: NodesOption = None,
+    constraint: ConstraintOption = "",
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="File to write, which must not exist."),
+        Path | None, typer.Option("--output", "-o", help="File to write, which must not exist.")
     ] = None,
 ) -> None:
-    """Print a batch script made from a template."""
+    """Print a batch script for SCRIPT, or list what there is."""
+    from hpctrain.config import ScalingConfig, SlurmConfig
     from hpctrain.errors import ConfigError
-    from hpctrain.plan.template import render_template, template_names
+    from hpctrain.plan.template import render_template
 
     if list_ or not name:
-        print("\n".join(template_names()))
+        print(_list_all())
         return
-    if name not in template_names():
-        raise ConfigError(f"there is no template {name!r}. One of {', '.join(template_names())}.")
-    given = {}
-    for item in values or []:
-        key, separator, value = item.partition("=")
-        if not separator:
-            raise ConfigError(f"--set {item}: KEY=VALUE is needed.")
-        given[key] = value
-    text = render_template(name, **given)
+    fields = slurm_fields(
+        partition=partition,
+        account=account,
+        qos=qos,
+        time=time,
+        nodes=nodes,
+        constraint=constraint,
+        site=site,
+    )
+    resources = {key: float(n) for key, n in (("CPU", cpus), ("GPU", gpus)) if n}
+    text = render_template(
+        name,
+        script=script,
+        scaling=ScalingConfig(
+            num_workers=workers,
+            use_gpu=gpus > 0,
+            resources_per_worker=resources,
+            slurm=SlurmConfig(**fields),
+        ),
+    )
     if output is None:
         print(text, end="" if text.endswith("\n") else "\n")
         return
@@ -44,3 +78,19 @@ def template(
             file.write(text)
     except FileExistsError as error:
         raise ConfigError(f"{output} exists. Choose another file, or remove it.") from error
+
+
+def _list_all() -> str:
+    from hpctrain.plan.site import load_site, site_names
+    from hpctrain.plan.template import describe_template, template_names
+
+    templates = [(name, describe_template(name)) for name in template_names()]
+    sites = [(name, load_site(name).description) for name in site_names()]
+    width = max(len(name) for name, _ in (*templates, *sites))
+    rows = [
+        "templates (hpctrain template NAME SCRIPT):",
+        *(f"  {name:<{width}}  {text}" for name, text in templates),
+        "site profiles (--site, SlurmConfig(site=...)):",
+        *(f"  {name:<{width}}  {text}" for name, text in sites),
+    ]
+    return "\n".join(row.rstrip() for row in rows)

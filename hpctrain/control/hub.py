@@ -25,6 +25,8 @@ from hpctrain.control.wire import (
 
 SECRET_BYTES = 32
 UNKNOWN_RANK = -1
+AGENT_SILENCE_S = 30.0
+"""Seconds after which a silent node is given up: it has lost its power, or its network."""
 _SIOCGIFADDR = 0x8915
 
 
@@ -93,6 +95,7 @@ class Hub:
             frames = key.data(mask)
             if frames:
                 events += frames
+        events += self._drop_silent_agents()
         # What a dying rank has said, and its death, are told before what its peers say of it.
         lost = {frame.header["rank"] for frame in events if frame.op == "lost"}
         return sorted(events, key=lambda frame: frame.header.get("rank") not in lost)
@@ -132,15 +135,6 @@ class Hub:
     def num_agents(self) -> int:
         """Number of agents that are connected."""
         return sum(peer.is_agent for peer in self._peers.values())
-
-    def silent_agents(self, seconds: float) -> list[str]:
-        """Return the hosts whose agents have said nothing for so long."""
-        now = time.monotonic()
-        return [
-            peer.hostname
-            for peer in self._peers.values()
-            if peer.is_agent and now - peer.last_heard > seconds
-        ]
 
     def close(self) -> None:
         """Close everything; ranks that are left see that their executor is gone."""
@@ -240,6 +234,16 @@ class Hub:
             rank = int(frame.header["rank"])
             peer.ranks.discard(rank)
             self._peer_of.pop(rank, None)
+
+    def _drop_silent_agents(self) -> list[Frame]:
+        """Give a node up whose agent, which says something every two seconds, has not for long."""
+        events = []
+        now = time.monotonic()
+        for peer in list(self._peers.values()):
+            if peer.is_agent and now - peer.last_heard > AGENT_SILENCE_S:
+                self._drop(peer)
+                events += [self._lost(peer, rank) for rank in sorted(peer.ranks)]
+        return events
 
     def _lost(self, peer: _Peer, rank: int) -> Frame:
         self._peer_of.pop(rank, None)

@@ -119,11 +119,15 @@ class Link:
 
     def close(self, *, timeout_s: float = 5.0) -> None:
         """Send what is left and close. Not collective."""
+        if self._closing:
+            return
         self._closing = True
         self.drain(timeout_s=timeout_s)
         os.write(self._wake_writer, b"x")
         self._thread.join(timeout=1.0)
         self._frames.close()
+        os.close(self._wake_reader)
+        os.close(self._wake_writer)
 
     def _flush(self) -> None:
         self._last_flush = time.monotonic()

@@ -13,6 +13,7 @@ _LENGTHS = struct.Struct(">II")
 _MAX_HEADER_BYTES = 2**20
 _MAX_BODY_BYTES = 2**30
 _READ_BYTES = 2**18
+_MAX_READS = 16
 
 NONCE_BYTES = 32
 
@@ -105,12 +106,14 @@ class FrameSocket:
     def receive(self) -> list[Frame]:
         """Return the frames that have arrived; sets `closed` at the end of the stream."""
         try:
-            while chunk := self._socket.recv(_READ_BYTES):
-                self._inbox += chunk
-                if len(chunk) < _READ_BYTES:
+            # Up to the end of what is there, so that an end of the stream is seen at once; but not
+            # for ever, if the other side writes faster than this one reads.
+            for _ in range(_MAX_READS):
+                chunk = self._socket.recv(_READ_BYTES)
+                if not chunk:
+                    self.closed = True
                     break
-            else:
-                self.closed = True
+                self._inbox += chunk
         except BlockingIOError:
             pass
         except OSError:

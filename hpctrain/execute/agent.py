@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import selectors
 import shutil
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -133,6 +134,8 @@ class Agent:
 
 def run_agent(argv: list[str]) -> None:
     """Run an agent from its command line."""
+    # The stop signal of the job reaches every step; it is for the ranks to pass on.
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     secret = Path(argv[2]).read_bytes()
     try:
         uplink = connect_tcp(argv[3:], secret, timeout_s=_CONNECT_TIMEOUT_S)

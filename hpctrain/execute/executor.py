@@ -19,6 +19,7 @@ from hpctrain.execute.explain import explain_failure
 from hpctrain.execute.failure_policy import FailurePolicy
 from hpctrain.execute.process import process_start_time
 from hpctrain.execute.recorder import Recorder
+from hpctrain.execute.step_launcher import other_mpi
 from hpctrain.execute.stop import StopAgreement
 from hpctrain.execute.worker_group import WorkerGroup
 from hpctrain.plan.launch_plan import LaunchPlan
@@ -56,6 +57,7 @@ class Executor:
         self._plan = plan
         self._run_config = run_config
         self._resume_from = resume_from
+        self._mpi = plan.mpi
         self.recorder = Recorder(
             paths=paths, run_config=run_config, status=initial_status(paths, plan, run_config)
         )
@@ -70,7 +72,6 @@ class Executor:
         LaunchError
             If the ranks could not be started.
         """
-        self._paths.stop_request.unlink(missing_ok=True)
         policy = FailurePolicy(self._run_config.failure_config)
         self.recorder.change(state=RunState.STARTING)
         try:
@@ -84,6 +85,7 @@ class Executor:
                     decision = policy.after_start_failure(transient=error.transient)
                     if not decision.restart:
                         raise
+                    self._mpi = other_mpi(self._plan.mpi)
                     failed: Exception = error
                 except TrainingFailedError as error:
                     decision = policy.after_worker_failure()
@@ -100,9 +102,10 @@ class Executor:
         recorder = self.recorder
         start = recorder.begin_attempt(self._resume_from)
         group = WorkerGroup(
+            num_cpus_per_worker=self._plan.threads_per_task,
             placement=self._plan.placement,
             in_allocation=self._plan.launcher in ("allocation", "slurm"),
-            mpi=self._plan.mpi,
+            mpi=self._mpi,
             srun_args=self._plan.srun_args,
             environment=self._plan.environment,
             path=self._paths.root,
@@ -153,7 +156,8 @@ class Executor:
         value = backend.finish_training()
         if tracker.has_failed:
             # The launcher says how a silent rank died only when it has cleaned up after it.
-            backend.worker_group.await_launcher(5.0)
+            if set(tracker.lost) - set(tracker.failures):
+                backend.worker_group.await_launcher(5.0)
             error = explain_failure(
                 tracker,
                 workers=backend.worker_group.workers,

@@ -55,7 +55,7 @@ def first_failure(
 
 
 def _ranks_that_launcher_blames(output: str) -> list[int]:
-    # srun: "srun: error: node2: task 3: Exited with exit code 7"; those that it ends are Terminated.
+    # srun: "srun: error: node2: task 3: Exited with exit code 7"; those it ends are Terminated.
     # Open MPI: "process rank 2 with PID 0 on node x exited on signal 9".
     found = re.findall(
         r"\btask (\d+): (?!Terminated)|process rank (\d+) with PID \d+ on node", output

@@ -117,8 +117,12 @@ class Recorder:
             phase="launch",
             checkpoint=None if manifest is None else manifest.name,
             reports=start.first_report,
+            error=None,
+            error_type=None,
+            ended_at=None,
         )
-        self.note("attempt-started",
+        self.note(
+            "attempt-started",
             attempt=attempt,
             job_id=self._status.job_id,
             host=socket.gethostname(),
@@ -133,12 +137,14 @@ class Recorder:
         if error is not None:
             first_line = (str(error).splitlines() or [""])[0]
             cause = f"{type(error).__name__}: {first_line}"
-        self.note("attempt-ended",
+        self.note(
+            "attempt-ended",
             attempt=self._status.attempt,
             cause=cause,
             reports=reports,
             nodes=list(self._status.nodes),
         )
+        self._status = self._status.with_changes(reports=reports)
 
     def record(self, round_: ReportRound, broadcast: Callable[..., None]) -> None:
         """Take in a report of all ranks: commit its checkpoint, call callbacks, apply the rule."""
@@ -203,17 +209,22 @@ class Recorder:
 
     def end(self, error: BaseException | None) -> None:
         """Write down how the run ended, and tell the callbacks."""
+        message: str | None = None
         if error is None:
-            state, message = RunState.FINISHED, None
+            state = RunState.FINISHED
         elif isinstance(error, (RunStoppedError, KeyboardInterrupt, SystemExit)):
-            state, message = RunState.STOPPED, str(error) or type(error).__name__
-        elif isinstance(error, HpctrainError):
-            state, message = RunState.FAILED, str(error)
+            state = RunState.STOPPED
+            message = (
+                str(error) or "it was interrupted (Ctrl-C); fit() with the same name resumes it"
+            )
         else:
-            state, message = RunState.FAILED, f"{type(error).__name__}: {error}"
+            state = RunState.FAILED
+            ours = isinstance(error, HpctrainError)
+            message = str(error) if ours else f"{type(error).__name__}: {error}"
         self.change(
             state=state,
             error=message,
+            error_type=None if error is None else type(error).__name__,
             ended_at=time.time(),
             metrics=self.progress() or self._status.metrics,
         )

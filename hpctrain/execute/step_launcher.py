@@ -85,6 +85,15 @@ def find_step_launcher(mpi: str) -> StepLauncher:
         ) from error
 
 
+def other_mpi(mpi: str) -> str:
+    """Return what to try after a start that failed inside MPI: our own mpiexec in place of srun.
+
+    Not collective. Returns `mpi` itself where the user chose, or where there is no wheel.
+    """
+    has_wheel = (Path(sys.executable).parent / "mpiexec").exists()
+    return "wheel" if mpi == "auto" and has_wheel else mpi
+
+
 def parse_pmi_types(output: str) -> set[str]:
     r"""Return the PMI types that ``srun --mpi=list`` printed. Not collective.
 

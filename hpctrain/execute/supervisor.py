@@ -35,8 +35,12 @@ def supervise(run_dir: str) -> None:
             os._exit(_run_executor(paths))
         _, wait_status = os.waitpid(pid, 0)
         if os.WIFEXITED(wait_status):
+            if status := os.WEXITSTATUS(wait_status):
+                # So that the job is FAILED for Slurm, and its dependents with afterok do not start.
+                raise SystemExit(status)
             return
         append_event(paths, "executor-died", signal=os.WTERMSIG(wait_status), pid=pid)
+    raise SystemExit(1)
 
 
 def _run_executor(paths: RunPaths) -> int:

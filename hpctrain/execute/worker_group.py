@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
 import sys
@@ -32,6 +33,10 @@ from hpctrain.worker.failure import RankFailure
 T = TypeVar("T")
 START_TIMEOUT_S = 600.0
 _POLL_S = 0.1
+# What Slurm and MPI libraries print when ranks cannot find each other. Some then hang for ever.
+_MPI_START_ERROR = re.compile(
+    r"invalid client request|Fatal error in \S*Init|PMIX? ERROR|PMI2?_Init"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +58,8 @@ class WorkerGroup:
     num_workers
         Number of ranks.
     num_cpus_per_worker, num_gpus_per_worker
-        What each of them has.
+        What each of them has, where `placement` does not say; the number of CPUs is that of compute
+        threads too.
     placement
         How they lie on nodes; by default all on this machine.
     in_allocation
@@ -111,6 +117,7 @@ class WorkerGroup:
         self._srun_args = srun_args
         self._environment = dict(environment or {})
         self._log_to_file = log_to_file
+        self._num_threads = num_cpus_per_worker
         self._own_path = path is None
         self._paths = RunPaths(path or Path(tempfile.mkdtemp(prefix="hpctrain-group-")))
         self._hub: Hub | None = None
@@ -286,7 +293,9 @@ class WorkerGroup:
             log_to_file=self._log_to_file,
         )
         variables = environ.without_launcher_variables(environ.environment())
-        variables.update(thread_variables(self.placement.cpus_per_task))
+        # srun refuses it together with --ntasks-per-node (measured with Slurm 22.05).
+        variables.pop("SLURM_NTASKS_PER_GPU", None)
+        variables.update(thread_variables(self._num_threads))
         variables.update(launcher_variables(launcher.kind))
         variables.update(self._environment)
         self._step = StepProcess(
@@ -301,6 +310,7 @@ class WorkerGroup:
         assert self._hub is not None
         assert self._step is not None
         deadline = time.monotonic() + timeout_s
+        look_at = time.monotonic() + 1.0
         starting: dict[int, str] = {}
         while len(self._workers) < len(self):
             for frame in self._hub.poll(_POLL_S):
@@ -329,6 +339,13 @@ class WorkerGroup:
                 raise LaunchError(
                     f"the agents of the nodes did not start: {self._agents.last_lines()}"
                 )
+            if time.monotonic() > look_at:
+                look_at = time.monotonic() + 1.0
+                if _MPI_START_ERROR.search(self.launcher_output()):
+                    raise LaunchError(
+                        f"{len(self)} ranks could not form an MPI world.{self._launcher_said()}",
+                        transient=True,
+                    )
             if time.monotonic() > deadline:
                 hosts = sorted(set(starting.values()) - {w.hostname for w in self.workers})
                 raise LaunchError(
@@ -350,7 +367,7 @@ class WorkerGroup:
 
     def _launcher_said(self) -> str:
         said = self.launcher_output()
-        return f" It said:\n{said}" if said else ""
+        return f" {Path(self._step.argv[0]).name} said:\n{said}" if said and self._step else ""
 
     def _call(
         self, ranks: Any, function: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]

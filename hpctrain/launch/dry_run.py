@@ -38,7 +38,9 @@ def render_plan(submission: Submission) -> str:
 
         lines += ["", "#!/bin/bash", *directive_lines(plan.directives, ())]
         lines += batch_setup(plan, paths)
-        lines += [shlex.join([sys.executable, "-m", "submitit.core._submit", str(paths.submission)])]
+        lines += [
+            shlex.join([sys.executable, "-m", "submitit.core._submit", str(paths.submission)])
+        ]
     if plan.launcher in ("slurm", "allocation"):
         agent = agent_argv(
             sys.executable, attempt=1, socket="SOCKET", secret="SECRET_FILE", addresses=["ADDRESS"]

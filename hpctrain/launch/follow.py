@@ -245,8 +245,9 @@ class Follower:
     def _show_logs(self, *, final: bool) -> None:
         for rank, log in self._logs.items():
             label = f"[{rank}] " if self._verbose > 1 else ""
-            for line in log.read(final=final):
-                self._say(f"{label}{line}")
+            # At once: above a status line every call draws it anew.
+            if lines := log.read(final=final):
+                self._say("\n".join(f"{label}{line}" for line in lines))
 
     def _show_reports(self, *, final: bool) -> None:
         # Only the last of them is shown, so only it is parsed.
@@ -262,10 +263,10 @@ class Follower:
 
     def _summarize(self, status: RunStatus) -> str:
         parts = [status.name, status.state.value]
-        if status.phase and status.phase != "training":
-            parts.append(status.phase)
         if self._held_back:
             parts += [self._rate.describe(), self._held_back]
+        else:
+            parts.append(status.phase)
         return "  ".join(part for part in parts if part)
 
     def _say(self, line: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import nullcontext
 
 from hpctrain.execute.executor import Executor
@@ -24,5 +25,14 @@ def run_here(submission: Submission) -> None:
     )
     verbose = request.run_config.verbose
     follower = Follower(request.paths, verbose=verbose) if verbose else None
-    with follower.in_background() if follower else nullcontext():
-        executor.run()
+    try:
+        with follower.in_background() if follower else nullcontext():
+            executor.run()
+    except KeyboardInterrupt:
+        print(
+            f"\nhpctrain: interrupted; fit() with name={request.run_config.name!r} and the same "
+            f"storage_path resumes from {executor.recorder.checkpoint_path() or 'its beginning'}",
+            file=sys.stderr,
+            flush=True,
+        )
+        raise

@@ -28,6 +28,8 @@ def write_plan_and_spec(submission: Submission) -> None:
     paths.root.mkdir(parents=True, exist_ok=True)
     paths.checkpoints.mkdir(exist_ok=True)
     paths.artifacts.mkdir(exist_ok=True)
+    # Whoever asked for a stop asked for that of the run as it was before.
+    paths.stop_request.unlink(missing_ok=True)
     write_atomic(paths.spec, submission.spec.to_bytes(), mode=0o600)
     content = describe(submission)
     write_atomic(paths.plan, json.dumps(content, indent=1, default=str).encode(), durable=True)

@@ -16,9 +16,9 @@ from hpctrain.config import LAUNCHERS, RunConfig, ScalingConfig
 from hpctrain.environ import Home
 from hpctrain.errors import ConfigError
 from hpctrain.plan.launch_plan import LaunchPlan
-from hpctrain.plan.resources import NodeShape, Placement, place_on_one_node, place_workers
+from hpctrain.plan.resources import Placement, place_on_one_node, place_workers
 from hpctrain.plan.sbatch import make_directives
-from hpctrain.plan.site import Site, load_site
+from hpctrain.plan.site import Site, known_shape, load_site, site_srun_args
 from hpctrain.plan.spec import (
     RankSettings,
     RunSpec,
@@ -120,9 +120,7 @@ def choose_launcher(scaling_config: ScalingConfig, run_config: RunConfig) -> str
 def override_slurm(request: Request, fields: Mapping[str, Any]) -> Request:
     """Return a request with some fields of its SlurmConfig replaced. Not collective."""
     scaling = request.scaling_config
-    return replace(
-        request, scaling_config=replace(scaling, slurm=replace(scaling.slurm, **fields))
-    )
+    return replace(request, scaling_config=replace(scaling, slurm=replace(scaling.slurm, **fields)))
 
 
 def make_plan(request: Request, launcher: str) -> tuple[LaunchPlan, Site]:
@@ -134,12 +132,12 @@ def make_plan(request: Request, launcher: str) -> tuple[LaunchPlan, Site]:
         from hpctrain.launch.probe import check_partition, query_partition
 
         partition = query_partition(scaling.slurm.partition or site.directives.get("partition"))
-        placement = place_workers(scaling, _known_shape(site, partition.node_shape))
+        placement = place_workers(scaling, known_shape(site, partition.node_shape))
         check_partition(scaling, placement, partition)
         assert request.run_config.name is not None
         directives = make_directives(scaling, placement, site, job_name=request.run_config.name)
     elif launcher == "allocation":
-        placement = _place_in_allocation(scaling)
+        placement = _place_in_allocation(scaling, site)
     else:
         placement = place_on_one_node(scaling)
     mpi = scaling.slurm.mpi
@@ -150,7 +148,11 @@ def make_plan(request: Request, launcher: str) -> tuple[LaunchPlan, Site]:
         directives=directives,
         extra_directives=tuple(scaling.slurm.sbatch_args),
         setup=(*site.setup, *scaling.slurm.setup),
-        srun_args=(*site.srun_args, *scaling.slurm.srun_args),
+        srun_args=(
+            *site_srun_args(site, placement, gpu_request=scaling.slurm.gpu_request),
+            *scaling.slurm.srun_args,
+        ),
+        threads_per_task=scaling.num_cpus_per_worker,
         environment=site.environment,
     )
     return plan, site
@@ -204,17 +206,11 @@ def _digests(request: Request) -> dict[str, str]:
     }
 
 
-def _known_shape(site: Site, partition: NodeShape) -> NodeShape:
-    return NodeShape(
-        cpus=site.cpus_per_node or partition.cpus,
-        gpus=site.gpus_per_node if site.gpus_per_node is not None else partition.gpus,
-    )
-
-
-def _place_in_allocation(scaling: ScalingConfig) -> Placement:
+def _place_in_allocation(scaling: ScalingConfig, site: Site) -> Placement:
     from hpctrain.launch.probe import allocation_nodes
 
     nodes, shape = allocation_nodes()
+    shape = replace(shape, cpus_per_gpu=site.cpus_per_gpu)
     slurm = scaling.slurm
     unshaped = slurm.nodes is None and slurm.tasks_per_node is None
     if unshaped and scaling.placement_strategy == "PACK":

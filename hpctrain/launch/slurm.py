@@ -79,7 +79,8 @@ def batch_setup(plan: LaunchPlan, paths: RunPaths) -> list[str]:
         *(f"#SBATCH {option}" for option in plan.extra_directives),
         # First of all, and in shell: what cannot be seen from here cannot say so in Python.
         f'test -r {root}/spec.pkl || {{ echo "hpctrain: $(hostname) does not see {root}. Choose a '
-        f'storage_path that login and compute nodes share." >&2; exit {_EXIT_STORAGE_INVISIBLE}; }}',
+        f'storage_path that login and compute nodes share." >&2; '
+        f"exit {_EXIT_STORAGE_INVISIBLE}; }}",
         *plan.setup,
     ]
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from hpctrain import environ
 from hpctrain.control.hub import SECRET_BYTES, Hub
 from hpctrain.control.link import Link, connect_tcp
-from hpctrain.errors import HpctrainError, TrainingFailedError, WorkerError
+from hpctrain.errors import ConfigError, HpctrainError, TrainingFailedError, WorkerError
 from hpctrain.execute.executor import initial_status
 from hpctrain.execute.explain import explain_failure
 from hpctrain.execute.recorder import AttemptStart, Recorder
@@ -116,8 +116,9 @@ def _join(num_workers: int) -> tuple[World, Comm]:
         atexit.register(_leave)
     world, _ = _joined
     if world.world_size != num_workers:
-        raise TrainingFailedError(
-            f"num_workers={num_workers}, but this process is one of {world.world_size} ranks. Start "
+        raise ConfigError(
+            f"num_workers={num_workers}, but this process is one of {world.world_size} ranks. "
+            f"Start "
             f"as many ranks as workers, or set num_workers={world.world_size}."
         )
     return _joined
@@ -146,7 +147,7 @@ def _open(request: Request, world: World) -> tuple[_Opening, _Coordinator | None
     content = submission.spec.to_bytes()
     if existing in (Existing.FINISHED, Existing.FOLLOW):
         if existing is Existing.FOLLOW:
-            raise TrainingFailedError(
+            raise ConfigError(
                 f"run {request.run_config.name!r} is running in another process already, and ranks "
                 f"cannot follow it. Choose another RunConfig(name=...), or: hpctrain attach "
                 f"{request.paths.root}"
@@ -192,7 +193,9 @@ def _run_rank(opening: _Opening, world: World, comm: Comm) -> Result:
     def on_failed(frame: Any) -> None:
         verdict.append(frame.body)
         heard.set()
-        threading.Thread(target=_abort_after_grace, args=("a peer has failed",), daemon=True).start()
+        threading.Thread(
+            target=_abort_after_grace, args=("a peer has failed",), daemon=True
+        ).start()
 
     link.handle("run-failed", on_failed)
     link.introduce(
@@ -213,7 +216,9 @@ def _run_rank(opening: _Opening, world: World, comm: Comm) -> Result:
     previous = _forward_signals(link)
     try:
         settle(run_spec.settings)
-        value = run_training(run_spec, paths=opening.paths, session=session, comm=comm, on_phase=enter)
+        value = run_training(
+            run_spec, paths=opening.paths, session=session, comm=comm, on_phase=enter
+        )
         body = b"" if world.world_rank or value is None else spec.pack(value, what="return value")
         link.post("done", body, reports=session.reports)
         answer = link.next_command() if not verdict else None

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from hpctrain.plan.launch_plan import StepLauncher
 from hpctrain.plan.resources import Placement
 
-
 # Options of the job that srun takes from the environment, and that contradict --gres=none.
 # With SLURM_GPUS_PER_NODE the step is refused ("Invalid Trackable RESource (TRES) specification"),
 # with SLURM_MEM_PER_GPU it gets the GPUs all the same (measured with Slurm 22.05).

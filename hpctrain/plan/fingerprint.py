@@ -16,10 +16,17 @@ import pickletools
 from collections.abc import Iterator
 from typing import Any
 
-# What differs although the function is the same: where the script lies, where a class begins in it,
+# What differs although the function is the same: where the script lies, whether another script runs
+# it (then its __package__ is ""), where a class begins in it,
 # attributes in the order of a set (both new in Python 3.13), and what else is imported by now.
 _IGNORED_KEYS = frozenset(
-    ["__file__", "__firstlineno__", "__static_attributes__", "_cloudpickle_submodules"]
+    [
+        "__file__",
+        "__package__",
+        "__firstlineno__",
+        "__static_attributes__",
+        "_cloudpickle_submodules",
+    ]
 )
 # Arguments of types.CodeType that say where the code was: file, first line, line table. Python 3.11
 # has two more arguments than 3.10.
@@ -62,6 +69,7 @@ def _build(stream: io.BytesIO) -> Any:
     """Return the tree that the next pickle builds: nodes, and plain values as leaves."""
     stack: list[Any] = []
     memo: dict[int, Any] = {}
+    argument: Any
     for opcode, argument, _ in pickletools.genops(stream):
         name = opcode.name
         if name in ("PROTO", "FRAME"):
@@ -84,6 +92,8 @@ def _build(stream: io.BytesIO) -> Any:
             kind, count = _TAKES[name]
             parts = stack[len(stack) - count :]
             del stack[len(stack) - count :]
+            if name == "REDUCE" and _is_global(parts[0], "torch.storage", "_load_from_bytes"):
+                parts[1] = _without_addresses(parts[1].parts[0])
             stack.append(_Node(kind, parts))
         elif name in ("TUPLE", "FROZENSET"):
             stack.append(_Node(name.lower(), _pop_to_mark(stack)))
@@ -179,9 +189,7 @@ def _meaning(node: _Node) -> Iterator[Any]:
     elif node.kind == "call":
         callee, arguments, *state = node.parts
         dropped: tuple[int, ...] = ()
-        if _is_global(callee, "torch.storage", "_load_from_bytes"):
-            arguments = _without_addresses(arguments.parts[0])
-        elif _is_code_type(callee):
+        if _is_code_type(callee):
             dropped = _PLACE_IN_CODE.get(len(arguments.parts), ())
         elif isinstance(callee, _Node) and callee.kind == "global":
             tracker = _TRACKER_ID.get(callee.parts[1])
@@ -206,9 +214,7 @@ def _without_addresses(content: bytes) -> _Node:
 
 
 def _is_global(callee: Any, module: str, name: str) -> bool:
-    return (
-        isinstance(callee, _Node) and callee.kind == "global" and callee.parts == [module, name]
-    )
+    return isinstance(callee, _Node) and callee.kind == "global" and callee.parts == [module, name]
 
 
 def _is_code_type(callee: Any) -> bool:

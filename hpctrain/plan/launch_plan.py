@@ -30,6 +30,8 @@ class LaunchPlan:
     """``local``, ``allocation``, ``slurm``, ``spmd`` or ``inline``."""
     placement: Placement
     """How the workers lie on the nodes."""
+    threads_per_task: int
+    """Compute threads of a rank: the same in every home, whatever CPUs a site adds to a task."""
     mpi: str
     """What the user said of MPI: ``auto``, ``wheel``, a PMI type, or the path of an mpiexec."""
     directives: Mapping[str, str | None]

@@ -16,7 +16,7 @@ class NodeShape:
     gpus: int | None = None
     cpus_per_gpu: int | None = None
     """CPUs that belong to a GPU; a worker with GPUs that does not say how many CPUs it needs is
-    given these."""
+    given these, as far as they are there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,10 +70,9 @@ def place_workers(scaling: ScalingConfig, node: NodeShape) -> Placement:
         raise ConfigError(
             "num_workers=0 runs in the interpreter that calls fit(), not on nodes. Use 1 or more."
         )
-    cpus_per_task = _cpus_per_task(scaling, node)
     num_nodes, tasks_per_node = _requested_shape(scaling)
     if num_nodes is None and tasks_per_node is None:
-        tasks_per_node = _tasks_that_fit(scaling, node, cpus_per_task)
+        tasks_per_node = _tasks_that_fit(scaling, node)
         if tasks_per_node is None:
             raise ConfigError(
                 f"num_workers={scaling.num_workers}, and nothing says how many workers a node "
@@ -92,18 +91,19 @@ def place_workers(scaling: ScalingConfig, node: NodeShape) -> Placement:
             f"tasks_per_node={tasks_per_node} is {num_nodes * tasks_per_node}. Drop one of the "
             f"three, or make them agree."
         )
-    placement = replace(
-        _placement(scaling, num_nodes=num_nodes, tasks_per_node=tasks_per_node),
-        cpus_per_task=cpus_per_task,
-    )
+    placement = _placement(scaling, num_nodes=num_nodes, tasks_per_node=tasks_per_node)
     _check_fit(scaling, placement, node)
-    return placement
-
-
-def _cpus_per_task(scaling: ScalingConfig, node: NodeShape) -> int:
     if "CPU" in scaling.resources_per_worker or node.cpus_per_gpu is None:
-        return scaling.num_cpus_per_worker
-    return max(node.cpus_per_gpu * scaling.num_gpus_per_worker, 1)
+        return placement
+    return replace(placement, cpus_per_task=_cpus_beside_gpus(placement, node))
+
+
+def _cpus_beside_gpus(placement: Placement, node: NodeShape) -> int:
+    assert node.cpus_per_gpu is not None
+    cpus = node.cpus_per_gpu * placement.gpus_per_task
+    if node.cpus is not None:
+        cpus = min(cpus, node.cpus // placement.tasks_per_node)
+    return max(cpus, 1)
 
 
 def _requested_shape(scaling: ScalingConfig) -> tuple[int | None, int | None]:
@@ -125,10 +125,10 @@ def _requested_shape(scaling: ScalingConfig) -> tuple[int | None, int | None]:
     return nodes, tasks
 
 
-def _tasks_that_fit(scaling: ScalingConfig, node: NodeShape, cpus_per_task: int) -> int | None:
+def _tasks_that_fit(scaling: ScalingConfig, node: NodeShape) -> int | None:
     limits = []
     if node.cpus is not None:
-        limits.append((node.cpus // cpus_per_task, "CPU", node.cpus))
+        limits.append((node.cpus // scaling.num_cpus_per_worker, "CPU", node.cpus))
     if scaling.num_gpus_per_worker and node.gpus is not None:
         limits.append((node.gpus // scaling.num_gpus_per_worker, "GPU", node.gpus))
     if scaling.num_gpus_per_worker and node.gpus is None:
@@ -137,7 +137,7 @@ def _tasks_that_fit(scaling: ScalingConfig, node: NodeShape, cpus_per_task: int)
         return None
     tasks, kind, available = min(limits)
     if tasks == 0:
-        asked = cpus_per_task if kind == "CPU" else scaling.num_gpus_per_worker
+        asked = scaling.num_cpus_per_worker if kind == "CPU" else scaling.num_gpus_per_worker
         raise ConfigError(
             f"resources_per_worker {kind}={asked}, but a node has {available}. A worker lives on "
             f"one node: ask for less, or choose another partition or node type."
@@ -195,40 +195,3 @@ def _check_fit(scaling: ScalingConfig, placement: Placement, node: NodeShape) ->
                 f"{placement.tasks_per_node} workers a node need {needed} {kind}s, but a node has "
                 f"{available}. {way_out}, or less {kind} a worker."
             )
-
-
-def assign_gpus(
-    visible: tuple[str, ...], *, local_rank: int, local_world_size: int, gpus_per_worker: int
-) -> tuple[str, ...]:
-    """Return which of the visible GPUs belong to a worker.
-
-    Not collective. Where a task sees the GPUs of its whole node (``--gpus-per-node``), workers take
-    them in blocks by local rank; where it sees only its own (``--gpus-per-task``), all of them.
-
-    Parameters
-    ----------
-    visible
-        Entries of ``CUDA_VISIBLE_DEVICES``.
-
-    Raises
-    ------
-    ConfigError
-        If the visible GPUs are neither the worker's own nor enough for the node.
-
-    Examples
-    --------
-    >>> assign_gpus(("0", "1", "2", "3"), local_rank=1, local_world_size=2, gpus_per_worker=2)
-    ('2', '3')
-    """
-    if gpus_per_worker == 0:
-        return ()
-    if len(visible) >= gpus_per_worker * local_world_size:
-        first = local_rank * gpus_per_worker
-        return visible[first : first + gpus_per_worker]
-    if len(visible) == gpus_per_worker:
-        return visible
-    raise ConfigError(
-        f"{local_world_size} workers on this node with {gpus_per_worker} GPUs each, but "
-        f"CUDA_VISIBLE_DEVICES shows {len(visible)} ({','.join(visible)}). Ask for the GPUs of the "
-        f"whole node (SlurmConfig(gpu_request='gpus-per-node')), or for fewer a worker."
-    )

@@ -12,7 +12,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.plan.resources import Placement
 from hpctrain.plan.site import Site
 
-# What the plan itself says, by the names that sbatch and srun have for it, and where a user says it.
+# What the plan itself says, in the words of sbatch and srun, and where a user says it.
 _OWNED = {
     "nodes": "SlurmConfig(nodes=...)",
     "ntasks": "ScalingConfig(num_workers=...)",

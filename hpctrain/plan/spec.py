@@ -192,7 +192,9 @@ def _captured(value: Any) -> list[tuple[str, Any]]:
 
 def _global_names(code: CodeType) -> list[str]:
     """Return the global names that code reads, functions inside it included."""
-    names = [i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
+    names = [
+        i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+    ]
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             names += _global_names(constant)

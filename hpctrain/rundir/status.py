@@ -66,7 +66,9 @@ class RunStatus:
     updated_at: float = 0.0
     ended_at: float | None = None
     error: str | None = None
-    """Why the run failed."""
+    """Why the run failed, or was stopped."""
+    error_type: str | None = None
+    """Class of that error in `hpctrain.errors`."""
 
     def with_changes(self, **changes: Any) -> RunStatus:
         """Return a copy with some fields changed."""

@@ -19,7 +19,7 @@ def get_device() -> torch.device:
     WorkerContextError
         Outside of a training function.
     """
-    return get_devices()[0]
+    return _devices("get_device()")[0]
 
 
 def get_devices() -> list[torch.device]:
@@ -33,9 +33,13 @@ def get_devices() -> list[torch.device]:
     WorkerContextError
         Outside of a training function.
     """
+    return _devices("get_devices()")
+
+
+def _devices(caller: str) -> list[torch.device]:
+    gpu_ids = active_worker(caller).context.gpu_ids
     import torch
 
-    gpu_ids = active_worker("get_devices()").context.gpu_ids
     if not gpu_ids:
         return [torch.device("cpu")]
     visible = visible_gpus()

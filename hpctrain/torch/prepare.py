@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 from hpctrain.errors import ConfigError
@@ -13,6 +15,8 @@ from hpctrain.worker.context import active_worker
 if TYPE_CHECKING:
     import torch
     from torch.utils.data import DataLoader
+
+    from hpctrain.torch.loader import PreparedLoader
 
 
 def prepare_model(
@@ -28,15 +32,18 @@ def prepare_model(
     Parameters
     ----------
     model
-        The same on every rank; rank 0's parameters count.
+        The same on every rank; rank 0's parameters and buffers count.
     move_to_device
-        Whether to move it to `get_device`, or where to.
+        Whether to move it to `get_device`, or where to. False where it lies right already: a model
+        on several GPUs, or on the meta device.
     parallel_strategy
         ``ddp``: every rank holds the whole model (DistributedDataParallel). ``fsdp``: parameters
-        are sharded (FSDP2's ``fully_shard``: every direct child that has parameters, then the model
-        itself). None: the model is only moved.
+        are sharded (FSDP2's ``fully_shard``: every direct child, and every child of a ModuleList or
+        ModuleDict, then the model itself; children that share parameters stay with the model).
+        None: the model is only moved.
     parallel_strategy_kwargs
-        For DistributedDataParallel or ``fully_shard``.
+        For DistributedDataParallel or ``fully_shard``. With a ``mesh`` of its own for the latter,
+        parameters are not taken from rank 0.
 
     Returns
     -------
@@ -51,25 +58,76 @@ def prepare_model(
     if parallel_strategy not in ("ddp", "fsdp", None):
         raise ConfigError(f"parallel_strategy={parallel_strategy!r}: 'ddp', 'fsdp' or None.")
     world_size = active_worker("prepare_model()").context.world.world_size
-    device = get_device() if isinstance(move_to_device, bool) else move_to_device
     if move_to_device is not False:
-        model = model.to(device)
+        model = model.to(get_device() if move_to_device is True else move_to_device)
     if parallel_strategy is None or world_size == 1:
         return model
     kwargs = dict(parallel_strategy_kwargs or {})
     if parallel_strategy == "ddp":
         from torch.nn.parallel import DistributedDataParallel
 
-        if device.type == "cuda":
-            kwargs.setdefault("device_ids", [device])
+        devices = {tensor.device for tensor in chain(model.parameters(), model.buffers())}
+        if len(devices) == 1 and next(iter(devices)).type == "cuda":
+            kwargs.setdefault("device_ids", list(devices))
         return DistributedDataParallel(model, **kwargs)
+    _shard(model, world_size, kwargs)
+    return model
+
+
+def _shard(model: torch.nn.Module, world_size: int, kwargs: dict[str, Any]) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    for child in model.children():
-        if any(True for _ in child.parameters()):
+    if "mesh" not in kwargs:
+        # torch's own mesh is of GPUs wherever there are any, even for workers that use none.
+        device_type = get_device().type
+        kwargs["mesh"] = init_device_mesh(device_type, (world_size,))
+        _take_from_rank_0(model, device_type)
+    children = [
+        child for child in _callable_children(model) if any(True for _ in child.parameters())
+    ]
+    owners = Counter(id(parameter) for child in children for parameter in child.parameters())
+    owners.update(id(parameter) for parameter in _own_parameters(model, children))
+    for child in children:
+        # Sharded one by one, children would each get a parameter of their own of a shared one.
+        if all(owners[id(parameter)] == 1 for parameter in child.parameters()):
             fully_shard(child, **kwargs)
     fully_shard(model, **kwargs)
-    return model
+
+
+def _callable_children(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """Return the children that are called as functions, through those that only hold others."""
+    import torch
+
+    for child in dict.fromkeys(model.children()):
+        if type(child).forward is not torch.nn.Module.forward or "forward" in vars(child):
+            yield child
+        else:
+            yield from _callable_children(child)
+
+
+def _own_parameters(
+    model: torch.nn.Module, children: list[torch.nn.Module]
+) -> Iterator[torch.nn.Parameter]:
+    """Return the parameters of a model's modules that are not inside of any of `children`."""
+    inside = {module for child in children for module in child.modules()}
+    for module in model.modules():
+        if module not in inside:
+            yield from module.parameters(recurse=False)
+
+
+def _take_from_rank_0(model: torch.nn.Module, device_type: str) -> None:
+    """Give every rank the parameters and buffers of rank 0, as DDP does. Collective."""
+    from torch import distributed
+
+    for tensor in chain(model.parameters(), model.buffers()):
+        # On the meta device there is nothing yet; elsewhere the group may have no backend.
+        if tensor.device.type == device_type:
+            values = tensor.detach()
+            dense = values.contiguous()
+            distributed.broadcast(dense, src=0)
+            if dense is not values:
+                values.copy_(dense)
 
 
 def prepare_data_loader(
@@ -77,7 +135,7 @@ def prepare_data_loader(
     add_dist_sampler: bool = True,
     move_to_device: bool = True,
     auto_transfer: bool = True,
-) -> Any:
+) -> PreparedLoader:
     """Let every rank load its own part of the data, onto its own device.
 
     Not collective.
@@ -87,127 +145,38 @@ def prepare_data_loader(
     data_loader
         As for one process: with the batch size of one rank.
     add_dist_sampler
-        Whether to give it a DistributedSampler, which shuffles if the loader did. Each iteration is
-        an epoch of its own for the shuffle. Loaders of iterable datasets, and loaders that have
-        such a sampler, are left as they are.
+        Whether to share the data out over the ranks: a DistributedSampler that shuffles if the
+        loader did. What another sampler draws, or a sampler of batches, is shared out itself. All
+        ranks get equally much, so where that is uneven a few samples come twice, unless the loader
+        has ``drop_last``. Loaders of iterable datasets, and loaders that have a DistributedSampler,
+        are left as they are.
     move_to_device
         Whether batches are moved to `get_device`.
     auto_transfer
-        Whether the next batch is copied to a GPU while the current one is computed on.
+        Whether the next batch is copied to a GPU while the current one is computed on. Worth it
+        with ``pin_memory=True``.
 
     Returns
     -------
-    DataLoader
-        Or an iterable over it that moves batches.
+    PreparedLoader
+        A DataLoader with ``set_epoch(epoch)``, for after a resume. Each iteration is an epoch of
+        its own for the shuffle, the one after the last, unless ``set_epoch()`` says which. The
+        order depends on the epoch only, neither on seeds nor on the number of earlier epochs.
+
+    Raises
+    ------
+    ConfigError
+        If a sampler cannot say how much it draws.
     """
-    from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler
+    from hpctrain.torch.loader import PreparedLoader, shard_loader
 
     world = active_worker("prepare_data_loader()").context.world
-    has_sampler = isinstance(data_loader.sampler, DistributedSampler)
-    iterable = isinstance(data_loader.dataset, IterableDataset)
-    if add_dist_sampler and world.world_size > 1 and not has_sampler and not iterable:
-        shuffle = isinstance(data_loader.sampler, RandomSampler)
-        sampler: DistributedSampler[Any] = DistributedSampler(
-            data_loader.dataset,
-            num_replicas=world.world_size,
-            rank=world.world_rank,
-            shuffle=shuffle,
-            drop_last=data_loader.drop_last,
-        )
-        data_loader = DataLoader(
-            data_loader.dataset,
-            batch_size=data_loader.batch_size,
-            sampler=sampler,
-            num_workers=data_loader.num_workers,
-            collate_fn=data_loader.collate_fn,
-            pin_memory=data_loader.pin_memory,
-            drop_last=data_loader.drop_last,
-            timeout=data_loader.timeout,
-            worker_init_fn=data_loader.worker_init_fn,
-            multiprocessing_context=data_loader.multiprocessing_context,
-            generator=data_loader.generator,
-            prefetch_factor=data_loader.prefetch_factor,
-            persistent_workers=data_loader.persistent_workers,
-        )
-    device = get_device()
+    if add_dist_sampler:
+        data_loader = shard_loader(data_loader, world)
     if not move_to_device:
-        return data_loader
-    return DeviceLoader(data_loader, device, prefetch=auto_transfer and device.type == "cuda")
-
-
-class DeviceLoader:
-    """A data loader whose batches come on a device, and whose shuffle knows the epoch.
-
-    Parameters
-    ----------
-    data_loader
-        Where batches come from; its attributes are this object's too.
-    device
-        Where they go.
-    prefetch
-        Whether the next batch is copied on a stream of its own meanwhile.
-    """
-
-    def __init__(
-        self, data_loader: DataLoader[Any], device: torch.device, *, prefetch: bool
-    ) -> None:
-        self._data_loader = data_loader
-        self._device = device
-        self._prefetch = prefetch
-        self._epoch = 0
-
-    def __len__(self) -> int:
-        """Return the number of batches of this rank."""
-        return len(self._data_loader)
-
-    def __getattr__(self, name: str) -> Any:
-        """Give the attributes of the data loader."""
-        return getattr(self._data_loader, name)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Say which epoch the next iteration is, after a resume. Not collective."""
-        self._epoch = epoch
-
-    def __iter__(self) -> Iterator[Any]:
-        """Iterate over the batches of one epoch."""
-        sampler = self._data_loader.sampler
-        if hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(self._epoch)
-        self._epoch += 1
-        if self._prefetch:
-            yield from self._prefetched()
-            return
-        for batch in self._data_loader:
-            yield move_batch(batch, self._device)
-
-    def _prefetched(self) -> Iterator[Any]:
-        import torch
-
-        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        ready: Any = None
-        for batch in self._data_loader:
-            with torch.cuda.stream(stream):
-                moved = move_batch(batch, self._device)
-            if ready is not None:
-                yield ready
-            torch.cuda.current_stream(self._device).wait_stream(stream)
-            _record_stream(moved, torch.cuda.current_stream(self._device))
-            ready = moved
-        if ready is not None:
-            yield ready
-
-
-def move_batch(batch: Any, device: torch.device) -> Any:
-    """Return a batch with its tensors on a device; what is not a tensor stays. Not collective."""
-    if hasattr(batch, "to") and callable(batch.to):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, Mapping):
-        return {key: move_batch(value, device) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(move_batch(value, device) for value in batch))
-    if isinstance(batch, (list, tuple)):
-        return type(batch)(move_batch(value, device) for value in batch)
-    return batch
+        return PreparedLoader(data_loader, None, prefetch=False)
+    device = get_device()
+    return PreparedLoader(data_loader, device, prefetch=auto_transfer and device.type == "cuda")
 
 
 def enable_reproducibility(seed: int = 0) -> None:
@@ -227,15 +196,3 @@ def enable_reproducibility(seed: int = 0) -> None:
     environ.export({"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}, keep_existing=True)
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
-
-
-def _record_stream(batch: Any, stream: Any) -> None:
-    # The allocator must not reuse a tensor's memory while the compute stream still reads it.
-    if hasattr(batch, "record_stream"):
-        batch.record_stream(stream)
-    elif isinstance(batch, Mapping):
-        for value in batch.values():
-            _record_stream(value, stream)
-    elif isinstance(batch, (list, tuple)):
-        for value in batch:
-            _record_stream(value, stream)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.config import DataConfig, RunConfig, ScalingConfig
+from hpctrain.errors import ConfigError
 from hpctrain.torch.config import TorchConfig
 from hpctrain.trainer import DataParallelTrainer, TrainLoop
+
+if TYPE_CHECKING:
+    from hpctrain.result import Result
 
 
 class TorchTrainer(DataParallelTrainer):
@@ -24,6 +28,11 @@ class TorchTrainer(DataParallelTrainer):
         As in `hpctrain.DataParallelTrainer`.
     scaling_config, run_config, datasets, metadata, resume_from_checkpoint, preprocessor
         As in `hpctrain.BaseTrainer`.
+
+    Raises
+    ------
+    ConfigError
+        If `torch_config` is not one, or wants nccl for workers without GPUs.
     """
 
     def __init__(
@@ -40,10 +49,17 @@ class TorchTrainer(DataParallelTrainer):
         resume_from_checkpoint: Checkpoint | None = None,
         preprocessor: Any = None,
     ) -> None:
+        if torch_config is None:
+            torch_config = TorchConfig()
+        if not isinstance(torch_config, TorchConfig):
+            raise ConfigError(
+                f"torch_config={torch_config!r} is a {type(torch_config).__name__}; a TorchConfig "
+                f"is needed, for example TorchConfig(backend='gloo')."
+            )
         super().__init__(
             train_loop_per_worker,
             train_loop_config=train_loop_config,
-            backend_config=TorchConfig() if torch_config is None else torch_config,
+            backend_config=torch_config,
             scaling_config=scaling_config,
             dataset_config=dataset_config,
             run_config=run_config,
@@ -52,6 +68,21 @@ class TorchTrainer(DataParallelTrainer):
             resume_from_checkpoint=resume_from_checkpoint,
             preprocessor=preprocessor,
         )
+        if torch_config.backend == "nccl" and not self.scaling_config.use_gpu:
+            raise ConfigError(
+                "TorchConfig(backend='nccl') is for workers with GPUs, but use_gpu=False. Set "
+                "ScalingConfig(use_gpu=True), or leave backend out: it is gloo then."
+            )
+
+    def training_loop(self) -> Result:
+        """Hand the training function over to the workers. Not collective."""
+        try:
+            return super().training_loop()
+        finally:
+            # In the homes where this process is a rank, which may have failed.
+            from hpctrain.torch.process_group import release
+
+            release()
 
     @classmethod
     def _backend_argument(cls) -> str:

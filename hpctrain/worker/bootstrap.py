@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from hpctrain import environ
-from hpctrain.errors import LaunchError
-from hpctrain.plan.resources import assign_gpus
+from hpctrain.errors import ConfigError, LaunchError
+from hpctrain.plan.gpus import assign_gpus
 from hpctrain.worker import mpi
 from hpctrain.world import World
 
@@ -30,17 +30,18 @@ def join_world(*, attempt: int, expected_size: int | None) -> tuple[World, Comm]
     Raises
     ------
     LaunchError
-        If the world has another size. The usual case is a launcher and an MPI library that speak
-        different PMI dialects: then every rank is alone, and nothing else would say so.
+        If every rank is alone: the launcher and the MPI library speak different PMI dialects, and
+        nothing else would say so.
+    ConfigError
+        If the world has another size otherwise.
     """
     launched_by = environ.environment()
     comm = mpi.initialize()
     if expected_size is not None and comm.size != expected_size:
-        raise LaunchError(
-            explain_wrong_size(
-                comm.size, expected_size, library=mpi.library_version(), variables=launched_by
-            )
+        complaint = explain_wrong_size(
+            comm.size, expected_size, library=mpi.library_version(), variables=launched_by
         )
+        raise LaunchError(complaint) if comm.size == 1 else ConfigError(complaint)
     environ.scrub_launcher_variables()
     local = mpi.split_by_node(comm)
     # The lowest world rank on a node names the node: host names can be the same in containers.

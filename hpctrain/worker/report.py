@@ -186,7 +186,8 @@ class Session:
             raise CheckpointError(
                 f"rank {self.world.world_rank} could not write its part of the checkpoint of "
                 f"report {number} to {directory}: {error.strerror or error}. The last complete "
-                f"checkpoint is {self._checkpoint}; free space or choose another storage_path."
+                f"checkpoint is {self._last_checkpoint()}; free space, or choose another "
+                f"storage_path."
             ) from error
         parts = json.dumps([[file.path, file.size, file.digest] for file in staged])
         line = b'{"report":%d,"attempt":%d,"time":%.6f,"checkpoint":"%06d","metrics":%s}\n' % (
@@ -196,6 +197,8 @@ class Session:
             number,
             content,
         )
+        # Before the commit: a run that resumes from this checkpoint does not report it again.
+        self._append(line)
         self._channel.stage(number, line, parts.encode())
         with self._turn:
             if not self._turn.wait_for(lambda: number in self._verdicts, self._commit_timeout_s):
@@ -210,7 +213,9 @@ class Session:
                 f"the checkpoint of report {number} was not committed: {verdict.error}"
             )
         self._checkpoint = Checkpoint(verdict.path)
-        self._append(line)
+
+    def _last_checkpoint(self) -> str:
+        return "none" if self._checkpoint is None else str(self._checkpoint.path)
 
     def _append(self, line: bytes) -> None:
         if self._metrics < 0:
@@ -220,14 +225,14 @@ class Session:
         except OSError as error:
             raise CheckpointError(
                 f"report {self._count} could not be written to {self._paths.metrics}: "
-                f"{error.strerror}. The last complete checkpoint is {self._checkpoint}; free space "
-                f"and call fit() again."
+                f"{error.strerror}. The last complete checkpoint is {self._last_checkpoint()}; "
+                f"free space and call fit() again."
             ) from error
         if written < len(line):
             raise CheckpointError(
                 f"report {self._count} could not be written to {self._paths.metrics}: only "
                 f"{written} of {len(line)} bytes fit. The last complete checkpoint is "
-                f"{self._checkpoint}; free space and call fit() again."
+                f"{self._last_checkpoint()}; free space and call fit() again."
             )
 
 

@@ -71,7 +71,10 @@ def test_an_exception_carries_traceback_rank_node_log_and_checkpoint(tmp_path: P
         fit(_save_then("raise"), tmp_path)
     assert time.monotonic() - started < SECONDS
     message = str(caught.value)
-    assert f"rank 2 of 4 on {os.uname().nodename} failed after report 1: ValueError: the loss" in message
+    assert (
+        f"rank 2 of 4 on {os.uname().nodename} failed after report 1: ValueError: the loss"
+        in message
+    )
     assert "logs/1/rank-00002.out" in message
     assert "Last complete checkpoint:" in message
     assert "checkpoints/000001" in message
@@ -140,7 +143,9 @@ def test_reports_that_differ_in_number_are_an_error_with_and_without_a_checkpoin
         return train
 
     for with_checkpoint in (False, True):
-        with pytest.raises(TrainingFailedError, match="rank 1 returned after 0 reports, but rank 0"):
+        with pytest.raises(
+            TrainingFailedError, match="rank 1 returned after 0 reports, but rank 0"
+        ):
             fit(make(with_checkpoint), tmp_path / str(with_checkpoint), num_workers=2)
 
 

@@ -75,7 +75,7 @@ def test_a_rank_that_dies_during_a_call_is_named(group: WorkerGroup) -> None:
         if os.environ["HPCTRAIN_RANK"] == "1":
             os._exit(3)
 
-    with pytest.raises(WorkerError, match="rank 1 of 3 on .* died during the call"):
+    with pytest.raises(WorkerError, match=r"rank 1 of 3 on .* died during the call"):
         group.execute(die)
 
 
@@ -96,10 +96,14 @@ def test_misuse_is_an_error() -> None:
 
 def test_a_group_that_cannot_start_says_what_the_launcher_said(tmp_path: Path) -> None:
     mpiexec = tmp_path / "mpiexec"
-    mpiexec.write_text("#!/bin/sh\ncase $1 in --version) echo HYDRA;; *) echo no slots >&2; exit 7; esac\n")
+    mpiexec.write_text(
+        "#!/bin/sh\ncase $1 in --version) echo HYDRA;; *) echo no slots >&2; exit 7; esac\n"
+    )
     mpiexec.chmod(0o755)
     group = WorkerGroup(num_workers=2, mpi=str(mpiexec))
-    with pytest.raises(LaunchError, match="mpiexec ended with status 7 after 0 of 2 ranks") as caught:
+    with pytest.raises(
+        LaunchError, match="mpiexec ended with status 7 after 0 of 2 ranks"
+    ) as caught:
         group.start()
     assert "no slots" in str(caught.value)
 

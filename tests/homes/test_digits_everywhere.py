@@ -47,7 +47,9 @@ def test_digits_has_the_same_losses_in_every_home(
     run(["salloc", "--quiet", *two_nodes, *digits("salloc")], cluster)
     run(["srun", "--mpi=pmi2", *two_nodes, *digits("srun")], cluster)
     script = tmp_path / "job.sbatch"
-    script.write_text(f"#!/bin/bash\n#SBATCH --output={tmp_path}/job.out\n{' '.join(digits('sbatch'))}")
+    script.write_text(
+        f"#!/bin/bash\n#SBATCH --output={tmp_path}/job.out\n{' '.join(digits('sbatch'))}"
+    )
     run(["sbatch", "--wait", *two_nodes, str(script)], cluster)
     said = run([*digits("login"), "--nodes=2"], cluster)
 

@@ -1,4 +1,4 @@
-"""What ``fit()`` does under a name that exists, and what a killed login-node process does not do."""
+"""What ``fit()`` does under a name that exists; what a killed login-node process does not do."""
 
 from __future__ import annotations
 

@@ -1,0 +1,212 @@
+"""Data loaders that know their rank, the epoch and the device.
+
+Imports torch, which only a process that computes should pay for: imported by
+`hpctrain.torch.prepare_data_loader` when it is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping
+from copy import copy
+from typing import Any
+
+import torch
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
+
+from hpctrain.errors import ConfigError
+from hpctrain.world import World
+
+
+class EpochSampler(DistributedSampler[Any]):
+    """A DistributedSampler to which each iteration is an epoch of its own."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """Return this rank's share of the epoch."""
+        share = super().__iter__()
+        self.epoch += 1
+        return share
+
+
+class ShardSampler(DistributedSampler[Any]):
+    """A share of what another sampler, of samples or of batches, draws for an epoch.
+
+    Every rank draws the same from torch's default generator, whatever its seed is: which is what
+    samples are drawn with unless they were given a generator of their own.
+    """
+
+    def __iter__(self) -> Iterator[Any]:
+        """Return this rank's share of the epoch."""
+        generator = torch.default_generator
+        state = generator.get_state()
+        try:
+            generator.manual_seed(self.seed + self.epoch)
+            drawn = list(self.dataset)  # type: ignore[call-overload]
+        finally:
+            generator.set_state(state)
+        share = super().__iter__()
+        self.epoch += 1
+        return iter([drawn[position % len(drawn)] for position in share])
+
+
+class PreparedLoader(DataLoader[Any]):
+    """A data loader whose batches come on a device, and whose shuffle knows the epoch.
+
+    Parameters
+    ----------
+    base
+        Where batches come from; its attributes are this object's too.
+    device
+        Where they go; None leaves them where they are.
+    prefetch
+        Whether the next batch is copied on a stream of its own meanwhile.
+    """
+
+    def __init__(
+        self, base: DataLoader[Any], device: torch.device | None, *, prefetch: bool
+    ) -> None:
+        self.__dict__.update(vars(base))
+        self._base = base
+        self._device = device
+        self._prefetch = prefetch
+
+    def __len__(self) -> int:
+        """Return the number of batches of this rank."""
+        return len(self._base)
+
+    def __getattr__(self, name: str) -> Any:
+        """Give what a class of the user's own adds to DataLoader."""
+        if name == "_base":
+            raise AttributeError(name)
+        return getattr(self._base, name)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch the next iteration is, after a resume. Not collective."""
+        base = self._base
+        inner = getattr(base.batch_sampler, "sampler", None)
+        parts: tuple[Any, ...] = (base.sampler, base.batch_sampler, inner, base.dataset)
+        for part in parts:
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        """Iterate over the batches of one epoch."""
+        if self._device is None:
+            return iter(self._base)
+        if self._prefetch:
+            return _prefetched(self._base, self._device)
+        return (move_batch(batch, self._device) for batch in self._base)
+
+
+def shard_loader(loader: DataLoader[Any], world: World) -> DataLoader[Any]:
+    """Return a loader of this rank's part, or the loader itself where it has one. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If a sampler cannot say how much it draws.
+    """
+    samplers = (
+        loader.sampler,
+        loader.batch_sampler,
+        getattr(loader.batch_sampler, "sampler", None),
+    )
+    if any(isinstance(sampler, DistributedSampler) for sampler in samplers):
+        return loader
+    if isinstance(loader.dataset, IterableDataset):
+        return loader
+    shard: dict[str, Any] = {"num_replicas": world.world_size, "rank": world.world_rank}
+    if loader.batch_size is None and loader.batch_sampler is not None:
+        _check_length(loader.batch_sampler)
+        drawn = ShardSampler(loader.batch_sampler, shuffle=False, **shard)  # type: ignore[arg-type]
+        return _rebuild(loader, batch_sampler=drawn)
+    shard["drop_last"] = loader.drop_last
+    sampler: DistributedSampler[Any]
+    if _is_plain(loader):
+        shuffle = isinstance(loader.sampler, RandomSampler)
+        sampler = EpochSampler(loader.dataset, shuffle=shuffle, **shard)
+    else:
+        _check_length(loader.sampler)
+        sampler = ShardSampler(loader.sampler, shuffle=False, **shard)  # type: ignore[arg-type]
+    return _rebuild(
+        loader, sampler=sampler, batch_size=loader.batch_size, drop_last=loader.drop_last
+    )
+
+
+def _is_plain(loader: DataLoader[Any]) -> bool:
+    """Return whether a loader goes through its dataset once, shuffled or not."""
+    sampler = loader.sampler
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
+    return type(sampler) is SequentialSampler
+
+
+def _check_length(sampler: Any) -> None:
+    if not hasattr(sampler, "__len__"):
+        raise ConfigError(
+            f"prepare_data_loader(): {type(sampler).__name__} has no __len__, so it cannot be "
+            f"shared out evenly over the ranks. Give it one, or let it draw for its rank by itself "
+            f"and set add_dist_sampler=False."
+        )
+
+
+def _rebuild(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
+    # A DataLoader refuses another sampler once it is made.
+    return DataLoader(
+        loader.dataset,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=loader.generator,
+        prefetch_factor=loader.prefetch_factor,
+        persistent_workers=loader.persistent_workers,
+        pin_memory_device=loader.pin_memory_device,
+        in_order=loader.in_order,
+        **changes,
+    )
+
+
+def _prefetched(loader: DataLoader[Any], device: torch.device) -> Iterator[Any]:
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    ready: list[Any] = []
+    for batch in loader:
+        # Memory of a batch that was given out may be used again for this copy: only after what
+        # the compute stream was told to do with it so far.
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            moved = move_batch(batch, device)
+        del batch
+        if ready:
+            yield ready.pop()
+        torch.cuda.current_stream(device).wait_stream(stream)
+        ready.append(moved)
+        del moved
+    yield from ready
+
+
+def move_batch(batch: Any, device: torch.device) -> Any:
+    """Return a batch with its tensors on a device; what is not a tensor stays. Not collective."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if callable(getattr(batch, "to", None)):
+        # Not every class that can be moved knows non_blocking.
+        return batch.to(device)
+    if isinstance(batch, MutableMapping):
+        moved = copy(batch)
+        moved.update({key: move_batch(value, device) for key, value in batch.items()})
+        return moved
+    if isinstance(batch, Mapping):
+        return {key: move_batch(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(move_batch(value, device) for value in batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(move_batch(value, device) for value in batch)
+    return batch

@@ -1,0 +1,212 @@
+"""The backend: a process group over the ranks that MPI brought together."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from hpctrain import environ
+from hpctrain.backend import Backend, BackendContext
+from hpctrain.errors import ConfigError, LaunchError
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
+
+    from hpctrain.torch.config import TorchConfig
+
+# All ranks come at the same time, after a broadcast: who cannot connect soon never will.
+_CONNECT_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Before:
+    """What this process was like before its process group was set up."""
+
+    variables: dict[str, str | None]
+    """What was exported since, with the values from before; None: it was not there."""
+    num_threads: int
+    world_size: int
+
+
+# Of the process, as torch's own default group is.
+_before: _Before | None = None
+
+
+class TorchBackend(Backend):
+    """Sets a process group up, and what third-party code reads to find it."""
+
+    _store: TCPStore | None = None
+
+    def on_start(self, context: BackendContext, config: TorchConfig) -> None:
+        """Make the process group. Collective.
+
+        Rank 0 binds a store to a port that the kernel chooses and MPI tells the others: no port is
+        picked by hand, and nothing can take it in between. The store is not authenticated: whoever
+        reaches the node's network can speak to it.
+
+        Raises
+        ------
+        ConfigError
+            If torch is missing, sees no GPU where workers have one, or has a process group already.
+        LaunchError
+            If a rank cannot connect to rank 0.
+        """
+        try:
+            import torch
+            from torch import distributed
+        except ImportError as error:
+            raise ConfigError(
+                f"the workers cannot import torch: {error}. Install it where the workers run: pip "
+                f"install 'hpctrain[torch]'."
+            ) from error
+        release()  # an earlier run of this process that failed
+        if distributed.is_initialized():
+            raise ConfigError(
+                "torch.distributed has a process group already. A TorchTrainer makes one for its "
+                "training function: leave init_process_group() out of the script."
+            )
+        device = _select_device(context)
+        world = context.world
+        timeout = timedelta(seconds=config.timeout_s)
+        self._store, host, port = _open_store(context, timeout)
+        _export(
+            context,
+            {
+                "MASTER_ADDR": host,
+                "MASTER_PORT": str(port),
+                "RANK": str(world.world_rank),
+                "WORLD_SIZE": str(world.world_size),
+                "LOCAL_RANK": str(world.local_rank),
+                "LOCAL_WORLD_SIZE": str(world.local_world_size),
+                "GROUP_RANK": str(world.node_rank),
+                "NODE_RANK": str(world.node_rank),
+                # accelerate takes the GPU of the local rank's number without it.
+                "ACCELERATE_TORCH_DEVICE": device,
+            },
+        )
+        torch.set_num_threads(context.cpus_per_worker)
+        distributed.init_process_group(
+            config.backend or ("nccl" if context.gpu_ids else "gloo"),
+            # A group that other code makes with env:// uses the same store, not the same keys.
+            store=distributed.PrefixStore("hpctrain", self._store),
+            rank=world.world_rank,
+            world_size=world.world_size,
+            timeout=timeout,
+        )
+
+    def on_shutdown(self, context: BackendContext, config: TorchConfig) -> None:
+        """Take the process group down. Collective."""
+        from torch import distributed
+
+        # Nobody may still be in a collective when the first leaves the group. Even where the
+        # training function has destroyed it: perhaps only on some ranks.
+        context.comm.barrier()
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+        # The store lives in rank 0, and NCCL's watchdogs look into it to their end.
+        context.comm.barrier()
+        self._store = None
+        release()
+
+
+def release() -> None:
+    """Give this process back as it was before its process group was set up. Not collective.
+
+    Does nothing where there is none. A group of several ranks that failed is left alone: to destroy
+    it waits for collectives that will not end.
+    """
+    global _before
+    if _before is None:
+        return
+    import torch
+    from torch import distributed
+
+    before, _before = _before, None
+    if before.world_size == 1 and distributed.is_initialized():
+        distributed.destroy_process_group()
+    torch.set_num_threads(before.num_threads)
+    for name, value in before.variables.items():
+        if value is not None:
+            environ.export({name: value})
+        else:
+            os.environ.pop(name, None)  # noqa: TID251
+
+
+def _export(context: BackendContext, variables: dict[str, str]) -> None:
+    global _before
+    import torch
+
+    _before = _Before(
+        variables={name: environ.variable(name) for name in variables},
+        num_threads=torch.get_num_threads(),
+        world_size=context.world.world_size,
+    )
+    context.export(**variables)
+
+
+def _select_device(context: BackendContext) -> str:
+    """Make this rank's first GPU the current one; return the name of its device."""
+    import torch
+
+    if not context.gpu_ids:
+        return "cpu"
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            f"use_gpu=True and CUDA_VISIBLE_DEVICES={','.join(context.visible_gpu_ids)}, but torch "
+            f"{torch.__version__} finds no GPU on {context.world.hostname}. Install a build of "
+            f"torch for this machine's GPUs and driver, or set use_gpu=False."
+        )
+    index = context.visible_gpu_ids.index(context.gpu_ids[0])
+    torch.cuda.set_device(index)
+    return f"cuda:{index}"
+
+
+def _open_store(context: BackendContext, timeout: timedelta) -> tuple[TCPStore, str, int]:
+    """Return a store that all ranks share, and where it listens. Collective."""
+    from torch import distributed
+
+    world = context.world
+    store = None
+    address = ("", 0)
+    if world.world_rank == 0:
+        store = distributed.TCPStore(
+            "0.0.0.0",
+            0,
+            world.world_size,
+            is_master=True,
+            wait_for_workers=False,
+            # torch's env:// asks rank 0 to listen on MASTER_PORT, and then shares this one.
+            multi_tenant=True,
+            timeout=timeout,
+        )
+        address = (_reachable_address(world.num_nodes), store.port)
+    host, port = context.comm.bcast(address)
+    if store is None:
+        try:
+            store = distributed.TCPStore(
+                host, port, world.world_size, timeout=timedelta(seconds=_CONNECT_TIMEOUT_S)
+            )
+        except RuntimeError as error:
+            raise LaunchError(
+                f"rank {world.world_rank} on {world.hostname} cannot connect to rank 0 at "
+                f"{host}:{port}: {error} Compute nodes must reach each other over TCP, on any "
+                f"port; ask the site whether a firewall is between them."
+            ) from error
+        store.set_timeout(timeout)
+    return store, host, port
+
+
+def _reachable_address(num_nodes: int) -> str:
+    """Return an address of this node that the other ranks can connect to."""
+    if num_nodes == 1:
+        return "127.0.0.1"
+    name = socket.gethostname()
+    try:
+        address = socket.gethostbyname(name)
+    except OSError:
+        return name
+    # Debian gives a host's own name the address 127.0.1.1; other nodes know better.
+    return name if address.startswith("127.") else address

@@ -1,0 +1,51 @@
+"""The benchmarks run: what they say is not looked at here, only that they say it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SPINE = Path(__file__).resolve().parents[2] / "benchmarks" / "spine.py"
+
+
+@pytest.mark.mpi
+def test_the_cheapest_benchmarks_run_and_write_down_what_they_measured(tmp_path):
+    file = tmp_path / "spine.json"
+    options = ["--rounds", "1", "--only", "import", "bootstrap", "--sizes", "2", "--json", file]
+
+    done = subprocess.run(
+        [sys.executable, SPINE, *options], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+
+    assert done.returncode == 0, done.stderr
+    measured = json.loads(file.read_text())
+    assert measured["machine"]["cpus"] >= 1
+    rows = {row["name"]: row for row in measured["rows"]}
+    assert {"import", "bootstrap 2 ranks"} <= set(rows)
+    for row in rows.values():
+        assert row["verdicts"]
+        assert all(sample["wall_s"] > 0 for taken in row["samples"].values() for sample in taken)
+        assert row["name"] in done.stdout
+
+
+def test_a_ratio_is_the_median_of_the_rounds_and_not_of_the_arms():
+    sys.path.insert(0, str(SPINE.parent))
+    try:
+        from arms import Goal, Sample, judge
+    finally:
+        sys.path.remove(str(SPINE.parent))
+    # The machine is ten times slower in the last round.
+    samples = {
+        "ours": [Sample(2.0), Sample(2.2), Sample(20.0)],
+        "bare": [Sample(1.0), Sample(1.0), Sample(10.0)],
+    }
+
+    (verdict,) = judge(
+        "row", "ours", samples, [Goal(against="bare", factor=1.5, plus_s=1)]
+    ).verdicts
+
+    assert verdict.ratio == 2.0
+    assert verdict.of_allowed == pytest.approx(0.88)
+    assert verdict.reached

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import io
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.launch import follow
+from hpctrain.launch.follow import Follower, Tail
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.status import RunState, RunStatus, write_status
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class BrokenTerminal(Terminal):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    paths = RunPaths(tmp_path)
+    paths.logs(1).mkdir(parents=True)
+    write_status(paths, make_status())
+    return paths
+
+
+def make_status(**changes: Any) -> RunStatus:
+    status = RunStatus(
+        name="r", state=RunState.RUNNING, launcher="local", attempt=1, world_size=2, nodes=("n1",)
+    )
+    return status.with_changes(**changes)
+
+
+def add_report(paths: RunPaths, number: int, at: float = 0.0) -> None:
+    report = {
+        "report": number,
+        "attempt": 1,
+        "time": at,
+        "checkpoint": None,
+        "metrics": {"loss": 0.5},
+    }
+    with open(paths.metrics, "a") as file:
+        file.write(json.dumps(report) + "\n")
+
+
+def test_a_file_gets_plain_lines_and_the_last_word_last(paths: RunPaths) -> None:
+    out = io.StringIO()
+    follower = Follower(paths, out=out)
+    paths.rank_log(1, 0).write_text("hello\nno newline")
+    add_report(paths, 1)
+    follower.step()
+    add_report(paths, 2)
+    follower.step()
+    write_status(paths, make_status(state=RunState.FINISHED))
+    follower.step(final=True)
+    assert out.getvalue().splitlines() == [
+        "hpctrain: r running attempt 1: 2 ranks on n1",
+        "hello",
+        "report 1  loss=0.5",
+        "no newline",
+        "report 2  loss=0.5",
+        "hpctrain: r finished",
+    ]
+
+
+def test_what_the_ranks_of_a_failed_attempt_said_last_is_still_shown(paths: RunPaths) -> None:
+    out = io.StringIO()
+    follower = Follower(paths, out=out)
+    follower.step()
+    paths.rank_log(1, 0).write_text("last words\n")
+    write_status(paths, make_status(attempt=2, state=RunState.STARTING))
+    follower.step()
+    assert "last words" in out.getvalue()
+
+
+def test_a_progress_bar_is_shown_once_when_its_line_is_complete(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    tail = Tail(path)
+    path.write_bytes(b"a\n 1%\r 2%\r")
+    assert tail.read() == ["a"]
+    with open(path, "ab") as file:
+        file.write(b" 3%\r100%\nwindows\r\n")
+    assert tail.read() == ["100%", "windows"]
+
+
+def test_of_a_long_log_only_the_end_is_read_from_a_whole_line_on(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("".join(f"line {n}\n" for n in range(1000)))
+    assert Tail(path, last_bytes=20).read() == ["line 998", "line 999"]
+
+
+def test_a_terminal_gets_a_status_line_with_rate_and_metrics(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "_STATUS_LINE_AFTER_S", 0.0)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    out = Terminal()
+    follower = Follower(paths, out=out)
+    add_report(paths, 1, at=10.0)
+    follower.step()
+    add_report(paths, 5, at=12.0)
+    paths.rank_log(1, 0).write_text("hello [bold]you[/bold]\n")
+    follower.step()
+    shown = out.getvalue()
+    assert "r  running  2 reports/s  report 5  loss=0.5" in shown
+    assert "hello [bold]you[/bold]" in shown
+    write_status(paths, make_status(state=RunState.FINISHED))
+    follower.step(final=True)
+    assert out.getvalue().splitlines()[-2:][-1].endswith("hpctrain: r finished")
+
+
+def test_a_run_that_ends_soon_never_loads_rich(paths: RunPaths) -> None:
+    out = Terminal()
+    follower = Follower(paths, out=out)
+    follower.step()
+    follower.step(final=True)
+    assert "\x1b" not in out.getvalue()
+
+
+@pytest.mark.parametrize("after_s", [0.0, 1000.0])
+def test_a_display_that_fails_ends_no_run(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch, after_s: float
+) -> None:
+    monkeypatch.setattr(follow, "_STATUS_LINE_AFTER_S", after_s)
+    follower = Follower(paths, out=BrokenTerminal())
+    with follower.in_background():
+        add_report(paths, 1)
+    status = follower.step(final=True)
+    assert status is not None
+
+
+def test_a_torn_metrics_file_ends_no_run(
+    paths: RunPaths, capsys: pytest.CaptureFixture[str]
+) -> None:
+    follower = Follower(paths, out=io.StringIO())
+    paths.metrics.write_text("{not json\n")
+    assert follower.step() is not None
+    assert "the display ends" in capsys.readouterr().err
+
+
+def test_the_follower_of_a_run_here_costs_nothing_at_its_end(paths: RunPaths) -> None:
+    seconds = []
+    for _ in range(5):
+        follower = Follower(paths, out=io.StringIO())
+        with follower.in_background():
+            began = time.monotonic()
+        seconds.append(time.monotonic() - began)
+    # Far below the interval at which it looks, unless the machine has other things to do.
+    assert min(seconds) < follow._LOCAL_INTERVAL_S / 4

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slurm
+
+ENDLESS = ("--steps", "100000", "--pause", "0.02")
+
+
+def test_a_run_is_submitted_and_attached_to(login: Any) -> None:
+    submitted = login("submit", "train.py", "--steps", "3")
+    assert submitted.returncode == 0, submitted.stderr
+    assert re.fullmatch(r"\d+\n", submitted.stdout)
+    job_id = submitted.stdout.strip()
+    assert "the script begins" in submitted.stderr
+    assert f"hpctrain: tiny is job {job_id}. Follow it with: hpctrain attach" in submitted.stderr
+    attached = login("attach", "tiny")
+    assert attached.returncode == 0, attached.stderr
+    assert "rank 0 is here" in attached.stdout
+    assert attached.stdout.splitlines()[-1] == "hpctrain: tiny finished"
+    view = login.status()
+    assert (view["state"], view["launcher"], view["job_id"]) == ("finished", "slurm", job_id)
+    assert login("logs", "tiny", "--job-log").returncode == 0
+    again = login("submit", "train.py", "--steps", "3")
+    assert (again.returncode, again.stdout) == (0, "")
+    assert "run tiny is finished" in again.stderr
+
+
+def test_with_wait_the_script_goes_on_with_the_result(login: Any) -> None:
+    ended = login("submit", "--wait", "-N", "2", "--time", "5", "-p", "short", "train.py")
+    assert ended.returncode == 2
+    assert "SlurmConfig(time='5') is 5 minutes, but partition short" in ended.stderr
+    ended = login("submit", "--wait", "-N", "2", "--time", "2", "-p", "short", "train.py")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines()[-1] == "the script has a result: 4"
+    plan = json.loads((login.run_dir() / "plan.json").read_bytes())
+    directives = plan["launch_plan"]["directives"]
+    assert [directives[name] for name in ("nodes", "time", "partition")] == ["2", "2", "short"]
+    assert len(login.status()["nodes"]) == 2
+
+
+def test_a_dry_run_prints_the_batch_script_and_submits_nothing(login: Any) -> None:
+    ended = login("submit", "--dry-run", "-A", "proj", "-q", "fast", "-C", "milan", "train.py")
+    assert ended.returncode == 0, ended.stderr
+    for line in ("--account=proj", "--qos=fast", "--constraint=milan", "--time=9"):
+        assert f"#SBATCH {line}" in ended.stdout.splitlines()
+    assert not login.run_dir().exists()
+
+
+def test_a_job_that_has_not_begun_is_taken_back(login: Any) -> None:
+    submitted = login("submit", "train.py", "--sbatch=--hold")
+    job_id = submitted.stdout.strip()
+    view = login.status()
+    assert (view["state"], view["live"], view["job_state"]) == ("submitted", True, "PENDING")
+    again = login("submit", "train.py", "--sbatch=--hold")
+    assert again.stdout.strip() == job_id
+    would = login("cancel", "tiny", "--dry-run")
+    assert would.stdout == f"would run: scancel --state=PENDING {job_id}\n"
+    cancelled = login("cancel", "tiny")
+    assert cancelled.returncode == 0, cancelled.stderr
+    view = login.status()
+    assert (view["state"], view["live"]) == ("stopped", False)
+    assert f"job {job_id} was cancelled before it began" in view["error"]
+    assert login("wait", "tiny").returncode == 5
+
+
+def test_a_running_job_stops_at_a_report(login: Any) -> None:
+    login("submit", "train.py", *ENDLESS)
+    metrics = login.run_dir() / "metrics.jsonl"
+    login.wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0, "the first report")
+    view = login.status()
+    assert (view["state"], view["job_state"]) == ("running", "RUNNING")
+    assert login("cancel", "tiny").returncode == 0
+    assert login("wait", "tiny").returncode == 5
+
+
+def test_now_ends_a_running_job(login: Any) -> None:
+    login("submit", "train.py", *ENDLESS)
+    metrics = login.run_dir() / "metrics.jsonl"
+    login.wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0, "the first report")
+    ended = login("cancel", "tiny", "--now")
+    assert ended.returncode == 0, ended.stderr
+    assert login.status()["state"] == "stopped"

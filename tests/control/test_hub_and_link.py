@@ -1,0 +1,343 @@
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from hpctrain.control.hub import SECRET_BYTES, Hub
+from hpctrain.control.link import Link, LinkTimeoutError, connect_tcp, connect_unix
+from hpctrain.control.wire import Frame, encode_frame, join_frame
+
+PATIENCE_S = 10.0
+SECRET = b"s" * SECRET_BYTES
+Connect = Callable[..., Link]
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    hub = Hub(attempt=2)
+    yield hub
+    hub.close()
+
+
+@pytest.fixture
+def socket_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # The path of a unix socket has 107 characters at most.
+    return tmp_path_factory.mktemp("s") / "ranks"
+
+
+@pytest.fixture
+def connect(hub: Hub, socket_path: Path) -> Iterator[Connect]:
+    """Connect ranks to the hub; the test must poll the hub before it looks for them."""
+    hub.listen_unix(socket_path)
+    links: list[Link] = []
+    with ExitStack() as stack:
+
+        def connect(
+            rank: int, *, attempt: int = 2, on_lost: Callable[[], None] = lambda: None
+        ) -> Link:
+            sock = connect_unix(str(socket_path), timeout_s=PATIENCE_S)
+            link = Link(sock, attempt=attempt, on_lost=on_lost)
+            stack.callback(link.close, timeout_s=0.0)
+            link.introduce(rank, {"pid": 100 + rank})
+            links.append(link)
+            return link
+
+        yield connect
+
+
+def await_frames(hub: Hub, count: int) -> list[Frame]:
+    """Poll until so many frames have come."""
+    frames: list[Frame] = []
+    deadline = time.monotonic() + PATIENCE_S
+    while len(frames) < count:
+        assert time.monotonic() < deadline, f"only {frames}"
+        frames += hub.poll(0.05)
+    return frames
+
+
+def said(frames: list[Frame]) -> list[tuple[str, int]]:
+    return [(frame.op, frame.header["rank"]) for frame in frames]
+
+
+def poll_until(hub: Hub, condition: Callable[[], bool]) -> list[Frame]:
+    frames: list[Frame] = []
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        frames += hub.poll(0.02)
+    return frames
+
+
+def test_a_rank_introduces_itself_and_reports_in_order(hub: Hub, connect: Connect):
+    link = connect(3)
+    for number in range(5):
+        link.post_report(b'{"report":%d}\n' % number)
+    hello, *reports = await_frames(hub, 6)
+    assert (hello.op, hello.header) == (
+        "hello",
+        {"op": "hello", "rank": 3, "attempt": 2, "pid": 103},
+    )
+    assert said(reports) == [("report", 3)] * 5
+    assert [report.body for report in reports] == [b'{"report":%d}\n' % n for n in range(5)]
+
+
+def test_a_command_reaches_the_ranks_that_it_is_for(hub: Hub, connect: Connect):
+    first, second = connect(0), connect(1)
+    await_frames(hub, 2)
+    hub.send("call", b"body", ranks=[1], call=7)
+    hub.send("exit")
+    command = second.next_command()
+    assert command is not None
+    assert (command.op, command.body, command.header["call"]) == ("call", b"body", 7)
+    for link in (first, second):
+        command = link.next_command()
+        assert command is not None
+        assert command.op == "exit"
+
+
+def test_a_command_with_a_handler_is_handled_in_the_thread_of_the_link(hub: Hub, connect: Connect):
+    handled: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+    link = connect(0)
+    link.handle("freeze", lambda frame: handled.put((frame.op, threading.current_thread().name)))
+    await_frames(hub, 1)
+    hub.send("freeze")
+    assert handled.get(timeout=PATIENCE_S) == ("freeze", "hpctrain-link")
+
+
+def test_a_large_body_arrives_whole(hub: Hub, connect: Connect):
+    link = connect(0)
+    await_frames(hub, 1)
+    body = os.urandom(2**22)
+    sender = threading.Thread(target=lambda: link.post("answer", body))
+    sender.start()
+    (frame,) = await_frames(hub, 1)
+    sender.join(PATIENCE_S)
+    assert frame.body == body
+    hub.send("call", body)
+    received: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
+    threading.Thread(target=lambda: received.put(link.next_command()), daemon=True).start()
+    poll_until(hub, lambda: not received.empty())
+    command = received.get_nowait()
+    assert command is not None
+    assert command.body == body
+
+
+def test_a_rank_that_dies_is_lost(hub: Hub, connect: Connect):
+    link = connect(5)
+    await_frames(hub, 1)
+    link.close()
+    (frame,) = await_frames(hub, 1)
+    assert said([frame]) == [("lost", 5)]
+    assert frame.header["agent"] is False
+
+
+def test_a_rank_that_says_bye_is_not_lost(hub: Hub, connect: Connect):
+    leaving, dying = connect(0), connect(1)
+    await_frames(hub, 2)
+    leaving.post("bye")
+    leaving.close()
+    assert said(await_frames(hub, 1)) == [("bye", 0)]
+    dying.close()
+    assert said(await_frames(hub, 1)) == [("lost", 1)]
+
+
+def test_a_death_is_told_before_what_peers_say_of_it(hub: Hub, connect: Connect):
+    peer, dying = connect(0), connect(1)
+    await_frames(hub, 2)
+    peer.post("failed", b"connection closed by peer")
+    peer.drain(timeout_s=PATIENCE_S)
+    dying.close()
+    # Both connections are ready before the hub looks, so one poll has it all.
+    assert said(await_frames(hub, 2)) == [("lost", 1), ("failed", 0)]
+
+
+def test_what_a_dying_rank_has_said_is_told_before_its_death(hub: Hub, socket_path: Path):
+    def frame(op: str, rank: int) -> bytes:
+        return encode_frame({"op": op, "rank": rank, "attempt": 2, "hostname": "n1"})
+
+    hub.listen_unix(socket_path)
+    with socket.socket(socket.AF_UNIX) as agent:
+        agent.connect(str(socket_path))
+        agent.send(frame("agent", -1) + frame("hello", 0) + frame("hello", 1))
+        await_frames(hub, 2)
+        agent.send(frame("failed", 0) + frame("done", 1) + frame("lost", 1))
+        assert said(await_frames(hub, 3)) == [("done", 1), ("lost", 1), ("failed", 0)]
+
+
+def test_frames_of_another_attempt_are_dropped(hub: Hub, connect: Connect):
+    straggler = connect(0, attempt=1)
+    straggler.post("failed")
+    connect(1)
+    assert said(await_frames(hub, 1)) == [("hello", 1)]
+    straggler.close()
+    assert hub.poll(0.05) == []
+
+
+def test_a_rank_whose_executor_goes_away_notices(hub: Hub, connect: Connect):
+    lost = threading.Event()
+    link = connect(0, on_lost=lost.set)
+    await_frames(hub, 1)
+    hub.close()
+    assert lost.wait(PATIENCE_S)
+    assert link.next_command() is None
+
+
+def test_a_signal_is_passed_on_by_the_thread_of_the_link(hub: Hub, connect: Connect):
+    link = connect(0)
+    await_frames(hub, 1)
+    link.post_signal("SIGUSR2")
+    (frame,) = await_frames(hub, 1)
+    assert (frame.op, frame.header["name"]) == ("signal", "SIGUSR2")
+
+
+def test_a_child_that_a_rank_forks_does_not_keep_the_rank_alive(hub: Hub, connect: Connect):
+    link = connect(0)
+    await_frames(hub, 1)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(writer)
+        os.read(reader, 1)
+        os._exit(0)
+    link.close()
+    assert said(await_frames(hub, 1)) == [("lost", 0)]
+    os.close(writer)
+    os.close(reader)
+    os.waitpid(child, 0)
+
+
+def test_a_connection_that_speaks_nonsense_loses_its_ranks_and_nobody_else(
+    hub: Hub, connect: Connect, socket_path: Path
+):
+    connect(0)
+    with socket.socket(socket.AF_UNIX) as intruder:
+        intruder.connect(str(socket_path))
+        intruder.send(encode_frame({"op": "hello", "rank": 1, "attempt": 2}))
+        await_frames(hub, 2)
+        intruder.send(join_frame(b"nonsense", b""))
+        assert said(await_frames(hub, 1)) == [("lost", 1)]
+    hub.send("exit")
+
+
+def test_only_the_user_can_open_the_socket_and_it_goes_with_the_hub(socket_path: Path):
+    hub = Hub(attempt=1)
+    hub.listen_unix(socket_path)
+    assert socket_path.stat().st_mode & 0o777 == 0o600
+    hub.close()
+    assert not socket_path.exists()
+
+
+def test_a_rank_that_finds_no_agent_says_where_it_looked(tmp_path: Path):
+    with pytest.raises(LinkTimeoutError, match=rf"no agent of hpctrain listens on {tmp_path}/x"):
+        connect_unix(str(tmp_path / "x"), timeout_s=0.05)
+
+
+def connect_in_background(
+    addresses: list[str], secret: bytes
+) -> tuple[threading.Thread, list[Link]]:
+    links: list[Link] = []
+
+    def connect() -> None:
+        sock = connect_tcp(addresses, secret, timeout_s=PATIENCE_S)
+        links.append(Link(sock, attempt=2, on_lost=lambda: None))
+
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    return thread, links
+
+
+def local(addresses: list[str]) -> list[str]:
+    return [address for address in addresses if address.startswith("127.")]
+
+
+def test_whoever_knows_the_secret_is_let_in_over_tcp(hub: Hub):
+    thread, links = connect_in_background(local(hub.listen_tcp(SECRET)), SECRET)
+    poll_until(hub, lambda: not thread.is_alive())
+    links[0].introduce(4, {})
+    assert said(await_frames(hub, 1)) == [("hello", 4)]
+    links[0].close()
+    assert said(await_frames(hub, 1)) == [("lost", 4)]
+
+
+def test_whoever_does_not_know_the_secret_is_shut_out_and_never_heard(hub: Hub):
+    thread, links = connect_in_background(local(hub.listen_tcp(SECRET)), b"guess")
+    poll_until(hub, lambda: not thread.is_alive())
+    links[0].introduce(0, {})
+    heard: list[Frame] = []
+    gone = threading.Event()
+    threading.Thread(
+        target=lambda: gone.set() if links[0].next_command() is None else None, daemon=True
+    ).start()
+    heard = poll_until(hub, gone.is_set)
+    assert heard == []
+    links[0].close(timeout_s=0.0)
+
+
+def test_a_connection_that_is_reset_at_once_does_not_harm_the_hub(hub: Hub):
+    host, _, port = local(hub.listen_tcp(SECRET))[0].rpartition(":")
+    for _ in range(3):
+        sock = socket.create_connection((host, int(port)))
+        # SO_LINGER of zero seconds: close() sends a reset, as a port scan does.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        sock.close()
+    assert hub.poll(0.05) == []
+    thread, links = connect_in_background([f"{host}:{port}"], SECRET)
+    poll_until(hub, lambda: not thread.is_alive())
+    links[0].introduce(0, {})
+    assert said(await_frames(hub, 1)) == [("hello", 0)]
+    links[0].close()
+
+
+def test_a_hub_closes_whoever_has_not_proved_anything_yet():
+    hub = Hub(attempt=1)
+    host, _, port = local(hub.listen_tcp(SECRET))[0].rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as waiting:
+        hub.poll(PATIENCE_S)
+        hub.close()
+        assert len(waiting.recv(1000)) == 32
+        assert waiting.recv(1000) == b""
+
+
+def test_an_executor_that_cannot_be_reached_is_named_with_every_address_that_was_tried():
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{bound.getsockname()[1]}"
+        message = rf"{socket.gethostname()} cannot reach the executor after 0 s: {address}: .*refus"
+        with pytest.raises(LinkTimeoutError, match=message):
+            connect_tcp([address], SECRET, timeout_s=0.05)
+
+
+def test_a_node_whose_agent_says_nothing_for_long_is_given_up(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+):
+    thread, links = connect_in_background(local(hub.listen_tcp(SECRET)), SECRET)
+    poll_until(hub, lambda: not thread.is_alive())
+    links[0].post("agent", hostname="n7")
+    poll_until(hub, lambda: hub.num_agents == 1)
+    links[0].introduce(5, {})
+    poll_until(hub, lambda: hub.num_ranks == 1)
+    monkeypatch.setattr("hpctrain.control.hub.AGENT_SILENCE_S", -1.0)
+    (lost,) = [frame for frame in hub.poll(0.1) if frame.op == "lost"]
+    assert (lost.header["rank"], lost.header["agent"]) == (5, True)
+    assert hub.num_agents == 0
+    links[0].close()
+
+
+def test_agents_are_told_to_leave(hub: Hub):
+    thread, links = connect_in_background(local(hub.listen_tcp(SECRET)), SECRET)
+    poll_until(hub, lambda: not thread.is_alive())
+    links[0].post("agent", hostname="n7")
+    poll_until(hub, lambda: hub.num_agents == 1)
+    hub.send_agents("agent-exit")
+    command = links[0].next_command()
+    assert command is not None
+    assert command.op == "agent-exit"
+    links[0].close()

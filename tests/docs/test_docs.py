@@ -1,0 +1,281 @@
+"""What the documentation shows is true: its code compiles, and what it promises happens."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).parents[2]
+PAGES = [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").glob("[!_]*.rst"))]
+PAGES += sorted((CHECKOUT / "docs" / "design").glob("*.rst"))
+
+
+@dataclass(frozen=True)
+class Block:
+    page: str
+    line: int
+    language: str
+    name: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def blocks_of(page: Path) -> list[Block]:
+    lines = page.read_text(encoding="utf-8").splitlines()
+    return _fences(page.name, lines) if page.suffix == ".md" else _directives(page.name, lines)
+
+
+def _fences(page: str, lines: list[str]) -> list[Block]:
+    found = []
+    start: int | None = None
+    for number, line in enumerate(lines):
+        if not line.startswith("```"):
+            continue
+        if start is None:
+            start = number
+            continue
+        text = "\n".join(lines[start + 1 : number]) + "\n"
+        found.append(Block(page, start + 2, lines[start][3:].strip(), "", text))
+        start = None
+    return found
+
+
+def _directives(page: str, lines: list[str]) -> list[Block]:
+    found = []
+    for number, line in enumerate(lines):
+        if not (match := re.fullmatch(r"\.\. code-block:: (\w+)", line)):
+            continue
+        body = []
+        for following in lines[number + 1 :]:
+            if following and not following.startswith("   "):
+                break
+            body.append(following[3:])
+        options = dict(re.findall(r"^:(\w+): (.*)$", "\n".join(body), re.MULTILINE))
+        while body and (body[0].startswith(":") or not body[0]):
+            del body[0]
+            number += 1
+        text = "\n".join(body).rstrip() + "\n"
+        found.append(Block(page, number + 2, match[1], options.get("name", ""), text))
+    return found
+
+
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+PYTHON = [block for block in BLOCKS if block.language == "python"]
+
+
+def block(name: str) -> str:
+    (found,) = [b for b in BLOCKS if b.name == name]
+    return found.text
+
+
+@dataclass(frozen=True)
+class Said:
+    stdout: str
+    stderr: str
+    returncode: int
+
+
+def run_python(*argv: str, cwd: Path, **variables: str) -> Said:
+    answer = subprocess.run(
+        [sys.executable, *argv],
+        cwd=cwd,
+        env=local_environ(**variables),
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    return Said(answer.stdout, answer.stderr, answer.returncode)
+
+
+def started_python(*argv: str, cwd: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, *argv],
+        cwd=cwd,
+        env=local_environ(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def local_environ(**variables: str) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "HPCTRAIN_"))}
+    return {**kept, "PYTHONPATH": str(CHECKOUT), "HPCTRAIN_LAUNCHER": "local", **variables}
+
+
+def transcript(name: str) -> list[str]:
+    """Return the lines that a console block promises, after its command."""
+    command, *lines = block(name).splitlines()
+    assert command.startswith("$ ")
+    return lines
+
+
+def without_places(line: str) -> str:
+    """Leave out what differs between machines: paths, host names, and digits far behind the dot."""
+    line = re.sub(r"/\S*/(?=runs/|bin/)", "", line)
+    line = re.sub(r"\S*mpiexec ", "mpiexec ", line)
+    line = re.sub(r" ranks on \S+", " ranks on HOST", line)
+    line = re.sub(r"\S*bin/python\S*", "PYTHON", line)
+    return re.sub(r"(0\.\d{3})\d*", r"\1", line)
+
+
+def assert_promised(promised: list[str], printed: str) -> None:
+    """Compare whole lines; which states and reports are seen in between is a matter of speed."""
+    fleeting = re.compile(r"hpctrain: \w+ starting|report [123] ")
+    expected = [without_places(line) for line in promised if not fleeting.match(line)]
+    seen = [without_places(line) for line in printed.splitlines() if not fleeting.match(line)]
+    assert seen == expected
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=str)
+def test_python_blocks_compile(block: Block) -> None:
+    compile(block.text, str(block), "exec")
+
+
+@pytest.mark.parametrize("block", [b for b in PYTHON if b.name.startswith("exec-")], ids=str)
+def test_blocks_that_need_no_ranks_run(block: Block) -> None:
+    exec(compile(block.text, str(block), "exec"), {})
+
+
+def test_shell_transcripts_hold_no_place_of_the_machine_they_were_made_on() -> None:
+    for shown in BLOCKS:
+        assert not re.search(r"/(?:work|root)/", shown.text), str(shown)
+
+
+@pytest.fixture(scope="module")
+def tutorial(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Said]:
+    pytest.importorskip("torch")
+    directory = tmp_path_factory.mktemp("tutorial")
+    (directory / "train.py").write_text(block("tutorial-train"))
+    return directory, run_python("train.py", cwd=directory)
+
+
+@pytest.mark.mpi
+def test_the_tutorial_trains_and_prints_what_it_promises(tutorial: tuple[Path, Said]) -> None:
+    _, said = tutorial
+    assert said.returncode == 0, said.stderr
+    assert_promised(transcript("tutorial-first-run"), said.stdout)
+
+
+@pytest.mark.mpi
+def test_the_tutorial_run_again_returns_the_stored_result(tutorial: tuple[Path, Said]) -> None:
+    directory, _ = tutorial
+    said = run_python("train.py", cwd=directory)
+    assert_promised(transcript("tutorial-second-run"), said.stdout)
+    shown = run_python("-c", block("tutorial-result"), cwd=directory)
+    assert shown.stdout == block("tutorial-result-output"), shown.stderr
+
+
+@pytest.mark.mpi
+def test_the_dry_run_of_the_tutorial_prints_what_it_promises(tutorial: tuple[Path, Said]) -> None:
+    directory, _ = tutorial
+    said = run_python("train.py", "--name", "other", cwd=directory, HPCTRAIN_DRY_RUN="1")
+    assert said.returncode == 0, said.stderr
+    assert_promised(transcript("tutorial-dry-run"), said.stdout)
+    assert not (directory / "runs" / "other").exists()
+
+
+@pytest.mark.mpi
+def test_the_tutorial_killed_halfway_resumes_with_the_losses_of_a_run_that_was_not(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "train.py").write_text(block("tutorial-train"))
+    command = ("train.py", "--epochs", "60", "--name", "long")
+    run = tmp_path / "runs" / "long"
+    with started_python(*command, cwd=tmp_path) as process:
+        while not (run / "checkpoints" / "000003").exists():
+            assert process.poll() is None
+        process.kill()
+    said = run_python(*command, cwd=tmp_path)
+    assert said.returncode == 0, said.stderr
+    assert "hpctrain: resuming run long" in said.stderr
+    whole = run_python("train.py", "--epochs", "60", "--name", "whole", cwd=tmp_path)
+    assert whole.returncode == 0, whole.stderr
+    # The report that was being written at the kill can lack its line: run-directory.rst.
+    assert _losses(run)[-20:] == _losses(tmp_path / "runs" / "whole")[-20:]
+
+
+@pytest.mark.mpi
+def test_the_tutorial_has_the_same_losses_in_the_interpreter_as_on_one_rank(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "train.py").write_text(block("tutorial-train"))
+    inline = run_python("train.py", "--workers", "0", "--name", "inline", cwd=tmp_path)
+    one = run_python("train.py", "--workers", "1", "--name", "one", cwd=tmp_path)
+    assert inline.returncode == one.returncode == 0, inline.stderr + one.stderr
+    assert _losses(tmp_path / "runs" / "inline") == _losses(tmp_path / "runs" / "one")
+
+
+def _losses(run: Path) -> list[float]:
+    from hpctrain import Result
+
+    return [metrics["loss"] for metrics in Result.from_path(run).metrics_history]
+
+
+@pytest.mark.mpi
+def test_the_example_of_the_readme_trains(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (example,) = [b.text for b in PYTHON if b.page == "README.md"]
+    assert len(example.splitlines()) <= 25
+    (tmp_path / "train.py").write_text(example)
+    said = run_python("train.py", cwd=tmp_path)
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.splitlines()[-1].startswith("Result(state='finished'")
+
+
+def documented(table: str) -> set[str]:
+    """Return the first column of a table of run-directory.rst."""
+    page = (CHECKOUT / "docs" / "run-directory.rst").read_text(encoding="utf-8")
+    _, _, rest = page.partition(f"   :name: {table}\n")
+    rows = re.split(r"^\S", rest, maxsplit=1, flags=re.MULTILINE)[0]
+    return set(re.findall(r"^   \* - ``([\w-]+)``", rows, re.MULTILINE))
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("table", "file"),
+    [
+        ("fields-status", "status.json"),
+        ("fields-plan", "plan.json"),
+        ("fields-manifest", "checkpoints/000004/.hpctrain-manifest.json"),
+    ],
+)
+def test_every_field_on_disk_is_documented_and_the_other_way_round(
+    tutorial: tuple[Path, Said], table: str, file: str
+) -> None:
+    directory, _ = tutorial
+    content = json.loads((directory / "runs" / "sine" / file).read_text())
+    assert set(content) == documented(table)
+
+
+@pytest.mark.mpi
+def test_every_field_of_a_report_and_every_event_is_documented(tutorial: tuple[Path, Said]) -> None:
+    run = tutorial[0] / "runs" / "sine"
+    report = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
+    assert set(report) == documented("fields-metrics")
+    events = [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]
+    assert {event["event"] for event in events} <= documented("events-ledger")
+
+
+def test_every_field_of_a_failure_is_documented() -> None:
+    from hpctrain.worker.failure import RankFailure
+
+    assert set(RankFailure.__dataclass_fields__) == documented("fields-failure")
+
+
+def test_every_event_that_the_code_writes_is_documented() -> None:
+    written = set()
+    for path in (CHECKOUT / "hpctrain").rglob("*.py"):
+        source = path.read_text(encoding="utf-8")
+        written |= set(re.findall(r'append_event\(\s*(?:self\.)?_?paths,\s*"([\w-]+)"', source))
+        written |= set(re.findall(r'\bnote\(\s*"([\w-]+)"', source))
+    assert written >= {"submitted", "attempt-started", "run-ended"}
+    assert written <= documented("events-ledger")

@@ -1,0 +1,227 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.control.wire import Frame
+from hpctrain.errors import WorkerError
+from hpctrain.execute.explain import explain_failure, first_failure
+from hpctrain.execute.tracker import AttemptTracker
+from hpctrain.execute.worker_group import WorkerMetadata
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.worker.failure import RankFailure
+
+# Recorded with MPICH 5.0; the ranks have the pids 100, 101, 102, 103.
+HYDRA_KILLED = """
+===================================================================================
+=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
+=   PID 101 RUNNING AT vm
+=   EXIT CODE: 9
+=   CLEANING UP REMAINING PROCESSES
+=   YOU CAN IGNORE THE BELOW CLEANUP MESSAGES
+===================================================================================
+YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)
+This typically refers to a problem with your application.
+Please see the FAQ page for debugging suggestions
+"""
+HYDRA_EXITED = """
+===================================================================================
+=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
+=   PID 101 RUNNING AT vm
+=   EXIT CODE: 9
+=   CLEANING UP REMAINING PROCESSES
+=   YOU CAN IGNORE THE BELOW CLEANUP MESSAGES
+===================================================================================
+"""
+# Recorded with Slurm 22.05.
+SRUN_EXITED = """
+srun: error: n2: task 1: Exited with exit code 7
+srun: launch/slurm: _step_signal: Terminating StepId=12.0
+slurmstepd: error: *** STEP 12.0 ON n1 CANCELLED AT 2025-01-01T00:00:00 ***
+srun: error: n1: task 0: Terminated
+srun: error: n2: tasks 2-3: Terminated
+"""
+SRUN_KILLED = "srun: error: n1: tasks 0-2: Killed\nsrun: Force Terminated StepId=12.0\n"
+SRUN_CRASHED = "srun: error: n1: task 1: Segmentation fault (core dumped)\n"
+SRUN_OOM = """
+slurmstepd: error: Detected 1 oom-kill event(s) in StepId=12.0. Some of your processes may have
+been killed by the cgroup out-of-memory handler.
+srun: error: n1: task 1: Out Of Memory
+"""
+
+
+@pytest.fixture
+def tracker() -> AttemptTracker:
+    return AttemptTracker(world_size=4, first_report=0)
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    return RunPaths(tmp_path)
+
+
+def fail(tracker: AttemptTracker, rank: int, message: str, **details: Any) -> None:
+    failure = RankFailure(
+        **{
+            "rank": rank,
+            "hostname": "n9",
+            "pid": 100 + rank,
+            "report": 14,
+            "phase": "training",
+            "type": "RuntimeError",
+            "message": message,
+            "traceback": f'  File "train.py", line 3\nRuntimeError: {message}\n',
+            "time": 0.0,
+            **details,
+        }
+    )
+    body = json.dumps(failure.to_json()).encode()
+    tracker.feed(Frame({"op": "failed", "rank": rank}, body, b""))
+
+
+def lose(tracker: AttemptTracker, *ranks: int, agent: bool = False) -> None:
+    for rank in ranks:
+        tracker.feed(Frame({"op": "lost", "rank": rank, "agent": agent}, b"", b""))
+
+
+def explain(
+    tracker: AttemptTracker, paths: RunPaths, output: str = "", checkpoint: Path | None = None
+) -> WorkerError:
+    return explain_failure(
+        tracker,
+        workers=[
+            WorkerMetadata(rank=r, hostname=f"n{r // 2}", pid=100 + r, node_rank=0, local_rank=r)
+            for r in range(4)
+        ],
+        paths=paths,
+        attempt=1,
+        checkpoint=checkpoint,
+        launcher_output=output,
+    )
+
+
+def test_a_rank_that_says_why_it_failed_is_to_blame(tracker: AttemptTracker):
+    lose(tracker, 0)
+    fail(tracker, 3, "CUDA out of memory")
+    rank, failure = first_failure(tracker)
+    assert rank == 3
+    assert failure is not None
+
+
+def test_of_several_that_say_why_the_first_is_to_blame(tracker: AttemptTracker):
+    fail(tracker, 2, "bad batch")
+    fail(tracker, 1, "bad batch")
+    assert first_failure(tracker)[0] == 2
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "[../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:5432",
+        "Connection reset by peer",
+        "NCCL error: remote process exited or there was a network error",
+        "ncclRemoteError: A call failed possibly due to a network error: socketProgress: socket "
+        "connection was closed",
+        "[Errno 32] Broken pipe",
+        "gloo: connect timed out",
+    ],
+)
+def test_a_silent_death_comes_before_the_complaints_of_peers(tracker: AttemptTracker, message: str):
+    fail(tracker, 0, message)
+    lose(tracker, 2)
+    fail(tracker, 3, message)
+    assert first_failure(tracker) == (2, None)
+
+
+def test_a_cause_is_found_behind_the_complaint_that_was_heard_first(tracker: AttemptTracker):
+    fail(tracker, 0, "Connection closed by peer")
+    fail(tracker, 1, "division by zero")
+    assert first_failure(tracker)[0] == 1
+
+
+def test_if_all_only_complain_the_first_is_named(tracker: AttemptTracker):
+    fail(tracker, 3, "Connection closed by peer")
+    fail(tracker, 1, "Connection closed by peer")
+    assert first_failure(tracker)[0] == 3
+
+
+def test_the_error_names_rank_node_report_log_checkpoint_and_the_users_traceback(
+    tracker: AttemptTracker, paths: RunPaths
+):
+    log = paths.rank_log(1, 3)
+    log.parent.mkdir(parents=True)
+    log.write_text("")
+    fail(tracker, 3, "CUDA out of memory")
+    error = explain(tracker, paths, checkpoint=Path("/run/checkpoints/000013"))
+    assert str(error).splitlines() == [
+        "rank 3 of 4 on n1 failed after report 14: RuntimeError: CUDA out of memory",
+        f"  Log: {log}   Last complete checkpoint: /run/checkpoints/000013",
+        "",
+        '  File "train.py", line 3',
+        "RuntimeError: CUDA out of memory",
+    ]
+    assert (error.rank, error.hostname) == (3, "n1")
+    assert isinstance(error.worker_failures[3], RuntimeError)
+
+
+def test_a_rank_that_failed_before_it_had_a_number_is_told_with_the_launchers_log(
+    tracker: AttemptTracker, paths: RunPaths
+):
+    fail(tracker, -1, "no MPI library", report=0, phase="mpi", type="", traceback="")
+    first, second = str(explain(tracker, paths)).splitlines()
+    assert first == "rank -1 of 4 on n9 failed in phase mpi: no MPI library"
+    assert second == f"  Log: {paths.launcher_log(1)}   Last complete checkpoint: none"
+
+
+@pytest.mark.parametrize(
+    ("rank", "output", "reason"),
+    [
+        (1, HYDRA_KILLED, "killed by SIGKILL: as a rule the kernel, out of memory"),
+        (1, HYDRA_EXITED, "exited with status 9"),
+        (0, HYDRA_KILLED, "its process ended (os._exit, a crash, or out of memory)"),
+        (1, SRUN_EXITED, "exited with status 7"),
+        (1, SRUN_KILLED, "killed by SIGKILL: as a rule the kernel, out of memory"),
+        (2, SRUN_KILLED, "killed by SIGKILL: as a rule the kernel, out of memory"),
+        (3, SRUN_KILLED, "its process ended (os._exit, a crash, or out of memory)"),
+        (1, SRUN_CRASHED, "killed by SIGSEGV: a crash in compiled code"),
+        (1, SRUN_OOM, "killed by the kernel, out of memory"),
+        (1, "", "its process ended (os._exit, a crash, or out of memory)"),
+    ],
+)
+def test_how_a_silent_rank_died_is_read_from_what_its_launcher_printed(
+    tracker: AttemptTracker, paths: RunPaths, rank: int, output: str, reason: str
+):
+    lose(tracker, rank)
+    line = str(explain(tracker, paths, output)).splitlines()[0]
+    assert line.startswith(f"rank {rank} of 4 on n{rank // 2} failed without a word: {reason}")
+
+
+def test_of_several_silent_ranks_the_one_that_srun_did_not_end_itself_is_to_blame(
+    tracker: AttemptTracker,
+):
+    lose(tracker, 0, 1, 2, 3)
+    assert first_failure(tracker, SRUN_EXITED) == (1, None)
+    assert first_failure(tracker, "") == (0, None)
+
+
+def test_a_crash_is_explained_by_the_stack_in_the_log_of_the_rank(
+    tracker: AttemptTracker, paths: RunPaths
+):
+    log = paths.rank_log(1, 2)
+    log.parent.mkdir(parents=True)
+    log.write_text("epoch 1\nFatal Python error: Segmentation fault\n\nCurrent thread 0x1:\n")
+    lose(tracker, 2)
+    assert "without a word: Segmentation fault, a crash in compiled code" in str(
+        explain(tracker, paths, HYDRA_KILLED)
+    )
+
+
+def test_a_node_that_is_gone_with_its_agent_is_told_as_such(
+    tracker: AttemptTracker, paths: RunPaths
+):
+    lose(tracker, 2, agent=True)
+    line = str(explain(tracker, paths)).splitlines()[0]
+    assert line.endswith("the agent of its node is gone too: the node, or its network, is down")

@@ -1,0 +1,332 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.callback import RunContext, UserCallback
+from hpctrain.checkpoint import Checkpoint
+from hpctrain.config import CheckpointConfig, RunConfig
+from hpctrain.errors import RunStoppedError, WorkerError
+from hpctrain.execute import recorder as recorder_module
+from hpctrain.execute.recorder import Recorder
+from hpctrain.execute.tracker import ReportRound
+from hpctrain.result import Result
+from hpctrain.rundir.ledger import read_events
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.staging import seal, staging_directory
+from hpctrain.rundir.status import RunState, RunStatus, read_status
+
+
+class Journal(UserCallback):
+    """A callback that takes note of how it was called."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def after_report(self, run_context: RunContext, metrics: Any, checkpoint: Any) -> None:
+        self.calls.append(("after_report", run_context, metrics, checkpoint))
+
+    def after_exception(self, run_context: RunContext, worker_exceptions: Any) -> None:
+        self.calls.append(("after_exception", run_context, worker_exceptions))
+
+    def on_finish(self, run_context: RunContext, result: Result) -> None:
+        self.calls.append(("on_finish", run_context, result))
+
+
+class Broken(UserCallback):
+    """A callback that raises."""
+
+    def after_report(self, run_context: RunContext, metrics: Any, checkpoint: Any) -> None:
+        raise ValueError("no such server")
+
+
+class FatallyBroken(Broken):
+    """A callback without which the run is worth nothing."""
+
+    fatal = True
+
+
+class Broadcasts(list[tuple[str, dict[str, Any]]]):
+    """What would be sent to all ranks."""
+
+    def __call__(self, op: str, **details: Any) -> None:
+        self.append((op, details))
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    paths = RunPaths(tmp_path / "run")
+    paths.checkpoints.mkdir(parents=True)
+    return paths
+
+
+@pytest.fixture
+def broadcasts() -> Broadcasts:
+    return Broadcasts()
+
+
+def make_recorder(paths: RunPaths, **config: Any) -> Recorder:
+    status = RunStatus(name="run", state=RunState.RUNNING, launcher="local", world_size=2)
+    recorder = Recorder(paths=paths, run_config=RunConfig(**config), status=status)
+    recorder.change(attempt=1)
+    return recorder
+
+
+def make_round(
+    number: int, metrics: Mapping[str, Any] | None = None, *, paths: RunPaths | None = None
+) -> ReportRound:
+    """Return a report of two ranks; with `paths`, rank 1 has staged a checkpoint with it."""
+    lines = {
+        rank: json.dumps({"metrics": {"rank": rank, **(metrics or {})}}).encode()
+        for rank in range(2)
+    }
+    parts = {}
+    if paths is not None:
+        directory = staging_directory(paths.checkpoints, attempt=1, report=number, rank=1)
+        directory.mkdir(parents=True)
+        (directory / "model.bin").write_bytes(b"%d" % number)
+        parts[1] = tuple(seal(directory))
+    return ReportRound(report=number, lines=lines, parts=parts)
+
+
+def events(paths: RunPaths, kind: str) -> list[dict[str, Any]]:
+    return [event for event in read_events(paths) if event["event"] == kind]
+
+
+def test_a_checkpoint_is_committed_and_every_rank_is_told_where_it_is(
+    paths: RunPaths, broadcasts: Broadcasts
+):
+    recorder = make_recorder(paths)
+    recorder.record(make_round(1, paths=paths), broadcasts)
+    path = paths.checkpoints / "000001"
+    assert broadcasts == [("committed", {"report": 1, "path": str(path), "error": None})]
+    assert recorder.checkpoint_path() == path
+    assert recorder.latest == Checkpoint(path)
+    assert recorder.status.checkpoint == "000001"
+    (manifest,) = recorder.store.manifests()
+    assert manifest.metrics == {"rank": 0}
+
+
+def test_a_report_without_a_checkpoint_is_told_to_nobody(paths: RunPaths, broadcasts: Broadcasts):
+    recorder = make_recorder(paths)
+    recorder.record(make_round(1), broadcasts)
+    assert broadcasts == []
+    assert recorder.checkpoint_path() is None
+    assert recorder.progress() == {"rank": 0}
+
+
+def test_checkpoints_that_are_not_kept_are_deleted(paths: RunPaths, broadcasts: Broadcasts):
+    recorder = make_recorder(paths, checkpoint_config=CheckpointConfig(num_to_keep=1))
+    for number in (1, 2):
+        recorder.record(make_round(number, paths=paths), broadcasts)
+    assert [path.name for path in paths.checkpoints.iterdir()] == ["000002"]
+
+
+def test_a_commit_that_fails_is_told_to_every_rank_with_its_reason(
+    paths: RunPaths, broadcasts: Broadcasts, monkeypatch: pytest.MonkeyPatch
+):
+    def full_disk(**_: Any) -> None:
+        raise OSError(28, "No space left on device", "/run/checkpoints")
+
+    recorder = make_recorder(paths)
+    monkeypatch.setattr(recorder.store, "commit", full_disk)
+    recorder.record(make_round(3, paths=paths), broadcasts)
+    ((op, details),) = broadcasts
+    assert (op, details["report"], details["path"]) == ("committed", 3, None)
+    assert details["error"] == "No space left on device (/run/checkpoints)"
+    assert recorder.latest is None
+
+
+def test_different_content_under_one_name_is_told(
+    paths: RunPaths, broadcasts: Broadcasts, capsys: pytest.CaptureFixture[str]
+):
+    round_ = make_round(1, paths=paths)
+    directory = staging_directory(paths.checkpoints, attempt=1, report=1, rank=0)
+    directory.mkdir()
+    (directory / "model.bin").write_bytes(b"another")
+    round_ = ReportRound(
+        report=1, lines=round_.lines, parts={**round_.parts, 0: tuple(seal(directory))}
+    )
+    make_recorder(paths).record(round_, broadcasts)
+    said = capsys.readouterr().err
+    assert "checkpoint 000001: ranks saved different content under the same name" in said
+    assert said.endswith("the lowest rank's was kept: model.bin\n")
+
+
+def test_a_callback_sees_every_ranks_metrics_and_the_checkpoint(
+    paths: RunPaths, broadcasts: Broadcasts
+):
+    journal = Journal()
+    recorder = make_recorder(paths, callbacks=[journal])
+    recorder.record(make_round(1, {"loss": 0.5}, paths=paths), broadcasts)
+    ((hook, context, metrics, checkpoint),) = journal.calls
+    assert hook == "after_report"
+    assert (context.name, context.path, context.attempt, context.world_size) == (
+        "run",
+        paths.root,
+        1,
+        2,
+    )
+    assert metrics == [{"rank": 0, "loss": 0.5}, {"rank": 1, "loss": 0.5}]
+    assert checkpoint == Checkpoint(paths.checkpoints / "000001")
+
+
+def test_a_callback_that_raises_is_logged_and_neither_the_run_nor_other_callbacks_suffer(
+    paths: RunPaths, broadcasts: Broadcasts, capsys: pytest.CaptureFixture[str]
+):
+    journal = Journal()
+    recorder = make_recorder(paths, callbacks=[Broken(), journal])
+    recorder.record(make_round(1), broadcasts)
+    assert len(journal.calls) == 1
+    (event,) = events(paths, "callback-failed")
+    assert event["error"] == "Broken.after_report: ValueError: no such server"
+    assert "callback failed: Broken.after_report" in capsys.readouterr().err
+
+
+def test_a_fatal_callback_that_raises_ends_the_run(paths: RunPaths, broadcasts: Broadcasts):
+    recorder = make_recorder(paths, callbacks=[FatallyBroken()])
+    with pytest.raises(ValueError, match="no such server"):
+        recorder.record(make_round(1), broadcasts)
+    assert len(events(paths, "callback-failed")) == 1
+
+
+def test_a_single_callback_object_can_be_fatal(paths: RunPaths, broadcasts: Broadcasts):
+    callback = Broken()
+    callback.fatal = True  # type: ignore[misc]
+    with pytest.raises(ValueError, match="no such server"):
+        make_recorder(paths, callbacks=[callback]).record(make_round(1), broadcasts)
+
+
+def test_a_goal_of_the_stop_mapping_is_reached_or_passed(paths: RunPaths, broadcasts: Broadcasts):
+    recorder = make_recorder(paths, stop={"accuracy": 0.9, "epoch": 100})
+    for accuracy in (0.5, None, "high"):
+        recorder.record(make_round(1, {"accuracy": accuracy}), broadcasts)
+        assert recorder.wants_stop is None
+    recorder.record(make_round(2, {"accuracy": 0.9}), broadcasts)
+    assert recorder.wants_stop == "accuracy=0.9 reached 0.9"
+    recorder.raise_if_stopped(2)
+
+
+def test_a_stop_function_sees_the_number_of_the_report_and_rank_0s_metrics(
+    paths: RunPaths, broadcasts: Broadcasts
+):
+    seen = []
+
+    def stop(number: int, metrics: Mapping[str, Any]) -> bool:
+        seen.append((number, metrics))
+        return number == 2
+
+    recorder = make_recorder(paths, stop=stop)
+    recorder.record(make_round(1), broadcasts)
+    assert recorder.wants_stop is None
+    recorder.record(make_round(2), broadcasts)
+    assert recorder.wants_stop == "the stop function said so"
+    recorder.record(make_round(3), broadcasts)
+    assert seen == [(1, {"rank": 0}), (2, {"rank": 0})]
+    recorder.raise_if_stopped(3)
+
+
+def test_a_stop_from_outside_is_no_success_and_says_where_the_run_resumes(paths: RunPaths):
+    recorder = make_recorder(paths)
+    recorder.wants_stop = "its ranks got SIGUSR2"
+    message = (
+        r"stopped because its ranks got SIGUSR2, at report 7\. It resumes from its beginning at "
+        r"the next fit\(\)"
+    )
+    with pytest.raises(RunStoppedError, match=message):
+        recorder.raise_if_stopped(7)
+
+
+def test_a_request_to_stop_is_found_with_the_next_status(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+):
+    recorder = make_recorder(paths)
+    paths.stop_request.touch()
+    recorder.tick(phase="training", reports=4)
+    assert recorder.wants_stop is None
+    monkeypatch.setattr(recorder_module, "STATUS_INTERVAL_S", 0.0)
+    recorder.tick(phase="training", reports=5)
+    assert recorder.wants_stop == "it was asked to (hpctrain cancel)"
+    status = read_status(paths)
+    assert status is not None
+    assert (status.phase, status.reports) == ("training", 5)
+
+
+def test_an_attempt_begins_at_the_newest_good_checkpoint_and_says_what_it_set_aside(
+    paths: RunPaths, broadcasts: Broadcasts, tmp_path: Path
+):
+    recorder = make_recorder(paths)
+    assert recorder.begin_attempt(None).first_report == 0
+    for number in (1, 2):
+        recorder.record(make_round(number, paths=paths), broadcasts)
+    (paths.checkpoints / "000002" / "model.bin").write_bytes(b"damage")
+    start = recorder.begin_attempt(tmp_path)
+    assert (start.attempt, start.first_report) == (2, 1)
+    assert start.checkpoint == Checkpoint(paths.checkpoints / "000001")
+    assert recorder.status.checkpoint == "000001"
+    assert len(events(paths, "checkpoint-damaged")) == 1
+    assert [e["first_report"] for e in events(paths, "attempt-started")] == [0, 1]
+
+
+def test_a_run_without_a_checkpoint_begins_at_that_of_another_run(paths: RunPaths, tmp_path: Path):
+    start = make_recorder(paths).begin_attempt(tmp_path)
+    assert (start.first_report, start.checkpoint) == (0, Checkpoint(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [
+        (None, RunState.FINISHED),
+        (WorkerError("rank 1 of 2 on n1 failed"), RunState.FAILED),
+        (RunStoppedError("asked to"), RunState.STOPPED),
+        (KeyboardInterrupt(), RunState.STOPPED),
+    ],
+)
+def test_the_end_is_written_down_and_told_to_callbacks(
+    paths: RunPaths, broadcasts: Broadcasts, error: BaseException | None, state: RunState
+):
+    journal = Journal()
+    recorder = make_recorder(paths, callbacks=[journal])
+    recorder.record(make_round(1, {"loss": 0.5}), broadcasts)
+    recorder.end_attempt(error=error, reports=1)
+    recorder.end(error)
+    status = read_status(paths)
+    assert status is not None
+    assert status.state is state
+    assert status.ended_at is not None
+    assert status.metrics == {"rank": 0, "loss": 0.5}
+    (ended,) = events(paths, "run-ended")
+    assert ended["state"] == state.value
+    (attempt,) = events(paths, "attempt-ended")
+    assert attempt["cause"].startswith("finished" if error is None else type(error).__name__)
+    hook, _, result = journal.calls[-1]
+    assert (hook, result.state) == ("on_finish", state.value)
+
+
+def test_a_full_disk_does_not_end_the_bookkeeping(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def full_disk(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    recorder = make_recorder(paths)
+    monkeypatch.setattr(recorder_module, "write_status", full_disk)
+    monkeypatch.setattr(recorder_module, "append_event", full_disk)
+    recorder.change(reports=3)
+    recorder.note("restart", reason="test")
+    assert recorder.status.reports == 3
+    said = capsys.readouterr().err
+    assert f"cannot write status.json in {paths.root}: No space left on device" in said
+    assert f"cannot write ledger.jsonl in {paths.root}: No space left on device" in said
+
+
+def test_the_return_value_is_readable_by_its_user_only(paths: RunPaths):
+    recorder = make_recorder(paths)
+    recorder.keep_return_value(b"")
+    assert not paths.return_value.exists()
+    recorder.keep_return_value(b"pickle")
+    assert paths.return_value.stat().st_mode & 0o777 == 0o600

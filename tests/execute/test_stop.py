@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.config import RunConfig
+from hpctrain.control.wire import Frame
+from hpctrain.errors import RunStoppedError
+from hpctrain.execute import stop as stop_module
+from hpctrain.execute.recorder import Recorder
+from hpctrain.execute.stop import StopAgreement
+from hpctrain.execute.tracker import AttemptTracker
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.status import RunState, RunStatus
+
+Sent = list[tuple[str, dict[str, Any]]]
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Recorder:
+    status = RunStatus(name="run", state=RunState.RUNNING, launcher="local")
+    return Recorder(paths=RunPaths(tmp_path), run_config=RunConfig(), status=status)
+
+
+@pytest.fixture
+def tracker() -> AttemptTracker:
+    return AttemptTracker(world_size=2, first_report=0)
+
+
+@pytest.fixture
+def sent() -> Sent:
+    return []
+
+
+@pytest.fixture
+def agreement(recorder: Recorder, tracker: AttemptTracker, sent: Sent) -> StopAgreement:
+    return StopAgreement(recorder, tracker, lambda op, **details: sent.append((op, details)))
+
+
+def answer(tracker: AttemptTracker, rank: int, report: int) -> None:
+    tracker.feed(Frame({"op": "frozen", "rank": rank, "report": report}, b"", b""))
+
+
+def test_nobody_is_asked_as_long_as_no_stop_is_wanted(agreement: StopAgreement, sent: Sent):
+    agreement.step()
+    assert sent == []
+
+
+def test_ranks_are_asked_once_and_told_once_when_all_have_answered(
+    agreement: StopAgreement, recorder: Recorder, tracker: AttemptTracker, sent: Sent
+):
+    recorder.wants_stop = "it was asked to"
+    agreement.step()
+    answer(tracker, 0, 4)
+    agreement.step()
+    assert sent == [("freeze", {})]
+    answer(tracker, 1, 6)
+    for _ in range(3):
+        agreement.step()
+    assert sent == [("freeze", {}), ("stop", {"report": 7})]
+
+
+def test_a_signal_that_a_rank_got_is_a_wish_to_stop(
+    agreement: StopAgreement, recorder: Recorder, tracker: AttemptTracker, sent: Sent
+):
+    tracker.feed(Frame({"op": "signal", "rank": 1, "name": "SIGUSR2"}, b"", b""))
+    agreement.step()
+    assert recorder.wants_stop == "its ranks got SIGUSR2"
+    assert sent == [("freeze", {})]
+
+
+def test_ranks_that_never_ask_should_stop_are_ended_with_a_hint(
+    agreement: StopAgreement, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+):
+    recorder.wants_stop = "it was asked to"
+    monkeypatch.setattr(stop_module, "STOP_PATIENCE_S", -1.0)
+    with pytest.raises(RunStoppedError, match=r"its ranks did not return .*asks should_stop\(\)"):
+        agreement.step()

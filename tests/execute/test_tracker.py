@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hpctrain.control.wire import Frame
+from hpctrain.execute.tracker import AttemptTracker, ReportRound
+from hpctrain.rundir.staging import StagedFile
+from hpctrain.worker.failure import RankFailure
+
+
+def frame(op: str, rank: int, body: bytes = b"", **details: Any) -> Frame:
+    return Frame({"op": op, "rank": rank, **details}, body, b"")
+
+
+def report(tracker: AttemptTracker, rank: int, **metrics: Any) -> list[ReportRound]:
+    line = json.dumps({"metrics": metrics}).encode() + b"\n"
+    return tracker.feed(frame("report", rank, line))
+
+
+def stage(tracker: AttemptTracker, rank: int, number: int, *names: str) -> list[ReportRound]:
+    line = json.dumps({"metrics": {}}).encode() + b"\n"
+    parts = json.dumps([[name, 1, "digest"] for name in names]).encode()
+    details = {"report": number, "line_bytes": len(line)}
+    return tracker.feed(frame("stage", rank, line + parts, **details))
+
+
+def failed(rank: int, message: str = "") -> Frame:
+    failure = RankFailure(
+        rank=rank,
+        hostname="n1",
+        pid=1,
+        report=0,
+        phase="training",
+        type="ValueError",
+        message=message,
+        traceback="",
+        time=0.0,
+    )
+    return frame("failed", rank, json.dumps(failure.to_json()).encode())
+
+
+def test_a_report_is_complete_when_every_rank_has_made_it():
+    tracker = AttemptTracker(world_size=3, first_report=0)
+    assert report(tracker, 2, loss=2) == []
+    assert report(tracker, 0, loss=0) == []
+    assert tracker.reports == 0
+    (round_,) = report(tracker, 1, loss=1)
+    assert tracker.reports == round_.report == 1
+    assert [round_.metrics(rank)["loss"] for rank in range(3)] == [0, 1, 2]
+    assert round_.parts == {}
+
+
+def test_a_slow_rank_completes_several_reports_one_after_the_other():
+    tracker = AttemptTracker(world_size=2, first_report=13)
+    for _ in range(3):
+        assert report(tracker, 0) == []
+    numbers = [round_.report for _ in range(3) for round_ in report(tracker, 1)]
+    assert numbers == [14, 15, 16]
+    assert tracker.reports == 16
+
+
+def test_the_parts_of_a_checkpoint_come_with_its_report_though_not_every_rank_gave_one():
+    tracker = AttemptTracker(world_size=2, first_report=0)
+    report(tracker, 0)
+    assert stage(tracker, 0, 2, "model.bin") == []
+    (first,) = report(tracker, 1)
+    (second,) = report(tracker, 1)
+    assert first.parts == {}
+    assert second.parts == {0: (StagedFile("model.bin", 1, "digest"),)}
+
+
+def test_the_run_is_in_the_earliest_phase_of_any_rank():
+    tracker = AttemptTracker(world_size=2, first_report=0)
+    assert tracker.phase == "mpi"
+    tracker.feed(frame("phase", 0, phase="training"))
+    assert tracker.phase == "mpi"
+    tracker.feed(frame("phase", 1, phase="backend"))
+    assert tracker.phase == "backend"
+    tracker.feed(frame("done", 0, reports=0))
+    tracker.feed(frame("done", 1, reports=0))
+    assert tracker.phase == "done"
+
+
+def test_an_attempt_is_done_when_every_rank_has_returned_and_has_rank_0s_value():
+    tracker = AttemptTracker(world_size=2, first_report=0)
+    tracker.feed(frame("done", 1, b"of rank 1", reports=0))
+    assert not tracker.is_done
+    tracker.feed(frame("done", 0, b"of rank 0", reports=0))
+    assert tracker.is_done
+    assert tracker.return_value == b"of rank 0"
+    assert not tracker.has_failed
+
+
+def test_a_connection_that_ends_after_the_rank_was_done_is_no_failure():
+    tracker = AttemptTracker(world_size=2, first_report=0)
+    tracker.feed(frame("done", 1, reports=0))
+    tracker.feed(frame("lost", 1))
+    assert not tracker.has_failed
+    tracker.feed(frame("lost", 0, agent=True))
+    assert tracker.has_failed
+    assert tracker.lost == {0: True}
+
+
+def test_failures_are_kept_in_the_order_in_which_they_became_known():
+    tracker = AttemptTracker(world_size=3, first_report=0)
+    tracker.feed(failed(2, "first"))
+    tracker.feed(failed(0, "second"))
+    tracker.feed(failed(2, "again"))
+    assert [failure.message for failure in tracker.failures.values()] == ["first", "second"]
+    assert list(tracker.failures) == [2, 0]
+
+
+def test_all_ranks_stop_at_the_first_report_that_none_has_begun():
+    tracker = AttemptTracker(world_size=3, first_report=0)
+    assert tracker.stop_report is None
+    tracker.feed(frame("frozen", 0, report=4))
+    tracker.feed(frame("frozen", 2, report=6))
+    assert tracker.stop_report is None
+    tracker.feed(frame("frozen", 1, report=5))
+    assert tracker.stop_report == 7
+
+
+def test_a_rank_that_has_returned_already_need_not_answer():
+    tracker = AttemptTracker(world_size=2, first_report=0)
+    tracker.feed(frame("done", 1, reports=6))
+    tracker.feed(frame("frozen", 0, report=5))
+    assert tracker.stop_report == 7
+
+
+def test_signals_that_ranks_got_are_kept():
+    tracker = AttemptTracker(world_size=2, first_report=0)
+    tracker.feed(frame("signal", 1, name="SIGUSR2"))
+    assert tracker.signals == ["SIGUSR2"]
+
+
+def test_ranks_that_reported_unequally_often_are_named_once_all_have_left():
+    tracker = AttemptTracker(world_size=2, first_report=10)
+    for _ in range(3):
+        report(tracker, 0)
+    report(tracker, 1)
+    tracker.feed(frame("done", 1, reports=11))
+    assert tracker.uneven_reports() is None
+    tracker.feed(frame("done", 0, reports=13))
+    complaint = tracker.uneven_reports()
+    assert complaint is not None
+    assert complaint.startswith("rank 1 returned after 1 reports, but rank 0 made 3. Every rank")
+
+
+def test_a_rank_that_waits_for_a_checkpoint_of_one_that_has_left_is_noticed_at_once():
+    tracker = AttemptTracker(world_size=2, first_report=0)
+    stage(tracker, 0, 1, "model.bin")
+    assert tracker.uneven_reports() is None
+    tracker.feed(frame("done", 1, reports=0))
+    complaint = tracker.uneven_reports()
+    assert complaint is not None
+    assert "rank 1 returned after 0 reports, but rank 0 made 1." in complaint
+
+
+def test_ranks_that_reported_equally_often_are_no_cause_for_complaint():
+    tracker = AttemptTracker(world_size=2, first_report=0)
+    for rank in (0, 1):
+        stage(tracker, rank, 1, "model.bin")
+        tracker.feed(frame("done", rank, reports=1))
+    assert tracker.uneven_reports() is None

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.errors import ConfigError
+from hpctrain.execute.process import process_start_time
+from hpctrain.launch.existing import Existing, decide_on_existing, is_live
+from hpctrain.plan.spec import RankSettings, RunSpec
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.status import RunState, RunStatus
+
+DIGESTS = {"training function": "f1", "train_loop_config": "c1", "number of workers": "2"}
+
+
+def make_spec(**changes: Any) -> RunSpec:
+    settings = RankSettings(
+        name="run",
+        cwd="/",
+        sys_path=(),
+        cpus_per_worker=1,
+        gpus_per_worker=0,
+        commit_timeout_s=1.0,
+    )
+    return RunSpec(
+        **{
+            "trainer": "hpctrain.TorchTrainer",
+            "backend": "hpctrain.TorchConfig",
+            "fingerprint": "1",
+            "digests": DIGESTS,
+            "settings": settings,
+            "worker": b"",
+            "executor": b"",
+            **changes,
+        }
+    )
+
+
+SAME = make_spec()
+OTHER = make_spec(fingerprint="2", digests={**DIGESTS, "train_loop_config": "c2"})
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    return RunPaths(tmp_path / "run")
+
+
+def write_run(paths: RunPaths, state: str, **changes: Any) -> None:
+    """Write by hand what an executor of this process would have left."""
+    paths.root.mkdir()
+    plan = {
+        "trainer": SAME.trainer,
+        "backend": SAME.backend,
+        "fingerprint": SAME.fingerprint,
+        "digests": DIGESTS,
+    }
+    paths.plan.write_text(json.dumps(plan))
+    status = {
+        "name": "run",
+        "state": state,
+        "launcher": "local",
+        "nodes": [],
+        "owner_host": socket.gethostname(),
+        "owner_pid": os.getpid(),
+        "owner_start": process_start_time(os.getpid()),
+        "updated_at": time.time(),
+        **changes,
+    }
+    paths.status.write_text(json.dumps(status))
+
+
+def a_dead_pid() -> int:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+def never_asked(job_id: str) -> bool:
+    raise AssertionError(f"asked for job {job_id}")
+
+
+def test_a_run_that_is_not_there_is_new(paths: RunPaths):
+    assert decide_on_existing(paths, SAME, never_asked) == (Existing.NEW, [])
+    paths.root.mkdir()
+    assert decide_on_existing(paths, SAME, never_asked) == (Existing.NEW, [])
+
+
+@pytest.mark.parametrize("state", ["starting", "running"])
+def test_a_live_run_is_followed_by_the_same_request(paths: RunPaths, state: str):
+    write_run(paths, state)
+    assert decide_on_existing(paths, SAME, never_asked) == (Existing.FOLLOW, [])
+
+
+def test_a_live_run_is_not_disturbed_by_another_request(paths: RunPaths):
+    write_run(paths, "running")
+    message = (
+        rf"run 'run' in .* is running \(process {os.getpid()} on .*\), and this fit\(\) asks for "
+        rf"something else .*Choose another .* hpctrain cancel {paths.root}"
+    )
+    with pytest.raises(ConfigError, match=message):
+        decide_on_existing(paths, OTHER, never_asked)
+
+
+@pytest.mark.parametrize("state", ["submitted", "starting", "running"])
+def test_a_job_that_slurm_knows_is_live(paths: RunPaths, state: str):
+    asked = []
+
+    def is_alive(job_id: str) -> bool:
+        asked.append(job_id)
+        return True
+
+    write_run(paths, state, launcher="slurm", job_id="4711", owner_pid=0)
+    assert decide_on_existing(paths, SAME, is_alive) == (Existing.FOLLOW, [])
+    assert asked == ["4711"]
+    with pytest.raises(ConfigError, match=r"is running \(job 4711\)"):
+        decide_on_existing(paths, OTHER, is_alive)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"owner_pid": a_dead_pid()}, id="its process is gone"),
+        pytest.param({"owner_start": 1}, id="its pid belongs to another process now"),
+        pytest.param({"owner_host": "elsewhere", "updated_at": 1.0}, id="silent on another host"),
+        pytest.param({"launcher": "slurm", "job_id": "4711"}, id="Slurm has forgotten its job"),
+        pytest.param({"launcher": "slurm", "job_id": None}, id="it was never submitted"),
+    ],
+)
+def test_an_interrupted_run_is_resumed(paths: RunPaths, changes: dict[str, Any]):
+    write_run(paths, "running", **changes)
+    assert decide_on_existing(paths, SAME, lambda _: False) == (Existing.RESUME, [])
+    assert decide_on_existing(paths, OTHER, lambda _: False) == (
+        Existing.RESUME,
+        ["train_loop_config"],
+    )
+
+
+@pytest.mark.parametrize("state", ["failed", "stopped"])
+def test_a_run_that_failed_or_was_stopped_is_resumed_and_what_changed_is_said(
+    paths: RunPaths, state: str
+):
+    write_run(paths, state)
+    assert decide_on_existing(paths, SAME, never_asked) == (Existing.RESUME, [])
+    assert decide_on_existing(paths, OTHER, never_asked) == (
+        Existing.RESUME,
+        ["train_loop_config"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("what", "other"), [("trainer", "hpctrain.XGBoostTrainer"), ("backend", "hpctrain.JaxConfig")]
+)
+def test_a_run_of_another_trainer_or_backend_is_not_resumed(paths: RunPaths, what: str, other: str):
+    write_run(paths, "failed")
+    spec = make_spec(fingerprint="2", **{what: other})
+    message = rf"belongs to {what} hpctrain\..*, and this fit\(\) has {other}\. Choose another"
+    with pytest.raises(ConfigError, match=message):
+        decide_on_existing(paths, spec, never_asked)
+
+
+def test_a_finished_run_is_returned_to_the_same_request(paths: RunPaths):
+    write_run(paths, "finished")
+    assert decide_on_existing(paths, SAME, never_asked) == (Existing.FINISHED, [])
+
+
+def test_a_finished_run_is_not_overwritten_by_another_request(paths: RunPaths):
+    write_run(paths, "finished")
+    message = (
+        r"is finished, and this fit\(\) asks for something else\. Choose another .*"
+        r"resume_from_checkpoint=Result\.from_path\('.*/run'\)\.checkpoint"
+    )
+    with pytest.raises(ConfigError, match=message):
+        decide_on_existing(paths, OTHER, never_asked)
+
+
+def test_an_executor_on_another_host_is_live_as_long_as_it_writes():
+    status = RunStatus(
+        name="run",
+        state=RunState.RUNNING,
+        launcher="allocation",
+        owner_host="elsewhere",
+        updated_at=time.time() - 10.0,
+    )
+    assert is_live(status, never_asked)
+    assert not is_live(status.with_changes(updated_at=time.time() - 600.0), never_asked)

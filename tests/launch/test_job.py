@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from hpctrain.errors import LaunchError
+from hpctrain.launch import job as job_module
+from hpctrain.launch.job import JobState, explain_end, job_state, parse_job
+
+# scontrol --oneliner show job, Slurm 22.05.
+RUNNING = (
+    "JobId=12 JobName=run UserId=me(1000) GroupId=me(1000) MCS_label=N/A Priority=4294901748 "
+    "Nice=0 Account=(null) QOS=(null) JobState=RUNNING Reason=None Dependency=(null) Requeue=1 "
+    "Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0 RunTime=00:00:05 TimeLimit=UNLIMITED "
+    "SubmitTime=2025-01-01T00:00:00 Partition=batch AllocNode:Sid=head:100 ReqNodeList=(null) "
+    "ExcNodeList=(null) NodeList=n[1-2] BatchHost=n1 NumNodes=2 NumCPUs=4 NumTasks=2 "
+    "CPUs/Task=1 TRES=cpu=4,node=2,billing=4 Command=/run/slurm/submission.sh "
+    "WorkDir=/home/me/my project StdErr=/run/slurm/12.out StdIn=/dev/null Power=\n"
+)
+
+
+def test_a_job_is_read_from_what_scontrol_says():
+    assert parse_job(RUNNING) == JobState(
+        job_id="12", state="RUNNING", reason="None", exit_code="0:0", nodes="n[1-2]"
+    )
+
+
+def test_no_job_is_read_from_something_else():
+    assert parse_job("No jobs in the system\n") is None
+
+
+@pytest.mark.parametrize(
+    ("state", "final"),
+    [
+        ("PENDING", False),
+        ("CONFIGURING", False),
+        ("RUNNING", False),
+        ("COMPLETING", False),
+        ("SUSPENDED", False),
+        ("REQUEUED", False),
+        ("COMPLETED", True),
+        ("CANCELLED", True),
+        ("FAILED", True),
+        ("TIMEOUT", True),
+        ("NODE_FAIL", True),
+        ("PREEMPTED", True),
+        ("OUT_OF_MEMORY", True),
+        ("BOOT_FAIL", True),
+        ("DEADLINE", True),
+    ],
+)
+def test_a_job_is_over_in_final_states_only(state: str, final: bool):
+    job = parse_job(RUNNING.replace("RUNNING", state))
+    assert job is not None
+    assert job.is_final is final
+
+
+def answer_with(monkeypatch: pytest.MonkeyPatch, returncode: int, out: str, err: str = "") -> None:
+    monkeypatch.setattr(
+        job_module,
+        "run_slurm",
+        lambda argv: subprocess.CompletedProcess(argv, returncode, out, err),
+    )
+
+
+def test_a_job_that_slurm_knows_is_returned(monkeypatch: pytest.MonkeyPatch):
+    answer_with(monkeypatch, 0, RUNNING)
+    job = job_state("12")
+    assert job is not None
+    assert job.state == "RUNNING"
+
+
+def test_a_job_that_slurm_has_forgotten_is_none(monkeypatch: pytest.MonkeyPatch):
+    answer_with(monkeypatch, 1, "", "slurm_load_jobs error: Invalid job id specified\n")
+    assert job_state("12") is None
+
+
+def test_a_controller_that_is_away_does_not_mean_that_the_job_is(monkeypatch: pytest.MonkeyPatch):
+    answer_with(monkeypatch, 1, "", "slurm_load_jobs error: Unable to contact slurm controller\n")
+    with pytest.raises(LaunchError, match=r"show job 12: .*Unable to contact") as raised:
+        job_state("12")
+    assert raised.value.transient
+
+
+def test_a_job_whose_nodes_do_not_see_the_storage_says_so():
+    job = JobState(
+        job_id="12", state="FAILED", reason="NonZeroExitCode", exit_code="0:53", nodes="n1"
+    )
+    message = explain_end(job, storage="/home/me/runs/run", said="")
+    assert message.startswith("job 12 ended (FAILED, ExitCode 0:53, Reason NonZeroExitCode)")
+    assert "the nodes (n1) do not see /home/me/runs/run. Choose a RunConfig(storage_path" in message
+
+
+def test_a_job_that_ended_early_is_explained_by_its_last_words():
+    job = JobState(job_id="12", state="FAILED", reason="None", exit_code="1:0", nodes="n1")
+    message = explain_end(job, storage="/runs", said="bash: module: command not found")
+    assert "before the executor of the run said anything." in message
+    assert message.endswith("It said:\nbash: module: command not found")

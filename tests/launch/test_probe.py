@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+import subprocess
+from typing import Any
+
+import pytest
+
+from hpctrain.config import ScalingConfig, SlurmConfig
+from hpctrain.errors import ConfigError, LaunchError
+from hpctrain.launch import probe
+from hpctrain.launch.probe import (
+    Partition,
+    allocation_nodes,
+    can_submit,
+    check_partition,
+    explain_refusal,
+    parse_partitions,
+    run_slurm,
+)
+from hpctrain.plan.resources import NodeShape, Placement
+
+# sinfo --noheader --format=%P|%a|%l|%D|%c|%G of a cluster with Slurm 22.05.
+SINFO = """\
+batch*|up|1-00:00:00|12|64|(null)
+batch*|up|1-00:00:00|2|32+|(null)
+gpu|up|12:00:00|4|48|gpu:a100:4(S:0-1)
+gpu|up|12:00:00|1|48|gpu:a100:4(S:0-1),craynetwork:8
+mixed|up|infinite|2|8|gpu:2
+mixed|up|infinite|2|8|gpu:v100:1,gpu:k80:2
+old|down|30:00|3|4|(null)
+"""
+
+
+def test_without_a_name_the_default_partition_is_meant_and_its_smallest_node_counts():
+    assert parse_partitions(SINFO, None) == Partition(
+        name="batch",
+        others=("batch", "gpu", "mixed", "old"),
+        available=True,
+        max_time="1-00:00:00",
+        num_nodes=14,
+        node_shape=NodeShape(cpus=32, gpus=0),
+    )
+
+
+def test_gpus_are_counted_whatever_their_type_and_whatever_else_a_node_has():
+    assert parse_partitions(SINFO, "gpu").node_shape == NodeShape(cpus=48, gpus=4)
+    assert parse_partitions(SINFO, "mixed").node_shape == NodeShape(cpus=8, gpus=2)
+
+
+def test_a_partition_that_is_not_there_is_told_with_those_that_are():
+    message = r"partition='gpus'\): this cluster has batch, gpu, mixed, old\. Use one of these"
+    with pytest.raises(ConfigError, match=message):
+        parse_partitions(SINFO, "gpus")
+
+
+def test_a_cluster_without_a_default_partition_asks_for_one():
+    message = r"no default partition\. Give SlurmConfig\(partition=\.\.\.\): one of batch, gpu"
+    with pytest.raises(ConfigError, match=message):
+        parse_partitions(SINFO.replace("*", ""), None)
+
+
+def test_what_is_not_a_row_is_overlooked():
+    assert parse_partitions("slurm_load: a warning\n" + SINFO, "gpu").num_nodes == 5
+
+
+def placement(num_nodes: int = 1) -> Placement:
+    return Placement(
+        num_workers=4 * num_nodes,
+        num_nodes=num_nodes,
+        tasks_per_node=4,
+        cpus_per_task=1,
+        gpus_per_task=0,
+        mem_bytes_per_task=None,
+    )
+
+
+def timed(time: Any) -> ScalingConfig:
+    return ScalingConfig(slurm=SlurmConfig(time=time))
+
+
+def test_what_a_partition_can_start_passes():
+    check_partition(timed("1-00:00:00"), placement(14), parse_partitions(SINFO, "batch"))
+    check_partition(timed("30-00"), placement(4), parse_partitions(SINFO, "mixed"))
+    check_partition(timed(None), placement(4), parse_partitions(SINFO, "gpu"))
+
+
+def test_a_partition_that_is_down_is_refused_with_the_others():
+    message = r"partition old is down, .*wait for ever\. Others: batch, gpu, mixed\."
+    with pytest.raises(ConfigError, match=message):
+        check_partition(timed(None), placement(), parse_partitions(SINFO, "old"))
+
+
+def test_more_nodes_than_a_partition_has_are_refused():
+    message = r"num_workers=24 needs 6 nodes with 4 workers each, but partition gpu has 5\."
+    with pytest.raises(ConfigError, match=message):
+        check_partition(timed(None), placement(6), parse_partitions(SINFO, "gpu"))
+
+
+def test_more_time_than_a_partition_gives_is_refused():
+    message = r"time='1-00'\) is 1440 minutes, but partition gpu ends jobs after 720 \(12:00:00\)"
+    with pytest.raises(ConfigError, match=message):
+        check_partition(timed("1-00"), placement(), parse_partitions(SINFO, "gpu"))
+
+
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        (
+            "sbatch: error: Batch job submission failed: Invalid account or account/partition "
+            "combination specified",
+            "account='a1', partition='gpu': 'sacctmgr show associations user=$USER' lists",
+        ),
+        ("sbatch: error: Invalid qos specification", "qos='q1': 'sacctmgr show qos'"),
+        ("error: invalid partition specified: gpu", "partition='gpu': 'sinfo' lists"),
+        (
+            "Requested time limit is invalid (missing or exceeds some limit)",
+            "time='1:00:00': ask for less",
+        ),
+        ("error: Invalid feature specification", "constraint='milan': 'sinfo -o %f' lists"),
+        ("error: Requested reservation is invalid", "reservation='r1': 'scontrol show"),
+        (
+            "Requested node configuration is not available",
+            "no node of the partition ever has this much",
+        ),
+    ],
+)
+def test_a_refusal_of_slurm_is_explained_by_what_was_asked_for(said: str, hint: str):
+    scaling = ScalingConfig(
+        slurm=SlurmConfig(
+            account="a1",
+            partition="gpu",
+            qos="q1",
+            time="1:00:00",
+            constraint="milan",
+            reservation="r1",
+        )
+    )
+    message = explain_refusal(said, scaling)
+    assert message.startswith(f"Slurm refused the job: {said}.")
+    assert f"Look at {hint}" in message
+
+
+def test_a_refusal_that_nobody_knows_is_passed_on_as_it_is():
+    assert explain_refusal("the moon is full\n", ScalingConfig()) == (
+        "Slurm refused the job: the moon is full."
+    )
+
+
+def answer_with(
+    monkeypatch: pytest.MonkeyPatch, returncode: int, stdout: str = "", stderr: str = ""
+) -> None:
+    monkeypatch.setattr(probe.environ, "find_program", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(
+        probe,
+        "run_slurm",
+        lambda argv: subprocess.CompletedProcess(argv, returncode, stdout, stderr),
+    )
+
+
+def test_a_machine_without_sbatch_cannot_submit(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(probe.environ, "find_program", lambda _: None)
+    assert not can_submit()
+
+
+def test_a_machine_whose_controller_answers_can_submit(monkeypatch: pytest.MonkeyPatch):
+    answer_with(monkeypatch, 0, "Slurmctld(primary) at head is UP\n")
+    assert can_submit()
+
+
+def test_a_machine_with_slurms_commands_but_no_configuration_is_no_cluster(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    answer_with(
+        monkeypatch,
+        1,
+        stderr="scontrol: error: resolve_ctls_from_dns_srv: res_nsearch error\n"
+        "scontrol: fatal: Could not establish a configuration source\n",
+    )
+    assert not can_submit()
+
+
+def test_training_does_not_start_on_a_login_node_whose_controller_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    answer_with(monkeypatch, 1, "Slurmctld(primary) at head is DOWN\n")
+    message = r"does not answer: .* is DOWN\. Try again later, or .*HPCTRAIN_LAUNCHER=local"
+    with pytest.raises(LaunchError, match=message) as raised:
+        can_submit()
+    assert raised.value.transient
+
+
+def test_a_command_that_is_not_installed_is_told_with_the_next_step():
+    with pytest.raises(LaunchError, match=r"no-such-sinfo is not on PATH\. Load Slurm"):
+        run_slurm(["no-such-sinfo"])
+
+
+def test_a_command_that_does_not_answer_may_answer_later():
+    with pytest.raises(LaunchError, match="'sleep 60' did not answer within 0 s") as raised:
+        run_slurm(["sleep", "60"], timeout_s=0.05)
+    assert raised.value.transient
+
+
+@pytest.mark.parametrize(
+    ("variables", "nodes", "shape"),
+    [
+        (
+            {"SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_CPUS_PER_NODE": "4(x2)"},
+            2,
+            NodeShape(cpus=4, gpus=None),
+        ),
+        (
+            {
+                "SLURM_JOB_NUM_NODES": "3",
+                "SLURM_JOB_CPUS_PER_NODE": "72(x2),36",
+                "SLURM_GPUS_ON_NODE": "4",
+            },
+            3,
+            NodeShape(cpus=36, gpus=4),
+        ),
+        ({"SLURM_NNODES": "1"}, 1, NodeShape(cpus=None, gpus=None)),
+    ],
+)
+def test_the_shape_of_an_allocation_is_read_from_its_variables(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], nodes: int, shape: NodeShape
+):
+    monkeypatch.setattr(probe.environ, "variable", variables.get)
+    assert allocation_nodes() == (nodes, shape)
+
+
+def test_outside_of_an_allocation_there_is_no_shape(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(probe.environ, "variable", lambda _: None)
+    with pytest.raises(LaunchError, match="needs a Slurm allocation, and SLURM_JOB_NUM_NODES is"):
+        allocation_nodes()

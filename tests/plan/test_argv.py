@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import pytest
+
+from hpctrain.plan.argv import agent_argv, agent_step_argv, worker_argv, worker_step_argv
+from hpctrain.plan.launch_plan import StepLauncher
+from hpctrain.plan.resources import Placement
+
+PLACEMENT = Placement(
+    num_workers=8,
+    num_nodes=2,
+    tasks_per_node=4,
+    cpus_per_task=6,
+    gpus_per_task=1,
+    mem_bytes_per_task=None,
+)
+WORKER = worker_argv(
+    "/env/bin/python",
+    run_dir="/runs/one",
+    attempt=3,
+    world_size=8,
+    socket="/tmp/hpctrain-abc.%N/ranks",
+    log_to_file=True,
+)
+LAUNCHERS = {
+    "srun": StepLauncher(program="srun", kind="srun", pmi="pmix"),
+    "hydra": StepLauncher(program="/env/bin/mpiexec", kind="hydra"),
+    "openmpi": StepLauncher(program="/opt/openmpi/bin/mpiexec", kind="openmpi"),
+}
+
+
+def lines(argv: list[str]) -> str:
+    return "\n".join(argv) + "\n"
+
+
+@pytest.mark.parametrize("kind", sorted(LAUNCHERS))
+@pytest.mark.parametrize("local", [True, False])
+def test_the_command_that_starts_the_ranks(golden, kind: str, local: bool):
+    argv = worker_step_argv(
+        LAUNCHERS[kind], PLACEMENT, WORKER, srun_args=["--cpu-bind=none"], local=local
+    )
+    golden(f"argv/ranks-{kind}-{'local' if local else 'on-nodes'}.txt", lines(argv))
+
+
+def test_the_command_that_starts_the_agents(golden):
+    command = agent_argv(
+        "/env/bin/python",
+        attempt=3,
+        socket="/tmp/hpctrain-abc.%N/ranks",
+        secret="/runs/one/.secret-3",
+        addresses=["10.0.0.1:4711", "192.168.0.1:4711"],
+    )
+    golden("argv/agents.txt", lines(agent_step_argv(PLACEMENT, command)))
+
+
+def test_a_rank_without_a_log_file_keeps_its_output():
+    argv = worker_argv(
+        "python", run_dir="/r", attempt=1, world_size=2, socket="s", log_to_file=False
+    )
+    assert argv[-1] == "--inherit-output"
+
+
+def test_agents_hold_no_gpus_and_the_secret_itself_is_not_in_their_command():
+    command = agent_argv("python", attempt=1, socket="s", secret="/file", addresses=["a:1"])
+    argv = agent_step_argv(PLACEMENT, command)
+    assert "--gres=none" in argv
+    assert "--unset=SLURM_GPUS_PER_NODE" in argv[: argv.index("srun")]
+    assert argv[-3:] == ["s", "/file", "a:1"]

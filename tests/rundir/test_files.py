@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hpctrain.rundir.files import open_append, write_atomic
+
+
+def test_a_file_is_replaced_as_a_whole_and_nothing_is_left_beside_it(tmp_path: Path):
+    path = tmp_path / "status.json"
+    write_atomic(path, b"old")
+    write_atomic(path, b"new", durable=True)
+    assert path.read_bytes() == b"new"
+    assert os.listdir(tmp_path) == ["status.json"]
+
+
+def test_a_failed_write_keeps_the_old_content_and_leaves_nothing_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def full_disk(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "status.json"
+    write_atomic(path, b"old")
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        write_atomic(path, b"new", durable=True)
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["status.json"]
+
+
+def test_a_secret_file_is_never_readable_by_others(tmp_path: Path):
+    path = tmp_path / "spec.pkl"
+    write_atomic(path, b"code", mode=0o600)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_torn_last_line_does_not_swallow_what_is_appended_after_it(tmp_path: Path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"report":1}\n{"repo')
+    descriptor = open_append(path)
+    os.write(descriptor, b'{"report":2}\n')
+    os.close(descriptor)
+    assert path.read_bytes() == b'{"report":1}\n{"repo\n{"report":2}\n'

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpctrain.rundir.ledger import append_event, count_attempts, read_events
+from hpctrain.rundir.paths import RunPaths
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    return RunPaths(tmp_path)
+
+
+def test_a_run_without_a_ledger_has_no_events(paths: RunPaths):
+    assert read_events(paths) == []
+    assert count_attempts(paths) == 0
+
+
+def test_events_come_back_oldest_first_with_their_details(paths: RunPaths):
+    append_event(paths, "attempt-started", attempt=1, job_id="7")
+    append_event(paths, "attempt-ended", attempt=1, cause=Path("/a"))
+    first, second = read_events(paths)
+    assert (first["event"], first["attempt"], first["job_id"]) == ("attempt-started", 1, "7")
+    assert second["cause"] == "/a"
+    assert first["time"] <= second["time"]
+    assert count_attempts(paths) == 1
+
+
+def test_a_torn_last_event_is_left_out_and_does_not_harm_the_next(paths: RunPaths):
+    append_event(paths, "attempt-started", attempt=1)
+    with open(paths.ledger, "a") as ledger:
+        ledger.write('{"event": "attempt-en')
+    assert [event["event"] for event in read_events(paths)] == ["attempt-started"]
+    append_event(paths, "attempt-started", attempt=2)
+    assert [event["attempt"] for event in read_events(paths)] == [1, 2]
+    assert count_attempts(paths) == 2

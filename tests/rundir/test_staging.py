@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpctrain.checkpoint import MANIFEST_NAME
+from hpctrain.errors import CheckpointError
+from hpctrain.rundir.staging import (
+    copy_into,
+    digest_file,
+    seal,
+    staging_directory,
+)
+
+
+def test_the_part_of_a_rank_lies_beside_the_target_and_names_attempt_report_and_rank():
+    directory = staging_directory(Path("/run/checkpoints"), attempt=2, report=13, rank=5)
+    assert directory == Path("/run/checkpoints/.tmp-2-000013/rank-00005")
+
+
+def test_sealing_an_empty_directory_is_refused(tmp_path: Path):
+    (tmp_path / "empty" / "folder").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=r"holds no file\. Save into it before report\(\)"):
+        seal(tmp_path / "empty")
+
+
+def test_sealing_lists_every_file_with_size_and_digest(tmp_path: Path):
+    (tmp_path / "b").write_bytes(b"12345")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "c").write_bytes(b"")
+    first, second = seal(tmp_path)
+    assert (first.path, first.size) == ("a/c", 0)
+    assert (second.path, second.size) == ("b", 5)
+    assert digest_file(tmp_path / "b") == (5, second.digest)
+    # xxh3_128 of nothing, from the specification's test vectors.
+    assert first.digest == "99aa06d3014798d86001c324468d497f"
+
+
+def test_copying_leaves_the_source_as_it_was(tmp_path: Path):
+    source, target = tmp_path / "source", tmp_path / "target"
+    (source / "sub").mkdir(parents=True)
+    (source / "sub" / "model.bin").write_bytes(b"weights")
+    (source / MANIFEST_NAME).write_text("of an earlier commit")
+    before = (source / "sub" / "model.bin").stat()
+    copy_into(source, target)
+    assert (target / "sub" / "model.bin").read_bytes() == b"weights"
+    assert not (target / MANIFEST_NAME).exists()
+    (target / "sub" / "model.bin").write_bytes(b"changed")
+    after = (source / "sub" / "model.bin").stat()
+    assert (source / "sub" / "model.bin").read_bytes() == b"weights"
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)

@@ -1,0 +1,269 @@
+from __future__ import annotations
+
+import pickle
+from dataclasses import FrozenInstanceError, fields
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from hpctrain.callback import UserCallback
+from hpctrain.config import (
+    CheckpointConfig,
+    DataConfig,
+    FailureConfig,
+    RunConfig,
+    ScalingConfig,
+    SlurmConfig,
+    SyncConfig,
+    time_limit_minutes,
+)
+from hpctrain.errors import ConfigError
+
+ALL = (
+    SlurmConfig,
+    ScalingConfig,
+    FailureConfig,
+    CheckpointConfig,
+    SyncConfig,
+    DataConfig,
+    RunConfig,
+)
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_a_configuration_does_not_change(kind: type):
+    config = kind()
+    for field in fields(kind):
+        with pytest.raises(FrozenInstanceError):
+            setattr(config, field.name, getattr(config, field.name))
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_a_configuration_can_be_pickled_and_stays_equal(kind: type):
+    assert pickle.loads(pickle.dumps(kind())) == kind()
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_a_configuration_takes_keywords_only(kind: type):
+    with pytest.raises(TypeError, match="positional"):
+        kind(1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"setup": "module load cuda"},
+            r"SlurmConfig\(setup='module load cuda'\) is a string\. It is a list of strings: "
+            r"setup=\['module load cuda'\]\.",
+        ),
+        ({"sbatch_args": "--x"}, "It is a list of strings: sbatch_args="),
+        ({"srun_args": "--x"}, "It is a list of strings: srun_args="),
+        ({"skip_directives": "mem"}, "It is a list of strings: skip_directives="),
+        ({"nodes": 0}, r"SlurmConfig\(nodes=\.\.\.\) is 0\. It must be 1 or more\."),
+        ({"nodes": 1.5}, r"SlurmConfig\(nodes=\.\.\.\) is 1\.5\. A whole number of 1 or more"),
+        ({"tasks_per_node": True}, r"tasks_per_node=\.\.\.\) is True\. A whole number"),
+        (
+            {"sbatch_args": ["mail-type=END"]},
+            r"sbatch_args=\.\.\.\) holds 'mail-type=END'\. Each entry is one option as on a "
+            r"command line, such as '--mail-type=END'",
+        ),
+        ({"srun_args": ["END"]}, r"srun_args=\.\.\.\) holds 'END'"),
+        (
+            {"gpu_request": "many"},
+            r"gpu_request=\.\.\.\) is 'many'\. One of 'auto', 'gpus-per-node', ",
+        ),
+        ({"partition": "a\nb"}, r"SlurmConfig\(partition='a\\nb'\): one non-empty line is needed"),
+        ({"account": ""}, r"SlurmConfig\(account=''\): one non-empty line .* leave the choice"),
+        ({"time": "soon"}, r"SlurmConfig\(time='soon'\): Slurm reads minutes, minutes:seconds, "),
+        ({"time": 1.5}, r"SlurmConfig\(time=1\.5\): Slurm reads minutes"),
+        ({"time": 0}, r"SlurmConfig\(time=0\) is 0 minutes\. Ask for more than 0\."),
+        ({"time": timedelta(hours=-1)}, r"is -60 minutes\. Ask for more than 0\."),
+    ],
+)
+def test_an_impossible_slurm_config_is_refused(arguments: dict, message: str):
+    with pytest.raises(ConfigError, match=message):
+        SlurmConfig(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_workers": -1}, r"ScalingConfig\(num_workers=\.\.\.\) is -1\. It must be 0 or more"),
+        ({"num_workers": 2.0}, r"num_workers=\.\.\.\) is 2\.0\. A whole number of 0 or more"),
+        ({"num_workers": None}, r"num_workers=\.\.\.\) is None\. A whole number"),
+        ({"slurm": {}}, r"slurm=\.\.\.\) holds \{\} of type dict\. A SlurmConfig is needed"),
+        (
+            {"placement_strategy": "pack"},
+            r"placement_strategy=\.\.\.\) is 'pack'\. One of 'PACK', 'SPREAD', ",
+        ),
+        (
+            {"resources_per_worker": [("CPU", 1)]},
+            r"resources_per_worker=\.\.\.\) holds .* of type list\. A Mapping is needed",
+        ),
+        ({"label_selector": "milan"}, "of type str. A Mapping is needed"),
+        ({"trainer_resources": 1}, "of type int. A Mapping is needed"),
+        (
+            {"resources_per_worker": {"TPU": 1, "disk": 2}},
+            r"has the keys \['TPU', 'disk'\]\. Slurm knows CPU, GPU and memory \(bytes\); ask for "
+            r"anything else with SlurmConfig\(sbatch_args=\.\.\.\)",
+        ),
+        ({"resources_per_worker": {"CPU": -1}}, r"\{'CPU': -1\}\): a number that is not negative"),
+        ({"resources_per_worker": {"CPU": "4"}}, r"\{'CPU': '4'\}\): a number that is not neg"),
+        ({"resources_per_worker": {"CPU": True}}, r"\{'CPU': True\}\): a number"),
+        ({"resources_per_worker": {"memory": float("nan")}}, r"\{'memory': nan\}\): a number"),
+        ({"resources_per_worker": {"memory": float("inf")}}, r"\{'memory': inf\}\): a number"),
+        (
+            {"resources_per_worker": {"GPU": 0.5}, "use_gpu": True},
+            r"\{'GPU': 0\.5\}\): a rank has whole CPUs, GPUs and bytes\. Use 1, or fewer workers",
+        ),
+        (
+            {"resources_per_worker": {"CPU": 0}},
+            "a rank is a process and needs at least one CPU. Leave CPU out, or ask for 1",
+        ),
+        (
+            {"resources_per_worker": {"GPU": 2}},
+            r"use_gpu=False\) with resources_per_worker GPU=2\..*set use_gpu=True, or drop GPU",
+        ),
+        (
+            {"resources_per_worker": {"GPU": 0}, "use_gpu": True},
+            r"use_gpu=True\) with resources_per_worker GPU=0\. Set use_gpu=False, or ask for at",
+        ),
+        ({"accelerator_type": "a100"}, r"accelerator_type='a100'\) needs use_gpu=True"),
+        (
+            {"trainer_resources": {"CPU": 2}},
+            r"trainer_resources=\{'CPU': 2\}\): the coordinator has no allocation of its own",
+        ),
+    ],
+)
+def test_an_impossible_scaling_config_is_refused(arguments: dict, message: str):
+    with pytest.raises(ConfigError, match=message):
+        ScalingConfig(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "message"),
+    [
+        (
+            FailureConfig,
+            {"max_failures": -2},
+            r"max_failures=\.\.\.\) is -2\. It must be -1 or more",
+        ),
+        (FailureConfig, {"max_failures": "3"}, r"max_failures=\.\.\.\) is '3'\. A whole number"),
+        (CheckpointConfig, {"num_to_keep": 0}, r"num_to_keep=\.\.\.\) is 0\. It must be 1 or more"),
+        (
+            CheckpointConfig,
+            {"checkpoint_score_order": "best"},
+            r"score_order=\.\.\.\) is 'best'\. One of 'max', 'min' is needed",
+        ),
+        (SyncConfig, {"sync_timeout": 0}, r"SyncConfig\(sync_timeout=0\): seconds, more than 0\."),
+        (SyncConfig, {"sync_timeout": "1 h"}, r"sync_timeout='1 h'\): seconds, more than 0"),
+        (SyncConfig, {"sync_timeout": float("inf")}, r"sync_timeout=inf\): seconds, more than 0"),
+        (
+            DataConfig,
+            {"datasets_to_split": "train"},
+            r"datasets_to_split='train'\): 'all', or a list of dataset names",
+        ),
+        (DataConfig, {"datasets_to_split": 3}, r"datasets_to_split=3\): 'all', or a list"),
+        (
+            RunConfig,
+            {"name": "a/b"},
+            r"RunConfig\(name='a/b'\): a run is a directory and a Slurm job name\. Use 1 to 128",
+        ),
+        (RunConfig, {"name": ""}, r"RunConfig\(name=''\)"),
+        (RunConfig, {"name": "..", "storage_path": "."}, r"beginning with a letter or digit"),
+        (RunConfig, {"name": "x" * 129}, "Use 1 to 128 letters"),
+        (
+            RunConfig,
+            {"storage_path": "s3://bucket/runs"},
+            r"storage_path='s3://bucket/runs'\) is a URL\..*give a directory there",
+        ),
+        (RunConfig, {"storage_path": 5}, r"holds 5 of type int\. A str or PathLike is needed"),
+        (RunConfig, {"failure_config": 3}, r"holds 3 of type int\. A FailureConfig is needed"),
+        (RunConfig, {"checkpoint_config": {}}, r"A CheckpointConfig is needed"),
+        (RunConfig, {"sync_config": 1.0}, r"A SyncConfig is needed"),
+        (RunConfig, {"callbacks": UserCallback()}, r"of type UserCallback\. A Sequence is needed"),
+        (
+            RunConfig,
+            {"callbacks": [print]},
+            r"callbacks=\[\.\.\.\]\) holds .* of type builtin_function_or_method\. A UserCallback",
+        ),
+        (RunConfig, {"stop": 0.9}, r"stop=\.\.\.\) holds 0\.9 of type float\. A Mapping is needed"),
+        (RunConfig, {"verbose": 3}, r"verbose=\.\.\.\) is 3\. One of 0, 1, 2 is needed"),
+        (RunConfig, {"launcher": "ray"}, r"launcher=\.\.\.\) is 'ray'\. One of 'auto', 'local', "),
+    ],
+)
+def test_an_impossible_value_is_refused(kind: type, arguments: dict, message: str):
+    with pytest.raises(ConfigError, match=message):
+        kind(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("time", "minutes"),
+    [
+        ("30", 30),
+        ("30:30", 30.5),
+        ("2:00:00", 120),
+        ("1-12", 2160),
+        ("1-12:30", 2190),
+        ("1-12:30:30", 2190.5),
+        ("0-1", 60),
+        (45, 45),
+        (timedelta(hours=2), 120),
+    ],
+)
+def test_a_time_limit_is_read_as_slurm_reads_it(time: object, minutes: float):
+    assert time_limit_minutes(time) == minutes  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("time", ["1:2:3:4", "-5", "1h", "", "1-", "1--2"])
+def test_a_time_limit_that_slurm_does_not_read_is_refused(time: str):
+    with pytest.raises(ConfigError, match="Slurm reads minutes"):
+        time_limit_minutes(time)
+
+
+def test_a_worker_has_one_cpu_and_with_use_gpu_one_gpu_unless_told_otherwise():
+    plain = ScalingConfig(num_workers=4)
+    assert (plain.num_cpus_per_worker, plain.num_gpus_per_worker) == (1, 0)
+    assert plain.mem_bytes_per_worker is None
+    assert plain.total_resources == {"CPU": 4}
+    rich = ScalingConfig(
+        num_workers=4,
+        use_gpu=True,
+        resources_per_worker={"CPU": 8.0, "GPU": 2, "memory": 2.0**30},
+    )
+    assert (rich.num_cpus_per_worker, rich.num_gpus_per_worker) == (8, 2)
+    assert rich.mem_bytes_per_worker == 2**30
+    assert rich.total_resources == {"CPU": 32, "GPU": 8}
+    assert ScalingConfig(use_gpu=True).num_gpus_per_worker == 1
+
+
+def test_a_debugger_run_has_the_resources_of_one_worker():
+    assert ScalingConfig(num_workers=0).total_resources == {"CPU": 1}
+
+
+def test_a_configuration_keeps_its_own_copy_of_what_it_was_given():
+    resources = {"CPU": 2}
+    config = ScalingConfig(resources_per_worker=resources, trainer_resources={"CPU": 0})
+    resources["CPU"] = 0
+    assert config.num_cpus_per_worker == 2
+    setup = ["module load a"]
+    slurm = SlurmConfig(setup=setup)
+    setup.append("exit 1")
+    assert slurm.setup == ("module load a",)
+
+
+def test_datasets_to_split_are_all_or_those_named():
+    assert DataConfig().datasets_to_split == "all"
+    assert DataConfig(datasets_to_split=["train"]).datasets_to_split == ("train",)
+    assert DataConfig(datasets_to_split=[]).datasets_to_split == ()
+
+
+def test_a_storage_path_may_be_a_path():
+    assert RunConfig(storage_path=Path("/scratch/runs")).storage_path == "/scratch/runs"
+
+
+def test_a_run_may_be_stopped_by_a_mapping_or_a_function():
+    assert RunConfig(stop={"accuracy": 0.9}).stop == {"accuracy": 0.9}
+    assert callable(RunConfig(stop=lambda number, metrics: number > 3).stop)

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+CONFTEST = (Path(__file__).parent / "conftest.py").read_text()
+TESTS = """
+    import pytest
+    def test_without_a_part(): pytest.skip("no such part")
+    @pytest.mark.gpu
+    def test_without_a_gpu(): pytest.skip("no GPU")
+    @pytest.mark.xfail(reason="known")
+    def test_known(): assert False
+"""
+
+
+@pytest.fixture
+def session(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    pytester.makeconftest(CONFTEST)
+    pytester.makeini("[pytest]\nmarkers =\n    gpu: needs a GPU\n")
+    monkeypatch.delenv("HPCTRAIN_REQUIRE_ALL", raising=False)
+    return pytester
+
+
+def test_a_skipped_test_is_skipped_on_a_machine_that_lacks_something(session: pytest.Pytester):
+    session.makepyfile(TESTS)
+    session.runpytest("-p", "no:cacheprovider").assert_outcomes(skipped=2, xfailed=1)
+
+
+def test_a_skipped_test_fails_where_everything_is_required_but_for_the_gpu(
+    session: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HPCTRAIN_REQUIRE_ALL", "1")
+    session.makepyfile(TESTS)
+    result = session.runpytest("-p", "no:cacheprovider")
+    result.assert_outcomes(failed=1, skipped=1, xfailed=1)
+    result.stdout.fnmatch_lines(["*nothing may be skipped here: Skipped: no such part*"])
+
+
+def test_a_skipped_file_fails_where_everything_is_required(
+    session: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HPCTRAIN_REQUIRE_ALL", "1")
+    session.makepyfile("import pytest\npytest.importorskip('no_such_module_anywhere')")
+    result = session.runpytest("-p", "no:cacheprovider")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*nothing may be skipped here*no_such_module_anywhere*"])

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from hpctrain.backend import BackendConfig
+from hpctrain.config import DataConfig, RunConfig, ScalingConfig
+from hpctrain.errors import ConfigError
+from hpctrain.trainer import BaseTrainer, DataParallelTrainer, takes_config
+
+
+def train() -> None:
+    """Train."""
+
+
+def train_with_config(config: dict[str, Any]) -> None:
+    """Train."""
+
+
+def train_with_three(config: Any, model: Any, data: Any) -> None:
+    """Train."""
+
+
+class Callable:
+    """A training function with a state."""
+
+    def __call__(self, config: Any) -> None:
+        """Train."""
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (train, False),
+        (train_with_config, True),
+        (lambda: None, False),
+        (lambda config=None: None, True),
+        (lambda **options: None, False),
+        (functools.partial(train_with_three, model=1, data=2), True),
+        (Callable(), True),
+        (Callable().__call__, True),
+    ],
+)
+def test_a_training_function_takes_its_configuration_or_nothing(function: Any, expected: bool):
+    assert takes_config(function) is expected
+
+
+def test_a_training_function_with_several_arguments_is_refused_by_name():
+    message = (
+        r"train_with_three\(config, model, data\) takes 3 arguments\. A training function takes "
+        r"none, or one: the train_loop_config\. Put the rest into train_loop_config"
+    )
+    with pytest.raises(ConfigError, match=message):
+        DataParallelTrainer(train_with_three)
+
+
+def test_the_result_of_a_training_function_is_no_training_function():
+    with pytest.raises(ConfigError, match=r"=None is not a function\. Give the function itself"):
+        DataParallelTrainer(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"scaling_config": 4}, "scaling_config=4 is a int; a ScalingConfig is needed"),
+        ({"run_config": {}}, r"run_config=\{\} is a dict; a RunConfig is needed"),
+        ({"backend_config": "nccl"}, "backend_config='nccl' is a str; a BackendConfig is needed"),
+        ({"dataset_config": []}, r"dataset_config=\[\] is a list; a DataConfig is needed"),
+        (
+            {"resume_from_checkpoint": "/a"},
+            "resume_from_checkpoint='/a' is a str; a Checkpoint is needed",
+        ),
+        ({"metadata": {"x": object()}}, r"metadata=.*: JSON values only: Object of type object"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused(arguments: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        DataParallelTrainer(train, **arguments)
+
+
+def test_what_is_not_given_is_the_default():
+    trainer = DataParallelTrainer(train)
+    assert trainer.scaling_config == ScalingConfig()
+    assert trainer.run_config == RunConfig()
+    assert trainer.backend_config == BackendConfig()
+    assert trainer.dataset_config == DataConfig()
+    assert (trainer.datasets, trainer.metadata, trainer.train_loop_config) == ({}, {}, None)
+    assert repr(trainer) == "DataParallelTrainer(num_workers=1)"
+
+
+def test_a_trainer_may_leave_fields_of_the_scaling_config_unused():
+    class OneNode(DataParallelTrainer):
+        _scaling_config_allowed_keys: ClassVar[frozenset[str]] = frozenset(
+            {"num_workers", "use_gpu"}
+        )
+
+    OneNode(train, scaling_config=ScalingConfig(num_workers=2))
+    scaling = ScalingConfig(placement_strategy="SPREAD", resources_per_worker={"CPU": 2})
+    message = (
+        r"OneNode does not use ScalingConfig fields \['placement_strategy', "
+        r"'resources_per_worker'\]\. It has \['num_workers', 'use_gpu'\]"
+    )
+    with pytest.raises(ConfigError, match=message):
+        OneNode(train, scaling_config=scaling)
+
+
+def test_a_trainer_has_to_say_how_it_trains():
+    with pytest.raises(TypeError, match="abstract"):
+        BaseTrainer()  # type: ignore[abstract]
+
+
+def test_only_a_run_of_the_same_trainer_can_be_restored(tmp_path: Path):
+    assert not DataParallelTrainer.can_restore(tmp_path)
+    (tmp_path / "plan.json").write_text(json.dumps({"trainer": "hpctrain.trainer.Other"}))
+    (tmp_path / "spec.pkl").write_bytes(b"")
+    assert not DataParallelTrainer.can_restore(tmp_path)
+    message = r"is not a run that hpctrain\.trainer\.DataParallelTrainer began\. 'hpctrain status"
+    with pytest.raises(ConfigError, match=message):
+        DataParallelTrainer.restore(tmp_path)
+    plan = {"trainer": "hpctrain.trainer.DataParallelTrainer"}
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    assert DataParallelTrainer.can_restore(tmp_path)

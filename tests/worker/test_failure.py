@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import json
+
+from hpctrain.worker.context import get_context
+from hpctrain.worker.failure import RankFailure, describe_exception
+
+
+class StubbornError(Exception):
+    """Cannot be rebuilt from its message, as many exceptions of libraries."""
+
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(f"{first} {second}")
+
+
+def describe(error: BaseException) -> RankFailure:
+    return describe_exception(error, rank=5, hostname="n3", pid=77, report=14, phase="training")
+
+
+def raised_by_the_user() -> Exception:
+    try:
+        raise ValueError("bad learning rate")
+    except ValueError as error:
+        return error
+
+
+def test_a_failure_survives_the_journey_as_json():
+    failure = describe(raised_by_the_user())
+    copy = RankFailure.from_json(json.loads(json.dumps(failure.to_json())))
+    assert copy == failure
+    assert (copy.rank, copy.hostname, copy.report, copy.phase) == (5, "n3", 14, "training")
+    assert (copy.type, copy.message) == ("ValueError", "bad learning rate")
+
+
+def test_the_original_exception_comes_back():
+    error = describe(raised_by_the_user()).to_exception()
+    assert isinstance(error, ValueError)
+    assert str(error) == "bad learning rate"
+
+
+def test_an_exception_that_cannot_be_pickled_comes_back_as_its_text():
+    failure = describe(StubbornError(1, 2))
+    assert failure.exception is None
+    error = failure.to_exception()
+    assert isinstance(error, RuntimeError)
+    assert str(error) == "StubbornError: 1 2"
+
+
+def test_the_traceback_begins_in_the_users_code_and_shows_the_call_of_ours():
+    def user_function() -> None:
+        get_context()
+
+    try:
+        user_function()
+    except Exception as error:
+        trace = describe(error).traceback
+    assert trace.startswith("Traceback (most recent call last):")
+    assert "in user_function" in trace
+    assert "get_context() was called outside of a training function" in trace
+
+
+def test_a_failure_without_any_code_of_the_user_keeps_its_whole_traceback():
+    try:
+        get_context()
+    except Exception as raised:
+        error = raised
+    # From here on only frames of hpctrain are left, as in a failure before the training function.
+    assert error.__traceback__ is not None
+    error.__traceback__ = error.__traceback__.tb_next
+    assert "worker/context.py" in describe(error).traceback
+
+
+def test_a_huge_exception_is_not_carried_but_its_text_is():
+    failure = describe(ValueError("x", b"y" * 2**21))
+    assert failure.exception is None
