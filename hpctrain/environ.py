@@ -94,6 +94,11 @@ def export(values: Mapping[str, str], *, keep_existing: bool = False) -> None:
             os.environ[name] = value
 
 
+def unset(name: str) -> None:
+    """Delete a variable from the environment of this process, if it is there."""
+    os.environ.pop(name, None)
+
+
 def scrub_launcher_variables() -> None:
     """Delete what told this process that it is a rank, so that its children are not."""
     for name in list(os.environ):

@@ -9,8 +9,9 @@ from hpctrain.errors import RunStoppedError
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.tracker import AttemptTracker
 
-STOP_PATIENCE_S = 120.0
-"""Seconds that ranks have to reach a report, save and return once a stop is wanted."""
+STOP_PATIENCE_S = 75.0
+"""Seconds that ranks have to reach a report, save and return once a stop is wanted. Slurm's warning
+comes 90 seconds before the time limit."""
 
 
 class StopAgreement:

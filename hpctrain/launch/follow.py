@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hpctrain.result import Result
 
 _LOCAL_INTERVAL_S = 0.2
-_REMOTE_INTERVAL_S = 1.0
+_REMOTE_INTERVAL_S = 0.5
 _REPORT_INTERVAL_S = 1.0
 # Importing rich takes longer than a short run.
 _STATUS_LINE_AFTER_S = 1.0

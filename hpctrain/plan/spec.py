@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dis
-import hashlib
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -11,7 +10,6 @@ from types import CodeType, FunctionType
 from typing import Any, Literal
 
 from hpctrain.errors import ConfigError
-from hpctrain.plan.fingerprint import digest_pickle, is_pickle
 
 LARGE_PICKLE_BYTES = 10 * 2**20
 """A training function above this size makes `pack` name what makes it large."""
@@ -87,6 +85,11 @@ def make_fingerprint(*parts: bytes) -> str:
     Not collective. The same script gives the same digest in every process and from every directory;
     what is pickled counts, not the bytes (see `hpctrain.plan.fingerprint`).
     """
+    # Ranks import this module too, and make no fingerprint.
+    import hashlib
+
+    from hpctrain.plan.fingerprint import digest_pickle, is_pickle
+
     digest = hashlib.sha256()
     for part in parts:
         digest.update(digest_pickle(part) if is_pickle(part) else hashlib.sha256(part).digest())

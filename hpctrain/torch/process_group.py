@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from dataclasses import dataclass
 from datetime import timedelta
@@ -132,7 +131,7 @@ def release() -> None:
         if value is not None:
             environ.export({name: value})
         else:
-            os.environ.pop(name, None)  # noqa: TID251
+            environ.unset(name)
 
 
 def _export(context: BackendContext, variables: dict[str, str]) -> None:
@@ -173,7 +172,9 @@ def _open_store(context: BackendContext, timeout: timedelta) -> tuple[TCPStore, 
     address = ("", 0)
     if world.world_rank == 0:
         store = distributed.TCPStore(
-            "0.0.0.0",
+            # It listens on all interfaces; this is only where rank 0 itself connects. torch asks
+            # the DNS for the name of an address, which can take ten seconds, but not for this one.
+            "localhost",
             0,
             world.world_size,
             is_master=True,
@@ -202,7 +203,7 @@ def _open_store(context: BackendContext, timeout: timedelta) -> tuple[TCPStore, 
 def _reachable_address(num_nodes: int) -> str:
     """Return an address of this node that the other ranks can connect to."""
     if num_nodes == 1:
-        return "127.0.0.1"
+        return "localhost"
     name = socket.gethostname()
     try:
         address = socket.gethostbyname(name)

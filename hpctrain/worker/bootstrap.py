@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import socket
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -89,9 +91,16 @@ def explain_wrong_size(
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """Return the entries of ``CUDA_VISIBLE_DEVICES``. Not collective."""
+    """Return the entries of ``CUDA_VISIBLE_DEVICES``.
+
+    Not collective. Where it is not set, as on a workstation, every GPU of the machine is visible:
+    the driver makes a device file for each.
+    """
     value = environ.variable("CUDA_VISIBLE_DEVICES")
-    return tuple(entry for entry in (value or "").split(",") if entry)
+    if value is not None:
+        return tuple(entry for entry in value.split(",") if entry)
+    count = sum(re.fullmatch(r"nvidia\d+", name) is not None for name in os.listdir("/dev"))
+    return tuple(str(index) for index in range(count))
 
 
 def gpus_of(world: World, gpus_per_worker: int) -> tuple[str, ...]:

@@ -175,7 +175,7 @@ def test_a_template_trains_on_a_cluster(virtual_slurm, tmp_path: Path, name: str
             pytest.skip("no hpctrain beside this Python: pip install -e .")
         on_cluster(virtual_slurm, ["bash", name], tmp_path)
     else:
-        on_cluster(virtual_slurm, ["sbatch", "--wait", "--output=job.out", name], tmp_path)
+        on_cluster(virtual_slurm, ["sbatch", "--output=job.out", name], tmp_path)
     result = await_end(storage / name, tmp_path / "job.out")
     assert result.error is None
     assert result.metrics["world_size"] == 4

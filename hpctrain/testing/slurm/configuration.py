@@ -31,6 +31,9 @@ def write_configuration(spec: ClusterSpec, layout: Layout, addresses: Addresses)
         file.write(secrets.token_bytes(128))
     layout.slurm_conf.write_text(slurm_conf(spec, layout, addresses))
     layout.hosts.write_text(hosts(spec, addresses))
+    # Nobody listens there, so a question that /etc/hosts does not answer fails at once. The host's
+    # own name server cannot be reached from the nodes: each question would wait for ten seconds.
+    layout.resolver.write_text("nameserver 127.0.0.1\n")
     (layout.etc / "plugstack.conf").touch()
     # slurmd loads a cgroup plugin even where nothing uses it, and v1 is the one that needs neither
     # a mounted hierarchy nor systemd.

@@ -79,6 +79,11 @@ class Layout:
         return self.etc / "hosts"
 
     @property
+    def resolver(self) -> Path:
+        """What the nodes see as `/etc/resolv.conf`."""
+        return self.etc / "resolv.conf"
+
+    @property
     def munge_key(self) -> Path:
         """The key of this cluster alone."""
         return self.etc / "munge.key"

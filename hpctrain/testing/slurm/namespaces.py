@@ -91,7 +91,7 @@ class Namespaces:
     def _begin_boot(self, node: str) -> subprocess.Popen[bytes]:
         init = [sys.executable, "-I", "-S", node_init.__file__, node]
         init += ["--identity", str(self.layout.node_identity(node))]
-        init += ["--hosts", str(self.layout.hosts)]
+        init += ["--hosts", str(self.layout.hosts), "--resolver", str(self.layout.resolver)]
         init += ["--state-dir", str(self.layout.state_dir)]
         # The head is where users log in, and they work in the /tmp of the host.
         if self.spec.private_tmp and node != HEAD:

@@ -21,6 +21,7 @@ def main() -> None:
     parser.add_argument("name")
     parser.add_argument("--identity", type=Path, required=True)
     parser.add_argument("--hosts", type=Path, required=True)
+    parser.add_argument("--resolver", type=Path, required=True)
     parser.add_argument("--state-dir", type=Path, required=True)
     parser.add_argument("--tmp", type=Path, help="where to prepare a private /tmp")
     parser.add_argument("--shared", type=Path, action="append", default=[])
@@ -32,6 +33,8 @@ def main() -> None:
     mount("-t", "proc", "proc", "/proc")
     mount("-t", "tmpfs", "-o", "mode=1777", "shm", "/dev/shm")
     mount("--bind", str(options.hosts), "/etc/hosts")
+    if Path("/etc/resolv.conf").exists():
+        mount("--bind", str(options.resolver), "/etc/resolv.conf")
     # The old mount of sysfs would show the network interfaces of the host.
     mount("-t", "sysfs", "sysfs", "/sys")
     if options.tmp is not None:
