@@ -167,10 +167,3 @@ def find_program(name: str) -> Path | None:
 
     found = shutil.which(name)
     return None if found is None else Path(found)
-
-
-def node_local_directory() -> Path:
-    """Return a directory of this node for sockets and other small things."""
-    import tempfile
-
-    return Path(tempfile.gettempdir())

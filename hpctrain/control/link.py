@@ -15,6 +15,7 @@ from hpctrain.control.wire import (
     NONCE_BYTES,
     Frame,
     FrameSocket,
+    ProtocolError,
     answer_challenge,
     encode_frame,
     join_frame,
@@ -152,7 +153,7 @@ class Link:
                     self.post("signal", name=self._signals.pop(0))
                 self._send_behind()
             if self._frames.fileno() in ready:
-                for frame in self._frames.receive():
+                for frame in self._receive():
                     handler = self._handlers.get(frame.op)
                     if handler is None:
                         self._commands.put(frame)
@@ -163,6 +164,14 @@ class Link:
                 if not self._closing:
                     self._on_lost()
                 return
+
+    def _receive(self) -> list[Frame]:
+        try:
+            return self._frames.receive()
+        except ProtocolError:
+            # Whoever this is, it is not our executor any more.
+            self._frames.close()
+            return []
 
     def _send_behind(self) -> None:
         """Send what reports left behind, a batch every 20 ms."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpctrain.errors import WorkerError
+from hpctrain.execute.roll_call import WorkerMetadata
 from hpctrain.execute.tracker import AttemptTracker
-from hpctrain.execute.worker_group import WorkerMetadata
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.worker.failure import RankFailure
 

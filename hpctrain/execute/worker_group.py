@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import secrets
 import shutil
 import sys
@@ -12,7 +10,6 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,34 +17,19 @@ from hpctrain import environ
 from hpctrain.config import ScalingConfig
 from hpctrain.control.hub import SECRET_BYTES, Hub
 from hpctrain.control.wire import Frame
-from hpctrain.errors import LaunchError, WorkerError
+from hpctrain.errors import WorkerError
 from hpctrain.execute.process import StepProcess
+from hpctrain.execute.roll_call import RollCall, WorkerMetadata
 from hpctrain.execute.step_launcher import find_mpiexec, find_step_launcher
 from hpctrain.plan import spec
 from hpctrain.plan.argv import agent_argv, agent_step_argv, worker_argv, worker_step_argv
 from hpctrain.plan.resources import Placement, place_on_one_node
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.worker.bootstrap import thread_variables
-from hpctrain.worker.failure import RankFailure
 
 T = TypeVar("T")
 START_TIMEOUT_S = 600.0
 _POLL_S = 0.1
-# What Slurm and MPI libraries print when ranks cannot find each other. Some then hang for ever.
-_MPI_START_ERROR = re.compile(
-    r"invalid client request|Fatal error in \S*Init|PMIX? ERROR|PMI2?_Init"
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkerMetadata:
-    """Where a rank lives."""
-
-    rank: int
-    hostname: str
-    pid: int
-    node_rank: int
-    local_rank: int
 
 
 class WorkerGroup:
@@ -167,7 +149,9 @@ class WorkerGroup:
             assert self._step is not None
             if self._step.pidfd is not None:
                 self._hub.watch(self._step.pidfd, lambda: None)
-            self._await_hello(timeout_s)
+            roll_call = RollCall(self._hub, step=self._step, agents=self._agents, size=len(self))
+            self._workers = roll_call.workers
+            roll_call.wait(timeout_s)
         except BaseException:
             self.shutdown(patience_s=0)
             raise
@@ -263,11 +247,9 @@ class WorkerGroup:
         with os.fdopen(descriptor, "wb") as file:
             file.write(secret)
         addresses = self._hub.listen_tcp(secret)
-        # On every node the agent makes this directory, for its user alone. Its name must be new:
-        # nodes can share a /tmp.
-        socket = str(
-            environ.node_local_directory() / f"hpctrain-{secrets.token_hex(8)}.%N" / "ranks"
-        )
+        # On every node the agent makes this directory, for its user alone. Its name must be new, as
+        # nodes can share a /tmp; and TMPDIR here need not be a directory there.
+        socket = f"/tmp/hpctrain-{secrets.token_hex(8)}.%N/ranks"
         command = agent_argv(
             sys.executable,
             attempt=self.attempt,
@@ -305,69 +287,6 @@ class WorkerGroup:
             environment=variables,
             log=self._paths.launcher_log(self.attempt),
         )
-
-    def _await_hello(self, timeout_s: float) -> None:
-        assert self._hub is not None
-        assert self._step is not None
-        deadline = time.monotonic() + timeout_s
-        look_at = time.monotonic() + 1.0
-        starting: dict[int, str] = {}
-        while len(self._workers) < len(self):
-            for frame in self._hub.poll(_POLL_S):
-                header = frame.header
-                if frame.op == "starting":
-                    starting[header["pid"]] = header["hostname"]
-                elif frame.op == "hello":
-                    self._note_hello(header)
-                elif frame.op == "failed":
-                    failure = RankFailure.from_json(json.loads(frame.body))
-                    raise LaunchError(failure.message)
-                elif frame.op == "lost":
-                    raise LaunchError(
-                        f"a rank died while the group of {len(self)} ranks was "
-                        f"starting.{self._launcher_said()}",
-                        transient=True,
-                    )
-            if self._step.returncode() is not None and not self._hub.poll(_POLL_S):
-                raise LaunchError(
-                    f"{Path(self._step.argv[0]).name} ended with status {self._step.returncode()} "
-                    f"after {len(self._workers)} of {len(self)} ranks had joined."
-                    f"{self._launcher_said()}",
-                    transient=True,
-                )
-            if self._agents is not None and self._agents.returncode():
-                raise LaunchError(
-                    f"the agents of the nodes did not start: {self._agents.last_lines()}"
-                )
-            if time.monotonic() > look_at:
-                look_at = time.monotonic() + 1.0
-                if _MPI_START_ERROR.search(self.launcher_output()):
-                    raise LaunchError(
-                        f"{len(self)} ranks could not form an MPI world.{self._launcher_said()}",
-                        transient=True,
-                    )
-            if time.monotonic() > deadline:
-                hosts = sorted(set(starting.values()) - {w.hostname for w in self.workers})
-                raise LaunchError(
-                    f"{len(self._workers)} of {len(self)} ranks joined within {timeout_s:.0f} s; "
-                    f"{len(starting)} processes had begun"
-                    + (f", and those of {', '.join(hosts)} hang in MPI_Init" if hosts else "")
-                    + f".{self._launcher_said()}",
-                    transient=True,
-                )
-
-    def _note_hello(self, header: Mapping[str, Any]) -> None:
-        self._workers[header["rank"]] = WorkerMetadata(
-            rank=header["rank"],
-            hostname=header["hostname"],
-            pid=header["pid"],
-            node_rank=header["node_rank"],
-            local_rank=header["local_rank"],
-        )
-
-    def _launcher_said(self) -> str:
-        said = self.launcher_output()
-        return f" {Path(self._step.argv[0]).name} said:\n{said}" if said and self._step else ""
 
     def _call(
         self, ranks: Any, function: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]

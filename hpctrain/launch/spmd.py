@@ -24,9 +24,9 @@ from hpctrain.errors import ConfigError, HpctrainError, TrainingFailedError, Wor
 from hpctrain.execute.executor import initial_status
 from hpctrain.execute.explain import explain_failure
 from hpctrain.execute.recorder import AttemptStart, Recorder
+from hpctrain.execute.roll_call import WorkerMetadata
 from hpctrain.execute.stop import StopAgreement
 from hpctrain.execute.tracker import AttemptTracker
-from hpctrain.execute.worker_group import WorkerMetadata
 from hpctrain.launch.existing import Existing, decide_on_existing
 from hpctrain.launch.follow import Follower
 from hpctrain.launch.record import write_plan_and_spec
@@ -348,13 +348,8 @@ class _Coordinator(threading.Thread):
         recorder.raise_if_stopped(tracker.reports)
 
     def _note(self, header: Any) -> None:
-        self._workers[header["rank"]] = WorkerMetadata(
-            rank=header["rank"],
-            hostname=header["hostname"],
-            pid=header["pid"],
-            node_rank=header["node_rank"],
-            local_rank=header["local_rank"],
-        )
+        worker = WorkerMetadata.from_hello(header)
+        self._workers[worker.rank] = worker
         if len(self._workers) == self._world.world_size:
             ordered = sorted(self._workers.values(), key=lambda w: (w.node_rank, w.rank))
             self._recorder.change(

@@ -278,7 +278,7 @@ class VirtualCluster:
         ----------
         node
             A compute node.
-        states
+        *states
             Slurm's short words, such as ``idle`` or ``down``, without flags.
         timeout_s
             How long to wait.
