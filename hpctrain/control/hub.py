@@ -16,6 +16,7 @@ from typing import Any
 
 from hpctrain.control.wire import (
     NONCE_BYTES,
+    UNKNOWN_RANK,
     Frame,
     FrameSocket,
     ProtocolError,
@@ -24,7 +25,6 @@ from hpctrain.control.wire import (
 )
 
 SECRET_BYTES = 32
-UNKNOWN_RANK = -1
 AGENT_SILENCE_S = 30.0
 """Seconds after which a silent node is given up: it has lost its power, or its network."""
 _SIOCGIFADDR = 0x8915
@@ -220,7 +220,6 @@ class Hub:
 
     def _note(self, peer: _Peer, frame: Frame) -> None:
         if frame.op == "starting" and not peer.is_agent:
-            # A rank that dies before it knows its number is rank -1.
             peer.ranks.add(UNKNOWN_RANK)
         elif frame.op == "agent":
             peer.is_agent = True

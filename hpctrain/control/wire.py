@@ -16,6 +16,8 @@ _READ_BYTES = 2**18
 _MAX_READS = 16
 
 NONCE_BYTES = 32
+UNKNOWN_RANK = -1
+"""Stands for a rank that has begun and does not know its number yet."""
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import os
 import selectors
-import shutil
 import signal
 import socket
 import sys
 from pathlib import Path
 
-from hpctrain.control.hub import UNKNOWN_RANK
 from hpctrain.control.link import LinkTimeoutError, connect_tcp
-from hpctrain.control.wire import FrameSocket, encode_frame
+from hpctrain.control.wire import UNKNOWN_RANK, FrameSocket, encode_frame
 from hpctrain.worker.node_socket import node_socket_path
 
 _CONNECT_TIMEOUT_S = 60.0
@@ -62,7 +60,8 @@ class Agent:
                 if isinstance(key.fileobj, (FrameSocket, socket.socket)):
                     key.fileobj.close()
             self._selector.close()
-            shutil.rmtree(self._path.parent, ignore_errors=True)
+            self._path.unlink(missing_ok=True)
+            self._path.parent.rmdir()
 
     def _step(self, listener: socket.socket) -> None:
         ready = self._selector.select(_BEAT_INTERVAL_S)
