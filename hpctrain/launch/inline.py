@@ -6,15 +6,14 @@ import socket
 from typing import Any
 
 from hpctrain.control.wire import Frame
-from hpctrain.errors import ConfigError, HpctrainError, WorkerError
+from hpctrain.errors import HpctrainError, WorkerError
 from hpctrain.execute.executor import initial_status
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.tracker import AttemptTracker
 from hpctrain.launch.request import Submission
-from hpctrain.plan import spec
 from hpctrain.rundir.status import RunState
 from hpctrain.worker.report import Session, Verdict
-from hpctrain.worker.train import run_training
+from hpctrain.worker.train import pack_return_value, run_training
 from hpctrain.world import SerialComm, World
 
 
@@ -91,8 +90,7 @@ def run_inline(submission: Submission) -> None:
             comm=SerialComm(),
             on_phase=lambda _: None,
         )
-        if value is not None:
-            recorder.keep_return_value(_pack_or_drop(value))
+        recorder.keep_return_value(pack_return_value(world, value))
         recorder.change(reports=tracker.reports, phase="done")
         recorder.raise_if_stopped(tracker.reports)
     except BaseException as raised:
@@ -113,11 +111,3 @@ def as_failure(error: BaseException | None, world: World) -> BaseException | Non
         hostname=world.hostname,
         worker_failures={0: error},
     )
-
-
-def _pack_or_drop(value: Any) -> bytes:
-    try:
-        return spec.pack(value, what="the return value")
-    except ConfigError as error:
-        print(f"hpctrain: {error} It is dropped.")
-        return b""

@@ -7,6 +7,7 @@ the business of whoever started the ranks.
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import secrets
 import signal
@@ -20,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 from hpctrain import environ
 from hpctrain.control.hub import SECRET_BYTES, Hub
 from hpctrain.control.link import Link, connect_tcp
-from hpctrain.errors import ConfigError, HpctrainError, TrainingFailedError, WorkerError
+from hpctrain.control.wire import Frame
+from hpctrain.errors import ConfigError, HpctrainError, TrainingFailedError
 from hpctrain.execute.executor import initial_status
 from hpctrain.execute.explain import explain_failure
 from hpctrain.execute.recorder import AttemptStart, Recorder
@@ -36,11 +38,16 @@ from hpctrain.result import Result
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunState
 from hpctrain.worker import mpi
-from hpctrain.worker.bootstrap import join_world
+from hpctrain.worker.bootstrap import hello_details, join_world
 from hpctrain.worker.failure import describe_exception
 from hpctrain.worker.link_channel import LinkChannel, connect_session
 from hpctrain.worker.report import Session
-from hpctrain.worker.train import export_thread_counts, run_training, settle
+from hpctrain.worker.train import (
+    export_thread_counts,
+    pack_return_value,
+    run_training,
+    settle,
+)
 from hpctrain.world import World
 
 if TYPE_CHECKING:
@@ -168,60 +175,81 @@ def _open(request: Request, world: World) -> tuple[_Opening, _Coordinator | None
     return opening, coordinator
 
 
+class _Verdict:
+    """What rank 0 says of a run that has failed, and the end of ranks that do not hear it."""
+
+    def __init__(self) -> None:
+        self._body = b""
+        self._heard = threading.Event()
+        self._noticed = threading.Event()
+
+    def hear(self, frame: Frame) -> None:
+        """Take rank 0's word in; called from the thread of the link."""
+        self._body = frame.body
+        self._heard.set()
+        # The training function may hang in a collective that a failed peer will not join.
+        threading.Thread(target=self._end_unless_noticed, daemon=True).start()
+
+    def hear_nothing_more(self) -> None:
+        """Note that rank 0 is gone; called from the thread of the link."""
+        self._heard.set()
+        self._end_unless_noticed()
+
+    def error(self, otherwise: str) -> Exception:
+        """Return the error to raise here, after a moment in which rank 0 can say what it is."""
+        self._heard.wait(_GRACE_S)
+        self._noticed.set()
+        error: Exception = spec.unpack(self._body) if self._body else TrainingFailedError(otherwise)
+        return error
+
+    def _end_unless_noticed(self) -> None:
+        if not self._noticed.wait(_GRACE_S):
+            print(
+                "hpctrain: the run has failed elsewhere, and this rank hangs; ending it.",
+                file=sys.stderr,
+                flush=True,
+            )
+            mpi.abort(1)
+
+
 def _run_rank(opening: _Opening, world: World, comm: Comm) -> Result:
     """Do what a rank's own process does in the other homes. Collective."""
     run_spec = spec.RunSpec.from_bytes(opening.content)
-    assert opening.start is not None
+    start, settings = opening.start, run_spec.settings
+    assert start is not None
+    export_thread_counts(settings)
+    verdict = _Verdict()
     link = Link(
         connect_tcp(opening.addresses, opening.secret, timeout_s=_CONNECT_TIMEOUT_S),
-        attempt=opening.start.attempt,
-        on_lost=lambda: _abort_after_grace("rank 0 is gone"),
+        attempt=start.attempt,
+        on_lost=verdict.hear_nothing_more,
     )
-    export_thread_counts(run_spec.settings)
+    link.handle("run-failed", verdict.hear)
     session = Session(
         world=world,
         paths=opening.paths,
         channel=LinkChannel(link),
-        first_report=opening.start.first_report,
-        checkpoint=opening.start.checkpoint,
-        commit_timeout_s=run_spec.settings.commit_timeout_s,
+        first_report=start.first_report,
+        checkpoint=start.checkpoint,
+        commit_timeout_s=settings.commit_timeout_s,
     )
     connect_session(link, session)
-    verdict: list[bytes] = []
-    heard = threading.Event()
-
-    def on_failed(frame: Any) -> None:
-        verdict.append(frame.body)
-        heard.set()
-        threading.Thread(
-            target=_abort_after_grace, args=("a peer has failed",), daemon=True
-        ).start()
-
-    link.handle("run-failed", on_failed)
-    link.introduce(
-        world.world_rank,
-        {
-            "pid": os.getpid(),
-            "hostname": world.hostname,
-            "node_rank": world.node_rank,
-            "local_rank": world.local_rank,
-        },
-    )
-    phase = ["importing"]
+    link.introduce(world.world_rank, hello_details(world))
+    phase = "importing"
 
     def enter(name: str) -> None:
-        phase[0] = name
+        nonlocal phase
+        phase = name
         link.post("phase", phase=name)
 
     previous = _forward_signals(link)
     try:
-        settle(run_spec.settings)
+        settle(settings)
         value = run_training(
             run_spec, paths=opening.paths, session=session, comm=comm, on_phase=enter
         )
-        body = b"" if world.world_rank or value is None else spec.pack(value, what="return value")
-        link.post("done", body, reports=session.reports)
-        answer = link.next_command() if not verdict else None
+        link.post("done", pack_return_value(world, value), reports=session.reports)
+        answer = link.next_command()
     except BaseException as error:
         failure = describe_exception(
             error,
@@ -229,18 +257,15 @@ def _run_rank(opening: _Opening, world: World, comm: Comm) -> Result:
             hostname=world.hostname,
             pid=os.getpid(),
             report=session.reports,
-            phase=phase[0],
+            phase=phase,
         )
-        import json
-
         link.post("failed", json.dumps(failure.to_json()).encode())
-        heard.wait(_GRACE_S)
-        raise (spec.unpack(verdict[0]) if verdict else WorkerError(failure.message)) from error
+        raise verdict.error(failure.message) from error
     finally:
         if previous is not None:
             signal.signal(signal.SIGUSR2, previous)
     if answer is None:
-        raise spec.unpack(verdict[0]) if verdict else TrainingFailedError("rank 0 is gone")
+        raise verdict.error("rank 0 is gone")
     link.post("bye")
     link.close()
     result: Result = spec.unpack(answer.body)
@@ -254,13 +279,6 @@ def _forward_signals(link: Link) -> Any:
     if threading.current_thread() is not threading.main_thread():
         return None
     return signal.signal(signal.SIGUSR2, lambda *_: link.post_signal("SIGUSR2"))
-
-
-def _abort_after_grace(why: str) -> None:
-    """End this rank's world unless the rank ends by itself first."""
-    time.sleep(_GRACE_S)
-    print(f"hpctrain: {why}, and this rank did not notice; ending it.", file=sys.stderr, flush=True)
-    mpi.abort(1)
 
 
 class _Coordinator(threading.Thread):

@@ -6,7 +6,7 @@ import os
 import re
 import socket
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpctrain import environ
 from hpctrain.errors import ConfigError, LaunchError
@@ -61,6 +61,16 @@ def join_world(*, attempt: int, expected_size: int | None) -> tuple[World, Comm]
     )
     environ.export({environ.RANK_MARKER: str(world.world_rank)})
     return world, comm
+
+
+def hello_details(world: World) -> dict[str, Any]:
+    """Return what a rank says of itself when it introduces itself. Not collective."""
+    return {
+        "pid": os.getpid(),
+        "hostname": world.hostname,
+        "node_rank": world.node_rank,
+        "local_rank": world.local_rank,
+    }
 
 
 def explain_wrong_size(

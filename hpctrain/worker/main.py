@@ -24,7 +24,7 @@ from hpctrain.plan import spec
 from hpctrain.plan.spec import RunSpec
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.worker import mpi
-from hpctrain.worker.bootstrap import join_world
+from hpctrain.worker.bootstrap import hello_details, join_world
 from hpctrain.worker.failure import describe_exception
 from hpctrain.worker.link_channel import LinkChannel, connect_session
 from hpctrain.worker.node_socket import node_socket_path
@@ -60,15 +60,7 @@ class Rank:
             _redirect_output(self._paths.rank_log(self._attempt, world.world_rank))
         faulthandler.enable()
         signal.signal(signal.SIGUSR2, lambda *_: self._link.post_signal("SIGUSR2"))
-        self._link.introduce(
-            world.world_rank,
-            {
-                "pid": os.getpid(),
-                "hostname": world.hostname,
-                "node_rank": world.node_rank,
-                "local_rank": world.local_rank,
-            },
-        )
+        self._link.introduce(world.world_rank, hello_details(world))
         return comm
 
     def serve(self, comm: Comm) -> None:
@@ -121,7 +113,7 @@ class Rank:
     def _train(self, command: Frame, comm: Comm) -> None:
         from hpctrain.checkpoint import Checkpoint
         from hpctrain.worker.report import Session
-        from hpctrain.worker.train import run_training, settle
+        from hpctrain.worker.train import pack_return_value, run_training, settle
 
         # One rank reads; the others get it through MPI, whatever their number.
         content = comm.bcast(self._paths.spec.read_bytes() if comm.rank == 0 else None)
@@ -141,12 +133,7 @@ class Rank:
         value = run_training(
             run_spec, paths=self._paths, session=session, comm=comm, on_phase=self._enter
         )
-        body = b""
-        if self._world.world_rank == 0 and value is not None:
-            try:
-                body = spec.pack(value, what="the return value of rank 0")
-            except HpctrainError as error:
-                print(f"hpctrain: {error} It is dropped.", file=sys.stderr, flush=True)
+        body = pack_return_value(self._world, value)
         self._link.post("done", body, reports=session.reports)
 
     def _enter(self, phase: str) -> None:

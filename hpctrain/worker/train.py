@@ -10,13 +10,14 @@ from typing import Any
 
 from hpctrain import environ
 from hpctrain.backend import BackendContext
+from hpctrain.errors import ConfigError
 from hpctrain.plan import spec
 from hpctrain.plan.spec import RankSettings, RunSpec, WorkerSpec
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.worker.bootstrap import gpus_of, visible_gpus
 from hpctrain.worker.context import ActiveWorker, TrainContext, activate
 from hpctrain.worker.report import Session
-from hpctrain.world import Communicator
+from hpctrain.world import Communicator, World
 
 
 def settle(settings: RankSettings) -> None:
@@ -86,3 +87,18 @@ def export_thread_counts(settings: RankSettings) -> None:
     from hpctrain.worker.bootstrap import thread_variables
 
     environ.export(thread_variables(settings.cpus_per_worker))
+
+
+def pack_return_value(world: World, value: Any) -> bytes:
+    """Return what rank 0's training function returned, pickled; empty for None and other ranks.
+
+    Not collective. What cannot be pickled is dropped, with a word in the log: the training itself
+    went well.
+    """
+    if world.world_rank != 0 or value is None:
+        return b""
+    try:
+        return spec.pack(value, what="the return value of rank 0")
+    except ConfigError as error:
+        print(f"hpctrain: {error} It is dropped.", file=sys.stderr, flush=True)
+        return b""
