@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Generator
 
 import pytest
@@ -9,6 +10,12 @@ import pytest
 pytest_plugins = ["hpctrain.testing.pytest_plugin", "pytester"]
 
 _WHY = "HPCTRAIN_REQUIRE_ALL=1: nothing may be skipped here"
+
+
+def pytest_configure() -> None:
+    """Let tests send Ctrl-C: what a shell starts in the background ignores it, children too."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)
