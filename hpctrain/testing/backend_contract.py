@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,6 +16,7 @@ from hpctrain import (
     RunConfig,
     ScalingConfig,
     WorkerError,
+    environ,
 )
 
 
@@ -46,11 +46,11 @@ class BackendContract:
         self, tmp_path: Path
     ) -> None:
         """Hold that ``num_workers=0`` works twice, and leaves no variable behind."""
-        before = set(os.environ)  # noqa: TID251
+        before = set(environ.environment())
         for name in ("one", "two"):
             result = self._fit(train_one_step, tmp_path, num_workers=0, name=name)
             assert result.return_value == (0, 1)
-        assert set(os.environ) == before  # noqa: TID251
+        assert set(environ.environment()) == before
 
     def _fit(
         self, train: Any, tmp_path: Path, *, num_workers: int, name: str = "contract"
