@@ -1,7 +1,7 @@
-"""The supervisor: what submitit starts inside the job. It keeps an executor running.
+"""The supervisor of a job: ``python -m hpctrain.execute.supervisor RUN``, as submitit submits it.
 
-It has no threads and does nothing but wait, so nothing can go wrong in it; the executor is its
-child, and is started again if it dies of anything but its own decision.
+It keeps an executor running. It has no threads and does nothing but wait, so nothing can go wrong
+in it; the executor is its child, and is started again if it dies of anything but its own decision.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ _MAX_RESTARTS = 3
 
 def supervise(run_dir: str) -> None:
     """Run the executor of a run to its end. Not collective."""
-    # submitit's handlers pickle and requeue; ours is the executor's business.
-    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
+    # The stop signal is for the ranks, which pass it on to the executor.
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     paths = RunPaths(Path(run_dir))
     for _ in range(1 + _MAX_RESTARTS):
@@ -56,3 +54,7 @@ def _run_executor(paths: RunPaths) -> int:
         traceback.print_exc()
         return 1
     return 0
+
+
+if __name__ == "__main__":
+    supervise(sys.argv[1])

@@ -6,7 +6,13 @@ import shlex
 import sys
 
 from hpctrain.launch.request import Submission
-from hpctrain.plan.argv import agent_argv, agent_step_argv, worker_argv, worker_step_argv
+from hpctrain.plan.argv import (
+    agent_argv,
+    agent_step_argv,
+    supervisor_argv,
+    worker_argv,
+    worker_step_argv,
+)
 from hpctrain.plan.launch_plan import LaunchPlan, StepLauncher
 from hpctrain.plan.sbatch import directive_lines
 
@@ -38,9 +44,7 @@ def render_plan(submission: Submission) -> str:
 
         lines += ["", "#!/bin/bash", *directive_lines(plan.directives, ())]
         lines += batch_setup(plan, paths)
-        lines += [
-            shlex.join([sys.executable, "-m", "submitit.core._submit", str(paths.submission)])
-        ]
+        lines += [shlex.join(supervisor_argv(sys.executable, run_dir=str(paths.root)))]
     if plan.launcher in ("slurm", "allocation"):
         agent = agent_argv(
             sys.executable, attempt=1, socket="SOCKET", secret="SECRET_FILE", addresses=["ADDRESS"]

@@ -9,10 +9,10 @@ from typing import Any, NoReturn
 
 from hpctrain import environ
 from hpctrain.errors import LaunchError
-from hpctrain.execute.supervisor import supervise
 from hpctrain.launch.follow import follow_to_end
 from hpctrain.launch.probe import explain_refusal
 from hpctrain.launch.request import Submission
+from hpctrain.plan.argv import supervisor_argv
 from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.result import Result
 from hpctrain.rundir.ledger import append_event, count_attempts
@@ -94,8 +94,11 @@ def _submit_executor(submission: Submission) -> str:
     paths.submission.mkdir(parents=True, exist_ok=True)
     executor = submitit.SlurmExecutor(folder=paths.submission)
     executor.update_parameters(**_parameters(plan), setup=batch_setup(plan, paths), use_srun=False)
+    command = shlex.join(supervisor_argv(sys.executable, run_dir=str(paths.root)))
     try:
-        job = executor.submit(supervise, str(paths.root))
+        # Not submit() of a function: submitit's own runner would import it, NumPy and asyncio into
+        # the job and keep a pickle of a result that nobody reads, for 0.2 s of every start.
+        job = executor._submit_command(command)
     except submitit.core.utils.FailedJobError as error:
         raise LaunchError(
             explain_refusal(_last_words(str(error)), request.scaling_config)

@@ -31,6 +31,11 @@ def worker_argv(
     return argv if log_to_file else [*argv, "--inherit-output"]
 
 
+def supervisor_argv(python: str, *, run_dir: str) -> list[str]:
+    """Return the command of the executor's supervisor in a job. Not collective."""
+    return [python, "-u", "-m", "hpctrain.execute.supervisor", run_dir]
+
+
 def agent_argv(
     python: str, *, attempt: int, socket: str, secret: str, addresses: Sequence[str]
 ) -> list[str]:
