@@ -27,6 +27,11 @@ class Existing(Enum):
     RESUME = "resume"
     FINISHED = "finished"
 
+    @property
+    def begins(self) -> bool:
+        """Whether this ``fit()`` is the one that runs the run."""
+        return self in (Existing.NEW, Existing.RESUME)
+
 
 def decide_on_existing(
     paths: RunPaths, spec: RunSpec, job_is_alive: Callable[[str], bool]
@@ -93,6 +98,20 @@ def is_live(status: RunStatus, job_is_alive: Callable[[str], bool]) -> bool:
     if status.owner_host == socket.gethostname():
         return process_start_time(status.owner_pid) == status.owner_start
     return time.time() - status.updated_at < _SILENCE_MEANS_DEAD_S
+
+
+def job_is_alive(job_id: str) -> bool:
+    """Return whether a job of Slurm waits or runs. Not collective.
+
+    Raises
+    ------
+    LaunchError
+        If the controller does not answer.
+    """
+    from hpctrain.launch.job import job_state
+
+    state = job_state(job_id)
+    return state is not None and not state.is_final
 
 
 def _changes(plan: dict[str, Any], spec: RunSpec) -> list[str]:

@@ -6,7 +6,8 @@ import sys
 
 from hpctrain import environ
 from hpctrain.errors import ConfigError
-from hpctrain.launch.existing import Existing, decide_on_existing
+from hpctrain.launch.claim import claimed
+from hpctrain.launch.existing import Existing, decide_on_existing, job_is_alive
 from hpctrain.launch.record import write_plan_and_spec
 from hpctrain.launch.request import (
     Request,
@@ -48,13 +49,27 @@ def fit(request: Request) -> Result:
 
         print_plan(submission)
         raise SystemExit(0)
-    existing, changes = decide_on_existing(request.paths, submission.spec, _job_is_alive)
-    say = request.run_config.verbose > 0
-    if existing is Existing.FINISHED:
-        if say:
+    existing, changes = _decide(submission)
+    begins = existing.begins
+    if begins:
+        with claimed(request.paths):
+            # Somebody else may have been quicker.
+            existing, changes = _decide(submission)
+            begins = existing.begins
+            if begins:
+                _begin(submission, changes)
+    if begins and launcher == "inline":
+        from hpctrain.launch.inline import run_inline
+
+        run_inline(submission)
+    elif begins and launcher != "slurm":
+        from hpctrain.launch.here import run_here
+
+        run_here(submission)
+    elif existing is Existing.FINISHED:
+        if request.run_config.verbose:
             print(f"hpctrain: run {request.run_config.name} is finished: {request.paths.root}")
-        return Result.from_path(request.paths.root)
-    if existing is Existing.FOLLOW:
+    else:
         if environ.detach_requested():
             from hpctrain.launch.slurm import detach
 
@@ -62,22 +77,6 @@ def fit(request: Request) -> Result:
         from hpctrain.launch.follow import follow_to_end
 
         return follow_to_end(request.paths, verbose=request.run_config.verbose)
-    if existing is Existing.RESUME and say:
-        what = f" with a changed {', '.join(changes)}" if changes else ""
-        print(f"hpctrain: resuming run {request.run_config.name}{what}", file=sys.stderr)
-    write_plan_and_spec(submission)
-    if launcher == "slurm":
-        from hpctrain.launch.slurm import submit
-
-        return submit(submission)
-    if launcher == "inline":
-        from hpctrain.launch.inline import run_inline
-
-        run_inline(submission)
-    else:
-        from hpctrain.launch.here import run_here
-
-        run_here(submission)
     return Result.from_path(request.paths.root)
 
 
@@ -95,11 +94,28 @@ def prepare(request: Request, launcher: str) -> Submission:
     return Submission(request=request, plan=plan, site=site, spec=make_spec(request, plan))
 
 
-def _job_is_alive(job_id: str) -> bool:
-    from hpctrain.launch.job import job_state
+def _decide(submission: Submission) -> tuple[Existing, list[str]]:
+    return decide_on_existing(submission.request.paths, submission.spec, job_is_alive)
 
-    state = job_state(job_id)
-    return state is not None and not state.is_final
+
+def _begin(submission: Submission, changes: list[str]) -> None:
+    """Write down what is asked for and who runs it, and submit it where it is a job."""
+    request = submission.request
+    if request.paths.status.exists() and request.run_config.verbose:
+        what = f" with a changed {', '.join(changes)}" if changes else ""
+        print(f"hpctrain: resuming run {request.run_config.name}{what}", file=sys.stderr)
+    write_plan_and_spec(submission)
+    if submission.plan.launcher == "slurm":
+        from hpctrain.launch.slurm import submit
+
+        submit(submission)
+    else:
+        from hpctrain.execute.executor import initial_status
+        from hpctrain.rundir.status import write_status
+
+        # From here on other processes see that this one runs the run.
+        status = initial_status(request.paths, submission.plan, request.run_config)
+        write_status(request.paths, status)
 
 
 def refuse_nested_fit() -> None:

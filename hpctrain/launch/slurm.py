@@ -9,12 +9,10 @@ from typing import Any, NoReturn
 
 from hpctrain import environ
 from hpctrain.errors import LaunchError
-from hpctrain.launch.follow import follow_to_end
 from hpctrain.launch.probe import explain_refusal
 from hpctrain.launch.request import Submission
 from hpctrain.plan.argv import supervisor_argv
 from hpctrain.plan.launch_plan import LaunchPlan
-from hpctrain.result import Result
 from hpctrain.rundir.ledger import append_event, count_attempts
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunState, RunStatus, read_status, write_status
@@ -23,17 +21,15 @@ from hpctrain.rundir.status import RunState, RunStatus, read_status, write_statu
 _EXIT_STORAGE_INVISIBLE = 66
 
 
-def submit(submission: Submission) -> Result:
-    """Submit the run's executor as a job, and follow it to its end.
+def submit(submission: Submission) -> None:
+    """Submit the run's executor as a job.
 
     Not collective. Once the job id is printed this process can be killed without harm to the run.
 
     Raises
     ------
     LaunchError
-        If Slurm refuses the job, or it ends before it begins.
-    TrainingFailedError
-        If the run failed or was stopped.
+        If Slurm refuses the job.
     """
     request, plan = submission.request, submission.plan
     paths = request.paths
@@ -48,11 +44,8 @@ def submit(submission: Submission) -> Result:
     )
     _write_unless_begun(paths, status)
     append_event(paths, "submitted", job_id=job_id, directives=dict(plan.directives))
-    if environ.detach_requested():
-        detach(paths)
-    if request.run_config.verbose:
+    if request.run_config.verbose and not environ.detach_requested():
         print(f"hpctrain: submitted {paths.root.name} as job {job_id}: {paths.root}", flush=True)
-    return follow_to_end(paths, verbose=request.run_config.verbose)
 
 
 def detach(paths: RunPaths) -> NoReturn:

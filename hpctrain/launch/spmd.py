@@ -29,7 +29,8 @@ from hpctrain.execute.recorder import AttemptStart, Recorder
 from hpctrain.execute.roll_call import WorkerMetadata
 from hpctrain.execute.stop import StopAgreement
 from hpctrain.execute.tracker import AttemptTracker
-from hpctrain.launch.existing import Existing, decide_on_existing
+from hpctrain.launch.claim import claimed
+from hpctrain.launch.existing import Existing, decide_on_existing, job_is_alive
 from hpctrain.launch.follow import Follower
 from hpctrain.launch.record import write_plan_and_spec
 from hpctrain.launch.request import Request, Submission, make_plan, make_spec
@@ -150,29 +151,40 @@ def _open(request: Request, world: World) -> tuple[_Opening, _Coordinator | None
 
         print_plan(submission)
         raise SystemExit(0)
-    existing, _ = decide_on_existing(request.paths, submission.spec, lambda _: False)
-    content = submission.spec.to_bytes()
-    if existing in (Existing.FINISHED, Existing.FOLLOW):
-        if existing is Existing.FOLLOW:
-            raise ConfigError(
-                f"run {request.run_config.name!r} is running in another process already, and ranks "
-                f"cannot follow it. Choose another RunConfig(name=...), or: hpctrain attach "
-                f"{request.paths.root}"
-            )
+    existing = _decide(submission)
+    coordinator: _Coordinator | None = None
+    if existing.begins:
+        with claimed(request.paths):
+            # Somebody else may have been quicker.
+            existing = _decide(submission)
+            if existing.begins:
+                write_plan_and_spec(submission)
+                coordinator = _Coordinator(submission, world)
+    if existing is Existing.FOLLOW:
+        raise ConfigError(
+            f"run {request.run_config.name!r} is running in another process already, and ranks "
+            f"cannot follow it. Choose another RunConfig(name=...), or: hpctrain attach "
+            f"{request.paths.root}"
+        )
+    if coordinator is None:
         result = Result.from_path(request.paths.root)
         return _Opening(
             paths=request.paths, start=None, content=b"", addresses=[], secret=b"", result=result
         ), None
-    write_plan_and_spec(submission)
-    coordinator = _Coordinator(submission, world)
     opening = _Opening(
         paths=request.paths,
         start=coordinator.attempt_start,
-        content=content,
+        content=submission.spec.to_bytes(),
         addresses=coordinator.addresses,
         secret=coordinator.secret,
     )
     return opening, coordinator
+
+
+def _decide(submission: Submission) -> Existing:
+    paths = submission.request.paths
+    existing, _ = decide_on_existing(paths, submission.spec, job_is_alive)
+    return existing
 
 
 class _Verdict:

@@ -63,6 +63,10 @@ class RunPaths:
         """Its existence asks the executor to stop the run."""
         return self.root / "stop"
 
+    def claim(self, number: int) -> Path:
+        """Directory that says who starts the run; the largest number counts."""
+        return self.root / f".claim-{number}"
+
     def logs(self, attempt: int) -> Path:
         """Directory of the logs of an attempt."""
         return self.root / "logs" / str(attempt)

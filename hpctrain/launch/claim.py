@@ -1,0 +1,155 @@
+"""The claim on a run's name: of all that want to start it at the same time, one does."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from hpctrain.errors import LaunchError
+from hpctrain.execute.process import process_start_time
+from hpctrain.rundir.files import fsync_directory
+from hpctrain.rundir.paths import RunPaths
+
+CLAIM_PATIENCE_S = 300.0
+"""Seconds to wait for a process of another host, of which nobody here can say if it lives. It holds
+its claim from its look at the run directory to its word in ``status.json``; an sbatch that has to
+wait for a busy controller lies in between."""
+_FIRST_PAUSE_S = 0.02
+_LAST_PAUSE_S = 1.0
+_OWNER = "owner"
+
+
+@contextlib.contextmanager
+def claimed(paths: RunPaths, *, patience_s: float = CLAIM_PATIENCE_S) -> Iterator[None]:
+    """Hold the claim on a run, for the time between the look at it and the word that it begins.
+
+    Not collective. The run directory is made if needed. Waits while another process holds the
+    claim; one that has died on this host does not hold it any more.
+
+    A claim is a directory ``.claim-N`` that appears by one rename with its owner inside, which is
+    atomic on NFS, Lustre and GPFS too, and needs neither locks nor hard links. The largest N
+    counts. It is never removed, only followed by N + 1: so it cannot happen that a process removes
+    a claim that it found dead, and with it one that was made since. It lies beside
+    ``status.json``: a client of NFS that changes a directory forgets what it had remembered to be
+    absent there.
+
+    Raises
+    ------
+    LaunchError
+        If a process of another host holds it for longer than `patience_s`.
+    """
+    paths.root.mkdir(parents=True, exist_ok=True)
+    claim = _take(paths, patience_s)
+    try:
+        yield
+    finally:
+        # A claim without an owner holds nothing. Truncating works on a full disk as well.
+        with contextlib.suppress(OSError):
+            os.truncate(claim / _OWNER, 0)
+
+
+def _take(paths: RunPaths, patience_s: float) -> Path:
+    deadline = time.monotonic() + patience_s
+    pause = _FIRST_PAUSE_S
+    owner = _describe_self()
+    prepared = paths.root / f".claiming-{secrets.token_hex(8)}"
+    while True:
+        newest = _newest(paths)
+        if newest == 0 or not _is_held(paths.claim(newest)):
+            _prepare(prepared, owner)
+            if _rename_to(paths, newest + 1, prepared, owner):
+                return paths.claim(newest + 1)
+            continue
+        if time.monotonic() > deadline:
+            raise LaunchError(_explain_wait(paths, newest, patience_s))
+        time.sleep(pause)
+        pause = min(pause * 1.5, _LAST_PAUSE_S)
+
+
+def _describe_self() -> bytes:
+    pid = os.getpid()
+    owner = {
+        "host": socket.gethostname(),
+        "pid": pid,
+        "start": process_start_time(pid),
+        "time": time.time(),
+        "token": secrets.token_hex(16),
+    }
+    return json.dumps(owner).encode()
+
+
+def _prepare(directory: Path, owner: bytes) -> None:
+    directory.mkdir()
+    with open(directory / _OWNER, "wb") as file:
+        file.write(owner)
+        file.flush()
+        os.fsync(file.fileno())
+    fsync_directory(directory)
+
+
+def _rename_to(paths: RunPaths, number: int, prepared: Path, owner: bytes) -> bool:
+    """Try to make a claim; return whether it is ours."""
+    claim = paths.claim(number)
+    # An error need not be true: NFS can do it, lose its answer, and fail when it asks again. So the
+    # file says whose it is.
+    with contextlib.suppress(OSError):
+        os.rename(prepared, claim)
+    ours = _read_owner(claim) == owner
+    if ours and _newest(paths) == number:
+        for older in _numbers(paths):
+            if older < number:
+                shutil.rmtree(paths.claim(older), ignore_errors=True)
+        return True
+    # Others were quicker. A number can be free because they have tidied up behind themselves; then
+    # theirs is larger.
+    shutil.rmtree(claim if ours else prepared, ignore_errors=True)
+    return False
+
+
+def _is_held(claim: Path) -> bool:
+    content = _read_owner(claim)
+    try:
+        owner = json.loads(content)
+    except ValueError:  # released, removed, or torn by a crash of its host
+        return False
+    if owner["host"] != socket.gethostname():
+        return True
+    return bool(process_start_time(owner["pid"]) == owner["start"])
+
+
+def _read_owner(claim: Path) -> bytes:
+    try:
+        return (claim / _OWNER).read_bytes()
+    except OSError:
+        return b""
+
+
+def _newest(paths: RunPaths) -> int:
+    return max(_numbers(paths), default=0)
+
+
+def _numbers(paths: RunPaths) -> list[int]:
+    names = (re.fullmatch(r"\.claim-(\d+)", name) for name in os.listdir(paths.root))
+    return [int(name.group(1)) for name in names if name is not None]
+
+
+def _explain_wait(paths: RunPaths, number: int, waited_s: float) -> str:
+    claim = paths.claim(number)
+    try:
+        owner = json.loads(_read_owner(claim))
+    except ValueError:
+        owner = {"pid": "?", "host": "?", "time": 0.0}
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(owner["time"]))
+    return (
+        f"process {owner['pid']} on {owner['host']} has been starting run {paths.root.name!r} in "
+        f"{paths.root.parent} since {since}, and did not get further while this one waited for "
+        f"{waited_s:.0f} s. If that process is gone, rm -r {claim} and call fit() again."
+    )
