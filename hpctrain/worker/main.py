@@ -58,6 +58,8 @@ class Rank:
         self._world = world
         if not inherit_output:
             _redirect_output(self._paths.rank_log(self._attempt, world.world_rank))
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         faulthandler.enable()
         signal.signal(signal.SIGUSR2, lambda *_: self._link.post_signal("SIGUSR2"))
         self._link.introduce(world.world_rank, hello_details(world))
@@ -176,8 +178,6 @@ def _redirect_output(path: Path) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
 
 if __name__ == "__main__":
