@@ -4,7 +4,7 @@
 #     bash tests/run.sh -k checkpoint   pytest alone, with these arguments
 #
 # The virtual environment is that of examples/venv.sh (HPCTRAIN_VENV, PYTHON).
-# HPCTRAIN_APT=0  do not install Slurm with apt-get; what needs it is skipped
+# HPCTRAIN_APT=0  do not install Slurm and Open MPI with apt-get; what needs them is skipped
 # CI=true         a missing component is a failure, not a skipped test
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../examples/venv.sh"
@@ -14,17 +14,17 @@ if [ "${CI:-}" = true ]; then
     export HPCTRAIN_REQUIRE_ALL=1
 fi
 
-slurm_packages=(slurmd slurmctld slurm-client munge libpmix2 iproute2 util-linux
-    slurmdbd slurm-wlm-mysql-plugin mariadb-server)
+apt_packages=(slurmd slurmctld slurm-client munge libpmix2 iproute2 util-linux
+    slurmdbd slurm-wlm-mysql-plugin mariadb-server openmpi-bin)
 
-slurm_is_installed() {
+packages_are_installed() {
     local plan
-    plan="$(apt-get -s install --no-install-recommends --no-upgrade "${slurm_packages[@]}" 2>/dev/null)" &&
+    plan="$(apt-get -s install --no-install-recommends --no-upgrade "${apt_packages[@]}" 2>/dev/null)" &&
         ! grep -q '^Inst ' <<<"$plan"
 }
 
 # A subshell: its trap takes the policy away again, whatever happens to apt-get.
-install_slurm() (
+install_packages() (
     export DEBIAN_FRONTEND=noninteractive
     policy=/usr/sbin/policy-rc.d
     # Exit code 101 of this file is Debian's way to say: start no daemon.
@@ -36,13 +36,13 @@ install_slurm() (
     fi
     step 300 "Refreshing the package lists" "see whether the network is there" \
         apt-get -q -o DPkg::Lock::Timeout=120 update || return 1
-    step 1200 "Installing Slurm for the virtual cluster, without starting it" \
-        "apt-get install ${slurm_packages[*]}" \
+    step 1200 "Installing Slurm for the virtual cluster, without starting it, and Open MPI" \
+        "apt-get install ${apt_packages[*]}" \
         apt-get -q -y -o DPkg::Lock::Timeout=120 install --no-install-recommends --no-upgrade \
-        "${slurm_packages[@]}"
+        "${apt_packages[@]}"
 )
 
-provide_slurm() {
+provide_packages() {
     local reason
     if [ "${HPCTRAIN_APT:-1}" = 0 ]; then
         reason="HPCTRAIN_APT=0"
@@ -50,18 +50,18 @@ provide_slurm() {
         reason="this user is not root"
     elif ! command -v apt-get >/dev/null; then
         reason="this machine has no apt-get"
-    elif slurm_is_installed || install_slurm; then
+    elif packages_are_installed || install_packages; then
         return
     elif [ -n "${HPCTRAIN_REQUIRE_ALL:-}" ]; then
-        die "CI needs the virtual Slurm cluster, and its packages could not be installed."
+        die "CI needs the virtual Slurm cluster and Open MPI, and their packages could not be installed."
     else
         reason="apt-get failed"
     fi
-    say "Slurm is used as far as it is already here: $reason."
+    say "Slurm and Open MPI are used as far as they are already here: $reason."
 }
 
 use_venv dev
-provide_slurm
+provide_packages
 
 if [ $# -gt 0 ]; then
     exec pytest "$@"

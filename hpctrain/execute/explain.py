@@ -119,13 +119,27 @@ def _cause_of_death(launcher_output: str, rank: int, pid: int, log: Path) -> str
     for tasks, code, killed in re.findall(srun, launcher_output):
         if _holds(tasks, rank):
             status = code or ("SIGKILL" if killed else "SIGSEGV")
+    # Open MPI: "process rank 2 with PID 0 on node x exited on signal 9 (Killed)", and for a status
+    # "Process name: [[4711,1],2]" and "Exit code:    7" below it.
+    if found := re.search(
+        rf"process rank {rank} with PID.* exited on signal (\d+)", launcher_output
+    ):
+        status = _SIGNALS.get(found.group(1), f"signal {found.group(1)}")
+    elif found := re.search(
+        rf"Process name: \[\[\d+,\d+\],{rank}\]\s+Exit code:\s+(\d+)", launcher_output
+    ):
+        status = found.group(1)
     if re.search(r"oom.?kill|out of memory", launcher_output, re.IGNORECASE):
         return "killed by the kernel, out of memory"
     if status is None:
         return "its process ended (os._exit, a crash, or out of memory)"
     if status in _BY_HINT:
         return _BY_HINT[status]
-    return f"killed by {status}" if status.startswith("SIG") else f"exited with status {status}"
+    return (
+        f"killed by {status}"
+        if status.lower().startswith("sig")
+        else f"exited with status {status}"
+    )
 
 
 def _holds(ranges: str, rank: int) -> bool:

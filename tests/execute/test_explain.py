@@ -36,6 +36,17 @@ HYDRA_EXITED = """
 =   YOU CAN IGNORE THE BELOW CLEANUP MESSAGES
 ===================================================================================
 """
+# Recorded with Open MPI 4.1.4.
+OPENMPI_KILLED = """
+mpiexec noticed that process rank 1 with PID 0 on node vm exited on signal 9 (Killed).
+"""
+OPENMPI_EXITED = """
+mpiexec detected that one or more processes exited with non-zero status, thus causing
+the job to be terminated. The first process to do so was:
+
+  Process name: [[26528,1],1]
+  Exit code:    7
+"""
 # Recorded with Slurm 22.05.
 SRUN_EXITED = """
 srun: error: n2: task 1: Exited with exit code 7
@@ -188,6 +199,9 @@ def test_a_rank_that_failed_before_it_had_a_number_is_told_with_the_launchers_lo
         (3, SRUN_KILLED, "its process ended (os._exit, a crash, or out of memory)"),
         (1, SRUN_CRASHED, "killed by SIGSEGV: a crash in compiled code"),
         (1, SRUN_OOM, "killed by the kernel, out of memory"),
+        (1, OPENMPI_KILLED, "killed by SIGKILL: as a rule the kernel, out of memory"),
+        (1, OPENMPI_EXITED, "exited with status 7"),
+        (2, OPENMPI_EXITED, "its process ended (os._exit, a crash, or out of memory)"),
         (1, "", "its process ended (os._exit, a crash, or out of memory)"),
     ],
 )
