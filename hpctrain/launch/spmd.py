@@ -126,8 +126,7 @@ def _join(num_workers: int) -> tuple[World, Comm]:
     if world.world_size != num_workers:
         raise ConfigError(
             f"num_workers={num_workers}, but this process is one of {world.world_size} ranks. "
-            f"Start "
-            f"as many ranks as workers, or set num_workers={world.world_size}."
+            f"Start as many ranks as workers, or set num_workers={world.world_size}."
         )
     return _joined
 
@@ -137,6 +136,9 @@ def _leave() -> None:
     if _failed:
         sys.stdout.flush()
         sys.stderr.flush()
+        assert _joined is not None
+        # The abort ends all of them, also one that is still printing why it failed.
+        mpi.wait_barrier(_joined[1], timeout_s=_GRACE_S)
         # MPI_Finalize would wait for ranks that will not come.
         mpi.abort(1)
     mpi.finalize()
