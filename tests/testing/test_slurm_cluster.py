@@ -110,6 +110,7 @@ def test_a_flat_cluster_needs_no_tools_for_namespaces():
         ({"num_nodes": 0}, "num_nodes=0 is out of range. Use 1 to 200"),
         ({"mode": "docker"}, "mode='docker' is unknown"),
         ({"mode": "flat", "private_tmp": True}, "Use mode='namespaces'"),
+        ({"mode": "flat", "memory_limits": True}, "Use mode='namespaces'"),
         ({"shared": (Path("data"),)}, "Use an absolute one"),
     ],
 )

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 
+from hpctrain.testing.slurm import memory_cgroups
 from hpctrain.testing.slurm.errors import ClusterError
 from hpctrain.testing.slurm.spec import ClusterSpec, Mode
 
@@ -82,6 +83,11 @@ def check_components(spec: ClusterSpec, *, search_path: str = SEARCH_PATH) -> No
     """Raise an error which names the missing programs, if there are any."""
     if missing := missing_components(spec, search_path=search_path):
         raise ClusterError(describe_missing(missing, spec))
+    if spec.memory_limits and not memory_cgroups.is_mounted():
+        raise ClusterError(
+            f"memory_limits=True needs cgroup v1's memory hierarchy at {memory_cgroups.HIERARCHY}. "
+            f"Mount it, or go without limits."
+        )
     if spec.mode == "namespaces" and os.geteuid() != 0:
         raise ClusterError("mode='namespaces' needs root. Run as root, or use mode='flat'.")
 

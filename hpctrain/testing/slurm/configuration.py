@@ -11,6 +11,7 @@ from pathlib import Path
 from hpctrain.testing.slurm.addresses import Addresses, host_name
 from hpctrain.testing.slurm.errors import ClusterError
 from hpctrain.testing.slurm.layout import Layout
+from hpctrain.testing.slurm.memory_cgroups import first_job_id
 from hpctrain.testing.slurm.spec import HEAD, ClusterSpec
 
 CLUSTER_NAME = "hpctrain"
@@ -35,9 +36,7 @@ def write_configuration(spec: ClusterSpec, layout: Layout, addresses: Addresses)
     # own name server cannot be reached from the nodes: each question would wait for ten seconds.
     layout.resolver.write_text("nameserver 127.0.0.1\n")
     (layout.etc / "plugstack.conf").touch()
-    # slurmd loads a cgroup plugin even where nothing uses it, and v1 is the one that needs neither
-    # a mounted hierarchy nor systemd.
-    (layout.etc / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+    (layout.etc / "cgroup.conf").write_text(cgroup_conf(spec))
     if spec.gpus_per_node:
         devices = _make_gpu_devices(spec.gpus_per_node, layout.gpu_devices)
         (layout.etc / "gres.conf").write_text(gres_conf(devices))
@@ -74,9 +73,10 @@ ReturnToService=2
 JobRequeue=1
 MailProg=/bin/true
 
-# No cgroups and no pinning: the nodes have more CPUs than the machine.
+# No pinning: the nodes have more CPUs than the machine.
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin={"task/cgroup" if spec.memory_limits else "task/none"}
+FirstJobId={first_job_id(addresses.number) if spec.memory_limits else 1}
 SlurmdParameters=config_overrides
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
@@ -116,6 +116,14 @@ PartitionName=shared OverSubscribe=FORCE:4
 PartitionName=short MaxTime=2
 PartitionName=down State=DOWN
 """
+
+
+def cgroup_conf(spec: ClusterSpec) -> str:
+    """Return cgroup.conf."""
+    # slurmd loads a cgroup plugin even where nothing uses it, and v1 is the one that needs neither
+    # a mounted hierarchy nor systemd.
+    limits = "ConstrainRAMSpace=yes\nConstrainSwapSpace=yes\n" if spec.memory_limits else ""
+    return f"CgroupPlugin=cgroup/v1\n{limits}"
 
 
 def _accounting_lines(spec: ClusterSpec, layout: Layout, addresses: Addresses) -> str:

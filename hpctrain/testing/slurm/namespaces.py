@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.testing.slurm import node_init
+from hpctrain.testing.slurm import memory_cgroups, node_init
 from hpctrain.testing.slurm.addresses import Addresses
 from hpctrain.testing.slurm.components import SEARCH_PATH
 from hpctrain.testing.slurm.errors import ClusterError
@@ -84,6 +84,8 @@ class Namespaces:
             what="the nodes to lose power",
             timeout_s=20,
         )
+        if self.spec.memory_limits:
+            memory_cgroups.remove_groups(self.addresses.number, self.spec.node_names)
         # The kernel removes it too, but a moment later.
         if Path("/sys/class/net", self.addresses.interface).exists():
             run_ip(f"link del {self.addresses.interface}", check=False)
@@ -93,6 +95,8 @@ class Namespaces:
         init += ["--identity", str(self.layout.node_identity(node))]
         init += ["--hosts", str(self.layout.hosts), "--resolver", str(self.layout.resolver)]
         init += ["--state-dir", str(self.layout.state_dir)]
+        if self.spec.memory_limits:
+            init += ["--memory-cgroups", str(memory_cgroups.HIERARCHY)]
         # The head is where users log in, and they work in the /tmp of the host.
         if self.spec.private_tmp and node != HEAD:
             init += ["--tmp", str(self.layout.state_dir / "tmp" / node)]

@@ -23,6 +23,7 @@ def main() -> None:
     parser.add_argument("--hosts", type=Path, required=True)
     parser.add_argument("--resolver", type=Path, required=True)
     parser.add_argument("--state-dir", type=Path, required=True)
+    parser.add_argument("--memory-cgroups", type=Path, help="where to mount version 1")
     parser.add_argument("--tmp", type=Path, help="where to prepare a private /tmp")
     parser.add_argument("--shared", type=Path, action="append", default=[])
     options = parser.parse_args()
@@ -37,6 +38,10 @@ def main() -> None:
         mount("--bind", str(options.resolver), "/etc/resolv.conf")
     # The old mount of sysfs would show the network interfaces of the host.
     mount("-t", "sysfs", "sysfs", "/sys")
+    if options.memory_cgroups is not None:
+        mount("-t", "tmpfs", "cgroup", str(options.memory_cgroups.parent))
+        options.memory_cgroups.mkdir()
+        mount("-t", "cgroup", "-o", "memory", "cgroup", str(options.memory_cgroups))
     if options.tmp is not None:
         hide_tmp(options.tmp, state_dir=options.state_dir, shared=options.shared)
     os.chdir("/")

@@ -44,6 +44,8 @@ class ClusterSpec:
     """Run slurmdbd and a database; without, ``sacct`` fails as it does on a cluster without."""
     enforce_part_limits: bool = False
     """Refuse a job beyond its partition's limits at submission instead of leaving it pending."""
+    memory_limits: bool = False
+    """The kernel kills what uses more memory than its job asked for; needs cgroup v1."""
     mpi_default: str = "none"
     """What ``srun`` without ``--mpi`` uses; Slurm's own default is ``none``."""
 
@@ -64,6 +66,11 @@ class ClusterSpec:
         if self.private_tmp and self.mode == "flat":
             raise ClusterError(
                 "private_tmp=True needs nodes that have a file system of their own. "
+                "Use mode='namespaces'."
+            )
+        if self.memory_limits and self.mode == "flat":
+            raise ClusterError(
+                "memory_limits=True needs nodes that mount cgroups of their own. "
                 "Use mode='namespaces'."
             )
         for directory in self.shared:
