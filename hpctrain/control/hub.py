@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpctrain.control.memory import MemoryWatch
 from hpctrain.control.wire import (
     NONCE_BYTES,
     UNKNOWN_RANK,
@@ -39,6 +40,7 @@ class _Peer:
     ranks: set[int] = field(default_factory=set)
     hostname: str = ""
     last_heard: float = 0.0
+    memory: dict[str, Any] | None = None
 
 
 class Hub:
@@ -58,6 +60,7 @@ class Hub:
         self._peer_of: dict[int, _Peer] = {}
         self._secret: bytes | None = None
         self._unix_path: Path | None = None
+        self._memory = MemoryWatch()
 
     def listen_unix(self, path: Path) -> None:
         """Accept ranks of this machine. The directory of `path` must be the user's alone."""
@@ -96,6 +99,7 @@ class Hub:
             if frames:
                 events += frames
         events += self._drop_silent_agents()
+        self._memory.sample()
         # What a dying rank has said, and its death, are told before what its peers say of it.
         lost = {frame.header["rank"] for frame in events if frame.op == "lost"}
         return sorted(events, key=lambda frame: frame.header.get("rank") not in lost)
@@ -156,7 +160,7 @@ class Hub:
 
     def _accept_local(self, listener: socket.socket) -> None:
         sock, _ = listener.accept()
-        self._add(sock)
+        self._memory.add(self._add(sock).frames, sock)
 
     def _accept_remote(self, listener: socket.socket) -> None:
         sock, _ = listener.accept()
@@ -191,12 +195,13 @@ class Hub:
 
         self._selector.register(sock, selectors.EVENT_READ, check)
 
-    def _add(self, sock: socket.socket) -> None:
+    def _add(self, sock: socket.socket) -> _Peer:
         peer = _Peer(FrameSocket(sock), last_heard=time.monotonic())
         self._peers[id(peer)] = peer
         self._selector.register(
             peer.frames, selectors.EVENT_READ, lambda mask: self._serve(peer, mask)
         )
+        return peer
 
     def _serve(self, peer: _Peer, mask: int) -> list[Frame]:
         if mask & selectors.EVENT_WRITE:
@@ -247,6 +252,7 @@ class Hub:
     def _lost(self, peer: _Peer, rank: int) -> Frame:
         self._peer_of.pop(rank, None)
         header = {"op": "lost", "rank": rank, "attempt": self._attempt, "agent": peer.is_agent}
+        header["memory"] = peer.memory
         return Frame(header, b"", b"")
 
     def _update(self, peer: _Peer) -> None:
@@ -261,6 +267,7 @@ class Hub:
 
     def _drop(self, peer: _Peer) -> None:
         if self._peers.pop(id(peer), None) is not None:
+            peer.memory = self._memory.remove(peer.frames)
             self._selector.unregister(peer.frames)
             peer.frames.close()
 

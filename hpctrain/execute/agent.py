@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from hpctrain.control.link import LinkTimeoutError, connect_tcp
+from hpctrain.control.memory import MemoryWatch
 from hpctrain.control.wire import UNKNOWN_RANK, FrameSocket, encode_frame
 from hpctrain.worker.node_socket import node_socket_path
 
@@ -39,6 +40,7 @@ class Agent:
         self._uplink = FrameSocket(uplink)
         self._path = path
         self._ranks: dict[FrameSocket, int | None] = {}
+        self._memory = MemoryWatch()
         self._selector = selectors.DefaultSelector()
 
     def run(self) -> None:
@@ -67,6 +69,7 @@ class Agent:
         ready = self._selector.select(_BEAT_INTERVAL_S)
         if not ready:
             self._say("beat")
+        self._memory.sample()
         for key, mask in ready:
             if key.fileobj is listener:
                 self._accept(listener)
@@ -86,6 +89,7 @@ class Agent:
     def _accept(self, listener: socket.socket) -> None:
         sock, _ = listener.accept()
         frames = FrameSocket(sock)
+        self._memory.add(frames, sock)
         self._ranks[frames] = None
         self._selector.register(frames, selectors.EVENT_READ)
 
@@ -100,10 +104,11 @@ class Agent:
             self._uplink.queue(frame.raw)
         if frames.closed:
             rank = self._ranks.pop(frames)
+            memory = self._memory.remove(frames)
             self._selector.unregister(frames)
             frames.close()
             if rank is not None:
-                self._say("lost", rank=rank)
+                self._say("lost", rank=rank, memory=memory)
         self._uplink.flush()
         self._watch(self._uplink)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from hpctrain.errors import WorkerError
+from hpctrain.execute.out_of_memory import advise_more_memory, describe_kill
 from hpctrain.execute.roll_call import WorkerMetadata
 from hpctrain.execute.tracker import AttemptTracker
 from hpctrain.rundir.paths import RunPaths
@@ -26,10 +28,9 @@ _SIGNALS = {
     "11": "SIGSEGV",
     "15": "SIGTERM",
 }
-_BY_HINT = {
-    "SIGKILL": "killed by SIGKILL: as a rule the kernel, out of memory",
-    "SIGSEGV": "killed by SIGSEGV: a crash in compiled code; its log ends with the Python stack",
-}
+_OUT_OF_MEMORY = "Out Of Memory"
+_PERHAPS_FOR_MEMORY = ": as a rule the kernel, out of memory"
+_NOT_FOR_MEMORY = ", and not for want of memory: by a person or a program"
 
 
 def first_failure(
@@ -39,12 +40,15 @@ def first_failure(
 
     Not collective. A rank that died without a word comes before ranks that complain about a peer;
     otherwise the first that was heard of. Of several silent ones the launcher may have said which
-    it did not end itself.
+    it did not end itself. What the kernel killed for want of memory is the cause of all the rest.
     """
     causes = [
         failure for failure in tracker.failures.values() if not _COLLATERAL.search(failure.message)
     ]
     silent = [rank for rank in tracker.lost if rank not in tracker.failures]
+    for rank in silent:
+        if tracker.memory.get(rank, {}).get("kills"):
+            return rank, None
     if causes:
         return causes[0].rank, causes[0]
     if silent:
@@ -74,16 +78,20 @@ def explain_failure(
 ) -> WorkerError:
     """Return the error that ``fit()`` raises. Not collective."""
     rank, failure = first_failure(tracker, launcher_output)
+    memory = tracker.memory.get(rank, {})
     worker = workers[rank] if 0 <= rank < len(workers) else None
     hostname = worker.hostname if worker else (failure.hostname if failure else "unknown")
     if failure is not None:
         reason = f"{failure.type}: {failure.message}" if failure.type else failure.message
         where = f"after report {failure.report}" if failure.report else f"in phase {failure.phase}"
+        # Not the rank itself, as it spoke: a child, such as a loader of data.
+        killed = bool(memory.get("kills"))
     else:
         where = "without a word"
-        reason = _cause_of_death(
-            launcher_output, rank, worker.pid if worker else -1, paths.rank_log(attempt, rank)
-        )
+        crash = _crash_in(paths.rank_log(attempt, rank))
+        status = _exit_status(launcher_output, rank, worker.pid if worker else -1)
+        killed = crash is None and _was_killed_for_memory(status, memory, launcher_output)
+        reason = describe_kill(memory) if killed else crash or _describe_death(status, memory)
         if tracker.lost.get(rank):
             reason = "the agent of its node is gone too: the node, or its network, is down"
     log = paths.rank_log(attempt, rank)
@@ -92,6 +100,10 @@ def explain_failure(
         f"  Log: {log if log.exists() else paths.launcher_log(attempt)}   "
         f"Last complete checkpoint: {checkpoint or 'none'}",
     ]
+    if failure is not None and killed:
+        lines.append(f"  Of its processes, {memory['kills']} had been {describe_kill(memory)}")
+    if killed:
+        lines.append(f"  {advise_more_memory(memory)}")
     if failure is not None and failure.traceback:
         lines += ["", failure.traceback.rstrip()]
     return WorkerError(
@@ -102,11 +114,16 @@ def explain_failure(
     )
 
 
-def _cause_of_death(launcher_output: str, rank: int, pid: int, log: Path) -> str:
-    """Return how a process ended that could not say it itself."""
-    # faulthandler's word, the last in the log of a rank that crashed.
-    if crash := re.search(r"^Fatal Python error: (.+)$", _end_of(log), re.MULTILINE):
-        return f"{crash.group(1)}, a crash in compiled code; its log ends with the Python stack"
+def _crash_in(log: Path) -> str | None:
+    """Return faulthandler's word, the last in the log of a rank that crashed."""
+    crash = re.search(r"^Fatal Python error: (.+)$", _end_of(log), re.MULTILINE)
+    if crash is None:
+        return None
+    return f"{crash.group(1)}, a crash in compiled code; its log ends with the Python stack"
+
+
+def _exit_status(launcher_output: str, rank: int, pid: int) -> str | None:
+    """Return how a process ended as its launcher tells it: a signal's name, or a status."""
     status = None
     # hydra: "=   PID 123 RUNNING AT host" and "=   EXIT CODE: 9"; a signal's number or a status. It
     # can be that of a rank which hydra itself killed afterwards, hence the pid.
@@ -115,10 +132,10 @@ def _cause_of_death(launcher_output: str, rank: int, pid: int, log: Path) -> str
         if re.search(r"EXIT STRING:.*signal", launcher_output) and status in _SIGNALS:
             status = _SIGNALS[status]
     # srun: "srun: error: node2: task 3: Exited with exit code 7", "... tasks 0-2,5: Killed".
-    srun = r"tasks? ([\d,-]+): (?:Exited with exit code (\d+)|(Killed)|Segmentation fault)"
-    for tasks, code, killed in re.findall(srun, launcher_output):
+    srun = r"tasks? ([\d,-]+): (?:Exited with exit code (\d+)|(Killed)|(Out Of)|Segmentation fault)"
+    for tasks, code, killed, memory in re.findall(srun, launcher_output):
         if _holds(tasks, rank):
-            status = code or ("SIGKILL" if killed else "SIGSEGV")
+            status = code or ("SIGKILL" if killed else _OUT_OF_MEMORY if memory else "SIGSEGV")
     # Open MPI: "process rank 2 with PID 0 on node x exited on signal 9 (Killed)", and for a status
     # "Process name: [[4711,1],2]" and "Exit code:    7" below it.
     if found := re.search(
@@ -129,12 +146,33 @@ def _cause_of_death(launcher_output: str, rank: int, pid: int, log: Path) -> str
         rf"Process name: \[\[\d+,\d+\],{rank}\]\s+Exit code:\s+(\d+)", launcher_output
     ):
         status = found.group(1)
-    if re.search(r"oom.?kill|out of memory", launcher_output, re.IGNORECASE):
-        return "killed by the kernel, out of memory"
+    return status
+
+
+def _was_killed_for_memory(
+    status: str | None, memory: Mapping[str, Any], launcher_output: str
+) -> bool:
+    if status not in (None, "SIGKILL", _OUT_OF_MEMORY):
+        return False
+    if status == _OUT_OF_MEMORY or memory.get("kills"):
+        return True
+    # slurmstepd, of one of its tasks: "Detected 1 oom_kill event in StepId=12.0".
+    slurm = re.search(r"oom.?kill|out of memory", launcher_output, re.IGNORECASE)
+    return "kills" not in memory and slurm is not None
+
+
+def _describe_death(status: str | None, memory: Mapping[str, Any]) -> str:
+    # Where the kernel counts what it kills for want of memory, it did not.
+    counted = "kills" in memory
     if status is None:
-        return "its process ended (os._exit, a crash, or out of memory)"
-    if status in _BY_HINT:
-        return _BY_HINT[status]
+        causes = (
+            "os._exit, a crash, or a kill" if counted else "os._exit, a crash, or out of memory"
+        )
+        return f"its process ended ({causes})"
+    if status == "SIGKILL":
+        return f"killed by SIGKILL{_NOT_FOR_MEMORY if counted else _PERHAPS_FOR_MEMORY}"
+    if status == "SIGSEGV":
+        return "killed by SIGSEGV: a crash in compiled code; its log ends with the Python stack"
     return (
         f"killed by {status}"
         if status.lower().startswith("sig")

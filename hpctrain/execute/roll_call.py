@@ -13,6 +13,7 @@ from typing import Any
 from hpctrain.control.hub import Hub
 from hpctrain.control.wire import Frame
 from hpctrain.errors import LaunchError
+from hpctrain.execute.out_of_memory import advise_more_memory, describe_kill
 from hpctrain.execute.process import StepProcess
 from hpctrain.worker.failure import RankFailure
 
@@ -115,6 +116,12 @@ class RollCall:
         elif frame.op == "failed":
             raise LaunchError(RankFailure.from_json(json.loads(frame.body)).message)
         elif frame.op == "lost":
+            memory = frame.header.get("memory") or {}
+            if memory.get("kills"):
+                raise LaunchError(
+                    f"a rank was {describe_kill(memory)}, while the group of {self._size} ranks "
+                    f"was starting. {advise_more_memory(memory)}"
+                )
             self._fail(f"a rank died while the group of {self._size} ranks was starting.")
 
     def _explain_timeout(self, timeout_s: float) -> str:

@@ -55,6 +55,8 @@ class AttemptTracker:
         """Why ranks failed, in the order in which it became known."""
         self.lost: dict[int, bool] = {}
         """Ranks whose connection ended, in that order; the value says if their agent's did."""
+        self.memory: dict[int, Mapping[str, Any]] = {}
+        """What is known of the memory of ranks that are lost: see `MemoryWatch.remove`."""
         self.signals: list[str] = []
         """Signals that ranks have passed on."""
 
@@ -113,6 +115,8 @@ class AttemptTracker:
             self.failures.setdefault(rank, RankFailure.from_json(json.loads(frame.body)))
         elif frame.op == "lost" and rank not in self._done:
             self.lost.setdefault(rank, bool(frame.header.get("agent")))
+            if memory := frame.header.get("memory"):
+                self.memory[rank] = memory
         elif frame.op == "frozen":
             self._frozen[rank] = frame.header["report"]
         elif frame.op == "signal":

@@ -58,10 +58,19 @@ srun: error: n2: tasks 2-3: Terminated
 SRUN_KILLED = "srun: error: n1: tasks 0-2: Killed\nsrun: Force Terminated StepId=12.0\n"
 SRUN_CRASHED = "srun: error: n1: task 1: Segmentation fault (core dumped)\n"
 SRUN_OOM = """
-slurmstepd: error: Detected 1 oom-kill event(s) in StepId=12.0. Some of your processes may have
-been killed by the cgroup out-of-memory handler.
+slurmstepd-n1: error: Detected 1 oom-kill event(s) in StepId=12.0. Some of your processes may have been killed by the cgroup out-of-memory handler.
 srun: error: n1: task 1: Out Of Memory
-"""
+"""  # noqa: E501
+# What cgroups tell of a rank: see MemoryWatch.remove.
+KILLED = {
+    "kills": 1,
+    "group": "/sys/fs/cgroup/memory/slurm/uid_0/job_12",
+    "limit": 300 * 2**20,
+    "peak": 300 * 2**20,
+    "sharing": 2,
+    "resident": 250 * 2**20,
+    "age_s": 0.34,
+}
 
 
 @pytest.fixture
@@ -93,9 +102,10 @@ def fail(tracker: AttemptTracker, rank: int, message: str, **details: Any) -> No
     tracker.feed(Frame({"op": "failed", "rank": rank}, body, b""))
 
 
-def lose(tracker: AttemptTracker, *ranks: int, agent: bool = False) -> None:
+def lose(tracker: AttemptTracker, *ranks: int, agent: bool = False, memory: Any = None) -> None:
     for rank in ranks:
-        tracker.feed(Frame({"op": "lost", "rank": rank, "agent": agent}, b"", b""))
+        header = {"op": "lost", "rank": rank, "agent": agent, "memory": memory}
+        tracker.feed(Frame(header, b"", b""))
 
 
 def explain(
@@ -239,3 +249,43 @@ def test_a_node_that_is_gone_with_its_agent_is_told_as_such(
     lose(tracker, 2, agent=True)
     line = str(explain(tracker, paths)).splitlines()[0]
     assert line.endswith("the agent of its node is gone too: the node, or its network, is down")
+
+
+def test_what_the_kernel_killed_for_want_of_memory_comes_before_every_other_cause(
+    tracker: AttemptTracker, paths: RunPaths
+):
+    fail(tracker, 0, "the barrier timed out")
+    lose(tracker, 3)
+    lose(tracker, 2, memory=KILLED)
+    first, _, advice = str(explain(tracker, paths)).splitlines()
+    assert first == (
+        "rank 2 of 4 on n1 failed without a word: killed by the kernel, out of memory: the 2 ranks "
+        "of its node share a limit of 300 MiB, of which 300 MiB were used; the rank itself held "
+        "250 MiB when last seen, 0.3 s before"
+    )
+    assert advice.startswith("  Ask Slurm for more memory, with resources_per_worker={'memory'")
+
+
+@pytest.mark.parametrize(
+    ("memory", "output", "reason"),
+    [
+        ({"kills": 1}, "", "killed by the kernel, out of memory: the whole node had none left"),
+        ({**KILLED, "sharing": 1, "peak": None}, "", "out of memory: its limit is 300 MiB; the"),
+        # Of another rank; the kernel's own count is the better witness.
+        (
+            {"kills": 0},
+            SRUN_OOM.replace("task 1", "task 3"),
+            "its process ended (os._exit, a crash",
+        ),
+        ({"kills": 0}, SRUN_OOM, "killed by the kernel, out of memory"),
+        ({"kills": 0}, SRUN_KILLED, "killed by SIGKILL, and not for want of memory"),
+        # A child of the rank, long before, perhaps.
+        (KILLED, SRUN_EXITED, "exited with status 7"),
+    ],
+)
+def test_the_kernels_count_and_the_launchers_word_are_weighed(
+    tracker: AttemptTracker, paths: RunPaths, memory: Any, output: str, reason: str
+):
+    lose(tracker, 1, memory=memory)
+    line = str(explain(tracker, paths, output)).splitlines()[0]
+    assert reason in line

@@ -1,0 +1,197 @@
+"""The memory of this node's ranks, as cgroups count it: its limit, and what the kernel killed.
+
+Never the memory of the node: a job may use what Slurm gave it, however much is free beside it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from typing import Any
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_SAMPLE_INTERVAL_S = 2.0
+# What cgroup v1 shows where there is no limit: 2^63 - 1, rounded down to a page.
+_NO_LIMIT = 2**62
+
+
+class MemoryCgroup:
+    """The memory cgroup of a process, and those around it.
+
+    Parameters
+    ----------
+    directories
+        The group's own, then those around it, outermost last.
+    version
+        1 or 2.
+    """
+
+    def __init__(self, directories: list[str], *, version: int) -> None:
+        self.directories = directories
+        self.version = version
+        names = {
+            1: ("memory.oom_control", "memory.limit_in_bytes", "memory.max_usage_in_bytes"),
+            2: ("memory.events", "memory.max", "memory.peak"),
+        }
+        self._events, self._limit, self._peak = names[version]
+
+    @classmethod
+    def of(cls, pid: int, *, proc: str = "/proc") -> MemoryCgroup | None:
+        """Return the group that a process is in; None where there is none or it is not shown.
+
+        Not collective.
+
+        Parameters
+        ----------
+        pid
+            The process.
+        proc
+            Where the proc file system is.
+        """
+        groups = _read(f"{proc}/{pid}/cgroup").splitlines()
+        version, path = 0, ""
+        for group in groups:
+            # "4:memory:/job_7/step_0" is version 1, "0::/job_7/step_0" version 2. Where both are
+            # mounted, memory is counted by one of them alone.
+            _, controllers, place = group.split(":", 2)
+            if "memory" in controllers.split(","):
+                version, path = 1, place
+            elif not controllers and version == 0:
+                version, path = 2, place
+        kind, option = ("cgroup", "memory") if version == 1 else ("cgroup2", "")
+        # The last mount of a place hides the ones before.
+        for mount in reversed(_read(f"{proc}/self/mountinfo").splitlines() if version else []):
+            before, _, after = mount.partition(" - ")
+            root, top = before.split()[3:5]
+            if after.split()[0] == kind and option in ["", *after.split()[2].split(",")]:
+                chain = _chain(top, path, root)
+                return cls(chain, version=version) if chain else None
+        return None
+
+    def kills(self, directory: str) -> int | None:
+        """Return how many processes the kernel killed in a group; None where it is not counted.
+
+        Version 2 counts those of the groups inside as well, version 1 does not.
+        """
+        for line in _read(f"{directory}/{self._events}").splitlines():
+            name, _, count = line.partition(" ")
+            if name == "oom_kill":
+                return int(count)
+        return None
+
+    def lowest_limit(self) -> tuple[str, int] | None:
+        """Return the group that limits the process most, and its limit in bytes, if there is one.
+
+        Of several with the same limit it is the outermost, which has the most inside.
+        """
+        lowest = None
+        for directory in self.directories:
+            text = _read(f"{directory}/{self._limit}").strip()
+            limit = int(text) if text.isdigit() else _NO_LIMIT
+            if limit < _NO_LIMIT and (lowest is None or limit <= lowest[1]):
+                lowest = directory, limit
+        return lowest
+
+    def peak(self, directory: str) -> int | None:
+        """Return the most that a group ever used, in bytes; None where it is not counted."""
+        text = _read(f"{directory}/{self._peak}").strip()
+        return int(text) if text.isdigit() else None
+
+
+class _Watched:
+    """A process that is watched."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.group = MemoryCgroup.of(pid)
+        self.limit = None if self.group is None else self.group.lowest_limit()
+        self.resident = 0
+        self.seen_at = 0.0
+
+
+class MemoryWatch:
+    """Watches processes of this node by what they are known by: any value that can be a key."""
+
+    def __init__(self) -> None:
+        self._watched: dict[object, _Watched] = {}
+        self._counted: dict[str, int] = {}
+        self._sharing: dict[str, int] = {}
+        self._sampled_at = 0.0
+
+    def add(self, key: object, sock: socket.socket) -> None:
+        """Begin to watch the process at the other end of a unix socket."""
+        # struct ucred: pid, uid, gid. The pid is 0 if it has none in our PID namespace.
+        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        self._watched[key] = watched = _Watched(struct.unpack("3i", credentials)[0])
+        if watched.limit is not None:
+            group = watched.limit[0]
+            self._sharing[group] = self._sharing.get(group, 0) + 1
+        if watched.group is not None:
+            for directory in watched.group.directories:
+                if directory not in self._counted:
+                    self._counted[directory] = watched.group.kills(directory) or 0
+
+    def sample(self) -> None:
+        """Note how large each process is, if that was not done just now."""
+        now = time.monotonic()
+        if now - self._sampled_at < _SAMPLE_INTERVAL_S:
+            return
+        self._sampled_at = now
+        for watched in self._watched.values():
+            # man 5 proc: pages in all, pages that are resident. All zero once it is ending.
+            sizes = _read(f"/proc/{watched.pid}/statm").split()
+            if len(sizes) > 1 and int(sizes[1]):
+                watched.resident, watched.seen_at = int(sizes[1]) * _PAGE_BYTES, now
+
+    def remove(self, key: object) -> dict[str, Any] | None:
+        """Stop watching a process that has ended; return what is known of its memory.
+
+        The kills of a group are told once: to the first that ended after them. None if nothing
+        counts them here. Sizes are in bytes, times in seconds.
+        """
+        watched = self._watched.pop(key, None)
+        if watched is None or watched.group is None:
+            return None
+        kills = self._new_kills(watched.group)
+        if kills is None:
+            return None
+        told: dict[str, Any] = {"kills": kills}
+        if watched.limit is not None:
+            group, limit = watched.limit
+            told.update(group=group, limit=limit, peak=watched.group.peak(group))
+            told.update(sharing=self._sharing[group])
+        if watched.resident:
+            told.update(resident=watched.resident, age_s=time.monotonic() - watched.seen_at)
+        return told
+
+    def _new_kills(self, group: MemoryCgroup) -> int | None:
+        for directory in group.directories:
+            # The innermost may be gone already, with its last process.
+            kills = group.kills(directory)
+            if kills is not None:
+                new = kills - self._counted[directory]
+                self._counted[directory] = kills
+                return new
+            if group.version == 1:
+                return None
+        return None
+
+
+def _chain(top: str, path: str, root: str) -> list[str]:
+    """Return the directories of a group and of those around it, up to the mount."""
+    # In a container the mount may show only what is below `root`, and the process be elsewhere.
+    inside = os.path.relpath(path, root)
+    if path.startswith("/..") or inside.startswith(".."):
+        return []
+    parts = [] if inside == "." else inside.split("/")
+    return ["/".join([top, *parts[:depth]]) for depth in range(len(parts), -1, -1)]
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""

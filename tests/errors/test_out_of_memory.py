@@ -1,0 +1,194 @@
+"""The kernel kills a rank for want of memory, and the error says which, where and how much."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hpctrain import Result
+from hpctrain.control.memory import MemoryCgroup
+from hpctrain.testing.pytest_plugin import require_components
+from hpctrain.testing.slurm import ClusterSpec, VirtualCluster, best_mode, memory_cgroups
+
+LIMIT_MIB = 300
+
+SCRIPT = """
+import sys
+import hpctrain
+import hpctrain.collective
+from hpctrain import (
+    Checkpoint, DataParallelTrainer, HpctrainError, RunConfig, ScalingConfig, SlurmConfig,
+)
+
+def fill():
+    kept = []
+    while True:
+        kept.append(bytearray(b"x") * 2**22)
+
+def train(config):
+    rank = hpctrain.get_context().get_world_rank()
+    hpctrain.report({"step": 0}, Checkpoint.from_dict({"step": 0}) if rank == 0 else None)
+    if rank == config["rank"]:
+        if config["who"] == "rank":
+            fill()
+        import os
+        child = os.fork()
+        if child == 0:
+            fill()
+        _, status = os.waitpid(child, 0)
+        raise RuntimeError(f"DataLoader worker is killed by signal {os.WTERMSIG(status)}")
+    hpctrain.collective.barrier(timeout_s=60)
+
+if __name__ == "__main__":
+    storage, who, workers, rank = sys.argv[1:5]
+    slurm = SlurmConfig(nodes=int(sys.argv[5]), mem=sys.argv[6]) if sys.argv[5:] else SlurmConfig()
+    try:
+        DataParallelTrainer(
+            train,
+            train_loop_config={"who": who, "rank": int(rank)},
+            scaling_config=ScalingConfig(num_workers=int(workers), slurm=slurm),
+            run_config=RunConfig(storage_path=storage, name="run", verbose=0),
+        ).fit()
+    except HpctrainError as error:
+        print(f"{type(error).__name__}: {error}")
+        sys.exit(4)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+@pytest.fixture
+def small_cgroup() -> Iterator[Path]:
+    """Provide an empty memory cgroup with a limit, inside the one that the tests run in."""
+    mine = MemoryCgroup.of(os.getpid())
+    if mine is None:
+        pytest.skip("no memory cgroup is mounted here")
+    group = Path(mine.directories[0]) / f"hpctrain-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"a memory cgroup cannot be made here: {error}")
+    try:
+        limits = ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.max")
+        found = [group / name for name in limits if (group / name).exists()]
+        if not found:
+            pytest.skip(f"{mine.directories[0]} does not pass the control of memory on")
+        for limit in found:
+            limit.write_text(str(LIMIT_MIB * 2**20))
+        if (group / "memory.swap.max").exists():
+            (group / "memory.swap.max").write_text("0")
+        yield group
+    finally:
+        deadline = time.monotonic() + 20
+        while (group / "cgroup.procs").read_text() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        group.rmdir()
+
+
+@pytest.fixture
+def run_inside(
+    small_cgroup: Path, script: Path, tmp_path: Path
+) -> Callable[[str], subprocess.CompletedProcess[str]]:
+    def run(who: str) -> subprocess.CompletedProcess[str]:
+        enter = ["sh", "-c", 'echo $$ >"$0/cgroup.procs" && exec "$@"', str(small_cgroup)]
+        return subprocess.run(
+            [*enter, sys.executable, str(script), str(tmp_path), who, "2", "1"],
+            env={**os.environ, "HPCTRAIN_LAUNCHER": "local"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    return run
+
+
+@pytest.mark.mpi
+def test_a_rank_that_the_kernel_kills_for_want_of_memory_is_told_with_its_limit(
+    run_inside: Callable[[str], subprocess.CompletedProcess[str]],
+    small_cgroup: Path,
+    tmp_path: Path,
+) -> None:
+    done = run_inside("rank")
+    assert done.returncode == 4, done.stdout + done.stderr
+    first, *further = done.stdout.splitlines()
+    assert first.startswith(
+        f"WorkerError: rank 1 of 2 on {os.uname().nodename} failed without a word: killed by the "
+        f"kernel, out of memory: the 2 ranks of its node share a limit of {LIMIT_MIB} MiB, of "
+        f"which {LIMIT_MIB} MiB were used"
+    )
+    assert (
+        f"  Make batches smaller, start fewer workers, or raise the limit of {small_cgroup}."
+        in further
+    )
+    assert "checkpoints/000001" in further[0]
+    ended = Result.from_path(tmp_path / "run").attempts[0]
+    assert "out of memory" in str(ended.cause)
+
+
+@pytest.mark.mpi
+def test_a_child_that_the_kernel_kills_is_told_beside_what_the_rank_raised(
+    run_inside: Callable[[str], subprocess.CompletedProcess[str]],
+) -> None:
+    done = run_inside("child")
+    assert done.returncode == 4, done.stdout + done.stderr
+    first, *further = done.stdout.splitlines()
+    assert "rank 1 of 2" in first
+    assert "RuntimeError: DataLoader worker is killed by signal 9" in first
+    assert further[1].startswith(
+        "  Of its processes, 1 had been killed by the kernel, out of memory: the 2 ranks of its "
+        f"node share a limit of {LIMIT_MIB} MiB"
+    )
+
+
+@pytest.fixture(scope="module")
+def limited_slurm() -> Iterator[VirtualCluster]:
+    """Provide a cluster whose jobs get the memory that they asked for, and no more."""
+    spec = ClusterSpec(num_nodes=2, gpus_per_node=0, memory_limits=True)
+    require_components(spec)
+    if best_mode() != "namespaces" or not memory_cgroups.is_mounted():
+        pytest.skip("jobs with limits need namespaces, and cgroup v1's memory hierarchy")
+    state_dir = Path(tempfile.mkdtemp(prefix="hc-", dir="/tmp"))
+    with VirtualCluster.start(spec, state_dir=state_dir) as cluster:
+        yield cluster
+
+
+@pytest.mark.slurm
+def test_a_rank_of_a_job_that_uses_more_than_the_job_asked_for_is_told_with_node_and_limit(
+    limited_slurm: VirtualCluster, script: Path, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path), "rank", "4", "2", "2", f"{LIMIT_MIB}M"],
+        env={**os.environ, **limited_slurm.environ},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 4, done.stdout + done.stderr
+    first, *further = done.stdout.splitlines()
+    assert re.match(
+        r"WorkerError: rank 2 of 4 on node2 failed without a word: killed by the kernel, out of "
+        rf"memory: the 2 ranks of its node share a limit of {LIMIT_MIB} MiB, of which "
+        rf"{LIMIT_MIB} MiB were used",
+        first,
+    )
+    assert (
+        "  Ask Slurm for more memory, with resources_per_worker={'memory': BYTES} or "
+        "SlurmConfig(mem='...'), or make batches smaller." in further
+    )
+    # Slurm says the same, on its own.
+    said = (tmp_path / "run/logs/1/launcher.out").read_text()
+    assert re.search(r"task 2: Out Of Memory", said)
+    assert re.search(r"Detected 1 oom.kill event", said)
