@@ -28,6 +28,8 @@ from hpctrain.control.wire import (
 SECRET_BYTES = 32
 AGENT_SILENCE_S = 30.0
 """Seconds after which a silent node is given up: it has lost its power, or its network."""
+AUTH_TIMEOUT_S = 10.0
+"""Seconds in which whoever connects over TCP has to prove that it knows the secret."""
 _SIOCGIFADDR = 0x8915
 
 
@@ -59,6 +61,7 @@ class Hub:
         self._peers: dict[int, _Peer] = {}
         self._peer_of: dict[int, _Peer] = {}
         self._secret: bytes | None = None
+        self._strangers: dict[socket.socket, float] = {}
         self._unix_path: Path | None = None
         self._memory = MemoryWatch()
 
@@ -98,6 +101,7 @@ class Hub:
             frames = key.data(mask)
             if frames:
                 events += frames
+        self._drop_silent_strangers()
         events += self._drop_silent_agents()
         self._memory.sample()
         # What a dying rank has said, and its death, are told before what its peers say of it.
@@ -188,11 +192,13 @@ class Hub:
             if chunk and len(received) < len(proof):
                 return
             self._selector.unregister(sock)
+            del self._strangers[sock]
             if secrets.compare_digest(bytes(received), proof):
                 self._add(sock)
             else:
                 sock.close()
 
+        self._strangers[sock] = time.monotonic()
         self._selector.register(sock, selectors.EVENT_READ, check)
 
     def _add(self, sock: socket.socket) -> _Peer:
@@ -238,6 +244,15 @@ class Hub:
             rank = int(frame.header["rank"])
             peer.ranks.discard(rank)
             self._peer_of.pop(rank, None)
+
+    def _drop_silent_strangers(self) -> None:
+        """Free the descriptors of those who connect and do not prove anything: a port scan, say."""
+        now = time.monotonic()
+        for sock, since in list(self._strangers.items()):
+            if now - since > AUTH_TIMEOUT_S:
+                del self._strangers[sock]
+                self._selector.unregister(sock)
+                sock.close()
 
     def _drop_silent_agents(self) -> list[Frame]:
         """Give a node up whose agent, which says something every two seconds, has not for long."""

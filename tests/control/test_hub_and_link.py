@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -265,6 +265,28 @@ def test_whoever_knows_the_secret_is_let_in_over_tcp(hub: Hub):
     assert said(await_frames(hub, 1)) == [("hello", 4)]
     links[0].close()
     assert said(await_frames(hub, 1)) == [("lost", 4)]
+
+
+def test_whoever_connects_and_proves_nothing_is_shut_out_after_a_while(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("hpctrain.control.hub.AUTH_TIMEOUT_S", 0.2)
+    host, _, port = hub.listen_tcp(SECRET)[-1].rpartition(":")
+    for beginning in (b"", b"half a proof"):
+        with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as sock:
+            started = time.monotonic()
+            sock.sendall(beginning)
+            ended = threading.Event()
+
+            def read_to_end(sock: socket.socket = sock, ended: threading.Event = ended) -> None:
+                with suppress(ConnectionResetError):
+                    while sock.recv(4096):
+                        pass
+                ended.set()
+
+            threading.Thread(target=read_to_end).start()
+            assert poll_until(hub, ended.is_set) == []
+            assert time.monotonic() - started > 0.2
 
 
 def test_whoever_does_not_know_the_secret_is_shut_out_and_never_heard(hub: Hub):
