@@ -287,14 +287,20 @@ def takes_config(train_loop: Any) -> bool:
     Raises
     ------
     ConfigError
-        If it is not a function, or needs more than one argument.
+        If it is not a function, does not tell its arguments, or needs more than one.
     """
     if not callable(train_loop):
         raise ConfigError(
             f"train_loop_per_worker={train_loop!r} is not a function. Give the function itself, "
             f"without calling it."
         )
-    parameters = inspect.signature(train_loop).parameters.values()
+    try:
+        parameters = inspect.signature(train_loop).parameters.values()
+    except ValueError as error:
+        raise ConfigError(
+            f"train_loop_per_worker={train_loop!r} does not tell its arguments, as many functions "
+            f"written in C. Call it in a function of your own, and give that."
+        ) from error
     needed = [
         p
         for p in parameters

@@ -63,6 +63,11 @@ def test_the_result_of_a_training_function_is_no_training_function():
         DataParallelTrainer(None)  # type: ignore[arg-type]
 
 
+def test_a_function_that_does_not_tell_its_arguments_is_no_training_function():
+    with pytest.raises(ConfigError, match="does not tell its arguments"):
+        DataParallelTrainer(max)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -47,7 +47,7 @@ the job to be terminated. The first process to do so was:
   Process name: [[26528,1],1]
   Exit code:    7
 """
-# Recorded with Slurm 22.05.
+# In the words of Slurm 22.05.
 SRUN_EXITED = """
 srun: error: n2: task 1: Exited with exit code 7
 srun: launch/slurm: _step_signal: Terminating StepId=12.0
