@@ -5,10 +5,12 @@ Every rank imports this module at its start, so what only some methods need is i
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -127,15 +129,26 @@ class Checkpoint:
         import tempfile
 
         target = Path(tempfile.mkdtemp(prefix="hpctrain-checkpoint-") if path is None else path)
-        shutil.copytree(
-            self.path, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST_NAME)
-        )
+        with self.as_directory() as source:
+            shutil.copytree(
+                source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST_NAME)
+            )
         return str(target)
 
     @contextmanager
     def as_directory(self) -> Iterator[str]:
-        """Give the checkpoint's own directory for reading. Not collective. Nothing is copied."""
-        yield str(self.path)
+        """Give the checkpoint's own directory for reading. Not collective. Nothing is copied.
+
+        Until the block ends the run does not delete it, wherever on the shared filesystem this
+        process runs, if that filesystem has flock (Lustre: mounted with ``-o flock``).
+
+        Raises
+        ------
+        CheckpointError
+            If the run has deleted the checkpoint (``num_to_keep``).
+        """
+        with _hold_for_reading(self.path):
+            yield str(self.path)
 
     def get_metadata(self) -> dict[str, Any]:
         """Return the metadata; empty if there is none. Not collective."""
@@ -191,3 +204,64 @@ class Checkpoint:
                 f"{self.path} is committed and does not change. Set {what} before report(), or "
                 f"copy it with to_directory()."
             )
+
+
+@contextmanager
+def _hold_for_reading(directory: Path) -> Iterator[None]:
+    """Keep a committed checkpoint from being deleted."""
+    gone = CheckpointError(
+        f"{directory} was deleted: its run keeps others (CheckpointConfig). Take a newer one, or "
+        f"keep more."
+    )
+    manifest = directory / MANIFEST_NAME
+    try:
+        descriptor = os.open(manifest, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        if not directory.is_dir():
+            raise gone from None
+        # A directory of the user's own.
+        yield
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            raise gone from None
+        except OSError:
+            # No locks on this filesystem.
+            pass
+        if not manifest.exists():
+            raise gone
+        yield
+    finally:
+        # Not by closing it alone: a child that was forked meanwhile has it open too.
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
+
+
+@contextmanager
+def hold_for_deletion(directory: Path) -> Iterator[bool]:
+    """Keep readers out of a checkpoint; give whether nobody reads it. Not collective.
+
+    A lock and not a file that says "in use": it ends with the process of the reader, whatever ends
+    that, and readers need no right to write.
+    """
+    try:
+        # For writing: NFS has no exclusive lock on a file that is open for reading.
+        descriptor = os.open(directory / MANIFEST_NAME, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        yield True
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            # fcntl(2), which NFS makes of it, may say EACCES for a lock that somebody holds.
+            yield False
+            return
+        except OSError:
+            pass
+        yield True
+    finally:
+        os.close(descriptor)

@@ -221,15 +221,25 @@ class CheckpointConfig:
     """Which checkpoints are kept."""
 
     num_to_keep: int | None = None
-    """How many; None keeps all. The newest is never deleted, even if it is the worst."""
+    """How many; None keeps all, unless `keep_every_s` is given. The newest is never deleted, even
+    if it is the worst."""
     checkpoint_score_attribute: str | None = None
     """Metric by which the best are kept; None keeps the newest. ``a/b`` looks inside mappings. A
     checkpoint without the metric, or with NaN, ranks last."""
     checkpoint_score_order: Literal["max", "min"] = "max"
     """Whether large or small scores are better."""
+    keep_every_s: float | None = None
+    """Seconds. One checkpoint of each such interval is kept for good, beside the `num_to_keep`."""
 
     def __post_init__(self) -> None:
         """Check every field."""
+        if self.keep_every_s is not None and not (
+            _is_number(self.keep_every_s) and self.keep_every_s > 0
+        ):
+            raise ConfigError(
+                f"CheckpointConfig(keep_every_s={self.keep_every_s!r}): seconds, more than 0, or "
+                f"None."
+            )
         _check_count(
             "CheckpointConfig(num_to_keep=...)", self.num_to_keep, at_least=1, optional=True
         )

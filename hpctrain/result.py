@@ -22,10 +22,12 @@ from hpctrain.errors import (
 )
 from hpctrain.plan import spec
 from hpctrain.rundir.ledger import read_events
+from hpctrain.rundir.manifest import Manifest
 from hpctrain.rundir.metrics import read_reports
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.retention import rank_checkpoints
 from hpctrain.rundir.status import RunState, RunStatus, read_status
-from hpctrain.rundir.store import CheckpointStore, Manifest, rank_checkpoints
+from hpctrain.rundir.store import CheckpointStore
 
 if TYPE_CHECKING:
     import pandas

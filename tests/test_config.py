@@ -152,6 +152,7 @@ def test_an_impossible_scaling_config_is_refused(arguments: dict, message: str):
         ),
         (FailureConfig, {"max_failures": "3"}, r"max_failures=\.\.\.\) is '3'\. A whole number"),
         (CheckpointConfig, {"num_to_keep": 0}, r"num_to_keep=\.\.\.\) is 0\. It must be 1 or more"),
+        (CheckpointConfig, {"keep_every_s": 0}, r"keep_every_s=0\): seconds, more than 0, or None"),
         (
             CheckpointConfig,
             {"checkpoint_score_order": "best"},

@@ -134,7 +134,7 @@ class Executor:
         finally:
             backend.shutdown(graceful=error is None)
             # First of all, since a full disk is a usual reason: what is half written goes.
-            recorder.store.remove_unfinished()
+            recorder.store.prepare()
             recorder.keep_failures(backend.tracker.failures.values())
             recorder.end_attempt(error=error, reports=backend.tracker.reports)
 

@@ -14,12 +14,13 @@ from typing import Any
 from hpctrain.callback import RunContext, UserCallback
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.config import RunConfig
-from hpctrain.errors import HpctrainError, RunStoppedError
+from hpctrain.errors import CheckpointError, HpctrainError, RunStoppedError
 from hpctrain.execute.tracker import ReportRound
 from hpctrain.result import Result
 from hpctrain.rundir.files import write_atomic
 from hpctrain.rundir.ledger import append_event, count_attempts
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.staging import versions
 from hpctrain.rundir.status import RunState, RunStatus, write_status
 from hpctrain.rundir.store import CheckpointStore
 from hpctrain.worker.failure import RankFailure
@@ -64,6 +65,7 @@ class Recorder:
         self.wants_stop: str | None = None
         """Why the run should stop, once it should."""
         self._goal_reached = False
+        self._resumed_from: str | None = None
 
     @property
     def status(self) -> RunStatus:
@@ -96,16 +98,18 @@ class Recorder:
             Checkpoint of another run, for when this one has none yet.
         """
         attempt = count_attempts(self.paths) + 1
-        self.store.remove_unfinished()
+        self.store.prepare()
         manifest, complaints = self.store.newest_good()
         for complaint in complaints:
             self.note("checkpoint-damaged", error=complaint)
             print(f"hpctrain: {complaint} It is set aside.", file=sys.stderr, flush=True)
         if manifest is None:
             self.latest = None
+            self._resumed_from = None
             checkpoint = None if resume_from is None else Checkpoint(resume_from)
         else:
             self.latest = checkpoint = self.store.open(manifest)
+            self._resumed_from = manifest.name
         start = AttemptStart(
             attempt=attempt,
             first_report=0 if manifest is None else manifest.report,
@@ -145,6 +149,9 @@ class Recorder:
             nodes=list(self._status.nodes),
         )
         self._status = self._status.with_changes(reports=reports)
+        if self._resumed_from is not None:
+            self._resumed_from = None
+            self._retain()
 
     def record(self, round_: ReportRound, broadcast: Callable[..., None]) -> None:
         """Take in a report of all ranks: commit its checkpoint, call callbacks, apply the rule."""
@@ -257,9 +264,12 @@ class Recorder:
                 world_size=self._status.world_size,
                 metrics=round_.metrics(),
                 parts=round_.parts,
+                versions=versions(),
             )
-        except OSError as error:
-            reason = f"{error.strerror or error} ({error.filename})"
+        except (OSError, CheckpointError) as error:
+            reason = str(error)
+            if isinstance(error, OSError):
+                reason = f"{error.strerror or error} ({error.filename})"
             broadcast("committed", report=round_.report, path=None, error=reason)
             return None
         self.latest = checkpoint
@@ -271,9 +281,17 @@ class Recorder:
                 file=sys.stderr,
                 flush=True,
             )
-        self.store.retain(self._config.checkpoint_config)
+        self._retain()
         self._status = self._status.with_changes(checkpoint=checkpoint.path.name)
         return checkpoint
+
+    def _retain(self) -> None:
+        # Ranks may read what the attempt resumed from for as long as it lasts.
+        protected = () if self._resumed_from is None else (self._resumed_from,)
+        try:
+            self.store.retain(self._config.checkpoint_config, protected=protected)
+        except OSError as error:
+            self._complain("checkpoints/", error)
 
     def _apply_stop_rule(self, round_: ReportRound) -> None:
         rule = self._config.stop

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
+import re
 import shutil
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import xxhash
-
+import hpctrain
 from hpctrain.checkpoint import MANIFEST_NAME
 from hpctrain.errors import CheckpointError
+from hpctrain.rundir.bulk import BUFFERED, Bulk, clone
+from hpctrain.rundir.files import fsync_directory
 
-# linux/fs.h: _IOW(0x94, 9, int)
-_FICLONE = 0x40049409
-_BLOCK_BYTES = 8 * 2**20
+DAMAGED = ".damaged"
+"""Ends the name of a checkpoint that was set aside."""
+REPLACED = ".replaced"
+"""Ends the name of a checkpoint while another takes its place."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,127}")
+_NUMBER = re.compile(r"\d{6,}")
 
 
 @dataclass(frozen=True)
@@ -37,18 +43,75 @@ def commit_directory(checkpoints: Path, *, attempt: int, report: int) -> Path:
     return checkpoints / f".tmp-{attempt}-{report:06d}"
 
 
-def copy_into(source: Path, target: Path) -> None:
+def default_name(report: int) -> str:
+    """Return the name of a report's checkpoint, unless it was given another. Not collective."""
+    return f"{report:06d}"
+
+
+def check_name(name: str, *, report: int) -> str | None:
+    """Return why a checkpoint cannot have this name, or None. Not collective."""
+    if not _NAME.fullmatch(name) or name.endswith((DAMAGED, REPLACED)):
+        return (
+            f"a checkpoint is a directory of checkpoints/. Use 1 to 128 letters, digits, '.', '_', "
+            f"'+', '=' or '-', beginning with a letter or digit, and not ending with {DAMAGED} or "
+            f"{REPLACED}"
+        )
+    if _NUMBER.fullmatch(name) and name != default_name(report):
+        return "a number is the name of the checkpoint of that report. Put a word before it"
+    return None
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what this process saves with. Not collective."""
+    found = {"hpctrain": hpctrain.__version__, "python": "%d.%d.%d" % sys.version_info[:3]}
+    if "torch" in sys.modules:
+        found["torch"] = str(sys.modules["torch"].__version__)
+    return found
+
+
+def copy_into(source: Path, target: Path, bulk: Bulk = BUFFERED) -> None:
     """Copy a directory, sharing blocks where the filesystem can (reflink). Not collective."""
+    _copy_tree(source, target, bulk.copy)
+
+
+def link_into(source: Path, target: Path) -> None:
+    """Give a directory's files a second name, without a second copy. Not collective.
+
+    Reflinks where the filesystem can, else hard links.
+
+    Raises
+    ------
+    CheckpointError
+        If the filesystem can do neither, or the directories are on different ones.
+    """
+    _copy_tree(source, target, _link)
+
+
+def _copy_tree(source: Path, target: Path, copy: Callable[[str, str], str]) -> None:
     shutil.copytree(
         source,
         target,
-        copy_function=_clone,
+        copy_function=copy,
         dirs_exist_ok=True,
         ignore=shutil.ignore_patterns(MANIFEST_NAME),
     )
 
 
-def seal(directory: Path) -> list[StagedFile]:
+def _link(source: str, target: str) -> str:
+    if not clone(source, target):
+        os.unlink(target)
+        try:
+            os.link(source, target)
+        except OSError as error:
+            raise CheckpointError(
+                f"{source} cannot be in {os.path.dirname(target)} without a copy: "
+                f"{error.strerror}. Use checkpoint_dir(), CheckpointUploadMode.SYNC, or a "
+                f"directory on the filesystem of the run."
+            ) from error
+    return target
+
+
+def seal(directory: Path, bulk: Bulk = BUFFERED) -> list[StagedFile]:
     """Make a staged directory durable and return what it holds. Not collective.
 
     Raises
@@ -60,37 +123,12 @@ def seal(directory: Path) -> list[StagedFile]:
     for folder, _, names in os.walk(directory):
         for name in names:
             path = Path(folder) / name
-            size, digest = digest_file(path, durable=True)
+            size, digest = bulk.digest(path, durable=True)
             staged.append(StagedFile(str(path.relative_to(directory)), size, digest))
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        os.fsync(descriptor)
-        os.close(descriptor)
+        fsync_directory(Path(folder))
     if not staged:
         raise CheckpointError(
             f"the checkpoint directory {directory} holds no file. Save into it before report(), or "
             f"report without a checkpoint on this rank."
         )
     return sorted(staged, key=lambda file: file.path)
-
-
-def digest_file(path: Path, *, durable: bool = False) -> tuple[int, str]:
-    """Return size in bytes and xxh3_128 digest of a file. Not collective."""
-    digest = xxhash.xxh3_128()
-    size = 0
-    with open(path, "rb", buffering=0) as file:
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
-            size += len(block)
-        if durable:
-            os.fsync(file.fileno())
-    return size, digest.hexdigest()
-
-
-def _clone(source: str, target: str) -> str:
-    with open(source, "rb") as reader, open(target, "wb") as writer:
-        try:
-            fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
-        except OSError:
-            # No reflink here: ext4, NFS, another filesystem. shutil copies inside the kernel.
-            return str(shutil.copyfile(source, target))
-    return target

@@ -2,40 +2,44 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
-import re
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpctrain.checkpoint import MANIFEST_NAME, Checkpoint
+from hpctrain.checkpoint import MANIFEST_NAME, Checkpoint, hold_for_deletion
 from hpctrain.config import CheckpointConfig
 from hpctrain.errors import CheckpointError
-from hpctrain.rundir import FORMAT
+from hpctrain.rundir.bulk import BUFFERED, Bulk
 from hpctrain.rundir.files import fsync_directory, write_atomic
-from hpctrain.rundir.staging import StagedFile, commit_directory, digest_file
-
-_NAME = re.compile(r"\d{6,}")
+from hpctrain.rundir.manifest import (
+    DamagedManifestError,
+    Manifest,
+    encode_manifest,
+    read_manifest,
+)
+from hpctrain.rundir.retention import kept_names
+from hpctrain.rundir.staging import (
+    DAMAGED,
+    REPLACED,
+    StagedFile,
+    commit_directory,
+    default_name,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest:
-    """What makes a checkpoint complete."""
+class Entry:
+    """One directory of ``checkpoints/``: a checkpoint, or what is left of one."""
 
-    name: str
-    report: int
-    """Number of the report that it came with."""
-    attempt: int
-    world_size: int
-    metrics: Mapping[str, Any]
-    """Rank 0's metrics of the report."""
-    files: tuple[StagedFile, ...]
-    created_at: float
+    path: Path
+    manifest: Manifest | None
+    complaint: str | None
+    """Why it is no checkpoint; None if it is one."""
 
 
 class CheckpointStore:
@@ -45,10 +49,13 @@ class CheckpointStore:
     ----------
     directory
         ``checkpoints/`` of the run directory.
+    bulk
+        How files are read.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, bulk: Bulk = BUFFERED) -> None:
         self._directory = directory
+        self._bulk = bulk
 
     def commit(
         self,
@@ -58,24 +65,171 @@ class CheckpointStore:
         world_size: int,
         metrics: Mapping[str, Any],
         parts: Mapping[int, Sequence[StagedFile]],
+        name: str | None = None,
+        versions: Mapping[str, str] | None = None,
     ) -> tuple[Checkpoint, list[str]]:
         """Make one checkpoint out of what ranks staged.
 
         Not collective. It becomes visible by one rename, with its manifest inside, after its files
-        are on disk.
+        are on disk. A predecessor of the same name stays until then.
 
         Parameters
         ----------
         parts
             What each contributing rank staged and made durable, by world rank. A file that several
             ranks staged is kept from the lowest of them.
+        name
+            Name of its directory; None gives it the number of the report.
+        versions
+            Of what it was made with.
 
         Returns
         -------
         tuple
             The checkpoint, and the names of files that ranks staged with different content.
+
+        Raises
+        ------
+        CheckpointError
+            If another report's checkpoint has the name.
         """
-        name = f"{report:06d}"
+        name = default_name(report) if name is None else name
+        self._refuse_taken(name, report)
+        merged, files, conflicts = self._merge(attempt, report, parts)
+        manifest = Manifest(
+            name=name,
+            report=report,
+            attempt=attempt,
+            world_size=world_size,
+            metrics=metrics,
+            files=tuple(files[path] for path in sorted(files)),
+            created_at=time.time(),
+            versions=versions or {},
+        )
+        write_atomic(merged / MANIFEST_NAME, encode_manifest(manifest), durable=True)
+        for folder, _, _ in os.walk(merged):
+            fsync_directory(Path(folder))
+        target = self._directory / name
+        self._publish(merged, target)
+        shutil.rmtree(
+            commit_directory(self._directory, attempt=attempt, report=report), ignore_errors=True
+        )
+        return Checkpoint(target), conflicts
+
+    def entries(self) -> list[Entry]:
+        """Return all checkpoints, oldest report first, and what is left of some. Not collective.
+
+        Reads their manifests only. Of what was set aside, and of what is being made or deleted,
+        there is nothing here.
+        """
+        return sorted(
+            self._scan(),
+            key=lambda e: (
+                (-1, 0) if e.manifest is None else (e.manifest.report, e.manifest.attempt)
+            ),
+        )
+
+    def manifests(self) -> list[Manifest]:
+        """Return the manifests of all complete checkpoints, oldest first. Not collective."""
+        return [entry.manifest for entry in self.entries() if entry.manifest is not None]
+
+    def open(self, manifest: Manifest) -> Checkpoint:
+        """Return the handle on a checkpoint. Not collective."""
+        return Checkpoint(self._directory / manifest.name)
+
+    def newest_good(self) -> tuple[Manifest | None, list[str]]:
+        """Return the newest checkpoint whose files are what its manifest says.
+
+        Not collective. Reads every byte of it. Call it before ranks start.
+
+        Returns
+        -------
+        tuple
+            Its manifest, or None; and why others were set aside (renamed to ``NAME.damaged``):
+            newer ones that are damaged, and all without a readable manifest.
+        """
+        entries = self.entries()
+        complaints = [entry.complaint for entry in entries if entry.complaint is not None]
+        for entry in entries:
+            if entry.manifest is None:
+                self._set_aside(entry.path)
+        for manifest in reversed([e.manifest for e in entries if e.manifest is not None]):
+            try:
+                self.verify(manifest)
+            except CheckpointError as error:
+                complaints.append(str(error))
+                self._set_aside(self._directory / manifest.name)
+                continue
+            return manifest, complaints
+        return None, complaints
+
+    def verify(self, manifest: Manifest) -> None:
+        """Check sizes and digests of a checkpoint's files. Not collective.
+
+        Raises
+        ------
+        CheckpointError
+            If a file is missing, differs, or cannot be read.
+        """
+        for file in manifest.files:
+            path = self._directory / manifest.name / file.path
+            try:
+                size, digest = self._bulk.digest(path)
+            except FileNotFoundError as error:
+                raise CheckpointError(f"checkpoint {manifest.name} has lost {path}.") from error
+            except OSError as error:
+                raise CheckpointError(
+                    f"checkpoint {manifest.name}: {path} cannot be read: {error.strerror}."
+                ) from error
+            if (size, digest) != (file.size, file.digest):
+                raise CheckpointError(
+                    f"checkpoint {manifest.name}: {path} has {size} bytes and digest {digest}, but "
+                    f"{file.size} bytes and digest {file.digest} were committed."
+                )
+
+    def retain(self, config: CheckpointConfig, *, protected: Collection[str] = ()) -> None:
+        """Delete what `config` does not keep. Not collective.
+
+        What somebody reads (`Checkpoint.as_directory`) is deleted by a later call, when it is read
+        no more.
+
+        Parameters
+        ----------
+        protected
+            Names that stay whatever the score. The newest always stays.
+        """
+        if config.num_to_keep is None and config.keep_every_s is None:
+            return
+        manifests = self.manifests()
+        keep = kept_names(manifests, config)
+        for manifest in manifests:
+            if manifest.name not in keep and manifest.name not in protected:
+                self._discard(self._directory / manifest.name)
+
+    def prepare(self) -> None:
+        """Make the directory, and delete what a dead attempt left half done.
+
+        Not collective; call while no rank runs.
+        """
+        if not self._directory.is_dir():
+            self._directory.mkdir(parents=True)
+            # A checkpoint outlives a power failure only if the way to it does.
+            for parent in (self._directory.parent, self._directory.parent.parent):
+                fsync_directory(parent)
+        for entry in list(os.scandir(self._directory)):
+            if entry.name.startswith((".tmp-", ".trash-")):
+                shutil.rmtree(entry.path, ignore_errors=True)
+            elif entry.name.endswith(REPLACED):
+                original = self._directory / entry.name.removesuffix(REPLACED)
+                if original.exists():
+                    self._discard(Path(entry.path))
+                else:
+                    os.rename(entry.path, original)
+
+    def _merge(
+        self, attempt: int, report: int, parts: Mapping[int, Sequence[StagedFile]]
+    ) -> tuple[Path, dict[str, StagedFile], list[str]]:
+        """Move the files of all ranks into the directory of the lowest."""
         temporary = commit_directory(self._directory, attempt=attempt, report=report)
         lowest = min(parts)
         merged = temporary / f"rank-{lowest:05d}"
@@ -91,173 +245,68 @@ class CheckpointStore:
                 target = merged / file.path
                 target.parent.mkdir(parents=True, exist_ok=True)
                 os.rename(temporary / f"rank-{rank:05d}" / file.path, target)
-        manifest = Manifest(
-            name=name,
-            report=report,
-            attempt=attempt,
-            world_size=world_size,
-            metrics=metrics,
-            files=tuple(files[path] for path in sorted(files)),
-            created_at=time.time(),
-        )
-        write_atomic(merged / MANIFEST_NAME, _dump(manifest), durable=True)
-        for folder, _, _ in os.walk(merged):
-            fsync_directory(Path(folder))
-        target = self._directory / name
-        # A damaged or unfinished predecessor of the same number (an earlier attempt that got
-        # further than the checkpoint this one resumed from) gives way.
-        if target.exists():
-            self._discard(target)
-        os.rename(merged, target)
-        fsync_directory(self._directory)
-        shutil.rmtree(temporary, ignore_errors=True)
-        return Checkpoint(target), conflicts
+        return merged, files, conflicts
 
-    def manifests(self) -> list[Manifest]:
-        """Return the manifests of all complete checkpoints, oldest first. Not collective."""
+    def _publish(self, merged: Path, target: Path) -> None:
+        """Rename a complete directory to its name; an older one there is complete until then."""
+        replaced = target.with_name(target.name + REPLACED)
+        if not target.exists():
+            os.rename(merged, target)
+            fsync_directory(self._directory)
+            return
+        # rename() does not replace a directory that holds something. In between, `entries` and
+        # `prepare` know the predecessor by its other name.
+        os.rename(target, replaced)
         try:
-            names = sorted(
-                (e.name for e in os.scandir(self._directory) if _NAME.fullmatch(e.name)), key=int
-            )
-        except FileNotFoundError:
-            return []
-        found = []
-        for name in names:
-            try:
-                found.append(_load((self._directory / name / MANIFEST_NAME).read_bytes()))
-            except (FileNotFoundError, ValueError, KeyError, TypeError):
-                continue
-        return found
+            os.rename(merged, target)
+        except BaseException:
+            os.rename(replaced, target)
+            raise
+        fsync_directory(self._directory)
+        self._discard(replaced)
 
-    def open(self, manifest: Manifest) -> Checkpoint:
-        """Return the handle on a checkpoint. Not collective."""
-        return Checkpoint(self._directory / manifest.name)
-
-    def newest_good(self) -> tuple[Manifest | None, list[str]]:
-        """Return the newest checkpoint whose files are what its manifest says.
-
-        Not collective. Reads every byte of it.
-
-        Returns
-        -------
-        tuple
-            Its manifest, or None; and why each newer one was set aside (renamed to
-            ``NAME.damaged``).
-        """
-        complaints = []
-        for manifest in reversed(self.manifests()):
-            try:
-                self.verify(manifest)
-            except CheckpointError as error:
-                complaints.append(str(error))
-                damaged = self._directory / f"{manifest.name}.damaged"
-                if damaged.exists():
-                    self._discard(damaged)
-                os.rename(self._directory / manifest.name, damaged)
-                continue
-            return manifest, complaints
-        return None, complaints
-
-    def verify(self, manifest: Manifest) -> None:
-        """Check sizes and digests of a checkpoint's files. Not collective.
-
-        Raises
-        ------
-        CheckpointError
-            If a file is missing or differs.
-        """
-        for file in manifest.files:
-            path = self._directory / manifest.name / file.path
-            try:
-                size, digest = digest_file(path)
-            except FileNotFoundError as error:
-                raise CheckpointError(f"checkpoint {manifest.name} has lost {path}.") from error
-            if (size, digest) != (file.size, file.digest):
+    def _refuse_taken(self, name: str, report: int) -> None:
+        with suppress(DamagedManifestError):
+            other = read_manifest(self._directory / name)
+            if other.report != report:
                 raise CheckpointError(
-                    f"checkpoint {manifest.name}: {path} has {size} bytes and digest {digest}, but "
-                    f"{file.size} bytes and digest {file.digest} were committed."
+                    f"the name {name} belongs to the checkpoint of report {other.report}. Give "
+                    f"each its own checkpoint_dir_name, or none."
                 )
 
-    def retain(self, config: CheckpointConfig, *, protected: Iterable[str] = ()) -> None:
-        """Delete what `config` does not keep. Not collective.
-
-        Parameters
-        ----------
-        protected
-            Names that stay whatever the score. The newest always stays.
-        """
-        if config.num_to_keep is None:
+    def _scan(self) -> Iterator[Entry]:
+        try:
+            names = {e.name for e in os.scandir(self._directory) if e.is_dir()}
+        except FileNotFoundError:
             return
-        manifests = self.manifests()
-        ranked = rank_checkpoints(manifests, config)
-        keep = {manifest.name for manifest in ranked[: config.num_to_keep]} | set(protected)
-        keep.update(manifest.name for manifest in manifests[-1:])
-        for manifest in manifests:
-            if manifest.name not in keep:
-                self._discard(self._directory / manifest.name)
+        for name in names:
+            if name.startswith(".") or name.endswith(DAMAGED):
+                continue
+            if name.endswith(REPLACED) and name.removesuffix(REPLACED) in names:
+                continue
+            path = self._directory / name
+            try:
+                yield Entry(path=path, manifest=read_manifest(path), complaint=None)
+            except DamagedManifestError as error:
+                # Deleted meanwhile, if it is gone.
+                if path.exists():
+                    complaint = f"checkpoint {name}: {error} ({path / MANIFEST_NAME})."
+                    yield Entry(path=path, manifest=None, complaint=complaint)
 
-    def remove_unfinished(self) -> None:
-        """Delete what a dead attempt left half done. Not collective; call before ranks start."""
-        self._directory.mkdir(parents=True, exist_ok=True)
-        for entry in os.scandir(self._directory):
-            if entry.name.startswith((".tmp-", ".trash-")):
-                shutil.rmtree(entry.path, ignore_errors=True)
+    def _set_aside(self, path: Path) -> None:
+        damaged = path.with_name(path.name + DAMAGED)
+        if damaged.exists():
+            self._remove(damaged)
+        os.rename(path, damaged)
+        fsync_directory(self._directory)
 
     def _discard(self, path: Path) -> None:
+        with hold_for_deletion(path) as unread:
+            if unread:
+                self._remove(path)
+
+    def _remove(self, path: Path) -> None:
         # Readers list by name: it is gone for them at once, whatever the deletion then takes.
         trash = path.with_name(f".trash-{path.name}-{time.monotonic_ns()}")
         os.rename(path, trash)
         shutil.rmtree(trash, ignore_errors=True)
-
-
-def rank_checkpoints(manifests: Sequence[Manifest], config: CheckpointConfig) -> list[Manifest]:
-    """Return the manifests, best first. Not collective.
-
-    Without a score attribute the newest is best. A missing or NaN score is the worst.
-    """
-    if config.checkpoint_score_attribute is None:
-        return sorted(manifests, key=lambda m: -m.report)
-    sign = 1 if config.checkpoint_score_order == "max" else -1
-    path = config.checkpoint_score_attribute.split("/")
-
-    def key(manifest: Manifest) -> tuple[bool, float, int]:
-        value: Any = manifest.metrics
-        for part in path:
-            value = value.get(part) if isinstance(value, Mapping) else None
-        bad = not isinstance(value, (int, float)) or math.isnan(value)
-        return bad, 0.0 if bad else -sign * value, -manifest.report
-
-    return sorted(manifests, key=key)
-
-
-def _dump(manifest: Manifest) -> bytes:
-    content = {
-        "format": FORMAT,
-        "name": manifest.name,
-        "report": manifest.report,
-        "attempt": manifest.attempt,
-        "world_size": manifest.world_size,
-        "metrics": dict(manifest.metrics),
-        "digest": "xxh3_128",
-        "files": [[file.path, file.size, file.digest] for file in manifest.files],
-        "created_at": manifest.created_at,
-    }
-    return json.dumps(content, indent=1).encode()
-
-
-def _load(content: bytes) -> Manifest:
-    loaded = json.loads(content)
-    if loaded["format"] > FORMAT:
-        raise CheckpointError(
-            f"checkpoint {loaded['name']} has format {loaded['format']}, and this hpctrain reads "
-            f"up to {FORMAT}. Use a newer hpctrain."
-        )
-    return Manifest(
-        name=loaded["name"],
-        report=loaded["report"],
-        attempt=loaded["attempt"],
-        world_size=loaded["world_size"],
-        metrics=loaded["metrics"],
-        files=tuple(StagedFile(*file) for file in loaded["files"]),
-        created_at=loaded["created_at"],
-    )

@@ -126,6 +126,19 @@ def test_checkpoints_that_are_not_kept_are_deleted(paths: RunPaths, broadcasts: 
     assert [path.name for path in paths.checkpoints.iterdir()] == ["000002"]
 
 
+def test_what_an_attempt_resumed_from_stays_until_the_attempt_ends(
+    paths: RunPaths, broadcasts: Broadcasts
+):
+    make_recorder(paths).record(make_round(1, paths=paths), broadcasts)
+    recorder = make_recorder(paths, checkpoint_config=CheckpointConfig(num_to_keep=1))
+    assert recorder.begin_attempt(None).first_report == 1
+    for number in (2, 3):
+        recorder.record(make_round(number, paths=paths), broadcasts)
+    assert sorted(path.name for path in paths.checkpoints.iterdir()) == ["000001", "000003"]
+    recorder.end_attempt(error=None, reports=3)
+    assert [path.name for path in paths.checkpoints.iterdir()] == ["000003"]
+
+
 def test_a_commit_that_fails_is_told_to_every_rank_with_its_reason(
     paths: RunPaths, broadcasts: Broadcasts, monkeypatch: pytest.MonkeyPatch
 ):

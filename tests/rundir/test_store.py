@@ -1,8 +1,15 @@
 from __future__ import annotations
 
+import itertools
 import json
 import math
-from collections.abc import Mapping
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +18,9 @@ import pytest
 from hpctrain.checkpoint import MANIFEST_NAME, Checkpoint
 from hpctrain.config import CheckpointConfig
 from hpctrain.errors import CheckpointError
-from hpctrain.rundir.staging import seal, staging_directory
-from hpctrain.rundir.store import CheckpointStore, rank_checkpoints
+from hpctrain.rundir.retention import rank_checkpoints
+from hpctrain.rundir.staging import check_name, seal, staging_directory
+from hpctrain.rundir.store import CheckpointStore
 
 Files = Mapping[str, bytes]
 
@@ -34,17 +42,25 @@ def commit(
     *,
     attempt: int = 1,
     metrics: Mapping[str, Any] | None = None,
+    name: str | None = None,
+    versions: Mapping[str, str] | None = None,
 ) -> tuple[Checkpoint, list[str]]:
     """Stage parts as ranks do, and commit them."""
     staged = {}
     for rank, files in (parts or {0: {"model.bin": b"%d" % report}}).items():
         part = staging_directory(directory, attempt=attempt, report=report, rank=rank)
-        for name, content in files.items():
-            (part / name).parent.mkdir(parents=True, exist_ok=True)
-            (part / name).write_bytes(content)
+        for path, content in files.items():
+            (part / path).parent.mkdir(parents=True, exist_ok=True)
+            (part / path).write_bytes(content)
         staged[rank] = seal(part)
     return CheckpointStore(directory).commit(
-        attempt=attempt, report=report, world_size=4, metrics=metrics or {}, parts=staged
+        attempt=attempt,
+        report=report,
+        world_size=4,
+        metrics=metrics or {},
+        parts=staged,
+        name=name,
+        versions=versions,
     )
 
 
@@ -111,7 +127,7 @@ def test_a_commit_of_a_number_that_is_there_replaces_it(directory: Path, store: 
     assert names(directory) == ["000003"]
 
 
-def test_checkpoints_are_listed_by_number_and_only_if_they_are_complete(
+def test_checkpoints_are_listed_by_report_and_only_if_they_are_complete(
     directory: Path, store: CheckpointStore
 ):
     assert store.manifests() == []
@@ -167,6 +183,62 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_is_the_newest(
     assert store.newest_good() == (manifest, [])
 
 
+def tear(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def alter(path: Path) -> None:
+    path.write_text(path.read_text().replace('"report": 2', '"report": 9'))
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [(tear, "is torn"), (alter, "was altered"), (Path.unlink, "is missing")],
+)
+def test_a_checkpoint_with_a_damaged_manifest_is_named_and_set_aside(
+    directory: Path, store: CheckpointStore, damage: Any, why: str
+):
+    commit(directory, 1)
+    checkpoint, _ = commit(directory, 2)
+    damage(checkpoint.path / MANIFEST_NAME)
+    manifest, (told,) = store.newest_good()
+    assert manifest is not None
+    assert manifest.report == 1
+    assert told.startswith(f"checkpoint 000002: its manifest {why}")
+    assert names(directory) == ["000001", "000002.damaged"]
+
+
+def test_a_file_that_cannot_be_read_is_damage(directory: Path, store: CheckpointStore):
+    commit(directory, 1)
+    checkpoint, _ = commit(directory, 2)
+    (checkpoint.path / "model.bin").unlink()
+    (checkpoint.path / "model.bin").mkdir()
+    manifest, (told,) = store.newest_good()
+    assert manifest is not None
+    assert manifest.report == 1
+    assert "cannot be read: Is a directory" in told
+
+
+def test_a_manifest_of_an_earlier_hpctrain_has_no_checksum_and_no_versions(
+    directory: Path, store: CheckpointStore
+):
+    checkpoint, _ = commit(directory, 1)
+    path = checkpoint.path / MANIFEST_NAME
+    content = json.loads(path.read_bytes())
+    del content["checksum"], content["versions"]
+    path.write_text(json.dumps(content))
+    (manifest,) = store.manifests()
+    assert manifest.versions == {}
+    assert store.newest_good() == (manifest, [])
+
+
+def test_the_manifest_says_what_the_checkpoint_was_made_with(
+    directory: Path, store: CheckpointStore
+):
+    commit(directory, 1, versions={"hpctrain": "0.1", "torch": "2.9"})
+    assert store.manifests()[0].versions == {"hpctrain": "0.1", "torch": "2.9"}
+
+
 def test_a_second_damaged_checkpoint_of_a_number_replaces_the_first(
     directory: Path, store: CheckpointStore
 ):
@@ -190,14 +262,14 @@ def test_what_a_dead_attempt_left_half_done_is_removed(directory: Path, store: C
     (part / "model.bin").write_bytes(b"half")
     (directory / ".trash-000000-1").mkdir()
     (directory / "000009.damaged").mkdir()
-    store.remove_unfinished()
+    store.prepare()
     assert names(directory) == ["000001", "000009.damaged"]
 
 
 def test_removing_the_unfinished_makes_the_directory_of_a_new_run(
     directory: Path, store: CheckpointStore
 ):
-    store.remove_unfinished()
+    store.prepare()
     assert directory.is_dir()
 
 
@@ -270,3 +342,191 @@ def test_of_equal_scores_the_newer_is_better(directory: Path, store: CheckpointS
 def test_an_opened_manifest_is_a_checkpoint(directory: Path, store: CheckpointStore):
     checkpoint, _ = commit(directory, 7)
     assert store.open(store.manifests()[0]) == checkpoint
+
+
+def test_checkpoints_with_names_are_ordered_by_their_reports(
+    directory: Path, store: CheckpointStore
+):
+    for report, name in enumerate(["zebra", "best", None, "anchor"], start=1):
+        commit(directory, report, name=name)
+    assert [m.name for m in store.manifests()] == ["zebra", "best", "000003", "anchor"]
+    newest, _ = store.newest_good()
+    assert newest is not None
+    assert newest.name == "anchor"
+    store.retain(CheckpointConfig(num_to_keep=1))
+    assert names(directory) == ["anchor"]
+
+
+def test_the_name_of_another_reports_checkpoint_is_refused(directory: Path, store: CheckpointStore):
+    commit(directory, 1, name="best")
+    with pytest.raises(CheckpointError, match="best belongs to the checkpoint of report 1"):
+        commit(directory, 2, name="best")
+    assert [m.report for m in store.manifests()] == [1]
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".hidden", "a/b", "..", "x.damaged", "x.replaced", "000014", "a b", "x" * 129]
+)
+def test_names_that_escape_hide_or_stand_for_others_are_refused(name: str):
+    assert check_name(name, report=13) is not None
+
+
+@pytest.mark.parametrize("name", ["best", "epoch=3-step=100", "000013", "v1.2"])
+def test_other_names_are_names(name: str):
+    assert check_name(name, report=13) is None
+
+
+def test_one_of_each_interval_is_kept_beside_the_newest(directory: Path, store: CheckpointStore):
+    config = CheckpointConfig(num_to_keep=2, keep_every_s=60)
+    with patched_clock() as clock:
+        for report, clock.now in enumerate([0, 20, 59, 61, 100, 119, 130, 140], start=1):
+            commit(directory, report)
+            store.retain(config)
+    # At 0, then the first from 60 s after it (61), then from 121 (130).
+    assert names(directory) == ["000001", "000004", "000007", "000008"]
+
+
+def test_an_interval_alone_thins_out_and_keeps_the_newest(directory: Path, store: CheckpointStore):
+    with patched_clock() as clock:
+        for report, clock.now in enumerate([0, 20, 61, 80], start=1):
+            commit(directory, report)
+            store.retain(CheckpointConfig(keep_every_s=60))
+    assert names(directory) == ["000001", "000003", "000004"]
+
+
+class Clock:
+    now: float = 0.0
+
+
+@contextmanager
+def patched_clock() -> Iterator[Clock]:
+    clock = Clock()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "time", lambda: clock.now)
+        yield clock
+
+
+READER = """
+import sys
+from hpctrain import Checkpoint
+with Checkpoint(sys.argv[1]).as_directory() as directory:
+    print("reading", flush=True)
+    sys.stdin.read()
+    print(open(directory + "/model.bin").read(), flush=True)
+"""
+
+
+@contextmanager
+def reader_of(checkpoint: Checkpoint) -> Iterator[subprocess.Popen[str]]:
+    """A process that reads a checkpoint until its standard input ends."""
+    with subprocess.Popen(
+        [sys.executable, "-c", READER, str(checkpoint.path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "reading\n"
+        yield process
+        process.kill()
+
+
+def test_what_another_process_reads_is_deleted_when_it_is_read_no_more(
+    directory: Path, store: CheckpointStore
+):
+    checkpoint, _ = commit(directory, 1)
+    commit(directory, 2)
+    with reader_of(checkpoint) as process:
+        store.retain(CheckpointConfig(num_to_keep=1))
+        assert names(directory) == ["000001", "000002"]
+        out, _ = process.communicate("")
+        assert out == "1\n"
+    store.retain(CheckpointConfig(num_to_keep=1))
+    assert names(directory) == ["000002"]
+
+
+def test_a_reader_that_was_killed_holds_nothing(directory: Path, store: CheckpointStore):
+    checkpoint, _ = commit(directory, 1)
+    commit(directory, 2)
+    with reader_of(checkpoint) as process:
+        process.kill()
+    store.retain(CheckpointConfig(num_to_keep=1))
+    assert names(directory) == ["000002"]
+
+
+def test_who_comes_too_late_to_read_is_told_why(directory: Path, store: CheckpointStore):
+    checkpoint, _ = commit(directory, 1)
+    commit(directory, 2)
+    store.retain(CheckpointConfig(num_to_keep=1))
+    with pytest.raises(CheckpointError, match=r"was deleted: its run keeps others"):
+        checkpoint.to_directory()
+
+
+def test_a_predecessor_whose_successor_never_came_is_found_under_its_name(
+    directory: Path, store: CheckpointStore
+):
+    checkpoint, _ = commit(directory, 3)
+    checkpoint.path.rename(directory / "000003.replaced")
+    assert [m.report for m in store.manifests()] == [3]
+    store.prepare()
+    assert names(directory) == ["000003"]
+    assert store.newest_good()[0] is not None
+
+
+def killed_at(call: int, action: Callable[[], Any]) -> bool:
+    """Run `action` in a child that dies before its n-th durable step; return whether it did."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
+    steps = 0
+
+    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*args: Any, **kwargs: Any) -> Any:
+            nonlocal steps
+            steps += 1
+            if steps == call:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*args, **kwargs)
+
+        return step
+
+    try:
+        for name in ("rename", "replace", "fsync", "mkdir", "unlink", "rmdir", "write"):
+            setattr(os, name, counted(getattr(os, name)))
+        action()
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+@pytest.mark.parametrize("same_report", [False, True])
+def test_a_kill_at_any_step_of_a_commit_leaves_the_old_or_the_new_checkpoint(
+    tmp_path: Path, same_report: bool
+):
+    parts = {0: {"a": b"a", "deep/b": b"b"}, 1: {"c": b"c"}}
+    ends = set()
+    for call in itertools.count(1):
+        directory = tmp_path / str(call)
+        commit(directory, 1)
+        report = 1 if same_report else 2
+
+        def action(directory: Path = directory, report: int = report) -> None:
+            commit(directory, report, parts, attempt=2)
+            CheckpointStore(directory).retain(CheckpointConfig(num_to_keep=1))
+
+        killed = killed_at(call, action)
+        store = CheckpointStore(directory)
+        seen = store.manifests()[-1]
+        store.verify(seen)
+        store.prepare()
+        good, complaints = store.newest_good()
+        assert good is not None
+        assert good.attempt == seen.attempt
+        assert complaints == []
+        assert all(name.startswith("0000") for name in names(directory))
+        ends.add(good.attempt)
+        if not killed:
+            break
+    assert call > 15
+    assert good.attempt == 2
+    assert ends == {1, 2}

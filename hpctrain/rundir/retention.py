@@ -1,0 +1,53 @@
+"""Which checkpoints are kept. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hpctrain.config import CheckpointConfig
+from hpctrain.rundir.manifest import Manifest
+
+
+def kept_names(manifests: Sequence[Manifest], config: CheckpointConfig) -> set[str]:
+    """Return the names of the checkpoints that a run keeps. Not collective.
+
+    Parameters
+    ----------
+    manifests
+        Oldest first. The last always stays: a restart needs it.
+    """
+    if config.num_to_keep is None and config.keep_every_s is None:
+        return {manifest.name for manifest in manifests}
+    ranked = rank_checkpoints(manifests, config)
+    keep = {manifest.name for manifest in ranked[: config.num_to_keep or 0]}
+    keep.update(manifest.name for manifest in manifests[-1:])
+    if config.keep_every_s is not None:
+        # From the oldest on, so that the choice does not change when others are deleted.
+        due = -math.inf
+        for manifest in manifests:
+            if manifest.created_at >= due:
+                keep.add(manifest.name)
+                due = manifest.created_at + config.keep_every_s
+    return keep
+
+
+def rank_checkpoints(manifests: Sequence[Manifest], config: CheckpointConfig) -> list[Manifest]:
+    """Return the manifests, best first. Not collective.
+
+    Without a score attribute the newest is best. A missing or NaN score is the worst.
+    """
+    if config.checkpoint_score_attribute is None:
+        return sorted(manifests, key=lambda m: -m.report)
+    sign = 1 if config.checkpoint_score_order == "max" else -1
+    path = config.checkpoint_score_attribute.split("/")
+
+    def key(manifest: Manifest) -> tuple[bool, float, int]:
+        value: Any = manifest.metrics
+        for part in path:
+            value = value.get(part) if isinstance(value, Mapping) else None
+        bad = not isinstance(value, (int, float)) or math.isnan(value)
+        return bad, 0.0 if bad else -sign * value, -manifest.report
+
+    return sorted(manifests, key=key)
