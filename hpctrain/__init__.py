@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from hpctrain.callback import RunContext as RunContext
     from hpctrain.callback import UserCallback as UserCallback
     from hpctrain.checkpoint import Checkpoint as Checkpoint
+    from hpctrain.checkpoint import CheckpointUploadMode as CheckpointUploadMode
+    from hpctrain.checkpoint import ReportedCheckpoint as ReportedCheckpoint
     from hpctrain.config import CheckpointConfig as CheckpointConfig
     from hpctrain.config import DataConfig as DataConfig
     from hpctrain.config import FailureConfig as FailureConfig
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
     from hpctrain.trainer import DataParallelTrainer as DataParallelTrainer
     from hpctrain.worker.context import TrainContext as TrainContext
     from hpctrain.worker.context import checkpoint_dir as checkpoint_dir
+    from hpctrain.worker.context import (
+        get_all_reported_checkpoints as get_all_reported_checkpoints,
+    )
     from hpctrain.worker.context import get_checkpoint as get_checkpoint
     from hpctrain.worker.context import get_context as get_context
     from hpctrain.worker.context import get_dataset_shard as get_dataset_shard
@@ -55,6 +60,7 @@ _HOME_OF = {
     "Checkpoint": "checkpoint",
     "CheckpointConfig": "config",
     "CheckpointError": "errors",
+    "CheckpointUploadMode": "checkpoint",
     "Communicator": "world",
     "ConfigError": "errors",
     "DataConfig": "config",
@@ -62,6 +68,7 @@ _HOME_OF = {
     "FailureConfig": "config",
     "HpctrainError": "errors",
     "LaunchError": "errors",
+    "ReportedCheckpoint": "checkpoint",
     "Result": "result",
     "RunConfig": "config",
     "RunContext": "callback",
@@ -77,6 +84,7 @@ _HOME_OF = {
     "WorkerGroup": "execute.worker_group",
     "World": "world",
     "checkpoint_dir": "worker.context",
+    "get_all_reported_checkpoints": "worker.context",
     "get_checkpoint": "worker.context",
     "get_context": "worker.context",
     "get_dataset_shard": "worker.context",

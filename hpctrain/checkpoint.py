@@ -11,6 +11,8 @@ import os
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from enum import Enum
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -204,6 +206,26 @@ class Checkpoint:
                 f"{self.path} is committed and does not change. Set {what} before report(), or "
                 f"copy it with to_directory()."
             )
+
+
+class CheckpointUploadMode(Enum):
+    """When, and how, ``report()`` brings a checkpoint into the run directory."""
+
+    SYNC = "sync"
+    """Copied (reflinked where the filesystem can) and committed before ``report()`` returns."""
+    ASYNC = "async"
+    """Copied and committed behind the training function."""
+    NO_UPLOAD = "no_upload"
+    """Committed before ``report()`` returns without a second copy: it lies on the filesystem of the
+    run already, and its files get a second name there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportedCheckpoint:
+    """A complete checkpoint of this run, with rank 0's metrics of its report."""
+
+    checkpoint: Checkpoint
+    metrics: Mapping[str, Any]
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from hpctrain.plan import spec
 from hpctrain.result import Result
 from hpctrain.rundir.ledger import append_event
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.staging import seal, staging_directory
+from hpctrain.rundir.staging import StagedPart, seal, staging_directory
 from hpctrain.rundir.status import RunState, RunStatus, write_status
 from hpctrain.rundir.store import CheckpointStore
 
@@ -43,7 +43,11 @@ def commit(paths: RunPaths, number: int, **metrics: Any) -> None:
     directory.mkdir(parents=True)
     (directory / "model.bin").write_bytes(b"%d" % number)
     CheckpointStore(paths.checkpoints).commit(
-        attempt=1, report=number, world_size=1, metrics=metrics, parts={0: seal(directory)}
+        attempt=1,
+        report=number,
+        world_size=1,
+        metrics=metrics,
+        parts={0: StagedPart(files=tuple(seal(directory)))},
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunState, RunStatus, read_status
+from hpctrain.rundir.store import CheckpointStore
 
 _TAIL_BYTES = 64 * 1024
 _CHECKPOINT_NAME = re.compile(r"\d{6,}")
@@ -186,10 +187,14 @@ def _last_report(paths: RunPaths, status: RunStatus) -> tuple[int, float | None,
 def _newest_checkpoint(paths: RunPaths) -> Path | None:
     # They appear by rename, and disappear by it: whatever has such a name is complete.
     try:
-        names = [p.name for p in paths.checkpoints.iterdir() if _CHECKPOINT_NAME.fullmatch(p.name)]
+        names = [p.name for p in paths.checkpoints.iterdir() if p.name[0] != "." and p.is_dir()]
     except FileNotFoundError:
         return None
-    return paths.checkpoints / max(names, key=int) if names else None
+    if all(_CHECKPOINT_NAME.fullmatch(name) for name in names):
+        return paths.checkpoints / max(names, key=int) if names else None
+    # Names of the user's own, or what was set aside: the manifests tell.
+    manifests = CheckpointStore(paths.checkpoints).manifests()
+    return paths.checkpoints / manifests[-1].name if manifests else None
 
 
 def _with_next_step(paths: RunPaths, view: RunView) -> RunView:

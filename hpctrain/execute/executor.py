@@ -146,6 +146,7 @@ class Executor:
             round_ = backend.get_next_results(_POLL_S)
             if round_ is not None:
                 self.recorder.record(round_, broadcast)
+            self.recorder.answer(backend.tracker, broadcast)
             self.recorder.tick(phase=backend.tracker.phase, reports=backend.tracker.reports)
             stop.step()
 

@@ -15,12 +15,11 @@ from hpctrain.callback import RunContext, UserCallback
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.config import RunConfig
 from hpctrain.errors import CheckpointError, HpctrainError, RunStoppedError
-from hpctrain.execute.tracker import ReportRound
+from hpctrain.execute.tracker import AttemptTracker, ReportRound
 from hpctrain.result import Result
 from hpctrain.rundir.files import write_atomic
 from hpctrain.rundir.ledger import append_event, count_attempts
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.staging import versions
 from hpctrain.rundir.status import RunState, RunStatus, write_status
 from hpctrain.rundir.store import CheckpointStore
 from hpctrain.worker.failure import RankFailure
@@ -66,6 +65,7 @@ class Recorder:
         """Why the run should stop, once it should."""
         self._goal_reached = False
         self._resumed_from: str | None = None
+        self._recorded = 0
 
     @property
     def status(self) -> RunStatus:
@@ -115,6 +115,7 @@ class Recorder:
             first_report=0 if manifest is None else manifest.report,
             checkpoint=checkpoint,
         )
+        self._recorded = start.first_report
         self.change(
             state=RunState.STARTING,
             attempt=attempt,
@@ -162,6 +163,18 @@ class Recorder:
             self.call("after_report", metrics, checkpoint)
         if self._config.stop is not None and self.wants_stop is None:
             self._apply_stop_rule(round_)
+        self._recorded = round_.report
+
+    def answer(self, tracker: AttemptTracker, broadcast: Callable[..., None]) -> None:
+        """Tell ranks that ask which checkpoints there are, once all that they made are recorded."""
+        due = {report for report in tracker.asked if report <= self._recorded}
+        if due:
+            tracker.asked -= due
+            found = [
+                [str(self.store.open(manifest).path), dict(manifest.metrics)]
+                for manifest in self.store.manifests()
+            ]
+            broadcast("checkpoints", json.dumps(found).encode(), report=self._recorded)
 
     def call(self, hook: str, *args: Any) -> None:
         """Call a hook of every callback; one that raises is logged, and ends the run if fatal."""
@@ -264,7 +277,6 @@ class Recorder:
                 world_size=self._status.world_size,
                 metrics=round_.metrics(),
                 parts=round_.parts,
-                versions=versions(),
             )
         except (OSError, CheckpointError) as error:
             reason = str(error)

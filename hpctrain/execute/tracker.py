@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpctrain.control.wire import Frame
-from hpctrain.rundir.staging import StagedFile
+from hpctrain.rundir.staging import StagedPart
 from hpctrain.worker.failure import RankFailure
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportRound:
-    """A report that every rank has made."""
+    """A report that every rank has made, and whose checkpoint, if any, is staged."""
 
     report: int
     """Number of the report, counted over all attempts."""
     lines: Mapping[int, bytes]
     """What each rank reported, as JSON, by world rank."""
-    parts: Mapping[int, tuple[StagedFile, ...]]
+    parts: Mapping[int, StagedPart]
     """What ranks staged for a checkpoint, by world rank; empty without a checkpoint."""
 
     def metrics(self, rank: int = 0) -> dict[str, Any]:
@@ -44,9 +44,10 @@ class AttemptTracker:
         self._world_size = world_size
         self._first = first_report
         self._counts = dict.fromkeys(range(world_size), first_report)
+        self._made = first_report
         self._rounds = first_report
         self._lines: dict[int, dict[int, bytes]] = {}
-        self._parts: dict[int, dict[int, tuple[StagedFile, ...]]] = {}
+        self._parts: dict[int, dict[int, StagedPart | None]] = {}
         self._phases = dict.fromkeys(range(world_size), "mpi")
         self._done: dict[int, int] = {}
         self._frozen: dict[int, int] = {}
@@ -59,11 +60,13 @@ class AttemptTracker:
         """What is known of the memory of ranks that are lost: see `MemoryWatch.remove`."""
         self.signals: list[str] = []
         """Signals that ranks have passed on."""
+        self.asked: set[int] = set()
+        """Reports whose checkpoints ranks want to know of; whoever answers removes them."""
 
     @property
     def reports(self) -> int:
         """Number of the last report that all ranks have made."""
-        return self._rounds
+        return self._made
 
     @property
     def phase(self) -> str:
@@ -98,12 +101,13 @@ class AttemptTracker:
         """Take a frame in; return the reports that it completed, in order."""
         rank = int(frame.header.get("rank", -1))
         if frame.op == "report":
-            return self._note_report(rank, frame.body)
-        if frame.op == "stage":
-            split = frame.header["line_bytes"]
-            parts = tuple(StagedFile(*part) for part in json.loads(frame.body[split:]))
-            self._parts.setdefault(frame.header["report"], {})[rank] = parts
-            return self._note_report(rank, frame.body[:split])
+            return self._note_report(rank, frame)
+        if frame.op == "part":
+            self._parts[frame.header["report"]][rank] = StagedPart.from_bytes(frame.body)
+            return self._whole_rounds()
+        if frame.op == "checkpoints":
+            self.asked.add(frame.header["report"])
+            return []
         if frame.op == "phase":
             self._phases[rank] = frame.header["phase"]
         elif frame.op == "done":
@@ -141,17 +145,26 @@ class AttemptTracker:
             f"without a checkpoint: move it out of conditions such as 'if rank == 0'."
         )
 
-    def _note_report(self, rank: int, line: bytes) -> list[ReportRound]:
+    def _note_report(self, rank: int, frame: Frame) -> list[ReportRound]:
         self._counts[rank] += 1
-        self._lines.setdefault(self._counts[rank], {})[rank] = line
+        number = self._counts[rank]
+        self._lines.setdefault(number, {})[rank] = frame.body
+        if frame.header.get("part_follows"):
+            self._parts.setdefault(number, {})[rank] = None
+        while len(self._lines.get(self._made + 1, ())) == self._world_size:
+            self._made += 1
+        return self._whole_rounds()
+
+    def _whole_rounds(self) -> list[ReportRound]:
+        """Return the next rounds, in order: none overtakes one whose checkpoint is not staged."""
         rounds = []
-        while len(self._lines.get(self._rounds + 1, ())) == self._world_size:
+        while self._rounds < self._made:
+            parts = self._parts.get(self._rounds + 1, {})
+            staged = {rank: part for rank, part in parts.items() if part is not None}
+            if len(staged) < len(parts):
+                break
             self._rounds += 1
-            rounds.append(
-                ReportRound(
-                    report=self._rounds,
-                    lines=self._lines.pop(self._rounds),
-                    parts=self._parts.pop(self._rounds, {}),
-                )
-            )
+            self._parts.pop(self._rounds, None)
+            lines = self._lines.pop(self._rounds)
+            rounds.append(ReportRound(report=self._rounds, lines=lines, parts=staged))
         return rounds

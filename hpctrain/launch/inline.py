@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from typing import Any
 
@@ -29,20 +30,30 @@ class InlineChannel:
         """Record a report."""
         self._feed({"op": "report", "rank": 0}, line)
 
-    def stage(self, report: int, line: bytes, parts: bytes) -> None:
-        """Record a report with a staged checkpoint."""
-        header = {"op": "stage", "rank": 0, "report": report, "line_bytes": len(line)}
-        self._feed(header, line + parts)
+    def announce(self, line: bytes) -> None:
+        """Take note of a report whose part of a checkpoint follows."""
+        self._feed({"op": "report", "rank": 0, "part_follows": True}, line)
+
+    def part(self, report: int, part: bytes) -> None:
+        """Record the report whose part this is."""
+        self._feed({"op": "part", "rank": 0, "report": report}, part)
+
+    def ask(self, report: int) -> None:
+        """Answer with all checkpoints."""
+        self._feed({"op": "checkpoints", "rank": 0, "report": report}, b"")
 
     def _feed(self, header: dict[str, Any], body: bytes) -> None:
         for round_ in self._tracker.feed(Frame(header, body, b"")):
             self._recorder.record(round_, self._broadcast)
+        self._recorder.answer(self._tracker, self._broadcast)
         self._recorder.tick(phase="training", reports=self._tracker.reports)
         if self._recorder.wants_stop is not None and self.session is not None:
             self.session.stop_after(self._tracker.reports)
 
-    def _broadcast(self, op: str, **details: Any) -> None:
+    def _broadcast(self, op: str, body: bytes = b"", **details: Any) -> None:
         assert self.session is not None
+        if op == "checkpoints":
+            self.session.hear_checkpoints(details["report"], json.loads(body))
         if op == "committed":
             self.session.decide(details["report"], Verdict(details["path"], details["error"]))
 
@@ -80,6 +91,7 @@ def run_inline(submission: Submission) -> None:
         first_report=start.first_report,
         checkpoint=start.checkpoint,
         commit_timeout_s=request.run_config.sync_config.sync_timeout,
+        in_background=False,
     )
     error: BaseException | None = None
     try:

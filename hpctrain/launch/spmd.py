@@ -353,6 +353,7 @@ class _Coordinator(threading.Thread):
                     self._note(frame.header)
                 for round_ in tracker.feed(frame):
                     recorder.record(round_, self._hub.send)
+            recorder.answer(tracker, self._hub.send)
             recorder.tick(phase=tracker.phase, reports=tracker.reports)
             if self._follower is not None:
                 self._follower.step()

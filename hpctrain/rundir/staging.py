@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import hpctrain
@@ -31,6 +32,30 @@ class StagedFile:
     path: str
     size: int
     digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagedPart:
+    """What one rank gives to a checkpoint; its files are in its staging directory, on disk."""
+
+    files: tuple[StagedFile, ...]
+    name: str | None = None
+    """What the checkpoint is to be called; None gives it the number of its report."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Of what it was saved with."""
+
+    def to_bytes(self) -> bytes:
+        """Return the form in which it travels."""
+        files = [[file.path, file.size, file.digest] for file in self.files]
+        content = {"files": files, "name": self.name, "versions": dict(self.versions)}
+        return json.dumps(content).encode()
+
+    @staticmethod
+    def from_bytes(content: bytes) -> StagedPart:
+        """Return what `to_bytes` wrote."""
+        loaded = json.loads(content)
+        files = tuple(StagedFile(*file) for file in loaded["files"])
+        return StagedPart(files=files, name=loaded["name"], versions=loaded["versions"])
 
 
 def staging_directory(checkpoints: Path, *, attempt: int, report: int, rank: int) -> Path:
@@ -63,7 +88,8 @@ def check_name(name: str, *, report: int) -> str | None:
 
 def versions() -> dict[str, str]:
     """Return the versions of what this process saves with. Not collective."""
-    found = {"hpctrain": hpctrain.__version__, "python": "%d.%d.%d" % sys.version_info[:3]}
+    python = ".".join(map(str, sys.version_info[:3]))
+    found = {"hpctrain": hpctrain.__version__, "python": python}
     if "torch" in sys.modules:
         found["torch"] = str(sys.modules["torch"].__version__)
     return found

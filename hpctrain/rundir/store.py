@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ from hpctrain.rundir.staging import (
     DAMAGED,
     REPLACED,
     StagedFile,
+    StagedPart,
     commit_directory,
     default_name,
 )
@@ -64,9 +65,7 @@ class CheckpointStore:
         report: int,
         world_size: int,
         metrics: Mapping[str, Any],
-        parts: Mapping[int, Sequence[StagedFile]],
-        name: str | None = None,
-        versions: Mapping[str, str] | None = None,
+        parts: Mapping[int, StagedPart],
     ) -> tuple[Checkpoint, list[str]]:
         """Make one checkpoint out of what ranks staged.
 
@@ -77,11 +76,7 @@ class CheckpointStore:
         ----------
         parts
             What each contributing rank staged and made durable, by world rank. A file that several
-            ranks staged is kept from the lowest of them.
-        name
-            Name of its directory; None gives it the number of the report.
-        versions
-            Of what it was made with.
+            ranks staged is kept from the lowest of them, and so are the name and the versions.
 
         Returns
         -------
@@ -93,7 +88,8 @@ class CheckpointStore:
         CheckpointError
             If another report's checkpoint has the name.
         """
-        name = default_name(report) if name is None else name
+        first = parts[min(parts)]
+        name = default_name(report) if first.name is None else first.name
         self._refuse_taken(name, report)
         merged, files, conflicts = self._merge(attempt, report, parts)
         manifest = Manifest(
@@ -104,7 +100,7 @@ class CheckpointStore:
             metrics=metrics,
             files=tuple(files[path] for path in sorted(files)),
             created_at=time.time(),
-            versions=versions or {},
+            versions=first.versions,
         )
         write_atomic(merged / MANIFEST_NAME, encode_manifest(manifest), durable=True)
         for folder, _, _ in os.walk(merged):
@@ -227,16 +223,16 @@ class CheckpointStore:
                     os.rename(entry.path, original)
 
     def _merge(
-        self, attempt: int, report: int, parts: Mapping[int, Sequence[StagedFile]]
+        self, attempt: int, report: int, parts: Mapping[int, StagedPart]
     ) -> tuple[Path, dict[str, StagedFile], list[str]]:
         """Move the files of all ranks into the directory of the lowest."""
         temporary = commit_directory(self._directory, attempt=attempt, report=report)
         lowest = min(parts)
         merged = temporary / f"rank-{lowest:05d}"
-        files = {file.path: file for file in parts[lowest]}
+        files = {file.path: file for file in parts[lowest].files}
         conflicts = []
         for rank in sorted(set(parts) - {lowest}):
-            for file in parts[rank]:
+            for file in parts[rank].files:
                 if file.path in files:
                     if file.digest != files[file.path].digest:
                         conflicts.append(file.path)

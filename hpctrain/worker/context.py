@@ -6,12 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from hpctrain.checkpoint import Checkpoint
+from hpctrain.checkpoint import Checkpoint, CheckpointUploadMode, ReportedCheckpoint
 from hpctrain.errors import ConfigError, WorkerContextError
 from hpctrain.worker.report import Session
 from hpctrain.world import Communicator, World
+
+if TYPE_CHECKING:
+    from hpctrain.worker.upload import UploadFunction
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,13 +111,20 @@ def active_worker(caller: str) -> ActiveWorker:
     return _active
 
 
-def report(metrics: Mapping[str, Any], checkpoint: Checkpoint | None = None) -> None:
+def report(
+    metrics: Mapping[str, Any],
+    checkpoint: Checkpoint | None = None,
+    checkpoint_dir_name: str | None = None,
+    checkpoint_upload_mode: CheckpointUploadMode = CheckpointUploadMode.SYNC,
+    delete_local_checkpoint_after_upload: bool | None = None,
+    checkpoint_upload_fn: UploadFunction | None = None,
+) -> None:
     """Report metrics, and a checkpoint with them or not.
 
     Every rank must report equally often. Without a checkpoint nothing waits: rank 0's metrics are
     appended to ``metrics.jsonl`` before this returns, and survive a kill. With a checkpoint on any
     rank, what the ranks saved is merged into one checkpoint; the ranks that gave a part wait until
-    it is complete, which takes until every rank has made this report.
+    it is complete, which takes until every rank has made this report, unless they gave it ASYNC.
 
     Parameters
     ----------
@@ -124,17 +134,46 @@ def report(metrics: Mapping[str, Any], checkpoint: Checkpoint | None = None) -> 
         This rank's part. Its directory stays the caller's, untouched; a directory from
         `checkpoint_dir` is taken as it is, without a copy. A file that several ranks give is kept
         from the lowest rank.
+    checkpoint_dir_name
+        Name of the checkpoint in ``checkpoints/``, of which each has its own; by default the number
+        of the report. The lowest contributing rank's counts. Names do not order checkpoints:
+        the newest is that of the last report.
+    checkpoint_upload_mode
+        With ASYNC this returns at once. Copy, digest and commit go on in a thread, in order, while
+        the directory must not change: keep it, or use `checkpoint_dir`. Two checkpoints of a rank
+        may be under way; a third waits for the first. What goes wrong is raised by the next
+        ``report()``, or when the training function returns, which waits for all.
+    delete_local_checkpoint_after_upload
+        Whether the caller's directory is deleted once the checkpoint is committed. None is False,
+        in every mode.
+    checkpoint_upload_fn
+        Copies the part instead of hpctrain. It is given the checkpoint and a directory, relative to
+        ``get_context().get_storage()``, which exists and is empty; it fills that, and returns it
+        as a Checkpoint.
 
     Raises
     ------
     ConfigError
-        If the metrics are not a dict, or hold tensors.
+        If the metrics are not a dict, or hold tensors; if the name is impossible.
     CheckpointError
         If the checkpoint could not be written (a full disk) or committed.
     WorkerContextError
         Outside of a training function.
     """
-    active_worker("report()").session.report(metrics, checkpoint)
+    session = active_worker("report()").session
+    if checkpoint is None:
+        session.report(metrics)
+        return
+    from hpctrain.worker.upload import Upload
+
+    upload = Upload(
+        checkpoint=checkpoint,
+        dir_name=checkpoint_dir_name,
+        mode=checkpoint_upload_mode,
+        delete_local=bool(delete_local_checkpoint_after_upload),
+        upload_fn=checkpoint_upload_fn,
+    )
+    session.report(metrics, upload)
 
 
 def get_context() -> TrainContext:
@@ -145,9 +184,31 @@ def get_context() -> TrainContext:
 def get_checkpoint() -> Checkpoint | None:
     """Return the newest complete checkpoint, or None at a fresh start. Not collective.
 
-    After a restart it is what the run resumes from; later what the last ``report()`` committed.
+    After a restart it is what the run resumes from; later the last one that this rank has heard to
+    be committed.
     """
     return active_worker("get_checkpoint()").session.checkpoint
+
+
+def get_all_reported_checkpoints(timeout_s: float | None = None) -> list[ReportedCheckpoint]:
+    """Return the checkpoints that the run has now, oldest first, with their metrics.
+
+    Not collective, but it waits until the checkpoints of all reports that this rank has made are
+    committed, ASYNC ones too: until every rank has made these reports. What `CheckpointConfig`
+    does not keep is not there.
+
+    Parameters
+    ----------
+    timeout_s
+        Seconds to wait; None is ``SyncConfig(sync_timeout=...)``.
+
+    Raises
+    ------
+    CheckpointError
+        If they are not committed in time, or one could not be.
+    """
+    session = active_worker("get_all_reported_checkpoints()").session
+    return session.all_checkpoints(timeout_s)
 
 
 def should_stop() -> bool:

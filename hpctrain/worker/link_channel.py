@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from hpctrain.control.link import Link
 from hpctrain.control.wire import Frame
 from hpctrain.worker.report import Session, Verdict
@@ -17,9 +19,17 @@ class LinkChannel:
         """Pass a report's metrics on, soon."""
         self._link.post_report(line)
 
-    def stage(self, report: int, line: bytes, parts: bytes) -> None:
-        """Pass a report with a staged checkpoint on, at once."""
-        self._link.post("stage", line + parts, report=report, line_bytes=len(line))
+    def announce(self, line: bytes) -> None:
+        """Pass a report on, at once, whose part of a checkpoint follows."""
+        self._link.post("report", line, part_follows=True)
+
+    def part(self, report: int, part: bytes) -> None:
+        """Pass a staged part of a checkpoint on, at once."""
+        self._link.post("part", part, report=report)
+
+    def ask(self, report: int) -> None:
+        """Ask for all checkpoints up to a report."""
+        self._link.post("checkpoints", report=report)
 
 
 def connect_session(link: Link, session: Session) -> None:
@@ -37,4 +47,9 @@ def connect_session(link: Link, session: Session) -> None:
 
     link.handle("freeze", freeze)
     link.handle("stop", stop)
+
+    def list_checkpoints(frame: Frame) -> None:
+        session.hear_checkpoints(frame.header["report"], json.loads(frame.body))
+
     link.handle("committed", decide)
+    link.handle("checkpoints", list_checkpoints)

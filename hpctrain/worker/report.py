@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from hpctrain.checkpoint import Checkpoint
+from hpctrain.checkpoint import Checkpoint, ReportedCheckpoint
 from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.rundir.files import open_append
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.worker.metrics import encode_metrics
 from hpctrain.world import World
+
+if TYPE_CHECKING:
+    from hpctrain.rundir.staging import StagedPart
+    from hpctrain.worker.upload import Background, Upload
+
+MAX_IN_FLIGHT = 2
+"""Checkpoints of one rank that may be under way behind its training function."""
+# A newer checkpoint is committed before an older one is deleted; word of it is on its way.
+_NEWS_TIMEOUT_S = 30.0
 
 
 class Channel(Protocol):
@@ -24,16 +33,31 @@ class Channel(Protocol):
     def report(self, line: bytes) -> None:
         """Pass a report's metrics on, soon."""
 
-    def stage(self, report: int, line: bytes, parts: bytes) -> None:
-        """Pass a report with a staged checkpoint on, at once."""
+    def announce(self, line: bytes) -> None:
+        """Pass a report on, at once, whose part of a checkpoint follows."""
+
+    def part(self, report: int, part: bytes) -> None:
+        """Pass a staged part of a checkpoint on, at once."""
+
+    def ask(self, report: int) -> None:
+        """Ask for all checkpoints up to a report."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a checkpoint that this rank contributed to."""
+    """What became of a checkpoint."""
 
     path: str | None
     error: str | None
+
+
+@dataclass
+class _Flight:
+    """A part of this rank whose checkpoint is not decided on yet."""
+
+    upload: Upload
+    since: float
+    staged: bool = False
 
 
 class Session:
@@ -53,6 +77,8 @@ class Session:
         What the run resumed from.
     commit_timeout_s
         Seconds to wait for a commit.
+    in_background
+        Whether there may be a thread behind the training function.
     """
 
     def __init__(
@@ -64,19 +90,25 @@ class Session:
         first_report: int,
         checkpoint: Checkpoint | None,
         commit_timeout_s: float,
+        in_background: bool = True,
     ) -> None:
         self.world = world
         self._paths = paths
         self._channel = channel
         self._count = first_report
-        self._checkpoint = checkpoint
+        self._newest = (first_report, None if checkpoint is None else str(checkpoint.path))
         self._commit_timeout_s = commit_timeout_s
+        self._in_background = in_background
         self.preprocessor: Any = None
         """Goes into every checkpoint."""
         self._turn = threading.Condition()
         self._frozen = False
         self._stop_at: int | None = None
+        self._flights: dict[int, _Flight] = {}
         self._verdicts: dict[int, Verdict] = {}
+        self._failure: BaseException | None = None
+        self._found: tuple[int, Sequence[Any]] | None = None
+        self._background: Background | None = None
         self._metrics = open_append(paths.metrics) if world.world_rank == 0 else -1
 
     @property
@@ -87,11 +119,23 @@ class Session:
     @property
     def checkpoint(self) -> Checkpoint | None:
         """The newest checkpoint that this rank knows to be complete."""
-        return self._checkpoint
+        while True:
+            newest, path = self._newest, self._newest[1]
+            if path is None:
+                return None
+            try:
+                return Checkpoint(path)
+            except ConfigError:
+                if not self._await_news(newest):
+                    raise
 
-    def report(self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None = None) -> None:
+    def report(self, metrics: Mapping[str, Any], upload: Upload | None = None) -> None:
         """Report metrics, and a checkpoint with them or not."""
         content = encode_metrics(metrics)
+        if upload is not None:
+            upload.check(report=self._count + 1, paths=self._paths)
+        if self._flights or self._failure is not None:
+            self._look_behind(room_for_one=upload is not None and upload.is_behind)
         with self._turn:
             while self._frozen:
                 # For the moment in which the executor asks all ranks how far they are.
@@ -101,17 +145,16 @@ class Session:
                         f"the executor to say at which report to stop."
                     )
             self._count = number = self._count + 1
-        if checkpoint is None:
-            line = b'{"report":%d,"attempt":%d,"time":%.6f,"checkpoint":null,"metrics":%s}\n' % (
-                number,
-                self.world.attempt,
-                time.time(),
-                content,
-            )
+        if upload is None:
+            line = self._line(number, b"null", content)
             self._append(line)
             self._channel.report(line)
+            return
+        line = self._line(number, b'"%s"' % _name(number, upload).encode(), content)
+        if upload.is_behind:
+            self._report_behind(number, line, upload)
         else:
-            self._report_checkpoint(number, content, checkpoint)
+            self._report_and_wait(number, line, upload)
 
     def should_stop(self) -> bool:
         """Return whether this rank has reached the report at which all ranks stop."""
@@ -121,18 +164,51 @@ class Session:
         """Return an empty directory that lies inside the commit of the next report."""
         import shutil
 
-        from hpctrain.rundir.staging import staging_directory
-
-        directory = staging_directory(
-            self._paths.checkpoints,
-            attempt=self.world.attempt,
-            report=self._count + 1,
-            rank=self.world.world_rank,
-        )
+        directory = self._staging_directory(self._count + 1)
         if directory.exists():
             shutil.rmtree(directory)
         directory.mkdir(parents=True)
         return directory
+
+    def all_checkpoints(self, timeout_s: float | None) -> list[ReportedCheckpoint]:
+        """Return the run's checkpoints, oldest first, once those reported so far are decided on."""
+        timeout_s = self._commit_timeout_s if timeout_s is None else timeout_s
+        self._look_behind(room_for_one=False)
+        asked = self._count
+        with self._turn:
+            self._found = None
+        self._channel.ask(asked)
+
+        def is_answered() -> bool:
+            return self._failure is not None or (self._found or (-1,))[0] >= asked
+
+        with self._turn:
+            if not self._turn.wait_for(is_answered, timeout_s):
+                raise CheckpointError(
+                    f"rank {self.world.world_rank} waited {timeout_s:.0f} s for the checkpoints up "
+                    f"to report {asked}: not every rank made this report, or one is still being "
+                    f"uploaded."
+                )
+            found = self._found
+        self._look_behind(room_for_one=False)
+        assert found is not None
+        return [
+            ReportedCheckpoint(checkpoint=Checkpoint(path), metrics=metrics)
+            for path, metrics in found[1]
+        ]
+
+    def drain(self) -> None:
+        """Wait until what goes on behind the training function has ended well.
+
+        Not collective, but a checkpoint is only committed once every rank has made its report.
+        """
+        with self._turn:
+            self._turn.wait_for(
+                lambda: not self._flights or self._failure is not None, self._commit_timeout_s
+            )
+        if self._background is not None and self._failure is None:
+            self._background.wait(self._commit_timeout_s)
+        self._look_behind(room_for_one=False, finished=True)
 
     # Called from the thread of the link.
 
@@ -153,7 +229,21 @@ class Session:
     def decide(self, report: int, verdict: Verdict) -> None:
         """Take note of what became of a checkpoint."""
         with self._turn:
-            self._verdicts[report] = verdict
+            if verdict.path is not None and report > self._newest[0]:
+                self._newest = (report, verdict.path)
+            flight = self._flights.pop(report, None)
+            if flight is not None and not flight.upload.is_behind:
+                self._verdicts[report] = verdict
+            elif flight is not None and verdict.path is None:
+                self._failure = self._failure or _not_committed(report, verdict)
+            self._turn.notify_all()
+        if flight is not None and flight.upload.is_behind and verdict.path is not None:
+            self._behind(flight.upload.delete_source)
+
+    def hear_checkpoints(self, report: int, found: Sequence[Any]) -> None:
+        """Take note of the checkpoints that there are, all up to `report` decided on."""
+        with self._turn:
+            self._found = (report, found)
             self._turn.notify_all()
 
     def close(self) -> None:
@@ -162,44 +252,29 @@ class Session:
             os.close(self._metrics)
             self._metrics = -1
 
-    def _report_checkpoint(self, number: int, content: bytes, checkpoint: Checkpoint) -> None:
-        import shutil
+    def _report_behind(self, number: int, line: bytes, upload: Upload) -> None:
+        def stage() -> None:
+            try:
+                part = self._stage(number, upload)
+            except BaseException as error:
+                with self._turn:
+                    self._failure = self._failure or error
+                    self._turn.notify_all()
+            else:
+                self._channel.part(number, part.to_bytes())
 
-        from hpctrain.rundir.staging import copy_into, seal, staging_directory
+        self._flights[number] = _Flight(upload, time.monotonic())
+        self._append(line)
+        self._channel.announce(line)
+        self._behind(stage)
 
-        directory = staging_directory(
-            self._paths.checkpoints,
-            attempt=self.world.attempt,
-            report=number,
-            rank=self.world.world_rank,
-        )
-        try:
-            if checkpoint.path != directory:
-                if directory.exists() and directory not in checkpoint.path.parents:
-                    # checkpoint_dir() gave it out, and something else is reported now.
-                    shutil.rmtree(directory)
-                copy_into(checkpoint.path, directory)
-            if self.preprocessor is not None:
-                Checkpoint(directory).set_preprocessor(self.preprocessor)
-            staged = seal(directory)
-        except OSError as error:
-            raise CheckpointError(
-                f"rank {self.world.world_rank} could not write its part of the checkpoint of "
-                f"report {number} to {directory}: {error.strerror or error}. The last complete "
-                f"checkpoint is {self._last_checkpoint()}; free space, or choose another "
-                f"storage_path."
-            ) from error
-        parts = json.dumps([[file.path, file.size, file.digest] for file in staged])
-        line = b'{"report":%d,"attempt":%d,"time":%.6f,"checkpoint":"%06d","metrics":%s}\n' % (
-            number,
-            self.world.attempt,
-            time.time(),
-            number,
-            content,
-        )
+    def _report_and_wait(self, number: int, line: bytes, upload: Upload) -> None:
+        part = self._stage(number, upload)
+        self._flights[number] = _Flight(upload, time.monotonic())
         # Before the commit: a run that resumes from this checkpoint does not report it again.
         self._append(line)
-        self._channel.stage(number, line, parts.encode())
+        self._channel.announce(line)
+        self._channel.part(number, part.to_bytes())
         with self._turn:
             if not self._turn.wait_for(lambda: number in self._verdicts, self._commit_timeout_s):
                 raise CheckpointError(
@@ -209,13 +284,82 @@ class Session:
                 )
             verdict = self._verdicts.pop(number)
         if verdict.path is None:
+            raise _not_committed(number, verdict)
+        upload.delete_source()
+
+    def _stage(self, number: int, upload: Upload) -> StagedPart:
+        directory = self._staging_directory(number)
+        try:
+            part = upload.stage(directory, paths=self._paths, preprocessor=self.preprocessor)
+        except OSError as error:
             raise CheckpointError(
-                f"the checkpoint of report {number} was not committed: {verdict.error}"
+                f"rank {self.world.world_rank} could not write its part of the checkpoint of "
+                f"report {number} to {directory}: {error.strerror or error}. The last complete "
+                f"checkpoint is {self._last_checkpoint()}; free space, or choose another "
+                f"storage_path."
+            ) from error
+        flight = self._flights.get(number)
+        if flight is not None:
+            flight.staged = True
+        return part
+
+    def _behind(self, job: Callable[[], None]) -> None:
+        if self._background is None:
+            from hpctrain.worker.upload import Background
+
+            self._background = Background(threaded=self._in_background)
+        self._background.submit(job)
+
+    def _look_behind(self, *, room_for_one: bool, finished: bool = False) -> None:
+        """Raise what went wrong behind the training function; wait until there is room."""
+        if room_for_one and len(self._flights) >= MAX_IN_FLIGHT:
+            with self._turn:
+                self._turn.wait_for(
+                    lambda: len(self._flights) < MAX_IN_FLIGHT or self._failure is not None,
+                    self._commit_timeout_s,
+                )
+        if self._failure is not None:
+            raise self._failure
+        with self._turn:
+            oldest = next(iter(self._flights.items()), None)
+        if oldest is None:
+            return
+        number, flight = oldest
+        waited_s = time.monotonic() - flight.since
+        if finished or waited_s > self._commit_timeout_s:
+            why = "not every rank made this report" if flight.staged else "it is still copied"
+            raise CheckpointError(
+                f"rank {self.world.world_rank}: the checkpoint of report {number} is not committed "
+                f"after {waited_s:.0f} s: {why}. SyncConfig(sync_timeout=...) sets how long to "
+                f"wait."
             )
-        self._checkpoint = Checkpoint(verdict.path)
+
+    def _await_news(self, known: tuple[int, str | None]) -> bool:
+        """Wait for a newer checkpoint than one that is deleted; return whether there is one."""
+        with self._turn:
+            return self._turn.wait_for(lambda: self._newest != known, _NEWS_TIMEOUT_S)
+
+    def _staging_directory(self, report: int) -> Path:
+        from hpctrain.rundir.staging import staging_directory
+
+        return staging_directory(
+            self._paths.checkpoints,
+            attempt=self.world.attempt,
+            report=report,
+            rank=self.world.world_rank,
+        )
+
+    def _line(self, number: int, checkpoint: bytes, content: bytes) -> bytes:
+        return b'{"report":%d,"attempt":%d,"time":%.6f,"checkpoint":%s,"metrics":%s}\n' % (
+            number,
+            self.world.attempt,
+            time.time(),
+            checkpoint,
+            content,
+        )
 
     def _last_checkpoint(self) -> str:
-        return "none" if self._checkpoint is None else str(self._checkpoint.path)
+        return self._newest[1] or "none"
 
     def _append(self, line: bytes) -> None:
         if self._metrics < 0:
@@ -236,36 +380,9 @@ class Session:
             )
 
 
-def encode_metrics(metrics: Mapping[str, Any]) -> bytes:
-    """Return metrics as JSON. Not collective.
-
-    Raises
-    ------
-    ConfigError
-        If they are not a mapping, or hold what JSON has no form for: tensors and arrays.
-    """
-    if not isinstance(metrics, dict):
-        raise ConfigError(
-            f"report({metrics!r}): metrics are a dict of names and numbers, and this is a "
-            f"{type(metrics).__name__}. For example: report({{'loss': 0.1}})."
-        )
-    try:
-        return _encode(metrics).encode()
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"report(): {error}") from error
+def _name(number: int, upload: Upload) -> str:
+    return f"{number:06d}" if upload.dir_name is None else upload.dir_name
 
 
-def _encode_other(value: Any) -> Any:
-    """Give JSON the numbers of NumPy; refuse what would have to be copied from a device."""
-    kind = type(value)
-    if kind.__module__ == "numpy" and getattr(value, "shape", None) == ():
-        return value.item()
-    if isinstance(value, Mapping):
-        return dict(value)
-    raise TypeError(
-        f"metrics hold {value!r:.80} of type {kind.__module__}.{kind.__qualname__}. Metrics are "
-        f"numbers, strings, lists and dicts: use .item() or .tolist()."
-    )
-
-
-_encode = json.JSONEncoder(separators=(",", ":"), default=_encode_other, check_circular=True).encode
+def _not_committed(report: int, verdict: Verdict) -> CheckpointError:
+    return CheckpointError(f"the checkpoint of report {report} was not committed: {verdict.error}")

@@ -77,6 +77,7 @@ def run_training(
             value = worker_spec.train_loop(dict(worker_spec.train_loop_config or {}))
         else:
             value = worker_spec.train_loop()
+        session.drain()
         on_phase("shutdown")
         backend.on_shutdown(backend_context, config)
     return value

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,11 @@ from hpctrain.config import CheckpointConfig, RunConfig
 from hpctrain.errors import RunStoppedError, WorkerError
 from hpctrain.execute import recorder as recorder_module
 from hpctrain.execute.recorder import Recorder
-from hpctrain.execute.tracker import ReportRound
+from hpctrain.execute.tracker import AttemptTracker, ReportRound
 from hpctrain.result import Result
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.staging import seal, staging_directory
+from hpctrain.rundir.staging import StagedPart, seal, staging_directory
 from hpctrain.rundir.status import RunState, RunStatus, read_status
 
 
@@ -53,8 +54,8 @@ class FatallyBroken(Broken):
 class Broadcasts(list[tuple[str, dict[str, Any]]]):
     """What would be sent to all ranks."""
 
-    def __call__(self, op: str, **details: Any) -> None:
-        self.append((op, details))
+    def __call__(self, op: str, body: bytes = b"", **details: Any) -> None:
+        self.append((op, {**details, "body": body} if body else details))
 
 
 @pytest.fixture
@@ -89,7 +90,7 @@ def make_round(
         directory = staging_directory(paths.checkpoints, attempt=1, report=number, rank=1)
         directory.mkdir(parents=True)
         (directory / "model.bin").write_bytes(b"%d" % number)
-        parts[1] = tuple(seal(directory))
+        parts[1] = StagedPart(files=tuple(seal(directory)))
     return ReportRound(report=number, lines=lines, parts=parts)
 
 
@@ -139,6 +140,35 @@ def test_what_an_attempt_resumed_from_stays_until_the_attempt_ends(
     assert [path.name for path in paths.checkpoints.iterdir()] == ["000003"]
 
 
+def test_who_asks_for_checkpoints_is_answered_once_its_reports_are_recorded(
+    paths: RunPaths, broadcasts: Broadcasts
+):
+    recorder = make_recorder(paths)
+    tracker = AttemptTracker(world_size=2, first_report=0)
+    tracker.asked = {1, 2}
+    recorder.answer(tracker, broadcasts)
+    assert broadcasts == []
+    recorder.record(make_round(1, {"loss": 0.5}, paths=paths), broadcasts)
+    broadcasts.clear()
+    recorder.answer(tracker, broadcasts)
+    ((op, details),) = broadcasts
+    assert (op, details["report"]) == ("checkpoints", 1)
+    metrics = {"rank": 0, "loss": 0.5}
+    assert json.loads(details["body"]) == [[str(paths.checkpoints / "000001"), metrics]]
+    assert tracker.asked == {2}
+
+
+def test_a_name_that_is_taken_is_told_to_every_rank(paths: RunPaths, broadcasts: Broadcasts):
+    recorder = make_recorder(paths)
+    for number in (1, 2):
+        round_ = make_round(number, paths=paths)
+        parts = {rank: replace(part, name="best") for rank, part in round_.parts.items()}
+        recorder.record(replace(round_, parts=parts), broadcasts)
+    _, (_, details) = broadcasts
+    assert "the name best belongs to the checkpoint of report 1" in details["error"]
+    assert recorder.checkpoint_path() == paths.checkpoints / "best"
+
+
 def test_a_commit_that_fails_is_told_to_every_rank_with_its_reason(
     paths: RunPaths, broadcasts: Broadcasts, monkeypatch: pytest.MonkeyPatch
 ):
@@ -162,7 +192,9 @@ def test_different_content_under_one_name_is_told(
     directory.mkdir()
     (directory / "model.bin").write_bytes(b"another")
     round_ = ReportRound(
-        report=1, lines=round_.lines, parts={**round_.parts, 0: tuple(seal(directory))}
+        report=1,
+        lines=round_.lines,
+        parts={**round_.parts, 0: StagedPart(files=tuple(seal(directory)))},
     )
     make_recorder(paths).record(round_, broadcasts)
     said = capsys.readouterr().err

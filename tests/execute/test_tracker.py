@@ -5,7 +5,7 @@ from typing import Any
 
 from hpctrain.control.wire import Frame
 from hpctrain.execute.tracker import AttemptTracker, ReportRound
-from hpctrain.rundir.staging import StagedFile
+from hpctrain.rundir.staging import StagedFile, StagedPart
 from hpctrain.worker.failure import RankFailure
 
 
@@ -18,11 +18,21 @@ def report(tracker: AttemptTracker, rank: int, **metrics: Any) -> list[ReportRou
     return tracker.feed(frame("report", rank, line))
 
 
-def stage(tracker: AttemptTracker, rank: int, number: int, *names: str) -> list[ReportRound]:
+def announce(tracker: AttemptTracker, rank: int) -> list[ReportRound]:
     line = json.dumps({"metrics": {}}).encode() + b"\n"
-    parts = json.dumps([[name, 1, "digest"] for name in names]).encode()
-    details = {"report": number, "line_bytes": len(line)}
-    return tracker.feed(frame("stage", rank, line + parts, **details))
+    return tracker.feed(frame("report", rank, line, part_follows=True))
+
+
+def part(tracker: AttemptTracker, rank: int, number: int, *names: str) -> list[ReportRound]:
+    return tracker.feed(frame("part", rank, part_of(*names).to_bytes(), report=number))
+
+
+def part_of(*names: str) -> StagedPart:
+    return StagedPart(files=tuple(StagedFile(name, 1, "digest") for name in names))
+
+
+def stage(tracker: AttemptTracker, rank: int, number: int, *names: str) -> list[ReportRound]:
+    return announce(tracker, rank) + part(tracker, rank, number, *names)
 
 
 def failed(rank: int, message: str = "") -> Frame:
@@ -67,7 +77,7 @@ def test_the_parts_of_a_checkpoint_come_with_its_report_though_not_every_rank_ga
     (first,) = report(tracker, 1)
     (second,) = report(tracker, 1)
     assert first.parts == {}
-    assert second.parts == {0: (StagedFile("model.bin", 1, "digest"),)}
+    assert second.parts == {0: part_of("model.bin")}
 
 
 def test_the_run_is_in_the_earliest_phase_of_any_rank():
@@ -163,3 +173,30 @@ def test_ranks_that_reported_equally_often_are_no_cause_for_complaint():
         stage(tracker, rank, 1, "model.bin")
         tracker.feed(frame("done", rank, reports=1))
     assert tracker.uneven_reports() is None
+
+
+def test_a_part_that_follows_holds_its_report_and_those_after_it():
+    tracker = AttemptTracker(world_size=2, first_report=0)
+    announce(tracker, 0)
+    assert report(tracker, 1) == []
+    assert report(tracker, 0) == report(tracker, 1) == []
+    # All ranks have made two reports; the first is not whole yet.
+    assert tracker.reports == 2
+    first, second = part(tracker, 0, 1, "model.bin")
+    assert (first.report, first.parts) == (1, {0: part_of("model.bin")})
+    assert (second.report, second.parts) == (2, {})
+
+
+def test_parts_of_one_rank_may_follow_while_those_of_another_are_there():
+    tracker = AttemptTracker(world_size=2, first_report=0)
+    announce(tracker, 0)
+    assert stage(tracker, 1, 1, "b") == []
+    (round_,) = part(tracker, 0, 1, "a")
+    assert round_.parts == {0: part_of("a"), 1: part_of("b")}
+
+
+def test_a_rank_that_left_with_fewer_reports_is_named_while_a_part_is_under_way():
+    tracker = AttemptTracker(world_size=2, first_report=0)
+    announce(tracker, 0)
+    tracker.feed(frame("done", 1, reports=0))
+    assert "rank 1 returned after 0 reports, but rank 0 made 1" in str(tracker.uneven_reports())

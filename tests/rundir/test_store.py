@@ -19,7 +19,7 @@ from hpctrain.checkpoint import MANIFEST_NAME, Checkpoint
 from hpctrain.config import CheckpointConfig
 from hpctrain.errors import CheckpointError
 from hpctrain.rundir.retention import rank_checkpoints
-from hpctrain.rundir.staging import check_name, seal, staging_directory
+from hpctrain.rundir.staging import StagedPart, check_name, seal, staging_directory
 from hpctrain.rundir.store import CheckpointStore
 
 Files = Mapping[str, bytes]
@@ -52,15 +52,13 @@ def commit(
         for path, content in files.items():
             (part / path).parent.mkdir(parents=True, exist_ok=True)
             (part / path).write_bytes(content)
-        staged[rank] = seal(part)
+        staged[rank] = StagedPart(files=tuple(seal(part)), name=name, versions=versions or {})
     return CheckpointStore(directory).commit(
         attempt=attempt,
         report=report,
         world_size=4,
         metrics=metrics or {},
         parts=staged,
-        name=name,
-        versions=versions,
     )
 
 

@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import tempfile
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,13 +15,21 @@ from typing import Any
 import numpy
 import pytest
 
-from hpctrain.checkpoint import MANIFEST_NAME, Checkpoint
+from hpctrain.checkpoint import (
+    MANIFEST_NAME,
+    Checkpoint,
+    CheckpointUploadMode,
+    ReportedCheckpoint,
+)
 from hpctrain.errors import CheckpointError, ConfigError
-from hpctrain.rundir import staging
+from hpctrain.rundir.bulk import clone
 from hpctrain.rundir.metrics import read_reports
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.staging import StagedFile
-from hpctrain.worker.report import Session, Verdict, encode_metrics
+from hpctrain.rundir.staging import StagedFile, StagedPart
+from hpctrain.worker import upload
+from hpctrain.worker.metrics import encode_metrics
+from hpctrain.worker.report import MAX_IN_FLIGHT, Session, Verdict
+from hpctrain.worker.upload import Upload
 from hpctrain.world import World
 
 PATIENCE_S = 10.0
@@ -31,22 +42,48 @@ class FakeExecutor:
         self.session: Session | None = None
         self.reports: list[dict[str, Any]] = []
         self.staged: dict[int, list[StagedFile]] = {}
+        self.parts: dict[int, StagedPart] = {}
+        self.found: list[tuple[str, dict[str, Any]]] = []
         self.decide: Callable[[int], Verdict | None] = lambda number: None
 
     def report(self, line: bytes) -> None:
         assert line.endswith(b"\n")
         self.reports.append(json.loads(line))
 
-    def stage(self, report: int, line: bytes, parts: bytes) -> None:
+    def announce(self, line: bytes) -> None:
         self.report(line)
-        self.staged[report] = [StagedFile(*part) for part in json.loads(parts)]
+
+    def part(self, report: int, part: bytes) -> None:
+        self.parts[report] = StagedPart.from_bytes(part)
+        self.staged[report] = list(self.parts[report].files)
         verdict = self.decide(report)
         if verdict is not None:
             assert self.session is not None
             self.session.decide(report, verdict)
 
+    def ask(self, report: int) -> None:
+        assert self.session is not None
+        self.session.hear_checkpoints(report, self.found)
+
 
 Start = Callable[..., Session]
+
+
+def part_of(
+    directory: Path,
+    mode: CheckpointUploadMode = CheckpointUploadMode.SYNC,
+    *,
+    dir_name: str | None = None,
+    delete_local: bool = False,
+    upload_fn: Callable[[Checkpoint, str], Checkpoint] | None = None,
+) -> Upload:
+    return Upload(
+        checkpoint=Checkpoint(directory),
+        dir_name=dir_name,
+        mode=mode,
+        delete_local=delete_local,
+        upload_fn=upload_fn,
+    )
 
 
 @pytest.fixture
@@ -214,7 +251,7 @@ def test_a_checkpoint_is_staged_as_a_copy_and_is_the_newest_once_it_is_committed
 ):
     executor.decide = commit_to(paths.checkpoints)
     session = start(first_report=4)
-    session.report({"loss": 0.5}, Checkpoint(model))
+    session.report({"loss": 0.5}, part_of(model))
     assert [file.path for file in executor.staged[5]] == ["model.bin"]
     staged = paths.checkpoints / ".tmp-1-000005" / "rank-00000" / "model.bin"
     assert staged.read_bytes() == (model / "model.bin").read_bytes() == b"weights"
@@ -228,12 +265,12 @@ def test_a_directory_inside_the_commit_is_taken_without_a_copy(
     def refuse(*_: object) -> None:
         raise AssertionError("copied")
 
-    monkeypatch.setattr(staging, "copy_into", refuse)
+    monkeypatch.setattr(upload, "copy_into", refuse)
     executor.decide = commit_to(paths.checkpoints)
     session = start()
     directory = session.staging()
     (directory / "model.bin").write_bytes(b"weights")
-    session.report({}, Checkpoint(directory))
+    session.report({}, part_of(directory))
     assert [file.path for file in executor.staged[1]] == ["model.bin"]
 
 
@@ -245,7 +282,7 @@ def test_what_was_saved_for_a_report_that_was_never_made_is_in_no_checkpoint(
     (session.staging() / "half-written.bin").write_bytes(b"half")
     assert list(session.staging().iterdir()) == []
     (session.staging() / "half-written.bin").write_bytes(b"half")
-    session.report({}, Checkpoint(model))
+    session.report({}, part_of(model))
     assert [file.path for file in executor.staged[1]] == ["model.bin"]
 
 
@@ -254,14 +291,14 @@ def test_a_committed_checkpoint_can_be_reported_again_without_its_manifest(
 ):
     (model / MANIFEST_NAME).write_text("of another commit")
     executor.decide = commit_to(paths.checkpoints)
-    start().report({}, Checkpoint(model))
+    start().report({}, part_of(model))
     assert [file.path for file in executor.staged[1]] == ["model.bin"]
 
 
 def test_an_empty_checkpoint_is_refused(start: Start, tmp_path: Path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match=r"holds no file\. Save into it before report"):
-        start().report({}, Checkpoint(tmp_path / "empty"))
+        start().report({}, part_of(tmp_path / "empty"))
 
 
 def test_a_commit_that_failed_is_told_with_its_reason(
@@ -271,7 +308,7 @@ def test_a_commit_that_failed_is_told_with_its_reason(
     session = start(first_report=2)
     message = r"checkpoint of report 3 was not committed: Permission denied \(/x\)"
     with pytest.raises(CheckpointError, match=message):
-        session.report({}, Checkpoint(model))
+        session.report({}, part_of(model))
     assert session.checkpoint is None
     # The metrics were reported; that the checkpoint is not there is said by the checkpoints.
     assert [report["report"] for report in read_reports(paths)] == [3]
@@ -283,7 +320,7 @@ def test_a_rank_that_waits_in_vain_for_a_commit_says_what_is_missing(start: Star
         r"SyncConfig\(sync_timeout=\.\.\.\) sets how long to wait"
     )
     with pytest.raises(CheckpointError, match=message):
-        start(rank=2, commit_timeout_s=0.05).report({}, Checkpoint(model))
+        start(rank=2, commit_timeout_s=0.05).report({}, part_of(model))
 
 
 def full_disk(*_: object) -> int:
@@ -300,7 +337,7 @@ def test_a_full_disk_under_the_checkpoints_is_told_with_the_rank_and_the_last_ch
         rf"device\. The last complete checkpoint is {tmp_path}; free space, or choose another"
     )
     with pytest.raises(CheckpointError, match=message) as raised:
-        session.report({}, Checkpoint(model))
+        session.report({}, part_of(model))
     assert isinstance(raised.value.__cause__, OSError)
 
 
@@ -389,7 +426,7 @@ def test_a_checkpoint_that_waits_for_its_commit_can_be_frozen_meanwhile(
 
     executor.decide = hold
     session = start()
-    thread = threading.Thread(target=session.report, args=({}, Checkpoint(model)), daemon=True)
+    thread = threading.Thread(target=session.report, args=({}, part_of(model)), daemon=True)
     thread.start()
     assert staged.wait(PATIENCE_S)
     assert session.freeze() == 1
@@ -398,3 +435,292 @@ def test_a_checkpoint_that_waits_for_its_commit_can_be_frozen_meanwhile(
     assert not thread.is_alive()
     session.stop_after(1)
     assert session.should_stop()
+
+
+ASYNC = CheckpointUploadMode.ASYNC
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+class Gate:
+    """An upload function that waits until it is let through."""
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+        self.session: Session | None = None
+
+    def __call__(self, checkpoint: Checkpoint, directory: str) -> Checkpoint:
+        assert self.open.wait(PATIENCE_S)
+        assert self.session is not None
+        target = self.session._paths.root / directory
+        (target / "model.bin").write_bytes((checkpoint.path / "model.bin").read_bytes())
+        return Checkpoint(target)
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    gate = Gate()
+    yield gate
+    gate.open.set()
+
+
+def test_an_async_report_returns_before_the_copy_and_the_metrics_go_on_ahead(
+    start: Start, paths: RunPaths, executor: FakeExecutor, model: Path, gate: Gate
+):
+    executor.decide = commit_to(paths.checkpoints)
+    gate.session = session = start()
+    session.report({"loss": 1}, part_of(model, ASYNC, upload_fn=gate))
+    session.report({"loss": 2})
+    assert [(r["report"], r["checkpoint"]) for r in executor.reports] == [(1, "000001"), (2, None)]
+    assert session.checkpoint is None
+    gate.open.set()
+    session.drain()
+    assert executor.staged[1][0].path == "model.bin"
+    assert session.checkpoint == Checkpoint(paths.checkpoints / "000001")
+
+
+def test_async_checkpoints_are_staged_in_order_and_a_third_waits_for_the_first(
+    start: Start, paths: RunPaths, executor: FakeExecutor, model: Path, gate: Gate
+):
+    gate.session = session = start()
+    for _ in range(MAX_IN_FLIGHT):
+        session.report({}, part_of(model, ASYNC, upload_fn=gate))
+    thread = threading.Thread(target=session.report, args=({}, part_of(model, ASYNC)), daemon=True)
+    thread.start()
+    gate.open.set()
+    wait_for(lambda: len(executor.staged) == MAX_IN_FLIGHT)
+    thread.join(0.05)
+    assert thread.is_alive()
+    # It has not begun its report, so it can be told to stop before it.
+    assert session.reports == MAX_IN_FLIGHT
+    decide = commit_to(paths.checkpoints)
+    session.decide(1, decide(1))
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    wait_for(lambda: len(executor.staged) == 3)
+    session.decide(2, decide(2))
+    session.decide(3, decide(3))
+    session.drain()
+    assert list(executor.staged) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("where", ["report", "drain", "all_checkpoints"])
+def test_an_error_behind_the_training_function_is_raised_by_what_it_does_next(
+    start: Start, model: Path, where: str
+):
+    def fail(checkpoint: Checkpoint, directory: str) -> Checkpoint:
+        raise KeyError("no bucket")
+
+    session = start()
+    session.report({}, part_of(model, ASYNC, upload_fn=fail))
+    wait_for(lambda: session._failure is not None)
+    with pytest.raises(KeyError, match="no bucket"):
+        {
+            "report": lambda: session.report({}),
+            "drain": session.drain,
+            "all_checkpoints": lambda: session.all_checkpoints(None),
+        }[where]()
+    assert session.reports == 1
+
+
+def test_a_commit_that_failed_behind_is_raised_by_the_next_report(
+    start: Start, executor: FakeExecutor, model: Path
+):
+    executor.decide = lambda number: Verdict(None, "No space left on device (/x)")
+    session = start()
+    session.report({}, part_of(model, ASYNC))
+    wait_for(lambda: session._failure is not None)
+    message = r"checkpoint of report 1 was not committed: No space left on device \(/x\)"
+    with pytest.raises(CheckpointError, match=message):
+        session.report({})
+
+
+def test_a_source_that_vanished_before_its_copy_is_an_error(start: Start, model: Path):
+    session = start()
+    upload = part_of(model, ASYNC)
+    shutil.rmtree(model)
+    session.report({}, upload)
+    with pytest.raises(CheckpointError, match=r"could not write its part .* of report 1"):
+        session.drain()
+
+
+def test_what_is_under_way_for_too_long_says_what_it_waits_for(start: Start, model: Path):
+    session = start(rank=2, commit_timeout_s=0.05)
+    session.report({}, part_of(model, ASYNC))
+    message = r"rank 2: the checkpoint of report 1 is not committed after .*: not every rank made"
+    with pytest.raises(CheckpointError, match=message):
+        session.drain()
+
+
+def test_without_a_thread_an_async_report_is_done_at_once(
+    paths: RunPaths, executor: FakeExecutor, model: Path
+):
+    executor.decide = commit_to(paths.checkpoints)
+    session = Session(
+        world=World(
+            attempt=1,
+            world_rank=0,
+            world_size=1,
+            local_rank=0,
+            local_world_size=1,
+            node_rank=0,
+            num_nodes=1,
+            hostname="n1",
+        ),
+        paths=paths,
+        channel=executor,
+        first_report=0,
+        checkpoint=None,
+        commit_timeout_s=PATIENCE_S,
+        in_background=False,
+    )
+    executor.session = session
+    session.report({}, part_of(model, ASYNC))
+    assert session.checkpoint is not None
+    session.close()
+
+
+def test_without_upload_the_files_have_a_second_name_and_no_second_copy(
+    start: Start, paths: RunPaths, executor: FakeExecutor, model: Path
+):
+    executor.decide = commit_to(paths.checkpoints)
+    start().report({}, part_of(model, CheckpointUploadMode.NO_UPLOAD))
+    staged = paths.checkpoints / ".tmp-1-000001" / "rank-00000" / "model.bin"
+    assert staged.read_bytes() == b"weights"
+    # The filesystem of the tests has no reflinks, or there would be two inodes.
+    assert clone_works(paths.root) or staged.samefile(model / "model.bin")
+
+
+def clone_works(directory: Path) -> bool:
+    (directory / "source").write_bytes(b"x")
+    return clone(str(directory / "source"), str(directory / "target"))
+
+
+def test_without_upload_a_directory_on_another_filesystem_is_refused(start: Start):
+    directory = Path(tempfile.mkdtemp(dir="/dev/shm"))
+    (directory / "model.bin").write_bytes(b"weights")
+    try:
+        with pytest.raises(CheckpointError, match=r"without a copy: Invalid cross-device link"):
+            start().report({}, part_of(directory, CheckpointUploadMode.NO_UPLOAD))
+    finally:
+        shutil.rmtree(directory)
+
+
+@pytest.mark.parametrize("mode", CheckpointUploadMode)
+def test_the_callers_directory_is_deleted_only_if_that_was_asked_for_and_after_the_commit(
+    start: Start, paths: RunPaths, executor: FakeExecutor, model: Path, mode: CheckpointUploadMode
+):
+    there: list[bool] = []
+    commit = commit_to(paths.checkpoints)
+
+    def decide(number: int) -> Verdict:
+        there.append(model.exists())
+        return commit(number)
+
+    executor.decide = decide
+    session = start()
+    session.report({}, part_of(model, mode))
+    session.report({}, part_of(model, mode, delete_local=True))
+    session.drain()
+    assert there == [True, True]
+    assert not model.exists()
+
+
+def test_the_callers_directory_stays_if_its_checkpoint_was_not_committed(
+    start: Start, executor: FakeExecutor, model: Path
+):
+    executor.decide = lambda number: Verdict(None, "full")
+    with pytest.raises(CheckpointError):
+        start().report({}, part_of(model, delete_local=True))
+    assert model.exists()
+
+
+def test_committed_checkpoints_and_what_holds_them_are_not_deleted_as_somebodys_own(
+    start: Start, paths: RunPaths
+):
+    (paths.checkpoints / "000001").mkdir()
+    session = start()
+    for directory in (paths.checkpoints / "000001", paths.checkpoints, paths.root):
+        with pytest.raises(ConfigError, match="holds committed checkpoints"):
+            session.report({}, part_of(directory, delete_local=True))
+    assert session.reports == 0
+
+
+def test_a_name_goes_with_the_part_and_into_the_metrics(
+    start: Start, paths: RunPaths, executor: FakeExecutor, model: Path
+):
+    executor.decide = commit_to(paths.checkpoints)
+    start().report({}, part_of(model, dir_name="best"))
+    assert executor.parts[1].name == "best"
+    assert read_reports(paths)[-1]["checkpoint"] == "best"
+    assert set(executor.parts[1].versions) >= {"hpctrain", "python"}
+
+
+def test_an_impossible_name_is_refused_before_the_report_counts(start: Start, model: Path):
+    session = start()
+    with pytest.raises(ConfigError, match=r"checkpoint_dir_name='\.\./x'\): a checkpoint is a dir"):
+        session.report({}, part_of(model, dir_name="../x"))
+    with pytest.raises(ConfigError, match=r"a number is the name of the checkpoint of that report"):
+        session.report({}, part_of(model, dir_name="000002"))
+    assert session.reports == 0
+
+
+def test_an_upload_function_has_to_stay_inside_of_the_run(start: Start, model: Path):
+    with pytest.raises(ConfigError, match=r"returned Checkpoint\(.*It returns a Checkpoint inside"):
+        start().report({}, part_of(model, upload_fn=lambda checkpoint, _: checkpoint))
+
+
+def test_what_an_upload_function_wrote_elsewhere_in_the_run_is_linked(
+    start: Start, paths: RunPaths, executor: FakeExecutor, model: Path
+):
+    def upload(checkpoint: Checkpoint, directory: str) -> Checkpoint:
+        return Checkpoint(checkpoint.to_directory(paths.root / "elsewhere"))
+
+    executor.decide = commit_to(paths.checkpoints)
+    start().report({}, part_of(model, upload_fn=upload))
+    assert [file.path for file in executor.staged[1]] == ["model.bin"]
+
+
+def test_news_of_others_checkpoints_is_news_and_never_goes_back(
+    start: Start, paths: RunPaths, executor: FakeExecutor
+):
+    session = start(rank=1)
+    decide = commit_to(paths.checkpoints)
+    session.decide(2, decide(2))
+    session.decide(1, decide(1))
+    assert session.checkpoint == Checkpoint(paths.checkpoints / "000002")
+    assert session._verdicts == {}
+
+
+def test_a_checkpoint_that_is_not_kept_any_more_makes_way_for_the_newer_one(
+    start: Start, paths: RunPaths
+):
+    session = start()
+    decide = commit_to(paths.checkpoints)
+    session.decide(1, decide(1))
+    (paths.checkpoints / "000001").rmdir()
+    news = threading.Timer(0.05, lambda: session.decide(2, decide(2)))
+    news.start()
+    assert session.checkpoint == Checkpoint(paths.checkpoints / "000002")
+    news.join()
+
+
+def test_all_checkpoints_come_from_the_executor_with_their_metrics(
+    start: Start, executor: FakeExecutor, model: Path
+):
+    executor.found = [(str(model), {"loss": 0.5})]
+    (found,) = start().all_checkpoints(None)
+    assert found == ReportedCheckpoint(checkpoint=Checkpoint(model), metrics={"loss": 0.5})
+
+
+def test_who_asks_for_checkpoints_in_vain_is_told_why(start: Start, executor: FakeExecutor):
+    executor.ask = lambda report: None  # type: ignore[method-assign]
+    with pytest.raises(
+        CheckpointError, match=r"waited 0 s for the checkpoints up to report 0: not"
+    ):
+        start().all_checkpoints(0.05)

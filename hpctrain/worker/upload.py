@@ -1,0 +1,160 @@
+"""One rank's part of a checkpoint, on its way into the commit."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpctrain.checkpoint import Checkpoint, CheckpointUploadMode
+from hpctrain.errors import ConfigError
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.staging import (
+    StagedPart,
+    check_name,
+    copy_into,
+    link_into,
+    seal,
+    versions,
+)
+
+UploadFunction = Callable[[Checkpoint, str], Checkpoint]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upload:
+    """What ``report()`` was asked to do with a checkpoint."""
+
+    checkpoint: Checkpoint
+    dir_name: str | None
+    mode: CheckpointUploadMode
+    delete_local: bool
+    upload_fn: UploadFunction | None
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether it goes on behind the training function."""
+        return self.mode is CheckpointUploadMode.ASYNC
+
+    def check(self, *, report: int, paths: RunPaths) -> None:
+        """Refuse what cannot work.
+
+        Raises
+        ------
+        ConfigError
+            If the name is none for a checkpoint, what is to be deleted is the run's own, or a value
+            is of another type.
+        """
+        if not isinstance(self.checkpoint, Checkpoint):
+            raise ConfigError(
+                f"report(checkpoint={self.checkpoint!r}): a Checkpoint is needed. "
+                f"Checkpoint.from_directory(path) makes one of a directory."
+            )
+        if not isinstance(self.mode, CheckpointUploadMode):
+            modes = ", ".join(f"CheckpointUploadMode.{mode.name}" for mode in CheckpointUploadMode)
+            raise ConfigError(f"report(checkpoint_upload_mode={self.mode!r}): one of {modes}.")
+        if self.dir_name is not None:
+            complaint = check_name(self.dir_name, report=report)
+            if complaint is not None:
+                raise ConfigError(f"report(checkpoint_dir_name={self.dir_name!r}): {complaint}.")
+        if self.delete_local:
+            source, checkpoints = self.checkpoint.path.resolve(), paths.checkpoints.resolve()
+            committed = source.parent == checkpoints or source == checkpoints
+            if committed or source in checkpoints.parents:
+                raise ConfigError(
+                    f"report(delete_local_checkpoint_after_upload=True): {source} holds committed "
+                    f"checkpoints. Report a directory of your own, or do not delete it."
+                )
+
+    def stage(self, directory: Path, *, paths: RunPaths, preprocessor: object) -> StagedPart:
+        """Bring the part into `directory`, which is inside the commit, and make it durable.
+
+        Not collective.
+
+        Raises
+        ------
+        OSError
+            If it cannot be written.
+        CheckpointError, ConfigError
+            If it is empty, or not where it was said to be.
+        """
+        import shutil
+
+        source = self.checkpoint.path
+        if source != directory:
+            if directory.exists() and directory not in source.parents:
+                # checkpoint_dir() gave it out, and something else is reported now.
+                shutil.rmtree(directory)
+            if self.upload_fn is not None:
+                source = self._call_upload_fn(self.upload_fn, directory, paths)
+        if source != directory:
+            linked = self.upload_fn is not None or self.mode is CheckpointUploadMode.NO_UPLOAD
+            (link_into if linked else copy_into)(source, directory)
+        if preprocessor is not None:
+            Checkpoint(directory).set_preprocessor(preprocessor)
+        return StagedPart(files=tuple(seal(directory)), name=self.dir_name, versions=versions())
+
+    def delete_source(self) -> None:
+        """Delete the caller's directory if that was asked for; after the commit."""
+        if self.delete_local:
+            import shutil
+
+            shutil.rmtree(self.checkpoint.path, ignore_errors=True)
+
+    def _call_upload_fn(self, upload_fn: UploadFunction, directory: Path, paths: RunPaths) -> Path:
+        directory.mkdir(parents=True)
+        uploaded: object = upload_fn(self.checkpoint, str(directory.relative_to(paths.root)))
+        root = paths.root.resolve()
+        if not isinstance(uploaded, Checkpoint) or root not in uploaded.path.resolve().parents:
+            raise ConfigError(
+                f"checkpoint_upload_fn returned {uploaded!r}. It returns a Checkpoint inside of "
+                f"{paths.root}: write to get_context().get_storage() / its second argument."
+            )
+        return uploaded.path
+
+
+class Background:
+    """Does one job after the other behind the training function.
+
+    Parameters
+    ----------
+    threaded
+        Whether there is a thread for it, made at first use; else jobs are done at once.
+    """
+
+    def __init__(self, *, threaded: bool) -> None:
+        self._threaded = threaded
+        self._jobs: deque[Callable[[], None]] = deque()
+        self._change = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Do a job after those before it. It must not raise."""
+        if not self._threaded:
+            job()
+            return
+        with self._change:
+            self._jobs.append(job)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._work, name="hpctrain-upload", daemon=True
+                )
+                self._thread.start()
+            self._change.notify_all()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until all jobs are done; return whether they are."""
+        with self._change:
+            return self._change.wait_for(lambda: not self._jobs, timeout_s)
+
+    def _work(self) -> None:
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: bool(self._jobs))
+                job = self._jobs[0]
+            job()
+            with self._change:
+                self._jobs.popleft()
+                self._change.notify_all()
