@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hpctrain.config import CheckpointConfig
 from hpctrain.rundir.manifest import Manifest
+
+if TYPE_CHECKING:
+    from hpctrain.config import CheckpointConfig
 
 
 def kept_names(manifests: Sequence[Manifest], config: CheckpointConfig) -> set[str]:

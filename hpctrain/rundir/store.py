@@ -9,10 +9,9 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpctrain.checkpoint import MANIFEST_NAME, Checkpoint, hold_for_deletion
-from hpctrain.config import CheckpointConfig
 from hpctrain.errors import CheckpointError
 from hpctrain.rundir.bulk import BUFFERED, Bulk
 from hpctrain.rundir.files import fsync_directory, write_atomic
@@ -31,6 +30,9 @@ from hpctrain.rundir.staging import (
     commit_directory,
     default_name,
 )
+
+if TYPE_CHECKING:
+    from hpctrain.config import CheckpointConfig
 
 
 @dataclass(frozen=True, kw_only=True)
