@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from hpctrain.errors import TrainingFailedError as TrainingFailedError
     from hpctrain.errors import WorkerContextError as WorkerContextError
     from hpctrain.errors import WorkerError as WorkerError
+    from hpctrain.errors import WorkerHangError as WorkerHangError
     from hpctrain.execute.backend_executor import BackendExecutor as BackendExecutor
     from hpctrain.execute.worker_group import WorkerGroup as WorkerGroup
     from hpctrain.result import Result as Result
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from hpctrain.worker.context import get_checkpoint as get_checkpoint
     from hpctrain.worker.context import get_context as get_context
     from hpctrain.worker.context import get_dataset_shard as get_dataset_shard
+    from hpctrain.worker.context import heartbeat as heartbeat
     from hpctrain.worker.context import report as report
     from hpctrain.worker.context import should_stop as should_stop
     from hpctrain.world import Communicator as Communicator
@@ -81,6 +83,7 @@ _HOME_OF = {
     "UserCallback": "callback",
     "WorkerContextError": "errors",
     "WorkerError": "errors",
+    "WorkerHangError": "errors",
     "WorkerGroup": "execute.worker_group",
     "World": "world",
     "checkpoint_dir": "worker.context",
@@ -88,6 +91,7 @@ _HOME_OF = {
     "get_checkpoint": "worker.context",
     "get_context": "worker.context",
     "get_dataset_shard": "worker.context",
+    "heartbeat": "worker.context",
     "report": "worker.context",
     "should_stop": "worker.context",
 }

@@ -210,10 +210,21 @@ class FailureConfig:
 
     max_failures: int = 0
     """Restarts after a failed rank, from the newest checkpoint; -1 is without end."""
+    hang_timeout: float | None = None
+    """Seconds without progress after which a rank hangs: the stacks of all ranks are written down,
+    and they are ended, which counts as a failed rank. Progress is a report, a change of phase, or
+    `hpctrain.heartbeat`, so it has to be longer than the longest step, validation and checkpoint.
+    None ends nothing; after half an hour the stacks are written all the same."""
+    start_timeout: float = 1800.0
+    """Seconds that each of the phases around the training function may take: the start of the ranks
+    up to their MPI world, imports, the set-up of the backend and its end."""
 
     def __post_init__(self) -> None:
         """Check every field."""
         _check_count("FailureConfig(max_failures=...)", self.max_failures, at_least=-1)
+        if self.hang_timeout is not None:
+            _check_seconds("FailureConfig(hang_timeout=...)", self.hang_timeout)
+        _check_seconds("FailureConfig(start_timeout=...)", self.start_timeout)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -401,6 +412,11 @@ def _check_count(what: str, value: object, *, at_least: int, optional: bool = Fa
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _check_seconds(what: str, value: object) -> None:
+    if not _is_number(value) or value <= 0:  # type: ignore[operator]
+        raise ConfigError(f"{what} is {value!r}. A number of seconds above 0 is needed.")
 
 
 def _check_choice(what: str, value: object, choices: Sequence[object]) -> None:

@@ -19,6 +19,13 @@ from typing import Any
 _LAUNCHER_PREFIXES = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "HYD", "MPI_LOCAL", "MPIR_PMI", "MV2_COMM")
 # A forced configuration, not an identity: kept.
 _LAUNCHER_KEEP = ("OMPI_MCA_", "PRTE_MCA_", "OMPI_ALLOW_RUN_AS_ROOT")
+_RANK_VARIABLES = (
+    "OMPI_COMM_WORLD_RANK",
+    "PMI_RANK",
+    "PMIX_RANK",
+    "MV2_COMM_WORLD_RANK",
+    "SLURM_PROCID",
+)
 _SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 
 RANK_MARKER = "HPCTRAIN_RANK"
@@ -97,6 +104,15 @@ def export(values: Mapping[str, str], *, keep_existing: bool = False) -> None:
 def unset(name: str) -> None:
     """Delete a variable from the environment of this process, if it is there."""
     os.environ.pop(name, None)
+
+
+def launched_rank() -> int:
+    """Return which rank the launcher says that this process is, -1 where it does not.
+
+    It need not be what MPI says later: it is for naming who hangs before that.
+    """
+    said = (os.environ.get(name) for name in _RANK_VARIABLES)
+    return next((int(value) for value in said if value is not None), -1)
 
 
 def scrub_launcher_variables() -> None:

@@ -9,6 +9,7 @@
     ├── WorkerContextError     a function of the training function was called outside of one
     └── TrainingFailedError    ranks were started, and the run did not end well
         ├── WorkerError        a rank failed: which one, where, with the user's own traceback
+        │   └── WorkerHangError    a rank made no progress for too long: with its stack
         └── RunStoppedError    the run was stopped and can be resumed
 
 A message gives the values, then the rule, then the next step.
@@ -99,6 +100,14 @@ class WorkerError(TrainingFailedError):
             "worker_failures": self.worker_failures,
         }
         return _rebuild, (type(self), str(self), state)
+
+
+class WorkerHangError(WorkerError):
+    """A rank made no progress for longer than ``FailureConfig`` allows.
+
+    The message names the rank, its phase and since when, what others do, and where the stacks of
+    all ranks are; it ends with the stack of that rank.
+    """
 
 
 class RunStoppedError(TrainingFailedError):

@@ -19,6 +19,7 @@ from hpctrain.errors import (
     RunStoppedError,
     TrainingFailedError,
     WorkerError,
+    WorkerHangError,
 )
 from hpctrain.plan import spec
 from hpctrain.rundir.ledger import read_events
@@ -240,9 +241,10 @@ def _stored_error(paths: RunPaths, status: RunStatus) -> Exception | None:
     if status.state is not RunState.FAILED:
         return None
     message = status.error or "the run failed"
-    if status.error_type == "WorkerError":
-        blamed = re.match(r"rank (-?\d+) of \d+ on (\S+) failed", message)
+    if status.error_type in ("WorkerError", "WorkerHangError"):
+        kind = WorkerError if status.error_type == "WorkerError" else WorkerHangError
+        blamed = re.match(r"rank (-?\d+) of \d+ on (\S+) (?:failed|hangs)", message)
         rank, hostname = (int(blamed.group(1)), blamed.group(2)) if blamed else (-1, "")
-        return WorkerError(message, rank=rank, hostname=hostname)
+        return kind(message, rank=rank, hostname=hostname)
     kinds = {kind.__name__: kind for kind in (ConfigError, LaunchError, CheckpointError)}
     return kinds.get(status.error_type or "", TrainingFailedError)(message)

@@ -158,6 +158,8 @@ def test_an_impossible_scaling_config_is_refused(arguments: dict, message: str):
             {"checkpoint_score_order": "best"},
             r"score_order=\.\.\.\) is 'best'\. One of 'max', 'min' is needed",
         ),
+        (FailureConfig, {"hang_timeout": 0}, r"hang_timeout=\.\.\.\) is 0\. A number of seconds"),
+        (FailureConfig, {"start_timeout": None}, r"start_timeout=\.\.\.\) is None\. A number"),
         (SyncConfig, {"sync_timeout": 0}, r"SyncConfig\(sync_timeout=0\): seconds, more than 0\."),
         (SyncConfig, {"sync_timeout": "1 h"}, r"sync_timeout='1 h'\): seconds, more than 0"),
         (SyncConfig, {"sync_timeout": float("inf")}, r"sync_timeout=inf\): seconds, more than 0"),

@@ -66,6 +66,7 @@ class RunView:
             "world_size": status.world_size,
             "nodes": list(status.nodes),
             "phase": status.phase,
+            "stalled": status.stalled,
             "reports": self.reports,
             "reported_at": self.reported_at,
             "metrics": dict(self.metrics),

@@ -45,6 +45,8 @@ def render_view(view: RunView) -> str:
     if view.reports:
         ago = f", {format_age(view.reported_at)} ago" if view.reported_at else ""
         rows.append(("reports", f"{view.reports}{ago}"))
+    if status.stalled:
+        rows.append(("stalled", status.stalled))
     if view.metrics:
         rows.append(("metrics", format_metrics(view.metrics)))
     if view.checkpoint is not None:

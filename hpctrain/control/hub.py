@@ -126,9 +126,9 @@ class Hub:
                 peer.frames.post(raw)
                 self._update(peer)
 
-    def send_agents(self, op: str) -> None:
+    def send_agents(self, op: str, **details: Any) -> None:
         """Send a command to the agents themselves."""
-        raw = encode_frame({"op": op, "attempt": self._attempt})
+        raw = encode_frame({"op": op, "attempt": self._attempt, **details})
         for peer in list(self._peers.values()):
             if peer.is_agent:
                 peer.frames.post(raw)

@@ -12,11 +12,15 @@ import signal
 import socket
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpctrain.control.link import LinkTimeoutError, connect_tcp
 from hpctrain.control.memory import MemoryWatch
-from hpctrain.control.wire import UNKNOWN_RANK, FrameSocket, encode_frame
+from hpctrain.control.wire import UNKNOWN_RANK, Frame, FrameSocket, encode_frame
 from hpctrain.worker.node_socket import node_socket_path
+
+if TYPE_CHECKING:
+    from hpctrain.execute.examine import Examiner
 
 _CONNECT_TIMEOUT_S = 60.0
 _BEAT_INTERVAL_S = 2.0
@@ -42,6 +46,8 @@ class Agent:
         self._ranks: dict[FrameSocket, int | None] = {}
         self._memory = MemoryWatch()
         self._selector = selectors.DefaultSelector()
+        self._pids: set[int] = set()
+        self._examiner: Examiner | None = None
 
     def run(self) -> None:
         """Pass frames on until the executor is gone or says so."""
@@ -70,6 +76,10 @@ class Agent:
         if not ready:
             self._say("beat")
         self._memory.sample()
+        if self._examiner is not None:
+            for seen in self._examiner.frames():
+                self._uplink.post(encode_frame(seen.header, seen.body))
+            self._watch(self._uplink)
         for key, mask in ready:
             if key.fileobj is listener:
                 self._accept(listener)
@@ -97,6 +107,7 @@ class Agent:
         for frame in frames.receive():
             if frame.op == "starting":
                 self._ranks[frames] = UNKNOWN_RANK
+                self._pids.add(frame.header["pid"])
             elif frame.op == "hello":
                 self._ranks[frames] = int(frame.header["rank"])
             elif frame.op == "bye":
@@ -117,11 +128,22 @@ class Agent:
             if frame.op == "agent-exit":
                 self._uplink.close()
                 return
+            if frame.op == "examine":
+                self._examine(frame)
+                continue
             wanted = frame.header.get("ranks")
             for frames, rank in self._ranks.items():
                 if rank is not None and (wanted is None or rank in wanted):
                     frames.post(frame.raw)
                     self._watch(frames)
+
+    def _examine(self, request: Frame) -> None:
+        from hpctrain.execute.examine import Examiner
+
+        self._examiner = self._examiner or Examiner()
+        pids = {int(rank): pid for rank, pid in request.header["pids"].items()}
+        here = {rank: pid for rank, pid in pids.items() if pid in self._pids}
+        self._examiner.begin(request, here)
 
     def _say(self, op: str, **details: object) -> None:
         self._uplink.post(encode_frame({"op": op, "attempt": self._attempt, **details}))

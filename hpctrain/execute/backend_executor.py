@@ -7,8 +7,9 @@ from collections import deque
 from pathlib import Path
 
 from hpctrain.errors import LaunchError
+from hpctrain.execute.progress import Progress
 from hpctrain.execute.tracker import AttemptTracker, ReportRound
-from hpctrain.execute.worker_group import WorkerGroup
+from hpctrain.execute.worker_group import START_TIMEOUT_S, WorkerGroup
 
 # How long after the first sign of a failure others are still listened to: the rank that is to blame
 # is not always the first that is heard of.
@@ -33,14 +34,18 @@ class BackendExecutor:
     ) -> None:
         self.worker_group = worker_group
         self.tracker = AttemptTracker(world_size=len(worker_group), first_report=first_report)
+        self.progress = Progress(
+            world_size=len(worker_group), first_report=first_report, now=time.monotonic()
+        )
         self._first_report = first_report
         self._checkpoint = checkpoint
         self._rounds: deque[ReportRound] = deque()
         self._failed_at: float | None = None
 
-    def start(self) -> None:
+    def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Start the ranks and wait until they are one world."""
-        self.worker_group.start()
+        self.worker_group.start(timeout_s)
+        self.progress.listen(time.monotonic())
 
     def start_training(self) -> None:
         """Let every rank set the backend up and call the training function."""
@@ -53,7 +58,11 @@ class BackendExecutor:
     def get_next_results(self, timeout_s: float) -> ReportRound | None:
         """Return the next report that all ranks have made, or None if there is none in time."""
         if not self._rounds:
-            for frame in self.worker_group.poll(timeout_s):
+            frames = self.worker_group.poll(timeout_s)
+            now = time.monotonic()
+            self.progress.listen(now)
+            for frame in frames:
+                self.progress.feed(frame, now)
                 self._rounds.extend(self.tracker.feed(frame))
         return self._rounds.popleft() if self._rounds else None
 

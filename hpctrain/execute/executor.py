@@ -13,10 +13,12 @@ from hpctrain.errors import (
     LaunchError,
     RunStoppedError,
     TrainingFailedError,
+    WorkerHangError,
 )
 from hpctrain.execute.backend_executor import BackendExecutor
 from hpctrain.execute.explain import explain_failure
 from hpctrain.execute.failure_policy import FailurePolicy
+from hpctrain.execute.hang import HangWatch
 from hpctrain.execute.process import process_start_time
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.step_launcher import other_mpi
@@ -119,7 +121,7 @@ class Executor:
         )
         error: BaseException | None = None
         try:
-            backend.start()
+            backend.start(self._run_config.failure_config.start_timeout)
             recorder.change(
                 state=RunState.RUNNING,
                 world_size=len(group),
@@ -142,6 +144,17 @@ class Executor:
         backend.start_training()
         broadcast = backend.worker_group.broadcast
         stop = StopAgreement(self.recorder, backend.tracker, broadcast)
+        hang = HangWatch(
+            backend.progress,
+            config=self._run_config.failure_config,
+            broadcast=broadcast,
+            examine=backend.worker_group.examine,
+            workers=backend.worker_group.workers,
+            paths=self._paths,
+            attempt=self.recorder.status.attempt,
+            checkpoint=self.recorder.checkpoint_path,
+            note=self.recorder.note,
+        )
         while not backend.is_finished():
             round_ = backend.get_next_results(_POLL_S)
             if round_ is not None:
@@ -149,6 +162,15 @@ class Executor:
             self.recorder.answer(backend.tracker, broadcast)
             self.recorder.tick(phase=backend.tracker.phase, reports=backend.tracker.reports)
             stop.step()
+            try:
+                hang.step()
+            except WorkerHangError as error:
+                for failure in hang.failures(error):
+                    backend.tracker.failures.setdefault(failure.rank, failure)
+                self.recorder.call("after_exception", error.worker_failures)
+                raise
+            if hang.stalled != self.recorder.status.stalled:
+                self.recorder.change(stalled=hang.stalled)
 
     def _conclude(self, backend: BackendExecutor) -> None:
         tracker = backend.tracker

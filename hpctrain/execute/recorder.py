@@ -243,6 +243,7 @@ class Recorder:
             message = str(error) if ours else f"{type(error).__name__}: {error}"
         self.change(
             state=state,
+            stalled="",
             error=message,
             error_type=None if error is None else type(error).__name__,
             ended_at=time.time(),

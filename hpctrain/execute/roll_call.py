@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpctrain.control.hub import Hub
 from hpctrain.control.wire import Frame
 from hpctrain.errors import LaunchError
 from hpctrain.execute.out_of_memory import advise_more_memory, describe_kill
@@ -19,6 +18,8 @@ from hpctrain.worker.failure import RankFailure
 
 _POLL_S = 0.1
 _LOOK_INTERVAL_S = 1.0
+_EXAMINE_PATIENCE_S = 15.0
+_MAX_NAMED = 8
 # What Slurm and MPI libraries print when ranks cannot find each other. Some then hang for ever.
 _MPI_START_ERROR = re.compile(
     r"invalid client request|Fatal error in \S*Init|PMIX? ERROR|PMI2?_Init"
@@ -52,25 +53,37 @@ class RollCall:
 
     Parameters
     ----------
-    hub
-        Where they introduce themselves.
+    poll
+        Returns what they say.
+    examine
+        Asks for a look at processes from outside.
     step
         What starts them.
     agents
         What starts the agents of their nodes; None on one machine.
     size
         Number of ranks.
+    stacks
+        Where it is written what those looks have shown.
     """
 
     def __init__(
-        self, hub: Hub, *, step: StepProcess, agents: StepProcess | None, size: int
+        self,
+        poll: Callable[[float], list[Frame]],
+        *,
+        examine: Callable[[Mapping[int, int], Sequence[int]], None],
+        step: StepProcess,
+        agents: StepProcess | None,
+        size: int,
+        stacks: Path,
     ) -> None:
-        self._hub = hub
+        self._poll = poll
+        self._examine = examine
+        self._stacks = stacks
         self._step = step
         self._agents = agents
         self._size = size
-        self._begun: set[str] = set()
-        self._num_begun = 0
+        self._begun: dict[int, tuple[int, str]] = {}
         self.workers: dict[int, WorkerMetadata] = {}
         """Ranks that have joined."""
 
@@ -86,7 +99,7 @@ class RollCall:
         look_at = time.monotonic() + _LOOK_INTERVAL_S
         while len(self.workers) < self._size:
             ended = self._step.returncode() is not None
-            frames = self._hub.poll(_POLL_S)
+            frames = self._poll(_POLL_S)
             for frame in frames:
                 self._take(frame)
             if ended and not frames:
@@ -108,8 +121,8 @@ class RollCall:
 
     def _take(self, frame: Frame) -> None:
         if frame.op == "starting":
-            self._begun.add(frame.header["hostname"])
-            self._num_begun += 1
+            pid, rank = frame.header["pid"], frame.header["launched_as"]
+            self._begun[pid] = rank, frame.header["hostname"]
         elif frame.op == "hello":
             worker = WorkerMetadata.from_hello(frame.header)
             self.workers[worker.rank] = worker
@@ -125,12 +138,36 @@ class RollCall:
             self._fail(f"a rank died while the group of {self._size} ranks was starting.")
 
     def _explain_timeout(self, timeout_s: float) -> str:
-        silent = sorted(self._begun - {worker.hostname for worker in self.workers.values()})
-        where = f", and those of {', '.join(silent)} hang in MPI_Init" if silent else ""
+        joined = {worker.pid for worker in self.workers.values()}
+        hanging = {pid: begun for pid, begun in self._begun.items() if pid not in joined}
+        reasons = self._look_at({rank: pid for pid, (rank, _) in hanging.items() if rank >= 0})
+        where = ""
+        if hanging:
+            named = [
+                f"rank {rank} on {hostname}" + (f" ({reasons[rank]})" if rank in reasons else "")
+                for rank, hostname in sorted(hanging.values())
+            ]
+            more = f" and {len(named) - _MAX_NAMED} more" if len(named) > _MAX_NAMED else ""
+            where = f", and these hang in MPI_Init: {', '.join(named[:_MAX_NAMED])}{more}"
+        if reasons:
+            where += f". Stacks: {self._stacks}"
         return (
             f"{len(self.workers)} of {self._size} ranks joined within {timeout_s:.0f} s; "
-            f"{self._num_begun} processes had begun{where}."
+            f"{len(self._begun)} processes had begun{where}."
         )
+
+    def _look_at(self, pids: Mapping[int, int]) -> dict[int, str]:
+        """Return why ranks do not go on, as far as can be seen from outside."""
+        reasons: dict[int, str] = {}
+        if not pids:
+            return reasons
+        self._examine(pids, list(pids))
+        deadline = time.monotonic() + _EXAMINE_PATIENCE_S
+        while len(reasons) < len(pids) and time.monotonic() < deadline:
+            for frame in self._poll(_POLL_S):
+                if frame.op == "examined":
+                    reasons[frame.header["rank"]] = frame.header["reason"]
+        return reasons
 
     def _fail(self, what: str) -> None:
         said = self._step.last_lines()

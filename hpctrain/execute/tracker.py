@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpctrain.control.wire import Frame
+from hpctrain.execute.progress import PHASES
 from hpctrain.rundir.staging import StagedPart
 from hpctrain.worker.failure import RankFailure
 
@@ -71,8 +72,7 @@ class AttemptTracker:
     @property
     def phase(self) -> str:
         """The earliest phase that any rank is in."""
-        order = ("mpi", "importing", "backend", "training", "shutdown", "done")
-        return min(self._phases.values(), key=order.index)
+        return min(self._phases.values(), key=PHASES.index)
 
     @property
     def is_done(self) -> bool:

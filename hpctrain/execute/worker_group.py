@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from hpctrain.config import ScalingConfig
 from hpctrain.control.hub import SECRET_BYTES, Hub
 from hpctrain.control.wire import Frame
 from hpctrain.errors import WorkerError
+from hpctrain.execute.examine import Examiner
 from hpctrain.execute.process import StepProcess
 from hpctrain.execute.roll_call import RollCall, WorkerMetadata
 from hpctrain.execute.step_launcher import find_mpiexec, find_step_launcher
@@ -110,6 +111,7 @@ class WorkerGroup:
         self._workers: dict[int, WorkerMetadata] = {}
         self._frames: deque[Frame] = deque()
         self._calls = 0
+        self._examiner = Examiner()
 
     def __len__(self) -> int:
         """Return the number of ranks."""
@@ -149,7 +151,14 @@ class WorkerGroup:
             assert self._step is not None
             if self._step.pidfd is not None:
                 self._hub.watch(self._step.pidfd, lambda: None)
-            roll_call = RollCall(self._hub, step=self._step, agents=self._agents, size=len(self))
+            roll_call = RollCall(
+                self.poll,
+                examine=self.examine,
+                step=self._step,
+                agents=self._agents,
+                size=len(self),
+                stacks=self._paths.stacks(self.attempt),
+            )
             self._workers = roll_call.workers
             roll_call.wait(timeout_s)
         except BaseException:
@@ -183,7 +192,24 @@ class WorkerGroup:
             frames = list(self._frames)
             self._frames.clear()
             return frames
-        return hub.poll(timeout_s)
+        return hub.poll(timeout_s) + self._examiner.frames()
+
+    def examine(self, pids: Mapping[int, int], silent: Sequence[int]) -> None:
+        """Ask for a look at ranks from outside their processes; frames ``examined`` come back.
+
+        Parameters
+        ----------
+        pids
+            Their processes.
+        silent
+            Those of them that did not say themselves where they are.
+        """
+        run = str(self._paths.root)
+        if self._agents is not None:
+            self._started_hub().send_agents("examine", run=run, silent=silent, pids=pids)
+        else:
+            header = {"attempt": self.attempt, "run": run, "silent": silent}
+            self._examiner.begin(Frame(header, b"", b""), pids)
 
     def exit_status(self) -> int | None:
         """Return the exit status of srun or mpiexec, or None while it runs."""

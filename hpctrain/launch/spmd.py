@@ -15,6 +15,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +24,11 @@ from hpctrain.control.hub import SECRET_BYTES, Hub
 from hpctrain.control.link import Link, connect_tcp
 from hpctrain.control.wire import Frame
 from hpctrain.errors import ConfigError, HpctrainError, TrainingFailedError
+from hpctrain.execute.examine import Examiner
 from hpctrain.execute.executor import initial_status
 from hpctrain.execute.explain import explain_failure
+from hpctrain.execute.hang import HangWatch
+from hpctrain.execute.progress import Progress
 from hpctrain.execute.recorder import AttemptStart, Recorder
 from hpctrain.execute.roll_call import WorkerMetadata
 from hpctrain.execute.stop import StopAgreement
@@ -43,6 +47,7 @@ from hpctrain.worker.bootstrap import hello_details, join_world
 from hpctrain.worker.failure import describe_exception
 from hpctrain.worker.link_channel import LinkChannel, connect_session
 from hpctrain.worker.report import Session
+from hpctrain.worker.stacks import answer_with_stacks
 from hpctrain.worker.train import (
     export_thread_counts,
     pack_return_value,
@@ -248,6 +253,7 @@ def _run_rank(opening: _Opening, world: World, comm: Comm) -> Result:
         commit_timeout_s=settings.commit_timeout_s,
     )
     connect_session(link, session)
+    answer_with_stacks(link, opening.paths, world)
     link.introduce(world.world_rank, hello_details(world))
     phase = "importing"
 
@@ -315,6 +321,24 @@ class _Coordinator(threading.Thread):
             world_size=world.world_size, first_report=self.attempt_start.first_report
         )
         self._workers: dict[int, WorkerMetadata] = {}
+        self._examiner = Examiner()
+        self._progress = Progress(
+            world_size=world.world_size,
+            first_report=self.attempt_start.first_report,
+            now=time.monotonic(),
+        )
+        self._hang = HangWatch(
+            self._progress,
+            config=request.run_config.failure_config,
+            broadcast=self._hub.send,
+            examine=self._examine,
+            workers=self._workers,
+            paths=request.paths,
+            attempt=self.attempt_start.attempt,
+            checkpoint=self._recorder.checkpoint_path,
+            note=self._recorder.note,
+            may_end=False,
+        )
         verbose = request.run_config.verbose
         self._follower = Follower(request.paths, verbose=0) if verbose else None
 
@@ -348,7 +372,11 @@ class _Coordinator(threading.Thread):
         stop = StopAgreement(recorder, tracker, self._hub.send)
         failed_at: float | None = None
         while not tracker.is_done:
-            for frame in self._hub.poll(_POLL_S):
+            frames = self._hub.poll(_POLL_S) + self._examiner.frames()
+            now = time.monotonic()
+            self._progress.listen(now)
+            for frame in frames:
+                self._progress.feed(frame, now)
                 if frame.op == "hello":
                     self._note(frame.header)
                 for round_ in tracker.feed(frame):
@@ -358,6 +386,9 @@ class _Coordinator(threading.Thread):
             if self._follower is not None:
                 self._follower.step()
             stop.step()
+            self._hang.step()
+            if self._hang.stalled != recorder.status.stalled:
+                recorder.change(stalled=self._hang.stalled)
             if failed_at is None and (tracker.has_failed or tracker.uneven_reports()):
                 failed_at = time.monotonic()
             if failed_at is not None and time.monotonic() - failed_at > 0.5:
@@ -379,6 +410,17 @@ class _Coordinator(threading.Thread):
         recorder.keep_return_value(tracker.return_value)
         recorder.change(phase="done", reports=tracker.reports)
         recorder.raise_if_stopped(tracker.reports)
+
+    def _examine(self, pids: Mapping[int, int], silent: Sequence[int]) -> None:
+        """Look at ranks of this host; nodes have no agents here."""
+        run, attempt = str(self._recorder.paths.root), self.attempt_start.attempt
+        header = {"attempt": attempt, "run": run, "silent": silent}
+        here = {
+            rank: pid
+            for rank, pid in pids.items()
+            if self._workers[rank].hostname == self._world.hostname
+        }
+        self._examiner.begin(Frame(header, b"", b""), here)
 
     def _note(self, header: Any) -> None:
         worker = WorkerMetadata.from_hello(header)

@@ -79,6 +79,14 @@ class RunPaths:
         """Output of srun or mpiexec, and of ranks before they know their number."""
         return self.logs(attempt) / "launcher.out"
 
+    def stacks(self, attempt: int) -> Path:
+        """Directory of where ranks were when they made no progress."""
+        return self.root / "stacks" / str(attempt)
+
+    def stacks_of_rank(self, attempt: int, rank: int) -> Path:
+        """Where one rank was when ranks made no progress."""
+        return self.stacks(attempt) / f"rank-{rank:05d}.txt"
+
     def failure(self, attempt: int, rank: int) -> Path:
         """Why a rank failed."""
         return self.root / "failures" / str(attempt) / f"rank-{rank:05d}.json"

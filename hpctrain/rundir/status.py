@@ -56,6 +56,8 @@ class RunStatus:
     """Start time of the executor's process in clock ticks since boot: with the pid it is unique."""
     phase: str = ""
     """The earliest phase that any rank is in."""
+    stalled: str = ""
+    """Which ranks make no progress, where, and since when; empty as long as all do."""
     reports: int = 0
     """Reports that all ranks have made."""
     metrics: Mapping[str, Any] = field(default_factory=dict)

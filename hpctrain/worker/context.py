@@ -176,6 +176,21 @@ def report(
     session.report(metrics, upload)
 
 
+def heartbeat() -> None:
+    """Say that this rank makes progress, where a step takes long and has nothing to report.
+
+    Not collective. For validation, compilation or loading that takes longer than
+    ``FailureConfig(hang_timeout=...)``: call it in their loop. Costs next to nothing; one a second
+    is sent.
+
+    Raises
+    ------
+    WorkerContextError
+        Outside of a training function.
+    """
+    active_worker("heartbeat()").session.heartbeat()
+
+
 def get_context() -> TrainContext:
     """Return where this rank stands. Not collective."""
     return active_worker("get_context()").context

@@ -31,6 +31,10 @@ class LinkChannel:
         """Ask for all checkpoints up to a report."""
         self._link.post("checkpoints", report=report)
 
+    def progress(self, op: str, **details: str) -> None:
+        """Pass on that this rank goes on."""
+        self._link.post(op, b"", **details)
+
 
 def connect_session(link: Link, session: Session) -> None:
     """Let what the executor decides reach the session, from the link's thread. Not collective."""

@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpctrain import environ
 from hpctrain.control.link import Link, LinkTimeoutError, connect_unix
 from hpctrain.control.wire import Frame
 from hpctrain.errors import HpctrainError
@@ -28,6 +29,7 @@ from hpctrain.worker.bootstrap import hello_details, join_world
 from hpctrain.worker.failure import describe_exception
 from hpctrain.worker.link_channel import LinkChannel, connect_session
 from hpctrain.worker.node_socket import node_socket_path
+from hpctrain.worker.stacks import answer_with_stacks
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
@@ -53,7 +55,12 @@ class Rank:
 
     def join(self, *, size: int, inherit_output: bool) -> Comm:
         """Join the world and say hello. Collective."""
-        self._link.post("starting", pid=os.getpid(), hostname=socket.gethostname())
+        self._link.post(
+            "starting",
+            pid=os.getpid(),
+            hostname=socket.gethostname(),
+            launched_as=environ.launched_rank(),
+        )
         world, comm = join_world(attempt=self._attempt, expected_size=size)
         self._world = world
         if not inherit_output:
@@ -62,6 +69,7 @@ class Rank:
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         faulthandler.enable()
         signal.signal(signal.SIGUSR2, lambda *_: self._link.post_signal("SIGUSR2"))
+        answer_with_stacks(self._link, self._paths, world)
         self._link.introduce(world.world_rank, hello_details(world))
         return comm
 

@@ -25,6 +25,7 @@ MAX_IN_FLIGHT = 2
 """Checkpoints of one rank that may be under way behind its training function."""
 # A newer checkpoint is committed before an older one is deleted; word of it is on its way.
 _NEWS_TIMEOUT_S = 30.0
+_HEARTBEAT_INTERVAL_S = 1.0
 
 
 class Channel(Protocol):
@@ -41,6 +42,9 @@ class Channel(Protocol):
 
     def ask(self, report: int) -> None:
         """Ask for all checkpoints up to a report."""
+
+    def progress(self, op: str, **details: str) -> None:
+        """Pass on that this rank goes on: ``heartbeat``, or ``phase``."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,7 @@ class Session:
         self._failure: BaseException | None = None
         self._found: tuple[int, Sequence[Any]] | None = None
         self._background: Background | None = None
+        self._beat_at = 0.0
         self._metrics = open_append(paths.metrics) if world.world_rank == 0 else -1
 
     @property
@@ -154,7 +159,18 @@ class Session:
         if upload.is_behind:
             self._report_behind(number, line, upload)
         else:
-            self._report_and_wait(number, line, upload)
+            self._channel.progress("phase", phase="checkpoint")
+            try:
+                self._report_and_wait(number, line, upload)
+            finally:
+                self._channel.progress("phase", phase="training")
+
+    def heartbeat(self) -> None:
+        """Say that this rank makes progress, once a second at most."""
+        now = time.monotonic()
+        if now - self._beat_at >= _HEARTBEAT_INTERVAL_S:
+            self._beat_at = now
+            self._channel.progress("heartbeat")
 
     def should_stop(self) -> bool:
         """Return whether this rank has reached the report at which all ranks stop."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -118,3 +119,17 @@ def test_ranks_are_let_go_when_the_executor_is_gone(uplink: Uplink):
     uplink.frames.close()
     assert link.next_command() is None
     link.close(timeout_s=0.0)
+
+
+def test_an_agent_looks_at_the_processes_of_its_own_ranks_only(uplink: Uplink, tmp_path: Path):
+    uplink.receive(1)
+    link = uplink.connect(3)
+    link.post("starting", pid=os.getpid())
+    uplink.receive(2)
+    # Rank 4 lives on another node, where its pid is one of somebody else's here.
+    uplink.send("examine", run=str(tmp_path), silent=[3, 4], pids={3: os.getpid(), 4: 1})
+    (seen,) = uplink.receive(1)
+    assert said([seen]) == [("examined", 3)]
+    assert "lives but runs no Python" in seen.header["reason"]
+    link.post("bye")
+    link.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -111,3 +112,45 @@ def test_singletons_are_an_error_that_says_which_pmi_was_tried_and_which_to_use(
     assert "4 ranks were asked for, but MPI found a world of 1" in done.stderr
     assert "no PMI at all (srun --mpi=none)" in done.stderr
     assert "SlurmConfig(mpi='pmi2')" in done.stderr
+
+
+HANG = """
+import signal, os, sys, time
+import hpctrain
+import hpctrain.collective
+from hpctrain import DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig
+
+def train(config):
+    hpctrain.report({"step": 0})
+    if hpctrain.get_context().get_world_rank() == 1:
+        deadline = time.monotonic() + 60
+        stacks = os.path.join(config["run"], "stacks/1/rank-00000.txt")
+        while not os.path.exists(stacks) and time.monotonic() < deadline:
+            time.sleep(0.05)
+    hpctrain.collective.barrier(timeout_s=600)
+
+if __name__ == "__main__":
+    DataParallelTrainer(
+        train,
+        train_loop_config={"run": sys.argv[1] + "/run"},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(
+            storage_path=sys.argv[1], name="run", failure_config=FailureConfig(hang_timeout=2.0)
+        ),
+    ).fit()
+"""
+
+
+def test_a_rank_that_hangs_is_written_down_and_not_ended(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(HANG)
+    done = subprocess.run(
+        [MPIEXEC, "-n", "2", sys.executable, str(script), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert Result.from_path(tmp_path / "run").state == "finished"
+    stacks = (tmp_path / "run/stacks/1/rank-00001.txt").read_text()
+    assert re.search(r"train\.py\", line \d+ in train", stacks)

@@ -25,6 +25,9 @@ class SilentChannel:
     def stage(self, report: int, line: bytes, parts: bytes) -> None:
         """Take a report with a checkpoint."""
 
+    def progress(self, op: str, **details: str) -> None:
+        """Take a sign of life."""
+
 
 @pytest.fixture
 def paths(tmp_path: Path) -> RunPaths:

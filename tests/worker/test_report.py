@@ -44,6 +44,7 @@ class FakeExecutor:
         self.staged: dict[int, list[StagedFile]] = {}
         self.parts: dict[int, StagedPart] = {}
         self.found: list[tuple[str, dict[str, Any]]] = []
+        self.signs: list[str] = []
         self.decide: Callable[[int], Verdict | None] = lambda number: None
 
     def report(self, line: bytes) -> None:
@@ -64,6 +65,9 @@ class FakeExecutor:
     def ask(self, report: int) -> None:
         assert self.session is not None
         self.session.hear_checkpoints(report, self.found)
+
+    def progress(self, op: str, **details: str) -> None:
+        self.signs.append(details.get("phase", op))
 
 
 Start = Callable[..., Session]
@@ -724,3 +728,18 @@ def test_who_asks_for_checkpoints_in_vain_is_told_why(start: Start, executor: Fa
         CheckpointError, match=r"waited 0 s for the checkpoints up to report 0: not"
     ):
         start().all_checkpoints(0.05)
+
+
+def test_a_checkpoint_is_a_phase_and_heartbeats_are_sent_once_a_second(
+    start: Start, executor: FakeExecutor, model: Path, monkeypatch: pytest.MonkeyPatch
+):
+    session = start()
+    executor.decide = lambda number: Verdict(None, "the disk is full")
+    with pytest.raises(CheckpointError):
+        session.report({}, part_of(model))
+    assert executor.signs == ["checkpoint", "training"]
+    clock = iter([10.0, 10.5, 11.1])
+    monkeypatch.setattr("hpctrain.worker.report.time.monotonic", lambda: next(clock))
+    for _ in range(3):
+        session.heartbeat()
+    assert executor.signs[2:] == ["heartbeat", "heartbeat"]

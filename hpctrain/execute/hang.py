@@ -1,0 +1,319 @@
+"""`HangWatch`: notice that ranks make no progress, find out where they are, and name who hangs."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpctrain.config import FailureConfig
+from hpctrain.errors import WorkerHangError
+from hpctrain.execute.progress import Progress
+from hpctrain.execute.roll_call import WorkerMetadata
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.worker.failure import RankFailure
+
+SUSPICIOUS_AFTER_S = 1800.0
+"""Seconds without progress after which the stacks are written where no `hang_timeout` is set."""
+_LOOK_INTERVAL_S = 0.5
+_ANSWER_PATIENCE_S = 5.0
+_EXAMINE_PATIENCE_S = 30.0
+_MAX_NAMED = 8
+# Functions in which a rank waits for others: those of hpctrain, of torch.distributed, ...
+_WAITS_IN_PYTHON = re.compile(
+    r"barrier|all_?reduce|all_?gather|all_?to_?all|reduce_scatter|broadcast|bcast|^_?wait|^recv|"
+    r"^report$|_engine_run_backward|synchronize",
+    re.IGNORECASE,
+)
+# ... and below Python, where libraries seldom keep the names of their functions.
+_WAITS_BELOW = re.compile(r"\bP?MPI_|libmpi|libnccl|gloo::|libfabric|libuc[pts]\b")
+_PYTHON_FRAMES_LOOKED_AT = 4
+# Of Python, as faulthandler prints them: '  File "/x/train.py", line 3 in step'; as py-spy does:
+# '    step (train.py:3)'.
+_FRAME = re.compile(r'  File ".*", line \d+ in (.+)|    (\S+) \(.*\.py:\d+\)')
+
+
+@dataclass(frozen=True)
+class _Inquiry:
+    """The ranks were asked where they are."""
+
+    stalled: tuple[int, ...]
+    asked_at: float
+    examined: tuple[int, ...] = ()
+    """Ranks that do not answer, whose agents were asked then."""
+
+
+class HangWatch:
+    """Watches one attempt.
+
+    Parameters
+    ----------
+    progress
+        How far each rank is.
+    config
+        How long they may take.
+    broadcast
+        Sends a command to all ranks.
+    examine
+        Asks for a look at ranks from outside: the pids of all, and those that do not answer.
+    workers
+        Where the ranks live, by rank.
+    paths, attempt
+        Where stacks are written.
+    checkpoint
+        Says which checkpoint is the newest complete one.
+    note
+        Writes an event into the ledger.
+    may_end
+        Whether ranks can be ended; otherwise all is only written down.
+    """
+
+    def __init__(
+        self,
+        progress: Progress,
+        *,
+        config: FailureConfig,
+        broadcast: Callable[[str], None],
+        examine: Callable[[Mapping[int, int], Sequence[int]], None],
+        workers: Sequence[WorkerMetadata] | Mapping[int, WorkerMetadata],
+        paths: RunPaths,
+        attempt: int,
+        checkpoint: Callable[[], Path | None],
+        note: Callable[..., None],
+        may_end: bool = True,
+    ) -> None:
+        self._progress = progress
+        self._may_end = may_end
+        self._ends = config.hang_timeout is not None
+        self._training_s = config.hang_timeout or SUSPICIOUS_AFTER_S
+        self._others_s = config.start_timeout
+        self._broadcast = broadcast
+        self._examine = examine
+        self._workers = workers
+        self._paths = paths
+        self._attempt = attempt
+        self._checkpoint = checkpoint
+        self._note = note
+        self._look_at = 0.0
+        self._inquiry: _Inquiry | None = None
+        self._told: tuple[int, ...] = ()
+        self.stalled = ""
+        """Who makes no progress, in words, as long as that is so."""
+
+    def step(self) -> None:
+        """Take the next step if there is one to take.
+
+        Raises
+        ------
+        WorkerHangError
+            If ranks have made no progress for as long as the configuration allows.
+        """
+        now = time.monotonic()
+        if now < self._look_at:
+            return
+        self._look_at = now + _LOOK_INTERVAL_S
+        if self._inquiry is not None:
+            self._continue(self._inquiry, now)
+            return
+        stalled = tuple(self._stalled(now))
+        if not stalled:
+            self._told, self.stalled = (), ""
+        elif set(stalled) - set(self._told):
+            self._progress.ask()
+            self._paths.stacks(self._attempt).mkdir(parents=True, exist_ok=True)
+            self._inquiry = _Inquiry(stalled, now)
+            self._broadcast("dump-stacks")
+
+    def _stalled(self, now: float) -> list[int]:
+        return self._progress.stalled(now, training_s=self._training_s, others_s=self._others_s)
+
+    def _continue(self, inquiry: _Inquiry, now: float) -> None:
+        progress = self._progress
+        waited_s = now - inquiry.asked_at
+        silent = [rank for rank in progress.unfinished() if rank not in progress.stacks]
+        if not inquiry.examined:
+            if silent and waited_s < _ANSWER_PATIENCE_S:
+                return
+            examined = tuple(progress.unfinished() if self._will_end(now) else silent)
+            if examined:
+                self._inquiry = _Inquiry(inquiry.stalled, now, examined)
+                self._examine({rank: self._workers[rank].pid for rank in examined}, silent)
+                return
+        elif set(inquiry.examined) - set(progress.seen) and waited_s < _EXAMINE_PATIENCE_S:
+            return
+        self._inquiry = None
+        # Meanwhile they may have gone on.
+        still = tuple(rank for rank in self._stalled(now) if rank in inquiry.stalled)
+        if still:
+            self._conclude(still, silent, now)
+
+    def _will_end(self, now: float) -> bool:
+        """Return whether ranks have had their time, and not only that of a suspicion."""
+        if self._ends or not self._may_end:
+            return self._may_end
+        in_training = ("training", "checkpoint")
+        return any(self._progress.phase(rank) not in in_training for rank in self._stalled(now))
+
+    def _conclude(self, stalled: tuple[int, ...], silent: Sequence[int], now: float) -> None:
+        named = find_culprits(self._progress, stalled, silent)
+        self._told = stalled
+        self.stalled = self._describe(named, now)
+        message = "\n".join(
+            [
+                f"{self.stalled}{self._explain(named[0])}",
+                *self._describe_others(named),
+                f"  Stacks: {self._paths.stacks(self._attempt)}   "
+                f"Last complete checkpoint: {self._checkpoint() or 'none'}",
+            ]
+        )
+        stack = self._stack(named[0])
+        ends = self._will_end(now)
+        self._note(
+            "hang" if ends else "hang-suspected",
+            attempt=self._attempt,
+            ranks=named,
+            stalled=len(stalled),
+            what=self.stalled,
+        )
+        if ends:
+            raise WorkerHangError(
+                message + (f"\n\n{stack}" if stack else ""),
+                rank=named[0],
+                hostname=self._workers[named[0]].hostname,
+                worker_failures={rank: TimeoutError(self._describe([rank], now)) for rank in named},
+            )
+        why = (
+            "FailureConfig(hang_timeout=...) is not set"
+            if self._may_end
+            else "ranks that somebody else started are not ended"
+        )
+        print(f"hpctrain: {message}\n  It is let be: {why}.", flush=True)
+
+    def failures(self, error: WorkerHangError) -> list[RankFailure]:
+        """Return what is written down of each rank that was named."""
+        return [
+            RankFailure(
+                rank=rank,
+                hostname=self._workers[rank].hostname,
+                pid=self._workers[rank].pid,
+                report=self._progress.reports(rank),
+                phase=self._progress.phase(rank),
+                type=type(error).__name__,
+                message=str(failure) + self._explain(rank),
+                traceback=self._stack(rank),
+                time=time.time(),
+            )
+            for rank, failure in error.worker_failures.items()
+        ]
+
+    def _describe(self, named: Sequence[int], now: float) -> str:
+        first = named[0]
+        size = len(self._progress)
+        silent_s = now - self._progress.since(first)
+        since = time.strftime("%H:%M:%S", time.localtime(time.time() - silent_s))
+        if len(named) == 1:
+            who = f"rank {first} of {size} on {self._workers[first].hostname} hangs"
+        elif len(named) == size:
+            who = f"all {size} ranks hang"
+        else:
+            shown = ", ".join(
+                f"{rank} ({self._workers[rank].hostname})" for rank in named[:_MAX_NAMED]
+            )
+            more = f" and {len(named) - _MAX_NAMED} more" if len(named) > _MAX_NAMED else ""
+            who = f"ranks {shown}{more} of {size} hang"
+        return (
+            f"{who} {self._progress.describe(first)}: no progress for {silent_s:.0f} s, since "
+            f"{since}"
+        )
+
+    def _explain(self, rank: int) -> str:
+        """Return what is known of why."""
+        if reason := self._progress.reasons.get(rank):
+            return f"; {reason}"
+        if rank not in self._progress.stacks:
+            return "; it does not answer"
+        if self._waits(rank):
+            return (
+                "; it waits for other ranks, which may have left, or not entered, what it waits in"
+            )
+        return ""
+
+    def _describe_others(self, named: Sequence[int]) -> list[str]:
+        others = Counter(
+            self._progress.describe(rank) + (", waits for others" if self._waits(rank) else "")
+            for rank in range(len(self._progress))
+            if rank not in named
+        )
+        if not others:
+            return []
+        listed = "; ".join(f"{count} {how}" for how, count in others.most_common(4))
+        return [f"  Other ranks: {listed}"]
+
+    def _stack(self, rank: int) -> str:
+        said = self._progress.stacks.get(rank) or _without_other_threads(
+            self._progress.seen.get(rank, "")
+        )
+        return said.rstrip()
+
+    def _waits(self, rank: int) -> bool:
+        return rank_waits(self._progress, rank)
+
+
+def find_culprits(progress: Progress, stalled: Sequence[int], silent: Sequence[int]) -> list[int]:
+    """Return which of the ranks without progress are to be named.
+
+    Not collective. One rank that hangs makes all stop that share a collective with it. First those
+    that cannot answer; then those that have come less far than others; then those that do not wait
+    for others, if others do. What is left may be all of them.
+    """
+    if mute := [rank for rank in stalled if rank in silent]:
+        return mute
+    behind = progress.furthest_behind(stalled)
+    if len(behind) < len(progress.unfinished()):
+        return behind
+    return [rank for rank in behind if not rank_waits(progress, rank)] or behind
+
+
+def rank_waits(progress: Progress, rank: int) -> bool:
+    """Return whether a rank waits for others, by all that is known of it. Not collective."""
+    native = _without_other_threads(progress.seen.get(rank, ""))
+    return waits_for_others(progress.stacks.get(rank, "")) or waits_for_others(native)
+
+
+def waits_for_others(stack: str) -> bool:
+    r"""Return whether a stack ends in something that waits for other ranks. Not collective.
+
+    Parameters
+    ----------
+    stack
+        Of one thread, the most recent call first, as faulthandler or py-spy prints it.
+
+    Examples
+    --------
+    >>> waits_for_others('  File "/x/mpi.py", line 75 in wait_barrier')
+    True
+    >>> waits_for_others("    0x7f983711bf95 (libmpi.so.12)\n    step (train.py:12)")
+    True
+    >>> waits_for_others("    step (train.py:12)")
+    False
+    """
+    python_frames = 0
+    for line in stack.splitlines():
+        if found := _FRAME.fullmatch(line):
+            python_frames += 1
+            if _WAITS_IN_PYTHON.search(found[1] or found[2].rpartition(".")[2]):
+                return True
+            if python_frames == _PYTHON_FRAMES_LOOKED_AT:
+                return False
+        elif line.startswith("    ") and _WAITS_BELOW.search(line):
+            return True
+    return False
+
+
+def _without_other_threads(seen: str) -> str:
+    """Return what py-spy saw of the main thread, where the training function runs."""
+    before, *threads = re.split(r"^(?=Thread )", seen, flags=re.MULTILINE)
+    return before + next((t for t in threads if '"MainThread"' in t), "".join(threads[:1]))

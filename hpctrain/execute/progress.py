@@ -1,0 +1,129 @@
+"""`Progress`: how far each rank is, and since when. Pure: the clock is the caller's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hpctrain.control.wire import Frame
+
+PHASES = ("mpi", "importing", "backend", "training", "checkpoint", "shutdown", "done")
+_UNTIL_TRAINING = ("mpi", "importing", "backend")
+# Longer than any step of the executor but one: time in which it did not listen, because it wrote a
+# checkpoint or was stopped itself, is not held against the ranks.
+_LONGEST_DEAF_S = 2.0
+
+
+class Progress:
+    """How far each rank is, and since when.
+
+    Parameters
+    ----------
+    world_size
+        Number of ranks.
+    first_report
+        Number of the report that the attempt resumed from.
+    now
+        Seconds of a clock that never goes back.
+    """
+
+    def __init__(self, *, world_size: int, first_report: int, now: float) -> None:
+        self._phases = ["mpi"] * world_size
+        self._reports = [first_report] * world_size
+        self._since = [now] * world_size
+        self._heard_at = now
+        self.stacks: dict[int, str] = {}
+        """What ranks have said of where they are, since `ask`."""
+        self.seen: dict[int, str] = {}
+        """What their agents saw from outside."""
+        self.reasons: dict[int, str] = {}
+        """Why ranks do not answer, as their agents see it."""
+
+    def __len__(self) -> int:
+        """Return the number of ranks."""
+        return len(self._phases)
+
+    def listen(self, now: float) -> None:
+        """Say that frames are read now. To be called often, whether there are frames or not."""
+        deaf = now - self._heard_at
+        self._heard_at = now
+        if deaf > _LONGEST_DEAF_S:
+            self._since = [since + deaf for since in self._since]
+
+    def feed(self, frame: Frame, now: float) -> None:
+        """Take a frame in."""
+        rank = int(frame.header.get("rank", -1))
+        if not 0 <= rank < len(self):
+            return
+        if frame.op == "stacks":
+            self.stacks[rank] = frame.body.decode(errors="replace")
+        elif frame.op == "examined":
+            self.seen[rank] = frame.body.decode(errors="replace")
+            self.reasons[rank] = frame.header["reason"]
+        elif frame.op in ("report", "part", "phase", "done", "heartbeat"):
+            self._since[rank] = now
+            if frame.op == "report":
+                self._reports[rank] += 1
+            elif frame.op == "phase":
+                self._phases[rank] = frame.header["phase"]
+            elif frame.op == "done":
+                self._phases[rank] = "done"
+
+    def ask(self) -> None:
+        """Forget what was said of where ranks are."""
+        self.stacks, self.seen, self.reasons = {}, {}, {}
+
+    def phase(self, rank: int) -> str:
+        """Return the phase of a rank."""
+        return self._phases[rank]
+
+    def reports(self, rank: int) -> int:
+        """Return the number of a rank's last report."""
+        return self._reports[rank]
+
+    def since(self, rank: int) -> float:
+        """Return when a rank last made progress."""
+        return self._since[rank]
+
+    def unfinished(self) -> list[int]:
+        """Return the ranks that have not returned."""
+        return [rank for rank, phase in enumerate(self._phases) if phase != "done"]
+
+    def stalled(self, now: float, *, training_s: float, others_s: float) -> list[int]:
+        """Return the ranks without progress for so long.
+
+        Parameters
+        ----------
+        training_s
+            Seconds allowed in the training function.
+        others_s
+            Seconds allowed in each phase before and after it.
+        """
+        if now - min(self._since) <= min(training_s, others_s):
+            return []
+        in_training = ("training", "checkpoint")
+        return [
+            rank
+            for rank in self.unfinished()
+            if now - self._since[rank]
+            > (training_s if self._phases[rank] in in_training else others_s)
+        ]
+
+    def furthest_behind(self, ranks: Iterable[int]) -> list[int]:
+        """Return those of `ranks` that have come least far, which can be all."""
+        ranks = list(ranks)
+        least = min(map(self._position, ranks))
+        return [rank for rank in ranks if self._position(rank) == least]
+
+    def describe(self, rank: int) -> str:
+        """Return how far a rank is, in words."""
+        phase = self._phases[rank]
+        if phase == "done":
+            return f"returned after report {self._reports[rank]}"
+        if phase in _UNTIL_TRAINING:
+            return f"in phase {phase}"
+        return f"in phase {phase}, after report {self._reports[rank]}"
+
+    def _position(self, rank: int) -> tuple[int, int]:
+        phase = self._phases[rank]
+        # Whoever saves a checkpoint has not made that report yet.
+        return PHASES.index("training" if phase == "checkpoint" else phase), self._reports[rank]

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.config import FailureConfig
+from hpctrain.control.wire import Frame
+from hpctrain.errors import WorkerHangError
+from hpctrain.execute.hang import HangWatch, find_culprits
+from hpctrain.execute.progress import Progress
+from hpctrain.execute.roll_call import WorkerMetadata
+from hpctrain.rundir.paths import RunPaths
+
+COMPUTES = '  File "/x/train.py", line 12 in step\n  File "/x/train.py", line 3 in train'
+WAITS = f'  File "/torch/distributed.py", line 9 in all_reduce\n{COMPUTES}'
+WAITS_IN_MPI = (
+    "with native frames, by py-spy:\nProcess 7: python\n\n"
+    'Thread 7 (active): "MainThread"\n'
+    "    0x7f983711bf95 (libmpi.so.12)\n    step (train.py:12)\n"
+    'Thread 8 (idle): "hpctrain-link"\n    poll (libc.so.6)\n'
+)
+
+
+@pytest.fixture
+def progress() -> Progress:
+    progress = Progress(world_size=3, first_report=0, now=time.monotonic())
+    for rank in range(3):
+        feed(progress, "phase", rank, phase="training")
+    return progress
+
+
+def feed(progress: Progress, op: str, rank: int, body: str = "", **details: object) -> None:
+    frame = Frame({"op": op, "rank": rank, **details}, body.encode(), b"")
+    progress.feed(frame, time.monotonic())
+
+
+@pytest.mark.parametrize(
+    ("stacks", "seen", "culprits"),
+    [
+        pytest.param({0: WAITS, 1: COMPUTES, 2: WAITS}, {}, [1], id="computes"),
+        pytest.param({0: WAITS, 1: WAITS, 2: WAITS}, {}, [0, 1, 2], id="all wait"),
+        pytest.param(dict.fromkeys(range(3), COMPUTES), {}, [0, 1, 2], id="all compute"),
+        pytest.param(
+            dict.fromkeys(range(3), COMPUTES), {0: WAITS_IN_MPI, 2: WAITS_IN_MPI}, [1], id="native"
+        ),
+    ],
+)
+def test_ranks_that_wait_for_others_are_not_to_blame_if_others_do_not_wait(
+    progress: Progress, stacks: dict[int, str], seen: dict[int, str], culprits: list[int]
+) -> None:
+    for rank, stack in stacks.items():
+        feed(progress, "stacks", rank, stack)
+    for rank, stack in seen.items():
+        feed(progress, "examined", rank, stack, reason="")
+    assert find_culprits(progress, [0, 1, 2], []) == culprits
+
+
+def test_ranks_that_do_not_answer_come_before_those_that_are_behind(progress: Progress) -> None:
+    feed(progress, "report", 0)
+    feed(progress, "report", 1)
+    assert find_culprits(progress, [0, 1, 2], []) == [2]
+    assert find_culprits(progress, [0, 1, 2], [1]) == [1]
+
+
+class Ranks:
+    """What ranks and their agents answer when they are asked."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.asked: list[str] = []
+        self.answer: Callable[[], None] = lambda: None
+
+    def broadcast(self, op: str) -> None:
+        self.asked.append(op)
+        self.answer()
+
+    def examine(self, pids: Any, silent: Any) -> None:
+        self.asked.append(f"examine {sorted(pids)} silent {sorted(silent)}")
+        for rank in silent:
+            feed(self.progress, "examined", rank, "state: T", reason="its process is stopped")
+        for rank in set(pids) - set(silent):
+            feed(self.progress, "examined", rank, reason="")
+
+
+@pytest.fixture
+def ranks(progress: Progress) -> Ranks:
+    return Ranks(progress)
+
+
+@pytest.fixture
+def make_watch(
+    progress: Progress, ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., HangWatch]:
+    monkeypatch.setattr("hpctrain.execute.hang._LOOK_INTERVAL_S", 0.0)
+    monkeypatch.setattr("hpctrain.execute.hang._ANSWER_PATIENCE_S", 0.1)
+    monkeypatch.setattr("hpctrain.execute.hang.SUSPICIOUS_AFTER_S", 0.2)
+
+    def make(**limits: float | None) -> HangWatch:
+        return HangWatch(
+            progress,
+            config=FailureConfig(**limits),  # type: ignore[arg-type]
+            broadcast=ranks.broadcast,
+            examine=ranks.examine,
+            workers=[
+                WorkerMetadata(rank=r, hostname=f"n{r}", pid=100 + r, node_rank=r, local_rank=0)
+                for r in range(3)
+            ],
+            paths=RunPaths(tmp_path),
+            attempt=1,
+            checkpoint=lambda: None,
+            note=lambda *_, **__: None,
+        )
+
+    return make
+
+
+def step_for(watch: HangWatch, progress: Progress, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        progress.listen(time.monotonic())
+        watch.step()
+        time.sleep(0.005)
+
+
+def test_who_does_not_answer_is_looked_at_from_outside_and_named(
+    progress: Progress, ranks: Ranks, make_watch: Callable[..., HangWatch]
+) -> None:
+    def answer() -> None:
+        for rank in (0, 2):
+            feed(progress, "stacks", rank, WAITS)
+
+    ranks.answer = answer
+    watch = make_watch(hang_timeout=0.2)
+    with pytest.raises(WorkerHangError) as caught:
+        step_for(watch, progress, 5.0)
+    assert ranks.asked == ["dump-stacks", "examine [0, 1, 2] silent [1]"]
+    message = str(caught.value)
+    assert message.startswith("rank 1 of 3 on n1 hangs in phase training, after report 0: no prog")
+    assert "; its process is stopped\n" in message
+    assert "Other ranks: 2 in phase training, after report 0, waits for others" in message
+    (failure,) = watch.failures(caught.value)
+    assert (failure.rank, failure.pid, failure.type) == (1, 101, "WorkerHangError")
+    assert "its process is stopped" in failure.message
+
+
+def test_ranks_that_go_on_while_they_are_asked_do_not_hang(
+    progress: Progress, ranks: Ranks, make_watch: Callable[..., HangWatch]
+) -> None:
+    def answer() -> None:
+        for rank in range(3):
+            feed(progress, "stacks", rank, COMPUTES)
+            feed(progress, "report", rank)
+
+    ranks.answer = answer
+    watch = make_watch(hang_timeout=0.3)
+    step_for(watch, progress, 1.0)
+    assert len(ranks.asked) >= 2, "it is asked again at the next silence"
+    assert watch.stalled == ""
+
+
+def test_a_suspicion_is_told_once_and_forgotten_when_all_go_on(
+    progress: Progress,
+    ranks: Ranks,
+    make_watch: Callable[..., HangWatch],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    watch = make_watch(hang_timeout=None)
+    step_for(watch, progress, 1.0)
+    assert ranks.asked == ["dump-stacks", "examine [0, 1, 2] silent [0, 1, 2]"]
+    assert watch.stalled.startswith("all 3 ranks hang")
+    assert capsys.readouterr().out.count("all 3 ranks hang") == 1
+    for rank in range(3):
+        feed(progress, "report", rank)
+    step_for(watch, progress, 0.05)
+    assert watch.stalled == ""
+
+
+def test_a_start_that_takes_too_long_ends_even_where_a_hang_in_training_does_not(
+    progress: Progress, make_watch: Callable[..., HangWatch]
+) -> None:
+    for rank in (0, 1, 2):
+        feed(progress, "phase", rank, phase="backend")
+    with pytest.raises(WorkerHangError, match="in phase backend"):
+        step_for(make_watch(hang_timeout=None, start_timeout=0.2), progress, 5.0)
