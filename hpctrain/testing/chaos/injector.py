@@ -1,0 +1,277 @@
+"""What is inside every Python process of a trial. A copy of this file is its ``sitecustomize``.
+
+It imports nothing of hpctrain and only the standard library: it runs before anything else does, in
+the user's script, the executor, agents and ranks alike. The folder that the copy lies in is the
+trial's (`hpctrain.testing.chaos.trial`): ``faults.json`` says what is to happen, ``trace.jsonl``
+gets what was done, ``claimed/`` which faults came about.
+"""
+
+from __future__ import annotations
+
+import builtins
+import io
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import PathFinder
+from typing import Any
+
+ANNOUNCE = "announce"
+"""Act of a fault that the harness brings about while the process waits."""
+_ANNOUNCE_PATIENCE_S = 60.0
+_POLL_S = 0.01
+# Each launcher has its own; srun with PMI2 sets two of them, to the same number.
+_RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
+_OWN_PID_SUFFIX = re.compile(r"(/\.[^/]*)\.\d+$")
+# Times in names; numbers of reports have 6 digits.
+_TIME_IN_NAME = re.compile(r"\d{9,}")
+
+
+def role_of(argv: Sequence[str], environ: Mapping[str, str], script: str) -> str:
+    """Return what a process is to a run: ``rank-2``, ``agent``, ``job``, ``driver`` or ``other``.
+
+    Not collective. ``job`` is the supervisor and its child, the executor, which is a fork of it.
+    """
+    # srun and mpiexec have the command of a rank at the end of their own.
+    module = argv[argv.index("-m") + 1] if "-m" in argv[1:4] else ""
+    if module == "hpctrain.worker.main":
+        numbers = [environ[name] for name in _RANK_VARIABLES if name in environ]
+        return f"rank-{numbers[0]}" if numbers else "other"
+    if module == "hpctrain.execute.agent":
+        return "agent"
+    if module == "hpctrain.execute.supervisor":
+        return "job"
+    return "driver" if script in argv else "other"
+
+
+class Injector:
+    """Notes what this process does below the storage of a trial, and strikes where it is told to.
+
+    Parameters
+    ----------
+    trial
+        Folder of the trial.
+    """
+
+    def __init__(self, trial: str) -> None:
+        self._trial = trial
+        self.storage = os.path.join(trial, "storage")
+        with open(os.path.join(trial, "faults.json"), encoding="utf-8") as file:
+            told = json.load(file)
+        self._is_local = told["local"]
+        self._faults: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+        for fault in told["faults"]:
+            place = (fault["role"], fault["op"], fault["path"], fault["moment"])
+            self._faults.setdefault(place, []).append(fault)
+        self._role = role_of(sys.orig_argv, os.environ, told["script"])  # noqa: TID251
+        self._pid = os.getpid()
+        self._write = os.write
+        self._trace = os.open(
+            os.path.join(trial, "trace.jsonl"),
+            os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC,
+            0o644,
+        )
+
+    @property
+    def role(self) -> str:
+        """What this process is to the run."""
+        if self._role == "job":
+            return "supervisor" if os.getpid() == self._pid else "executor"
+        if self._role == "driver" and self._is_local:
+            return "executor"
+        return self._role
+
+    def pass_by(self, op: str, path: str, moment: str) -> None:
+        """Note that this process is at a point, and do what is to happen there."""
+        role = self.role
+        entry = [time.time(), role, op, path, moment]
+        self._write(self._trace, json.dumps(entry).encode() + b"\n")
+        for fault in self._faults.get((role, op, path, moment), ()):
+            if self._claim(fault["id"]):
+                self._strike(fault, path)
+
+    def below_storage(self, path: Any, dir_fd: int | None = None) -> str | None:
+        """Return a path relative to the storage, or None if it lies elsewhere."""
+        try:
+            if isinstance(path, int):
+                found = os.readlink(f"/proc/self/fd/{path}")
+            else:
+                found = os.fsdecode(path)
+                if dir_fd is not None:
+                    found = os.path.join(os.readlink(f"/proc/self/fd/{dir_fd}"), found)
+                found = os.path.abspath(found)
+        except (OSError, TypeError, ValueError):
+            return None
+        if not found.startswith(self.storage + "/"):
+            return None
+        # A file beside the target has the writer's process id in its name, which is another one in
+        # the next trial, as are times.
+        found = _OWN_PID_SUFFIX.sub(r"\1.PID", found[len(self.storage) + 1 :])
+        return _TIME_IN_NAME.sub("TIME", found)
+
+    def _claim(self, name: str) -> bool:
+        try:
+            os.mkdir(os.path.join(self._trial, "claimed", name))
+        except FileExistsError:
+            return False
+        return True
+
+    def _strike(self, fault: Mapping[str, Any], path: str) -> None:
+        act = fault["act"]
+        if act == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif act == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif act == "error":
+            raise OSError(fault["errno"], os.strerror(fault["errno"]), path)
+        elif act == "torn":
+            # What a power cut leaves of a file that was not yet on the disk.
+            target = _path_with_pid(os.path.join(self.storage, path))
+            os.truncate(target, int(os.path.getsize(target) * fault["amount"]))
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif act == ANNOUNCE:
+            self._announce(fault["id"])
+        else:
+            raise ValueError(f"no act {act!r}")
+
+    def _announce(self, name: str) -> None:
+        os.mkdir(os.path.join(self._trial, "announced", name))
+        answer = os.path.join(self._trial, "answered", name)
+        deadline = time.monotonic() + _ANNOUNCE_PATIENCE_S
+        while not os.path.exists(answer) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+
+
+def _path_with_pid(path: str) -> str:
+    return path.removesuffix(".PID") + f".{os.getpid()}" if path.endswith(".PID") else path
+
+
+def wrap_calls(injector: Injector) -> None:
+    """Let the calls of `os` that change files pass by the injector, before and after."""
+
+    def wrap(owner: Any, name: str, op: str, path_of: Callable[..., str | None]) -> None:
+        real = getattr(owner, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            path = path_of(*args, **kwargs)
+            if path is None:
+                return real(*args, **kwargs)
+            injector.pass_by(op, path, "before")
+            answer = real(*args, **kwargs)
+            injector.pass_by(op, path, "after")
+            return answer
+
+        call.__name__ = name
+        # shutil looks for functions in os.supports_dir_fd.
+        for group in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
+            if real in group:
+                group.add(call)
+        setattr(owner, name, call)
+
+    below = injector.below_storage
+
+    def target(source: Any, target: Any, *_: Any, dst_dir_fd: int | None = None, **__: Any) -> Any:
+        return below(target, dst_dir_fd)
+
+    def first(path: Any, *_: Any, dir_fd: int | None = None, **__: Any) -> Any:
+        return below(path, dir_fd)
+
+    def opened(path: Any, flags: int, *_: Any, dir_fd: int | None = None, **__: Any) -> Any:
+        return below(path, dir_fd) if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) else None
+
+    def opened_file(path: Any, mode: str = "r", *_: Any, **__: Any) -> Any:
+        return below(path) if set(mode) & set("wax+") and not isinstance(path, int) else None
+
+    for name in ("fsync", "fdatasync"):
+        wrap(os, name, "fsync", first)
+    for name in ("rename", "replace"):
+        wrap(os, name, "rename", target)
+    for name in ("link", "symlink"):
+        wrap(os, name, "link", target)
+    for name in ("unlink", "remove"):
+        wrap(os, name, "unlink", first)
+    wrap(os, "write", "write", first)
+    wrap(os, "mkdir", "mkdir", first)
+    wrap(os, "open", "open", opened)
+    wrap(builtins, "open", "open", opened_file)
+    io.open = builtins.open
+
+
+class ImportPatch:
+    """An entry of ``sys.meta_path``: changes a module right after it was imported.
+
+    Parameters
+    ----------
+    patches
+        What to do with a module, by its name.
+    """
+
+    def __init__(self, patches: Mapping[str, Callable[[Any], None]]) -> None:
+        self._patches = dict(patches)
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        """Return the module's own spec, whose loader also applies the patch."""
+        patch = self._patches.pop(name, None)
+        spec = None if patch is None else PathFinder.find_spec(name, path, target)
+        if spec is None or spec.loader is None or patch is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            execute(module)
+            patch(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def watch_reports(injector: Injector, module: Any) -> None:
+    """Let every ``report()`` pass by the injector."""
+    real = module.Session.report
+
+    def report(session: Any, *args: Any, **kwargs: Any) -> Any:
+        name = f"report-{session.reports + 1}"
+        injector.pass_by("report", name, "before")
+        answer = real(session, *args, **kwargs)
+        injector.pass_by("report", name, "after")
+        return answer
+
+    module.Session.report = report
+
+
+def redirect_storage(injector: Injector, module: Any) -> None:
+    """Let every ``fit()`` of the script put its run into the trial, under a name that stays."""
+    import dataclasses
+
+    real = module.fit
+    unnamed = 0
+
+    def fit(request: Any) -> Any:
+        nonlocal unnamed
+        config = request.run_config
+        if config.name is None:
+            unnamed += 1
+        name = config.name or f"unnamed-{unnamed}"
+        config = dataclasses.replace(config, storage_path=injector.storage, name=name)
+        return real(dataclasses.replace(request, run_config=config))
+
+    module.fit = fit
+
+
+def install(trial: str) -> None:
+    """Make this process one of a trial."""
+    injector = Injector(trial)
+    wrap_calls(injector)
+    patches = {
+        "hpctrain.worker.report": lambda module: watch_reports(injector, module),
+        "hpctrain.launch.fit": lambda module: redirect_storage(injector, module),
+    }
+    sys.meta_path.insert(0, ImportPatch(patches))
+
+
+if __name__ == "sitecustomize":
+    install(os.path.dirname(os.path.abspath(__file__)))

@@ -1,0 +1,286 @@
+"""`Trial`: one life of a script, from its start to its end, with or without faults."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hpctrain import environ
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.status import read_status
+from hpctrain.testing.chaos import injector
+from hpctrain.testing.chaos.fault import Entry, Fault, read_trace
+from hpctrain.testing.chaos.outcome import RunOutcome, is_finished, read_outcome
+from hpctrain.testing.chaos.processes import TrialProcess, await_end, find_processes
+from hpctrain.testing.slurm import ClusterError, VirtualCluster
+
+_POLL_S = 0.02
+_END_PATIENCE_S = 15.0
+_FOREIGN_PREFIXES = ("SLURM_", "SBATCH_", "HPCTRAIN_")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """A program that calls ``fit()``."""
+
+    path: Path
+    args: tuple[str, ...] = ()
+    cwd: Path = field(default_factory=Path.cwd)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """What an act of the harness finds when it begins."""
+
+    folder: Path
+    """Of the trial."""
+    script: Script
+    cluster: VirtualCluster | None
+    fault: Fault
+    damaged: dict[str, float]
+    """Gets the time at which a checkpoint was damaged, by ``RUN/checkpoints/NAME``."""
+
+    @property
+    def storage(self) -> Path:
+        """Where the runs of the script lie."""
+        return self.folder / "storage"
+
+    def processes(self) -> list[TrialProcess]:
+        """Return the living processes of the trial."""
+        local = self.cluster is None
+        return find_processes(self.folder, script=str(self.script.path), local=local)
+
+    def process(self, role: str) -> TrialProcess:
+        """Return the one process that has a role."""
+        found = [process for process in self.processes() if process.role == role]
+        if len(found) != 1:
+            raise ClusterError(f"there is no {role} to act on, but: {self.processes()}")
+        return found[0]
+
+    def slurm(self) -> VirtualCluster:
+        """Return the cluster, of which there must be one."""
+        assert self.cluster is not None
+        return self.cluster
+
+    def job_id(self) -> str:
+        """Return the job that runs now."""
+        for root in self.storage.iterdir():
+            status = read_status(RunPaths(root))
+            if status is not None and status.job_id is not None:
+                return status.job_id
+        raise ClusterError(f"no run in {self.storage} has a job")
+
+
+Act = Callable[[Scene], Iterator[None]]
+"""Brings a fault about until its ``yield``, while the process waits; then goes on, or cleans up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialResult:
+    """What a trial came to."""
+
+    outcome: dict[str, RunOutcome]
+    trace: list[Entry]
+    faults: tuple[Fault, ...]
+    came_about: tuple[bool, ...]
+    """Of each fault, whether its point was reached."""
+    damaged: dict[str, float]
+    starts: int
+    """How often the script was started: more than once where a run needs a human."""
+    troubles: tuple[str, ...]
+    """What is wrong by itself: a deadline passed, processes left over, an act that failed."""
+    seconds: float
+    log: Path
+
+    @property
+    def attempts(self) -> int:
+        """How often ranks were started."""
+        return sum(len(run.first_reports) for run in self.outcome.values())
+
+
+class Trial:
+    """One life of a script.
+
+    Parameters
+    ----------
+    folder
+        New folder for everything of the trial.
+    script
+        What to run.
+    cluster
+        Where its runs become jobs; None runs the ranks on this machine.
+    faults
+        What is to happen.
+    acts
+        How to bring about faults that are announced, by their kind.
+    storage_mib
+        Size of a filesystem of its own for the storage; needs root. None: no filesystem of its own.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        script: Script,
+        cluster: VirtualCluster | None = None,
+        faults: Sequence[Fault] = (),
+        acts: dict[str, Act] | None = None,
+        storage_mib: int | None = None,
+    ) -> None:
+        self.folder = folder.absolute()
+        self._script = script
+        self._cluster = cluster
+        self._faults = tuple(faults)
+        self._acts = acts or {}
+        self._storage_mib = storage_mib
+        self._troubles: list[str] = []
+        self._damaged: dict[str, float] = {}
+        self._acting: list[threading.Thread] = []
+        self._log = self.folder / "script.out"
+
+    def run(self, *, timeout_s: float, max_starts: int = 4) -> TrialResult:
+        """Run the script until all its runs are finished.
+
+        Not collective.
+
+        Parameters
+        ----------
+        timeout_s
+            For everything together. What is left is ended then.
+        max_starts
+            How often the script is started: a run that was stopped resumes at the next start.
+        """
+        self._prepare()
+        began = time.monotonic()
+        deadline = began + timeout_s
+        starts = 0
+        with ExitStack() as stack:
+            if self._storage_mib is not None:
+                stack.enter_context(_filesystem(self.folder / "storage", self._storage_mib))
+            while starts < max_starts:
+                starts += 1
+                if not self._run_once(deadline):
+                    self._troubles.append(f"not at its end after {timeout_s:.0f} s")
+                    break
+                if is_finished(read_outcome(self.folder / "storage")):
+                    break
+            seconds = time.monotonic() - began
+            for thread in self._acting:
+                thread.join(timeout=60.0)
+            self._end_processes()
+            outcome = read_outcome(self.folder / "storage")
+        claimed = self.folder / "claimed"
+        return TrialResult(
+            outcome=outcome,
+            trace=read_trace(self.folder / "trace.jsonl"),
+            faults=self._faults,
+            came_about=tuple((claimed / str(n)).exists() for n in range(len(self._faults))),
+            damaged=self._damaged,
+            starts=starts,
+            troubles=tuple(self._troubles),
+            seconds=seconds,
+            log=self._log,
+        )
+
+    def _prepare(self) -> None:
+        for name in ("storage", "claimed", "announced", "answered"):
+            (self.folder / name).mkdir(parents=True)
+        shutil.copy(injector.__file__, self.folder / "sitecustomize.py")
+        told = {
+            "script": str(self._script.path),
+            "local": self._cluster is None,
+            "faults": [fault.to_json(number) for number, fault in enumerate(self._faults)],
+        }
+        (self.folder / "faults.json").write_text(json.dumps(told, indent=1), encoding="utf-8")
+
+    def _environment(self) -> dict[str, str]:
+        inherited = environ.environment()
+        kept = {k: v for k, v in inherited.items() if not k.startswith(_FOREIGN_PREFIXES)}
+        path = os.pathsep.join(filter(None, [str(self.folder), kept.get("PYTHONPATH")]))
+        ours = {"PYTHONPATH": path, "HPCTRAIN_LAUNCHER": "local"}
+        if self._cluster is not None:
+            ours["HPCTRAIN_LAUNCHER"] = "slurm"
+            # Of the partitions of the virtual cluster the one whose jobs can be preempted.
+            ours["HPCTRAIN_SLURM"] = json.dumps({"partition": "low"})
+            ours.update(self._cluster.environ)
+        return {**kept, **ours}
+
+    def _run_once(self, deadline: float) -> bool:
+        """Run the script once; return whether it ended in time."""
+        argv = [sys.executable, str(self._script.path), *self._script.args]
+        with open(self._log, "ab") as log:
+            log.write(f"$ {shlex.join(argv)}\n".encode())
+            log.flush()
+            process = subprocess.Popen(
+                argv,
+                cwd=self._script.cwd,
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            while process.poll() is None:
+                if time.monotonic() > deadline:
+                    return False
+                self._answer_announcements()
+                time.sleep(_POLL_S)
+            return True
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+    def _answer_announcements(self) -> None:
+        for entry in os.scandir(self.folder / "announced"):
+            # One announcement is answered once.
+            os.rename(entry.path, self.folder / f"acting-{entry.name}")
+            fault = self._faults[int(entry.name)]
+            thread = threading.Thread(target=self._act, args=(entry.name, fault), daemon=True)
+            self._acting.append(thread)
+            thread.start()
+
+    def _act(self, number: str, fault: Fault) -> None:
+        scene = Scene(
+            folder=self.folder,
+            script=self._script,
+            cluster=self._cluster,
+            fault=fault,
+            damaged=self._damaged,
+        )
+        try:
+            act = self._acts[fault.kind](scene)
+            next(act)
+            (self.folder / "answered" / number).mkdir()
+            next(act, None)
+        except Exception as error:
+            self._troubles.append(f"{fault}: {type(error).__name__}: {error}")
+
+    def _end_processes(self) -> None:
+        script = str(self._script.path)
+        left = await_end(self.folder, script=script, timeout_s=_END_PATIENCE_S)
+        for process in left:
+            self._troubles.append(f"left running: {process.command} ({process.pid})")
+            process.send(signal.SIGKILL)
+
+
+@contextmanager
+def _filesystem(path: Path, size_mib: int) -> Iterator[None]:
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size_mib}m", "chaos", str(path)]
+    subprocess.run(mount, check=True, timeout=10)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=True, timeout=10)

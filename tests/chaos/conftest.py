@@ -1,0 +1,79 @@
+"""One undisturbed run of each model and home, which all cases are compared with."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hpctrain.testing.chaos.experiment import Experiment, Verdict
+from hpctrain.testing.chaos.fault import Fault
+from hpctrain.testing.chaos.kinds import KINDS
+from hpctrain.testing.chaos.trial import Script
+from hpctrain.testing.slurm import VirtualCluster
+
+HERE = Path(__file__).parent
+SEED = int(os.environ.get("HPCTRAIN_CHAOS_SEED") or random.SystemRandom().randrange(10**6))
+# Longer than a node takes to be given up, and to come back, on a busy machine.
+TIMEOUT_S = 150.0
+
+Begin = Callable[..., Experiment]
+
+
+@pytest.fixture(scope="session")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
+    """Three ranks of the NumPy model, on this machine."""
+    folder = tmp_path_factory.mktemp("local")
+    script = Script(path=HERE / "numpy_model.py", args=("--workers", "3"), cwd=folder)
+    return Experiment.begin(folder, script=script, timeout_s=TIMEOUT_S)
+
+
+@pytest.fixture(scope="session")
+def on_cluster(
+    virtual_slurm: VirtualCluster, tmp_path_factory: pytest.TempPathFactory
+) -> Experiment:
+    """Three ranks of the NumPy model, on three nodes."""
+    folder = tmp_path_factory.mktemp("cluster")
+    args = ("--workers", "3", "--nodes", "3")
+    script = Script(path=HERE / "numpy_model.py", args=args, cwd=folder)
+    return Experiment.begin(folder, script=script, cluster=virtual_slurm, timeout_s=TIMEOUT_S)
+
+
+@pytest.fixture
+def survive(request: pytest.FixtureRequest) -> Callable[..., Verdict]:
+    """Disturb an experiment; fail unless it ends like the undisturbed run."""
+
+    def check(experiment: Experiment, *faults: Fault) -> Verdict:
+        verdict = experiment.disturb(faults)
+        assert verdict.passed, f"{replay(request.node.name)}\n{verdict.explain()}"
+        assert all(verdict.result.came_about), verdict.explain()
+        return verdict
+
+    yield check
+    # Later tests find the nodes as they were.
+    if "on_cluster" in request.fixturenames:
+        cluster = request.getfixturevalue("virtual_slurm")
+        for node in cluster.node_names:
+            cluster.wait_for_state(node, "idle", timeout_s=60)
+
+
+def replay(name: str) -> str:
+    return (
+        f"seed {SEED}. Once more: HPCTRAIN_CHAOS_SEED={SEED} {Path(sys.executable).name} -m pytest "
+        f"tests/chaos -k '{name.partition('[')[0]}'"
+    )
+
+
+def drawn(experiment: Experiment, *kinds: str, salt: object = "") -> list[Fault]:
+    """Return one random fault of each kind; the same for the same seed and salt."""
+    chance = random.Random(f"{SEED} {salt} {kinds}")
+    return [KINDS[kind].draw(experiment.undisturbed.trace, chance) for kind in kinds]
+
+
+@pytest.fixture(name="drawn")
+def _drawn() -> Callable[..., list[Fault]]:
+    return drawn

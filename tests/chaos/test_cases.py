@@ -1,0 +1,139 @@
+"""Whatever happens to a run, it ends with the loss trace and the weights of the undisturbed one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from hpctrain.testing.chaos.experiment import Experiment, Verdict
+from hpctrain.testing.chaos.fault import Fault, Point
+from hpctrain.testing.chaos.kinds import KINDS
+
+Survive = Callable[..., Verdict]
+Drawn = Callable[..., list[Fault]]
+
+NUM_COMMIT_POINTS = 10
+NUM_LOCAL_KILLS = 12
+NUM_CLUSTER_KILLS = 18
+
+LOCAL = ["kill-rank", "torn-write", "bit-flip", "truncate", "full-disk", "kill-executor"]
+CLUSTER = [
+    "bit-flip",
+    "truncate",
+    "kill-executor",
+    "kill-supervisor",
+    "requeue",
+    "preempt",
+    "power-off",
+    "power-off-executor",
+    "restart-controller",
+    "cut-network",
+]
+# After these the same script has to be started again, by hand.
+NEEDS_A_HUMAN = {"kill-supervisor"}
+TWO_AT_ONCE = [
+    ("kill-commit", "bit-flip"),
+    ("kill-rank", "kill-executor"),
+    ("restart-controller", "kill-rank"),
+]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("kind", LOCAL)
+def test_a_run_on_this_machine_survives(
+    local: Experiment, survive: Survive, drawn: Drawn, kind: str
+) -> None:
+    (fault,) = drawn(local, kind)
+    verdict = survive(local, fault)
+    # There the executor is the process of the user's script.
+    struck = fault.kind == "kill-executor" or fault.point.role == "executor"
+    assert verdict.result.starts == (2 if struck else 1)
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("kind", CLUSTER)
+def test_a_job_survives(on_cluster: Experiment, survive: Survive, drawn: Drawn, kind: str) -> None:
+    verdict = survive(on_cluster, *drawn(on_cluster, kind))
+    assert verdict.result.starts == (2 if kind in NEEDS_A_HUMAN else 1)
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("number", range(NUM_COMMIT_POINTS))
+def test_a_job_survives_a_kill_at_each_stage_of_a_commit(
+    on_cluster: Experiment, survive: Survive, number: int
+) -> None:
+    points = stages_of_second_commit(on_cluster)
+    chosen = points[round(number * (len(points) - 1) / (NUM_COMMIT_POINTS - 1))]
+    verdict = survive(on_cluster, KINDS["kill-commit"].at(chosen))
+    assert verdict.result.starts == 1
+    assert verdict.result.attempts == 2
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize(("moment", "resumed_from"), [("before", 3), ("after", 6)])
+def test_a_checkpoint_counts_from_the_rename_that_makes_it_visible(
+    on_cluster: Experiment, survive: Survive, moment: str, resumed_from: int
+) -> None:
+    (point,) = [
+        point
+        for point in stages_of_second_commit(on_cluster)
+        if point.path.endswith("/checkpoints/000006") and point.moment == moment
+        if point.op == "rename"
+    ]
+    verdict = survive(on_cluster, KINDS["kill-commit"].at(point))
+    (run,) = verdict.result.outcome.values()
+    assert run.first_reports == [0, resumed_from]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("number", range(NUM_LOCAL_KILLS))
+def test_a_run_on_this_machine_survives_a_kill_anywhere(
+    local: Experiment, survive: Survive, drawn: Drawn, number: int
+) -> None:
+    kind = ("kill-rank", "kill-commit")[number % 2]
+    survive(local, *drawn(local, kind, salt=number))
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("number", range(NUM_CLUSTER_KILLS))
+def test_a_job_survives_a_kill_anywhere(
+    on_cluster: Experiment, survive: Survive, drawn: Drawn, number: int
+) -> None:
+    kind = ("kill-rank", "kill-commit")[number % 2]
+    verdict = survive(on_cluster, *drawn(on_cluster, kind, salt=number))
+    assert verdict.result.starts == 1
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("kind", ["io-error", "no-space"])
+def test_a_failing_call_is_never_an_error_that_nobody_sees(
+    local: Experiment, survive: Survive, drawn: Drawn, kind: str
+) -> None:
+    survive(local, *drawn(local, kind))
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("kinds", TWO_AT_ONCE, ids="-and-".join)
+def test_a_job_survives_two_at_once(
+    on_cluster: Experiment, survive: Survive, drawn: Drawn, kinds: tuple[str, str]
+) -> None:
+    first, second = drawn(on_cluster, *kinds)
+    # The second comes in the last report, which is made whatever the first has done.
+    last = max(point_number(p) for p in KINDS["kill-rank"].points(on_cluster.undisturbed.trace))
+    point = Point(role="rank-1", op="report", path=f"report-{last}", moment="before")
+    survive(on_cluster, first, KINDS[second.kind].at(point))
+
+
+def stages_of_second_commit(experiment: Experiment) -> list[Point]:
+    """Return every fsync and rename of the checkpoint of report 6, before and after, in order."""
+    points = KINDS["kill-commit"].points(experiment.undisturbed.trace)
+    renamed = [p.path.endswith("/checkpoints/000003") and p.op == "rename" for p in points]
+    begin = len(renamed) - renamed[::-1].index(True)
+    visible = [p.path.endswith("/checkpoints/000006") and p.op == "rename" for p in points]
+    end = len(visible) - visible[::-1].index(True)
+    return [point for point in points[begin:end] if point.op in ("fsync", "rename")]
+
+
+def point_number(point: Point) -> int:
+    return int(point.path.removeprefix("report-"))
