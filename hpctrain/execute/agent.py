@@ -11,19 +11,25 @@ import selectors
 import signal
 import socket
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpctrain import environ
 from hpctrain.control.link import LinkTimeoutError, connect_tcp
 from hpctrain.control.memory import MemoryWatch
 from hpctrain.control.wire import UNKNOWN_RANK, Frame, FrameSocket, encode_frame
-from hpctrain.worker.node_socket import node_socket_path
+from hpctrain.execute.node_report import describe_node, examine_storage
+from hpctrain.worker.node_socket import node_name, node_socket_path
 
 if TYPE_CHECKING:
     from hpctrain.execute.examine import Examiner
 
 _CONNECT_TIMEOUT_S = 60.0
 _BEAT_INTERVAL_S = 2.0
+# A client of NFS may take that long to see what another machine has just written.
+_SECRET_PATIENCE_S = 5.0
 
 
 class Agent:
@@ -37,12 +43,17 @@ class Agent:
         Connected to the executor.
     path
         Of the socket for the ranks; its directory is made here.
+    run_dir
+        The run directory, which the node is to write to; None if that is not looked at.
     """
 
-    def __init__(self, *, attempt: int, uplink: socket.socket, path: Path) -> None:
+    def __init__(
+        self, *, attempt: int, uplink: socket.socket, path: Path, run_dir: Path | None = None
+    ) -> None:
         self._attempt = attempt
         self._uplink = FrameSocket(uplink)
         self._path = path
+        self._run_dir = run_dir
         self._ranks: dict[FrameSocket, int | None] = {}
         self._memory = MemoryWatch()
         self._selector = selectors.DefaultSelector()
@@ -60,6 +71,8 @@ class Agent:
             self._selector.register(listener, selectors.EVENT_READ)
             self._selector.register(self._uplink, selectors.EVENT_READ)
             self._say("agent", hostname=socket.gethostname())
+            if self._run_dir is not None:
+                self._say_health(str(self._run_dir))
             while not self._uplink.closed:
                 self._step(listener)
         finally:
@@ -70,6 +83,24 @@ class Agent:
             self._selector.close()
             self._path.unlink(missing_ok=True)
             self._path.parent.rmdir()
+
+    def _say_health(self, run_dir: str) -> None:
+        """Say how this node is; of its storage a thread says it later, since that may hang."""
+        node = node_name()
+        tmp = environ.variable("TMPDIR") or "/tmp"
+        self._say("health", node=node, **describe_node(tmp))
+        mine, others = socket.socketpair()
+        frames = FrameSocket(mine)
+        self._ranks[frames] = None
+        self._selector.register(frames, selectors.EVENT_READ)
+
+        def ask() -> None:
+            storage = examine_storage(run_dir, node=node)
+            header = {"op": "health", "attempt": self._attempt, "node": node, **storage}
+            with others:
+                others.sendall(encode_frame(header))
+
+        threading.Thread(target=ask, name="hpctrain-storage", daemon=True).start()
 
     def _step(self, listener: socket.socket) -> None:
         ready = self._selector.select(_BEAT_INTERVAL_S)
@@ -162,12 +193,28 @@ def run_agent(argv: list[str]) -> None:
     """Run an agent from its command line."""
     # The stop signal of the job reaches every step; it is for the ranks to pass on.
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-    secret = Path(argv[2]).read_bytes()
+    secret = _read_secret(Path(argv[2]))
     try:
         uplink = connect_tcp(argv[3:], secret, timeout_s=_CONNECT_TIMEOUT_S)
     except LinkTimeoutError as error:
-        raise SystemExit(f"hpctrain: {error}") from error
-    Agent(attempt=int(argv[0]), uplink=uplink, path=node_socket_path(argv[1])).run()
+        raise SystemExit(f"hpctrain: {node_name()} cannot be used: {error}") from error
+    path, run_dir = node_socket_path(argv[1]), Path(argv[2]).parent
+    Agent(attempt=int(argv[0]), uplink=uplink, path=path, run_dir=run_dir).run()
+
+
+def _read_secret(path: Path) -> bytes:
+    deadline = time.monotonic() + _SECRET_PATIENCE_S
+    while True:
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            if time.monotonic() > deadline:
+                # Without the secret it can tell nobody but those who read its output.
+                raise SystemExit(
+                    f"hpctrain: {node_name()} cannot be used: it does not see the run directory "
+                    f"{path.parent}: {error.strerror}"
+                ) from error
+        time.sleep(0.1)
 
 
 if __name__ == "__main__":

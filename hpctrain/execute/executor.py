@@ -121,7 +121,10 @@ class Executor:
         )
         error: BaseException | None = None
         try:
-            backend.start(self._run_config.failure_config.start_timeout)
+            try:
+                backend.start(self._run_config.failure_config.start_timeout)
+            finally:
+                recorder.note_health(group.health.verdict())
             recorder.change(
                 state=RunState.RUNNING,
                 world_size=len(group),

@@ -15,6 +15,7 @@ from hpctrain.callback import RunContext, UserCallback
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.config import RunConfig
 from hpctrain.errors import CheckpointError, HpctrainError, RunStoppedError
+from hpctrain.execute.health import Verdict
 from hpctrain.execute.tracker import AttemptTracker, ReportRound
 from hpctrain.result import Result
 from hpctrain.rundir.files import write_atomic
@@ -258,6 +259,15 @@ class Recorder:
             append_event(self.paths, event, **details)
         except OSError as error:
             self._complain("ledger.jsonl", error)
+
+    def note_health(self, verdict: Verdict) -> None:
+        """Write down what is wrong with nodes, and say what does not end the run."""
+        of = {"job_id": self._status.job_id, "attempt": self._status.attempt}
+        for node, reason in verdict.bad.items():
+            self.note("node-bad", node=node, reason=reason, **of)
+        for node, reason in verdict.doubtful.items():
+            self.note("node-doubtful", node=node, reason=reason, **of)
+            print(f"hpctrain: {node} is used, but {reason}.", file=sys.stderr, flush=True)
 
     def _complain(self, what: str, error: OSError) -> None:
         # A full disk must not end a run whose ranks may never write to it; they say so themselves.

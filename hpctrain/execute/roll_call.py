@@ -12,6 +12,7 @@ from typing import Any
 
 from hpctrain.control.wire import Frame
 from hpctrain.errors import LaunchError
+from hpctrain.execute.health import Health, explain_bad_nodes
 from hpctrain.execute.out_of_memory import advise_more_memory, describe_kill
 from hpctrain.execute.process import StepProcess
 from hpctrain.worker.failure import RankFailure
@@ -20,6 +21,11 @@ _POLL_S = 0.1
 _LOOK_INTERVAL_S = 1.0
 _EXAMINE_PATIENCE_S = 15.0
 _MAX_NAMED = 8
+# How long nodes are waited for that have not said yet whether they can use the storage: when all
+# ranks are there, and when the start has failed, for which a bad node may be the reason.
+_STORAGE_PATIENCE_S = 30.0
+_LAST_WORDS_S = 1.0
+_NUM_LINES = 200
 # What Slurm and MPI libraries print when ranks cannot find each other. Some then hang for ever.
 _MPI_START_ERROR = re.compile(
     r"invalid client request|Fatal error in \S*Init|PMIX? ERROR|PMI2?_Init"
@@ -65,6 +71,8 @@ class RollCall:
         Number of ranks.
     stacks
         Where it is written what those looks have shown.
+    health
+        Gets what nodes say of themselves.
     """
 
     def __init__(
@@ -76,6 +84,7 @@ class RollCall:
         agents: StepProcess | None,
         size: int,
         stacks: Path,
+        health: Health,
     ) -> None:
         self._poll = poll
         self._examine = examine
@@ -83,18 +92,51 @@ class RollCall:
         self._step = step
         self._agents = agents
         self._size = size
+        self._health = health
         self._begun: dict[int, tuple[int, str]] = {}
         self.workers: dict[int, WorkerMetadata] = {}
         """Ranks that have joined."""
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until all have joined.
+        """Wait until all have joined, and all nodes have said that they can be used.
 
         Raises
         ------
         LaunchError
-            If one dies or complains, their launcher ends, or the time is over.
+            If a node is bad, a rank dies or complains, their launcher ends, or the time is over.
         """
+        try:
+            self._await_ranks(timeout_s)
+            self._await_storage(_STORAGE_PATIENCE_S, self._take)
+        except LaunchError as error:
+            self._await_storage(_LAST_WORDS_S, self._take_health)
+            self._refuse_bad_nodes(error)
+            raise
+        self._health.give_up(self._health.unanswered(), after_s=_STORAGE_PATIENCE_S)
+        self._refuse_bad_nodes(None)
+
+    def _refuse_bad_nodes(self, error: LaunchError | None) -> None:
+        said = ""
+        if self._agents is not None:
+            said = self._agents.last_lines(_NUM_LINES)
+            self._health.read(said)
+        if bad := self._health.verdict().bad:
+            message = explain_bad_nodes(bad, in_allocation=self._agents is not None)
+            raise LaunchError(
+                f"{message}\nTheir agents said:\n{said}" if said else message
+            ) from error
+
+    def _await_storage(self, timeout_s: float, take: Callable[[Frame], None]) -> None:
+        deadline = time.monotonic() + timeout_s
+        while self._health.unanswered() and time.monotonic() < deadline:
+            for frame in self._poll(_POLL_S):
+                take(frame)
+
+    def _take_health(self, frame: Frame) -> None:
+        if frame.op == "health":
+            self._health.take(frame.header)
+
+    def _await_ranks(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         look_at = time.monotonic() + _LOOK_INTERVAL_S
         while len(self.workers) < self._size:
@@ -116,6 +158,10 @@ class RollCall:
                 look_at = now + _LOOK_INTERVAL_S
                 if _MPI_START_ERROR.search(self._step.last_lines()):
                     self._fail(f"{self._size} ranks could not form an MPI world.")
+                if self._agents is not None:
+                    self._health.read(self._agents.last_lines(_NUM_LINES))
+                if self._health.verdict().bad and not self._health.unanswered():
+                    self._fail("a node is bad.")
             if now > deadline:
                 self._fail(self._explain_timeout(timeout_s))
 
@@ -126,6 +172,8 @@ class RollCall:
         elif frame.op == "hello":
             worker = WorkerMetadata.from_hello(frame.header)
             self.workers[worker.rank] = worker
+        elif frame.op == "health":
+            self._take_health(frame)
         elif frame.op == "failed":
             raise LaunchError(RankFailure.from_json(json.loads(frame.body)).message)
         elif frame.op == "lost":

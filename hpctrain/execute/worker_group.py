@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import socket
 import sys
 import tempfile
 import time
@@ -19,6 +20,8 @@ from hpctrain.control.hub import SECRET_BYTES, Hub
 from hpctrain.control.wire import Frame
 from hpctrain.errors import WorkerError
 from hpctrain.execute.examine import Examiner
+from hpctrain.execute.health import Health
+from hpctrain.execute.node_report import describe_node, examine_storage
 from hpctrain.execute.process import StepProcess
 from hpctrain.execute.roll_call import RollCall, WorkerMetadata
 from hpctrain.execute.step_launcher import find_mpiexec, find_step_launcher
@@ -103,6 +106,8 @@ class WorkerGroup:
         self._num_threads = num_cpus_per_worker
         self._own_path = path is None
         self._paths = RunPaths(path or Path(tempfile.mkdtemp(prefix="hpctrain-group-")))
+        self.health = Health(gpus_per_node=placement.gpus_per_node)
+        """What its nodes have said of themselves, even if the start failed."""
         self._hub: Hub | None = None
         self._step: StepProcess | None = None
         self._agents: StepProcess | None = None
@@ -158,6 +163,7 @@ class WorkerGroup:
                 agents=self._agents,
                 size=len(self),
                 stacks=self._paths.stacks(self.attempt),
+                health=self.health,
             )
             self._workers = roll_call.workers
             roll_call.wait(timeout_s)
@@ -259,10 +265,13 @@ class WorkerGroup:
     def _start_here(self) -> None:
         assert self._hub is not None
         launcher = find_mpiexec(self._mpi)
+        node, run_dir = socket.gethostname(), str(self._paths.root)
+        self.health.take({"node": node, **describe_node(tempfile.gettempdir())})
+        self.health.take({"node": node, **examine_storage(run_dir, node=node)})
         self._socket_directory = Path(tempfile.mkdtemp(prefix="hpctrain-"))
-        socket = self._socket_directory / "ranks"
-        self._hub.listen_unix(socket)
-        self._start_step(launcher, str(socket), local=True)
+        path = self._socket_directory / "ranks"
+        self._hub.listen_unix(path)
+        self._start_step(launcher, str(path), local=True)
 
     def _start_in_allocation(self) -> None:
         assert self._hub is not None
@@ -275,11 +284,11 @@ class WorkerGroup:
         addresses = self._hub.listen_tcp(secret)
         # On every node the agent makes this directory, for its user alone. Its name must be new, as
         # nodes can share a /tmp; and TMPDIR here need not be a directory there.
-        socket = f"/tmp/hpctrain-{secrets.token_hex(8)}.%N/ranks"
+        path = f"/tmp/hpctrain-{secrets.token_hex(8)}.%N/ranks"
         command = agent_argv(
             sys.executable,
             attempt=self.attempt,
-            socket=socket,
+            socket=path,
             secret=str(self._secret_file),
             addresses=addresses,
         )
@@ -289,15 +298,15 @@ class WorkerGroup:
             log=self._paths.logs(self.attempt) / "agents.out",
         )
         launcher = find_step_launcher(self._mpi)
-        self._start_step(launcher, socket, local=False)
+        self._start_step(launcher, path, local=False)
 
-    def _start_step(self, launcher: Any, socket: str, *, local: bool) -> None:
+    def _start_step(self, launcher: Any, path: str, *, local: bool) -> None:
         command = worker_argv(
             sys.executable,
             run_dir=str(self._paths.root),
             attempt=self.attempt,
             world_size=len(self),
-            socket=socket,
+            socket=path,
             log_to_file=self._log_to_file,
         )
         variables = environ.without_launcher_variables(environ.environment())

@@ -17,8 +17,8 @@ def append_event(paths: RunPaths, event: str, **details: Any) -> None:
     Parameters
     ----------
     event
-        ``submitted``, ``attempt-started``, ``attempt-ended``, ``checkpoint-damaged``,
-        ``callback-failed`` or ``run-ended``.
+        ``submitted``, ``attempt-started``, ``attempt-ended``, ``node-bad``, ``node-doubtful``,
+        ``checkpoint-damaged``, ``callback-failed`` or ``run-ended``.
     **details
         JSON values.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+from array import array
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,10 @@ from hpctrain.world import World
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
+
+
+_COLLECTIVE_TIMEOUT_S = 60.0
+_COLLECTIVE_ELEMENTS = 1024
 
 
 def join_world(*, attempt: int, expected_size: int | None) -> tuple[World, Comm]:
@@ -33,7 +38,7 @@ def join_world(*, attempt: int, expected_size: int | None) -> tuple[World, Comm]
     ------
     LaunchError
         If every rank is alone: the launcher and the MPI library speak different PMI dialects, and
-        nothing else would say so.
+        nothing else would say so. Also if the ranks cannot add numbers up together.
     ConfigError
         If the world has another size otherwise.
     """
@@ -45,6 +50,7 @@ def join_world(*, attempt: int, expected_size: int | None) -> tuple[World, Comm]
         )
         raise LaunchError(complaint) if comm.size == 1 else ConfigError(complaint)
     environ.scrub_launcher_variables()
+    check_collective(comm, timeout_s=_COLLECTIVE_TIMEOUT_S)
     local = mpi.split_by_node(comm)
     # The lowest world rank on a node names the node: host names can be the same in containers.
     first_on_node = comm.allgather(local.bcast(comm.rank))
@@ -61,6 +67,34 @@ def join_world(*, attempt: int, expected_size: int | None) -> tuple[World, Comm]
     )
     environ.export({environ.RANK_MARKER: str(world.world_rank)})
     return world, comm
+
+
+def check_collective(comm: Comm, *, timeout_s: float) -> None:
+    """Let all ranks add numbers up together, 8 KiB of them, and look at the sums.
+
+    Collective.
+
+    Raises
+    ------
+    LaunchError
+        If it does not end within `timeout_s` seconds, or a sum is wrong.
+    """
+    rank, size = comm.rank, comm.size
+    mine = array("q", [rank + 1]) * _COLLECTIVE_ELEMENTS
+    sums = mpi.sum_over_ranks(comm, mine, timeout_s=timeout_s)
+    where = f"on rank {rank} of {size} ({socket.gethostname()})"
+    if sums is None:
+        raise LaunchError(
+            f"a sum over {size} ranks has not ended {where} within {timeout_s:.0f} s: the network "
+            f"between their nodes does not carry MPI's messages. Which network MPI uses is up to "
+            f"UCX_NET_DEVICES, FI_PROVIDER or OMPI_MCA_btl, as the site's documentation says."
+        )
+    right = size * (size + 1) // 2
+    if wrong := [value for value in sums if value != right]:
+        raise LaunchError(
+            f"a sum over {size} ranks is wrong {where}: {wrong[0]} in place of {right}. A node's "
+            f"memory or network, or the MPI library, is broken; try other nodes or another library."
+        )
 
 
 def hello_details(world: World) -> dict[str, Any]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
+from array import array
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.errors import LaunchError
 
 if TYPE_CHECKING:
-    from mpi4py.MPI import Comm
+    from mpi4py.MPI import Comm, Request
 
 
 def initialized_world_size() -> int | None:
@@ -66,7 +67,19 @@ def wait_barrier(comm: Comm, *, timeout_s: float) -> bool:
 
     Collective. MPI's own barrier spins a core, which starves ranks that share one.
     """
-    request = comm.Ibarrier()
+    return _wait(comm.Ibarrier(), timeout_s=timeout_s)
+
+
+def sum_over_ranks(comm: Comm, values: array[int], *, timeout_s: float) -> array[int] | None:
+    """Return the sum of all ranks' values, element by element; None after the timeout.
+
+    Collective. The values are of type code ``q``.
+    """
+    sums = array("q", bytes(len(values) * values.itemsize))
+    return sums if _wait(comm.Iallreduce(values, sums), timeout_s=timeout_s) else None
+
+
+def _wait(request: Request, *, timeout_s: float) -> bool:
     deadline = time.monotonic() + timeout_s
     pause = 0.0
     while not request.Test():

@@ -11,7 +11,11 @@ from hpctrain import environ
 def node_socket_path(template: str) -> Path:
     """Return a socket's path with ``%N`` replaced by the name of this node.
 
-    Not collective. Slurm's name of the node, since several nodes of a test cluster can share one
-    host name.
+    Not collective.
     """
-    return Path(template.replace("%N", environ.variable("SLURMD_NODENAME") or socket.gethostname()))
+    return Path(template.replace("%N", node_name()))
+
+
+def node_name() -> str:
+    """Return Slurm's name of this node, which need not be its host name. Not collective."""
+    return environ.variable("SLURMD_NODENAME") or socket.gethostname()

@@ -1,8 +1,19 @@
 from __future__ import annotations
 
+from array import array
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from hpctrain.worker.bootstrap import explain_wrong_size, thread_variables, visible_gpus
+from hpctrain import LaunchError, WorkerGroup
+from hpctrain.worker import mpi
+from hpctrain.worker.bootstrap import (
+    check_collective,
+    explain_wrong_size,
+    thread_variables,
+    visible_gpus,
+)
 
 MPICH = "MPICH Version: 5.0.0"
 OPEN_MPI = "Open MPI v5.0.8, package: Open MPI"
@@ -50,3 +61,42 @@ def test_visible_gpus_are_read_from_cuda_visible_devices(
     if value is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
     assert visible_gpus() == gpus
+
+
+@pytest.mark.mpi
+def test_a_collective_that_does_not_end_is_told_with_its_rank() -> None:
+    def add_up_on_rank_zero_alone() -> str:
+        from mpi4py import MPI
+
+        from hpctrain.errors import LaunchError
+        from hpctrain.worker.bootstrap import check_collective
+
+        if MPI.COMM_WORLD.rank:
+            return ""
+        try:
+            check_collective(MPI.COMM_WORLD, timeout_s=0.3)
+        except LaunchError as error:
+            return str(error)
+        return "it has ended"
+
+    group = WorkerGroup(num_workers=2)
+    group.start()
+    try:
+        said = group.execute(add_up_on_rank_zero_alone)[0]
+    finally:
+        group.shutdown(patience_s=0)
+    assert "a sum over 2 ranks has not ended on rank 0 of 2" in said
+    assert "UCX_NET_DEVICES" in said
+
+
+@pytest.mark.parametrize("broken", [0, 1023])
+def test_a_sum_with_one_wrong_element_is_told(monkeypatch: pytest.MonkeyPatch, broken: int) -> None:
+    def sum_over_ranks(comm: object, values: array[int], *, timeout_s: float) -> array[int]:
+        sums = array("q", [6] * len(values))
+        sums[broken] = 7
+        return sums
+
+    monkeypatch.setattr(mpi, "sum_over_ranks", sum_over_ranks)
+    comm: Any = SimpleNamespace(rank=1, size=3)
+    with pytest.raises(LaunchError, match=r"wrong on rank 1 of 3 .*: 7 in place of 6"):
+        check_collective(comm, timeout_s=1)

@@ -1,0 +1,167 @@
+"""`Health`: which nodes of an attempt can be used, judged by what they say of themselves."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hpctrain.rundir.ledger import read_events
+from hpctrain.rundir.paths import RunPaths
+
+LEAST_FREE_BYTES = 16 * 2**20
+"""A node with less room than this is bad: in ``/tmp`` or ``/dev/shm``, where MPI and data loaders
+keep what ranks share, or in the run directory."""
+DOUBTFUL_SKEW_S = 5.0
+"""A clock that is off by more is told: times in logs and of files cannot be compared."""
+BAD_SKEW_S = 300.0
+"""A clock that is off by more makes a node bad: munge lets nobody in there, nor does Kerberos."""
+
+# What an agent prints that cannot even read the secret of the run; srun when one has ended.
+_COMPLAINT = re.compile(r"^hpctrain: (\S+) cannot be used: (.+)$", re.MULTILINE)
+_ENDED = re.compile(
+    r"^srun: error: ([\w.-]+): task \d+: (Exited with exit code \d+)$", re.MULTILINE
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What is wrong with nodes, by their names."""
+
+    bad: Mapping[str, str]
+    """Nodes that cannot be used."""
+    doubtful: Mapping[str, str]
+    """Nodes that can be used, but of which somebody should know."""
+
+
+def judge(reports: Mapping[str, Mapping[str, Any]], *, gpus_per_node: int = 0) -> Verdict:
+    """Return what is wrong with the nodes of an attempt. Pure.
+
+    Not collective. What all nodes share is not a fault of one of them: where the storage is full
+    for all, the run says so when it has something to write.
+
+    Parameters
+    ----------
+    reports
+        What nodes have said, by name: see `describe_node` and `examine_storage`. ``skew`` is by how
+        many seconds the clock is ahead at least, or behind if negative.
+    gpus_per_node
+        GPUs that the ranks of a node use.
+    """
+    bad: dict[str, str] = {}
+    doubtful: dict[str, str] = {}
+    most_gpus = max((report.get("gpus", 0) for report in reports.values()), default=0)
+    full = [node for node, report in reports.items() if _is_short(report.get("storage_free"))]
+    for node, report in reports.items():
+        skew = report.get("skew", 0.0)
+        clock = (
+            f"its clock is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the executor's"
+        )
+        gpus = report.get("gpus", 0)
+        if reason := report.get("complaint"):
+            bad[node] = reason
+        elif report.get("problem"):
+            bad[node] = f"it cannot write into {report['storage']}: {report['problem']}"
+        elif node in full and len(full) < len(reports):
+            bad[node] = _describe_space(report["storage"], report["storage_free"])
+        elif _is_short(report.get("tmp_free")):
+            bad[node] = _describe_space(report["tmp"], report["tmp_free"])
+        elif _is_short(report.get("shm_free")):
+            bad[node] = _describe_space("/dev/shm", report["shm_free"])
+        elif gpus < min(gpus_per_node, most_gpus):
+            bad[node] = (
+                f"it has {gpus} GPUs, others have {most_gpus}, and its ranks need {gpus_per_node}"
+            )
+        elif abs(skew) > BAD_SKEW_S:
+            bad[node] = clock
+        elif abs(skew) > DOUBTFUL_SKEW_S:
+            doubtful[node] = clock
+        elif node in full:
+            doubtful[node] = _describe_space(report["storage"], report["storage_free"])
+    return Verdict(bad=bad, doubtful=doubtful)
+
+
+def explain_bad_nodes(bad: Mapping[str, str], *, in_allocation: bool) -> str:
+    """Return the message for nodes that cannot be used. Not collective."""
+    told = "; ".join(f"{node} cannot be used: {reason}" for node, reason in bad.items())
+    if not in_allocation:
+        return f"{told}. Make it usable, then run the same script again."
+    return (
+        f"{told}. Tell the site; until it is repaired, leave it out with "
+        f"SlurmConfig(sbatch_args=['--exclude={','.join(bad)}'])."
+    )
+
+
+def bad_nodes(paths: RunPaths, *, job_id: str | None) -> dict[str, str]:
+    """Return the nodes of a job that were found bad, and why, as the ledger has it.
+
+    Not collective. Another job may find them repaired.
+    """
+    return {
+        event["node"]: event["reason"]
+        for event in read_events(paths)
+        if event["event"] == "node-bad" and event.get("job_id") == job_id
+    }
+
+
+class Health:
+    """What the nodes of one attempt have said of themselves.
+
+    Parameters
+    ----------
+    gpus_per_node
+        GPUs that the ranks of a node use.
+    """
+
+    def __init__(self, *, gpus_per_node: int = 0) -> None:
+        self._gpus_per_node = gpus_per_node
+        self._began_at = time.time()
+        self.reports: dict[str, dict[str, Any]] = {}
+        """By name of the node."""
+
+    def take(self, report: Mapping[str, Any]) -> None:
+        """Take in what a node says; it may say it in parts."""
+        known = self.reports.setdefault(str(report["node"]), {})
+        known.update(report)
+        if "time" in report:
+            # It was said after the attempt began, and before now: what is left over is the skew.
+            ahead, behind = report["time"] - time.time(), report["time"] - self._began_at
+            known["skew"] = ahead if ahead > 0 else min(behind, 0.0)
+
+    def read(self, agents_output: str) -> None:
+        """Take in what agents have printed that could not reach the executor."""
+        for node, reason in _COMPLAINT.findall(agents_output):
+            self.reports.setdefault(node, {})["complaint"] = reason
+        for node, reason in _ENDED.findall(agents_output):
+            self.reports.setdefault(node, {}).setdefault("complaint", f"its agent {reason.lower()}")
+
+    def unanswered(self) -> Collection[str]:
+        """Return the nodes of which it is not known whether they can use the storage."""
+        return [
+            node
+            for node, report in self.reports.items()
+            if not {"problem", "complaint"} & report.keys()
+        ]
+
+    def give_up(self, nodes: Collection[str], *, after_s: float) -> None:
+        """Take it that the storage of nodes hangs."""
+        for node in nodes:
+            reason = f"its storage does not answer, {after_s:.0f} s after its ranks have begun"
+            self.reports[node]["complaint"] = reason
+
+    def verdict(self) -> Verdict:
+        """Return what is wrong as far as it is known."""
+        return judge(self.reports, gpus_per_node=self._gpus_per_node)
+
+
+def _is_short(free: int | None) -> bool:
+    return free is not None and free < LEAST_FREE_BYTES
+
+
+def _describe_space(directory: str, free: int) -> str:
+    if free == 0:
+        return f"{directory} has no room for another file"
+    least = LEAST_FREE_BYTES // 2**20
+    return f"{directory} has {free / 2**20:.1f} MiB free, and {least} are needed"
