@@ -206,10 +206,19 @@ class ScalingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class FailureConfig:
-    """How many failures a run may survive before it gives up."""
+    """How many failures a run may survive before it gives up; -1 is without end.
+
+    They are counted over all jobs of a run, from the last ``fit()`` that a person called. Whatever
+    the budgets, a run that fails five times in a row without a newer checkpoint is stopped.
+    """
 
     max_failures: int = 0
-    """Restarts after a failed rank, from the newest checkpoint; -1 is without end."""
+    """Restarts after a failed rank, from the newest checkpoint."""
+    controller_failure_limit: int = -1
+    """Restarts after ranks could not be started for a passing reason, or their executor died."""
+    max_preemption_failures: int = -1
+    """Restarts after the job was preempted, requeued, or taken away in another way. The end of the
+    time limit does not count."""
     hang_timeout: float | None = None
     """Seconds without progress after which a rank hangs: the stacks of all ranks are written down,
     and they are ended, which counts as a failed rank. Progress is a report, a change of phase, or
@@ -221,7 +230,8 @@ class FailureConfig:
 
     def __post_init__(self) -> None:
         """Check every field."""
-        _check_count("FailureConfig(max_failures=...)", self.max_failures, at_least=-1)
+        for name in ("max_failures", "controller_failure_limit", "max_preemption_failures"):
+            _check_count(f"FailureConfig({name}=...)", getattr(self, name), at_least=-1)
         if self.hang_timeout is not None:
             _check_seconds("FailureConfig(hang_timeout=...)", self.hang_timeout)
         _check_seconds("FailureConfig(start_timeout=...)", self.start_timeout)

@@ -131,6 +131,11 @@ def without_launcher_variables(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def restart_count() -> int:
+    """Return how often Slurm has started the job of this process again."""
+    return int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+
+
 def requested_launcher() -> str | None:
     """Return the launcher asked for by ``--launcher`` or ``HPCTRAIN_LAUNCHER``, or None."""
     return os.environ.get(_LAUNCHER) or None

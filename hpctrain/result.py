@@ -45,7 +45,7 @@ class Attempt:
     """Seconds since the epoch."""
     ended_at: float | None
     cause: str | None
-    """Why it ended; None while it runs, or if its executor died."""
+    """Why it ended; None while it runs, or if its executor died and no other has said so yet."""
 
 
 class Result:

@@ -9,15 +9,10 @@ from pathlib import Path
 
 from hpctrain import environ
 from hpctrain.config import RunConfig
-from hpctrain.errors import (
-    LaunchError,
-    RunStoppedError,
-    TrainingFailedError,
-    WorkerHangError,
-)
+from hpctrain.errors import LaunchError, TrainingFailedError, WorkerHangError
 from hpctrain.execute.backend_executor import BackendExecutor
 from hpctrain.execute.explain import explain_failure
-from hpctrain.execute.failure_policy import FailurePolicy
+from hpctrain.execute.failure_policy import classify_failure, decide
 from hpctrain.execute.hang import HangWatch
 from hpctrain.execute.process import process_start_time
 from hpctrain.execute.recorder import Recorder
@@ -74,31 +69,44 @@ class Executor:
         LaunchError
             If the ranks could not be started.
         """
-        policy = FailurePolicy(self._run_config.failure_config)
         self.recorder.change(state=RunState.STARTING)
         try:
+            self._go_on_after_the_last_executor()
             while True:
                 try:
                     self._run_attempt()
                     break
-                except RunStoppedError:
-                    raise
-                except LaunchError as error:
-                    decision = policy.after_start_failure(transient=error.transient)
-                    if not decision.restart:
-                        raise
-                    self._mpi = other_mpi(self._plan.mpi)
-                    failed: Exception = error
-                except TrainingFailedError as error:
-                    decision = policy.after_worker_failure()
-                    if not decision.restart:
-                        raise
-                    failed = error
-                self.recorder.note("restart", reason=decision.reason, after=str(failed)[:400])
+                except (LaunchError, TrainingFailedError) as error:
+                    self._decide_on(error)
         except BaseException as error:
             self.recorder.end(error)
             raise
         self.recorder.end(None)
+
+    def _go_on_after_the_last_executor(self) -> None:
+        """Count attempts whose executor died without a word, and see if the budgets allow more."""
+        kind = self.recorder.close_dead_attempts()
+        if kind is not None:
+            decision = decide(kind, self.recorder.history, self._run_config.failure_config)
+            if not decision.restart:
+                raise TrainingFailedError(f"the run is not begun again: {decision.reason}")
+            self.recorder.note("restart", reason=decision.reason, after="its executor is gone")
+
+    def _decide_on(self, error: LaunchError | TrainingFailedError) -> None:
+        """Return if the ranks are to be started again, else raise."""
+        kind = classify_failure(error)
+        if kind is None or (isinstance(error, LaunchError) and not error.transient):
+            raise error
+        decision = decide(kind, self.recorder.history, self._run_config.failure_config)
+        if not decision.restart:
+            self.recorder.note("gave-up", reason=decision.reason)
+            if self.recorder.history.fruitless > 1:
+                # What is printed and stored: the last failure alone would not say why it was fatal.
+                error.args = (f"{error}\n{decision.reason}",)
+            raise error
+        if isinstance(error, LaunchError):
+            self._mpi = other_mpi(self._plan.mpi)
+        self.recorder.note("restart", reason=decision.reason, after=str(error)[:400])
 
     def _run_attempt(self) -> None:
         recorder = self.recorder

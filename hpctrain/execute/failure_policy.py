@@ -2,55 +2,73 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hpctrain.config import FailureConfig
+from hpctrain.errors import LaunchError, RunStoppedError, TrainingFailedError
+from hpctrain.rundir.history import FailureKind, History
 
-# Slurm's pmi2 plugin sometimes reads a part of a request and then refuses it, and all ranks abort
-# in MPI_Init (seen with 22.05 and MPICH 5, right after another step on the same nodes).
-_START_RETRIES = 2
+MAX_FRUITLESS_ATTEMPTS = 5
+"""A run that fails so often in a row without a newer checkpoint is stopped, whatever it may."""
+
+_BUDGETS: Mapping[FailureKind, str] = {
+    FailureKind.WORKER: "max_failures",
+    FailureKind.START: "controller_failure_limit",
+    FailureKind.PREEMPTION: "max_preemption_failures",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """Whether to start the ranks again."""
+    """Whether the run goes on."""
 
     restart: bool
     reason: str
     """For the ledger and the error message."""
 
 
-class FailurePolicy:
-    """Counts failures against their budget.
+def classify_failure(error: BaseException | None) -> FailureKind | None:
+    """Return what kind of failure ended an attempt; None if it is none, or ends the run.
+
+    Not collective.
+    """
+    if isinstance(error, LaunchError):
+        return FailureKind.START
+    if isinstance(error, TrainingFailedError) and not isinstance(error, RunStoppedError):
+        return FailureKind.WORKER
+    return None
+
+
+def decide(kind: FailureKind, history: History, config: FailureConfig) -> Decision:
+    """Return whether the run goes on after a failure.
+
+    Not collective.
 
     Parameters
     ----------
+    kind
+        What ended the last attempt.
+    history
+        What has gone wrong so far, that failure included.
     config
         The budgets.
     """
-
-    def __init__(self, config: FailureConfig) -> None:
-        self._config = config
-        self._worker_failures = 0
-        self._start_failures = 0
-
-    def after_start_failure(self, *, transient: bool) -> Decision:
-        """Decide what follows when the ranks could not be started."""
-        self._start_failures += 1
+    if history.fruitless >= MAX_FRUITLESS_ATTEMPTS:
         return Decision(
-            restart=transient and self._start_failures <= _START_RETRIES,
-            reason=f"start failure {self._start_failures}, tried again {_START_RETRIES} times",
+            restart=False,
+            reason=f"{history.fruitless} attempts in a row ended without a newer checkpoint, and "
+            f"a run that makes no progress is stopped whatever its budgets. Look at why they "
+            f"ended (hpctrain status, logs/), or report a checkpoint earlier; fit() with the same "
+            f"name tries again.",
         )
-
-    def after_worker_failure(self) -> Decision:
-        """Decide what follows the failure of a rank."""
-        self._worker_failures += 1
-        budget = self._config.max_failures
-        if budget == -1:
-            return Decision(
-                restart=True, reason=f"failure {self._worker_failures}, without a limit"
-            )
-        return Decision(
-            restart=self._worker_failures <= budget,
-            reason=f"failure {self._worker_failures} of max_failures={budget}",
-        )
+    if kind not in _BUDGETS:
+        return Decision(restart=True, reason=f"the end of the job ({kind.value}) costs no budget")
+    name = _BUDGETS[kind]
+    budget = getattr(config, name)
+    count = history.failures.get(kind, 0)
+    if budget == -1:
+        return Decision(restart=True, reason=f"{kind.value} failure {count}, without a limit")
+    return Decision(
+        restart=count <= budget, reason=f"{kind.value} failure {count} of {name}={budget}"
+    )

@@ -14,12 +14,15 @@ from typing import Any
 from hpctrain.callback import RunContext, UserCallback
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.config import RunConfig
+from hpctrain.environ import restart_count
 from hpctrain.errors import CheckpointError, HpctrainError, RunStoppedError
 from hpctrain.execute.health import Verdict
+from hpctrain.execute.failure_policy import classify_failure
 from hpctrain.execute.tracker import AttemptTracker, ReportRound
 from hpctrain.result import Result
 from hpctrain.rundir.files import write_atomic
-from hpctrain.rundir.ledger import append_event, count_attempts
+from hpctrain.rundir.history import FailureKind, History, read_history, unfinished_attempts
+from hpctrain.rundir.ledger import append_event, read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunState, RunStatus, write_status
 from hpctrain.rundir.store import CheckpointStore
@@ -67,6 +70,14 @@ class Recorder:
         self._goal_reached = False
         self._resumed_from: str | None = None
         self._recorded = 0
+        self._saved = 0
+        # Kept here too: with a full disk the ledger does not grow, and what is counted must.
+        self._events = read_events(paths)
+
+    @property
+    def history(self) -> History:
+        """What has gone wrong so far, over all jobs of the run."""
+        return read_history(self._events)
 
     @property
     def status(self) -> RunStatus:
@@ -98,9 +109,10 @@ class Recorder:
         resume_from
             Checkpoint of another run, for when this one has none yet.
         """
-        attempt = count_attempts(self.paths) + 1
+        attempt = sum(event["event"] == "attempt-started" for event in self._events) + 1
         self.store.prepare()
         manifest, complaints = self.store.newest_good()
+        self._saved = 0 if manifest is None else manifest.report
         for complaint in complaints:
             self.note("checkpoint-damaged", error=complaint)
             print(f"hpctrain: {complaint} It is set aside.", file=sys.stderr, flush=True)
@@ -131,6 +143,7 @@ class Recorder:
             "attempt-started",
             attempt=attempt,
             job_id=self._status.job_id,
+            restarts=restart_count(),
             host=socket.gethostname(),
             resumed_from=None if checkpoint is None else str(checkpoint.path),
             first_report=start.first_report,
@@ -147,13 +160,46 @@ class Recorder:
             "attempt-ended",
             attempt=self._status.attempt,
             cause=cause,
+            kind=classify_failure(error),
             reports=reports,
+            saved=self._saved,
             nodes=list(self._status.nodes),
         )
         self._status = self._status.with_changes(reports=reports)
         if self._resumed_from is not None:
             self._resumed_from = None
             self._retain()
+
+    def close_dead_attempts(self) -> FailureKind | None:
+        """Write into the ledger how attempts ended whose executor died without a word.
+
+        Returns
+        -------
+        FailureKind or None
+            How the last of them ended; None if there is none that counts against a budget.
+        """
+        kind = None
+        for event in unfinished_attempts(self._events):
+            cause, kind = self._explain_dead_attempt(event)
+            manifests = self.store.manifests()
+            saved = max((m.report for m in manifests), default=0)
+            self.note(
+                "attempt-ended",
+                attempt=event["attempt"],
+                cause=cause,
+                kind=kind,
+                reports=saved,
+                saved=saved,
+                nodes=[],
+            )
+        return kind if self.history.failures else None
+
+    def _explain_dead_attempt(self, started: Mapping[str, Any]) -> tuple[str, FailureKind]:
+        job_id = started["job_id"]
+        same_start = (job_id, started.get("restarts")) == (self._status.job_id, restart_count())
+        if job_id is None or same_start:
+            return f"the executor on {started['host']} died", FailureKind.START
+        return f"job {job_id} was taken away without a warning", FailureKind.PREEMPTION
 
     def record(self, round_: ReportRound, broadcast: Callable[..., None]) -> None:
         """Take in a report of all ranks: commit its checkpoint, call callbacks, apply the rule."""
@@ -255,6 +301,7 @@ class Recorder:
 
     def note(self, event: str, **details: Any) -> None:
         """Append an event to the ledger."""
+        self._events.append({"event": event, **details})
         try:
             append_event(self.paths, event, **details)
         except OSError as error:
@@ -296,6 +343,7 @@ class Recorder:
             broadcast("committed", report=round_.report, path=None, error=reason)
             return None
         self.latest = checkpoint
+        self._saved = round_.report
         broadcast("committed", report=round_.report, path=str(checkpoint.path), error=None)
         if conflicts:
             print(

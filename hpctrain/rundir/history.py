@@ -1,0 +1,71 @@
+"""What has gone wrong in a run since a person last asked for it: the ledger, counted. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class FailureKind(str, Enum):
+    """What ended an attempt before its time."""
+
+    WORKER = "worker"
+    """A rank failed."""
+    START = "start"
+    """Ranks could not be started, or their executor died."""
+    PREEMPTION = "preemption"
+    """The job was taken away: preempted, requeued, a node lost."""
+    TIME_LIMIT = "time-limit"
+    """The job came to its end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """Failures of a run, over all its jobs, since a person last called ``fit()``."""
+
+    failures: Mapping[FailureKind, int] = field(default_factory=dict)
+    """How many of each kind."""
+    fruitless: int = 0
+    """Attempts in a row, the last included, that failed and left no newer checkpoint."""
+
+
+def read_history(events: Iterable[Mapping[str, Any]]) -> History:
+    """Return what has gone wrong so far, from the events of the ledger.
+
+    Not collective. A ``fit`` of a person begins the count anew; one by which a job that Slurm has
+    started again goes on by itself (``continues``) does not.
+    """
+    failures: dict[FailureKind, int] = {}
+    fruitless = 0
+    current: set[int] = set()
+    first_report: dict[int, int] = {}
+    for event in events:
+        if event["event"] == "fit" and not event.get("continues"):
+            failures, fruitless, current = {}, 0, set()
+        elif event["event"] == "attempt-started":
+            current.add(event["attempt"])
+            first_report[event["attempt"]] = event["first_report"]
+        elif event["event"] == "attempt-ended" and event["attempt"] in current:
+            if event.get("kind") is None:
+                continue
+            kind = FailureKind(event["kind"])
+            failures[kind] = failures.get(kind, 0) + 1
+            progressed = event.get("saved", 0) > first_report[event["attempt"]]
+            fruitless = 0 if progressed else fruitless + 1
+    return History(failures=failures, fruitless=fruitless)
+
+
+def unfinished_attempts(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the ``attempt-started`` events whose executor could not say how they ended.
+
+    Not collective.
+    """
+    started = {}
+    for event in events:
+        if event["event"] == "attempt-started":
+            started[event["attempt"]] = event
+        elif event["event"] == "attempt-ended":
+            started.pop(event["attempt"], None)
+    return list(started.values())

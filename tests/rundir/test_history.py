@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from typing import Any
+
+from hpctrain.rundir.history import FailureKind, read_history, unfinished_attempts
+
+
+def fit(**details: Any) -> dict[str, Any]:
+    return {"event": "fit", **details}
+
+
+def attempt(number: int, kind: str | None, *, begins: int = 0, saved: int = 0) -> list[Any]:
+    return [
+        {"event": "attempt-started", "attempt": number, "first_report": begins},
+        {"event": "attempt-ended", "attempt": number, "kind": kind, "saved": saved},
+    ]
+
+
+def test_failures_are_counted_by_kind_over_all_jobs():
+    events = [
+        fit(),
+        *attempt(1, "worker"),
+        {"event": "submitted", "job_id": "2"},
+        *attempt(2, "preemption"),
+        *attempt(3, "worker"),
+        *attempt(4, None),
+    ]
+    history = read_history(events)
+    assert history.failures == {FailureKind.WORKER: 2, FailureKind.PREEMPTION: 1}
+
+
+def test_a_person_who_calls_fit_begins_anew_and_a_job_that_slurm_starts_again_does_not():
+    events = [fit(), *attempt(1, "worker"), fit(continues=True), *attempt(2, "worker")]
+    assert read_history(events).failures == {FailureKind.WORKER: 2}
+    assert read_history([*events, fit(continues=False)]).failures == {}
+
+
+def test_an_attempt_of_before_that_is_only_closed_now_is_not_counted():
+    started, ended = attempt(1, "preemption")
+    assert read_history([fit(), started, fit(), ended]).failures == {}
+
+
+def test_a_newer_checkpoint_is_progress_and_a_further_report_is_not():
+    events = [
+        fit(),
+        *attempt(1, "worker", begins=0, saved=0),
+        *attempt(2, "preemption", begins=0, saved=7),
+        *attempt(3, "worker", begins=7, saved=7),
+        *attempt(4, "start", begins=7, saved=7),
+    ]
+    assert read_history(events[:3]).fruitless == 1
+    assert read_history(events[:5]).fruitless == 0
+    assert read_history(events).fruitless == 2
+
+
+def test_a_ledger_of_before_there_were_kinds_counts_nothing():
+    events = [
+        {"event": "attempt-started", "attempt": 1, "first_report": 0},
+        {"event": "attempt-ended", "attempt": 1, "cause": "WorkerError: x"},
+    ]
+    assert read_history(events).failures == {}
+
+
+def test_attempts_that_nobody_could_close_are_found():
+    first, _ = attempt(1, None)
+    assert unfinished_attempts([first, *attempt(2, None)]) == [first]
