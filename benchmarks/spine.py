@@ -13,7 +13,7 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import bootstrap
@@ -24,7 +24,9 @@ import report
 import submit
 from arms import Measured, describe_machine, print_table, write_json
 
-ROWS: dict[str, Callable[[argparse.Namespace], Iterator[Measured]]] = {
+Rows = Mapping[str, Callable[[argparse.Namespace], Iterator[Measured]]]
+
+ROWS: Rows = {
     "empty-run": empty_run.measure,
     "empty-run-import-torch": empty_run_import_torch.measure,
     "report": report.measure,
@@ -34,10 +36,10 @@ ROWS: dict[str, Callable[[argparse.Namespace], Iterator[Measured]]] = {
 }
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=5, help="measured rounds of each row")
-    parser.add_argument("--only", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW")
+def parse_arguments(rows: Rows, *, description: str, rounds: int) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=description.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=rounds, help="measured rounds of each row")
+    parser.add_argument("--only", nargs="+", choices=rows, default=list(rows), metavar="ROW")
     parser.add_argument("--sizes", nargs="+", type=int, help="ranks, in place of a row's own")
     parser.add_argument("--json", type=Path, help="file for all samples")
     parser.add_argument(
@@ -53,15 +55,16 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
-def main() -> None:
-    arguments = parse_arguments()
+def run_rows(rows: Rows, *, description: str, rounds: int) -> None:
+    """Measure what the command line asks for, and print it."""
+    arguments = parse_arguments(rows, description=description, rounds=rounds)
     machine = describe_machine()
     results: list[Measured] = []
     # What was measured until then is printed if somebody loses patience.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     try:
         for name in arguments.only:
-            results.extend(ROWS[name](arguments))
+            results.extend(rows[name](arguments))
     finally:
         machine["load_after"] = os.getloadavg()
         if arguments.json is not None:
@@ -73,4 +76,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_rows(ROWS, description=__doc__, rounds=5)

@@ -11,9 +11,11 @@ from hpctrain.execute.progress import Progress
 from hpctrain.execute.tracker import AttemptTracker, ReportRound
 from hpctrain.execute.worker_group import START_TIMEOUT_S, WorkerGroup
 
-# How long after the first sign of a failure others are still listened to: the rank that is to blame
-# is not always the first that is heard of.
+# After the first sign of a failure others are still listened to, since the rank that is to blame is
+# not always the first that is heard of: until none has failed for so long, but not for ever.
+_QUIET_S = 0.15
 _COLLECT_S = 0.5
+_LISTEN_S = 0.05
 
 
 class BackendExecutor:
@@ -41,6 +43,8 @@ class BackendExecutor:
         self._checkpoint = checkpoint
         self._rounds: deque[ReportRound] = deque()
         self._failed_at: float | None = None
+        self._heard = 0
+        self._heard_at = 0.0
 
     def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Start the ranks and wait until they are one world."""
@@ -58,6 +62,8 @@ class BackendExecutor:
     def get_next_results(self, timeout_s: float) -> ReportRound | None:
         """Return the next report that all ranks have made, or None if there is none in time."""
         if not self._rounds:
+            if self._failed_at is not None:
+                timeout_s = min(timeout_s, _LISTEN_S)
             frames = self.worker_group.poll(timeout_s)
             now = time.monotonic()
             self.progress.listen(now)
@@ -77,7 +83,14 @@ class BackendExecutor:
             if self.tracker.has_failed or gone or self.tracker.uneven_reports():
                 self._failed_at = time.monotonic()
             return False
-        return time.monotonic() - self._failed_at > _COLLECT_S
+        now = time.monotonic()
+        if self._heard != (heard := self.tracker.num_ended):
+            self._heard, self._heard_at = heard, now
+        return (
+            heard == len(self.worker_group)
+            or now - max(self._failed_at, self._heard_at) > _QUIET_S
+            or now - self._failed_at > _COLLECT_S
+        )
 
     def finish_training(self) -> bytes:
         """Return what rank 0's training function returned, pickled.

@@ -11,7 +11,7 @@ from hpctrain import environ
 from hpctrain.config import RunConfig
 from hpctrain.errors import LaunchError, TrainingFailedError, WorkerHangError
 from hpctrain.execute.backend_executor import BackendExecutor
-from hpctrain.execute.explain import explain_failure
+from hpctrain.execute.explain import explain_failure, names_a_death
 from hpctrain.execute.failure_policy import classify_failure, decide
 from hpctrain.execute.hang import HangWatch
 from hpctrain.execute.process import process_start_time
@@ -189,9 +189,9 @@ class Executor:
             raise TrainingFailedError(complaint)
         value = backend.finish_training()
         if tracker.has_failed:
-            # The launcher says how a silent rank died only when it has cleaned up after it.
+            # The launcher says how a silent rank died: srun at once, others after they cleaned up.
             if set(tracker.lost) - set(tracker.failures):
-                backend.worker_group.await_launcher(5.0)
+                backend.worker_group.await_launcher(5.0, until=names_a_death)
             error = explain_failure(
                 tracker,
                 workers=backend.worker_group.workers,

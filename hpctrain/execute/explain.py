@@ -58,6 +58,11 @@ def first_failure(
     return failure.rank, failure
 
 
+def names_a_death(launcher_output: str) -> bool:
+    """Return whether a launcher has said already which rank died by itself. Not collective."""
+    return bool(_ranks_that_launcher_blames(launcher_output))
+
+
 def _ranks_that_launcher_blames(output: str) -> list[int]:
     # srun: "srun: error: node2: task 3: Exited with exit code 7"; those it ends are Terminated.
     # Open MPI: "process rank 2 with PID 0 on node x exited on signal 9".

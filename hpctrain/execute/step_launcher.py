@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 import sys
@@ -114,7 +115,8 @@ def parse_pmi_types(output: str) -> set[str]:
     return types
 
 
-def _offered_pmi_types() -> set[str]:
+@functools.cache
+def _offered_pmi_types() -> frozenset[str]:
     try:
         answer = subprocess.run(
             ["srun", "--mpi=list"], capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S
@@ -130,9 +132,10 @@ def _offered_pmi_types() -> set[str]:
             f"SlurmConfig(mpi='pmi2') or 'pmix'.",
             transient=True,
         ) from error
-    return parse_pmi_types(answer.stdout + answer.stderr)
+    return frozenset(parse_pmi_types(answer.stdout + answer.stderr))
 
 
+@functools.cache
 def _mpi_library() -> str:
     """Return which kind of MPI mpi4py will load here: a key of `_PMI_OF`."""
     # mpi4py looks into the environment's lib directory before LD_LIBRARY_PATH.

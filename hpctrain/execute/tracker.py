@@ -85,6 +85,11 @@ class AttemptTracker:
         return bool(self.failures or self.lost)
 
     @property
+    def num_ended(self) -> int:
+        """Number of ranks that have returned, failed or died."""
+        return len(self._done.keys() | self.failures.keys() | self.lost.keys())
+
+    @property
     def return_value(self) -> bytes:
         """What rank 0's training function returned, pickled; empty for None."""
         return self._return_value

@@ -8,6 +8,7 @@ import shutil
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +35,7 @@ from hpctrain.worker.bootstrap import thread_variables
 T = TypeVar("T")
 START_TIMEOUT_S = 600.0
 _POLL_S = 0.1
+_LOOK_AGAIN_S = 0.01
 
 
 class WorkerGroup:
@@ -226,10 +228,14 @@ class WorkerGroup:
         """Return the last lines that srun or mpiexec printed."""
         return "" if self._step is None else self._step.last_lines()
 
-    def await_launcher(self, timeout_s: float) -> None:
-        """Wait until srun or mpiexec has ended, which they do by themselves after a death."""
+    def await_launcher(self, timeout_s: float, *, until: Callable[[str], bool]) -> None:
+        """Wait until srun or mpiexec has ended, as after a death, or printed what is wanted."""
         assert self._step is not None
-        self._step.wait(timeout_s)
+        deadline = time.monotonic() + timeout_s
+        while self._step.returncode() is None and time.monotonic() < deadline:
+            if until(self._step.last_lines()):
+                return
+            self._step.wait(_LOOK_AGAIN_S)
 
     def stop_ranks(self, patience_s: float = 10.0) -> None:
         """Let ranks that wait for a command leave, and wait for the step to end."""
@@ -246,14 +252,17 @@ class WorkerGroup:
             return
         if patience_s > 0 and self._step is not None and self._workers:
             self.stop_ranks(patience_s)
-        if self._step is not None:
-            if self._step.pidfd is not None:
-                self._hub.unwatch(self._step.pidfd)
-            self._step.kill()
+        all_dead = patience_s == 0 and self._workers and self._hub.num_ranks == 0
+        if self._step is not None and self._step.pidfd is not None:
+            self._hub.unwatch(self._step.pidfd)
         if self._agents is not None:
             self._hub.send_agents("agent-exit")
-            self._agents.wait(patience_s)
-            self._agents.kill()
+        if all_dead:
+            # What is left of the launcher holds nothing, and takes a while: the next group need not
+            # wait. The interpreter does, as this is no daemon.
+            threading.Thread(target=self._end_launchers, args=(patience_s,)).start()
+        else:
+            self._end_launchers(patience_s)
         self._hub.close()
         self._hub = None
         for directory in (self._socket_directory, self._paths.root if self._own_path else None):
@@ -261,6 +270,13 @@ class WorkerGroup:
                 shutil.rmtree(directory, ignore_errors=True)
         if self._secret_file is not None:
             self._secret_file.unlink(missing_ok=True)
+
+    def _end_launchers(self, patience_s: float) -> None:
+        if self._step is not None:
+            self._step.kill()
+        if self._agents is not None:
+            self._agents.wait(patience_s)
+            self._agents.kill()
 
     def _start_here(self) -> None:
         assert self._hub is not None

@@ -30,6 +30,26 @@ def test_the_cheapest_benchmarks_run_and_write_down_what_they_measured(tmp_path)
         assert row["name"] in done.stdout
 
 
+@pytest.mark.mpi
+def test_steps_are_measured_alone_and_in_a_run(tmp_path):
+    script = SPINE.with_name("resilience.py")
+    file = tmp_path / "resilience.json"
+    options = ["--rounds", "1", "--only", "control", "--json", file]
+
+    done = subprocess.run(
+        [sys.executable, script, *options],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(file.read_text())["rows"]
+    assert set(row["samples"]) == {"in a run", "alone"}
+    assert all(sample["wall_s"] > 0 for taken in row["samples"].values() for sample in taken)
+
+
 def test_a_ratio_is_the_median_of_the_rounds_and_not_of_the_arms():
     sys.path.insert(0, str(SPINE.parent))
     try:

@@ -1,0 +1,25 @@
+"""Every benchmark of what it costs to live through failures, with one command.
+
+::
+
+    python benchmarks/resilience.py                     # everything, some minutes
+    python benchmarks/resilience.py --rounds 7 --only restart
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+
+import control
+import restart
+from arms import Measured
+from spine import run_rows
+
+ROWS: dict[str, Callable[[Namespace], Iterator[Measured]]] = {
+    "restart": restart.measure,
+    "control": control.measure,
+}
+
+if __name__ == "__main__":
+    run_rows(ROWS, description=__doc__, rounds=7)

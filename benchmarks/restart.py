@@ -1,0 +1,90 @@
+"""``restart``: a rank is killed; how long until all are in their first step again.
+
+Against the cold start of the same group: both inside an allocation of a virtual Slurm, and both in
+each round, since the run that is measured begins with the one and goes on with the other.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from arms import PROGRAMS, Goal, Measured, Sample, child_environment, judge
+
+NUM_RANKS = 4
+NUM_NODES = 2
+FACTOR = 1.2
+AIM = 1.05
+TIMEOUT_S = 120.0
+
+
+def measure(arguments: Namespace) -> Iterator[Measured]:
+    sys.path.insert(0, str(arguments.tree))
+    from hpctrain.testing.slurm import ClusterSpec, VirtualCluster, best_mode, missing_components
+
+    spec = ClusterSpec(num_nodes=NUM_NODES, cpus_per_node=4, gpus_per_node=0, mode=best_mode())
+    if missing := missing_components(spec):
+        print(f"restart: left out, this machine lacks {missing}", file=sys.stderr)
+        return
+    samples: dict[str, list[Sample]] = {"restart": [], "cold start": []}
+    # Sockets of Slurm have short paths.
+    with (
+        tempfile.TemporaryDirectory(prefix="hb-", dir="/tmp") as folder,
+        VirtualCluster.start(spec, state_dir=Path(folder, "c")) as cluster,
+    ):
+        for number in range(arguments.rounds + (arguments.rounds > 1)):
+            restart, cold = _run(cluster, arguments)
+            if arguments.say is not None:
+                arguments.say(
+                    f"restart round {number}: {restart.wall_s:.3f} s, cold {cold.wall_s:.3f} s"
+                )
+            # The first fills the page cache and writes bytecode.
+            if number > 0 or arguments.rounds == 1:
+                samples["restart"].append(restart)
+                samples["cold start"].append(cold)
+    yield judge(
+        f"restart {NUM_RANKS} ranks",
+        "restart",
+        samples,
+        [Goal(against="cold start", factor=factor) for factor in (FACTOR, AIM)],
+        notes={"CPU": "of the ranks, from their birth to their first step"},
+    )
+
+
+def _run(cluster: Any, arguments: Namespace) -> tuple[Sample, Sample]:
+    with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as folder:
+        shape = [f"--nodes={NUM_NODES}", f"--ntasks-per-node={NUM_RANKS // NUM_NODES}"]
+        script = [sys.executable, str(PROGRAMS / "killed_rank.py"), str(NUM_RANKS), str(NUM_NODES)]
+        environment = child_environment(arguments.tree, cluster.environ)
+        environment["HPCTRAIN_LAUNCHER"] = "allocation"
+        done = subprocess.run(
+            ["salloc", "--quiet", *shape, *script, folder],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+        )
+        if done.returncode != 0:
+            raise SystemExit(f"status {done.returncode}:\n{done.stdout}{done.stderr}")
+        ledger = Path(folder, "run", "ledger.jsonl").read_text().splitlines()
+        events = [json.loads(line) for line in ledger]
+        begun = next(e["time"] for e in events if e["event"] == "attempt-started")
+        killed = float(Path(folder, "killed").read_text())
+        return _first_step(Path(folder), 2, killed), _first_step(Path(folder), 1, begun)
+
+
+def _first_step(folder: Path, attempt: int, begin: float) -> Sample:
+    """Return the time until the last rank was there, and the CPU time of all."""
+    stamps = [
+        [float(word) for word in (folder / f"step-{attempt}-{rank}").read_text().split()]
+        for rank in range(NUM_RANKS)
+    ]
+    return Sample(max(at for at, _ in stamps) - begin, sum(cpu for _, cpu in stamps))
