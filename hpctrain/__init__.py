@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from hpctrain.result import Result as Result
     from hpctrain.trainer import BaseTrainer as BaseTrainer
     from hpctrain.trainer import DataParallelTrainer as DataParallelTrainer
+    from hpctrain.worker.context import PreemptionInfo as PreemptionInfo
     from hpctrain.worker.context import TrainContext as TrainContext
     from hpctrain.worker.context import checkpoint_dir as checkpoint_dir
     from hpctrain.worker.context import (
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from hpctrain.worker.context import get_checkpoint as get_checkpoint
     from hpctrain.worker.context import get_context as get_context
     from hpctrain.worker.context import get_dataset_shard as get_dataset_shard
+    from hpctrain.worker.context import get_preemption_info as get_preemption_info
     from hpctrain.worker.context import heartbeat as heartbeat
     from hpctrain.worker.context import report as report
     from hpctrain.worker.context import should_stop as should_stop
@@ -70,6 +72,7 @@ _HOME_OF = {
     "FailureConfig": "config",
     "HpctrainError": "errors",
     "LaunchError": "errors",
+    "PreemptionInfo": "worker.context",
     "ReportedCheckpoint": "checkpoint",
     "Result": "result",
     "RunConfig": "config",
@@ -91,6 +94,7 @@ _HOME_OF = {
     "get_checkpoint": "worker.context",
     "get_context": "worker.context",
     "get_dataset_shard": "worker.context",
+    "get_preemption_info": "worker.context",
     "heartbeat": "worker.context",
     "report": "worker.context",
     "should_stop": "worker.context",

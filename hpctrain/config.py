@@ -24,6 +24,7 @@ Stop = Mapping[str, float] | Callable[[int, Mapping[str, Any]], bool]
 LAUNCHERS: tuple[Launcher, ...] = ("auto", "local", "allocation", "slurm", "spmd", "inline")
 _PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 _GPU_REQUESTS = ("auto", "gpus-per-node", "gpus-per-task", "gres", "gpus")
+_STOP_NOTICE_S = 120
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
 
 
@@ -42,6 +43,10 @@ class SlurmConfig:
     """``--qos``."""
     time: str | int | timedelta | None = None
     """``--time``: Slurm's own forms (``"30"``, ``"2:00:00"``, ``"1-12"``), minutes, a timedelta."""
+    stop_notice_s: int | None = None
+    """Seconds before the end of the time limit at which the run is told to save and leave, so that
+    it can go on in another job: ``--signal``. By default 120, or a quarter of `time` if that is
+    less. It has to suffice for a step, a checkpoint, and half a minute for Slurm."""
     constraint: str | None = None
     """``--constraint``."""
     reservation: str | None = None
@@ -98,8 +103,26 @@ class SlurmConfig:
                     f"SlurmConfig({f.name}={value!r}): one non-empty line is needed, or None to "
                     f"leave the choice to the site."
                 )
+        _check_count(
+            "SlurmConfig(stop_notice_s=...)", self.stop_notice_s, at_least=1, optional=True
+        )
         if self.time is not None:
-            time_limit_minutes(self.time)
+            limit_s = time_limit_minutes(self.time) * 60
+            if self.stop_notice_s is not None and self.stop_notice_s >= limit_s:
+                raise ConfigError(
+                    f"SlurmConfig(stop_notice_s={self.stop_notice_s}, time={self.time!r}): the run "
+                    f"would be told to stop before it begins. The notice has to be shorter than "
+                    f"the time limit of {limit_s:g} s."
+                )
+
+    @property
+    def notice_s(self) -> int:
+        """Seconds before the end of the time limit at which the run is told to leave."""
+        if self.stop_notice_s is not None:
+            return self.stop_notice_s
+        if self.time is None:
+            return _STOP_NOTICE_S
+        return max(1, min(_STOP_NOTICE_S, int(time_limit_minutes(self.time) * 15)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,6 +344,9 @@ class RunConfig:
     """Which checkpoints are kept."""
     sync_config: SyncConfig = field(default_factory=SyncConfig)
     """How checkpoints reach the run directory."""
+    total_time: str | int | timedelta | None = None
+    """How long the run may run, over all its jobs, in the forms of ``SlurmConfig(time=...)``. None
+    is without a limit: a run whose job ends goes on in another one until it is finished."""
     callbacks: Sequence[UserCallback] = ()
     """Hooks that run in the executor."""
     stop: Stop | None = None
@@ -356,13 +382,17 @@ class RunConfig:
         for callback in self.callbacks:
             _check_type("RunConfig(callbacks=[...])", callback, UserCallback)
         object.__setattr__(self, "callbacks", tuple(self.callbacks))
+        if self.total_time is not None:
+            time_limit_minutes(self.total_time, what="RunConfig(total_time=...)")
         if self.stop is not None and not callable(self.stop):
             _check_type("RunConfig(stop=...)", self.stop, Mapping)
         _check_choice("RunConfig(verbose=...)", self.verbose, (0, 1, 2))
         _check_choice("RunConfig(launcher=...)", self.launcher, LAUNCHERS)
 
 
-def time_limit_minutes(time: str | int | timedelta) -> float:
+def time_limit_minutes(
+    time: str | int | timedelta, *, what: str = "SlurmConfig(time=...)"
+) -> float:
     """Return a Slurm time limit in minutes.
 
     Not collective.
@@ -373,6 +403,8 @@ def time_limit_minutes(time: str | int | timedelta) -> float:
         One of the forms of ``man sbatch``, option ``--time``: ``minutes``, ``minutes:seconds``,
         ``hours:minutes:seconds``, ``days-hours``, ``days-hours:minutes``,
         ``days-hours:minutes:seconds``; or minutes, or a timedelta.
+    what
+        Its name in the error message.
 
     Raises
     ------
@@ -392,7 +424,7 @@ def time_limit_minutes(time: str | int | timedelta) -> float:
         match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", str(time))
         if match is None:
             raise ConfigError(
-                f"SlurmConfig(time={time!r}): Slurm reads minutes, minutes:seconds, "
+                f"{what.replace('...', repr(time))}: Slurm reads minutes, minutes:seconds, "
                 f"hours:minutes:seconds, days-hours, days-hours:minutes or "
                 f"days-hours:minutes:seconds."
             )
@@ -406,7 +438,7 @@ def time_limit_minutes(time: str | int | timedelta) -> float:
             minutes = first + (second or 0) / 60
     if minutes <= 0:
         raise ConfigError(
-            f"SlurmConfig(time={time!r}) is {minutes:g} minutes. Ask for more than 0."
+            f"{what.replace('...', repr(time))} is {minutes:g} minutes. Ask for more than 0."
         )
     return minutes
 

@@ -61,7 +61,7 @@ def _request_stop(paths: RunPaths) -> None:
 
 def _withdraw(paths: RunPaths, view: RunView, *, dry_run: bool) -> None:
     from hpctrain.errors import LaunchError
-    from hpctrain.launch.probe import run_slurm
+    from hpctrain.execute.slurm_command import run_slurm
 
     assert view.status.job_id is not None
     # It may begin at any moment; then it is not to be ended like this.
@@ -92,7 +92,7 @@ def _end_now(paths: RunPaths, view: RunView, *, dry_run: bool) -> None:
 def _end_job(paths: RunPaths, view: RunView, *, dry_run: bool) -> None:
     from hpctrain.cli.exit_codes import say
     from hpctrain.errors import LaunchError
-    from hpctrain.launch.probe import run_slurm
+    from hpctrain.execute.slurm_command import run_slurm
 
     job_id = view.status.job_id
     assert job_id is not None

@@ -191,8 +191,10 @@ class Agent:
 
 def run_agent(argv: list[str]) -> None:
     """Run an agent from its command line."""
-    # The stop signal of the job reaches every step; it is for the ranks to pass on.
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    # The warnings of the job reach every step; they are for the ranks to pass on. An agent ends
+    # with its uplink.
+    for number in (signal.SIGUSR2, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     secret = _read_secret(Path(argv[2]))
     try:
         uplink = connect_tcp(argv[3:], secret, timeout_s=_CONNECT_TIMEOUT_S)

@@ -4,20 +4,36 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import time
 from pathlib import Path
 
 from hpctrain import environ
-from hpctrain.config import RunConfig
-from hpctrain.errors import LaunchError, TrainingFailedError, WorkerHangError
+from hpctrain.config import RunConfig, time_limit_minutes
+from hpctrain.errors import LaunchError, RunStoppedError, TrainingFailedError, WorkerHangError
 from hpctrain.execute.backend_executor import BackendExecutor
+from hpctrain.execute.continuation import (
+    JobTerms,
+    read_job_terms,
+    requeue,
+    submit_successor,
+)
 from hpctrain.execute.explain import explain_failure, names_a_death
-from hpctrain.execute.failure_policy import classify_failure, decide
+from hpctrain.execute.failure_policy import (
+    Continuation,
+    StopKind,
+    StopNotice,
+    choose_continuation,
+    classify_failure,
+    decide,
+    interpret_signal,
+)
 from hpctrain.execute.hang import HangWatch
 from hpctrain.execute.process import process_start_time
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.step_launcher import other_mpi
 from hpctrain.execute.stop import StopAgreement
+from hpctrain.execute.tracker import AttemptTracker
 from hpctrain.execute.worker_group import WorkerGroup
 from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.rundir.ledger import count_attempts
@@ -25,6 +41,8 @@ from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunState, RunStatus
 
 _POLL_S = 0.25
+# A controller that is restarted is away for some seconds, one that fails over for a minute.
+_CONTROLLER_PATIENCE_S = 60.0
 
 
 class Executor:
@@ -55,12 +73,20 @@ class Executor:
         self._run_config = run_config
         self._resume_from = resume_from
         self._mpi = plan.mpi
+        self._total_deadline: float | None = None
+        self.signals: list[str] = []
+        """Signals that this process got; whoever made it may append to it, also in a handler."""
         self.recorder = Recorder(
             paths=paths, run_config=run_config, status=initial_status(paths, plan, run_config)
         )
 
-    def run(self) -> None:
-        """Run until the run has ended.
+    def run(self) -> bool:
+        """Run until the run has ended, or goes on in another job.
+
+        Returns
+        -------
+        bool
+            Whether it has ended. Otherwise nobody may write into the run directory any more.
 
         Raises
         ------
@@ -69,19 +95,123 @@ class Executor:
         LaunchError
             If the ranks could not be started.
         """
-        self.recorder.change(state=RunState.STARTING)
+        recorder = self.recorder
+        recorder.begin()
         try:
+            self._check_total_time()
             self._go_on_after_the_last_executor()
             while True:
                 try:
+                    # A request can be older than this process: between two jobs.
+                    recorder.look_for_request()
+                    recorder.raise_if_stopped(recorder.status.reports)
                     self._run_attempt()
                     break
                 except (LaunchError, TrainingFailedError) as error:
+                    if self._leave_job(error):
+                        return False
                     self._decide_on(error)
         except BaseException as error:
-            self.recorder.end(error)
+            recorder.end(error)
             raise
-        self.recorder.end(None)
+        recorder.end(None)
+        return True
+
+    def _check_total_time(self) -> None:
+        """Find out when the time of the whole run ends."""
+        total = self._run_config.total_time
+        if total is None:
+            return
+        total_s = time_limit_minutes(total) * 60
+        left = total_s - self.recorder.history.used_s
+        self._total_deadline = time.monotonic() + left
+        if left <= 0:
+            self._stop_for_total_time()
+
+    def _stop_for_total_time(self) -> None:
+        why = f"its total_time={self._run_config.total_time!r} is used up"
+        self.recorder.ask_to_stop(StopNotice(kind=StopKind.TOTAL_TIME, why=why))
+
+    def _interpret(self, name: str) -> StopNotice:
+        """Return what a signal from outside means."""
+        return interpret_signal(
+            name, self._read_terms(), now=time.time(), notice_s=self._plan.stop_notice_s
+        )
+
+    def _read_terms(self) -> JobTerms | None:
+        """Return what Slurm says of this job; None where there is no job, or no answer."""
+        if not self._in_job:
+            return None
+        try:
+            return read_job_terms(patience_s=_CONTROLLER_PATIENCE_S)
+        except LaunchError as error:
+            print(f"hpctrain: {error}", file=sys.stderr, flush=True)
+            return None
+
+    @property
+    def _in_job(self) -> bool:
+        return self._plan.launcher in ("slurm", "allocation")
+
+    def _look_for_end_of_job(self, tracker: AttemptTracker) -> None:
+        """See if Slurm is about to end this job, where something looks as if it were."""
+        if self.signals:
+            self.recorder.ask_to_stop(self._interpret(self.signals[0]))
+        elif self._in_job and (tracker.signals or any(tracker.lost.values())):
+            terms = self._read_terms()
+            if terms is not None and (terms.is_preempted or not terms.is_running):
+                self.recorder.ask_to_stop(self._interpret("SIGTERM"))
+
+    def _leave_job(self, error: LaunchError | TrainingFailedError) -> bool:
+        """Let the run go on in another job, if its own ends and the budgets allow it.
+
+        Returns
+        -------
+        bool
+            Whether it does; otherwise `error` has nothing to do with the end of the job.
+        """
+        recorder = self.recorder
+        recorder.look_for_request()
+        notice = recorder.stop
+        if notice is None or notice.kind.failure is None or not self._in_job:
+            return False
+        kind = notice.kind.failure
+        decision = decide(kind, recorder.history, self._run_config.failure_config)
+        if not decision.restart:
+            recorder.note("gave-up", reason=decision.reason)
+            raise TrainingFailedError(f"{error}\n{decision.reason}") from error
+        stopped = RunStoppedError(
+            f"the run stopped because {notice.why}, and a person has to decide how it goes on: "
+            f"fit() with the same name resumes it from "
+            f"{recorder.checkpoint_path() or 'its beginning'}."
+        )
+        left = _CONTROLLER_PATIENCE_S
+        if notice.deadline is not None:
+            left = max(1.0, min(left, notice.deadline - time.time()))
+        terms = read_job_terms(patience_s=left)
+        is_ours = self._plan.launcher == "slurm"
+        how = choose_continuation(
+            terms,
+            notice,
+            restarts=environ.restart_count(),
+            is_ours=is_ours,
+            requeue=self._plan.requeue,
+        )
+        if how is Continuation.STOP or terms is None:
+            raise stopped from error
+        recorder.hand_over()
+        if how is Continuation.REQUEUE:
+            try:
+                requeue(terms.job_id, patience_s=left)
+            except LaunchError as refused:
+                recorder.note("requeue-refused", job_id=terms.job_id, error=str(refused))
+                if not is_ours:
+                    raise stopped from refused
+                how = Continuation.SUCCESSOR
+            else:
+                recorder.note("requeued", job_id=terms.job_id, why=notice.why)
+        if how is Continuation.SUCCESSOR:
+            recorder.name_successor(submit_successor(self._paths, patience_s=left))
+        return True
 
     def _go_on_after_the_last_executor(self) -> None:
         """Count attempts whose executor died without a word, and see if the budgets allow more."""
@@ -143,6 +273,8 @@ class Executor:
             self._conclude(backend)
         except BaseException as raised:
             error = raised
+            if recorder.stop is None:
+                self._look_for_end_of_job(backend.tracker)
             raise
         finally:
             backend.shutdown(graceful=error is None)
@@ -154,7 +286,16 @@ class Executor:
     def _watch(self, backend: BackendExecutor) -> None:
         backend.start_training()
         broadcast = backend.worker_group.broadcast
-        stop = StopAgreement(self.recorder, backend.tracker, broadcast)
+        ranks_of: dict[str, list[int]] = {}
+        for worker in backend.worker_group.workers:
+            ranks_of.setdefault(worker.hostname, []).append(worker.rank)
+        stop = StopAgreement(
+            self.recorder,
+            backend.tracker,
+            broadcast,
+            interpret=self._interpret,
+            nodes=ranks_of,
+        )
         hang = HangWatch(
             backend.progress,
             config=self._run_config.failure_config,
@@ -172,6 +313,10 @@ class Executor:
                 self.recorder.record(round_, broadcast)
             self.recorder.answer(backend.tracker, broadcast)
             self.recorder.tick(phase=backend.tracker.phase, reports=backend.tracker.reports)
+            if self.signals and self.recorder.stop is None:
+                self.recorder.ask_to_stop(self._interpret(self.signals[0]))
+            if self._total_deadline is not None and time.monotonic() > self._total_deadline:
+                self._stop_for_total_time()
             stop.step()
             try:
                 hang.step()
@@ -202,9 +347,9 @@ class Executor:
             )
             self.recorder.call("after_exception", error.worker_failures)
             raise error from error.worker_failures.get(error.rank)
+        self.recorder.raise_if_stopped(tracker.reports, told=tracker.was_told)
         self.recorder.keep_return_value(value)
         self.recorder.change(phase="done", reports=tracker.reports)
-        self.recorder.raise_if_stopped(tracker.reports)
 
 
 def initial_status(paths: RunPaths, plan: LaunchPlan, run_config: RunConfig) -> RunStatus:
@@ -217,6 +362,7 @@ def initial_status(paths: RunPaths, plan: LaunchPlan, run_config: RunConfig) -> 
         launcher=plan.launcher,
         attempt=count_attempts(paths),
         job_id=environ.variable("SLURM_JOB_ID"),
+        restarts=environ.restart_count(),
         owner_host=socket.gethostname(),
         owner_pid=pid,
         owner_start=process_start_time(pid) or 0,

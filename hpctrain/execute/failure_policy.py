@@ -1,16 +1,21 @@
-"""What follows a failed attempt. Pure."""
+"""What follows when an attempt has ended before its time. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 
 from hpctrain.config import FailureConfig
 from hpctrain.errors import LaunchError, RunStoppedError, TrainingFailedError
+from hpctrain.execute.continuation import JobTerms
 from hpctrain.rundir.history import FailureKind, History
 
 MAX_FRUITLESS_ATTEMPTS = 5
 """A run that fails so often in a row without a newer checkpoint is stopped, whatever it may."""
+
+# Slurm looks at time limits every 30 seconds, and may send its warning a minute early.
+_SIGNAL_TOLERANCE_S = 90.0
 
 _BUDGETS: Mapping[FailureKind, str] = {
     FailureKind.WORKER: "max_failures",
@@ -72,3 +77,117 @@ def decide(kind: FailureKind, history: History, config: FailureConfig) -> Decisi
     return Decision(
         restart=count <= budget, reason=f"{kind.value} failure {count} of {name}={budget}"
     )
+
+
+class StopKind(str, Enum):
+    """Why a run is to stop."""
+
+    GOAL = "goal"
+    """``RunConfig(stop=...)`` is met: it is finished."""
+    REQUEST = "request"
+    """A person asked for it."""
+    TOTAL_TIME = "total-time"
+    """``RunConfig(total_time=...)`` is used up."""
+    TIME_LIMIT = "time-limit"
+    """The job comes to its end."""
+    PREEMPTION = "preemption"
+    """The job is about to be taken away."""
+
+    @property
+    def failure(self) -> FailureKind | None:
+        """What it counts as; None where the run is not meant to go on by itself."""
+        kinds = {
+            StopKind.TIME_LIMIT: FailureKind.TIME_LIMIT,
+            StopKind.PREEMPTION: FailureKind.PREEMPTION,
+        }
+        return kinds.get(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopNotice:
+    """That a run is to stop, and why."""
+
+    kind: StopKind
+    why: str
+    """A sentence's end: "the run stopped because ..."."""
+    deadline: float | None = None
+    """When its job ends, in seconds since the epoch; None if that is not known."""
+
+
+def interpret_signal(
+    name: str, terms: JobTerms | None, *, now: float, notice_s: float
+) -> StopNotice:
+    """Return what a signal that a run got from outside means.
+
+    Not collective.
+
+    Parameters
+    ----------
+    name
+        ``SIGUSR2``, by which Slurm warns of the end, or ``SIGTERM``.
+    terms
+        What Slurm says of the job at this moment; None if it says nothing.
+    now
+        Seconds since the epoch.
+    notice_s
+        Seconds before the end at which Slurm is to warn.
+    """
+    if terms is None:
+        return StopNotice(kind=StopKind.PREEMPTION, why=f"it got {name}")
+    if terms.is_preempted:
+        why = f"job {terms.job_id} is preempted"
+        return StopNotice(kind=StopKind.PREEMPTION, why=why, deadline=terms.end_time)
+    end = terms.end_time
+    if end is not None and end - now <= notice_s + _SIGNAL_TOLERANCE_S and terms.is_running:
+        why = f"the time limit of job {terms.job_id} ends"
+        return StopNotice(kind=StopKind.TIME_LIMIT, why=why, deadline=end)
+    return StopNotice(kind=StopKind.PREEMPTION, why=f"job {terms.job_id} got {name}")
+
+
+class Continuation(Enum):
+    """How a run goes on when its job ends."""
+
+    REQUEUE = "requeue"
+    """Queue the same job again."""
+    SUCCESSOR = "successor"
+    """Submit another one."""
+    LEAVE = "leave"
+    """Do nothing: Slurm has queued the job again."""
+    STOP = "stop"
+    """Not by itself: a person decides."""
+
+
+def choose_continuation(
+    terms: JobTerms | None, notice: StopNotice, *, restarts: int, is_ours: bool, requeue: bool
+) -> Continuation:
+    """Return how a run goes on whose job is about to end.
+
+    Not collective.
+
+    Parameters
+    ----------
+    terms
+        What Slurm says of the job, after the ranks have left; None outside of jobs.
+    notice
+        Why they left.
+    restarts
+        How often the job had been started again when this process began.
+    is_ours
+        Whether hpctrain submitted the job. One that a person wrote is only queued again where Slurm
+        is about to do so itself.
+    requeue
+        Whether the site lets jobs be requeued.
+    """
+    if terms is None:
+        return Continuation.STOP
+    if terms.restarts > restarts:
+        return Continuation.LEAVE
+    taken_away = notice.kind is StopKind.PREEMPTION and terms.is_preempted
+    if not terms.is_running:
+        # Slurm ends it, and has not queued it again: cancelled by a person, unless it said before
+        # why it would.
+        ended = taken_away or notice.kind is StopKind.TIME_LIMIT
+        return Continuation.SUCCESSOR if is_ours and ended else Continuation.STOP
+    if terms.is_batch and terms.may_requeue and requeue and (is_ours or taken_away):
+        return Continuation.REQUEUE
+    return Continuation.SUCCESSOR if is_ours else Continuation.STOP

@@ -15,16 +15,28 @@ from hpctrain.callback import RunContext, UserCallback
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.config import RunConfig
 from hpctrain.environ import restart_count
-from hpctrain.errors import CheckpointError, HpctrainError, RunStoppedError
+from hpctrain.errors import (
+    CheckpointError,
+    HpctrainError,
+    LaunchError,
+    RunStoppedError,
+    TrainingFailedError,
+)
+from hpctrain.execute.failure_policy import StopKind, StopNotice, classify_failure
 from hpctrain.execute.health import Verdict
-from hpctrain.execute.failure_policy import classify_failure
 from hpctrain.execute.tracker import AttemptTracker, ReportRound
 from hpctrain.result import Result
 from hpctrain.rundir.files import write_atomic
-from hpctrain.rundir.history import FailureKind, History, read_history, unfinished_attempts
+from hpctrain.rundir.history import (
+    FailureKind,
+    History,
+    has_open_executor,
+    read_history,
+    unfinished_attempts,
+)
 from hpctrain.rundir.ledger import append_event, read_events
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.status import RunState, RunStatus, write_status
+from hpctrain.rundir.status import RunState, RunStatus, read_status, write_status
 from hpctrain.rundir.store import CheckpointStore
 from hpctrain.worker.failure import RankFailure
 
@@ -61,13 +73,13 @@ class Recorder:
         self.store = CheckpointStore(paths.checkpoints)
         self._config = run_config
         self._status = status
+        self._previous = read_status(paths)
         self._written_at = 0.0
         self._last_line = b""
         self.latest: Checkpoint | None = None
         """The newest complete checkpoint."""
-        self.wants_stop: str | None = None
-        """Why the run should stop, once it should."""
-        self._goal_reached = False
+        self.stop: StopNotice | None = None
+        """That the run should stop, once it should."""
         self._resumed_from: str | None = None
         self._recorded = 0
         self._saved = 0
@@ -78,6 +90,16 @@ class Recorder:
     def history(self) -> History:
         """What has gone wrong so far, over all jobs of the run."""
         return read_history(self._events)
+
+    @property
+    def wants_stop(self) -> str | None:
+        """Why the run should stop, once it should."""
+        return None if self.stop is None else self.stop.why
+
+    def ask_to_stop(self, notice: StopNotice) -> None:
+        """Let the run stop; a person's request replaces what was there before."""
+        if self.stop is None or notice.kind is StopKind.REQUEST:
+            self.stop = notice
 
     @property
     def status(self) -> RunStatus:
@@ -98,8 +120,34 @@ class Recorder:
         if time.monotonic() - self._written_at < STATUS_INTERVAL_S:
             return
         self.change(phase=phase, reports=reports, **self._progress())
-        if self.wants_stop is None and self.paths.stop_request.exists():
-            self.wants_stop = "it was asked to (hpctrain cancel)"
+        self.look_for_request()
+
+    def look_for_request(self) -> None:
+        """See if a person wants the run to stop."""
+        if self.paths.stop_request.exists():
+            self.ask_to_stop(
+                StopNotice(kind=StopKind.REQUEST, why="it was asked to (hpctrain cancel)")
+            )
+
+    def begin(self) -> None:
+        """Write down that an executor begins, and how the last one ended if it could not."""
+        if has_open_executor(self._events):
+            last = self._previous
+            self.note("executor-ended", until=time.time() if last is None else last.updated_at)
+        self.note("executor-started", job_id=self._status.job_id, restarts=restart_count())
+        self.change(state=RunState.STARTING)
+
+    def hand_over(self) -> None:
+        """Write down that this executor ends and the run goes on: before it is so."""
+        self.note("executor-ended")
+        metrics = self.progress() or self._status.metrics
+        self.change(state=RunState.SUBMITTED, phase="", metrics=metrics)
+
+    def name_successor(self, job_id: str) -> None:
+        """Write down which job goes on, unless it has begun already: its word then stands."""
+        present = read_status(self.paths)
+        if present is not None and present.job_id == self._status.job_id:
+            self.change(job_id=job_id)
 
     def begin_attempt(self, resume_from: Path | None) -> AttemptStart:
         """Find what to resume from, and write the attempt into the ledger.
@@ -160,7 +208,7 @@ class Recorder:
             "attempt-ended",
             attempt=self._status.attempt,
             cause=cause,
-            kind=classify_failure(error),
+            kind=self._failure_kind(error),
             reports=reports,
             saved=self._saved,
             nodes=list(self._status.nodes),
@@ -169,6 +217,12 @@ class Recorder:
         if self._resumed_from is not None:
             self._resumed_from = None
             self._retain()
+
+    def _failure_kind(self, error: BaseException | None) -> FailureKind | None:
+        if self.stop is not None and isinstance(error, (TrainingFailedError, LaunchError)):
+            # Whatever ranks say while their job is taken away from them is an effect of it.
+            return self.stop.kind.failure
+        return classify_failure(error)
 
     def close_dead_attempts(self) -> FailureKind | None:
         """Write into the ledger how attempts ended whose executor died without a word.
@@ -208,7 +262,7 @@ class Recorder:
         if self._config.callbacks:
             metrics = [round_.metrics(rank) for rank in sorted(round_.lines)]
             self.call("after_report", metrics, checkpoint)
-        if self._config.stop is not None and self.wants_stop is None:
+        if self._config.stop is not None and self.stop is None:
             self._apply_stop_rule(round_)
         self._recorded = round_.report
 
@@ -260,15 +314,20 @@ class Recorder:
             except OSError as error:
                 self._complain(path.name, error)
 
-    def raise_if_stopped(self, reports: int) -> None:
+    def raise_if_stopped(self, reports: int, *, told: bool = True) -> None:
         """Raise if the ranks returned because they were told to, not because a goal was reached.
+
+        Parameters
+        ----------
+        told
+            Whether a rank knew that it should stop. One that did not has come to its own end.
 
         Raises
         ------
         RunStoppedError
             With what the run resumes from.
         """
-        if self.wants_stop is not None and not self._goal_reached:
+        if self.stop is not None and self.stop.kind is not StopKind.GOAL and told:
             raise RunStoppedError(
                 f"the run stopped because {self.wants_stop}, at report {reports}. It resumes from "
                 f"{self.checkpoint_path() or 'its beginning'} at the next fit()."
@@ -296,12 +355,13 @@ class Recorder:
             ended_at=time.time(),
             metrics=self.progress() or self._status.metrics,
         )
+        self.note("executor-ended")
         self.note("run-ended", state=state.value, error=message)
         self.call("on_finish", Result.from_path(self.paths.root))
 
     def note(self, event: str, **details: Any) -> None:
         """Append an event to the ledger."""
-        self._events.append({"event": event, **details})
+        self._events.append({"event": event, "time": time.time(), **details})
         try:
             append_event(self.paths, event, **details)
         except OSError as error:
@@ -370,10 +430,10 @@ class Recorder:
         if isinstance(rule, Mapping):
             met = [name for name, goal in rule.items() if _reached(metrics.get(name), goal)]
             if met:
-                self.wants_stop = f"{met[0]}={metrics[met[0]]} reached {rule[met[0]]}"
+                why = f"{met[0]}={metrics[met[0]]} reached {rule[met[0]]}"
+                self.ask_to_stop(StopNotice(kind=StopKind.GOAL, why=why))
         elif rule is not None and rule(round_.report, metrics):
-            self.wants_stop = "the stop function said so"
-        self._goal_reached = self.wants_stop is not None
+            self.ask_to_stop(StopNotice(kind=StopKind.GOAL, why="the stop function said so"))
 
     def _progress(self) -> dict[str, Any]:
         if not self._last_line:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from hpctrain.errors import RunStoppedError
+from hpctrain.execute.failure_policy import StopKind, StopNotice
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.tracker import AttemptTracker
 
 STOP_PATIENCE_S = 75.0
-"""Seconds that ranks have to reach a report, save and return once a stop is wanted. Slurm's warning
-comes 90 seconds before the time limit."""
+"""Seconds that ranks have to reach a report, save and return once a stop is wanted, where no end of
+the job sets the limit."""
+_RESERVE_S = 20.0
+"""Seconds before the end of the job that are kept for what follows: requeue, or a successor."""
+# srun sends SIGTERM to the other ranks when one has died, and that may be known here later.
+_TERM_DOUBT_S = 0.5
 
 
 class StopAgreement:
@@ -28,15 +34,29 @@ class StopAgreement:
         Holds the answers.
     broadcast
         Sends a command to all ranks.
+    interpret
+        Says what a signal means that ranks have passed on.
+    nodes
+        Ranks of each node, by host name.
     """
 
     def __init__(
-        self, recorder: Recorder, tracker: AttemptTracker, broadcast: Callable[..., None]
+        self,
+        recorder: Recorder,
+        tracker: AttemptTracker,
+        broadcast: Callable[..., None],
+        *,
+        interpret: Callable[[str], StopNotice] | None = None,
+        nodes: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         self._recorder = recorder
         self._tracker = tracker
         self._broadcast = broadcast
+        self._interpret = interpret or _take_as_preemption
+        self._nodes = dict(nodes or {})
+        self._signalled_at: float | None = None
         self._asked_at: float | None = None
+        self._patience_s = STOP_PATIENCE_S
         self._agreed = False
 
     def step(self) -> None:
@@ -48,20 +68,51 @@ class StopAgreement:
             If the ranks do not return although they were told to stop.
         """
         recorder = self._recorder
-        if self._tracker.signals and recorder.wants_stop is None:
-            recorder.wants_stop = f"its ranks got {self._tracker.signals[0]}"
-        if recorder.wants_stop is None:
+        if recorder.stop is None:
+            self._look_at_signals()
+        notice = recorder.stop
+        if notice is None:
             return
         if self._asked_at is None:
             self._asked_at = time.monotonic()
+            self._patience_s = patience_s(notice, now=time.time())
             self._broadcast("freeze")
         if not self._agreed and self._tracker.stop_report is not None:
             self._agreed = True
-            self._broadcast("stop", report=self._tracker.stop_report)
-        if time.monotonic() - self._asked_at > STOP_PATIENCE_S:
+            self._broadcast("stop", report=self._tracker.stop_report, **self._describe(notice))
+        if time.monotonic() - self._asked_at > self._patience_s:
             raise RunStoppedError(
-                f"the run was to stop because {recorder.wants_stop}, but its ranks did not return "
-                f"within {STOP_PATIENCE_S:.0f} s. They were ended; the run resumes from "
+                f"the run was to stop because {notice.why}, but its ranks did not return within "
+                f"{self._patience_s:.0f} s. They were ended; the run resumes from "
                 f"{recorder.checkpoint_path() or 'its beginning'}. A training function that asks "
                 f"should_stop() after each report() can save first."
             )
+
+    def _look_at_signals(self) -> None:
+        signals = self._tracker.signals
+        if not signals or self._tracker.has_failed:
+            return
+        now = time.monotonic()
+        if self._signalled_at is None:
+            self._signalled_at = now
+        if signals == ["SIGTERM"] * len(signals) and now - self._signalled_at < _TERM_DOUBT_S:
+            return
+        self._recorder.ask_to_stop(self._interpret(signals[0]))
+
+    def _describe(self, notice: StopNotice) -> dict[str, Any]:
+        """Return what ranks are told of a job that ends."""
+        if notice.kind.failure is None:
+            return {}
+        return {"leave": {"deadline": notice.deadline, "nodes": self._nodes}}
+
+
+def patience_s(notice: StopNotice, *, now: float) -> float:
+    """Return how long ranks have to save and return, in seconds. Pure; not collective."""
+    if notice.deadline is None:
+        return STOP_PATIENCE_S
+    left = max(0.0, notice.deadline - now)
+    return max(left / 2, left - _RESERVE_S)
+
+
+def _take_as_preemption(name: str) -> StopNotice:
+    return StopNotice(kind=StopKind.PREEMPTION, why=f"its ranks got {name}")

@@ -12,22 +12,33 @@ import sys
 import traceback
 from pathlib import Path
 
+from hpctrain import environ
 from hpctrain.errors import HpctrainError
+from hpctrain.execute.continuation import Ownership, await_ownership
 from hpctrain.execute.executor import Executor
 from hpctrain.plan import spec
 from hpctrain.plan.spec import RunSpec
-from hpctrain.rundir.ledger import append_event
+from hpctrain.rundir.ledger import append_event, count_attempts
 from hpctrain.rundir.paths import RunPaths
 
 _MAX_RESTARTS = 3
+_SIGNALS = (signal.SIGUSR2, signal.SIGTERM)
 
 
 def supervise(run_dir: str) -> None:
     """Run the executor of a run to its end. Not collective."""
-    # The stop signal is for the ranks, which pass it on to the executor.
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    # What a signal means is the executor's business, which gets it too, and has some seconds to act
+    # before Slurm's SIGKILL.
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     paths = RunPaths(Path(run_dir))
-    for _ in range(1 + _MAX_RESTARTS):
+    owner = await_ownership(paths)
+    if owner is not Ownership.MINE:
+        job_id = environ.variable("SLURM_JOB_ID")
+        print(f"hpctrain: {paths.root} is run by {owner.value}, not by job {job_id}.", flush=True)
+        return
+    attempts, fruitless = count_attempts(paths), 0
+    while fruitless <= _MAX_RESTARTS:
         pid = os.fork()
         if pid == 0:
             os._exit(_run_executor(paths))
@@ -38,6 +49,9 @@ def supervise(run_dir: str) -> None:
                 raise SystemExit(status)
             return
         append_event(paths, "executor-died", signal=os.WTERMSIG(wait_status), pid=pid)
+        # One that could begin an attempt has looked at the budgets; one that could not, has not.
+        attempts, before = count_attempts(paths), attempts
+        fruitless = 0 if attempts > before else fruitless + 1
     raise SystemExit(1)
 
 
@@ -46,7 +60,10 @@ def _run_executor(paths: RunPaths) -> int:
     try:
         run_spec = RunSpec.from_bytes(paths.spec.read_bytes())
         run_config, plan, resume_from = spec.unpack(run_spec.executor)
-        Executor(paths=paths, plan=plan, run_config=run_config, resume_from=resume_from).run()
+        executor = Executor(paths=paths, plan=plan, run_config=run_config, resume_from=resume_from)
+        for number in _SIGNALS:
+            signal.signal(number, lambda n, _: executor.signals.append(signal.Signals(n).name))
+        executor.run()
     except HpctrainError as error:
         print(f"hpctrain: {error}", file=sys.stderr, flush=True)
         return 1

@@ -63,6 +63,8 @@ class AttemptTracker:
         """Signals that ranks have passed on."""
         self.asked: set[int] = set()
         """Reports whose checkpoints ranks want to know of; whoever answers removes them."""
+        self.was_told = False
+        """Whether a rank that returned knew that it should."""
 
     @property
     def reports(self) -> int:
@@ -118,6 +120,7 @@ class AttemptTracker:
         elif frame.op == "done":
             self._phases[rank] = "done"
             self._done[rank] = frame.header["reports"]
+            self.was_told |= bool(frame.header.get("told"))
             if rank == 0:
                 self._return_value = frame.body
         elif frame.op == "failed":

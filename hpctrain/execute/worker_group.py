@@ -253,6 +253,9 @@ class WorkerGroup:
         if patience_s > 0 and self._step is not None and self._workers:
             self.stop_ranks(patience_s)
         all_dead = patience_s == 0 and self._workers and self._hub.num_ranks == 0
+        if patience_s == 0:
+            # Ranks take a SIGTERM for Slurm's warning, and launchers are slow with SIGKILL.
+            self._hub.send("end")
         if self._step is not None and self._step.pidfd is not None:
             self._hub.unwatch(self._step.pidfd)
         if self._agents is not None:

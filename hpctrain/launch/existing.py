@@ -9,6 +9,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
+from hpctrain import environ
 from hpctrain.errors import ConfigError
 from hpctrain.execute.process import process_start_time
 from hpctrain.plan.spec import RunSpec
@@ -95,6 +96,11 @@ def is_live(status: RunStatus, job_is_alive: Callable[[str], bool]) -> bool:
         return False
     if status.launcher == "slurm":
         return status.job_id is not None and job_is_alive(status.job_id)
+    if status.launcher == "allocation" and status.job_id is not None:
+        if status.state is RunState.SUBMITTED:
+            return status.job_id != environ.variable("SLURM_JOB_ID") and job_is_alive(status.job_id)
+        if _was_started_again_since(status):
+            return False
     if status.owner_host == socket.gethostname():
         return process_start_time(status.owner_pid) == status.owner_start
     return time.time() - status.updated_at < _SILENCE_MEANS_DEAD_S
@@ -112,6 +118,14 @@ def job_is_alive(job_id: str) -> bool:
 
     state = job_state(job_id)
     return state is not None and not state.is_final
+
+
+def _was_started_again_since(status: RunStatus) -> bool:
+    """Return whether this process is in the job of a run, which Slurm has started anew."""
+    return (
+        status.job_id == environ.variable("SLURM_JOB_ID")
+        and environ.restart_count() > status.restarts
+    )
 
 
 def _changes(plan: dict[str, Any], spec: RunSpec) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import nullcontext
 
+from hpctrain.errors import RunStoppedError
 from hpctrain.execute.executor import Executor
 from hpctrain.launch.follow import Follower
 from hpctrain.launch.request import Submission
@@ -27,7 +28,7 @@ def run_here(submission: Submission) -> None:
     follower = Follower(request.paths, verbose=verbose) if verbose else None
     try:
         with follower.in_background() if follower else nullcontext():
-            executor.run()
+            ended = executor.run()
     except KeyboardInterrupt:
         print(
             f"\nhpctrain: interrupted; fit() with name={request.run_config.name!r} and the same "
@@ -36,3 +37,9 @@ def run_here(submission: Submission) -> None:
             flush=True,
         )
         raise
+    if not ended:
+        raise RunStoppedError(
+            f"the job of run {request.run_config.name} was taken away and waits in Slurm's queue "
+            f"again; its script then resumes the run from "
+            f"{executor.recorder.checkpoint_path() or 'its beginning'}."
+        )

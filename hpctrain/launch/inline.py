@@ -50,7 +50,7 @@ class InlineChannel:
             self._recorder.record(round_, self._broadcast)
         self._recorder.answer(self._tracker, self._broadcast)
         self._recorder.tick(phase="training", reports=self._tracker.reports)
-        if self._recorder.wants_stop is not None and self.session is not None:
+        if self._recorder.stop is not None and self.session is not None:
             self.session.stop_after(self._tracker.reports)
 
     def _broadcast(self, op: str, body: bytes = b"", **details: Any) -> None:
@@ -107,7 +107,7 @@ def run_inline(submission: Submission) -> None:
         )
         recorder.keep_return_value(pack_return_value(world, value))
         recorder.change(reports=tracker.reports, phase="done")
-        recorder.raise_if_stopped(tracker.reports)
+        recorder.raise_if_stopped(tracker.reports, told=session.was_told)
     except BaseException as raised:
         error = raised
         raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from hpctrain.launch.probe import run_slurm
+from hpctrain.execute.slurm_command import run_slurm
 
 _FINAL = frozenset(
     [

@@ -62,9 +62,9 @@ class Liveness:
     def _raise_ended(self, status: RunStatus, job: JobState | None) -> None:
         # The executor writes its last word before the job ends, so look once more.
         latest = read_status(self._paths)
-        if latest is not None and latest.state.is_final:
+        if latest is not None and (latest.state.is_final or latest.job_id != status.job_id):
             return
-        if job is not None and status.state is RunState.SUBMITTED:
+        if job is not None and status.state is RunState.SUBMITTED and not status.attempt:
             said = _last_lines(self._paths)
             raise LaunchError(explain_end(job, storage=str(self._paths.root), said=said))
         what = f"job {status.job_id}" + (f" ({job.state})" if job else "")

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpctrain import environ
 from hpctrain.config import ScalingConfig, time_limit_minutes
 from hpctrain.errors import ConfigError, LaunchError
+from hpctrain.execute.slurm_command import run_slurm
 from hpctrain.plan.resources import NodeShape, Placement
-
-_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,29 +49,6 @@ def can_submit() -> bool:
         f"later, or run on this machine with HPCTRAIN_LAUNCHER=local.",
         transient=True,
     )
-
-
-def run_slurm(
-    argv: Sequence[str], *, timeout_s: float = _TIMEOUT_S
-) -> subprocess.CompletedProcess[str]:
-    """Run a command of Slurm and return what it said. Not collective.
-
-    Raises
-    ------
-    LaunchError
-        If it is not installed, or does not answer in time.
-    """
-    try:
-        return subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s)
-    except FileNotFoundError as error:
-        raise LaunchError(
-            f"{argv[0]} is not on PATH. Load Slurm's module, or choose another launcher "
-            f"(HPCTRAIN_LAUNCHER=local)."
-        ) from error
-    except subprocess.TimeoutExpired as error:
-        raise LaunchError(
-            f"'{' '.join(argv)}' did not answer within {timeout_s:.0f} s.", transient=True
-        ) from error
 
 
 def query_partition(name: str | None) -> Partition:

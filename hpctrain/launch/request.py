@@ -154,6 +154,8 @@ def make_plan(request: Request, launcher: str) -> tuple[LaunchPlan, Site]:
         ),
         threads_per_task=scaling.num_cpus_per_worker,
         environment=site.environment,
+        stop_notice_s=scaling.slurm.notice_s,
+        requeue=site.requeue,
     )
     return plan, site
 

@@ -13,6 +13,7 @@ from hpctrain.launch.probe import explain_refusal
 from hpctrain.launch.request import Submission
 from hpctrain.plan.argv import supervisor_argv
 from hpctrain.plan.launch_plan import LaunchPlan
+from hpctrain.rundir.files import write_atomic
 from hpctrain.rundir.ledger import append_event, count_attempts
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunState, RunStatus, read_status, write_status
@@ -70,11 +71,25 @@ def batch_setup(plan: LaunchPlan, paths: RunPaths) -> list[str]:
     return [
         # Comments to the shell, directives to sbatch as long as no command comes before them.
         *(f"#SBATCH {option}" for option in plan.extra_directives),
+        # Without a trap the shell ends at the warning of a preemption or scancel, and Slurm kills
+        # the executor with it; with one it waits for its child.
+        "trap : TERM USR2",
         # First of all, and in shell: what cannot be seen from here cannot say so in Python.
         f'test -r {root}/spec.pkl || {{ echo "hpctrain: $(hostname) does not see {root}. Choose a '
         f'storage_path that login and compute nodes share." >&2; '
         f"exit {_EXIT_STORAGE_INVISIBLE}; }}",
         *plan.setup,
+    ]
+
+
+def batch_teardown() -> list[str]:
+    """Return the shell lines of the batch script after the executor. Pure; not collective."""
+    return [
+        "status=$?",
+        # Killed, and not by the end of the job, which this shell would not have survived: out of
+        # memory, as a rule. The ledger bounds how often that is tried.
+        'test $status -le 128 || scontrol requeue "$SLURM_JOB_ID"',
+        "exit $status",
     ]
 
 
@@ -86,7 +101,12 @@ def _submit_executor(submission: Submission) -> str:
     # A job whose log directory does not exist dies without a word, so it is made before.
     paths.submission.mkdir(parents=True, exist_ok=True)
     executor = submitit.SlurmExecutor(folder=paths.submission)
-    executor.update_parameters(**_parameters(plan), setup=batch_setup(plan, paths), use_srun=False)
+    executor.update_parameters(
+        **_parameters(plan),
+        setup=batch_setup(plan, paths),
+        teardown=batch_teardown(),
+        use_srun=False,
+    )
     command = shlex.join(supervisor_argv(sys.executable, run_dir=str(paths.root)))
     try:
         # Not submit() of a function: submitit's own runner would import it, NumPy and asyncio into
@@ -98,6 +118,8 @@ def _submit_executor(submission: Submission) -> str:
         ) from error
     except FileNotFoundError as error:
         raise LaunchError(f"sbatch is not on PATH: {error}. Load Slurm's module.") from error
+    # submitit has named it after the job; a successor is submitted with the same.
+    write_atomic(paths.batch_script, job.paths.submission_file.read_bytes())
     return str(job.job_id)
 
 
@@ -113,6 +135,7 @@ def _parameters(plan: LaunchPlan) -> dict[str, Any]:
         "time": None,
         "wckey": None,
         "stderr_to_stdout": True,
+        "signal_delay_s": plan.stop_notice_s,
         "additional_parameters": directives,
     }
 

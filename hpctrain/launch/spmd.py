@@ -268,7 +268,12 @@ def _run_rank(opening: _Opening, world: World, comm: Comm) -> Result:
         value = run_training(
             run_spec, paths=opening.paths, session=session, comm=comm, on_phase=enter
         )
-        link.post("done", pack_return_value(world, value), reports=session.reports)
+        link.post(
+            "done",
+            pack_return_value(world, value),
+            reports=session.reports,
+            told=session.was_told,
+        )
         answer = link.next_command()
     except BaseException as error:
         failure = describe_exception(
@@ -409,7 +414,7 @@ class _Coordinator(threading.Thread):
             raise failure
         recorder.keep_return_value(tracker.return_value)
         recorder.change(phase="done", reports=tracker.reports)
-        recorder.raise_if_stopped(tracker.reports)
+        recorder.raise_if_stopped(tracker.reports, told=tracker.was_told)
 
     def _examine(self, pids: Mapping[int, int], silent: Sequence[int]) -> None:
         """Look at ranks of this host; nodes have no agents here."""

@@ -44,6 +44,10 @@ class LaunchPlan:
     """Further options for the workers' step."""
     environment: Mapping[str, str]
     """Variables that ranks get on top of the executor's own."""
+    stop_notice_s: int = 120
+    """Seconds before the end of the time limit at which ranks are told to leave."""
+    requeue: bool = True
+    """Whether the site lets jobs be requeued."""
 
     def __post_init__(self) -> None:
         """Refuse further options that contradict the plan."""

@@ -38,6 +38,8 @@ class Site:
     """How GPUs are asked for: gpus-per-node, gpus-per-task, gres or gpus."""
     mpi: str = "auto"
     """What ``SlurmConfig(mpi="auto")`` means here."""
+    requeue: bool = True
+    """Whether jobs may be requeued here; where not, a run goes on in a successor."""
     account_suffix: str = ""
     """What every account ends with here: ``@a100``."""
     directives: Mapping[str, str] = field(default_factory=dict)
@@ -166,6 +168,8 @@ def _checked(origin: str, key: str, annotation: str, value: Any) -> Any:
     """Return the value of a key of a profile as its field wants it."""
     if annotation.startswith("int"):
         fits, wanted = isinstance(value, int) and value is not True and value >= 1, "a number"
+    elif annotation == "bool":
+        fits, wanted = isinstance(value, bool), "true or false"
     elif annotation == "str":
         fits, wanted = isinstance(value, str), "a text"
     elif annotation.startswith("tuple"):

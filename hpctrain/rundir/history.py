@@ -29,6 +29,8 @@ class History:
     """How many of each kind."""
     fruitless: int = 0
     """Attempts in a row, the last included, that failed and left no newer checkpoint."""
+    used_s: float = 0.0
+    """Running time of all executors that have ended, in seconds."""
 
 
 def read_history(events: Iterable[Mapping[str, Any]]) -> History:
@@ -41,9 +43,17 @@ def read_history(events: Iterable[Mapping[str, Any]]) -> History:
     fruitless = 0
     current: set[int] = set()
     first_report: dict[int, int] = {}
+    used_s = 0.0
+    begun: float | None = None
     for event in events:
         if event["event"] == "fit" and not event.get("continues"):
             failures, fruitless, current = {}, 0, set()
+            used_s, begun = 0.0, None
+        elif event["event"] == "executor-started":
+            begun = event["time"]
+        elif event["event"] == "executor-ended" and begun is not None:
+            used_s += max(0.0, event.get("until", event["time"]) - begun)
+            begun = None
         elif event["event"] == "attempt-started":
             current.add(event["attempt"])
             first_report[event["attempt"]] = event["first_report"]
@@ -54,7 +64,13 @@ def read_history(events: Iterable[Mapping[str, Any]]) -> History:
             failures[kind] = failures.get(kind, 0) + 1
             progressed = event.get("saved", 0) > first_report[event["attempt"]]
             fruitless = 0 if progressed else fruitless + 1
-    return History(failures=failures, fruitless=fruitless)
+    return History(failures=failures, fruitless=fruitless, used_s=used_s)
+
+
+def has_open_executor(events: Iterable[Mapping[str, Any]]) -> bool:
+    """Return whether the last executor did not say that it ended. Not collective."""
+    words = [e["event"] for e in events if e["event"] in ("executor-started", "executor-ended")]
+    return words[-1:] == ["executor-started"]
 
 
 def unfinished_attempts(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -59,6 +59,11 @@ class RunPaths:
         return self.root / "slurm"
 
     @property
+    def batch_script(self) -> Path:
+        """The script of the batch job, for a successor."""
+        return self.submission / "batch.sh"
+
+    @property
     def stop_request(self) -> Path:
         """Its existence asks the executor to stop the run."""
         return self.root / "stop"

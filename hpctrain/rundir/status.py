@@ -49,6 +49,8 @@ class RunStatus:
     """Host names, by node rank."""
     job_id: str | None = None
     """Slurm's job id."""
+    restarts: int = 0
+    """How often Slurm had started that job again when the executor began."""
     owner_host: str = ""
     """Host of the executor."""
     owner_pid: int = 0

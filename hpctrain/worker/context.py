@@ -66,6 +66,26 @@ class TrainContext:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PreemptionInfo:
+    """That the job of a run is about to end."""
+
+    deadline_ms: int | None
+    """When it ends, in milliseconds since the epoch; None if that is not known."""
+    preempted_node_to_ranks: Mapping[str, Sequence[int]]
+    """World ranks by host name: Slurm takes a job away as a whole, so these are all."""
+
+    @property
+    def preempted_node_ids(self) -> list[str]:
+        """Host names."""
+        return list(self.preempted_node_to_ranks)
+
+    @property
+    def preempted_ranks(self) -> list[int]:
+        """World ranks, in order."""
+        return sorted(r for ranks in self.preempted_node_to_ranks.values() for r in ranks)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ActiveWorker:
     """All that the functions of this module need, while a training function runs."""
 
@@ -230,10 +250,35 @@ def should_stop() -> bool:
     """Return whether the training function should save and return. Not collective.
 
     True on every rank after the same report, so ranks that ask after each report leave together. A
-    stop is wanted when ``RunConfig(stop=...)`` is met, after ``hpctrain cancel``, and before the
-    end of the time limit.
+    stop is wanted when ``RunConfig(stop=...)`` is met, after ``hpctrain cancel``, when
+    ``RunConfig(total_time=...)`` is used up, before the end of the time limit, and when the job is
+    preempted; after the last two the run goes on in another job.
+
+    Whoever has been told may make one more report, with a last checkpoint. A function that does
+    not ask, or goes on, is unwound by its next ``report()``, which raises a `BaseException`:
+    ``finally`` blocks run, and work since the newest checkpoint is done again.
     """
     return active_worker("should_stop()").session.should_stop()
+
+
+def get_preemption_info() -> PreemptionInfo | None:
+    """Return what is known of the end of this job, or None while it is not to leave it.
+
+    Not collective. The same on every rank after the same report as `should_stop`. The job is about
+    to be preempted, was warned by ``scancel --signal``, or comes to the end of its time limit; the
+    run goes on in another one by itself. A training function that saves and returns has done all
+    that is wanted of it.
+    """
+    session = active_worker("get_preemption_info()").session
+    if not session.should_stop() or session.leave is None:
+        return None
+    deadline = session.leave["deadline"]
+    return PreemptionInfo(
+        deadline_ms=None if deadline is None else int(deadline * 1000),
+        preempted_node_to_ranks={
+            node: tuple(ranks) for node, ranks in session.leave["nodes"].items()
+        },
+    )
 
 
 @contextmanager

@@ -43,7 +43,7 @@ def connect_session(link: Link, session: Session) -> None:
         link.post("frozen", report=session.freeze())
 
     def stop(frame: Frame) -> None:
-        session.stop_after(frame.header["report"])
+        session.stop_after(frame.header["report"], frame.header.get("leave"))
 
     def decide(frame: Frame) -> None:
         header = frame.header

@@ -68,7 +68,10 @@ class Rank:
         for stream in (sys.stdout, sys.stderr):
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         faulthandler.enable()
-        signal.signal(signal.SIGUSR2, lambda *_: self._link.post_signal("SIGUSR2"))
+        # Slurm's warnings: USR2 before the time limit, TERM at a preemption. The executor decides.
+        for number in (signal.SIGUSR2, signal.SIGTERM):
+            signal.signal(number, lambda n, _: self._link.post_signal(signal.Signals(n).name))
+        self._link.handle("end", lambda _: os._exit(0))
         answer_with_stacks(self._link, self._paths, world)
         self._link.introduce(world.world_rank, hello_details(world))
         return comm
@@ -144,7 +147,7 @@ class Rank:
             run_spec, paths=self._paths, session=session, comm=comm, on_phase=self._enter
         )
         body = pack_return_value(self._world, value)
-        self._link.post("done", body, reports=session.reports)
+        self._link.post("done", body, reports=session.reports, told=session.was_told)
 
     def _enter(self, phase: str) -> None:
         self._phase = phase

@@ -28,6 +28,10 @@ _NEWS_TIMEOUT_S = 30.0
 _HEARTBEAT_INTERVAL_S = 1.0
 
 
+class LeaveTraining(BaseException):
+    """Unwinds a training function that has not returned although all ranks are to leave."""
+
+
 class Channel(Protocol):
     """How a session reaches its executor."""
 
@@ -109,6 +113,10 @@ class Session:
         self._frozen = False
         self._stop_at: int | None = None
         self._flights: dict[int, _Flight] = {}
+        self.leave: Mapping[str, Any] | None = None
+        """What is known of the end of the job, if that is why ranks stop."""
+        self.was_told = False
+        """Whether the training function knows that it should return."""
         self._verdicts: dict[int, Verdict] = {}
         self._failure: BaseException | None = None
         self._found: tuple[int, Sequence[Any]] | None = None
@@ -149,6 +157,10 @@ class Session:
                         f"rank {self.world.world_rank} waited {self._commit_timeout_s:.0f} s for "
                         f"the executor to say at which report to stop."
                     )
+            # Whoever has asked should_stop() may save in one more report.
+            if self._stop_at is not None and self._count >= self._stop_at + self.was_told:
+                self.was_told = True
+                raise LeaveTraining
             self._count = number = self._count + 1
         if upload is None:
             line = self._line(number, b"null", content)
@@ -174,7 +186,9 @@ class Session:
 
     def should_stop(self) -> bool:
         """Return whether this rank has reached the report at which all ranks stop."""
-        return self._stop_at is not None and self._count >= self._stop_at
+        stop = self._stop_at is not None and self._count >= self._stop_at
+        self.was_told |= stop
+        return stop
 
     def staging(self) -> Path:
         """Return an empty directory that lies inside the commit of the next report."""
@@ -234,9 +248,10 @@ class Session:
             self._frozen = True
             return self._count
 
-    def stop_after(self, report: int | None) -> None:
+    def stop_after(self, report: int | None, leave: Mapping[str, Any] | None = None) -> None:
         """Go on until `report`, after which `should_stop` is true; None only lifts the promise."""
         with self._turn:
+            self.leave = leave
             if report is not None:
                 self._stop_at = report
             self._frozen = False

@@ -16,7 +16,7 @@ from hpctrain.plan.spec import RankSettings, RunSpec, WorkerSpec
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.worker.bootstrap import gpus_of, visible_gpus
 from hpctrain.worker.context import ActiveWorker, TrainContext, activate
-from hpctrain.worker.report import Session
+from hpctrain.worker.report import LeaveTraining, Session
 from hpctrain.world import Communicator, World
 
 
@@ -73,10 +73,13 @@ def run_training(
         backend.on_start(backend_context, config)
         backend.on_training_start(backend_context, config)
         on_phase("training")
-        if worker_spec.takes_config:
-            value = worker_spec.train_loop(dict(worker_spec.train_loop_config or {}))
-        else:
-            value = worker_spec.train_loop()
+        value = None
+        # All ranks leave at the same report, so what follows is still collective.
+        with contextlib.suppress(LeaveTraining):
+            if worker_spec.takes_config:
+                value = worker_spec.train_loop(dict(worker_spec.train_loop_config or {}))
+            else:
+                value = worker_spec.train_loop()
         session.drain()
         on_phase("shutdown")
         backend.on_shutdown(backend_context, config)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -92,67 +91,3 @@ def test_a_killed_rank_is_restarted_inside_the_same_allocation(
     assert len(result.job_ids) == 1
     assert "rank 3 of 4" in str(result.attempts[0].cause)
     assert "SIGKILL" in str(result.attempts[0].cause)
-
-
-STOPPABLE = """
-import sys, time
-import hpctrain
-from hpctrain import (
-    Checkpoint, DataParallelTrainer, RunConfig, RunStoppedError, ScalingConfig, SlurmConfig,
-)
-
-def train():
-    import hpctrain.collective
-    checkpoint = hpctrain.get_checkpoint()
-    step = checkpoint.to_dict()["step"] if checkpoint else 0
-    while step < 10_000 and not (checkpoint and step > checkpoint.to_dict()["step"] + 3):
-        step += 1
-        saved = Checkpoint.from_dict({"step": step}) if hpctrain.should_stop() else None
-        hpctrain.report({"step": step}, saved)
-        hpctrain.collective.barrier(timeout_s=60)
-        if saved:
-            return
-        time.sleep(0.01)   # a step of work
-
-if __name__ == "__main__":
-    try:
-        DataParallelTrainer(
-            train,
-            scaling_config=ScalingConfig(num_workers=4, slurm=SlurmConfig(nodes=2)),
-            run_config=RunConfig(storage_path=sys.argv[1], name="run"),
-        ).fit()
-    except RunStoppedError as error:
-        print(f"stopped: {error}")
-        sys.exit(5)
-"""
-
-
-def test_the_warning_before_the_time_limit_lets_all_ranks_save_at_the_same_report(
-    virtual_slurm: VirtualCluster, tmp_path: Path
-) -> None:
-    environ = {**os.environ, **virtual_slurm.environ}
-    script = tmp_path / "train.py"
-    script.write_text(STOPPABLE)
-    argv = [sys.executable, str(script), str(tmp_path)]
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    first = subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
-    while not metrics.exists() or not metrics.read_text():
-        assert time.monotonic() < deadline, "no report within 60 s"
-        time.sleep(0.05)
-    (job_id,) = Result.from_path(tmp_path / "run").job_ids
-    subprocess.run(["scancel", "--signal=USR2", job_id], env=environ, check=True, timeout=30)
-    said, _ = first.communicate(timeout=90)
-    assert first.returncode == 5, said
-    assert "stopped: the run stopped because its ranks got SIGUSR2" in said
-    stopped = Result.from_path(tmp_path / "run")
-    assert stopped.state == "stopped"
-    assert stopped.checkpoint is not None
-    saved_at = stopped.metrics["step"]
-    assert stopped.checkpoint.to_dict() == {"step": saved_at}
-
-    again = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=90)
-    assert again.returncode == 0, again.stderr
-    finished = Result.from_path(tmp_path / "run")
-    steps = [m["step"] for m in finished.metrics_history]
-    assert steps == list(range(1, saved_at + 5)), "every step once"

@@ -13,6 +13,7 @@ from hpctrain.checkpoint import Checkpoint
 from hpctrain.config import CheckpointConfig, RunConfig
 from hpctrain.errors import RunStoppedError, WorkerError
 from hpctrain.execute import recorder as recorder_module
+from hpctrain.execute.failure_policy import StopKind, StopNotice
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.tracker import AttemptTracker, ReportRound
 from hpctrain.result import Result
@@ -277,7 +278,7 @@ def test_a_stop_function_sees_the_number_of_the_report_and_rank_0s_metrics(
 
 def test_a_stop_from_outside_is_no_success_and_says_where_the_run_resumes(paths: RunPaths):
     recorder = make_recorder(paths)
-    recorder.wants_stop = "its ranks got SIGUSR2"
+    recorder.ask_to_stop(StopNotice(kind=StopKind.REQUEST, why="its ranks got SIGUSR2"))
     message = (
         r"stopped because its ranks got SIGUSR2, at report 7\. It resumes from its beginning at "
         r"the next fit\(\)"

@@ -9,6 +9,7 @@ from hpctrain.config import RunConfig
 from hpctrain.control.wire import Frame
 from hpctrain.errors import RunStoppedError
 from hpctrain.execute import stop as stop_module
+from hpctrain.execute.failure_policy import StopKind, StopNotice
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.stop import StopAgreement
 from hpctrain.execute.tracker import AttemptTracker
@@ -51,7 +52,7 @@ def test_nobody_is_asked_as_long_as_no_stop_is_wanted(agreement: StopAgreement, 
 def test_ranks_are_asked_once_and_told_once_when_all_have_answered(
     agreement: StopAgreement, recorder: Recorder, tracker: AttemptTracker, sent: Sent
 ):
-    recorder.wants_stop = "it was asked to"
+    recorder.ask_to_stop(StopNotice(kind=StopKind.REQUEST, why="it was asked to"))
     agreement.step()
     answer(tracker, 0, 4)
     agreement.step()
@@ -74,7 +75,7 @@ def test_a_signal_that_a_rank_got_is_a_wish_to_stop(
 def test_ranks_that_never_ask_should_stop_are_ended_with_a_hint(
     agreement: StopAgreement, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ):
-    recorder.wants_stop = "it was asked to"
+    recorder.ask_to_stop(StopNotice(kind=StopKind.REQUEST, why="it was asked to"))
     monkeypatch.setattr(stop_module, "STOP_PATIENCE_S", -1.0)
     with pytest.raises(RunStoppedError, match=r"its ranks did not return .*asks should_stop\(\)"):
         agreement.step()

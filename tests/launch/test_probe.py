@@ -7,6 +7,7 @@ import pytest
 
 from hpctrain.config import ScalingConfig, SlurmConfig
 from hpctrain.errors import ConfigError, LaunchError
+from hpctrain.execute.slurm_command import run_slurm
 from hpctrain.launch import probe
 from hpctrain.launch.probe import (
     Partition,
@@ -15,7 +16,6 @@ from hpctrain.launch.probe import (
     check_partition,
     explain_refusal,
     parse_partitions,
-    run_slurm,
 )
 from hpctrain.plan.resources import NodeShape, Placement
 

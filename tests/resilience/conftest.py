@@ -1,0 +1,181 @@
+"""A run on the virtual cluster that is disturbed, and a look at what came of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain import Result
+from hpctrain.rundir.ledger import read_events
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.testing.slurm import VirtualCluster
+
+TIMEOUT_S = 120.0
+
+SCRIPT = """
+import argparse, time
+import hpctrain
+import hpctrain.collective
+from hpctrain import (
+    Checkpoint, DataParallelTrainer, FailureConfig, HpctrainError, RunConfig, ScalingConfig,
+    SlurmConfig,
+)
+
+def train(config):
+    checkpoint = hpctrain.get_checkpoint()
+    state = checkpoint.to_dict() if checkpoint else {"step": 0, "weight": 1.0}
+    rank = hpctrain.get_context().get_world_rank()
+    while state["step"] < config["steps"]:
+        state = {"step": state["step"] + 1, "weight": state["weight"] * 1.0001 + state["step"]}
+        hpctrain.collective.barrier(timeout_s=60)
+        time.sleep(config["pause"])   # a step of work
+        stop = config["asks"] and hpctrain.should_stop()
+        save = stop or state["step"] in (config["steps"], state["step"] // 10 * 10)
+        if stop and rank == 0:
+            print("told to stop:", hpctrain.get_preemption_info(), flush=True)
+        hpctrain.report(state, Checkpoint.from_dict(state) if save and rank == 0 else None)
+        if stop:
+            return
+    return state["step"]
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--pause", type=float, default=0.05)
+    parser.add_argument("--asks", action="store_true")
+    parser.add_argument("--nodes", type=int, default=2)
+    parser.add_argument("--time")
+    parser.add_argument("--notice", type=int)
+    parser.add_argument("--total-time", type=int, help="seconds")
+    parser.add_argument("--preemptions", type=int, default=-1)
+    parser.add_argument("--partition")
+    parser.add_argument("--sbatch", action="append", default=[])
+    args = parser.parse_args()
+    from datetime import timedelta
+    total = None if args.total_time is None else timedelta(seconds=args.total_time)
+    try:
+        result = DataParallelTrainer(
+            train,
+            train_loop_config={"steps": args.steps, "pause": args.pause, "asks": args.asks},
+            scaling_config=ScalingConfig(
+                num_workers=2,
+                slurm=SlurmConfig(
+                    nodes=args.nodes, time=args.time, stop_notice_s=args.notice,
+                    partition=args.partition, sbatch_args=args.sbatch,
+                ),
+            ),
+            run_config=RunConfig(
+                name="run", storage_path=".", total_time=total,
+                failure_config=FailureConfig(max_preemption_failures=args.preemptions),
+            ),
+        ).fit()
+        print("finished", result.metrics)
+    except HpctrainError as error:
+        print(f"{type(error).__name__}: {error}")
+        raise SystemExit(4)
+"""
+
+
+def undisturbed(steps: int) -> list[dict[str, Any]]:
+    """Return what the script reports if nobody disturbs it."""
+    reports, step, weight = [], 0, 1.0
+    while step < steps:
+        weight = weight * 1.0001 + step
+        step += 1
+        reports.append({"step": step, "weight": weight})
+    return reports
+
+
+@dataclass
+class Disturbed:
+    """A run in a job, and what can be done to it."""
+
+    path: Path
+    cluster: VirtualCluster
+    process: subprocess.Popen[str] | None = None
+
+    @property
+    def run_dir(self) -> Path:
+        return self.path / "run"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, **self.cluster.environ, "HPCTRAIN_LAUNCHER": ""}
+
+    def start(self, *args: str) -> None:
+        """Call fit() on a login node."""
+        (self.path / "train.py").write_text(SCRIPT)
+        self.process = subprocess.Popen(
+            [sys.executable, "train.py", *args],
+            cwd=self.path,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def slurm(self, *argv: str) -> str:
+        answer = subprocess.run(
+            argv, env=self.environment, capture_output=True, text=True, timeout=30
+        )
+        return answer.stdout.strip()
+
+    def job_id(self) -> str:
+        job_id = Result.from_path(self.run_dir).status.job_id
+        assert job_id is not None
+        return job_id
+
+    def wait_for(self, condition: Callable[[], Any], what: str) -> Any:
+        deadline = time.monotonic() + TIMEOUT_S
+        while not (value := condition()):
+            if self.process is not None and self.process.poll() is not None:
+                said, _ = self.process.communicate()
+                raise AssertionError(f"{what}: not before the end of fit():\n{said}")
+            assert time.monotonic() < deadline, f"{what}: not within {TIMEOUT_S:.0f} s"
+            time.sleep(0.05)
+        return value
+
+    def wait_for_step(self, step: int) -> None:
+        metrics = self.run_dir / "metrics.jsonl"
+        self.wait_for(
+            lambda: metrics.exists() and f'"step":{step},' in metrics.read_text(), f"step {step}"
+        )
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [e for e in read_events(RunPaths(self.run_dir)) if e["event"] == name]
+
+    def finish(self, *, steps: int = 60, status: int = 0) -> Result:
+        """Wait until fit() has returned; check that every step is there once, and right."""
+        assert self.process is not None
+        said, _ = self.process.communicate(timeout=TIMEOUT_S)
+        assert self.process.returncode == status, said + self.logs()
+        result = Result.from_path(self.run_dir)
+        if status == 0:
+            assert result.state == "finished"
+            assert result.metrics_history == undisturbed(steps)
+            assert result.checkpoint is not None
+            assert result.checkpoint.to_dict() == undisturbed(steps)[-1]
+        return result
+
+    def logs(self) -> str:
+        """Return what the jobs and the ledger say."""
+        files = [*sorted(self.run_dir.glob("slurm/*.out")), self.run_dir / "ledger.jsonl"]
+        return "\n".join(f"{file.name}:\n{file.read_text()}" for file in files if file.exists())
+
+
+@pytest.fixture
+def disturbed(virtual_slurm: VirtualCluster, tmp_path: Path) -> Iterator[Disturbed]:
+    run = Disturbed(tmp_path, virtual_slurm)
+    yield run
+    if run.process is not None:
+        run.process.kill()
+        run.process.communicate()
+    run.slurm("scancel", "--name=run,rival")

@@ -1,0 +1,138 @@
+"""A run whose job is taken away goes on in another one by itself, and nobody can tell from it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slurm
+
+
+@pytest.mark.parametrize("asks", [True, False], ids=["asks", "never-asks"])
+def test_a_run_that_is_warned_goes_on_in_the_same_job_queued_again(
+    disturbed: Any, asks: bool
+) -> None:
+    disturbed.start(*(["--asks"] if asks else []))
+    disturbed.wait_for_step(23)
+    disturbed.slurm("scancel", "--signal=USR2", disturbed.job_id())
+    result = disturbed.finish()
+    assert len(result.job_ids) == 1
+    assert [e["kind"] for e in disturbed.events("attempt-ended")] == ["preemption", None]
+    (requeued,) = disturbed.events("requeued")
+    assert "got SIGUSR2" in requeued["why"]
+    first, second = disturbed.events("attempt-started")
+    assert (first["restarts"], second["restarts"]) == (0, 1)
+    log = (disturbed.run_dir / "logs/1/rank-00000.out").read_text()
+    if asks:
+        # It saved at the step at which it left.
+        assert second["first_report"] > 23
+        assert "PreemptionInfo(deadline_ms=None, preempted_node_to_ranks={'node" in log
+    else:
+        assert second["first_report"] == 20
+
+
+def test_where_jobs_are_not_queued_again_a_successor_goes_on(disturbed: Any) -> None:
+    disturbed.start("--asks", "--sbatch=--no-requeue")
+    disturbed.wait_for_step(12)
+    first = disturbed.job_id()
+    disturbed.slurm("scancel", "--signal=USR2", first)
+    result = disturbed.finish()
+    assert len(result.job_ids) == 2
+    (successor,) = disturbed.events("successor")
+    assert (successor["after"], successor["job_id"]) == (first, result.job_ids[1])
+    assert disturbed.slurm("squeue", "-h", "-t", "all", "-o", "%T", "-j", first) == "COMPLETED"
+
+
+def test_a_preempted_run_saves_in_its_grace_time_and_goes_on_later(disturbed: Any) -> None:
+    disturbed.start("--asks", "--partition=low", "--nodes=1", "--sbatch=--nodelist=node1")
+    disturbed.wait_for_step(12)
+    rival = ["sbatch", "--job-name=rival", "--partition=high", "--nodelist=node1", "--exclusive"]
+    disturbed.slurm(*rival, "--output=/dev/null", "--wrap=sleep 1")
+    result = disturbed.finish()
+    (requeued,) = disturbed.events("requeued")
+    assert "is preempted" in requeued["why"]
+    assert result.attempts[0].ended_at is not None
+    log = (disturbed.run_dir / "logs/1/rank-00000.out").read_text()
+    assert "preempted_node_to_ranks={'node1': (0, 1)}" in log
+    assert "deadline_ms=1" in log or "deadline_ms=2" in log
+
+
+def test_a_job_that_is_queued_again_without_a_warning_resumes(disturbed: Any) -> None:
+    disturbed.start()
+    disturbed.wait_for_step(12)
+    disturbed.slurm("scontrol", "requeue", disturbed.job_id())
+    disturbed.finish()
+    assert disturbed.events("attempt-ended")[0]["kind"] == "preemption"
+
+
+def test_a_run_whose_preemptions_are_used_up_says_so(disturbed: Any) -> None:
+    disturbed.start("--preemptions=0")
+    disturbed.wait_for_step(12)
+    disturbed.slurm("scancel", "--signal=USR2", disturbed.job_id())
+    result = disturbed.finish(status=4)
+    assert result.state == "failed"
+    assert "preemption failure 1 of max_preemption_failures=0" in str(result.error)
+
+
+def test_a_run_goes_on_when_its_controller_was_away(disturbed: Any) -> None:
+    disturbed.start("--steps=100")
+    disturbed.wait_for_step(12)
+    # Slurm writes down seconds later what has happened; a job that it forgets is another matter.
+    time.sleep(5)
+    disturbed.cluster.kill_controller()
+    try:
+        disturbed.wait_for_step(60)
+    finally:
+        disturbed.cluster.start_controller()
+    result = disturbed.finish(steps=100)
+    assert len(result.attempts) == 1
+
+
+def processes_of(disturbed: Any, module: str) -> list[int]:
+    """Return the processes of the run's executor, parents first, as this host sees them."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                words = file.read().decode().split("\0")
+        except OSError:
+            continue
+        if module in words and str(disturbed.run_dir / "slurm") in words:
+            found.append(int(pid))
+    return sorted(found)
+
+
+@pytest.mark.parametrize("victim", ["executor", "supervisor"])
+def test_a_killed_executor_and_its_killed_parent_are_replaced(disturbed: Any, victim: str) -> None:
+    disturbed.start()
+    disturbed.wait_for_step(12)
+    supervisor, executor = processes_of(disturbed, "submitit.core._submit")
+    os.kill(executor if victim == "executor" else supervisor, signal.SIGKILL)
+    result = disturbed.finish()
+    assert len(result.attempts) == 2
+    kinds = [e["kind"] for e in disturbed.events("attempt-ended")]
+    assert kinds == ["start" if victim == "executor" else "preemption", None]
+
+
+def test_the_end_of_the_time_limit_is_followed_by_another_job_twice(disturbed: Any) -> None:
+    # Slurm looks at time limits every 30 seconds, so its warning comes somewhere in the minute.
+    disturbed.start("--asks", "--time=1", "--notice=30", "--steps=600", "--pause=0.1")
+    result = disturbed.finish(steps=600)
+    kinds = [e["kind"] for e in disturbed.events("attempt-ended")]
+    assert kinds[-1] is None
+    assert set(kinds[:-1]) == {"time-limit"}
+    assert len(result.job_ids) == 1
+
+
+def test_a_cancelled_run_does_not_go_on_in_the_next_job(disturbed: Any) -> None:
+    disturbed.start("--sbatch=--no-requeue")
+    disturbed.wait_for_step(12)
+    (disturbed.run_dir / "stop").write_text("a person")
+    disturbed.slurm("scancel", "--signal=USR2", disturbed.job_id())
+    result = disturbed.finish(status=4)
+    assert result.state == "stopped"
+    assert not disturbed.events("successor")
