@@ -1,0 +1,175 @@
+"""A lost executor, the end of the total time, and functions that do not listen, without Slurm."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain import (
+    Checkpoint,
+    DataParallelTrainer,
+    Result,
+    RunConfig,
+    RunStoppedError,
+    ScalingConfig,
+)
+from hpctrain.execute.process import process_start_time
+
+pytestmark = pytest.mark.mpi
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def _on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCTRAIN_LAUNCHER", "local")
+
+
+SCRIPT = """
+import os, time
+import hpctrain, hpctrain.collective
+from hpctrain import Checkpoint, DataParallelTrainer, RunConfig, ScalingConfig
+
+def train():
+    checkpoint = hpctrain.get_checkpoint()
+    step = checkpoint.to_dict()["step"] if checkpoint else 0
+    rank = hpctrain.get_context().get_world_rank()
+    open(f"pid-{rank}-{hpctrain.get_context().world.attempt}", "w").write(str(os.getpid()))
+    while step < 40:
+        step += 1
+        hpctrain.collective.barrier(timeout_s=60)
+        time.sleep(0.02)   # a step of work
+        saved = Checkpoint.from_dict({"step": step}) if step % 5 == 0 and rank == 0 else None
+        hpctrain.report({"step": step}, saved)
+
+if __name__ == "__main__":
+    DataParallelTrainer(
+        train,
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(name="run", storage_path=".", verbose=0),
+    ).fit()
+"""
+
+
+def test_ranks_leave_within_seconds_of_their_executors_death_and_the_next_fit_resumes(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    argv = [sys.executable, "train.py"]
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    first = subprocess.Popen(argv, cwd=tmp_path)
+    deadline = time.monotonic() + PATIENCE_S
+    while not (metrics.exists() and '"step":12}' in metrics.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    pids = [int((tmp_path / f"pid-{rank}-1").read_text()) for rank in (0, 1)]
+    first.kill()
+    first.wait()
+    deadline = time.monotonic() + 10
+    while any(process_start_time(pid) is not None for pid in pids):
+        assert time.monotonic() < deadline, "ranks live on without their executor"
+        time.sleep(0.05)
+
+    subprocess.run(argv, cwd=tmp_path, check=True, timeout=PATIENCE_S)
+    result = Result.from_path(tmp_path / "run")
+    assert [m["step"] for m in result.metrics_history] == list(range(1, 41))
+    first_attempt, second_attempt = result.attempts
+    assert first_attempt.cause is not None
+    assert first_attempt.cause.startswith("the executor on ")
+    assert second_attempt.cause == "finished"
+
+
+def fit(train: Any, tmp_path: Path, **run_config: Any) -> Result:
+    return DataParallelTrainer(
+        train,
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(storage_path=tmp_path, name="run", verbose=0, **run_config),
+    ).fit()
+
+
+def train_without_asking() -> None:
+    import time
+
+    import hpctrain
+    import hpctrain.collective
+
+    checkpoint = hpctrain.get_checkpoint()
+    step = checkpoint.to_dict()["step"] if checkpoint else 0
+    rank = hpctrain.get_context().get_world_rank()
+    try:
+        while True:
+            step += 1
+            hpctrain.collective.barrier(timeout_s=60)
+            time.sleep(0.01)  # a step of work
+            hpctrain.report({"step": step}, Checkpoint.from_dict({"step": step}))
+    except Exception as error:
+        raise AssertionError("what ends it is no error") from error
+    finally:
+        (hpctrain.get_context().get_storage() / f"unwound-{rank}").touch()
+
+
+def test_a_function_that_does_not_ask_is_unwound_after_the_same_report_on_every_rank(
+    tmp_path: Path,
+) -> None:
+    result = fit(train_without_asking, tmp_path, stop={"step": 5})
+    assert result.state == "finished"
+    assert result.return_value is None
+    assert all((tmp_path / "run" / f"unwound-{rank}").exists() for rank in (0, 1))
+    steps = [m["step"] for m in result.metrics_history]
+    assert steps == list(range(1, len(steps) + 1))
+    assert len(steps) >= 5
+
+
+def test_the_total_time_ends_a_run_which_a_person_can_go_on_with(tmp_path: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(RunStoppedError, match=r"its total_time=.* is used up, at report"):
+            fit(train_without_asking, tmp_path, total_time=timedelta(seconds=2))
+    result = Result.from_path(tmp_path / "run")
+    assert result.state == "stopped"
+    steps = [m["step"] for m in result.metrics_history]
+    assert steps == list(range(1, len(steps) + 1))
+    # Each fit() of a person has the whole of it.
+    assert all(a.ended_at and a.ended_at - a.started_at > 1 for a in result.attempts)
+
+
+def test_a_run_that_ends_by_itself_while_a_stop_is_wanted_is_finished(tmp_path: Path) -> None:
+    def train() -> str:
+        import time
+
+        import hpctrain
+
+        hpctrain.report({"step": 1})
+        time.sleep(3)  # longer than total_time, and nobody asks
+        return "the end"
+
+    result = fit(train, tmp_path, total_time=timedelta(seconds=1))
+    assert (result.state, result.return_value) == ("finished", "the end")
+
+
+def test_sigterm_to_a_rank_is_a_warning_and_no_death(tmp_path: Path) -> None:
+    def train() -> None:
+        import os
+        import time
+
+        import hpctrain
+        import hpctrain.collective
+
+        for step in range(10_000):
+            hpctrain.collective.barrier(timeout_s=60)
+            time.sleep(0.01)  # a step of work
+            hpctrain.report({"step": step})
+            if step == 3 and hpctrain.get_context().get_world_rank() == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            if info := hpctrain.get_preemption_info():
+                assert info.preempted_ranks == [0, 1]
+                assert info.preempted_node_ids == [os.uname().nodename]
+                return
+
+    with pytest.raises(RunStoppedError, match="because it got SIGTERM, at report"):
+        fit(train, tmp_path)
