@@ -12,17 +12,21 @@ if TYPE_CHECKING:
     from hpctrain.torch.config import TorchConfig as TorchConfig
     from hpctrain.torch.device import get_device as get_device
     from hpctrain.torch.device import get_devices as get_devices
+    from hpctrain.torch.loop import LoopState as LoopState
+    from hpctrain.torch.loop import loop_state as loop_state
     from hpctrain.torch.prepare import enable_reproducibility as enable_reproducibility
     from hpctrain.torch.prepare import prepare_data_loader as prepare_data_loader
     from hpctrain.torch.prepare import prepare_model as prepare_model
     from hpctrain.torch.trainer import TorchTrainer as TorchTrainer
 
 _HOME_OF = {
+    "LoopState": "loop",
     "TorchConfig": "config",
     "TorchTrainer": "trainer",
     "enable_reproducibility": "prepare",
     "get_device": "device",
     "get_devices": "device",
+    "loop_state": "loop",
     "prepare_data_loader": "prepare",
     "prepare_model": "prepare",
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping
 from copy import copy
+from itertools import cycle, islice
 from typing import Any
 
 import torch
@@ -23,35 +24,58 @@ from hpctrain.errors import ConfigError
 from hpctrain.world import World
 
 
-class EpochSampler(DistributedSampler[Any]):
-    """A DistributedSampler to which each iteration is an epoch of its own."""
+class ShareSampler(DistributedSampler[Any]):
+    """A DistributedSampler to which each iteration is an epoch of its own.
+
+    An epoch can begin after `start` items, for ranks of another number than those that had them.
+    """
+
+    start = 0
+    """Items of the next iteration's epoch that were given out before, to all ranks."""
 
     def __iter__(self) -> Iterator[Any]:
-        """Return this rank's share of the epoch."""
-        share = super().__iter__()
+        """Return this rank's share of what is left of the epoch."""
+        order = self._draw()
+        left = len(order) - self.start
+        rounds = left // self.num_replicas if self.drop_last else -(-left // self.num_replicas)
+        end = self.start + rounds * self.num_replicas
+        padded = islice(cycle(order), self.start + self.rank, end, self.num_replicas)
         self.epoch += 1
-        return share
+        return padded if order else iter(())
+
+    def _draw(self) -> list[Any]:
+        """Return all items of the epoch, in order; the same on every rank."""
+        raise NotImplementedError
 
 
-class ShardSampler(DistributedSampler[Any]):
+class EpochSampler(ShareSampler):
+    """A share of the samples of a dataset, shuffled or not."""
+
+    def _draw(self) -> list[Any]:
+        count = len(self.dataset)  # type: ignore[arg-type]
+        if not self.shuffle:
+            return list(range(count))
+        # As torch's DistributedSampler does it.
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        order: list[int] = torch.randperm(count, generator=generator).tolist()
+        return order
+
+
+class ShardSampler(ShareSampler):
     """A share of what another sampler, of samples or of batches, draws for an epoch.
 
     Every rank draws the same from torch's default generator, whatever its seed is: which is what
     samples are drawn with unless they were given a generator of their own.
     """
 
-    def __iter__(self) -> Iterator[Any]:
-        """Return this rank's share of the epoch."""
+    def _draw(self) -> list[Any]:
         generator = torch.default_generator
         state = generator.get_state()
         try:
             generator.manual_seed(self.seed + self.epoch)
-            drawn = list(self.dataset)  # type: ignore[call-overload]
+            return list(self.dataset)  # type: ignore[call-overload, no-any-return]
         finally:
             generator.set_state(state)
-        share = super().__iter__()
-        self.epoch += 1
-        return iter([drawn[position % len(drawn)] for position in share])
 
 
 class PreparedLoader(DataLoader[Any]):
@@ -74,6 +98,15 @@ class PreparedLoader(DataLoader[Any]):
         self._base = base
         self._device = device
         self._prefetch = prefetch
+
+    @property
+    def base(self) -> DataLoader[Any]:
+        """Where batches come from."""
+        return self._base
+
+    def over(self, base: DataLoader[Any]) -> PreparedLoader:
+        """Return a loader of other batches for the same device. Not collective."""
+        return PreparedLoader(base, self._device, prefetch=self._prefetch)
 
     def __len__(self) -> int:
         """Return the number of batches of this rank."""
@@ -99,7 +132,7 @@ class PreparedLoader(DataLoader[Any]):
         if self._device is None:
             return iter(self._base)
         if self._prefetch:
-            return _prefetched(self._base, self._device)
+            return _prefetched(iter(self._base), self._device)
         return (move_batch(batch, self._device) for batch in self._base)
 
 
@@ -124,7 +157,7 @@ def shard_loader(loader: DataLoader[Any], world: World) -> DataLoader[Any]:
     if loader.batch_size is None and loader.batch_sampler is not None:
         _check_length(loader.batch_sampler)
         drawn = ShardSampler(loader.batch_sampler, shuffle=False, **shard)  # type: ignore[arg-type]
-        return _rebuild(loader, batch_sampler=drawn)
+        return rebuild(loader, batch_sampler=drawn)
     shard["drop_last"] = loader.drop_last
     sampler: DistributedSampler[Any]
     if _is_plain(loader):
@@ -133,7 +166,7 @@ def shard_loader(loader: DataLoader[Any], world: World) -> DataLoader[Any]:
     else:
         _check_length(loader.sampler)
         sampler = ShardSampler(loader.sampler, shuffle=False, **shard)  # type: ignore[arg-type]
-    return _rebuild(
+    return rebuild(
         loader, sampler=sampler, batch_size=loader.batch_size, drop_last=loader.drop_last
     )
 
@@ -155,29 +188,32 @@ def _check_length(sampler: Any) -> None:
         )
 
 
-def _rebuild(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
-    # A DataLoader refuses another sampler once it is made.
-    return DataLoader(
-        loader.dataset,
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-        generator=loader.generator,
-        prefetch_factor=loader.prefetch_factor,
-        persistent_workers=loader.persistent_workers,
-        pin_memory_device=loader.pin_memory_device,
-        in_order=loader.in_order,
-        **changes,
-    )
+def rebuild(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
+    """Return a loader like another but for some arguments. Not collective.
+
+    A DataLoader refuses another sampler, or another dataset, once it is made.
+    """
+    arguments: dict[str, Any] = {
+        "dataset": loader.dataset,
+        "num_workers": loader.num_workers,
+        "collate_fn": loader.collate_fn,
+        "pin_memory": loader.pin_memory,
+        "timeout": loader.timeout,
+        "worker_init_fn": loader.worker_init_fn,
+        "multiprocessing_context": loader.multiprocessing_context,
+        "generator": loader.generator,
+        "prefetch_factor": loader.prefetch_factor,
+        "persistent_workers": loader.persistent_workers,
+        "pin_memory_device": loader.pin_memory_device,
+        "in_order": loader.in_order,
+    }
+    return DataLoader(**{**arguments, **changes})
 
 
-def _prefetched(loader: DataLoader[Any], device: torch.device) -> Iterator[Any]:
+def _prefetched(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     ready: list[Any] = []
-    for batch in loader:
+    for batch in batches:
         # Memory of a batch that was given out may be used again for this copy: only after what
         # the compute stream was told to do with it so far.
         stream.wait_stream(torch.cuda.current_stream(device))

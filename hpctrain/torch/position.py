@@ -1,0 +1,188 @@
+"""Data loaders that can begin in the middle of an epoch, with the batches that would have come.
+
+What a batch holds, random augmentation included, depends on the rank's seed, the epoch and the
+batch's number only: neither on earlier batches, nor on which worker process loads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+
+from hpctrain.torch import rng
+from hpctrain.torch.loader import PreparedLoader, ShareSampler, rebuild
+
+
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """Where in its data a run is."""
+
+    epoch: int = 0
+    batch: int = 0
+    """Batches of this epoch that this rank has been given."""
+    consumed: int = 0
+    """Items of this epoch that all ranks have been given: samples, or batches where a sampler of
+    batches is shared out. It means the same with another number of ranks."""
+
+
+class ResumableLoader:
+    """Iterates over the rest of an epoch.
+
+    Parameters
+    ----------
+    loader
+        The user's, prepared or not.
+    world_size
+        Number of ranks.
+    """
+
+    def __init__(self, loader: DataLoader[Any], *, world_size: int) -> None:
+        if not isinstance(loader, PreparedLoader):
+            loader = PreparedLoader(loader, None, prefetch=False)
+        self._loader = loader
+        base = loader.base
+        samplers = (base.sampler, base.batch_sampler, getattr(base.batch_sampler, "sampler", None))
+        self._share = next((s for s in samplers if isinstance(s, ShareSampler)), None)
+        one = 1 if self._share is base.batch_sampler else base.batch_size or 1
+        self.items_per_batch = one * world_size
+        """Items that all ranks together are given with one batch each."""
+        generators = [g for s in (base, *samplers) if (g := getattr(s, "generator", None))]
+        self._generators = [(g, g.initial_seed()) for g in dict.fromkeys(generators)]
+        self._numbered: _NumberedBatches | None = None
+        self._iterable: DataLoader[Any] = loader
+        if base.batch_sampler is not None and not isinstance(base.dataset, IterableDataset):
+            self._numbered = _NumberedBatches(base.batch_sampler)
+            self._iterable = loader.over(
+                rebuild(
+                    base,
+                    dataset=_SeededDataset(base.dataset),
+                    batch_sampler=self._numbered,
+                    collate_fn=_SeededCollate(base.collate_fn),
+                )
+            )
+
+    def iterate(self, position: Position, *, seed: int) -> Iterator[Any]:
+        """Return the batches of an epoch from a position on. Not collective.
+
+        Parameters
+        ----------
+        seed
+            Of this rank.
+        """
+        epoch_seed = rng.mix(seed, position.epoch)
+        self._loader.set_epoch(position.epoch)
+        skip = position.batch
+        if self._share is not None:
+            self._share.start = position.consumed
+            skip = 0
+        for generator, first in self._generators:
+            generator.manual_seed(rng.mix(first, position.epoch))
+        if self._numbered is not None:
+            self._numbered.begin(skip, position.batch, epoch_seed)
+            # Samplers and loaders draw seeds when an iteration begins.
+            with rng.seeded(epoch_seed):
+                return iter(self._iterable)
+        return self._replay(skip, epoch_seed)
+
+    def _replay(self, skip: int, seed: int) -> Iterator[Any]:
+        """Begin anew and drop what was seen, for streams and for samplers without batches."""
+        own = rng.capture()
+        rng.seed_all(seed)
+        batches = iter(self._iterable)
+        number = 0
+        while True:
+            try:
+                batch = next(batches)
+            except StopIteration:
+                rng.restore(own)
+                return
+            number += 1
+            if number <= skip:
+                continue
+            stream = rng.capture()
+            rng.restore(own)
+            yield batch
+            own = rng.capture()
+            rng.restore(stream)
+
+
+class _Batch(list[Any]):
+    """Indices of one batch, with the seed of its random draws."""
+
+    seed: int
+
+
+class _NumberedBatches:
+    """A sampler of batches that begins anywhere, and gives each batch its seed."""
+
+    def __init__(self, batch_sampler: Any) -> None:
+        self._sampler = batch_sampler
+        self._skip = self._first = self._seed = 0
+
+    def begin(self, skip: int, first: int, seed: int) -> None:
+        """Say how many batches the next iteration drops, the number of its first, and its seed."""
+        self._skip, self._first, self._seed = skip, first, seed
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __iter__(self) -> Iterator[_Batch]:
+        drawn = islice(self._sampler, self._skip, None)
+        # Now, and not at the first use: a sampler draws its order with its first batch.
+        first = list(islice(drawn, 1))
+        return self._number(chain(first, drawn), self._first, self._seed)
+
+    @staticmethod
+    def _number(drawn: Iterator[Any], first: int, seed: int) -> Iterator[_Batch]:
+        for number, indices in enumerate(drawn, start=first):
+            batch = _Batch(indices)
+            batch.seed = rng.mix(seed, number)
+            yield batch
+
+
+@dataclass(frozen=True)
+class _Fetched:
+    """Samples of a batch, and the streams of the process that were put aside for them."""
+
+    samples: Sequence[Any]
+    own: dict[str, Any] | None
+
+
+class _SeededDataset(Dataset[Any]):
+    """A dataset whose batches are drawn from streams of their own."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._dataset[index]
+
+    def __getitems__(self, batch: _Batch) -> _Fetched:
+        # A worker process has no other use for its streams.
+        own = rng.capture() if get_worker_info() is None else None
+        rng.seed_all(batch.seed)
+        indices = list(batch)
+        if hasattr(self._dataset, "__getitems__"):
+            return _Fetched(self._dataset.__getitems__(indices), own)
+        return _Fetched([self._dataset[index] for index in indices], own)
+
+
+class _SeededCollate:
+    """Collates a batch, which may draw too, and brings the process's own streams back."""
+
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        self._collate = collate
+
+    def __call__(self, fetched: _Fetched) -> Any:
+        try:
+            return self._collate(fetched.samples)
+        finally:
+            if fetched.own is not None:
+                rng.restore(fetched.own)
