@@ -71,10 +71,10 @@ def list_runs(
         print(render_rows(rows))
 
 
-def render_rows(rows: Sequence[Sequence[str]]) -> str:
+def render_rows(rows: Sequence[Sequence[str]], columns: Sequence[str] = _COLUMNS) -> str:
     """Return a table for a file or a pipe. Pure."""
-    lines = [_COLUMNS, *rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(_COLUMNS))]
+    lines = [columns, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(columns))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in lines

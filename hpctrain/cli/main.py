@@ -9,6 +9,7 @@ import typer
 import hpctrain
 from hpctrain.cli.attach import attach
 from hpctrain.cli.cancel import cancel
+from hpctrain.cli.checkpoints import checkpoints
 from hpctrain.cli.cluster import cluster_app
 from hpctrain.cli.exit_codes import Verbs
 from hpctrain.cli.list_runs import list_runs
@@ -40,6 +41,7 @@ app.command(context_settings=_rest_is_verbatim)(run)
 app.command(context_settings=_rest_is_verbatim)(submit)
 app.command()(status)
 app.command("list")(list_runs)
+app.command()(checkpoints)
 app.command()(logs)
 app.command()(attach)
 app.command()(wait)

@@ -131,6 +131,14 @@ class CheckpointStore:
         """Return the manifests of all complete checkpoints, oldest first. Not collective."""
         return [entry.manifest for entry in self.entries() if entry.manifest is not None]
 
+    def set_aside(self) -> list[str]:
+        """Return the names of what was set aside as damaged. Not collective."""
+        try:
+            found = sorted(entry.name for entry in os.scandir(self._directory))
+        except FileNotFoundError:
+            return []
+        return [name for name in found if name.endswith(DAMAGED)]
+
     def open(self, manifest: Manifest) -> Checkpoint:
         """Return the handle on a checkpoint. Not collective."""
         return Checkpoint(self._directory / manifest.name)

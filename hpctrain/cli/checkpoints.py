@@ -1,0 +1,154 @@
+"""``hpctrain checkpoints``: the checkpoints of a run, and what resuming would use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hpctrain.cli.exit_codes import FAILED
+from hpctrain.cli.options import DEFAULT_STORAGE, JsonOption, RunArgument, StorageOption
+
+if TYPE_CHECKING:
+    from hpctrain.rundir.manifest import Manifest
+    from hpctrain.rundir.paths import RunPaths
+
+_COLUMNS = ("CHECKPOINT", "REPORT", "ATTEMPT", "RANKS", "FILES", "SIZE", "AGE", "STATE", "METRICS")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointView:
+    """What there is to say of one checkpoint."""
+
+    name: str
+    state: str
+    """``complete``, ``verified``, ``damaged``, or ``set aside`` when a run resumed."""
+    manifest: Manifest | None = None
+    complaint: str | None = None
+    """Why it is damaged."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that ``--json`` prints."""
+        manifest = self.manifest
+        known = (
+            {}
+            if manifest is None
+            else {
+                "report": manifest.report,
+                "attempt": manifest.attempt,
+                "world_size": manifest.world_size,
+                "files": len(manifest.files),
+                "bytes": manifest.size,
+                "created_at": manifest.created_at,
+                "versions": dict(manifest.versions),
+                "metrics": dict(manifest.metrics),
+            }
+        )
+        return {"name": self.name, "state": self.state, "complaint": self.complaint, **known}
+
+
+def checkpoints(
+    run: RunArgument,
+    storage: StorageOption = DEFAULT_STORAGE,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Compare every byte with the digests.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """List the checkpoints of a run, oldest first, and say what resuming would use.
+
+    Changes nothing. Ends with 4 if one is damaged.
+    """
+    from hpctrain.cli.run_view import find_run, print_json
+
+    paths = find_run(run, storage)
+    views = list(_views(paths, verify=verify))
+    usable = [view.name for view in views if view.state in ("complete", "verified")]
+    resumes_from = usable[-1] if usable else None
+    if json:
+        print_json(
+            {
+                "path": str(paths.checkpoints),
+                "resumes_from": resumes_from,
+                "checkpoints": [view.to_json() for view in views],
+            }
+        )
+    else:
+        print(render(views, resumes_from, verified=verify))
+    if any(view.state == "damaged" for view in views):
+        raise typer.Exit(FAILED)
+
+
+def render(views: list[CheckpointView], resumes_from: str | None, *, verified: bool) -> str:
+    """Return what there is to say as text. Pure, but for the time of day."""
+    from hpctrain.cli.list_runs import render_rows
+    from hpctrain.cli.run_view import format_age, format_metrics
+
+    rows = []
+    for view in views:
+        manifest = view.manifest
+        if manifest is None:
+            rows.append((view.name, "", "", "", "", "", "", view.state, ""))
+            continue
+        rows.append(
+            (
+                view.name,
+                str(manifest.report),
+                str(manifest.attempt),
+                str(manifest.world_size),
+                str(len(manifest.files)),
+                format_size(manifest.size),
+                format_age(manifest.created_at),
+                view.state,
+                format_metrics(manifest.metrics, most=3),
+            )
+        )
+    lines = [render_rows(rows, _COLUMNS)] if rows else []
+    lines += [view.complaint for view in views if view.complaint is not None]
+    if resumes_from is None:
+        lines.append("There is no usable checkpoint: fit() would begin at the beginning.")
+    elif verified:
+        lines.append(f"Resuming would use {resumes_from}.")
+    else:
+        lines.append(f"Resuming would verify {resumes_from}, and use it if it is undamaged.")
+    return "\n".join(lines)
+
+
+def format_size(num_bytes: int) -> str:
+    """Return a size in the unit that suits it. Pure."""
+    size = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.4g} {unit}"
+        size /= 1024
+    return f"{size:.4g} TiB"
+
+
+def _views(paths: RunPaths, *, verify: bool) -> Iterator[CheckpointView]:
+    from hpctrain.errors import CheckpointError
+    from hpctrain.rundir.store import CheckpointStore
+
+    store = CheckpointStore(paths.checkpoints)
+    for name in store.set_aside():
+        yield CheckpointView(name=name, state="set aside")
+    for entry in store.entries():
+        name, manifest = entry.path.name, entry.manifest
+        if manifest is None:
+            yield CheckpointView(name=name, state="damaged", complaint=entry.complaint)
+            continue
+        if not verify:
+            yield CheckpointView(name=name, state="complete", manifest=manifest)
+            continue
+        try:
+            # So that a live run does not delete what is being read.
+            with store.open(manifest).as_directory():
+                store.verify(manifest)
+        except CheckpointError as error:
+            if entry.path.exists():
+                yield CheckpointView(
+                    name=name, state="damaged", manifest=manifest, complaint=str(error)
+                )
+        else:
+            yield CheckpointView(name=name, state="verified", manifest=manifest)
