@@ -9,7 +9,14 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from hpctrain import Checkpoint, CheckpointConfig, RunConfig, ScalingConfig, SlurmConfig
+from hpctrain import (
+    Checkpoint,
+    CheckpointConfig,
+    CheckpointUploadMode,
+    RunConfig,
+    ScalingConfig,
+    SlurmConfig,
+)
 from hpctrain.torch import TorchTrainer
 
 
@@ -39,27 +46,23 @@ def train_digits(config: dict[str, Any]) -> float:
         nn.Flatten(),
         nn.Linear(32 * 4 * 4, 10),
     )
-    optimizer_state = None
-    first_epoch = 0
-    if checkpoint := hpctrain.get_checkpoint():
+    checkpoint = hpctrain.get_checkpoint()
+    if checkpoint:
         with checkpoint.as_directory() as directory:
-            state = torch.load(f"{directory}/state.pt", weights_only=True)
-        model.load_state_dict(state["model"])
-        optimizer_state, first_epoch = state["optimizer"], state["epoch"] + 1
+            model.load_state_dict(torch.load(f"{directory}/model.pt", weights_only=True))
     model = hpctrain.torch.prepare_model(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=config["lr"], momentum=0.9)
-    if optimizer_state is not None:
-        optimizer.load_state_dict(optimizer_state)
     loader = hpctrain.torch.prepare_data_loader(
         DataLoader(train_set, batch_size=config["batch_size"], shuffle=True)
     )
-    loader.set_epoch(first_epoch)
+    loop = hpctrain.torch.loop_state(loader=loader, optimizer=optimizer)
+    loop.restore(checkpoint)
     device = hpctrain.torch.get_device()
     best = 0.0
-    for epoch in range(first_epoch, config["epochs"]):
+    for epoch in loop.epochs(config["epochs"]):
         model.train()
         total = 0.0
-        for batch, target in loader:
+        for batch, target in loop.batches():
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(batch), target)
             loss.backward()
@@ -71,18 +74,17 @@ def train_digits(config: dict[str, Any]) -> float:
         accuracy = (predicted == labels[held_out]).float().mean().item()
         best = max(best, accuracy)
         metrics = {"epoch": epoch, "loss": total / len(loader), "accuracy": accuracy}
-        if hpctrain.get_context().get_world_rank() == 0:
-            with hpctrain.checkpoint_dir() as directory:
+        with hpctrain.checkpoint_dir() as directory:
+            loop.save(directory)
+            if hpctrain.get_context().get_world_rank() == 0:
                 plain = model.module if hasattr(model, "module") else model
-                state = {
-                    "model": plain.state_dict(),
-                    "optimizer": optimizer.state_dict(),
-                    "epoch": epoch,
-                }
-                torch.save(state, f"{directory}/state.pt")
-                hpctrain.report(metrics, Checkpoint.from_directory(directory))
-        else:
-            hpctrain.report(metrics)
+                torch.save(plain.state_dict(), f"{directory}/model.pt")
+            # The next epoch begins while this one's checkpoint is copied and committed.
+            hpctrain.report(
+                metrics,
+                Checkpoint.from_directory(directory),
+                checkpoint_upload_mode=CheckpointUploadMode.ASYNC,
+            )
         if hpctrain.should_stop():
             break
     return best

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from hpctrain.trainer import DataParallelTrainer as DataParallelTrainer
     from hpctrain.worker.context import PreemptionInfo as PreemptionInfo
     from hpctrain.worker.context import TrainContext as TrainContext
+    from hpctrain.worker.context import artifact_dir as artifact_dir
     from hpctrain.worker.context import checkpoint_dir as checkpoint_dir
     from hpctrain.worker.context import (
         get_all_reported_checkpoints as get_all_reported_checkpoints,
@@ -89,6 +90,7 @@ _HOME_OF = {
     "WorkerHangError": "errors",
     "WorkerGroup": "execute.worker_group",
     "World": "world",
+    "artifact_dir": "worker.context",
     "checkpoint_dir": "worker.context",
     "get_all_reported_checkpoints": "worker.context",
     "get_checkpoint": "worker.context",

@@ -296,11 +296,20 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SyncConfig:
-    """How checkpoints reach the run directory."""
+    """How checkpoints and artifacts reach the run directory."""
 
     sync_timeout: float = 1800.0
-    """Seconds that a rank waits in ``report()`` for its checkpoint to be committed, which takes as
-    long as the slowest rank needs to report. Then it fails, and says which rank was missing."""
+    """Seconds that a checkpoint may be under way. A rank waits that long in ``report()`` for it to
+    be committed, which takes as long as the slowest rank needs to report. Then it fails, and says
+    what it waited for."""
+    scratch_dir: str | PathLike[str] | None = None
+    """Directory on each node's own disk, such as ``"$TMPDIR"``; variables are those of the rank.
+    `hpctrain.checkpoint_dir` then leads there, and ``report()`` copies from there into the run
+    directory, behind the training function with ``ASYNC``."""
+    sync_artifacts: bool = False
+    """Whether `hpctrain.artifact_dir` leads to `scratch_dir` too. What is new there is copied to
+    ``artifacts/`` behind the training function, with each checkpoint and at the end. Without a
+    `scratch_dir` artifacts are written where they belong, and nothing has to be copied."""
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -308,6 +317,9 @@ class SyncConfig:
             raise ConfigError(
                 f"SyncConfig(sync_timeout={self.sync_timeout!r}): seconds, more than 0."
             )
+        if self.scratch_dir is not None:
+            _check_type("SyncConfig(scratch_dir=...)", self.scratch_dir, str, PathLike)
+            object.__setattr__(self, "scratch_dir", fspath(self.scratch_dir))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from hpctrain.errors import ConfigError
+
 # Variables by which launchers tell a process that it is a rank. A child that inherits them and
 # initialises MPI by itself aborts (MPICH) or brings its parent down (Open MPI), so a rank deletes
 # them once MPI is initialised.
@@ -92,6 +94,25 @@ def environment() -> dict[str, str]:
 def variable(name: str) -> str | None:
     """Return a variable of the environment, or None."""
     return os.environ.get(name)
+
+
+def expand_path(path: str) -> Path:
+    """Return a path with its variables and ``~`` replaced, as a shell does it.
+
+    Raises
+    ------
+    ConfigError
+        If a variable is not set, or the path is not absolute.
+    """
+    expanded = os.path.expanduser(os.path.expandvars(path))
+    if "$" in expanded or not os.path.isabs(expanded):
+        import socket
+
+        raise ConfigError(
+            f"{path!r} is {expanded!r} on {socket.gethostname()}: an absolute path is needed, and "
+            f"its variables have to be set for the ranks."
+        )
+    return Path(expanded)
 
 
 def export(values: Mapping[str, str], *, keep_existing: bool = False) -> None:

@@ -168,7 +168,7 @@ def make_spec(request: Request, plan: LaunchPlan) -> RunSpec:
     ConfigError
         If something of it cannot be pickled.
     """
-    scaling = request.scaling_config
+    scaling, sync = request.scaling_config, request.run_config.sync_config
     worker = pack(request.worker_spec, what="the training function")
     if warning := explain_large_pickle(request.worker_spec, worker):
         print(f"hpctrain: warning: {warning}", file=sys.stderr, flush=True)
@@ -187,7 +187,9 @@ def make_spec(request: Request, plan: LaunchPlan) -> RunSpec:
             sys_path=tuple(str(Path(p).absolute()) for p in sys.path),
             cpus_per_worker=scaling.num_cpus_per_worker,
             gpus_per_worker=scaling.num_gpus_per_worker,
-            commit_timeout_s=request.run_config.sync_config.sync_timeout,
+            commit_timeout_s=sync.sync_timeout,
+            scratch_dir=None if sync.scratch_dir is None else str(sync.scratch_dir),
+            sync_artifacts=sync.sync_artifacts,
         ),
         worker=worker,
         executor=pack(

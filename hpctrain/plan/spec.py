@@ -29,6 +29,10 @@ class RankSettings:
     gpus_per_worker: int
     commit_timeout_s: float
     """Seconds that a rank waits for its checkpoint to be committed."""
+    scratch_dir: str | None = None
+    """Node-local directory for checkpoints on their way, variables not replaced."""
+    sync_artifacts: bool = False
+    """Whether artifacts are written there, too."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -285,7 +285,8 @@ def get_preemption_info() -> PreemptionInfo | None:
 def checkpoint_dir() -> Iterator[str]:
     """Give an empty directory of this rank that lies inside the next report's commit.
 
-    Not collective. Save into it, then pass it to `report` in a Checkpoint: nothing is copied.
+    Not collective. Save into it, then pass it to `report` in a Checkpoint: nothing is copied. With
+    ``SyncConfig(scratch_dir=...)`` it lies on the node's own disk, and is copied, once.
 
     Examples
     --------
@@ -296,6 +297,16 @@ def checkpoint_dir() -> Iterator[str]:
             hpctrain.report({"loss": loss}, Checkpoint.from_directory(d))
     """
     yield str(active_worker("checkpoint_dir()").session.staging())
+
+
+def artifact_dir() -> Path:
+    """Return the directory into which this rank writes what is no checkpoint: plots, tables, logs.
+
+    Not collective. It is ``artifacts/`` of the run directory, or with
+    ``SyncConfig(sync_artifacts=True)`` a directory on the node's own disk that is copied there.
+    Ranks share ``artifacts/``: put the rank into the names of files that each of them writes.
+    """
+    return active_worker("artifact_dir()").session.artifacts()
 
 
 def get_dataset_shard(dataset_name: str = "train") -> Any:

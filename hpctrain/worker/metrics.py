@@ -1,12 +1,67 @@
-"""Metrics of a report as JSON."""
+"""Metrics of a report as JSON, and the file that keeps rank 0's."""
 
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from hpctrain.errors import ConfigError
+from hpctrain.errors import CheckpointError, ConfigError
+from hpctrain.rundir.files import open_append
+
+
+class MetricsFile:
+    """``metrics.jsonl``, for the rank that writes it.
+
+    Parameters
+    ----------
+    path
+        The file; it is appended to.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = open_append(path)
+
+    def append(self, report: int, line: bytes, *, last_checkpoint: str) -> None:
+        """Append a report's line. Not collective. It survives a kill of this process.
+
+        Raises
+        ------
+        CheckpointError
+            If it cannot be written as a whole.
+        """
+        try:
+            written = os.write(self._descriptor, line)
+            reason = f"only {written} of {len(line)} bytes fit" if written < len(line) else None
+            cause = None
+        except OSError as error:
+            reason, cause = str(error.strerror), error
+        if reason is not None:
+            raise CheckpointError(
+                f"report {report} could not be written to {self._path}: {reason}. The last "
+                f"complete checkpoint is {last_checkpoint}; free space and call fit() again."
+            ) from cause
+
+    def close(self) -> None:
+        """Close the file, once."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def encode_line(report: int, attempt: int, checkpoint: bytes, metrics: bytes) -> bytes:
+    """Return the line of a report, of parts that are JSON already. Not collective."""
+    return b'{"report":%d,"attempt":%d,"time":%.6f,"checkpoint":%s,"metrics":%s}\n' % (
+        report,
+        attempt,
+        time.time(),
+        checkpoint,
+        metrics,
+    )
 
 
 def encode_metrics(metrics: Mapping[str, Any]) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hpctrain.checkpoint import Checkpoint, ReportedCheckpoint
 from hpctrain.errors import CheckpointError, ConfigError
-from hpctrain.rundir.files import open_append
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.worker.metrics import encode_metrics
+from hpctrain.worker.metrics import MetricsFile, encode_line, encode_metrics
 from hpctrain.world import World
 
 if TYPE_CHECKING:
     from hpctrain.rundir.staging import StagedPart
+    from hpctrain.worker.scratch import Scratch
     from hpctrain.worker.upload import Background, Upload
 
 MAX_IN_FLIGHT = 2
@@ -122,7 +121,9 @@ class Session:
         self._found: tuple[int, Sequence[Any]] | None = None
         self._background: Background | None = None
         self._beat_at = 0.0
-        self._metrics = open_append(paths.metrics) if world.world_rank == 0 else -1
+        self._scratch: Scratch | None = None
+        self._scratch_has_artifacts = False
+        self._metrics = MetricsFile(paths.metrics) if world.world_rank == 0 else None
 
     @property
     def reports(self) -> int:
@@ -142,11 +143,27 @@ class Session:
                 if not self._await_news(newest):
                     raise
 
+    def use_scratch(self, root: Path, *, artifacts: bool) -> None:
+        """Let checkpoints, and artifacts or not, be written to the node's own disk first."""
+        from hpctrain.worker.scratch import Scratch
+
+        self._scratch = Scratch(root, run=self._paths.root, rank=self.world.world_rank)
+        self._scratch_has_artifacts = artifacts
+
+    def artifacts(self) -> Path:
+        """Return the directory into which this rank writes its artifacts."""
+        if self._scratch is not None and self._scratch_has_artifacts:
+            return self._scratch.artifacts
+        self._paths.artifacts.mkdir(exist_ok=True)
+        return self._paths.artifacts
+
     def report(self, metrics: Mapping[str, Any], upload: Upload | None = None) -> None:
         """Report metrics, and a checkpoint with them or not."""
         content = encode_metrics(metrics)
         if upload is not None:
             upload.check(report=self._count + 1, paths=self._paths)
+            if self._is_in_scratch(upload):
+                upload = upload.from_scratch()
         if self._flights or self._failure is not None:
             self._look_behind(room_for_one=upload is not None and upload.is_behind)
         with self._turn:
@@ -163,11 +180,12 @@ class Session:
                 raise LeaveTraining
             self._count = number = self._count + 1
         if upload is None:
-            line = self._line(number, b"null", content)
+            line = encode_line(number, self.world.attempt, b"null", content)
             self._append(line)
             self._channel.report(line)
             return
-        line = self._line(number, b'"%s"' % _name(number, upload).encode(), content)
+        name = b'"%s"' % _name(number, upload).encode()
+        line = encode_line(number, self.world.attempt, name, content)
         if upload.is_behind:
             self._report_behind(number, line, upload)
         else:
@@ -176,6 +194,7 @@ class Session:
                 self._report_and_wait(number, line, upload)
             finally:
                 self._channel.progress("phase", phase="training")
+        self._copy_artifacts()
 
     def heartbeat(self) -> None:
         """Say that this rank makes progress, once a second at most."""
@@ -191,9 +210,11 @@ class Session:
         return stop
 
     def staging(self) -> Path:
-        """Return an empty directory that lies inside the commit of the next report."""
+        """Return an empty directory for the next report: inside its commit, or in the scratch."""
         import shutil
 
+        if self._scratch is not None:
+            return self._scratch.checkpoint(self._count + 1)
         directory = self._staging_directory(self._count + 1)
         if directory.exists():
             shutil.rmtree(directory)
@@ -232,12 +253,13 @@ class Session:
 
         Not collective, but a checkpoint is only committed once every rank has made its report.
         """
+        self._copy_artifacts()
         with self._turn:
             self._turn.wait_for(
                 lambda: not self._flights or self._failure is not None, self._commit_timeout_s
             )
-        if self._background is not None and self._failure is None:
-            self._background.wait(self._commit_timeout_s)
+        if self._background is not None and self._failure is None and not self._flights:
+            self._finish_background("what was written to the scratch directory")
         self._look_behind(room_for_one=False, finished=True)
 
     # Called from the thread of the link.
@@ -278,10 +300,11 @@ class Session:
             self._turn.notify_all()
 
     def close(self) -> None:
-        """Close the metrics file."""
-        if self._metrics >= 0:
-            os.close(self._metrics)
-            self._metrics = -1
+        """Close the metrics file, and delete what is left in the scratch."""
+        if self._scratch is not None:
+            self._scratch.remove()
+        if self._metrics is not None:
+            self._metrics.close()
 
     def _report_behind(self, number: int, line: bytes, upload: Upload) -> None:
         def stage() -> None:
@@ -300,7 +323,7 @@ class Session:
         self._behind(stage)
 
     def _report_and_wait(self, number: int, line: bytes, upload: Upload) -> None:
-        part = self._stage(number, upload)
+        part = self._stage_in_time(number, upload)
         self._flights[number] = _Flight(upload, time.monotonic())
         # Before the commit: a run that resumes from this checkpoint does not report it again.
         self._append(line)
@@ -318,6 +341,55 @@ class Session:
             raise _not_committed(number, verdict)
         upload.delete_source()
 
+    def _stage_in_time(self, number: int, upload: Upload) -> StagedPart:
+        if not self._is_in_scratch(upload):
+            return self._stage(number, upload)
+        # A parallel filesystem that hangs is to be noticed: behind, where it can be left alone.
+        done: list[StagedPart | BaseException] = []
+
+        def stage() -> None:
+            try:
+                done.append(self._stage(number, upload))
+            except BaseException as error:
+                done.append(error)
+
+        self._behind(stage)
+        self._finish_background(f"its part of the checkpoint of report {number}")
+        (part,) = done
+        if isinstance(part, BaseException):
+            raise part
+        return part
+
+    def _finish_background(self, what: str) -> None:
+        assert self._background is not None
+        if not self._background.wait(self._commit_timeout_s):
+            raise CheckpointError(
+                f"rank {self.world.world_rank} could not copy {what} to {self._paths.root} within "
+                f"{self._commit_timeout_s:.0f} s. SyncConfig(sync_timeout=...) sets how long to "
+                f"wait."
+            )
+
+    def _copy_artifacts(self) -> None:
+        scratch = self._scratch
+        if scratch is None or not self._scratch_has_artifacts:
+            return
+
+        def copy() -> None:
+            try:
+                scratch.copy_artifacts(self._paths.artifacts)
+            except OSError as error:
+                with self._turn:
+                    self._failure = self._failure or CheckpointError(
+                        f"rank {self.world.world_rank} could not copy its artifacts to "
+                        f"{self._paths.artifacts}: {error.strerror or error}."
+                    )
+                    self._turn.notify_all()
+
+        self._behind(copy)
+
+    def _is_in_scratch(self, upload: Upload) -> bool:
+        return self._scratch is not None and self._scratch.holds(upload.checkpoint.path)
+
     def _stage(self, number: int, upload: Upload) -> StagedPart:
         directory = self._staging_directory(number)
         try:
@@ -326,7 +398,7 @@ class Session:
             raise CheckpointError(
                 f"rank {self.world.world_rank} could not write its part of the checkpoint of "
                 f"report {number} to {directory}: {error.strerror or error}. The last complete "
-                f"checkpoint is {self._last_checkpoint()}; free space, or choose another "
+                f"checkpoint is {self._newest[1] or 'none'}; free space, or choose another "
                 f"storage_path."
             ) from error
         flight = self._flights.get(number)
@@ -380,35 +452,9 @@ class Session:
             rank=self.world.world_rank,
         )
 
-    def _line(self, number: int, checkpoint: bytes, content: bytes) -> bytes:
-        return b'{"report":%d,"attempt":%d,"time":%.6f,"checkpoint":%s,"metrics":%s}\n' % (
-            number,
-            self.world.attempt,
-            time.time(),
-            checkpoint,
-            content,
-        )
-
-    def _last_checkpoint(self) -> str:
-        return self._newest[1] or "none"
-
     def _append(self, line: bytes) -> None:
-        if self._metrics < 0:
-            return
-        try:
-            written = os.write(self._metrics, line)
-        except OSError as error:
-            raise CheckpointError(
-                f"report {self._count} could not be written to {self._paths.metrics}: "
-                f"{error.strerror}. The last complete checkpoint is {self._last_checkpoint()}; "
-                f"free space and call fit() again."
-            ) from error
-        if written < len(line):
-            raise CheckpointError(
-                f"report {self._count} could not be written to {self._paths.metrics}: only "
-                f"{written} of {len(line)} bytes fit. The last complete checkpoint is "
-                f"{self._last_checkpoint()}; free space and call fit() again."
-            )
+        if self._metrics is not None:
+            self._metrics.append(self._count, line, last_checkpoint=self._newest[1] or "none")
 
 
 def _name(number: int, upload: Upload) -> str:

@@ -66,6 +66,10 @@ def run_training(
         datasets_to_split=worker_spec.datasets_to_split,
     )
     session.preprocessor = worker_spec.preprocessor
+    if settings.scratch_dir is not None:
+        session.use_scratch(
+            environ.expand_path(settings.scratch_dir), artifacts=settings.sync_artifacts
+        )
     config = worker_spec.backend_config
     backend = config.backend_cls()
     with activate(worker), contextlib.closing(session):

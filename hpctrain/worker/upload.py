@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpctrain.checkpoint import Checkpoint, CheckpointUploadMode
@@ -67,6 +67,12 @@ class Upload:
                     f"report(delete_local_checkpoint_after_upload=True): {source} holds committed "
                     f"checkpoints. Report a directory of your own, or do not delete it."
                 )
+
+    def from_scratch(self) -> Upload:
+        """Return the same for a directory of the run's own on the disk of the node."""
+        uploaded = self.mode is not CheckpointUploadMode.NO_UPLOAD
+        mode = self.mode if uploaded else CheckpointUploadMode.SYNC
+        return replace(self, mode=mode, delete_local=True)
 
     def stage(self, directory: Path, *, paths: RunPaths, preprocessor: object) -> StagedPart:
         """Bring the part into `directory`, which is inside the commit, and make it durable.

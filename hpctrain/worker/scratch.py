@@ -1,0 +1,89 @@
+"""`Scratch`: a rank's directory on its node's own disk, and the copy of its artifacts."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+from hpctrain.errors import ConfigError
+from hpctrain.rundir.bulk import BUFFERED
+
+
+class Scratch:
+    """A rank's directory on its node's own disk. What an earlier attempt left there is deleted.
+
+    Parameters
+    ----------
+    root
+        Node-local directory.
+    run
+        The run directory.
+    rank
+        World rank.
+
+    Raises
+    ------
+    ConfigError
+        If `root` cannot be written, or the directory in it is somebody else's.
+    """
+
+    def __init__(self, root: Path, *, run: Path, rank: int) -> None:
+        # Not a random name: whoever comes after a kill has to find what is left.
+        digest = hashlib.sha256(str(run).encode()).hexdigest()[:12]
+        ours = root / f"hpctrain-{run.name}-{digest}"
+        self.path = ours / f"rank-{rank:05d}"
+        """The directory."""
+        try:
+            ours.mkdir(mode=0o700, exist_ok=True)
+            # In /tmp anyone could have made it.
+            if ours.is_symlink() or ours.stat().st_uid != os.getuid():
+                raise ConfigError(
+                    f"SyncConfig(scratch_dir=...): {ours} belongs to another user. Choose a "
+                    f"directory of your own."
+                )
+            shutil.rmtree(self.path, ignore_errors=True)
+            self.artifacts.mkdir(parents=True)
+        except OSError as error:
+            raise ConfigError(
+                f"SyncConfig(scratch_dir=...): {ours} cannot be made: {error.strerror}. It has to "
+                f"be a directory that exists and can be written on every node."
+            ) from error
+        self._copied: dict[Path, tuple[int, int]] = {}
+
+    @property
+    def artifacts(self) -> Path:
+        """Where this rank writes artifacts that are copied to the run."""
+        return self.path / "artifacts"
+
+    def checkpoint(self, report: int) -> Path:
+        """Return an empty directory for a report's checkpoint. Not collective."""
+        directory = self.path / f"checkpoint-{report:06d}"
+        if directory.exists():
+            shutil.rmtree(directory)
+        directory.mkdir()
+        return directory
+
+    def holds(self, path: Path) -> bool:
+        """Return whether a path is in here. Not collective."""
+        return self.path in path.parents
+
+    def copy_artifacts(self, target: Path) -> None:
+        """Copy the artifacts that are new or have changed. Not collective."""
+        for folder, _, names in os.walk(self.artifacts):
+            for name in names:
+                source = Path(folder, name)
+                stat = source.stat()
+                mark = (stat.st_size, stat.st_mtime_ns)
+                if self._copied.get(source) == mark:
+                    continue
+                copy = target / source.relative_to(self.artifacts)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                beside = copy.with_name(f".{copy.name}.{self.path.name}")
+                os.replace(BUFFERED.copy(str(source), str(beside)), copy)
+                self._copied[source] = mark
+
+    def remove(self) -> None:
+        """Delete the directory. Not collective."""
+        shutil.rmtree(self.path, ignore_errors=True)
