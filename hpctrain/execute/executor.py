@@ -319,7 +319,8 @@ class Executor:
                 self._stop_for_total_time()
             stop.step()
             try:
-                hang.step()
+                if not backend.tracker.has_failed:
+                    hang.step()
             except WorkerHangError as error:
                 for failure in hang.failures(error):
                     backend.tracker.failures.setdefault(failure.rank, failure)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections import Counter
@@ -42,8 +43,9 @@ class _Inquiry:
 
     stalled: tuple[int, ...]
     asked_at: float
+    """When they were asked, or their agents were."""
     examined: tuple[int, ...] = ()
-    """Ranks that do not answer, whose agents were asked then."""
+    """Ranks whose agents were asked."""
 
 
 class HangWatch:
@@ -123,7 +125,9 @@ class HangWatch:
             self._told, self.stalled = (), ""
         elif set(stalled) - set(self._told):
             self._progress.ask()
-            self._paths.stacks(self._attempt).mkdir(parents=True, exist_ok=True)
+            # Where it cannot be made, the error still says what the ranks themselves answered.
+            with contextlib.suppress(OSError):
+                self._paths.stacks(self._attempt).mkdir(parents=True, exist_ok=True)
             self._inquiry = _Inquiry(stalled, now)
             self._broadcast("dump-stacks")
 
@@ -148,7 +152,12 @@ class HangWatch:
         # Meanwhile they may have gone on.
         still = tuple(rank for rank in self._stalled(now) if rank in inquiry.stalled)
         if still:
-            self._conclude(still, silent, now)
+            named = find_culprits(progress, still, silent)
+            if all(rank_waits(progress, rank) for rank in named):
+                # Whom they wait for may have stopped a little later than they did.
+                quiet = [r for r in progress.unfinished() if progress.since(r) <= inquiry.asked_at]
+                named = find_culprits(progress, quiet, silent)
+            self._conclude(named, still, now)
 
     def _will_end(self, now: float) -> bool:
         """Return whether ranks have had their time, and not only that of a suspicion."""
@@ -157,8 +166,7 @@ class HangWatch:
         in_training = ("training", "checkpoint")
         return any(self._progress.phase(rank) not in in_training for rank in self._stalled(now))
 
-    def _conclude(self, stalled: tuple[int, ...], silent: Sequence[int], now: float) -> None:
-        named = find_culprits(self._progress, stalled, silent)
+    def _conclude(self, named: list[int], stalled: tuple[int, ...], now: float) -> None:
         self._told = stalled
         self.stalled = self._describe(named, now)
         message = "\n".join(
@@ -235,7 +243,7 @@ class HangWatch:
             return f"; {reason}"
         if rank not in self._progress.stacks:
             return "; it does not answer"
-        if self._waits(rank):
+        if rank_waits(self._progress, rank):
             return (
                 "; it waits for other ranks, which may have left, or not entered, what it waits in"
             )
@@ -243,7 +251,8 @@ class HangWatch:
 
     def _describe_others(self, named: Sequence[int]) -> list[str]:
         others = Counter(
-            self._progress.describe(rank) + (", waits for others" if self._waits(rank) else "")
+            self._progress.describe(rank)
+            + (", waits for others" if rank_waits(self._progress, rank) else "")
             for rank in range(len(self._progress))
             if rank not in named
         )
@@ -257,9 +266,6 @@ class HangWatch:
             self._progress.seen.get(rank, "")
         )
         return said.rstrip()
-
-    def _waits(self, rank: int) -> bool:
-        return rank_waits(self._progress, rank)
 
 
 def find_culprits(progress: Progress, stalled: Sequence[int], silent: Sequence[int]) -> list[int]:

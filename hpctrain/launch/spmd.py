@@ -391,7 +391,8 @@ class _Coordinator(threading.Thread):
             if self._follower is not None:
                 self._follower.step()
             stop.step()
-            self._hang.step()
+            if len(self._workers) == self._world.world_size:
+                self._hang.step()
             if self._hang.stalled != recorder.status.stalled:
                 recorder.change(stalled=self._hang.stalled)
             if failed_at is None and (tracker.has_failed or tracker.uneven_reports()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import threading
@@ -29,7 +30,9 @@ def answer_with_stacks(link: Link, paths: RunPaths, world: World) -> None:
             f"rank {world.world_rank}, process {os.getpid()} on {world.hostname}, "
             f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n\n"
         )
-        path.write_text(title + stacks)
+        # A full disk must not end the thread that the rank hears its executor with.
+        with contextlib.suppress(OSError):
+            path.write_text(title + stacks)
 
     link.handle("dump-stacks", dump)
 

@@ -147,6 +147,22 @@ def test_who_does_not_answer_is_looked_at_from_outside_and_named(
     assert "its process is stopped" in failure.message
 
 
+def test_who_stopped_a_little_later_than_those_that_wait_for_it_is_named(
+    progress: Progress, ranks: Ranks, make_watch: Callable[..., HangWatch]
+) -> None:
+    def answer() -> None:
+        for rank, stack in enumerate((WAITS, COMPUTES, WAITS)):
+            feed(progress, "stacks", rank, stack)
+
+    ranks.answer = answer
+    watch = make_watch(hang_timeout=0.5)
+    step_for(watch, progress, 0.2)
+    feed(progress, "heartbeat", 1)
+    with pytest.raises(WorkerHangError, match=r"^rank 1 of 3") as caught:
+        step_for(watch, progress, 5.0)
+    assert caught.value.rank == 1
+
+
 def test_ranks_that_go_on_while_they_are_asked_do_not_hang(
     progress: Progress, ranks: Ranks, make_watch: Callable[..., HangWatch]
 ) -> None:
