@@ -35,11 +35,12 @@ class ShareSampler(DistributedSampler[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         """Return this rank's share of what is left of the epoch."""
-        order = self._draw()
-        left = len(order) - self.start
+        order, start = self._draw(), self.start
+        self.start = 0
+        left = len(order) - start
         rounds = left // self.num_replicas if self.drop_last else -(-left // self.num_replicas)
-        end = self.start + rounds * self.num_replicas
-        padded = islice(cycle(order), self.start + self.rank, end, self.num_replicas)
+        end = start + rounds * self.num_replicas
+        padded = islice(cycle(order), start + self.rank, end, self.num_replicas)
         self.epoch += 1
         return padded if order else iter(())
 

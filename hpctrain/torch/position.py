@@ -82,9 +82,9 @@ class ResumableLoader:
         for generator, first in self._generators:
             generator.manual_seed(rng.mix(first, position.epoch))
         if self._numbered is not None:
-            self._numbered.begin(skip, position.batch, epoch_seed)
             # Samplers and loaders draw seeds when an iteration begins.
             with rng.seeded(epoch_seed):
+                self._numbered.begin(skip, position.batch, epoch_seed)
                 return iter(self._iterable)
         return self._replay(skip, epoch_seed)
 
@@ -121,20 +121,22 @@ class _NumberedBatches:
 
     def __init__(self, batch_sampler: Any) -> None:
         self._sampler = batch_sampler
-        self._skip = self._first = self._seed = 0
+        self._drawn: Iterator[Any] = iter(())
+        self._first = self._seed = 0
 
     def begin(self, skip: int, first: int, seed: int) -> None:
         """Say how many batches the next iteration drops, the number of its first, and its seed."""
-        self._skip, self._first, self._seed = skip, first, seed
+        drawn = islice(self._sampler, skip, None)
+        # A sampler draws its order with its first batch. Now, and not in __iter__, which a loader
+        # with worker processes calls twice.
+        self._drawn = chain(list(islice(drawn, 1)), drawn)
+        self._first, self._seed = first, seed
 
     def __len__(self) -> int:
         return len(self._sampler)
 
     def __iter__(self) -> Iterator[_Batch]:
-        drawn = islice(self._sampler, self._skip, None)
-        # Now, and not at the first use: a sampler draws its order with its first batch.
-        first = list(islice(drawn, 1))
-        return self._number(chain(first, drawn), self._first, self._seed)
+        return self._number(self._drawn, self._first, self._seed)
 
     @staticmethod
     def _number(drawn: Iterator[Any], first: int, seed: int) -> Iterator[_Batch]:

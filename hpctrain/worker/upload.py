@@ -61,8 +61,12 @@ class Upload:
                 raise ConfigError(f"report(checkpoint_dir_name={self.dir_name!r}): {complaint}.")
         if self.delete_local:
             source, checkpoints = self.checkpoint.path.resolve(), paths.checkpoints.resolve()
-            committed = source.parent == checkpoints or source == checkpoints
-            if committed or source in checkpoints.parents:
+            inside = (
+                source.relative_to(checkpoints).parts if _is_within(source, checkpoints) else ()
+            )
+            # What begins with a dot is not committed yet.
+            committed = bool(inside) and not inside[0].startswith(".")
+            if committed or _is_within(checkpoints, source):
                 raise ConfigError(
                     f"report(delete_local_checkpoint_after_upload=True): {source} holds committed "
                     f"checkpoints. Report a directory of your own, or do not delete it."
@@ -119,6 +123,10 @@ class Upload:
                 f"{paths.root}: write to get_context().get_storage() / its second argument."
             )
         return uploaded.path
+
+
+def _is_within(path: Path, directory: Path) -> bool:
+    return path == directory or directory in path.parents
 
 
 class Background:

@@ -50,7 +50,7 @@ def _training() -> Callable[[dict[str, Any]], Any]:
                     yield augmented(index)
 
         def collate(samples: list[Any]) -> Any:
-            return torch.stack(samples) + torch.rand(1)
+            return torch.stack(samples) + 0.1 * torch.rand(1)
 
         options: dict[str, Any] = {
             "num_workers": num_workers,
@@ -213,7 +213,20 @@ def test_every_kind_of_loader_goes_on_where_it_was(
     assert_same(fit(tmp_path, "killed", **options, die_at=die_at), whole)
 
 
-def shares(world_size: int, start: int, *, drop_last: bool = False) -> list[list[int]]:
+def test_batches_depend_neither_on_worker_processes_nor_on_how_often_loaders_ask(tmp_path: Path):
+    histories = [
+        fit(tmp_path, str(workers), kind="shuffled", workers=0, num_workers=workers).metrics_history
+        for workers in (0, 2)
+    ]
+    assert histories[0] == histories[1]
+    # The order of epoch 0 is that of the sampler's epoch 0; noise is less than 1.
+    first = [int(value) for value in histories[0][0]["seen"][::3]]
+    assert first == shares(1, 0, epoch=0)[0][:4]
+
+
+def shares(
+    world_size: int, start: int, *, drop_last: bool = False, epoch: int = 3
+) -> list[list[int]]:
     from hpctrain.torch.loader import EpochSampler
 
     found = []
@@ -221,7 +234,7 @@ def shares(world_size: int, start: int, *, drop_last: bool = False) -> list[list
         sampler = EpochSampler(
             range(50), num_replicas=world_size, rank=rank, shuffle=True, drop_last=drop_last
         )
-        sampler.set_epoch(3)
+        sampler.set_epoch(epoch)
         sampler.start = start
         found.append(list(sampler))
     return found

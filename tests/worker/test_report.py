@@ -647,9 +647,10 @@ def test_the_callers_directory_stays_if_its_checkpoint_was_not_committed(
 def test_committed_checkpoints_and_what_holds_them_are_not_deleted_as_somebodys_own(
     start: Start, paths: RunPaths
 ):
-    (paths.checkpoints / "000001").mkdir()
+    part = paths.checkpoints / "000001" / "part"
+    part.mkdir(parents=True)
     session = start()
-    for directory in (paths.checkpoints / "000001", paths.checkpoints, paths.root):
+    for directory in (part, part.parent, paths.checkpoints, paths.root):
         with pytest.raises(ConfigError, match="holds committed checkpoints"):
             session.report({}, part_of(directory, delete_local=True))
     assert session.reports == 0
