@@ -103,7 +103,7 @@ def requeue(job_id: str, *, patience_s: float) -> None:
     LaunchError
         If Slurm refuses, or its controller does not answer within `patience_s`.
     """
-    _insist(lambda: _run(["scontrol", "requeue", job_id]), patience_s=patience_s)
+    _insist(lambda: _run(["scontrol", "requeue", job_id], may_die=True), patience_s=patience_s)
 
 
 def submit_successor(paths: RunPaths, *, patience_s: float) -> str:
@@ -176,9 +176,12 @@ def judge_ownership(events: Iterable[Mapping[str, Any]], job_id: str) -> Ownersh
     return Ownership.OTHERS if is_settled else Ownership.UNDECIDED
 
 
-def _run(argv: Sequence[str], *, environment: Mapping[str, str] | None = None) -> str:
+def _run(
+    argv: Sequence[str], *, environment: Mapping[str, str] | None = None, may_die: bool = False
+) -> str:
     answer = run_slurm(argv, timeout_s=_SLURM_TIMEOUT_S, environment=environment)
-    if answer.returncode != 0:
+    # Slurm ends the job so quickly that the command that asked for it dies with it.
+    if answer.returncode != 0 and not (may_die and answer.returncode < 0):
         said = (answer.stderr + answer.stdout).strip()
         raise LaunchError(f"{Path(argv[0]).name}: {said}", transient=_is_passing(said))
     return answer.stdout

@@ -203,11 +203,13 @@ class Executor:
             try:
                 requeue(terms.job_id, patience_s=left)
             except LaunchError as refused:
-                recorder.note("requeue-refused", job_id=terms.job_id, error=str(refused))
-                if not is_ours:
-                    raise stopped from refused
-                how = Continuation.SUCCESSOR
-            else:
+                now = self._read_terms()
+                if now is None or now.restarts == terms.restarts:
+                    recorder.note("requeue-refused", job_id=terms.job_id, error=str(refused))
+                    if not is_ours:
+                        raise stopped from refused
+                    how = Continuation.SUCCESSOR
+            if how is Continuation.REQUEUE:
                 recorder.note("requeued", job_id=terms.job_id, why=notice.why)
         if how is Continuation.SUCCESSOR:
             recorder.name_successor(submit_successor(self._paths, patience_s=left))

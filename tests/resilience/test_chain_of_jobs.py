@@ -101,7 +101,7 @@ def processes_of(disturbed: Any, module: str) -> list[int]:
                 words = file.read().decode().split("\0")
         except OSError:
             continue
-        if module in words and str(disturbed.run_dir / "slurm") in words:
+        if module in words and str(disturbed.run_dir) in words:
             found.append(int(pid))
     return sorted(found)
 
@@ -110,7 +110,7 @@ def processes_of(disturbed: Any, module: str) -> list[int]:
 def test_a_killed_executor_and_its_killed_parent_are_replaced(disturbed: Any, victim: str) -> None:
     disturbed.start()
     disturbed.wait_for_step(12)
-    supervisor, executor = processes_of(disturbed, "submitit.core._submit")
+    supervisor, executor = processes_of(disturbed, "hpctrain.execute.supervisor")
     os.kill(executor if victim == "executor" else supervisor, signal.SIGKILL)
     result = disturbed.finish()
     assert len(result.attempts) == 2
