@@ -55,6 +55,9 @@ class SlurmConfig:
     """``--nodes``. By default as few as hold the workers."""
     tasks_per_node: int | None = None
     """Workers on one node. By default what `nodes`, the site profile or the partition gives."""
+    spare_nodes: int = 0
+    """Nodes that the job has beside those that the workers need, for when one of these is lost: the
+    run then goes on at full size. They stay empty until then, and are paid for."""
     exclusive: bool = False
     """``--exclusive``."""
     mem: str | None = None
@@ -88,6 +91,7 @@ class SlurmConfig:
             object.__setattr__(self, name, tuple(value))
         for name in ("nodes", "tasks_per_node"):
             _check_count(f"SlurmConfig({name}=...)", getattr(self, name), at_least=1, optional=True)
+        _check_count("SlurmConfig(spare_nodes=...)", self.spare_nodes, at_least=0)
         for name in ("sbatch_args", "srun_args"):
             for argument in getattr(self, name):
                 if not argument.startswith("-"):
@@ -129,8 +133,10 @@ class SlurmConfig:
 class ScalingConfig:
     """How many workers, and what each of them needs. One worker is one MPI rank."""
 
-    num_workers: int = 1
-    """Number of ranks. 0 runs the training function in this interpreter, for a debugger."""
+    num_workers: int | tuple[int, int] = 1
+    """Number of ranks. 0 runs the training function in this interpreter, for a debugger. Two
+    numbers are the fewest and the most that an elastic run goes on with when nodes are lost or come
+    back; inside of the training function ``get_context().get_world_size()`` is the truth."""
     use_gpu: bool = False
     """Whether each worker has GPUs: one, unless `resources_per_worker` says otherwise."""
     resources_per_worker: Mapping[str, float] = field(default_factory=dict)
@@ -146,12 +152,14 @@ class ScalingConfig:
     trainer_resources: Mapping[str, float] = field(default_factory=dict)
     """Ray Train's resources of the coordinator. Here it runs beside the workers of the first node
     and needs next to nothing, so only an empty mapping or ``{"CPU": 0}`` is accepted."""
+    elastic_resize_monitor_interval_s: float = 60.0
+    """Seconds after which an elastic run that is not at its full size looks again if it can grow."""
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
     """What only Slurm knows of."""
 
     def __post_init__(self) -> None:
         """Check every field, and the fields against each other."""
-        _check_count("ScalingConfig(num_workers=...)", self.num_workers, at_least=0)
+        self._check_num_workers()
         _check_type("ScalingConfig(slurm=...)", self.slurm, SlurmConfig)
         _check_choice("ScalingConfig(placement_strategy=...)", self.placement_strategy, _PLACEMENTS)
         for name in ("resources_per_worker", "label_selector", "trainer_resources"):
@@ -201,6 +209,42 @@ class ScalingConfig:
                 f"it, or give the workers more with resources_per_worker."
             )
 
+    def _check_num_workers(self) -> None:
+        if not isinstance(self.num_workers, (tuple, list)):
+            _check_count("ScalingConfig(num_workers=...)", self.num_workers, at_least=0)
+        elif len(self.num_workers) != 2:
+            raise ConfigError(
+                f"ScalingConfig(num_workers={self.num_workers!r}): one number, or the fewest and "
+                f"the most workers, as in num_workers=(2, 4)."
+            )
+        else:
+            fewest, most = self.num_workers
+            _check_count("ScalingConfig(num_workers=(fewest, ...))", fewest, at_least=1)
+            _check_count("ScalingConfig(num_workers=(..., most))", most, at_least=fewest)
+            # Two equal numbers are a fixed size.
+            object.__setattr__(self, "num_workers", (fewest, most) if fewest < most else most)
+        interval = self.elastic_resize_monitor_interval_s
+        if not _is_number(interval) or interval <= 0:
+            raise ConfigError(
+                f"ScalingConfig(elastic_resize_monitor_interval_s={interval!r}): seconds, more "
+                f"than 0."
+            )
+
+    @property
+    def elasticity_enabled(self) -> bool:
+        """Whether the number of workers can change while the run lasts."""
+        return self.min_workers < self.max_workers
+
+    @property
+    def min_workers(self) -> int:
+        """The fewest workers that the run goes on with."""
+        return self.num_workers if isinstance(self.num_workers, int) else self.num_workers[0]
+
+    @property
+    def max_workers(self) -> int:
+        """Workers of the run at its full size."""
+        return self.num_workers if isinstance(self.num_workers, int) else self.num_workers[1]
+
     @property
     def num_cpus_per_worker(self) -> int:
         """CPUs of one worker."""
@@ -219,8 +263,8 @@ class ScalingConfig:
 
     @property
     def total_resources(self) -> dict[str, int]:
-        """CPUs and GPUs of all workers together."""
-        workers = max(self.num_workers, 1)
+        """CPUs and GPUs of all workers together, at full size."""
+        workers = max(self.max_workers, 1)
         total = {"CPU": self.num_cpus_per_worker * workers}
         if self.use_gpu:
             total["GPU"] = self.num_gpus_per_worker * workers

@@ -63,6 +63,7 @@ def test_a_configuration_takes_keywords_only(kind: type):
         ({"skip_directives": "mem"}, "It is a list of strings: skip_directives="),
         ({"nodes": 0}, r"SlurmConfig\(nodes=\.\.\.\) is 0\. It must be 1 or more\."),
         ({"nodes": 1.5}, r"SlurmConfig\(nodes=\.\.\.\) is 1\.5\. A whole number of 1 or more"),
+        ({"spare_nodes": -1}, r"SlurmConfig\(spare_nodes=\.\.\.\) is -1\. It must be 0 or more"),
         ({"tasks_per_node": True}, r"tasks_per_node=\.\.\.\) is True\. A whole number"),
         (
             {"sbatch_args": ["mail-type=END"]},
@@ -93,6 +94,10 @@ def test_an_impossible_slurm_config_is_refused(arguments: dict, message: str):
         ({"num_workers": -1}, r"ScalingConfig\(num_workers=\.\.\.\) is -1\. It must be 0 or more"),
         ({"num_workers": 2.0}, r"num_workers=\.\.\.\) is 2\.0\. A whole number of 0 or more"),
         ({"num_workers": None}, r"num_workers=\.\.\.\) is None\. A whole number"),
+        ({"num_workers": (2, 4, 6)}, r"num_workers=\(2, 4, 6\)\): one number, or the fewest and"),
+        ({"num_workers": (0, 4)}, r"num_workers=\(fewest, \.\.\.\)\) is 0\. It must be 1 or more"),
+        ({"num_workers": (4, 2)}, r"num_workers=\(\.\.\., most\)\) is 2\. It must be 4 or more"),
+        ({"elastic_resize_monitor_interval_s": 0}, r"interval_s=0\): seconds, more than 0"),
         ({"slurm": {}}, r"slurm=\.\.\.\) holds \{\} of type dict\. A SlurmConfig is needed"),
         (
             {"placement_strategy": "pack"},
@@ -270,3 +275,12 @@ def test_a_storage_path_may_be_a_path():
 def test_a_run_may_be_stopped_by_a_mapping_or_a_function():
     assert RunConfig(stop={"accuracy": 0.9}).stop == {"accuracy": 0.9}
     assert callable(RunConfig(stop=lambda number, metrics: number > 3).stop)
+
+
+def test_an_elastic_size_is_a_range_and_two_equal_numbers_are_a_fixed_one():
+    elastic = ScalingConfig(num_workers=(2, 4), resources_per_worker={"CPU": 3})
+    assert (elastic.min_workers, elastic.max_workers) == (2, 4)
+    assert elastic.elasticity_enabled
+    assert elastic.total_resources == {"CPU": 12}
+    assert ScalingConfig(num_workers=(4, 4)) == ScalingConfig(num_workers=4)
+    assert not ScalingConfig(num_workers=4).elasticity_enabled

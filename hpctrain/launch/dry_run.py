@@ -38,6 +38,9 @@ def render_plan(submission: Submission) -> str:
             else "memory as the site gives it"
         ),
     ]
+    nodes = plan.job_nodes
+    if plan.launcher in ("slurm", "allocation") and nodes.survives_loss:
+        lines.append(f"nodes      {nodes}; goes on with {nodes.enough} when others are lost")
     lines += [f"variable   {name}={value}" for name, value in plan.environment.items()]
     if plan.launcher == "slurm":
         from hpctrain.launch.slurm import batch_setup

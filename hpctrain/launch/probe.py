@@ -9,7 +9,7 @@ from hpctrain import environ
 from hpctrain.config import ScalingConfig, time_limit_minutes
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.execute.slurm_command import run_slurm
-from hpctrain.plan.resources import NodeShape, Placement
+from hpctrain.plan.resources import NodeShape, Placement, node_range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,10 +115,13 @@ def check_partition(scaling: ScalingConfig, placement: Placement, partition: Par
             f"partition {partition.name} is down, so a job there would wait for ever. Others: "
             f"{', '.join(n for n in partition.others if n != partition.name)}."
         )
-    if placement.num_nodes > partition.num_nodes:
+    needed = node_range(scaling, placement).fewest
+    if needed > partition.num_nodes:
+        spare = scaling.slurm.spare_nodes
         raise ConfigError(
-            f"num_workers={placement.num_workers} needs {placement.num_nodes} nodes with "
-            f"{placement.tasks_per_node} workers each, but partition {partition.name} has "
+            f"num_workers={placement.num_workers} needs {needed} nodes with "
+            f"{placement.tasks_per_node} workers each"
+            f"{f' and {spare} spare' if spare else ''}, but partition {partition.name} has "
             f"{partition.num_nodes}. Ask for fewer workers, or another partition."
         )
     limit = None if partition.max_time == "infinite" else time_limit_minutes(_clock(partition))

@@ -16,7 +16,7 @@ from hpctrain.config import LAUNCHERS, RunConfig, ScalingConfig
 from hpctrain.environ import Home
 from hpctrain.errors import ConfigError
 from hpctrain.plan.launch_plan import LaunchPlan
-from hpctrain.plan.resources import Placement, place_on_one_node, place_workers
+from hpctrain.plan.resources import Placement, node_range, place_on_one_node, place_workers
 from hpctrain.plan.sbatch import make_directives
 from hpctrain.plan.site import Site, known_shape, load_site, site_srun_args
 from hpctrain.plan.spec import (
@@ -144,6 +144,7 @@ def make_plan(request: Request, launcher: str) -> tuple[LaunchPlan, Site]:
     plan = LaunchPlan(
         launcher=launcher,
         placement=placement,
+        job_nodes=node_range(scaling, placement),
         mpi=site.mpi if mpi == "auto" and launcher in ("slurm", "allocation") else mpi,
         directives=directives,
         extra_directives=tuple(scaling.slurm.sbatch_args),
@@ -218,12 +219,22 @@ def _place_in_allocation(scaling: ScalingConfig, site: Site) -> Placement:
     slurm = scaling.slurm
     unshaped = slurm.nodes is None and slurm.tasks_per_node is None
     if unshaped and scaling.placement_strategy == "PACK":
-        scaling = replace(scaling, slurm=replace(slurm, nodes=nodes))
+        usable = max(nodes - slurm.spare_nodes, 1)
+        scaling = replace(_filling(scaling, usable), slurm=replace(slurm, nodes=usable))
     placement = place_workers(scaling, shape)
-    if placement.num_nodes > nodes:
+    needed = node_range(scaling, placement).fewest
+    if needed > nodes:
         raise ConfigError(
             f"num_workers={scaling.num_workers} with {placement.tasks_per_node} on a node needs "
-            f"{placement.num_nodes} nodes, but this allocation has {nodes}. Ask for a larger one, "
-            f"or for fewer workers."
+            f"{needed} nodes{' with the spare ones' if slurm.spare_nodes else ''}, but this "
+            f"allocation has {nodes}. Ask for a larger one, or for fewer workers."
         )
     return placement
+
+
+def _filling(scaling: ScalingConfig, nodes: int) -> ScalingConfig:
+    """Return an elastic request with the most workers that fill nodes evenly, if there are any."""
+    most = scaling.max_workers // nodes * nodes
+    if not scaling.elasticity_enabled or most < scaling.min_workers:
+        return scaling
+    return replace(scaling, num_workers=(scaling.min_workers, most))

@@ -131,7 +131,6 @@ def _parameters(plan: LaunchPlan) -> dict[str, Any]:
     }
     return {
         "job_name": directives.pop("job_name"),
-        "nodes": int(directives.pop("nodes", 1)),
         "time": None,
         "wckey": None,
         "stderr_to_stdout": True,

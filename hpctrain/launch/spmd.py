@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hpctrain import environ
+from hpctrain.config import ScalingConfig
 from hpctrain.control.hub import SECRET_BYTES, Hub
 from hpctrain.control.link import Link, connect_tcp
 from hpctrain.control.wire import Frame
@@ -93,7 +94,7 @@ def fit_spmd(request: Request) -> Result:
         If a rank failed, on every rank that can still raise. Those that hang in a collective are
         ended after some seconds.
     """
-    world, comm = _join(request.scaling_config.num_workers)
+    world, comm = _join(request.scaling_config)
     coordinator: _Coordinator | None = None
     opening: Any = None
     if world.world_rank == 0:
@@ -121,17 +122,18 @@ def fit_spmd(request: Request) -> Result:
             coordinator.join()
 
 
-def _join(num_workers: int) -> tuple[World, Comm]:
+def _join(scaling: ScalingConfig) -> tuple[World, Comm]:
     """Join the world once; a second ``fit()`` uses the same."""
+    fewest, most = scaling.min_workers, scaling.max_workers
     global _joined
     if _joined is None:
-        _joined = join_world(attempt=0, expected_size=num_workers)
+        _joined = join_world(attempt=0, fewest=fewest, most=most)
         atexit.register(_leave)
     world, _ = _joined
-    if world.world_size != num_workers:
+    if not fewest <= world.world_size <= most:
         raise ConfigError(
-            f"num_workers={num_workers}, but this process is one of {world.world_size} ranks. "
-            f"Start as many ranks as workers, or set num_workers={world.world_size}."
+            f"num_workers={scaling.num_workers}, but this process is one of {world.world_size} "
+            f"ranks. Start as many ranks as workers, or set num_workers={world.world_size}."
         )
     return _joined
 

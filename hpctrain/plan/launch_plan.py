@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hpctrain.plan.resources import Placement
+from hpctrain.plan.resources import NodeRange, Placement
 from hpctrain.plan.sbatch import check_further_options
 
 
@@ -29,7 +29,9 @@ class LaunchPlan:
     launcher: str
     """``local``, ``allocation``, ``slurm``, ``spmd`` or ``inline``."""
     placement: Placement
-    """How the workers lie on the nodes."""
+    """How the workers lie on the nodes, at full size."""
+    job_nodes: NodeRange
+    """How many nodes the job has, spare ones included, and how many it can do without."""
     threads_per_task: int
     """Compute threads of a rank: the same in every home, whatever CPUs a site adds to a task."""
     mpi: str

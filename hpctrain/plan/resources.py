@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hpctrain.config import ScalingConfig
@@ -29,6 +30,8 @@ class Placement:
     cpus_per_task: int
     gpus_per_task: int
     mem_bytes_per_task: int | None
+    nodes: tuple[str, ...] = ()
+    """Names of the nodes, where they are chosen; empty leaves the choice to Slurm."""
 
     @property
     def gpus_per_node(self) -> int:
@@ -43,13 +46,55 @@ class Placement:
         return -(-self.mem_bytes_per_task * self.tasks_per_node // 2**20)
 
 
+@dataclass(frozen=True, kw_only=True)
+class NodeRange:
+    """How many nodes a job asks for, and can do without."""
+
+    fewest: int
+    """It does not begin with less."""
+    most: int
+    """All workers fit, and spare nodes are left over."""
+    enough: int
+    """With less it does not go on."""
+
+    @property
+    def survives_loss(self) -> bool:
+        """Whether the run goes on in the same job when a node is lost."""
+        return self.enough < self.most
+
+    def __str__(self) -> str:
+        """Return it as Slurm's ``--nodes`` wants it."""
+        return str(self.most) if self.fewest == self.most else f"{self.fewest}-{self.most}"
+
+
+def node_range(scaling: ScalingConfig, placement: Placement) -> NodeRange:
+    """Return how many nodes a job asks for: those of the workers, and the spare ones.
+
+    Not collective. An elastic run begins with what it gets.
+
+    Parameters
+    ----------
+    scaling
+        What is asked for.
+    placement
+        How the workers lie on the nodes at full size.
+    """
+    most = placement.num_nodes + scaling.slurm.spare_nodes
+    enough = -(-max(scaling.min_workers, 1) // placement.tasks_per_node)
+    fewest = enough if scaling.elasticity_enabled else most
+    return NodeRange(fewest=fewest, most=most, enough=enough)
+
+
 def place_on_one_node(scaling: ScalingConfig) -> Placement:
-    """Return the placement of all workers on this machine. Not collective."""
-    return _placement(scaling, num_nodes=1, tasks_per_node=max(scaling.num_workers, 1))
+    """Return the placement of all workers on this machine. Not collective.
+
+    One machine is there as a whole or not at all, so an elastic run has its full size there.
+    """
+    return _placement(scaling, num_nodes=1, tasks_per_node=max(scaling.max_workers, 1))
 
 
 def place_workers(scaling: ScalingConfig, node: NodeShape) -> Placement:
-    """Return the placement of workers on nodes of one shape.
+    """Return the placement of workers on nodes of one shape, at full size.
 
     Not collective.
 
@@ -66,7 +111,7 @@ def place_workers(scaling: ScalingConfig, node: NodeShape) -> Placement:
         If the last node would be part empty, if a worker does not fit a node, or if nothing says
         how many workers a node holds.
     """
-    if scaling.num_workers < 1:
+    if scaling.max_workers < 1:
         raise ConfigError(
             "num_workers=0 runs in the interpreter that calls fit(), not on nodes. Use 1 or more."
         )
@@ -75,19 +120,19 @@ def place_workers(scaling: ScalingConfig, node: NodeShape) -> Placement:
         tasks_per_node = _tasks_that_fit(scaling, node)
         if tasks_per_node is None:
             raise ConfigError(
-                f"num_workers={scaling.num_workers}, and nothing says how many workers a node "
+                f"num_workers={scaling.max_workers}, and nothing says how many workers a node "
                 f"holds. Give SlurmConfig(nodes=...) or SlurmConfig(tasks_per_node=...), or a site "
                 f"profile with SlurmConfig(site=...)."
             )
-        tasks_per_node = min(tasks_per_node, scaling.num_workers)
+        tasks_per_node = min(tasks_per_node, scaling.max_workers)
     if tasks_per_node is None:
         assert num_nodes is not None
-        tasks_per_node = _divide(scaling.num_workers, num_nodes)
+        tasks_per_node = _divide(scaling.max_workers, num_nodes)
     if num_nodes is None:
-        num_nodes = _count_nodes(scaling.num_workers, tasks_per_node)
-    elif num_nodes * tasks_per_node != scaling.num_workers:
+        num_nodes = _count_nodes(scaling.max_workers, tasks_per_node)
+    elif num_nodes * tasks_per_node != scaling.max_workers:
         raise ConfigError(
-            f"num_workers={scaling.num_workers}, but nodes={num_nodes} with "
+            f"num_workers={scaling.max_workers}, but nodes={num_nodes} with "
             f"tasks_per_node={tasks_per_node} is {num_nodes * tasks_per_node}. Drop one of the "
             f"three, or make them agree."
         )
@@ -96,6 +141,27 @@ def place_workers(scaling: ScalingConfig, node: NodeShape) -> Placement:
     if "CPU" in scaling.resources_per_worker or node.cpus_per_gpu is None:
         return placement
     return replace(placement, cpus_per_task=_cpus_beside_gpus(placement, node))
+
+
+def place_on_nodes(full: Placement, living: Sequence[str], *, enough: int) -> Placement | None:
+    """Return the placement on the nodes that are left, or None if they are too few.
+
+    Not collective. Every node is filled as at full size; what is more than that needs stays empty.
+
+    Parameters
+    ----------
+    full
+        The placement at full size.
+    living
+        Names of the nodes that can be used, those to use first in front.
+    enough
+        The fewest nodes to go on with.
+    """
+    used = tuple(living[: full.num_nodes])
+    if len(used) < enough:
+        return None
+    num_workers = len(used) * full.tasks_per_node
+    return replace(full, num_workers=num_workers, num_nodes=len(used), nodes=used)
 
 
 def _cpus_beside_gpus(placement: Placement, node: NodeShape) -> int:
@@ -171,7 +237,7 @@ def _count_nodes(num_workers: int, tasks_per_node: int) -> int:
 
 def _placement(scaling: ScalingConfig, *, num_nodes: int, tasks_per_node: int) -> Placement:
     return Placement(
-        num_workers=max(scaling.num_workers, 1),
+        num_workers=max(scaling.max_workers, 1),
         num_nodes=num_nodes,
         tasks_per_node=tasks_per_node,
         cpus_per_task=scaling.num_cpus_per_worker,

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from hpctrain.config import ScalingConfig, SlurmConfig, time_limit_minutes
 from hpctrain.errors import ConfigError
-from hpctrain.plan.resources import Placement
+from hpctrain.plan.resources import Placement, node_range
 from hpctrain.plan.site import Site
 
 # What the plan itself says, in the words of sbatch and srun, and where a user says it.
@@ -26,6 +26,8 @@ _OWNED_BY_SBATCH = {
     "output": "RunConfig(storage_path=...)",
     "error": "RunConfig(storage_path=...)",
     "array": "one run for each value",
+    # Without somebody who goes on, the job would stay, and nobody would own it.
+    "no-kill": "num_workers=(fewest, most), or SlurmConfig(spare_nodes=...),",
 }
 _OWNED_BY_SRUN = {
     **_OWNED,
@@ -41,6 +43,7 @@ _SHORT = {
     "o": "output",
     "e": "error",
     "a": "array",
+    "k": "no-kill",
 }
 _MEMORY_UNITS = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
 
@@ -59,7 +62,11 @@ def make_directives(
         If what is asked for contradicts itself, or cannot be said to Slurm.
     """
     slurm = scaling.slurm
-    directives: dict[str, str | None] = {"job-name": job_name, "nodes": str(placement.num_nodes)}
+    nodes = node_range(scaling, placement)
+    directives: dict[str, str | None] = {"job-name": job_name, "nodes": str(nodes)}
+    if nodes.survives_loss:
+        # Without it Slurm ends the job at the loss of a node, and queues it again.
+        directives["no-kill"] = None
     directives["ntasks-per-node"] = str(placement.tasks_per_node)
     directives["cpus-per-task"] = str(placement.cpus_per_task)
     directives.update(_gpu_directives(scaling, placement, site))
@@ -150,10 +157,12 @@ def _gpu_directives(scaling: ScalingConfig, placement: Placement, site: Site) ->
     if request == "gpus-per-task":
         return {"gpus-per-task": f"{kind}{placement.gpus_per_task}"}
     directives = {"gpus-per-node": on_node}
-    if request == "gpus":
-        total = f"{kind}{placement.gpus_per_node * placement.num_nodes}"
+    nodes = node_range(scaling, placement)
+    # A total has to be known beforehand.
+    if request == "gpus" and nodes.fewest == nodes.most:
+        total = f"{kind}{placement.gpus_per_node * nodes.most}"
         # Of --gpus=4 alone, two nodes with room get 3 and 1 (measured with Slurm 22.05).
-        return {"gpus": total, **(directives if placement.num_nodes > 1 else {})}
+        return {"gpus": total, **(directives if nodes.most > 1 else {})}
     return directives
 
 

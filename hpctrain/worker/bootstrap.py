@@ -23,7 +23,7 @@ _COLLECTIVE_TIMEOUT_S = 60.0
 _COLLECTIVE_ELEMENTS = 1024
 
 
-def join_world(*, attempt: int, expected_size: int | None) -> tuple[World, Comm]:
+def join_world(*, attempt: int, fewest: int, most: int) -> tuple[World, Comm]:
     """Initialise MPI and return where this rank stands, with a communicator of hpctrain's own.
 
     Collective. Afterwards the variables by which the launcher spoke to this process are gone, so
@@ -31,8 +31,8 @@ def join_world(*, attempt: int, expected_size: int | None) -> tuple[World, Comm]
 
     Parameters
     ----------
-    expected_size
-        Ranks that were asked for; None accepts what there is.
+    fewest, most
+        Ranks that were asked for.
 
     Raises
     ------
@@ -44,9 +44,12 @@ def join_world(*, attempt: int, expected_size: int | None) -> tuple[World, Comm]
     """
     launched_by = environ.environment()
     comm = mpi.initialize()
-    if expected_size is not None and comm.size != expected_size:
+    if not fewest <= comm.size <= most:
         complaint = explain_wrong_size(
-            comm.size, expected_size, library=mpi.library_version(), variables=launched_by
+            comm.size,
+            min(max(comm.size, fewest), most),
+            library=mpi.library_version(),
+            variables=launched_by,
         )
         raise LaunchError(complaint) if comm.size == 1 else ConfigError(complaint)
     environ.scrub_launcher_variables()
@@ -113,7 +116,7 @@ def explain_wrong_size(
     """Return the message for a world of the wrong size. Not collective."""
     if size > 1:
         return (
-            f"num_workers={expected}, but MPI found a world of {size} ranks. They must be equal: "
+            f"num_workers={expected}, but MPI found a world of {size} ranks. They must agree: "
             f"set ScalingConfig(num_workers={size}), or start {expected} ranks."
         )
     if any(name.startswith("PMIX_") for name in variables):

@@ -61,7 +61,7 @@ class Rank:
             hostname=socket.gethostname(),
             launched_as=environ.launched_rank(),
         )
-        world, comm = join_world(attempt=self._attempt, expected_size=size)
+        world, comm = join_world(attempt=self._attempt, fewest=size, most=size)
         self._world = world
         if not inherit_output:
             _redirect_output(self._paths.rank_log(self._attempt, world.world_rank))

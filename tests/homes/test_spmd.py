@@ -23,7 +23,7 @@ import hpctrain
 import hpctrain.collective
 from hpctrain import Checkpoint, DataParallelTrainer, RunConfig, ScalingConfig
 
-storage, what, workers = sys.argv[1], sys.argv[2], int(sys.argv[3])
+storage, what, workers = sys.argv[1], sys.argv[2], eval(sys.argv[3])
 
 def train(config):
     context = hpctrain.get_context()
@@ -52,7 +52,9 @@ if __name__ == "__main__":
 """
 
 
-def start(tmp_path: Path, what: str, workers: int) -> subprocess.CompletedProcess[str]:
+def start(
+    tmp_path: Path, what: str, workers: int | tuple[int, int]
+) -> subprocess.CompletedProcess[str]:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     return subprocess.run(
@@ -92,6 +94,15 @@ def test_a_world_of_another_size_is_refused(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert "num_workers=3, but MPI found a world of 4 ranks" in done.stderr
     assert not (tmp_path / "one").exists()
+
+
+def test_an_elastic_run_takes_the_world_that_is_there(tmp_path: Path) -> None:
+    done = start(tmp_path, "train", (2, 6))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("returned 4 ") == 4
+    refused = start(tmp_path, "train", (5, 6))
+    assert refused.returncode != 0
+    assert "num_workers=5, but MPI found a world of 4 ranks" in refused.stderr
 
 
 @pytest.mark.slurm

@@ -11,7 +11,7 @@ from hpctrain.backend import BackendConfig
 from hpctrain.launch.dry_run import render_plan
 from hpctrain.launch.request import Request, Submission
 from hpctrain.plan.launch_plan import LaunchPlan
-from hpctrain.plan.resources import NodeShape, place_on_one_node, place_workers
+from hpctrain.plan.resources import NodeShape, node_range, place_on_one_node, place_workers
 from hpctrain.plan.sbatch import make_directives
 from hpctrain.plan.site import known_shape, load_site, site_srun_args
 from hpctrain.plan.spec import RankSettings, RunSpec, WorkerSpec
@@ -45,6 +45,15 @@ CASES = {
             ),
         ),
     ),
+    "job-with-a-spare-node": (
+        "slurm",
+        ScalingConfig(num_workers=4, slurm=SlurmConfig(nodes=2, spare_nodes=1)),
+    ),
+    "elastic-job": (
+        "slurm",
+        ScalingConfig(num_workers=(4, 16), use_gpu=True),
+    ),
+    "elastic-laptop": ("local", ScalingConfig(num_workers=(2, 4))),
     "job-at-a-site": (
         "slurm",
         ScalingConfig(num_workers=16, use_gpu=True, slurm=SlurmConfig(site="frontier")),
@@ -64,6 +73,7 @@ def submission(launcher: str, scaling: ScalingConfig) -> Submission:
     plan = LaunchPlan(
         launcher=launcher,
         placement=placement,
+        job_nodes=node_range(scaling, placement),
         threads_per_task=1,
         mpi=slurm.mpi,
         directives=directives,

@@ -4,7 +4,13 @@ import pytest
 
 from hpctrain import ConfigError, ScalingConfig, SlurmConfig
 from hpctrain.plan.gpus import assign_gpus
-from hpctrain.plan.resources import NodeShape, place_on_one_node, place_workers
+from hpctrain.plan.resources import (
+    NodeShape,
+    node_range,
+    place_on_nodes,
+    place_on_one_node,
+    place_workers,
+)
 
 
 def place(num_workers: int, node: NodeShape | None = None, *, slurm=None, **fields):
@@ -217,3 +223,44 @@ def test_each_worker_gets_its_block_of_the_visible_gpus(
 def test_too_few_visible_gpus_are_refused(visible: tuple[str, ...]):
     with pytest.raises(ConfigError, match=r"2 workers on this node with 2 GPUs each, but"):
         assign_gpus(visible, local_rank=0, local_world_size=2, gpus_per_worker=2)
+
+
+ELASTIC = ScalingConfig(num_workers=(6, 16), slurm=SlurmConfig(tasks_per_node=4, spare_nodes=1))
+
+
+def test_an_elastic_run_asks_for_what_it_needs_at_least_and_at_most():
+    full = place_workers(ELASTIC, NodeShape())
+    nodes = node_range(ELASTIC, full)
+    assert (full.num_nodes, full.num_workers) == (4, 16)
+    assert (nodes.fewest, nodes.enough, nodes.most, str(nodes)) == (2, 2, 5, "2-5")
+    assert nodes.survives_loss
+
+
+def test_a_fixed_run_survives_the_loss_of_a_node_only_with_a_spare_one():
+    for spare in (0, 1):
+        scaling = ScalingConfig(num_workers=4, slurm=SlurmConfig(nodes=2, spare_nodes=spare))
+        nodes = node_range(scaling, place_workers(scaling, NodeShape()))
+        assert (nodes.enough, nodes.most, str(nodes)) == (2, 2 + spare, str(2 + spare))
+        assert nodes.survives_loss == (spare == 1)
+
+
+@pytest.mark.parametrize(
+    ("living", "used"),
+    [
+        (["a", "b", "c", "d", "e"], ["a", "b", "c", "d"]),
+        (["a", "c", "d", "e"], ["a", "c", "d", "e"]),
+        (["a", "d", "e"], ["a", "d", "e"]),
+        (["b", "e"], ["b", "e"]),
+        (["e"], None),
+    ],
+)
+def test_workers_fill_the_living_nodes_and_spare_ones_only_when_needed(living, used):
+    full = place_workers(ELASTIC, NodeShape())
+    placement = place_on_nodes(full, living, enough=2)
+    if used is None:
+        assert placement is None
+    else:
+        assert placement.nodes == tuple(used)
+        assert placement.num_nodes == len(used)
+        assert placement.num_workers == 4 * len(used)
+        assert placement.tasks_per_node == 4

@@ -6,7 +6,7 @@ import pytest
 
 from hpctrain import ConfigError, ScalingConfig, SlurmConfig
 from hpctrain.plan.launch_plan import LaunchPlan
-from hpctrain.plan.resources import NodeShape, place_workers
+from hpctrain.plan.resources import NodeShape, node_range, place_workers
 from hpctrain.plan.sbatch import check_further_options, directive_lines, make_directives
 from hpctrain.plan.site import Site, load_site, site_names, site_srun_args
 
@@ -56,6 +56,18 @@ CASES = {
         num_workers=4,
         resources_per_worker={"memory": GIB},
         slurm=SlurmConfig(nodes=2, skip_directives=["--mem", "cpus-per-task"]),
+    ),
+    "elastic": ScalingConfig(num_workers=(6, 16), slurm=SlurmConfig(tasks_per_node=4)),
+    "elastic-with-gpus-in-total": ScalingConfig(
+        num_workers=(4, 16), use_gpu=True, slurm=SlurmConfig(gpu_request="gpus")
+    ),
+    "elastic-on-one-node": ScalingConfig(num_workers=(1, 4)),
+    "elastic-with-a-spare-node": ScalingConfig(
+        num_workers=(4, 8), slurm=SlurmConfig(nodes=4, spare_nodes=1)
+    ),
+    "spare-node": ScalingConfig(num_workers=8, slurm=SlurmConfig(nodes=2, spare_nodes=1)),
+    "spare-node-and-gpus-in-total": ScalingConfig(
+        **GPUS, slurm=SlurmConfig(gpu_request="gpus", spare_nodes=1)
     ),
     "spread": ScalingConfig(num_workers=3, placement_strategy="SPREAD"),
     "strict-pack": ScalingConfig(num_workers=3, placement_strategy="STRICT_PACK"),
@@ -210,6 +222,7 @@ def test_values_with_blanks_are_quoted():
         ("-c4", r"resources_per_worker={'CPU': ...}"),
         ("--job-name=x", r"RunConfig\(name=...\)"),
         ("--array=0-3", "one run for each value"),
+        ("-k", r"num_workers=\(fewest, most\), or SlurmConfig\(spare_nodes=...\),"),
     ],
 )
 def test_sbatch_options_that_contradict_the_plan_are_refused(option: str, instead: str):
@@ -231,7 +244,8 @@ def test_a_plan_refuses_further_options_that_contradict_it():
     with pytest.raises(ConfigError, match=r"holds '--mpi=pmix'"):
         LaunchPlan(
             launcher="allocation",
-            placement=place_workers(ScalingConfig(), NODE),
+            placement=(placement := place_workers(ScalingConfig(), NODE)),
+            job_nodes=node_range(ScalingConfig(), placement),
             threads_per_task=1,
             mpi="auto",
             directives={},
