@@ -153,7 +153,7 @@ class ScalingConfig:
     """Ray Train's resources of the coordinator. Here it runs beside the workers of the first node
     and needs next to nothing, so only an empty mapping or ``{"CPU": 0}`` is accepted."""
     elastic_resize_monitor_interval_s: float = 60.0
-    """Seconds after which an elastic run that is not at its full size looks again if it can grow."""
+    """Seconds after which a run that is not at its full size looks again whether it can grow."""
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
     """What only Slurm knows of."""
 
@@ -294,6 +294,8 @@ class FailureConfig:
     start_timeout: float = 1800.0
     """Seconds that each of the phases around the training function may take: the start of the ranks
     up to their MPI world, imports, the set-up of the backend and its end."""
+    node_timeout_s: float = 30.0
+    """Seconds of silence after which a node is given up; its agent says something every two."""
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -302,6 +304,11 @@ class FailureConfig:
         if self.hang_timeout is not None:
             _check_seconds("FailureConfig(hang_timeout=...)", self.hang_timeout)
         _check_seconds("FailureConfig(start_timeout=...)", self.start_timeout)
+        if not _is_number(self.node_timeout_s) or self.node_timeout_s < 5:
+            raise ConfigError(
+                f"FailureConfig(node_timeout_s={self.node_timeout_s!r}): seconds, 5 or more. Less "
+                f"would give up nodes that are only busy."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,8 @@ AGENT_SILENCE_S = 30.0
 """Seconds after which a silent node is given up: it has lost its power, or its network."""
 AUTH_TIMEOUT_S = 10.0
 """Seconds in which whoever connects over TCP has to prove that it knows the secret."""
+BEAT_INTERVAL_S = 2.0
+"""Seconds after which agents are asked for a sign of life."""
 _SIOCGIFADDR = 0x8915
 
 
@@ -40,7 +42,7 @@ class _Peer:
     frames: FrameSocket
     is_agent: bool = False
     ranks: set[int] = field(default_factory=set)
-    hostname: str = ""
+    node: str = ""
     last_heard: float = 0.0
     memory: dict[str, Any] | None = None
 
@@ -52,10 +54,19 @@ class Hub:
     ----------
     attempt
         Number of the attempt; frames of another are dropped.
+    silence_s
+        Seconds after which a silent node is given up.
     """
 
-    def __init__(self, *, attempt: int) -> None:
+    def __init__(self, *, attempt: int, silence_s: float = AGENT_SILENCE_S) -> None:
         self._attempt = attempt
+        self._silence_s = silence_s
+        self._beat_at = time.monotonic()
+        self.nodes: set[str] = set()
+        """Nodes whose agents have come."""
+        self.lost_nodes: dict[str, bool] = {}
+        """Nodes that are lost; true if they are silent, false if only their agent's connection
+        has ended."""
         self._selector = selectors.DefaultSelector()
         self._listeners: list[socket.socket] = []
         self._peers: dict[int, _Peer] = {}
@@ -104,6 +115,9 @@ class Hub:
         self._drop_silent_strangers()
         events += self._drop_silent_agents()
         self._memory.sample()
+        if time.monotonic() - self._beat_at > BEAT_INTERVAL_S:
+            self._beat_at = time.monotonic()
+            self.send_agents("beat")
         # What a dying rank has said, and its death, are told before what its peers say of it.
         lost = {frame.header["rank"] for frame in events if frame.op == "lost"}
         return sorted(events, key=lambda frame: frame.header.get("rank") not in lost)
@@ -225,6 +239,8 @@ class Hub:
         for frame in events:
             self._note(peer, frame)
         if peer.frames.closed:
+            if peer.is_agent:
+                self.lost_nodes[peer.node] = False
             self._drop(peer)
             events += [self._lost(peer, rank) for rank in sorted(peer.ranks)]
         return [frame for frame in events if frame.op not in ("agent", "beat")]
@@ -234,7 +250,8 @@ class Hub:
             peer.ranks.add(UNKNOWN_RANK)
         elif frame.op == "agent":
             peer.is_agent = True
-            peer.hostname = str(frame.header["hostname"])
+            peer.node = str(frame.header["node"])
+            self.nodes.add(peer.node)
         elif frame.op == "hello":
             rank = int(frame.header["rank"])
             peer.ranks.discard(UNKNOWN_RANK)
@@ -259,7 +276,8 @@ class Hub:
         events = []
         now = time.monotonic()
         for peer in list(self._peers.values()):
-            if peer.is_agent and now - peer.last_heard > AGENT_SILENCE_S:
+            if peer.is_agent and now - peer.last_heard > self._silence_s:
+                self.lost_nodes[peer.node] = True
                 self._drop(peer)
                 events += [self._lost(peer, rank) for rank in sorted(peer.ranks)]
         return events

@@ -70,7 +70,7 @@ class Agent:
             listener.listen(1024)
             self._selector.register(listener, selectors.EVENT_READ)
             self._selector.register(self._uplink, selectors.EVENT_READ)
-            self._say("agent", hostname=socket.gethostname())
+            self._say("agent", node=node_name())
             if self._run_dir is not None:
                 self._say_health(str(self._run_dir))
             while not self._uplink.closed:
@@ -159,6 +159,9 @@ class Agent:
             if frame.op == "agent-exit":
                 self._uplink.close()
                 return
+            if frame.op == "beat":
+                self._say("beat")
+                continue
             if frame.op == "examine":
                 self._examine(frame)
                 continue

@@ -11,6 +11,7 @@ from pathlib import Path
 from hpctrain import environ
 from hpctrain.config import RunConfig, time_limit_minutes
 from hpctrain.errors import LaunchError, RunStoppedError, TrainingFailedError, WorkerHangError
+from hpctrain.execute.allotment import Allotment
 from hpctrain.execute.backend_executor import BackendExecutor
 from hpctrain.execute.continuation import (
     JobTerms,
@@ -28,6 +29,7 @@ from hpctrain.execute.failure_policy import (
     decide,
     interpret_signal,
 )
+from hpctrain.execute.growth import Growth, Resize
 from hpctrain.execute.hang import HangWatch
 from hpctrain.execute.process import process_start_time
 from hpctrain.execute.recorder import Recorder
@@ -79,6 +81,12 @@ class Executor:
         self.recorder = Recorder(
             paths=paths, run_config=run_config, status=initial_status(paths, plan, run_config)
         )
+        in_allocation = plan.launcher in ("allocation", "slurm")
+        self._allotment = Allotment(
+            plan,
+            job_id=environ.variable("SLURM_JOB_ID") if in_allocation else None,
+            note=self.recorder.note,
+        )
 
     def run(self) -> bool:
         """Run until the run has ended, or goes on in another job.
@@ -107,6 +115,8 @@ class Executor:
                     recorder.raise_if_stopped(recorder.status.reports)
                     self._run_attempt()
                     break
+                except Resize:
+                    continue
                 except (LaunchError, TrainingFailedError) as error:
                     if self._leave_job(error):
                         return False
@@ -227,7 +237,9 @@ class Executor:
     def _decide_on(self, error: LaunchError | TrainingFailedError) -> None:
         """Return if the ranks are to be started again, else raise."""
         kind = classify_failure(error)
-        if kind is None or (isinstance(error, LaunchError) and not error.transient):
+        can_leave_out = self._allotment.can_leave_out(error)
+        is_final = isinstance(error, LaunchError) and not (error.transient or can_leave_out)
+        if kind is None or is_final:
             raise error
         decision = decide(kind, self.recorder.history, self._run_config.failure_config)
         if not decision.restart:
@@ -236,16 +248,19 @@ class Executor:
                 # What is printed and stored: the last failure alone would not say why it was fatal.
                 error.args = (f"{error}\n{decision.reason}",)
             raise error
-        if isinstance(error, LaunchError):
+        if isinstance(error, LaunchError) and not can_leave_out:
             self._mpi = other_mpi(self._plan.mpi)
         self.recorder.note("restart", reason=decision.reason, after=str(error)[:400])
 
     def _run_attempt(self) -> None:
         recorder = self.recorder
+        placement, idle_nodes = self._allotment.place()
         start = recorder.begin_attempt(self._resume_from)
         group = WorkerGroup(
             num_cpus_per_worker=self._plan.threads_per_task,
-            placement=self._plan.placement,
+            placement=placement,
+            idle_nodes=idle_nodes,
+            node_timeout_s=self._run_config.failure_config.node_timeout_s,
             in_allocation=self._plan.launcher in ("allocation", "slurm"),
             mpi=self._mpi,
             srun_args=self._plan.srun_args,
@@ -279,7 +294,8 @@ class Executor:
                 self._look_for_end_of_job(backend.tracker)
             raise
         finally:
-            backend.shutdown(graceful=error is None)
+            backend.shutdown(graceful=error is None or isinstance(error, Resize))
+            self._allotment.watch(group)
             # First of all, since a full disk is a usual reason: what is half written goes.
             recorder.store.prepare()
             recorder.keep_failures(backend.tracker.failures.values())
@@ -309,27 +325,33 @@ class Executor:
             checkpoint=self.recorder.checkpoint_path,
             note=self.recorder.note,
         )
-        while not backend.is_finished():
-            round_ = backend.get_next_results(_POLL_S)
-            if round_ is not None:
-                self.recorder.record(round_, broadcast)
-            self.recorder.answer(backend.tracker, broadcast)
-            self.recorder.tick(phase=backend.tracker.phase, reports=backend.tracker.reports)
-            if self.signals and self.recorder.stop is None:
-                self.recorder.ask_to_stop(self._interpret(self.signals[0]))
-            if self._total_deadline is not None and time.monotonic() > self._total_deadline:
-                self._stop_for_total_time()
-            stop.step()
-            try:
-                if not backend.tracker.has_failed:
-                    hang.step()
-            except WorkerHangError as error:
-                for failure in hang.failures(error):
-                    backend.tracker.failures.setdefault(failure.rank, failure)
-                self.recorder.call("after_exception", error.worker_failures)
-                raise
-            if hang.stalled != self.recorder.status.stalled:
-                self.recorder.change(stalled=hang.stalled)
+        with Growth(self.recorder, backend.tracker, self._allotment, stop) as growth:
+            while not backend.is_finished():
+                round_ = backend.get_next_results(_POLL_S)
+                if round_ is not None:
+                    self.recorder.record(round_, broadcast)
+                self.recorder.answer(backend.tracker, broadcast)
+                self.recorder.tick(phase=backend.tracker.phase, reports=backend.tracker.reports)
+                if self.signals and self.recorder.stop is None:
+                    self.recorder.ask_to_stop(self._interpret(self.signals[0]))
+                if self._total_deadline is not None and time.monotonic() > self._total_deadline:
+                    self._stop_for_total_time()
+                self._allotment.watch(backend.worker_group)
+                growth.step()
+                self._look_for_hangs(hang, backend)
+            growth.conclude()
+
+    def _look_for_hangs(self, hang: HangWatch, backend: BackendExecutor) -> None:
+        try:
+            if not backend.tracker.has_failed:
+                hang.step()
+        except WorkerHangError as error:
+            for failure in hang.failures(error):
+                backend.tracker.failures.setdefault(failure.rank, failure)
+            self.recorder.call("after_exception", error.worker_failures)
+            raise
+        if hang.stalled != self.recorder.status.stalled:
+            self.recorder.change(stalled=hang.stalled)
 
     def _conclude(self, backend: BackendExecutor) -> None:
         tracker = backend.tracker
@@ -337,8 +359,10 @@ class Executor:
             raise TrainingFailedError(complaint)
         value = backend.finish_training()
         if tracker.has_failed:
-            # The launcher says how a silent rank died: srun at once, others after they cleaned up.
-            if set(tracker.lost) - set(tracker.failures):
+            # The launcher says how a silent rank died: srun at once, others after they cleaned up,
+            # none where a node is silent.
+            silent = set(tracker.lost) - set(tracker.failures)
+            if silent and not any(backend.worker_group.lost_nodes.values()):
                 backend.worker_group.await_launcher(5.0, until=names_a_death)
             error = explain_failure(
                 tracker,

@@ -92,6 +92,8 @@ class StopKind(str, Enum):
     """The job comes to its end."""
     PREEMPTION = "preemption"
     """The job is about to be taken away."""
+    RESIZE = "resize"
+    """The next attempt has more workers, in the same job."""
 
     @property
     def failure(self) -> FailureKind | None:

@@ -69,14 +69,14 @@ class StepProcess:
             return self._process.wait(timeout_s)
         return None
 
-    def kill(self) -> None:
+    def kill(self, patience_s: float = _TERMINATE_PATIENCE_S) -> None:
         """End it and everything in its process group: first politely, then not."""
         # srun and mpiexec pass a SIGTERM's meaning on to the other nodes; SIGKILL they cannot.
         for sent in (signal.SIGTERM, signal.SIGKILL):
             if self._process.poll() is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self._process.pid, sent)
-                self.wait(_TERMINATE_PATIENCE_S)
+                self.wait(patience_s)
         self.close()
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from hpctrain import environ
 from hpctrain.config import ScalingConfig
-from hpctrain.control.hub import SECRET_BYTES, Hub
+from hpctrain.control.hub import AGENT_SILENCE_S, SECRET_BYTES, Hub
 from hpctrain.control.wire import Frame
 from hpctrain.errors import WorkerError
 from hpctrain.execute.examine import Examiner
@@ -34,6 +34,8 @@ from hpctrain.worker.bootstrap import thread_variables
 
 T = TypeVar("T")
 START_TIMEOUT_S = 600.0
+# srun waits for a node that is lost; those that live have ended their ranks by then.
+_LOST_NODE_PATIENCE_S = 1.0
 _POLL_S = 0.1
 _LOOK_AGAIN_S = 0.01
 
@@ -50,6 +52,10 @@ class WorkerGroup:
         threads too.
     placement
         How they lie on nodes; by default all on this machine.
+    idle_nodes
+        Nodes of the job that have no ranks, but an agent.
+    node_timeout_s
+        Seconds after which a silent node is given up.
     in_allocation
         Whether to start them as a step of the Slurm allocation that this process is in.
     mpi
@@ -81,6 +87,8 @@ class WorkerGroup:
         num_gpus_per_worker: int = 0,
         *,
         placement: Placement | None = None,
+        idle_nodes: Sequence[str] = (),
+        node_timeout_s: float = AGENT_SILENCE_S,
         in_allocation: bool = False,
         mpi: str = "auto",
         srun_args: tuple[str, ...] = (),
@@ -100,6 +108,12 @@ class WorkerGroup:
             )
         self.placement = placement
         self.attempt = attempt
+        self.lost_nodes: Mapping[str, bool] = {}
+        """Nodes that are lost; true if they are silent, false if their agent is gone."""
+        self.missing_nodes: tuple[str, ...] = ()
+        """Nodes whose agents had not come when the start failed."""
+        self._idle_nodes = tuple(idle_nodes)
+        self._node_timeout_s = node_timeout_s
         self._in_allocation = in_allocation
         self._mpi = mpi
         self._srun_args = srun_args
@@ -149,7 +163,8 @@ class WorkerGroup:
         if self._hub is not None:
             raise ValueError("this WorkerGroup is started already; make another one.")
         self._paths.logs(self.attempt).mkdir(parents=True, exist_ok=True)
-        self._hub = Hub(attempt=self.attempt)
+        self._hub = Hub(attempt=self.attempt, silence_s=self._node_timeout_s)
+        self.lost_nodes = self._hub.lost_nodes
         try:
             if self._in_allocation:
                 self._start_in_allocation()
@@ -170,6 +185,8 @@ class WorkerGroup:
             self._workers = roll_call.workers
             roll_call.wait(timeout_s)
         except BaseException:
+            named = (*self.placement.nodes, *self._idle_nodes)
+            self.missing_nodes = tuple(node for node in named if node not in self._hub.nodes)
             self.shutdown(patience_s=0)
             raise
 
@@ -252,6 +269,7 @@ class WorkerGroup:
             return
         if patience_s > 0 and self._step is not None and self._workers:
             self.stop_ranks(patience_s)
+        self.lost_nodes = dict(self.lost_nodes)
         all_dead = patience_s == 0 and self._workers and self._hub.num_ranks == 0
         if patience_s == 0:
             # Ranks take a SIGTERM for Slurm's warning, and launchers are slow with SIGKILL.
@@ -275,11 +293,12 @@ class WorkerGroup:
             self._secret_file.unlink(missing_ok=True)
 
     def _end_launchers(self, patience_s: float) -> None:
+        patience = {"patience_s": _LOST_NODE_PATIENCE_S} if self.lost_nodes else {}
         if self._step is not None:
-            self._step.kill()
+            self._step.kill(**patience)
         if self._agents is not None:
-            self._agents.wait(patience_s)
-            self._agents.kill()
+            self._agents.wait(0.0 if self.lost_nodes else patience_s)
+            self._agents.kill(**patience)
 
     def _start_here(self) -> None:
         assert self._hub is not None
@@ -312,7 +331,7 @@ class WorkerGroup:
             addresses=addresses,
         )
         self._agents = StepProcess(
-            agent_step_argv(self.placement, command),
+            agent_step_argv(self.placement, command, idle_nodes=self._idle_nodes),
             environment=environ.environment(),
             log=self._paths.logs(self.attempt) / "agents.out",
         )

@@ -145,6 +145,7 @@ def make_plan(request: Request, launcher: str) -> tuple[LaunchPlan, Site]:
         launcher=launcher,
         placement=placement,
         job_nodes=node_range(scaling, placement),
+        resize_interval_s=scaling.elastic_resize_monitor_interval_s,
         mpi=site.mpi if mpi == "auto" and launcher in ("slurm", "allocation") else mpi,
         directives=directives,
         extra_directives=tuple(scaling.slurm.sbatch_args),

@@ -72,7 +72,12 @@ def worker_step_argv(
         return [
             launcher.program,
             f"--mpi={launcher.pmi}",
-            *_step_shape(placement.num_nodes, placement.num_workers, placement.tasks_per_node),
+            *_step_shape(
+                placement.num_nodes,
+                placement.num_workers,
+                placement.tasks_per_node,
+                placement.nodes,
+            ),
             # srun does not inherit the job's --cpus-per-task since Slurm 22.05.
             f"--cpus-per-task={placement.cpus_per_task}",
             # By default srun keeps the other ranks when one exits badly.
@@ -89,6 +94,8 @@ def worker_step_argv(
             # Inside an allocation hydra would start its proxies through srun.
             argv += ["-launcher", "fork", "-rmk", "user"]
         else:
+            if placement.nodes:
+                argv += ["-hosts", ",".join(placement.nodes)]
             argv += ["-ppn", str(placement.tasks_per_node)]
     else:
         # Open MPI binds each of two ranks to one core, and refuses more ranks than cores.
@@ -96,28 +103,60 @@ def worker_step_argv(
         if local:
             argv += ["--host", f"localhost:{placement.num_workers}"]
         else:
+            if placement.nodes:
+                slots = placement.tasks_per_node
+                argv += ["--host", ",".join(f"{node}:{slots}" for node in placement.nodes)]
             argv += ["--map-by", f"ppr:{placement.tasks_per_node}:node"]
     return [*argv, *command]
 
 
-def agent_step_argv(placement: Placement, command: Sequence[str]) -> list[str]:
-    """Return the command that starts one agent on each node. Not collective."""
+def agent_step_argv(
+    placement: Placement, command: Sequence[str], *, idle_nodes: Sequence[str] = ()
+) -> list[str]:
+    """Return the command that starts one agent on each node.
+
+    Not collective.
+
+    Parameters
+    ----------
+    placement
+        How the workers lie on the nodes.
+    command
+        The command of an agent.
+    idle_nodes
+        Names of nodes of the job that have no workers.
+    """
+    num_nodes = placement.num_nodes + len(idle_nodes)
+    argv = _small_step(num_nodes, (*placement.nodes, *idle_nodes))
+    if placement.nodes:
+        # Where the job goes on without a lost node, its agents do too.
+        argv += ["--no-kill", "--kill-on-bad-exit=0"]
+    return [*argv, *command]
+
+
+def node_test_argv(node: str) -> list[str]:
+    """Return the command that succeeds if a node of the job starts processes. Not collective."""
+    return [*_small_step(1, (node,)), "--kill-on-bad-exit=1", "true"]
+
+
+def _small_step(nodes: int, names: Sequence[str]) -> list[str]:
+    """Return the beginning of a command that runs one process on each node, beside others."""
     return [
         "env",
         *(f"--unset={name}" for name in _GPU_VARIABLES),
         "srun",
         "--mpi=none",
-        *_step_shape(placement.num_nodes, placement.num_nodes, 1),
+        *_step_shape(nodes, nodes, 1, names),
         "--cpus-per-task=1",
         # A step that says nothing of GPUs asks for all of the job's.
         "--gres=none",
-        *command,
     ]
 
 
-def _step_shape(nodes: int, tasks: int, tasks_per_node: int) -> list[str]:
+def _step_shape(nodes: int, tasks: int, tasks_per_node: int, names: Sequence[str]) -> list[str]:
     return [
         f"--nodes={nodes}",
+        *([f"--nodelist={','.join(names)}"] if names else []),
         f"--ntasks={tasks}",
         f"--ntasks-per-node={tasks_per_node}",
         # Otherwise a step inside a step inherits the outer one's distribution and ranks are cyclic.

@@ -32,6 +32,8 @@ class LaunchPlan:
     """How the workers lie on the nodes, at full size."""
     job_nodes: NodeRange
     """How many nodes the job has, spare ones included, and how many it can do without."""
+    resize_interval_s: float = 60.0
+    """How often a run that is not at full size looks whether it can grow."""
     threads_per_task: int
     """Compute threads of a rank: the same in every home, whatever CPUs a site adds to a task."""
     mpi: str

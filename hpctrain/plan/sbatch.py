@@ -67,8 +67,13 @@ def make_directives(
     if nodes.survives_loss:
         # Without it Slurm ends the job at the loss of a node, and queues it again.
         directives["no-kill"] = None
-    directives["ntasks-per-node"] = str(placement.tasks_per_node)
-    directives["cpus-per-task"] = str(placement.cpus_per_task)
+    if nodes.fewest == nodes.most:
+        directives["ntasks-per-node"] = str(placement.tasks_per_node)
+        directives["cpus-per-task"] = str(placement.cpus_per_task)
+    else:
+        # A number of tasks would be that of the fewest nodes, and then Slurm gives no more of them
+        # (measured with 22.05). So to the job a node is one task, with the CPUs of all its workers.
+        directives["cpus-per-task"] = str(placement.cpus_per_task * placement.tasks_per_node)
     directives.update(_gpu_directives(scaling, placement, site))
     directives.update({name: value or None for name, value in site.directives.items()})
     if placement.gpus_per_task == 0:
@@ -154,10 +159,10 @@ def _gpu_directives(scaling: ScalingConfig, placement: Placement, site: Site) ->
     on_node = f"{kind}{placement.gpus_per_node}"
     if request == "gres":
         return {"gres": f"gpu:{on_node}"}
-    if request == "gpus-per-task":
+    nodes = node_range(scaling, placement)
+    if request == "gpus-per-task" and nodes.fewest == nodes.most:
         return {"gpus-per-task": f"{kind}{placement.gpus_per_task}"}
     directives = {"gpus-per-node": on_node}
-    nodes = node_range(scaling, placement)
     # A total has to be known beforehand.
     if request == "gpus" and nodes.fewest == nodes.most:
         total = f"{kind}{placement.gpus_per_node * nodes.most}"

@@ -161,7 +161,7 @@ def test_a_death_is_told_before_what_peers_say_of_it(hub: Hub, connect: Connect)
 
 def test_what_a_dying_rank_has_said_is_told_before_its_death(hub: Hub, socket_path: Path):
     def frame(op: str, rank: int) -> bytes:
-        return encode_frame({"op": op, "rank": rank, "attempt": 2, "hostname": "n1"})
+        return encode_frame({"op": op, "rank": rank, "attempt": 2, "node": "n1"})
 
     hub.listen_unix(socket_path)
     with socket.socket(socket.AF_UNIX) as agent:
@@ -337,26 +337,35 @@ def test_an_executor_that_cannot_be_reached_is_named_with_every_address_that_was
             connect_tcp([address], SECRET, timeout_s=0.05)
 
 
-def test_a_node_whose_agent_says_nothing_for_long_is_given_up(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_node_whose_agent_says_nothing_for_long_is_given_up():
+    hub = Hub(attempt=2, silence_s=0.5)
     thread, links = connect_in_background(local(hub.listen_tcp(SECRET)), SECRET)
     poll_until(hub, lambda: not thread.is_alive())
-    links[0].post("agent", hostname="n7")
+    links[0].post("agent", node="n7")
     poll_until(hub, lambda: hub.num_agents == 1)
     links[0].introduce(5, {})
     poll_until(hub, lambda: hub.num_ranks == 1)
-    monkeypatch.setattr("hpctrain.control.hub.AGENT_SILENCE_S", -1.0)
-    (lost,) = [frame for frame in hub.poll(0.1) if frame.op == "lost"]
+    (lost,) = [f for f in poll_until(hub, lambda: hub.num_agents == 0) if f.op == "lost"]
     assert (lost.header["rank"], lost.header["agent"]) == (5, True)
-    assert hub.num_agents == 0
+    assert hub.lost_nodes == {"n7": True}
     links[0].close()
+    hub.close()
+
+
+def test_a_node_whose_agent_is_gone_is_not_known_to_be_dead(hub: Hub):
+    thread, links = connect_in_background(local(hub.listen_tcp(SECRET)), SECRET)
+    poll_until(hub, lambda: not thread.is_alive())
+    links[0].post("agent", node="n7")
+    poll_until(hub, lambda: hub.num_agents == 1)
+    links[0].close()
+    poll_until(hub, lambda: hub.num_agents == 0)
+    assert hub.lost_nodes == {"n7": False}
 
 
 def test_agents_are_told_to_leave(hub: Hub):
     thread, links = connect_in_background(local(hub.listen_tcp(SECRET)), SECRET)
     poll_until(hub, lambda: not thread.is_alive())
-    links[0].post("agent", hostname="n7")
+    links[0].post("agent", node="n7")
     poll_until(hub, lambda: hub.num_agents == 1)
     hub.send_agents("agent-exit")
     command = links[0].next_command()

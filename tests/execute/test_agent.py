@@ -65,7 +65,7 @@ def said(frames: list[Frame]) -> list[tuple[str, int]]:
 
 def test_an_agent_says_on_which_node_it_is(uplink: Uplink):
     (frame,) = uplink.receive(1)
-    assert (frame.op, frame.header["hostname"]) == ("agent", socket.gethostname())
+    assert (frame.op, frame.header["node"]) == ("agent", socket.gethostname())
 
 
 def test_only_the_user_can_open_the_socket_of_an_agent(uplink: Uplink):

@@ -46,6 +46,8 @@ class ClusterSpec:
     """Refuse a job beyond its partition's limits at submission instead of leaving it pending."""
     memory_limits: bool = False
     """The kernel kills what uses more memory than its job asked for; needs cgroup v1."""
+    slurmd_timeout_s: int = 5
+    """Seconds after which Slurm takes a silent node for dead; 300 at most sites."""
     mpi_default: str = "none"
     """What ``srun`` without ``--mpi`` uses; Slurm's own default is ``none``."""
 
@@ -54,7 +56,7 @@ class ClusterSpec:
             raise ClusterError(
                 f"num_nodes={self.num_nodes} is out of range. Use 1 to {MAX_NUM_NODES}."
             )
-        for name in ("cpus_per_node", "mem_mib"):
+        for name in ("cpus_per_node", "mem_mib", "slurmd_timeout_s"):
             if getattr(self, name) < 1:
                 raise ClusterError(f"{name}={getattr(self, name)} is out of range. Use 1 or more.")
         if self.gpus_per_node < 0:

@@ -1,0 +1,134 @@
+"""`Allotment`: which nodes of the job an attempt gets."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from hpctrain.errors import LaunchError
+from hpctrain.execute.job_nodes import JobNodes
+from hpctrain.execute.worker_group import WorkerGroup
+from hpctrain.plan.launch_plan import LaunchPlan
+from hpctrain.plan.resources import Placement, place_on_nodes
+
+
+class Allotment:
+    """The placement of each attempt on the nodes that live.
+
+    Parameters
+    ----------
+    plan
+        On what the run runs at full size.
+    job_id
+        The job; None on one machine, where there is nothing to choose.
+    note
+        Writes an event into the ledger.
+    """
+
+    def __init__(self, plan: LaunchPlan, *, job_id: str | None, note: Callable[..., None]) -> None:
+        self._plan = plan
+        self._nodes = None if job_id is None else JobNodes(job_id)
+        self._note = note
+        self._suspects: set[str] = set()
+        self._used: set[str] = set()
+        self._missing_workers = 0
+        self._look_at = 0.0
+        self._look: threading.Thread | None = None
+        self._found: set[str] = set()
+
+    def place(self) -> tuple[Placement, tuple[str, ...]]:
+        """Return how the workers lie on nodes now, and the nodes of the job that have none.
+
+        Raises
+        ------
+        LaunchError
+            If the nodes that are left are too few.
+        """
+        self._used.clear()
+        full, job_nodes = self._plan.placement, self._plan.job_nodes
+        if self._nodes is None or not (
+            job_nodes.survives_loss or self._nodes.lost or self._suspects
+        ):
+            return full, ()
+        known = self._nodes.lost
+        self._nodes.test(self._suspects)
+        self._suspects.clear()
+        living = self._nodes.living()
+        for node, reason in self._nodes.lost.items():
+            if node not in known:
+                self._note("node-lost", node=node, reason=reason)
+        placement = place_on_nodes(full, living, enough=job_nodes.enough)
+        if placement is None:
+            raise LaunchError(self._explain_shortage(len(living)))
+        self._used = set(living)
+        self._missing_workers = full.num_workers - placement.num_workers
+        self._look_at = time.monotonic() + self._plan.resize_interval_s
+        return placement, living[placement.num_nodes :]
+
+    def watch(self, group: WorkerGroup) -> None:
+        """Take note of the nodes that a group has lost. Not collective."""
+        if self._nodes is None:
+            return
+        for node, reason in group.health.verdict().bad.items():
+            # The ledger has it already.
+            self._nodes.give_up(node, reason)
+        for node, is_silent in group.lost_nodes.items():
+            if is_silent:
+                if self._nodes.give_up(node, "silent"):
+                    self._note("node-lost", node=node, reason="silent")
+            elif node not in self._nodes.lost:
+                # The agent alone may have died.
+                self._suspects.add(node)
+        self._suspects.update(group.missing_nodes)
+
+    def can_leave_out(self, error: Exception) -> bool:
+        """Return whether the ranks could not be started for want of nodes that are not needed.
+
+        Not collective.
+        """
+        return (
+            isinstance(error, LaunchError)
+            and self._nodes is not None
+            and self._plan.job_nodes.survives_loss
+            and bool(self._suspects or self._nodes.lost.keys() & self._used)
+        )
+
+    def can_grow(self) -> bool:
+        """Return whether nodes that the run lacks are back; looks in a thread, now and then.
+
+        Not collective.
+        """
+        if self._nodes is None or not self._missing_workers or not self._nodes.lost:
+            return False
+        if self._look is not None and not self._look.is_alive():
+            self._look = None
+            if self._found:
+                self._nodes.take_back(self._found)
+                self._note("nodes-back", nodes=sorted(self._found))
+                return True
+        if self._look is None and time.monotonic() > self._look_at:
+            self._look_at = time.monotonic() + self._plan.resize_interval_s
+            self._look = threading.Thread(target=self._look_again, daemon=True)
+            self._look.start()
+        return False
+
+    def _look_again(self) -> None:
+        assert self._nodes is not None
+        self._found = self._nodes.look_again()
+
+    def _explain_shortage(self, num_living: int) -> str:
+        assert self._nodes is not None
+        lost = "; ".join(f"{node}: {reason}" for node, reason in self._nodes.lost.items())
+        job_nodes = self._plan.job_nodes
+        way_out = (
+            ""
+            if job_nodes.survives_loss
+            else " A run with ScalingConfig(num_workers=(fewest, most)) or "
+            "SlurmConfig(spare_nodes=1) goes on in its job."
+        )
+        return (
+            f"{num_living} of {job_nodes.most} nodes of this job are left, and the run needs "
+            f"{job_nodes.enough} ({lost}). fit() with the same name resumes it in another job."
+            f"{way_out}"
+        )

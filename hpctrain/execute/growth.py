@@ -1,0 +1,101 @@
+"""`Growth`: end an attempt at a good moment, so that the next one has more workers."""
+
+from __future__ import annotations
+
+from hpctrain.checkpoint import Checkpoint
+from hpctrain.errors import RunStoppedError
+from hpctrain.execute.allotment import Allotment
+from hpctrain.execute.failure_policy import StopKind, StopNotice
+from hpctrain.execute.recorder import Recorder
+from hpctrain.execute.stop import StopAgreement
+from hpctrain.execute.tracker import AttemptTracker
+
+_WISH = StopNotice(kind=StopKind.RESIZE, why="nodes that it lacked are back")
+
+
+class Resize(Exception):  # noqa: N818 - nothing is wrong
+    """An attempt has ended so that the next one has more workers."""
+
+
+class Growth:
+    """Looks for nodes that are back, and lets the ranks leave after a report that they agree on.
+
+    Ranks that ask ``should_stop()`` save and return. Others are ended after a checkpoint that they
+    make of their own accord; if they never make one, the size stays. One object an attempt.
+
+    Parameters
+    ----------
+    recorder
+        Knows whether a stop is wanted, and the newest checkpoint.
+    tracker
+        What the ranks have said.
+    allotment
+        Knows whether there are more nodes.
+    stop
+        Asks the ranks.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        tracker: AttemptTracker,
+        allotment: Allotment,
+        stop: StopAgreement,
+    ) -> None:
+        self._recorder = recorder
+        self._tracker = tracker
+        self._allotment = allotment
+        self._stop = stop
+        self._patience_over = False
+        self._checkpoint: Checkpoint | None = None
+
+    def step(self) -> None:
+        """Take the next step towards a stop, for whatever reason, if there is one to take.
+
+        Raises
+        ------
+        Resize
+            If ranks that do not leave have just made a checkpoint.
+        RunStoppedError
+            If ranks do not leave that must.
+        """
+        if self._recorder.stop is None and self._allotment.can_grow():
+            self._recorder.ask_to_stop(_WISH)
+        if self._tracker.signals:
+            # Somebody else ends this run, or its job; now is not the time to grow.
+            self.withdraw()
+        try:
+            self._stop.step()
+        except RunStoppedError:
+            if self._recorder.stop is not _WISH:
+                raise
+            if not self._patience_over:
+                self._patience_over = True
+                self._checkpoint = self._recorder.latest
+            elif self._recorder.latest is not self._checkpoint:
+                raise Resize(_WISH.why) from None
+
+    def __enter__(self) -> Growth:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.withdraw()
+
+    def withdraw(self) -> None:
+        """Want to grow no more."""
+        if self._recorder.stop is _WISH:
+            self._recorder.stop = None
+
+    def conclude(self) -> None:
+        """Raise if all ranks have returned where they were told to.
+
+        Raises
+        ------
+        Resize
+            Then.
+        """
+        # Ranks that did not know that they should leave have come to their own end.
+        is_room_made = self._recorder.stop is _WISH and self._tracker.was_told
+        self.withdraw()
+        if is_room_made and self._tracker.is_done:
+            raise Resize(_WISH.why)

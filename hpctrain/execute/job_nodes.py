@@ -1,0 +1,152 @@
+"""`JobNodes`: which nodes of the job can be used now."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+
+from hpctrain.errors import LaunchError
+from hpctrain.execute.slurm_command import run_slurm
+from hpctrain.plan.argv import node_test_argv
+
+_TIMEOUT_S = 15.0
+_TEST_TIMEOUT_S = 10.0
+# A node that is drained goes on with the job it has.
+_UNUSABLE = frozenset(["DOWN", "FAIL", "POWERING_DOWN", "POWERED_DOWN"])
+# Slurm says it of a node that did not answer once, until it asks again, minutes later.
+_DOUBTFUL = "NOT_RESPONDING"
+
+
+class JobNodes:
+    """The nodes of the job that this process is in. Used from one thread, but for `look_again`.
+
+    Slurm believes in a dead node for as long as SlurmdTimeout says, five minutes as a rule; the
+    silence of its agent says it earlier. So both are heard, and a node is lost if either says so.
+
+    Parameters
+    ----------
+    job_id
+        The job.
+    """
+
+    def __init__(self, job_id: str) -> None:
+        self._job_id = job_id
+        self._known: tuple[str, ...] = ()
+        self._lost: dict[str, str] = {}
+
+    @property
+    def lost(self) -> dict[str, str]:
+        """Nodes that are not used any more, and why."""
+        return dict(self._lost)
+
+    def give_up(self, node: str, reason: str) -> bool:
+        """Use a node no more; return whether that is news. Not collective."""
+        if node in self._lost:
+            return False
+        self._lost[node] = reason
+        return True
+
+    def take_back(self, nodes: Collection[str]) -> None:
+        """Use nodes again. Not collective."""
+        for node in nodes:
+            self._lost.pop(node, None)
+
+    def living(self) -> tuple[str, ...]:
+        """Return the nodes that can be used, in Slurm's order. Not collective.
+
+        If Slurm does not answer, those that it named last.
+
+        Raises
+        ------
+        LaunchError
+            If it has never answered.
+        """
+        try:
+            states = self._usable()
+        except LaunchError:
+            if not self._known:
+                raise
+            states = {node: set() for node in self._known if node not in self._lost}
+        for node in self._known:
+            if node not in states:
+                self.give_up(node, "Slurm says that it is down")
+        self._known = tuple(dict.fromkeys((*states, *self._known)))
+        self.test(n for n in states if _DOUBTFUL in states[n] and n not in self._lost)
+        return tuple(node for node in self._known if node not in self._lost)
+
+    def test(self, nodes: Iterable[str]) -> None:
+        """Give up those of some nodes on which no process starts. Not collective."""
+        for node in nodes:
+            if not self._starts_a_process(node):
+                self.give_up(node, "no process starts there")
+
+    def look_again(self) -> set[str]:
+        """Return the nodes that were given up, and work after all. Not collective.
+
+        A node that Slurm itself has taken from the job does not come back to it.
+        """
+        try:
+            usable = self._usable()
+        except LaunchError:
+            return set()
+        return {node for node in self.lost if node in usable and self._starts_a_process(node)}
+
+    def _usable(self) -> dict[str, set[str]]:
+        """Return the state of each node that is not down, in Slurm's order."""
+        nodes = parse_job_nodes(self._ask("show", "job", self._job_id))
+        hosts = self._ask("show", "hostnames", nodes).split()
+        states = parse_node_states(self._ask("show", "node", nodes))
+        known = {host: states.get(host, set()) for host in hosts}
+        return {host: state for host, state in known.items() if not state & _UNUSABLE}
+
+    def _ask(self, *words: str) -> str:
+        answer = run_slurm(["scontrol", "--oneliner", *words], timeout_s=_TIMEOUT_S)
+        if answer.returncode != 0:
+            raise LaunchError(
+                f"scontrol {' '.join(words)}: {answer.stderr.strip()}", transient=True
+            )
+        return answer.stdout
+
+    def _starts_a_process(self, node: str) -> bool:
+        try:
+            answer = run_slurm(node_test_argv(node), timeout_s=_TEST_TIMEOUT_S)
+        except LaunchError:
+            return False
+        return answer.returncode == 0
+
+
+def parse_job_nodes(output: str) -> str:
+    """Return the nodes of a job, as ``scontrol --oneliner show job`` prints them. Pure.
+
+    Not collective.
+
+    Examples
+    --------
+    >>> parse_job_nodes("JobId=7 ReqNodeList=(null) NodeList=node[1-2,4] NumNodes=3")
+    'node[1-2,4]'
+    """
+    found = re.search(r"(?<!\S)NodeList=(\S+)", output)
+    if found is None or found.group(1) == "(null)":
+        raise LaunchError("Slurm says that this job has no nodes.", transient=True)
+    return found.group(1)
+
+
+def parse_node_states(output: str) -> dict[str, set[str]]:
+    """Return the state and flags of nodes from ``scontrol --oneliner show node``. Pure.
+
+    Not collective.
+
+    Examples
+    --------
+    >>> states = parse_node_states("NodeName=node3 Arch=x86_64 State=MIXED+NOT_RESPONDING Weight=1")
+    >>> sorted(states["node3"])
+    ['MIXED', 'NOT_RESPONDING']
+    """
+    states = {}
+    for line in output.splitlines():
+        fields = dict(re.findall(r"(?<!\S)(NodeName|State)=(\S+)", line))
+        if len(fields) == 2:
+            # Before Slurm 21.08 a star stood for NOT_RESPONDING.
+            state = fields["State"].replace("*", "+NOT_RESPONDING")
+            states[fields["NodeName"]] = set(state.split("+"))
+    return states

@@ -1,0 +1,90 @@
+"""A node loses its power while a run is on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hpctrain.testing.slurm import VirtualCluster
+
+Run = Any
+
+pytestmark = pytest.mark.slurm
+
+MakeCluster = Callable[..., VirtualCluster]
+StartRun = Callable[..., Run]
+
+# What most sites have: within the time of a test Slurm itself does not notice that a node is dead.
+SITE = {"slurmd_timeout_s": 300}
+
+
+def check_that_every_row_was_seen_once_an_epoch(run: Run, epochs: int) -> None:
+    last = {entry["epoch"]: entry for entry in run.diary}
+    assert sorted(last) == list(range(epochs))
+    for entry in last.values():
+        assert sorted(row for rows in entry["rows"] for row in rows) == list(range(48))
+
+
+def test_a_run_shrinks_from_four_nodes_to_three_and_sees_every_row_once_an_epoch(
+    make_cluster: MakeCluster, start_run: StartRun
+):
+    cluster = make_cluster(**SITE)
+    run = start_run(cluster, (2, 4), tasks_per_node=1)
+    run.wait_for_epoch(1)
+    cluster.power_off("node3")
+    result = run.finish()
+    assert len(result.job_ids) == 1
+    assert [(e["node"], e["reason"]) for e in run.events("node-lost")] == [("node3", "silent")]
+    first, *_, last = run.diary
+    assert sorted(first["nodes"]) == ["node1", "node2", "node3", "node4"]
+    assert sorted(last["nodes"]) == ["node1", "node2", "node4"]
+    check_that_every_row_was_seen_once_an_epoch(run, 6)
+
+
+def test_a_node_that_slurm_itself_says_is_down_is_not_used_again(
+    make_cluster: MakeCluster, start_run: StartRun
+):
+    cluster = make_cluster(slurmd_timeout_s=5)
+    run = start_run(cluster, (2, 3), tasks_per_node=1)
+    run.wait_for_epoch(1)
+    cluster.run_on("head", ["scontrol", "update", "nodename=node2", "state=down", "reason=test"])
+    result = run.finish()
+    assert len(result.job_ids) == 1
+    assert [e["node"] for e in run.events("node-lost")] == ["node2"]
+    assert sorted(run.diary[-1]["nodes"]) == ["node1", "node3"]
+    check_that_every_row_was_seen_once_an_epoch(run, 6)
+
+
+def test_a_run_with_a_spare_node_goes_on_at_full_size(
+    make_cluster: MakeCluster, start_run: StartRun
+):
+    cluster = make_cluster(num_nodes=3, **SITE)
+    run = start_run(cluster, 2, nodes=2, spare_nodes=1)
+    run.wait_for_epoch(1)
+    cluster.power_off("node2")
+    result = run.finish()
+    assert len(result.job_ids) == 1
+    assert sorted(run.diary[0]["nodes"]) == ["node1", "node2"]
+    assert sorted(run.diary[-1]["nodes"]) == ["node1", "node3"]
+    check_that_every_row_was_seen_once_an_epoch(run, 6)
+
+
+def test_a_run_grows_again_when_a_node_is_back(make_cluster: MakeCluster, start_run: StartRun):
+    cluster = make_cluster(num_nodes=3, **SITE)
+    run = start_run(cluster, (2, 3), epochs=30, epoch_s=0.4, asks=True, tasks_per_node=1)
+    run.wait_for_epoch(1)
+    cluster.unplug("node2")
+    run.wait("the run is smaller", lambda: run.diary[-1]["attempt"] == 2)
+    cluster.plug("node2")
+    result = run.finish()
+    assert len(result.job_ids) == 1
+    assert [e["nodes"] for e in run.events("nodes-back")] == [["node2"]]
+    sizes = list(dict.fromkeys((e["attempt"], len(e["nodes"])) for e in run.diary))
+    assert sizes == [(1, 3), (2, 2), (3, 3)]
+    # Ranks that ask should_stop() lose nothing when the run grows.
+    ended = {e["attempt"]: e["reports"] for e in run.events("attempt-ended")}
+    began = {e["attempt"]: e["first_report"] for e in run.events("attempt-started")}
+    assert began[3] == ended[2]
+    check_that_every_row_was_seen_once_an_epoch(run, 30)
