@@ -1,5 +1,7 @@
 """The agent of a node: ``python -m hpctrain.execute.agent ATTEMPT SOCKET SECRET ADDRESS...``.
 
+In front of the addresses ``--lease=SECONDS`` can stand, see `hpctrain.execute.lease`.
+
 One process a node, without MPI. It passes frames between the ranks of its node and the executor, so
 that the executor has one connection a node, and it notices when a rank dies.
 """
@@ -45,12 +47,25 @@ class Agent:
         Of the socket for the ranks; its directory is made here.
     run_dir
         The run directory, which the node is to write to; None if that is not looked at.
+    lease_s
+        Seconds of silence after which the executor is given up, if its node does not answer.
+        None waits for the end of the connection.
     """
 
     def __init__(
-        self, *, attempt: int, uplink: socket.socket, path: Path, run_dir: Path | None = None
+        self,
+        *,
+        attempt: int,
+        uplink: socket.socket,
+        path: Path,
+        run_dir: Path | None = None,
+        lease_s: float | None = None,
     ) -> None:
         self._attempt = attempt
+        self._lease_s = lease_s
+        self._heard_at = time.monotonic()
+        self._executor = uplink.getpeername()
+        self._was_dismissed = False
         self._uplink = FrameSocket(uplink)
         self._path = path
         self._run_dir = run_dir
@@ -60,8 +75,8 @@ class Agent:
         self._pids: set[int] = set()
         self._examiner: Examiner | None = None
 
-    def run(self) -> None:
-        """Pass frames on until the executor is gone or says so."""
+    def run(self) -> bool:
+        """Pass frames on until the executor is gone or says so; return whether it said so."""
         self._path.parent.mkdir(mode=0o700)
         try:
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -75,6 +90,7 @@ class Agent:
                 self._say_health(str(self._run_dir))
             while not self._uplink.closed:
                 self._step(listener)
+                self._look_at_lease()
         finally:
             # Ranks that are left see the end of their stream, and leave.
             for key in list(self._selector.get_map().values()):
@@ -83,6 +99,7 @@ class Agent:
             self._selector.close()
             self._path.unlink(missing_ok=True)
             self._path.parent.rmdir()
+        return self._was_dismissed
 
     def _say_health(self, run_dir: str) -> None:
         """Say how this node is; of its storage a thread says it later, since that may hang."""
@@ -127,6 +144,17 @@ class Agent:
             if not frames.closed:
                 self._watch(frames)
 
+    def _look_at_lease(self) -> None:
+        if self._lease_s is None or time.monotonic() - self._heard_at < self._lease_s:
+            return
+        from hpctrain.execute.lease import is_reachable
+
+        if is_reachable(self._executor):
+            # It is busy, or hangs on the filesystem.
+            self._heard_at = time.monotonic()
+        else:
+            self._uplink.close()
+
     def _accept(self, listener: socket.socket) -> None:
         sock, _ = listener.accept()
         frames = FrameSocket(sock)
@@ -155,8 +183,10 @@ class Agent:
         self._watch(self._uplink)
 
     def _pass_down(self) -> None:
+        self._heard_at = time.monotonic()
         for frame in self._uplink.receive():
             if frame.op == "agent-exit":
+                self._was_dismissed = True
                 self._uplink.close()
                 return
             if frame.op == "beat":
@@ -198,13 +228,23 @@ def run_agent(argv: list[str]) -> None:
     # with its uplink.
     for number in (signal.SIGUSR2, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    secret = _read_secret(Path(argv[2]))
+    attempt, template, secret_file, *addresses = argv
+    lease_s = None
+    if addresses[0].startswith("--lease="):
+        lease_s = float(addresses.pop(0).removeprefix("--lease="))
+    secret = _read_secret(Path(secret_file))
     try:
-        uplink = connect_tcp(argv[3:], secret, timeout_s=_CONNECT_TIMEOUT_S)
+        uplink = connect_tcp(addresses, secret, timeout_s=_CONNECT_TIMEOUT_S)
     except LinkTimeoutError as error:
         raise SystemExit(f"hpctrain: {node_name()} cannot be used: {error}") from error
-    path, run_dir = node_socket_path(argv[1]), Path(argv[2]).parent
-    Agent(attempt=int(argv[0]), uplink=uplink, path=path, run_dir=run_dir).run()
+    path, run_dir = node_socket_path(template), Path(secret_file).parent
+    executor, here = uplink.getpeername(), uplink.getsockname()
+    agent = Agent(attempt=int(attempt), uplink=uplink, path=path, run_dir=run_dir, lease_s=lease_s)
+    # On the executor's own node there is nobody left to act.
+    if not agent.run() and lease_s is not None and executor[0] != here[0]:
+        from hpctrain.execute.lease import take_over
+
+        take_over(run_dir, executor, lease_s=lease_s)
 
 
 def _read_secret(path: Path) -> bytes:

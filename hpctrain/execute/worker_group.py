@@ -329,6 +329,7 @@ class WorkerGroup:
             socket=path,
             secret=str(self._secret_file),
             addresses=addresses,
+            lease_s=self._node_timeout_s if self.placement.nodes else None,
         )
         self._agents = StepProcess(
             agent_step_argv(self.placement, command, idle_nodes=self._idle_nodes),

@@ -37,10 +37,26 @@ def supervisor_argv(python: str, *, run_dir: str) -> list[str]:
 
 
 def agent_argv(
-    python: str, *, attempt: int, socket: str, secret: str, addresses: Sequence[str]
+    python: str,
+    *,
+    attempt: int,
+    socket: str,
+    secret: str,
+    addresses: Sequence[str],
+    lease_s: float | None = None,
 ) -> list[str]:
-    """Return the command of a node's agent. Not collective."""
-    return [python, "-m", "hpctrain.execute.agent", str(attempt), socket, secret, *addresses]
+    """Return the command of a node's agent.
+
+    Not collective.
+
+    Parameters
+    ----------
+    lease_s
+        For an agent that sees to it that the run goes on when the executor's node is lost: seconds
+        after which it is.
+    """
+    argv = [python, "-m", "hpctrain.execute.agent", str(attempt), socket, secret]
+    return [*argv, *([] if lease_s is None else [f"--lease={lease_s:g}"]), *addresses]
 
 
 def worker_step_argv(

@@ -72,6 +72,10 @@ class RunPaths:
         """Directory that says who starts the run; the largest number counts."""
         return self.root / f".claim-{number}"
 
+    def lease(self, attempt: int) -> Path:
+        """Its existence says that an agent goes on with a run whose executor was lost."""
+        return self.root / f".lease-{attempt}"
+
     def logs(self, attempt: int) -> Path:
         """Directory of the logs of an attempt."""
         return self.root / "logs" / str(attempt)

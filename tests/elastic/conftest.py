@@ -132,6 +132,13 @@ class Run:
             lambda: any(e["epoch"] >= epoch and e["attempt"] >= attempt for e in self.diary),
         )
 
+    def check_that_every_row_was_seen_once_an_epoch(self, epochs: int) -> None:
+        """Check what ranks saw, for each epoch in the attempt that ended it."""
+        last = {entry["epoch"]: entry for entry in self.diary}
+        assert sorted(last) == list(range(epochs))
+        for entry in last.values():
+            assert sorted(row for rows in entry["rows"] for row in rows) == list(range(48))
+
     def finish(self) -> Result:
         """Wait for the end; return the result."""
         said, _ = self.process.communicate(timeout=PATIENCE_S)

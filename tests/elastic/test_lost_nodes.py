@@ -9,22 +9,13 @@ import pytest
 
 from hpctrain.testing.slurm import VirtualCluster
 
-Run = Any
-
 pytestmark = pytest.mark.slurm
 
 MakeCluster = Callable[..., VirtualCluster]
-StartRun = Callable[..., Run]
+StartRun = Callable[..., Any]
 
 # What most sites have: within the time of a test Slurm itself does not notice that a node is dead.
 SITE = {"slurmd_timeout_s": 300}
-
-
-def check_that_every_row_was_seen_once_an_epoch(run: Run, epochs: int) -> None:
-    last = {entry["epoch"]: entry for entry in run.diary}
-    assert sorted(last) == list(range(epochs))
-    for entry in last.values():
-        assert sorted(row for rows in entry["rows"] for row in rows) == list(range(48))
 
 
 def test_a_run_shrinks_from_four_nodes_to_three_and_sees_every_row_once_an_epoch(
@@ -40,7 +31,7 @@ def test_a_run_shrinks_from_four_nodes_to_three_and_sees_every_row_once_an_epoch
     first, *_, last = run.diary
     assert sorted(first["nodes"]) == ["node1", "node2", "node3", "node4"]
     assert sorted(last["nodes"]) == ["node1", "node2", "node4"]
-    check_that_every_row_was_seen_once_an_epoch(run, 6)
+    run.check_that_every_row_was_seen_once_an_epoch(6)
 
 
 def test_a_node_that_slurm_itself_says_is_down_is_not_used_again(
@@ -54,7 +45,7 @@ def test_a_node_that_slurm_itself_says_is_down_is_not_used_again(
     assert len(result.job_ids) == 1
     assert [e["node"] for e in run.events("node-lost")] == ["node2"]
     assert sorted(run.diary[-1]["nodes"]) == ["node1", "node3"]
-    check_that_every_row_was_seen_once_an_epoch(run, 6)
+    run.check_that_every_row_was_seen_once_an_epoch(6)
 
 
 def test_a_run_with_a_spare_node_goes_on_at_full_size(
@@ -68,7 +59,7 @@ def test_a_run_with_a_spare_node_goes_on_at_full_size(
     assert len(result.job_ids) == 1
     assert sorted(run.diary[0]["nodes"]) == ["node1", "node2"]
     assert sorted(run.diary[-1]["nodes"]) == ["node1", "node3"]
-    check_that_every_row_was_seen_once_an_epoch(run, 6)
+    run.check_that_every_row_was_seen_once_an_epoch(6)
 
 
 def test_a_run_grows_again_when_a_node_is_back(make_cluster: MakeCluster, start_run: StartRun):
@@ -87,4 +78,4 @@ def test_a_run_grows_again_when_a_node_is_back(make_cluster: MakeCluster, start_
     ended = {e["attempt"]: e["reports"] for e in run.events("attempt-ended")}
     began = {e["attempt"]: e["first_report"] for e in run.events("attempt-started")}
     assert began[3] == ended[2]
-    check_that_every_row_was_seen_once_an_epoch(run, 30)
+    run.check_that_every_row_was_seen_once_an_epoch(30)

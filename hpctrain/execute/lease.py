@@ -1,0 +1,93 @@
+"""The lease of a node's agent on the executor: what it does when the executor's node is lost.
+
+Imported only then. A job that Slurm does not end with a node (``--no-kill``) stays there, running
+and owned by nobody, when that node was the executor's (measured with Slurm 22.05).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from pathlib import Path
+
+from hpctrain.execute.continuation import read_job_terms, requeue, submit_successor
+from hpctrain.execute.slurm_command import run_slurm
+from hpctrain.rundir.ledger import append_event
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.status import RunState, read_status, write_status
+from hpctrain.worker.node_socket import node_name
+
+_LOOK_INTERVAL_S = 2.0
+_CONNECT_TIMEOUT_S = 3.0
+_CONTROLLER_PATIENCE_S = 60.0
+
+
+def is_reachable(address: tuple[str, int]) -> bool:
+    """Return whether a host answers, be it with a refusal. Not collective."""
+    try:
+        socket.create_connection(address, timeout=_CONNECT_TIMEOUT_S).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def take_over(run_dir: Path, address: tuple[str, int], *, lease_s: float) -> None:
+    """Let a run go on in another job, unless its executor, or another one, is alive.
+
+    Not collective, but called on every node of the job: one of them acts.
+
+    Parameters
+    ----------
+    run_dir
+        The run directory.
+    address
+        Where the executor was.
+    lease_s
+        Seconds for which nobody may have shown a sign of life.
+    """
+    paths = RunPaths(run_dir)
+    before = read_status(paths)
+    deadline = time.monotonic() + lease_s
+    while time.monotonic() < deadline:
+        # On a node that answers the executor's supervisor, or Slurm, sees to it.
+        if is_reachable(address) or read_status(paths) != before:
+            return
+        time.sleep(_LOOK_INTERVAL_S)
+    attempt = 0 if before is None else before.attempt
+    if not _is_first(paths, attempt):
+        return
+    host = None if before is None else before.owner_host
+    append_event(paths, "executor-lost", host=host, attempt=attempt, found_by=node_name())
+    _continue_elsewhere(paths)
+
+
+def _is_first(paths: RunPaths, attempt: int) -> bool:
+    """Return whether no other agent has begun to act."""
+    try:
+        os.close(os.open(paths.lease(attempt), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        return False
+    return True
+
+
+def _continue_elsewhere(paths: RunPaths) -> None:
+    """Let the run go on in this job, queued again, or in another one."""
+    terms = read_job_terms(patience_s=_CONTROLLER_PATIENCE_S)
+    if terms is None or not terms.is_running:
+        # Slurm has noticed by itself.
+        return
+    plan = json.loads(paths.plan.read_bytes())["launch_plan"]
+    if plan["requeue"] and terms.is_batch and terms.may_requeue:
+        # This process ends with the job.
+        requeue(terms.job_id, patience_s=_CONTROLLER_PATIENCE_S)
+        return
+    if plan["launcher"] == "slurm":
+        successor = submit_successor(paths, patience_s=_CONTROLLER_PATIENCE_S)
+        present = read_status(paths)
+        if present is not None and present.job_id == terms.job_id:
+            write_status(paths, present.with_changes(state=RunState.SUBMITTED, job_id=successor))
+    run_slurm(["scancel", terms.job_id])

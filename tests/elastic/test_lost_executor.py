@@ -1,0 +1,127 @@
+"""The node of the executor loses its power."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.execute import lease
+from hpctrain.rundir.ledger import read_events
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.status import RunState, RunStatus, write_status
+from hpctrain.testing.slurm import VirtualCluster
+
+MakeCluster = Callable[..., VirtualCluster]
+StartRun = Callable[..., Any]
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize(
+    ("workers", "slurm", "finder"),
+    [
+        ((2, 3), {"tasks_per_node": 1}, "node"),
+        # The spare node has no worker, but an agent.
+        (2, {"nodes": 1, "spare_nodes": 1}, "node2"),
+    ],
+)
+def test_an_agent_on_another_node_lets_the_run_go_on(
+    make_cluster: MakeCluster, start_run: StartRun, workers: Any, slurm: Any, finder: str
+):
+    cluster = make_cluster()
+    run = start_run(cluster, workers, epochs=8, **slurm)
+    run.wait_for_epoch(1)
+    cluster.power_off("node1")
+    result = run.finish()
+    (found,) = run.events("executor-lost")
+    assert found["host"] == "node1"
+    assert found["found_by"].startswith(finder)
+    assert len(result.attempts) == 2
+    assert "node1" not in run.diary[-1]["nodes"]
+    assert len(run.diary[-1]["nodes"]) == len(run.diary[0]["nodes"])
+    run.check_that_every_row_was_seen_once_an_epoch(8)
+
+
+@pytest.mark.slurm
+def test_slurm_itself_queues_a_run_of_fixed_size_again(
+    make_cluster: MakeCluster, start_run: StartRun
+):
+    cluster = make_cluster(num_nodes=3)
+    run = start_run(cluster, 2, nodes=2)
+    run.wait_for_epoch(1)
+    cluster.power_off("node1")
+    result = run.finish()
+    assert run.events("executor-lost") == []
+    assert len(result.attempts) == 2
+    assert sorted(run.diary[-1]["nodes"]) == ["node2", "node3"]
+    run.check_that_every_row_was_seen_once_an_epoch(6)
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    paths = RunPaths(tmp_path)
+    write_status(paths, RunStatus(name="run", state=RunState.RUNNING, launcher="slurm", attempt=3))
+    return paths
+
+
+@pytest.fixture
+def acted(monkeypatch: pytest.MonkeyPatch) -> list[RunPaths]:
+    calls: list[RunPaths] = []
+    monkeypatch.setattr(lease, "_continue_elsewhere", calls.append)
+    monkeypatch.setattr(lease, "_LOOK_INTERVAL_S", 0.05)
+    return calls
+
+
+# An address of TEST-NET-1 (RFC 5737) belongs to nobody.
+NOBODY = ("192.0.2.1", 9)
+
+
+def unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "is_reachable", lambda _: False)
+
+
+def test_of_several_agents_one_acts(paths: RunPaths, acted: list[RunPaths], monkeypatch):
+    unreachable(monkeypatch)
+    agents = [
+        threading.Thread(target=lease.take_over, args=(paths.root, NOBODY), kwargs=LEASE)
+        for _ in range(4)
+    ]
+    for agent in agents:
+        agent.start()
+    for agent in agents:
+        agent.join()
+    assert acted == [paths]
+    (event,) = read_events(paths)
+    assert (event["event"], event["attempt"]) == ("executor-lost", 3)
+
+
+LEASE = {"lease_s": 0.3}
+
+
+def test_a_run_that_somebody_else_looks_after_is_left_alone(
+    paths: RunPaths, acted: list[RunPaths], monkeypatch
+):
+    unreachable(monkeypatch)
+    agent = threading.Thread(
+        target=lease.take_over, args=(paths.root, NOBODY), kwargs={"lease_s": 5.0}
+    )
+    agent.start()
+    time.sleep(0.2)
+    write_status(paths, RunStatus(name="run", state=RunState.RUNNING, launcher="slurm", attempt=4))
+    agent.join()
+    assert acted == []
+
+
+def test_a_node_that_answers_is_not_lost_even_if_it_refuses(paths: RunPaths, acted):
+    import socket
+
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = unused.getsockname()
+        assert lease.is_reachable(address)
+        lease.take_over(paths.root, address, lease_s=0.3)
+    assert acted == []
