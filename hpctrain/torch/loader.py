@@ -79,6 +79,56 @@ class ShardSampler(ShareSampler):
             generator.set_state(state)
 
 
+class GlobalBatchSampler:
+    """Batches of this rank, which are as large as wanted together with those of all others.
+
+    All ranks take turns over what is drawn for a batch, so that what all of them have been given
+    after so many batches is the beginning of what is drawn, whatever their number.
+
+    Parameters
+    ----------
+    sampler
+        Draws the samples of all ranks, the same on each of them.
+    global_batch_size
+        Samples of all ranks together.
+    world
+        Which rank this is.
+    drop_last
+        Whether the last batch is left out if it is smaller.
+    """
+
+    def __init__(
+        self,
+        sampler: DistributedSampler[Any],
+        *,
+        global_batch_size: int,
+        world: World,
+        drop_last: bool,
+    ) -> None:
+        self.sampler = sampler
+        self.global_batch_size = global_batch_size
+        self.drop_last = drop_last
+        self._world = world
+
+    def __len__(self) -> int:
+        """Return the number of batches of an epoch."""
+        batches, rest = divmod(len(self.sampler), self.global_batch_size)
+        return batches + (rest > 0 and not self.drop_last)
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        """Return this rank's batches of an epoch."""
+        order = list(self.sampler)
+        rank, size = self._world.world_rank, self._world.world_size
+        for start in range(0, len(order), self.global_batch_size):
+            drawn = order[start : start + self.global_batch_size]
+            if len(drawn) < self.global_batch_size:
+                if self.drop_last:
+                    return
+                # A rank without samples would let the others wait in a collective.
+                drawn += islice(cycle(order), -len(drawn) % size)
+            yield drawn[rank::size]
+
+
 class PreparedLoader(DataLoader[Any]):
     """A data loader whose batches come on a device, and whose shuffle knows the epoch.
 
@@ -137,14 +187,19 @@ class PreparedLoader(DataLoader[Any]):
         return (move_batch(batch, self._device) for batch in self._base)
 
 
-def shard_loader(loader: DataLoader[Any], world: World) -> DataLoader[Any]:
+def shard_loader(
+    loader: DataLoader[Any], world: World, *, global_batch_size: int | None = None
+) -> DataLoader[Any]:
     """Return a loader of this rank's part, or the loader itself where it has one. Not collective.
 
     Raises
     ------
     ConfigError
-        If a sampler cannot say how much it draws.
+        If a sampler cannot say how much it draws, or the size of the loader's batches is not for
+        others to choose.
     """
+    if global_batch_size is not None:
+        return _in_global_batches(loader, world, global_batch_size)
     samplers = (
         loader.sampler,
         loader.batch_sampler,
@@ -159,17 +214,40 @@ def shard_loader(loader: DataLoader[Any], world: World) -> DataLoader[Any]:
         _check_length(loader.batch_sampler)
         drawn = ShardSampler(loader.batch_sampler, shuffle=False, **shard)  # type: ignore[arg-type]
         return rebuild(loader, batch_sampler=drawn)
-    shard["drop_last"] = loader.drop_last
-    sampler: DistributedSampler[Any]
-    if _is_plain(loader):
-        shuffle = isinstance(loader.sampler, RandomSampler)
-        sampler = EpochSampler(loader.dataset, shuffle=shuffle, **shard)
-    else:
-        _check_length(loader.sampler)
-        sampler = ShardSampler(loader.sampler, shuffle=False, **shard)  # type: ignore[arg-type]
+    sampler = _shard_samples(loader, drop_last=loader.drop_last, **shard)
     return rebuild(
         loader, sampler=sampler, batch_size=loader.batch_size, drop_last=loader.drop_last
     )
+
+
+def _shard_samples(loader: DataLoader[Any], **shard: Any) -> DistributedSampler[Any]:
+    if _is_plain(loader):
+        shuffle = isinstance(loader.sampler, RandomSampler)
+        return EpochSampler(loader.dataset, shuffle=shuffle, **shard)
+    _check_length(loader.sampler)
+    return ShardSampler(loader.sampler, shuffle=False, **shard)  # type: ignore[arg-type]
+
+
+def _in_global_batches(loader: DataLoader[Any], world: World, size: int) -> DataLoader[Any]:
+    if size < world.world_size:
+        raise ConfigError(
+            f"prepare_data_loader(global_batch_size={size}) is less than one sample for each of "
+            f"{world.world_size} ranks. Use {world.world_size} or more, or fewer workers."
+        )
+    own = isinstance(loader.sampler, DistributedSampler)
+    if own or loader.batch_size is None or isinstance(loader.dataset, IterableDataset):
+        raise ConfigError(
+            f"prepare_data_loader(global_batch_size={size}) needs a loader that draws samples and "
+            f"puts them into batches itself. This one has an iterable dataset, a batch sampler, a "
+            f"DistributedSampler or no batches: let it give each rank its part of a batch."
+        )
+    batches = GlobalBatchSampler(
+        _shard_samples(loader, num_replicas=1, rank=0),
+        global_batch_size=size,
+        world=world,
+        drop_last=loader.drop_last,
+    )
+    return rebuild(loader, batch_sampler=batches)
 
 
 def _is_plain(loader: DataLoader[Any]) -> bool:

@@ -48,7 +48,9 @@ class ResumableLoader:
         samplers = (base.sampler, base.batch_sampler, getattr(base.batch_sampler, "sampler", None))
         self._share = next((s for s in samplers if isinstance(s, ShareSampler)), None)
         one = 1 if self._share is base.batch_sampler else base.batch_size or 1
-        self.items_per_batch = one * world_size
+        self.items_per_batch: int = getattr(
+            base.batch_sampler, "global_batch_size", one * world_size
+        )
         """Items that all ranks together are given with one batch each."""
         generators = [g for s in (base, *samplers) if (g := getattr(s, "generator", None))]
         self._generators = [(g, g.initial_seed()) for g in dict.fromkeys(generators)]

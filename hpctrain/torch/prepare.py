@@ -135,15 +135,18 @@ def prepare_data_loader(
     add_dist_sampler: bool = True,
     move_to_device: bool = True,
     auto_transfer: bool = True,
+    global_batch_size: int | None = None,
 ) -> PreparedLoader:
     """Let every rank load its own part of the data, onto its own device.
 
-    Not collective.
+    Not collective. The data is shared out anew for the ranks of each attempt, whatever their
+    number.
 
     Parameters
     ----------
     data_loader
-        As for one process: with the batch size of one rank.
+        As for one process: with the batch size of one rank, which stays when the number of ranks
+        changes, so that the batch of all ranks together changes with it.
     add_dist_sampler
         Whether to share the data out over the ranks: a DistributedSampler that shuffles if the
         loader did. What another sampler draws, or a sampler of batches, is shared out itself. All
@@ -155,6 +158,13 @@ def prepare_data_loader(
     auto_transfer
         Whether the next batch is copied to a GPU while the current one is computed on. Worth it
         with ``pin_memory=True``.
+    global_batch_size
+        Samples of a batch of all ranks together, instead of the loader's batch size: the number of
+        batches of an epoch, and with it what a learning rate means, stays when the number of ranks
+        changes. Where it cannot be divided evenly, the batches of some ranks have one sample more;
+        what averages over ranks, as DistributedDataParallel does, weighs all ranks alike. Only the
+        last batch of an epoch is filled up, with less than one sample a rank that come twice,
+        unless the loader has ``drop_last``.
 
     Returns
     -------
@@ -166,13 +176,18 @@ def prepare_data_loader(
     Raises
     ------
     ConfigError
-        If a sampler cannot say how much it draws.
+        If a sampler cannot say how much it draws, or `global_batch_size` does not fit the loader.
     """
     from hpctrain.torch.loader import PreparedLoader, shard_loader
 
     world = active_worker("prepare_data_loader()").context.world
+    if global_batch_size is not None and not add_dist_sampler:
+        raise ConfigError(
+            f"prepare_data_loader(global_batch_size={global_batch_size}) shares the data out, but "
+            f"add_dist_sampler=False. Drop one of the two."
+        )
     if add_dist_sampler:
-        data_loader = shard_loader(data_loader, world)
+        data_loader = shard_loader(data_loader, world, global_batch_size=global_batch_size)
     if not move_to_device:
         return PreparedLoader(data_loader, None, prefetch=False)
     device = get_device()
