@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from hpctrain.errors import LaunchError
 from hpctrain.execute.job_nodes import JobNodes
@@ -24,11 +24,20 @@ class Allotment:
         The job; None on one machine, where there is nothing to choose.
     note
         Writes an event into the ledger.
+    bad
+        Nodes that an earlier executor of this job found bad, and why.
     """
 
-    def __init__(self, plan: LaunchPlan, *, job_id: str | None, note: Callable[..., None]) -> None:
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        *,
+        job_id: str | None,
+        note: Callable[..., None],
+        bad: Mapping[str, str] | None = None,
+    ) -> None:
         self._plan = plan
-        self._nodes = None if job_id is None else JobNodes(job_id)
+        self._nodes = None if job_id is None else JobNodes(job_id, bad=bad)
         self._note = note
         self._suspects: set[str] = set()
         self._used: set[str] = set()
@@ -70,9 +79,9 @@ class Allotment:
         """Take note of the nodes that a group has lost. Not collective."""
         if self._nodes is None:
             return
-        for node, reason in group.health.verdict().bad.items():
-            # The ledger has it already.
-            self._nodes.give_up(node, reason)
+        if self._plan.job_nodes.survives_loss:
+            # The ledger has them already.
+            self._nodes.leave_out(group.health.verdict().bad)
         for node, is_silent in group.lost_nodes.items():
             if is_silent:
                 if self._nodes.give_up(node, "silent"):

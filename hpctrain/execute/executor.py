@@ -31,6 +31,7 @@ from hpctrain.execute.failure_policy import (
 )
 from hpctrain.execute.growth import Growth, Resize
 from hpctrain.execute.hang import HangWatch
+from hpctrain.execute.health import bad_nodes
 from hpctrain.execute.process import process_start_time
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.step_launcher import other_mpi
@@ -82,10 +83,12 @@ class Executor:
             paths=paths, run_config=run_config, status=initial_status(paths, plan, run_config)
         )
         in_allocation = plan.launcher in ("allocation", "slurm")
+        job_id = environ.variable("SLURM_JOB_ID") if in_allocation else None
         self._allotment = Allotment(
             plan,
-            job_id=environ.variable("SLURM_JOB_ID") if in_allocation else None,
+            job_id=job_id,
             note=self.recorder.note,
+            bad=bad_nodes(paths, job_id=job_id) if plan.job_nodes.survives_loss else None,
         )
 
     def run(self) -> bool:

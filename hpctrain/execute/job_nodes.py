@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from hpctrain.errors import LaunchError
 from hpctrain.execute.slurm_command import run_slurm
@@ -27,24 +27,31 @@ class JobNodes:
     ----------
     job_id
         The job.
+    bad
+        Nodes that are not to be used, although they live, and why.
     """
 
-    def __init__(self, job_id: str) -> None:
+    def __init__(self, job_id: str, *, bad: Mapping[str, str] | None = None) -> None:
         self._job_id = job_id
+        self._bad = dict(bad or {})
         self._known: tuple[str, ...] = ()
         self._lost: dict[str, str] = {}
 
     @property
     def lost(self) -> dict[str, str]:
         """Nodes that are not used any more, and why."""
-        return dict(self._lost)
+        return {**self._lost, **self._bad}
 
     def give_up(self, node: str, reason: str) -> bool:
         """Use a node no more; return whether that is news. Not collective."""
-        if node in self._lost:
+        if node in self.lost:
             return False
         self._lost[node] = reason
         return True
+
+    def leave_out(self, bad: Mapping[str, str]) -> None:
+        """Never use nodes again, although they live. Not collective."""
+        self._bad.update(bad)
 
     def take_back(self, nodes: Collection[str]) -> None:
         """Use nodes again. Not collective."""
@@ -72,7 +79,8 @@ class JobNodes:
                 self.give_up(node, "Slurm says that it is down")
         self._known = tuple(dict.fromkeys((*states, *self._known)))
         self.test(n for n in states if _DOUBTFUL in states[n] and n not in self._lost)
-        return tuple(node for node in self._known if node not in self._lost)
+        lost = self.lost
+        return tuple(node for node in self._known if node not in lost)
 
     def test(self, nodes: Iterable[str]) -> None:
         """Give up those of some nodes on which no process starts. Not collective."""
@@ -89,7 +97,8 @@ class JobNodes:
             usable = self._usable()
         except LaunchError:
             return set()
-        return {node for node in self.lost if node in usable and self._starts_a_process(node)}
+        lost = [node for node in self._lost if node in usable and node not in self._bad]
+        return {node for node in lost if self._starts_a_process(node)}
 
     def _usable(self) -> dict[str, set[str]]:
         """Return the state of each node that is not down, in Slurm's order."""

@@ -79,3 +79,14 @@ def test_a_run_grows_again_when_a_node_is_back(make_cluster: MakeCluster, start_
     began = {e["attempt"]: e["first_report"] for e in run.events("attempt-started")}
     assert began[3] == ended[2]
     run.check_that_every_row_was_seen_once_an_epoch(30)
+
+
+def test_a_node_that_cannot_be_used_is_left_out(make_cluster: MakeCluster, start_run: StartRun):
+    cluster = make_cluster(num_nodes=3)
+    full = cluster.run_on("node2", ["mount", "-t", "tmpfs", "-o", "size=64k", "full", "/dev/shm"])
+    assert full.returncode == 0, full.stderr
+    run = start_run(cluster, (2, 3), epochs=3, epoch_s=0.1, tasks_per_node=1)
+    result = run.finish()
+    assert len(result.job_ids) == 1
+    assert [event["node"] for event in run.events("node-bad")] == ["node2"]
+    assert sorted(run.diary[-1]["nodes"]) == ["node1", "node3"]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hpctrain.plan.argv import agent_argv, agent_step_argv, worker_argv, worker_step_argv
@@ -51,6 +53,28 @@ def test_the_command_that_starts_the_agents(golden):
         addresses=["10.0.0.1:4711", "192.168.0.1:4711"],
     )
     golden("argv/agents.txt", lines(agent_step_argv(PLACEMENT, command)))
+
+
+CHOSEN = replace(PLACEMENT, nodes=("gpu1", "gpu3"))
+
+
+@pytest.mark.parametrize("kind", sorted(LAUNCHERS))
+def test_ranks_start_on_the_nodes_that_are_chosen(golden, kind: str):
+    argv = worker_step_argv(LAUNCHERS[kind], CHOSEN, WORKER, local=False)
+    golden(f"argv/ranks-{kind}-on-chosen-nodes.txt", lines(argv))
+
+
+def test_agents_of_a_run_that_goes_on_without_a_node(golden):
+    command = agent_argv(
+        "/env/bin/python",
+        attempt=3,
+        socket="/tmp/hpctrain-abc.%N/ranks",
+        secret="/runs/one/.secret-3",
+        addresses=["10.0.0.1:4711"],
+        lease_s=30.0,
+    )
+    argv = agent_step_argv(CHOSEN, command, idle_nodes=["gpu4"])
+    golden("argv/agents-of-chosen-and-idle-nodes.txt", lines(argv))
 
 
 def test_a_rank_without_a_log_file_keeps_its_output():

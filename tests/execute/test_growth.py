@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.checkpoint import Checkpoint
+from hpctrain.config import RunConfig
+from hpctrain.control.wire import Frame
+from hpctrain.errors import RunStoppedError
+from hpctrain.execute import stop as stop_module
+from hpctrain.execute.growth import Growth, Resize
+from hpctrain.execute.recorder import Recorder
+from hpctrain.execute.stop import StopAgreement
+from hpctrain.execute.tracker import AttemptTracker
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.status import RunState, RunStatus
+
+
+class NodesAreBack:
+    """Stands for an `Allotment`; it says so once."""
+
+    def __init__(self, back: bool = True) -> None:
+        self._back = back
+
+    def can_grow(self) -> bool:
+        back, self._back = self._back, False
+        return back
+
+
+class Attempt:
+    def __init__(self, path: Path, *, back: bool = True) -> None:
+        status = RunStatus(name="run", state=RunState.RUNNING, launcher="slurm")
+        paths = RunPaths(path)
+        self.recorder = Recorder(paths=paths, run_config=RunConfig(), status=status)
+        self.tracker = AttemptTracker(world_size=2, first_report=0)
+        self.sent: list[str] = []
+        stop = StopAgreement(self.recorder, self.tracker, lambda op, **_: self.sent.append(op))
+        self.growth = Growth(self.recorder, self.tracker, NodesAreBack(back), stop)  # type: ignore[arg-type]
+
+    def say(self, op: str, **details: Any) -> None:
+        for rank in (0, 1):
+            body = b'{"metrics":{}}' if op == "report" else b""
+            self.tracker.feed(Frame({"op": op, "rank": rank, **details}, body, b""))
+
+    def agree_on(self, report: int) -> None:
+        self.growth.step()
+        self.say("frozen", report=report - 1)
+        self.growth.step()
+        assert self.sent == ["freeze", "stop"]
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> Attempt:
+    return Attempt(tmp_path)
+
+
+def test_ranks_that_return_where_they_were_told_make_room(attempt: Attempt):
+    attempt.agree_on(1)
+    attempt.say("report")
+    attempt.say("done", reports=1)
+    with pytest.raises(Resize):
+        attempt.growth.conclude()
+    assert attempt.recorder.wants_stop is None
+
+
+def test_ranks_that_come_to_their_end_before_have_finished(attempt: Attempt):
+    attempt.agree_on(1)
+    attempt.say("done", reports=0)
+    attempt.growth.conclude()
+    assert attempt.recorder.wants_stop is None
+
+
+def test_a_rank_that_fails_meanwhile_leaves_no_wish_to_stop_behind(attempt: Attempt):
+    with attempt.growth:
+        attempt.growth.step()
+        assert attempt.recorder.wants_stop is not None
+    assert attempt.recorder.wants_stop is None
+
+
+def test_a_signal_from_outside_comes_before_the_wish_to_grow(attempt: Attempt):
+    attempt.growth.step()
+    attempt.tracker.feed(Frame({"op": "signal", "rank": 0, "name": "SIGUSR2"}, b"", b""))
+    attempt.growth.step()
+    attempt.say("done", reports=0)
+    attempt.growth.conclude()
+    assert attempt.recorder.wants_stop == "its ranks got SIGUSR2"
+
+
+def test_ranks_that_never_ask_are_ended_after_a_checkpoint_of_their_own(
+    attempt: Attempt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(stop_module, "STOP_PATIENCE_S", -1.0)
+    for _ in range(3):
+        attempt.growth.step()
+    attempt.recorder.latest = Checkpoint(tmp_path)
+    with pytest.raises(Resize):
+        attempt.growth.step()
+
+
+def test_without_a_wish_to_grow_a_stop_is_a_stop(tmp_path: Path, monkeypatch):
+    attempt = Attempt(tmp_path, back=False)
+    monkeypatch.setattr(stop_module, "STOP_PATIENCE_S", -1.0)
+    attempt.recorder.wants_stop = "it was asked to"
+    with pytest.raises(RunStoppedError):
+        attempt.growth.step()
