@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hpctrain.errors import ConfigError as ConfigError
     from hpctrain.errors import HpctrainError as HpctrainError
     from hpctrain.errors import LaunchError as LaunchError
+    from hpctrain.errors import NodeLostError as NodeLostError
     from hpctrain.errors import RunStoppedError as RunStoppedError
     from hpctrain.errors import TrainingFailedError as TrainingFailedError
     from hpctrain.errors import WorkerContextError as WorkerContextError
@@ -88,6 +89,7 @@ _HOME_OF = {
     "WorkerContextError": "errors",
     "WorkerError": "errors",
     "WorkerHangError": "errors",
+    "NodeLostError": "errors",
     "WorkerGroup": "execute.worker_group",
     "World": "world",
     "artifact_dir": "worker.context",

@@ -9,6 +9,7 @@
     ├── WorkerContextError     a function of the training function was called outside of one
     └── TrainingFailedError    ranks were started, and the run did not end well
         ├── WorkerError        a rank failed: which one, where, with the user's own traceback
+        │   ├── NodeLostError      with its node, or that of another rank
         │   └── WorkerHangError    a rank made no progress for too long: with its stack
         └── RunStoppedError    the run was stopped and can be resumed
 
@@ -100,6 +101,10 @@ class WorkerError(TrainingFailedError):
             "worker_failures": self.worker_failures,
         }
         return _rebuild, (type(self), str(self), state)
+
+
+class NodeLostError(WorkerError):
+    """A node of the run was lost: it is silent, or Slurm says that it is down."""
 
 
 class WorkerHangError(WorkerError):

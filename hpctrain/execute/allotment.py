@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
-from hpctrain.errors import LaunchError
+from hpctrain.errors import LaunchError, NodeLostError
 from hpctrain.execute.job_nodes import JobNodes
 from hpctrain.execute.worker_group import WorkerGroup
 from hpctrain.plan.launch_plan import LaunchPlan
@@ -51,7 +52,7 @@ class Allotment:
 
         Raises
         ------
-        LaunchError
+        NodeLostError
             If the nodes that are left are too few.
         """
         self._used.clear()
@@ -60,16 +61,10 @@ class Allotment:
             job_nodes.survives_loss or self._nodes.lost or self._suspects
         ):
             return full, ()
-        known = self._nodes.lost
-        self._nodes.test(self._suspects)
-        self._suspects.clear()
-        living = self._nodes.living()
-        for node, reason in self._nodes.lost.items():
-            if node not in known:
-                self._note("node-lost", node=node, reason=reason)
+        living = self._ask_for_living(self._nodes)
         placement = place_on_nodes(full, living, enough=job_nodes.enough)
         if placement is None:
-            raise LaunchError(self._explain_shortage(len(living)))
+            raise NodeLostError(self._explain_shortage(len(living)))
         self._used = set(living)
         self._missing_workers = full.num_workers - placement.num_workers
         self._look_at = time.monotonic() + self._plan.resize_interval_s
@@ -90,6 +85,28 @@ class Allotment:
                 # The agent alone may have died.
                 self._suspects.add(node)
         self._suspects.update(group.missing_nodes)
+
+    def losses(self, group: WorkerGroup) -> dict[str, str]:
+        """Return the nodes that an attempt which has failed has lost, and why. Not collective."""
+        if self._nodes is None:
+            return {}
+        self.watch(group)
+        if self._plan.job_nodes.survives_loss:
+            with suppress(LaunchError):
+                self._ask_for_living(self._nodes)
+            return {node: why for node, why in self._nodes.lost.items() if node in self._used}
+        # Otherwise Slurm itself ends the job with a node that it knows to be down.
+        return {node: "silent" for node, is_silent in group.lost_nodes.items() if is_silent}
+
+    def _ask_for_living(self, nodes: JobNodes) -> tuple[str, ...]:
+        known = nodes.lost
+        nodes.test(self._suspects)
+        self._suspects.clear()
+        living = nodes.living()
+        for node, reason in nodes.lost.items():
+            if node not in known:
+                self._note("node-lost", node=node, reason=reason)
+        return living
 
     def can_leave_out(self, error: Exception) -> bool:
         """Return whether the ranks could not be started for want of nodes that are not needed.

@@ -6,11 +6,19 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from hpctrain import environ
 from hpctrain.config import RunConfig, time_limit_minutes
-from hpctrain.errors import LaunchError, RunStoppedError, TrainingFailedError, WorkerHangError
+from hpctrain.errors import (
+    LaunchError,
+    NodeLostError,
+    RunStoppedError,
+    TrainingFailedError,
+    WorkerError,
+    WorkerHangError,
+)
 from hpctrain.execute.allotment import Allotment
 from hpctrain.execute.backend_executor import BackendExecutor
 from hpctrain.execute.continuation import (
@@ -165,6 +173,22 @@ class Executor:
     def _in_job(self) -> bool:
         return self._plan.launcher in ("slurm", "allocation")
 
+    def _blame_nodes(self, lost: Mapping[str, str], error: WorkerError) -> NodeLostError:
+        told = "; ".join(f"node {node} is lost: {reason}" for node, reason in lost.items())
+        if not self._plan.job_nodes.survives_loss:
+            self._give_job_up(told)
+        return NodeLostError(
+            f"{told}. {error}",
+            rank=error.rank,
+            hostname=error.hostname,
+            worker_failures=error.worker_failures,
+        )
+
+    def _give_job_up(self, why: str) -> None:
+        """Let the run go on in another job, for want of nodes."""
+        if self._in_job:
+            self.recorder.ask_to_stop(StopNotice(kind=StopKind.PREEMPTION, why=why))
+
     def _look_for_end_of_job(self, tracker: AttemptTracker) -> None:
         """See if Slurm is about to end this job, where something looks as if it were."""
         if self.signals:
@@ -257,7 +281,11 @@ class Executor:
 
     def _run_attempt(self) -> None:
         recorder = self.recorder
-        placement, idle_nodes = self._allotment.place()
+        try:
+            placement, idle_nodes = self._allotment.place()
+        except NodeLostError as shortage:
+            self._give_job_up(str(shortage))
+            raise
         start = recorder.begin_attempt(self._resume_from)
         group = WorkerGroup(
             num_cpus_per_worker=self._plan.threads_per_task,
@@ -295,6 +323,9 @@ class Executor:
             error = raised
             if recorder.stop is None:
                 self._look_for_end_of_job(backend.tracker)
+            if isinstance(raised, WorkerError) and (lost := self._allotment.losses(group)):
+                error = self._blame_nodes(lost, raised)
+                raise error from raised
             raise
         finally:
             backend.shutdown(graceful=error is None or isinstance(error, Resize))

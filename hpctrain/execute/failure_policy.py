@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from hpctrain.config import FailureConfig
-from hpctrain.errors import LaunchError, RunStoppedError, TrainingFailedError
+from hpctrain.errors import LaunchError, NodeLostError, RunStoppedError, TrainingFailedError
 from hpctrain.execute.continuation import JobTerms
 from hpctrain.rundir.history import FailureKind, History
 
@@ -40,6 +40,8 @@ def classify_failure(error: BaseException | None) -> FailureKind | None:
     """
     if isinstance(error, LaunchError):
         return FailureKind.START
+    if isinstance(error, NodeLostError):
+        return FailureKind.PREEMPTION
     if isinstance(error, TrainingFailedError) and not isinstance(error, RunStoppedError):
         return FailureKind.WORKER
     return None

@@ -72,7 +72,7 @@ if __name__ == "__main__":
             ),
             run_config=RunConfig(
                 storage_path=request["storage"], name="run", callbacks=[Diary()],
-                failure_config=FailureConfig(max_failures=3, node_timeout_s=6.0),
+                failure_config=FailureConfig(node_timeout_s=6.0),
             ),
         ).fit()
     except HpctrainError as error:

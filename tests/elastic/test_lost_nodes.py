@@ -90,3 +90,18 @@ def test_a_node_that_cannot_be_used_is_left_out(make_cluster: MakeCluster, start
     assert len(result.job_ids) == 1
     assert [event["node"] for event in run.events("node-bad")] == ["node2"]
     assert sorted(run.diary[-1]["nodes"]) == ["node1", "node3"]
+
+
+def test_a_run_of_fixed_size_leaves_its_job_before_slurm_knows(
+    make_cluster: MakeCluster, start_run: StartRun
+):
+    # Slurm queues the job again only when it knows of all its nodes that they are free or down.
+    cluster = make_cluster(num_nodes=3, slurmd_timeout_s=20)
+    run = start_run(cluster, 2, nodes=2, epochs=3)
+    run.wait_for_epoch(0)
+    cluster.power_off("node2")
+    result = run.finish()
+    assert len(run.events("requeued")) == 1
+    assert [a.cause.split(":")[0] for a in result.attempts] == ["NodeLostError", "finished"]
+    assert sorted(run.diary[-1]["nodes"]) == ["node1", "node3"]
+    run.check_that_every_row_was_seen_once_an_epoch(3)

@@ -10,6 +10,7 @@ from hpctrain.config import RunConfig
 from hpctrain.control.wire import Frame
 from hpctrain.errors import RunStoppedError
 from hpctrain.execute import stop as stop_module
+from hpctrain.execute.failure_policy import StopKind, StopNotice
 from hpctrain.execute.growth import Growth, Resize
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.stop import StopAgreement
@@ -59,24 +60,24 @@ def attempt(tmp_path: Path) -> Attempt:
 def test_ranks_that_return_where_they_were_told_make_room(attempt: Attempt):
     attempt.agree_on(1)
     attempt.say("report")
-    attempt.say("done", reports=1)
+    attempt.say("done", reports=1, told=True)
     with pytest.raises(Resize):
         attempt.growth.conclude()
-    assert attempt.recorder.wants_stop is None
+    assert attempt.recorder.stop is None
 
 
 def test_ranks_that_come_to_their_end_before_have_finished(attempt: Attempt):
     attempt.agree_on(1)
     attempt.say("done", reports=0)
     attempt.growth.conclude()
-    assert attempt.recorder.wants_stop is None
+    assert attempt.recorder.stop is None
 
 
 def test_a_rank_that_fails_meanwhile_leaves_no_wish_to_stop_behind(attempt: Attempt):
     with attempt.growth:
         attempt.growth.step()
-        assert attempt.recorder.wants_stop is not None
-    assert attempt.recorder.wants_stop is None
+        assert attempt.recorder.stop is not None
+    assert attempt.recorder.stop is None
 
 
 def test_a_signal_from_outside_comes_before_the_wish_to_grow(attempt: Attempt):
@@ -85,7 +86,8 @@ def test_a_signal_from_outside_comes_before_the_wish_to_grow(attempt: Attempt):
     attempt.growth.step()
     attempt.say("done", reports=0)
     attempt.growth.conclude()
-    assert attempt.recorder.wants_stop == "its ranks got SIGUSR2"
+    assert attempt.recorder.stop is not None
+    assert attempt.recorder.stop.kind is StopKind.PREEMPTION
 
 
 def test_ranks_that_never_ask_are_ended_after_a_checkpoint_of_their_own(
@@ -102,6 +104,6 @@ def test_ranks_that_never_ask_are_ended_after_a_checkpoint_of_their_own(
 def test_without_a_wish_to_grow_a_stop_is_a_stop(tmp_path: Path, monkeypatch):
     attempt = Attempt(tmp_path, back=False)
     monkeypatch.setattr(stop_module, "STOP_PATIENCE_S", -1.0)
-    attempt.recorder.wants_stop = "it was asked to"
+    attempt.recorder.ask_to_stop(StopNotice(kind=StopKind.REQUEST, why="it was asked to"))
     with pytest.raises(RunStoppedError):
         attempt.growth.step()
