@@ -9,6 +9,7 @@ import typer
 import hpctrain
 from hpctrain.cli.attach import attach
 from hpctrain.cli.cancel import cancel
+from hpctrain.cli.chaos import chaos
 from hpctrain.cli.checkpoints import checkpoints
 from hpctrain.cli.cluster import cluster_app
 from hpctrain.cli.exit_codes import Verbs
@@ -47,6 +48,7 @@ app.command()(attach)
 app.command()(wait)
 app.command()(cancel)
 app.command()(template)
+app.command(context_settings=_rest_is_verbatim)(chaos)
 app.add_typer(cluster_app, name="cluster")
 
 

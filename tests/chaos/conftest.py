@@ -43,6 +43,33 @@ def on_cluster(
     return Experiment.begin(folder, script=script, cluster=virtual_slurm, timeout_s=TIMEOUT_S)
 
 
+@pytest.fixture(scope="session")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
+    """Three ranks of the NumPy model, on this machine, which are ended when they hang."""
+    folder = tmp_path_factory.mktemp("watched")
+    # Longer than a step takes, however busy the machine is.
+    args = ("--workers", "3", "--hang-timeout", "5")
+    script = Script(path=HERE / "numpy_model.py", args=args, cwd=folder)
+    return Experiment.begin(folder, script=script, timeout_s=TIMEOUT_S)
+
+
+@pytest.fixture(scope="session")
+def paced(virtual_slurm: VirtualCluster, tmp_path_factory: pytest.TempPathFactory) -> Experiment:
+    """Three ranks on three nodes, with steps that leave the time to agree on a stop."""
+    folder = tmp_path_factory.mktemp("paced")
+    args = ("--workers", "3", "--nodes", "3", "--pause", "0.4")
+    script = Script(path=HERE / "numpy_model.py", args=args, cwd=folder)
+    return Experiment.begin(folder, script=script, cluster=virtual_slurm, timeout_s=TIMEOUT_S)
+
+
+@pytest.fixture(scope="session")
+def with_torch(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
+    """Two ranks of the torch model, on this machine."""
+    folder = tmp_path_factory.mktemp("torch")
+    script = Script(path=HERE / "torch_model.py", args=("--workers", "2"), cwd=folder)
+    return Experiment.begin(folder, script=script, timeout_s=TIMEOUT_S)
+
+
 @pytest.fixture
 def survive(request: pytest.FixtureRequest) -> Callable[..., Verdict]:
     """Disturb an experiment; fail unless it ends like the undisturbed run."""
@@ -55,7 +82,7 @@ def survive(request: pytest.FixtureRequest) -> Callable[..., Verdict]:
 
     yield check
     # Later tests find the nodes as they were.
-    if "on_cluster" in request.fixturenames:
+    if "virtual_slurm" in request.fixturenames:
         cluster = request.getfixturevalue("virtual_slurm")
         for node in cluster.node_names:
             cluster.wait_for_state(node, "idle", timeout_s=60)

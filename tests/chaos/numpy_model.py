@@ -18,6 +18,7 @@ from hpctrain import (
 
 def train(config):
     import json
+    import time
     from pathlib import Path
 
     import numpy as np
@@ -52,7 +53,9 @@ def train(config):
         momentum = 0.9 * momentum + sum(g for g, _ in gathered)
         weights = weights - 0.05 * momentum
         metrics = {"step": step, "loss": float(sum(one for _, one in gathered))}
-        if step % 3 < 2 and step + 1 < config["steps"]:
+        time.sleep(config["pause"])
+        leaves = hpctrain.should_stop()
+        if step % 3 < 2 and step + 1 < config["steps"] and not leaves:
             hpctrain.report(metrics)
             continue
         with hpctrain.checkpoint_dir() as folder:
@@ -62,6 +65,8 @@ def train(config):
             state = {"random": random.bit_generator.state, "step": step}
             Path(folder, f"rank-{rank}.json").write_text(json.dumps(state))
             hpctrain.report(metrics, Checkpoint.from_directory(folder))
+        if leaves:
+            return
 
 
 if __name__ == "__main__":
@@ -70,16 +75,24 @@ if __name__ == "__main__":
     parser.add_argument("--nodes", type=int)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--max-failures", type=int, default=3)
+    parser.add_argument("--hang-timeout", type=float, help="seconds")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds of work in a step")
     parser.add_argument("--forgetful", action="store_true", help="a mistake, to be found")
     options = parser.parse_args()
     DataParallelTrainer(
         train,
-        train_loop_config={"steps": options.steps, "forgetful": options.forgetful},
+        train_loop_config={
+            "steps": options.steps,
+            "pause": options.pause,
+            "forgetful": options.forgetful,
+        },
         scaling_config=ScalingConfig(
             num_workers=options.workers, slurm=SlurmConfig(nodes=options.nodes)
         ),
         run_config=RunConfig(
-            failure_config=FailureConfig(max_failures=options.max_failures),
+            failure_config=FailureConfig(
+                max_failures=options.max_failures, hang_timeout=options.hang_timeout
+            ),
             checkpoint_config=CheckpointConfig(num_to_keep=3),
         ),
         datasets={"rows": list(range(300))},

@@ -30,8 +30,6 @@ CLUSTER = [
     "restart-controller",
     "cut-network",
 ]
-# After these the same script has to be started again, by hand.
-NEEDS_A_HUMAN = {"kill-supervisor"}
 TWO_AT_ONCE = [
     ("kill-commit", "bit-flip"),
     ("kill-rank", "kill-executor"),
@@ -55,7 +53,22 @@ def test_a_run_on_this_machine_survives(
 @pytest.mark.parametrize("kind", CLUSTER)
 def test_a_job_survives(on_cluster: Experiment, survive: Survive, drawn: Drawn, kind: str) -> None:
     verdict = survive(on_cluster, *drawn(on_cluster, kind))
-    assert verdict.result.starts == (2 if kind in NEEDS_A_HUMAN else 1)
+    assert verdict.result.starts == 1, "nobody had to start it again"
+
+
+@pytest.mark.slurm
+def test_a_job_that_is_warned_of_its_end_twice_leaves_and_goes_on(
+    paced: Experiment, survive: Survive
+) -> None:
+    kind = KINDS["stop-signal"]
+    warnings = [kind.at(at_report(rank, number)) for rank, number in ((1, 3), (2, 8))]
+    verdict = survive(paced, *warnings)
+    assert verdict.result.starts == 1
+    (run,) = verdict.result.outcome.values()
+    first, *resumed = run.first_reports
+    assert first == 0
+    # It saved where it left, and not at its next turn.
+    assert [number >= least for number, least in zip(resumed, (3, 8), strict=True)] == [True, True]
 
 
 @pytest.mark.slurm
@@ -113,6 +126,28 @@ def test_a_failing_call_is_never_an_error_that_nobody_sees(
     survive(local, *drawn(local, kind))
 
 
+@pytest.mark.mpi
+def test_a_rank_that_makes_no_progress_is_given_up(
+    watched: Experiment, survive: Survive, drawn: Drawn
+) -> None:
+    (fault,) = drawn(watched, "stop-rank")
+    verdict = survive(watched, fault)
+    assert verdict.result.starts == 1
+    (run,) = verdict.result.outcome.values()
+    causes = [event["cause"] for event in run.events if event["event"] == "attempt-ended"]
+    number = fault.point.role.removeprefix("rank-")
+    assert f"rank {number} of 3" in causes[0]
+    assert "hangs" in causes[0]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("kind", ["kill-rank", "kill-commit", "truncate"])
+def test_a_torch_run_survives(
+    with_torch: Experiment, survive: Survive, drawn: Drawn, kind: str
+) -> None:
+    survive(with_torch, *drawn(with_torch, kind))
+
+
 @pytest.mark.slurm
 @pytest.mark.parametrize("kinds", TWO_AT_ONCE, ids="-and-".join)
 def test_a_job_survives_two_at_once(
@@ -121,8 +156,7 @@ def test_a_job_survives_two_at_once(
     first, second = drawn(on_cluster, *kinds)
     # The second comes in the last report, which is made whatever the first has done.
     last = max(point_number(p) for p in KINDS["kill-rank"].points(on_cluster.undisturbed.trace))
-    point = Point(role="rank-1", op="report", path=f"report-{last}", moment="before")
-    survive(on_cluster, first, KINDS[second.kind].at(point))
+    survive(on_cluster, first, KINDS[second.kind].at(at_report(1, last)))
 
 
 def stages_of_second_commit(experiment: Experiment) -> list[Point]:
@@ -133,6 +167,10 @@ def stages_of_second_commit(experiment: Experiment) -> list[Point]:
     visible = [p.path.endswith("/checkpoints/000006") and p.op == "rename" for p in points]
     end = len(visible) - visible[::-1].index(True)
     return [point for point in points[begin:end] if point.op in ("fsync", "rename")]
+
+
+def at_report(rank: int, number: int) -> Point:
+    return Point(role=f"rank-{rank}", op="report", path=f"report-{number}", moment="before")
 
 
 def point_number(point: Point) -> int:

@@ -23,6 +23,7 @@ _AWAY_S = 1.0
 _PREEMPT_PATIENCE_S = 40.0
 _NOTICE_PATIENCE_S = 60.0
 _COMMIT_PATIENCE_S = 10.0
+_JOB_END_PATIENCE_S = 20.0
 _SAVE_PATIENCE_S = 20.0
 
 
@@ -66,14 +67,27 @@ def kill_executor(scene: Scene) -> Iterator[None]:
 
 
 def kill_supervisor(scene: Scene) -> Iterator[None]:
-    """Kill the supervisor of the executor, and leave the executor."""
+    """Kill the supervisor, which ends the job."""
+    executor = scene.process("executor")
     scene.process("supervisor").send(signal.SIGKILL)
+    # A run of seconds would be over before Slurm has ended its job.
+    wait_until(
+        lambda: executor not in scene.processes(),
+        what="Slurm to end the job",
+        timeout_s=_JOB_END_PATIENCE_S,
+    )
     yield
 
 
 def requeue(scene: Scene) -> Iterator[None]:
     """Let Slurm requeue the job, without a warning."""
     _slurm(scene, "scontrol", "requeue", scene.job_id())
+    yield
+
+
+def warn(scene: Scene) -> Iterator[None]:
+    """Send the job what Slurm sends before the time limit."""
+    _slurm(scene, "scancel", "--signal=USR2", scene.job_id())
     yield
 
 
@@ -144,7 +158,7 @@ def _choose_file(scene: Scene) -> Path:
     )
     newest = _checkpoints(scene)[-1]
     scene.damaged[str(newest.relative_to(scene.storage))] = time.time()
-    files = sorted(p for p in newest.rglob("*") if p.is_file() and not p.name.startswith("."))
+    files = sorted(path for path in newest.rglob("*") if path.is_file())
     return files[int(scene.fault.amount * len(files))]
 
 

@@ -27,8 +27,8 @@ _POLL_S = 0.01
 # Each launcher has its own; srun with PMI2 sets two of them, to the same number.
 _RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
 _OWN_PID_SUFFIX = re.compile(r"(/\.[^/]*)\.\d+$")
-# Times in names; numbers of reports have 6 digits.
-_TIME_IN_NAME = re.compile(r"\d{9,}")
+# Times and random numbers in names; those of reports have 6 digits.
+_NEVER_THE_SAME = re.compile(r"[0-9a-f]{9,}")
 
 
 def role_of(argv: Sequence[str], environ: Mapping[str, str], script: str) -> str:
@@ -109,9 +109,9 @@ class Injector:
         if not found.startswith(self.storage + "/"):
             return None
         # A file beside the target has the writer's process id in its name, which is another one in
-        # the next trial, as are times.
+        # the next trial.
         found = _OWN_PID_SUFFIX.sub(r"\1.PID", found[len(self.storage) + 1 :])
-        return _TIME_IN_NAME.sub("TIME", found)
+        return _NEVER_THE_SAME.sub("X", found)
 
     def _claim(self, name: str) -> bool:
         try:

@@ -30,6 +30,8 @@ class Kind:
     bring_about: Act | None = None
     """What the harness does; None where the process does it to itself."""
     errno: int = 0
+    usual: bool = True
+    """Whether `hpctrain chaos` uses it without being asked to."""
     needs: Needs = "nothing"
     """``root``: mounts a filesystem; ``slurm``: a cluster; ``nodes``: one whose nodes are machines
     of their own, with power and network."""
@@ -62,12 +64,14 @@ def reports_with_checkpoint(trace: Sequence[Entry]) -> list[Point]:
 
 def commit_points(trace: Sequence[Entry]) -> list[Point]:
     """Return what is done to files of checkpoints, by ranks and the executor."""
-    return _distinct(e.point for e in trace if _is_of_checkpoint(e.point))
+    # Not mkdir: which of the ranks makes a directory for all is no two times the same.
+    found = (e.point for e in trace if _is_of_checkpoint(e.point))
+    return _distinct(point for point in found if point.op != "mkdir")
 
 
 def file_points(trace: Sequence[Entry]) -> list[Point]:
     """Return the begin of everything that is done to files of the run."""
-    ops = {"open", "write", "fsync", "rename", "mkdir", "link"}
+    ops = {"open", "write", "fsync", "rename", "link"}
     return _distinct(e.point for e in trace if e.point.op in ops and e.point.moment == "before")
 
 
@@ -131,6 +135,13 @@ KINDS: dict[str, Kind] = {
             needs="root",
         ),
         Kind(
+            name="stop-rank",
+            meaning="SIGSTOP a rank at a report; for runs with FailureConfig(hang_timeout=...)",
+            points=reports,
+            act="stop",
+            usual=False,
+        ),
+        Kind(
             name="kill-executor",
             meaning="SIGKILL the executor",
             points=reports,
@@ -148,6 +159,13 @@ KINDS: dict[str, Kind] = {
             meaning="scontrol requeue, without a warning",
             points=reports,
             bring_about=acts.requeue,
+            needs="slurm",
+        ),
+        Kind(
+            name="stop-signal",
+            meaning="the warning before the time limit: SIGUSR2 to the job's steps",
+            points=reports,
+            bring_about=acts.warn,
             needs="slurm",
         ),
         Kind(

@@ -276,6 +276,11 @@ class Trial:
             process.send(signal.SIGKILL)
 
 
+def can_mount() -> bool:
+    """Return whether this process may give the storage a filesystem of its own. Not collective."""
+    return os.geteuid() == 0
+
+
 @contextmanager
 def _filesystem(path: Path, size_mib: int) -> Iterator[None]:
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size_mib}m", "chaos", str(path)]

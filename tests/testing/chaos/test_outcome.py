@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from hpctrain.testing.chaos.fault import Entry, Point
@@ -12,7 +13,7 @@ RUN = RunOutcome(
     state="finished",
     reports={1: [{"loss": 0.5}], 2: [{"loss": 0.25}]},
     checkpoint={"model.npy": "abc"},
-    checkpoint_name="000002",
+    checkpoint_path=Path("/no/such/run/checkpoints/000002"),
     first_reports=[0],
     attempt_times=[10.0],
     events=[],
