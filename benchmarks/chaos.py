@@ -1,0 +1,154 @@
+"""Runs that are killed, torn, flipped, filled or failed at random points, and compared bit by bit.
+
+::
+
+    python benchmarks/chaos.py --json chaos.json          # 500 points, about ten minutes
+    python benchmarks/chaos.py --points 20 --seed 7
+
+Every point is a run of the suite's NumPy model on three ranks of this machine. It passes if the run
+ends with the reports and the last checkpoint of the undisturbed run, each of its attempts resumed
+from the newest complete checkpoint, and no process is left. The second table says what looking for
+that checkpoint costs: a scan reads every byte.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from arms import describe_machine
+
+from hpctrain.rundir.staging import StagedPart, seal, staging_directory
+from hpctrain.rundir.store import CheckpointStore
+from hpctrain.testing.chaos.experiment import Experiment, Verdict
+from hpctrain.testing.chaos.fault import Fault
+from hpctrain.testing.chaos.kinds import KINDS
+from hpctrain.testing.chaos.trial import Script
+
+MODEL = Path(__file__).resolve().parent.parent / "tests" / "chaos" / "numpy_model.py"
+STRUCK = ("kill-rank", "kill-commit", "torn-write", "bit-flip", "truncate", "no-space", "io-error")
+SCAN_ROUNDS = 7
+SCAN_LIMIT_S = 0.05
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--points", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    parser.add_argument("--at-once", type=int, default=2, help="points that are tried at a time")
+    parser.add_argument("--workers", type=int, default=3)
+    parser.add_argument("--json", type=Path, help="file for every point")
+    parser.add_argument("--keep", type=Path, help="folder for the runs that did not pass")
+    return parser.parse_args()
+
+
+def strike(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    """Disturb one run for each point; return what became of it."""
+    script = Script(path=MODEL, args=("--workers", str(arguments.workers)), cwd=folder)
+    experiment = Experiment.begin(folder, script=script)
+
+    def strike_once(number: int) -> dict[str, Any]:
+        chance = random.Random(f"{arguments.seed} {number}")
+        # By turns, so that every kind has its share.
+        fault = KINDS[STRUCK[number % len(STRUCK)]].draw(experiment.undisturbed.trace, chance)
+        verdict = experiment.disturb([fault])
+        row = describe(number, fault, verdict)
+        print(json.dumps(row), file=sys.stderr, flush=True)
+        trial = verdict.result.log.parent
+        if not verdict.passed and arguments.keep is not None:
+            shutil.copytree(trial, arguments.keep / str(number))
+        shutil.rmtree(trial)
+        return row
+
+    # A trial is processes of its own, and waits most of its time.
+    with ThreadPoolExecutor(arguments.at_once) as pool:
+        return list(pool.map(strike_once, range(arguments.points)))
+
+
+def describe(number: int, fault: Fault, verdict: Verdict) -> dict[str, Any]:
+    result = verdict.result
+    (run,) = result.outcome.values()
+    return {
+        "number": number,
+        "fault": str(fault),
+        "kind": fault.kind,
+        "passed": verdict.passed,
+        "problems": list(verdict.problems),
+        "starts": result.starts,
+        "resumed_from": run.first_reports,
+        "seconds": round(result.seconds, 2),
+    }
+
+
+def scan(folder: Path, *, num_files: int, size_mib: int) -> dict[str, Any]:
+    """Measure how long it takes to find out that a checkpoint is good."""
+    checkpoints = folder / f"scan-{size_mib}"
+    part = staging_directory(checkpoints, attempt=1, report=1, rank=0)
+    part.mkdir(parents=True)
+    for number in range(num_files):
+        content = np.random.default_rng(number).bytes(size_mib * 2**20 // num_files)
+        (part / f"shard-{number}.npy").write_bytes(content)
+    store = CheckpointStore(checkpoints)
+    store.commit(
+        attempt=1,
+        report=1,
+        world_size=1,
+        metrics={},
+        parts={0: StagedPart(files=tuple(seal(part)))},
+    )
+    seconds = []
+    for _ in range(SCAN_ROUNDS):
+        began = time.perf_counter()
+        newest, complaints = store.newest_good()
+        seconds.append(time.perf_counter() - began)
+        assert newest is not None
+        assert not complaints
+    return {"files": num_files, "mib": size_mib, "seconds": seconds, "median_s": median(seconds)}
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
+    machine = describe_machine()
+    print(f"seed {arguments.seed}")
+    with tempfile.TemporaryDirectory(prefix="hpctrain-chaos-") as folder:
+        scans = [
+            scan(Path(folder), num_files=files, size_mib=mib) for files, mib in ((5, 1), (8, 64))
+        ]
+        rows = strike(arguments, Path(folder))
+    if arguments.json is not None:
+        content = {"machine": machine, "seed": arguments.seed, "scans": scans}
+        points = ",\n  ".join(map(json.dumps, rows))
+        head = json.dumps(content, indent=1).removesuffix("\n}")
+        arguments.json.write_text(f'{head},\n "points": [\n  {points}\n ]\n}}\n')
+    kinds = collections.Counter(row["kind"] for row in rows)
+    good = collections.Counter(row["kind"] for row in rows if row["passed"])
+    for kind in kinds:
+        print(f"{kind:<14}{good[kind]:>5} of {kinds[kind]}")
+    print(f"{'together':<14}{good.total():>5} of {kinds.total()}")
+    for found in scans:
+        mark = "reached" if found["median_s"] <= SCAN_LIMIT_S else "MISSED"
+        print(
+            f"scan of {found['files']} files, {found['mib']} MiB: {found['median_s'] * 1e3:.1f} ms "
+            f"(aim {SCAN_LIMIT_S * 1e3:.0f} ms: {mark})"
+        )
+    for row in rows:
+        if not row["passed"]:
+            print(f"{row['number']}: {row['fault']}: {'; '.join(row['problems'])}")
+    sys.exit(0 if good.total() == kinds.total() else 1)
+
+
+if __name__ == "__main__":
+    main()
