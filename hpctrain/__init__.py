@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from hpctrain.config import FailureConfig as FailureConfig
     from hpctrain.config import RunConfig as RunConfig
     from hpctrain.config import ScalingConfig as ScalingConfig
-    from hpctrain.config import SlurmConfig as SlurmConfig
     from hpctrain.config import SyncConfig as SyncConfig
     from hpctrain.errors import CheckpointError as CheckpointError
     from hpctrain.errors import ConfigError as ConfigError
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from hpctrain.execute.backend_executor import BackendExecutor as BackendExecutor
     from hpctrain.execute.worker_group import WorkerGroup as WorkerGroup
     from hpctrain.result import Result as Result
+    from hpctrain.slurm_config import SlurmConfig as SlurmConfig
     from hpctrain.trainer import BaseTrainer as BaseTrainer
     from hpctrain.trainer import DataParallelTrainer as DataParallelTrainer
     from hpctrain.worker.context import PreemptionInfo as PreemptionInfo
@@ -81,7 +81,7 @@ _HOME_OF = {
     "RunContext": "callback",
     "RunStoppedError": "errors",
     "ScalingConfig": "config",
-    "SlurmConfig": "config",
+    "SlurmConfig": "slurm_config",
     "SyncConfig": "config",
     "TrainContext": "worker.context",
     "TrainingFailedError": "errors",

@@ -5,128 +5,27 @@ The names are Ray Train's where Ray Train has the field and Slurm's where Slurm 
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import timedelta
 from os import PathLike, fspath
 from typing import Any, Literal
 
 from hpctrain.callback import UserCallback
+from hpctrain.checks import check_choice, check_count, check_seconds, check_type, is_number
 from hpctrain.errors import ConfigError
+from hpctrain.slurm_config import GpuRequest as GpuRequest
+from hpctrain.slurm_config import SlurmConfig as SlurmConfig
+from hpctrain.slurm_config import time_limit_minutes as time_limit_minutes
 
 PlacementStrategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
-GpuRequest = Literal["auto", "gpus-per-node", "gpus-per-task", "gres", "gpus"]
 Launcher = Literal["auto", "local", "allocation", "slurm", "spmd", "inline"]
 Stop = Mapping[str, float] | Callable[[int, Mapping[str, Any]], bool]
 
 LAUNCHERS: tuple[Launcher, ...] = ("auto", "local", "allocation", "slurm", "spmd", "inline")
 _PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
-_GPU_REQUESTS = ("auto", "gpus-per-node", "gpus-per-task", "gres", "gpus")
-_STOP_NOTICE_S = 120
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlurmConfig:
-    """What only Slurm knows of: where, for how long, on whose account.
-
-    A field that is ``None`` is left to the site's defaults: no directive is written for it.
-    """
-
-    partition: str | None = None
-    """``--partition``."""
-    account: str | None = None
-    """``--account``."""
-    qos: str | None = None
-    """``--qos``."""
-    time: str | int | timedelta | None = None
-    """``--time``: Slurm's own forms (``"30"``, ``"2:00:00"``, ``"1-12"``), minutes, a timedelta."""
-    stop_notice_s: int | None = None
-    """Seconds before the end of the time limit at which the run is told to save and leave, so that
-    it can go on in another job: ``--signal``. By default 120, or a quarter of `time` if that is
-    less. It has to suffice for a step, a checkpoint, and half a minute for Slurm."""
-    constraint: str | None = None
-    """``--constraint``."""
-    reservation: str | None = None
-    """``--reservation``."""
-    nodes: int | None = None
-    """``--nodes``. By default as few as hold the workers."""
-    tasks_per_node: int | None = None
-    """Workers on one node. By default what `nodes`, the site profile or the partition gives."""
-    spare_nodes: int = 0
-    """Nodes that the job has beside those that the workers need, for when one of these is lost: the
-    run then goes on at full size. They stay empty until then, and are paid for."""
-    exclusive: bool = False
-    """``--exclusive``."""
-    mem: str | None = None
-    """``--mem``: memory of a node, for example ``"120G"``; ``"0"`` is all of it."""
-    gpu_request: GpuRequest = "auto"
-    """How GPUs are asked for. ``auto`` is the site profile's way, else ``gpus-per-node``, which
-    leaves the GPUs of a node visible to one another, as NCCL wants."""
-    setup: Sequence[str] = ()
-    """Shell lines of the batch script, before anything of hpctrain: modules, environments."""
-    sbatch_args: Sequence[str] = ()
-    """Further sbatch options, each as on a command line: ``"--mail-type=END"``."""
-    srun_args: Sequence[str] = ()
-    """Further srun options for the step of the workers."""
-    skip_directives: Sequence[str] = ()
-    """Options that the site rejects and that are not written: ``"mem"``, ``"cpus-per-task"``."""
-    site: str | None = None
-    """Name of a site profile (``hpctrain template --list``), or a path of one."""
-    mpi: str = "auto"
-    """``auto`` (probe), ``wheel`` (the MPI wheel of this environment), an srun PMI type (``pmi2``,
-    ``pmix``, ...), or the path of a site's ``mpiexec``, which is then used instead of srun."""
-
-    def __post_init__(self) -> None:
-        """Check every field."""
-        for name in ("setup", "sbatch_args", "srun_args", "skip_directives"):
-            value = getattr(self, name)
-            if isinstance(value, str):
-                raise ConfigError(
-                    f"SlurmConfig({name}={value!r}) is a string. It is a list of strings: "
-                    f"{name}=[{value!r}]."
-                )
-            object.__setattr__(self, name, tuple(value))
-        for name in ("nodes", "tasks_per_node"):
-            _check_count(f"SlurmConfig({name}=...)", getattr(self, name), at_least=1, optional=True)
-        _check_count("SlurmConfig(spare_nodes=...)", self.spare_nodes, at_least=0)
-        for name in ("sbatch_args", "srun_args"):
-            for argument in getattr(self, name):
-                if not argument.startswith("-"):
-                    raise ConfigError(
-                        f"SlurmConfig({name}=...) holds {argument!r}. Each entry is one option as "
-                        f"on a command line, such as '--mail-type=END' (value after '=')."
-                    )
-        _check_choice("SlurmConfig(gpu_request=...)", self.gpu_request, _GPU_REQUESTS)
-        for f in fields(self):
-            value = getattr(self, f.name)
-            if isinstance(value, str) and ("\n" in value or not value):
-                raise ConfigError(
-                    f"SlurmConfig({f.name}={value!r}): one non-empty line is needed, or None to "
-                    f"leave the choice to the site."
-                )
-        _check_count(
-            "SlurmConfig(stop_notice_s=...)", self.stop_notice_s, at_least=1, optional=True
-        )
-        if self.time is not None:
-            limit_s = time_limit_minutes(self.time) * 60
-            if self.stop_notice_s is not None and self.stop_notice_s >= limit_s:
-                raise ConfigError(
-                    f"SlurmConfig(stop_notice_s={self.stop_notice_s}, time={self.time!r}): the run "
-                    f"would be told to stop before it begins. The notice has to be shorter than "
-                    f"the time limit of {limit_s:g} s."
-                )
-
-    @property
-    def notice_s(self) -> int:
-        """Seconds before the end of the time limit at which the run is told to leave."""
-        if self.stop_notice_s is not None:
-            return self.stop_notice_s
-        if self.time is None:
-            return _STOP_NOTICE_S
-        return max(1, min(_STOP_NOTICE_S, int(time_limit_minutes(self.time) * 15)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,10 +59,10 @@ class ScalingConfig:
     def __post_init__(self) -> None:
         """Check every field, and the fields against each other."""
         self._check_num_workers()
-        _check_type("ScalingConfig(slurm=...)", self.slurm, SlurmConfig)
-        _check_choice("ScalingConfig(placement_strategy=...)", self.placement_strategy, _PLACEMENTS)
+        check_type("ScalingConfig(slurm=...)", self.slurm, SlurmConfig)
+        check_choice("ScalingConfig(placement_strategy=...)", self.placement_strategy, _PLACEMENTS)
         for name in ("resources_per_worker", "label_selector", "trainer_resources"):
-            _check_type(f"ScalingConfig({name}=...)", getattr(self, name), Mapping)
+            check_type(f"ScalingConfig({name}=...)", getattr(self, name), Mapping)
             object.__setattr__(self, name, dict(getattr(self, name)))
         resources = self.resources_per_worker
         unknown = sorted(set(resources) - {"CPU", "GPU", "memory"})
@@ -173,7 +72,7 @@ class ScalingConfig:
                 f"GPU and memory (bytes); ask for anything else with SlurmConfig(sbatch_args=...)."
             )
         for key, amount in resources.items():
-            if not _is_number(amount) or amount < 0:
+            if not is_number(amount) or amount < 0:
                 raise ConfigError(
                     f"ScalingConfig(resources_per_worker={{{key!r}: {amount!r}}}): a number that "
                     f"is not negative is needed."
@@ -211,7 +110,7 @@ class ScalingConfig:
 
     def _check_num_workers(self) -> None:
         if not isinstance(self.num_workers, (tuple, list)):
-            _check_count("ScalingConfig(num_workers=...)", self.num_workers, at_least=0)
+            check_count("ScalingConfig(num_workers=...)", self.num_workers, at_least=0)
         elif len(self.num_workers) != 2:
             raise ConfigError(
                 f"ScalingConfig(num_workers={self.num_workers!r}): one number, or the fewest and "
@@ -219,12 +118,12 @@ class ScalingConfig:
             )
         else:
             fewest, most = self.num_workers
-            _check_count("ScalingConfig(num_workers=(fewest, ...))", fewest, at_least=1)
-            _check_count("ScalingConfig(num_workers=(..., most))", most, at_least=fewest)
+            check_count("ScalingConfig(num_workers=(fewest, ...))", fewest, at_least=1)
+            check_count("ScalingConfig(num_workers=(..., most))", most, at_least=fewest)
             # Two equal numbers are a fixed size.
             object.__setattr__(self, "num_workers", (fewest, most) if fewest < most else most)
         interval = self.elastic_resize_monitor_interval_s
-        if not _is_number(interval) or interval <= 0:
+        if not is_number(interval) or interval <= 0:
             raise ConfigError(
                 f"ScalingConfig(elastic_resize_monitor_interval_s={interval!r}): seconds, more "
                 f"than 0."
@@ -300,11 +199,11 @@ class FailureConfig:
     def __post_init__(self) -> None:
         """Check every field."""
         for name in ("max_failures", "controller_failure_limit", "max_preemption_failures"):
-            _check_count(f"FailureConfig({name}=...)", getattr(self, name), at_least=-1)
+            check_count(f"FailureConfig({name}=...)", getattr(self, name), at_least=-1)
         if self.hang_timeout is not None:
-            _check_seconds("FailureConfig(hang_timeout=...)", self.hang_timeout)
-        _check_seconds("FailureConfig(start_timeout=...)", self.start_timeout)
-        if not _is_number(self.node_timeout_s) or self.node_timeout_s < 5:
+            check_seconds("FailureConfig(hang_timeout=...)", self.hang_timeout)
+        check_seconds("FailureConfig(start_timeout=...)", self.start_timeout)
+        if not is_number(self.node_timeout_s) or self.node_timeout_s < 5:
             raise ConfigError(
                 f"FailureConfig(node_timeout_s={self.node_timeout_s!r}): seconds, 5 or more. Less "
                 f"would give up nodes that are only busy."
@@ -329,16 +228,16 @@ class CheckpointConfig:
     def __post_init__(self) -> None:
         """Check every field."""
         if self.keep_every_s is not None and not (
-            _is_number(self.keep_every_s) and self.keep_every_s > 0
+            is_number(self.keep_every_s) and self.keep_every_s > 0
         ):
             raise ConfigError(
                 f"CheckpointConfig(keep_every_s={self.keep_every_s!r}): seconds, more than 0, or "
                 f"None."
             )
-        _check_count(
+        check_count(
             "CheckpointConfig(num_to_keep=...)", self.num_to_keep, at_least=1, optional=True
         )
-        _check_choice(
+        check_choice(
             "CheckpointConfig(checkpoint_score_order=...)",
             self.checkpoint_score_order,
             ("max", "min"),
@@ -364,12 +263,12 @@ class SyncConfig:
 
     def __post_init__(self) -> None:
         """Check every field."""
-        if not _is_number(self.sync_timeout) or self.sync_timeout <= 0:
+        if not is_number(self.sync_timeout) or self.sync_timeout <= 0:
             raise ConfigError(
                 f"SyncConfig(sync_timeout={self.sync_timeout!r}): seconds, more than 0."
             )
         if self.scratch_dir is not None:
-            _check_type("SyncConfig(scratch_dir=...)", self.scratch_dir, str, PathLike)
+            check_type("SyncConfig(scratch_dir=...)", self.scratch_dir, str, PathLike)
             object.__setattr__(self, "scratch_dir", fspath(self.scratch_dir))
 
 
@@ -431,107 +330,23 @@ class RunConfig:
                 f"RunConfig(name={self.name!r}): a run is a directory and a Slurm job name. Use 1 "
                 f"to 128 letters, digits, '.', '_', '+' or '-', beginning with a letter or digit."
             )
-        _check_type("RunConfig(storage_path=...)", self.storage_path, str, PathLike)
+        check_type("RunConfig(storage_path=...)", self.storage_path, str, PathLike)
         object.__setattr__(self, "storage_path", fspath(self.storage_path))
         if "://" in str(self.storage_path):
             raise ConfigError(
                 f"RunConfig(storage_path={self.storage_path!r}) is a URL. Runs live on a "
                 f"filesystem that all nodes share: give a directory there."
             )
-        _check_type("RunConfig(failure_config=...)", self.failure_config, FailureConfig)
-        _check_type("RunConfig(checkpoint_config=...)", self.checkpoint_config, CheckpointConfig)
-        _check_type("RunConfig(sync_config=...)", self.sync_config, SyncConfig)
-        _check_type("RunConfig(callbacks=...)", self.callbacks, Sequence)
+        check_type("RunConfig(failure_config=...)", self.failure_config, FailureConfig)
+        check_type("RunConfig(checkpoint_config=...)", self.checkpoint_config, CheckpointConfig)
+        check_type("RunConfig(sync_config=...)", self.sync_config, SyncConfig)
+        check_type("RunConfig(callbacks=...)", self.callbacks, Sequence)
         for callback in self.callbacks:
-            _check_type("RunConfig(callbacks=[...])", callback, UserCallback)
+            check_type("RunConfig(callbacks=[...])", callback, UserCallback)
         object.__setattr__(self, "callbacks", tuple(self.callbacks))
         if self.total_time is not None:
             time_limit_minutes(self.total_time, what="RunConfig(total_time=...)")
         if self.stop is not None and not callable(self.stop):
-            _check_type("RunConfig(stop=...)", self.stop, Mapping)
-        _check_choice("RunConfig(verbose=...)", self.verbose, (0, 1, 2))
-        _check_choice("RunConfig(launcher=...)", self.launcher, LAUNCHERS)
-
-
-def time_limit_minutes(
-    time: str | int | timedelta, *, what: str = "SlurmConfig(time=...)"
-) -> float:
-    """Return a Slurm time limit in minutes.
-
-    Not collective.
-
-    Parameters
-    ----------
-    time
-        One of the forms of ``man sbatch``, option ``--time``: ``minutes``, ``minutes:seconds``,
-        ``hours:minutes:seconds``, ``days-hours``, ``days-hours:minutes``,
-        ``days-hours:minutes:seconds``; or minutes, or a timedelta.
-    what
-        Its name in the error message.
-
-    Raises
-    ------
-    ConfigError
-        If it is none of these, or not positive.
-
-    Examples
-    --------
-    >>> time_limit_minutes("1-12"), time_limit_minutes("2:00:00"), time_limit_minutes(45)
-    (2160.0, 120.0, 45.0)
-    """
-    if isinstance(time, timedelta):
-        minutes = time.total_seconds() / 60
-    elif isinstance(time, int):
-        minutes = float(time)
-    else:
-        match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", str(time))
-        if match is None:
-            raise ConfigError(
-                f"{what.replace('...', repr(time))}: Slurm reads minutes, minutes:seconds, "
-                f"hours:minutes:seconds, days-hours, days-hours:minutes or "
-                f"days-hours:minutes:seconds."
-            )
-        days, first, second, third = (int(part) if part else None for part in match.groups())
-        first = first or 0
-        if days is not None:
-            minutes = days * 1440 + first * 60 + (second or 0) + (third or 0) / 60
-        elif third is not None:
-            minutes = first * 60 + (second or 0) + third / 60
-        else:
-            minutes = first + (second or 0) / 60
-    if minutes <= 0:
-        raise ConfigError(
-            f"{what.replace('...', repr(time))} is {minutes:g} minutes. Ask for more than 0."
-        )
-    return minutes
-
-
-def _check_count(what: str, value: object, *, at_least: int, optional: bool = False) -> None:
-    if optional and value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"{what} is {value!r}. A whole number of {at_least} or more is needed.")
-    if value < at_least:
-        raise ConfigError(f"{what} is {value}. It must be {at_least} or more.")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _check_seconds(what: str, value: object) -> None:
-    if not _is_number(value) or value <= 0:  # type: ignore[operator]
-        raise ConfigError(f"{what} is {value!r}. A number of seconds above 0 is needed.")
-
-
-def _check_choice(what: str, value: object, choices: Sequence[object]) -> None:
-    if value not in choices:
-        raise ConfigError(f"{what} is {value!r}. One of {', '.join(map(repr, choices))} is needed.")
-
-
-def _check_type(what: str, value: object, *kinds: type) -> None:
-    if not isinstance(value, kinds):
-        wanted = " or ".join(kind.__name__ for kind in kinds)
-        raise ConfigError(
-            f"{what} holds {value!r} of type {type(value).__name__}. A {wanted} is needed."
-        )
+            check_type("RunConfig(stop=...)", self.stop, Mapping)
+        check_choice("RunConfig(verbose=...)", self.verbose, (0, 1, 2))
+        check_choice("RunConfig(launcher=...)", self.launcher, LAUNCHERS)

@@ -332,7 +332,7 @@ def _class_path(cls: type) -> str:
 
 
 def _stored_scaling(plan: Mapping[str, Any]) -> ScalingConfig:
-    from hpctrain.config import SlurmConfig
+    from hpctrain.slurm_config import SlurmConfig
 
     stored = dict(plan["scaling_config"])
     return ScalingConfig(**{**stored, "slurm": SlurmConfig(**stored["slurm"])})

@@ -43,9 +43,10 @@ def template(
     ] = None,
 ) -> None:
     """Print a batch script for SCRIPT, or list what there is."""
-    from hpctrain.config import ScalingConfig, SlurmConfig
+    from hpctrain.config import ScalingConfig
     from hpctrain.errors import ConfigError
     from hpctrain.plan.template import render_template
+    from hpctrain.slurm_config import SlurmConfig
 
     if list_ or not name:
         print(_list_all())

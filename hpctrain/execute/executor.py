@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpctrain import environ
-from hpctrain.config import RunConfig, time_limit_minutes
+from hpctrain.config import RunConfig
 from hpctrain.errors import (
     LaunchError,
     NodeLostError,
@@ -50,6 +50,7 @@ from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.rundir.ledger import count_attempts
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunState, RunStatus
+from hpctrain.slurm_config import time_limit_minutes
 
 _POLL_S = 0.25
 # A controller that is restarted is away for some seconds, one that fails over for a minute.

@@ -6,10 +6,11 @@ import re
 from dataclasses import dataclass
 
 from hpctrain import environ
-from hpctrain.config import ScalingConfig, time_limit_minutes
+from hpctrain.config import ScalingConfig
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.execute.slurm_command import run_slurm
 from hpctrain.plan.resources import NodeShape, Placement, node_range
+from hpctrain.slurm_config import time_limit_minutes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,11 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
-from hpctrain.config import ScalingConfig, SlurmConfig, time_limit_minutes
+from hpctrain.config import ScalingConfig
 from hpctrain.errors import ConfigError
 from hpctrain.plan.resources import Placement, node_range
 from hpctrain.plan.site import Site
+from hpctrain.slurm_config import SlurmConfig, time_limit_minutes
 
 # What the plan itself says, in the words of sbatch and srun, and where a user says it.
 _OWNED = {

@@ -12,9 +12,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, get_args
 
-from hpctrain.config import GpuRequest
 from hpctrain.errors import ConfigError
 from hpctrain.plan.resources import NodeShape, Placement
+from hpctrain.slurm_config import GpuRequest
 
 
 @dataclass(frozen=True, kw_only=True)

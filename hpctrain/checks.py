@@ -1,0 +1,44 @@
+"""Checks of one field of a configuration. Each raises ConfigError with the field and its value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from hpctrain.errors import ConfigError
+
+
+def check_count(what: str, value: object, *, at_least: int, optional: bool = False) -> None:
+    """Refuse what is not a whole number of `at_least` or more."""
+    if optional and value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{what} is {value!r}. A whole number of {at_least} or more is needed.")
+    if value < at_least:
+        raise ConfigError(f"{what} is {value}. It must be {at_least} or more.")
+
+
+def is_number(value: object) -> bool:
+    """Return whether a value is a finite number. Not collective."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def check_seconds(what: str, value: object) -> None:
+    """Refuse what is not a number above 0."""
+    if not is_number(value) or value <= 0:  # type: ignore[operator]
+        raise ConfigError(f"{what} is {value!r}. A number of seconds above 0 is needed.")
+
+
+def check_choice(what: str, value: object, choices: Sequence[object]) -> None:
+    """Refuse what is none of the choices."""
+    if value not in choices:
+        raise ConfigError(f"{what} is {value!r}. One of {', '.join(map(repr, choices))} is needed.")
+
+
+def check_type(what: str, value: object, *kinds: type) -> None:
+    """Refuse what is of none of the types."""
+    if not isinstance(value, kinds):
+        wanted = " or ".join(kind.__name__ for kind in kinds)
+        raise ConfigError(
+            f"{what} holds {value!r} of type {type(value).__name__}. A {wanted} is needed."
+        )

@@ -1,0 +1,169 @@
+"""What a user asks of Slurm alone, in Slurm's own forms. No I/O, no environment."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from typing import Literal
+
+from hpctrain.checks import check_choice, check_count
+from hpctrain.errors import ConfigError
+
+GpuRequest = Literal["auto", "gpus-per-node", "gpus-per-task", "gres", "gpus"]
+
+_GPU_REQUESTS = ("auto", "gpus-per-node", "gpus-per-task", "gres", "gpus")
+_STOP_NOTICE_S = 120
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmConfig:
+    """What only Slurm knows of: where, for how long, on whose account.
+
+    A field that is ``None`` is left to the site's defaults: no directive is written for it.
+    """
+
+    partition: str | None = None
+    """``--partition``."""
+    account: str | None = None
+    """``--account``."""
+    qos: str | None = None
+    """``--qos``."""
+    time: str | int | timedelta | None = None
+    """``--time``: Slurm's own forms (``"30"``, ``"2:00:00"``, ``"1-12"``), minutes, a timedelta."""
+    stop_notice_s: int | None = None
+    """Seconds before the end of the time limit at which the run is told to save and leave, so that
+    it can go on in another job: ``--signal``. By default 120, or a quarter of `time` if that is
+    less. It has to suffice for a step, a checkpoint, and half a minute for Slurm."""
+    constraint: str | None = None
+    """``--constraint``."""
+    reservation: str | None = None
+    """``--reservation``."""
+    nodes: int | None = None
+    """``--nodes``. By default as few as hold the workers."""
+    tasks_per_node: int | None = None
+    """Workers on one node. By default what `nodes`, the site profile or the partition gives."""
+    spare_nodes: int = 0
+    """Nodes that the job has beside those that the workers need, for when one of these is lost: the
+    run then goes on at full size. They stay empty until then, and are paid for."""
+    exclusive: bool = False
+    """``--exclusive``."""
+    mem: str | None = None
+    """``--mem``: memory of a node, for example ``"120G"``; ``"0"`` is all of it."""
+    gpu_request: GpuRequest = "auto"
+    """How GPUs are asked for. ``auto`` is the site profile's way, else ``gpus-per-node``, which
+    leaves the GPUs of a node visible to one another, as NCCL wants."""
+    setup: Sequence[str] = ()
+    """Shell lines of the batch script, before anything of hpctrain: modules, environments."""
+    sbatch_args: Sequence[str] = ()
+    """Further sbatch options, each as on a command line: ``"--mail-type=END"``."""
+    srun_args: Sequence[str] = ()
+    """Further srun options for the step of the workers."""
+    skip_directives: Sequence[str] = ()
+    """Options that the site rejects and that are not written: ``"mem"``, ``"cpus-per-task"``."""
+    site: str | None = None
+    """Name of a site profile (``hpctrain template --list``), or a path of one."""
+    mpi: str = "auto"
+    """``auto`` (probe), ``wheel`` (the MPI wheel of this environment), an srun PMI type (``pmi2``,
+    ``pmix``, ...), or the path of a site's ``mpiexec``, which is then used instead of srun."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        for name in ("setup", "sbatch_args", "srun_args", "skip_directives"):
+            value = getattr(self, name)
+            if isinstance(value, str):
+                raise ConfigError(
+                    f"SlurmConfig({name}={value!r}) is a string. It is a list of strings: "
+                    f"{name}=[{value!r}]."
+                )
+            object.__setattr__(self, name, tuple(value))
+        for name in ("nodes", "tasks_per_node"):
+            check_count(f"SlurmConfig({name}=...)", getattr(self, name), at_least=1, optional=True)
+        check_count("SlurmConfig(spare_nodes=...)", self.spare_nodes, at_least=0)
+        for name in ("sbatch_args", "srun_args"):
+            for argument in getattr(self, name):
+                if not argument.startswith("-"):
+                    raise ConfigError(
+                        f"SlurmConfig({name}=...) holds {argument!r}. Each entry is one option as "
+                        f"on a command line, such as '--mail-type=END' (value after '=')."
+                    )
+        check_choice("SlurmConfig(gpu_request=...)", self.gpu_request, _GPU_REQUESTS)
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, str) and ("\n" in value or not value):
+                raise ConfigError(
+                    f"SlurmConfig({f.name}={value!r}): one non-empty line is needed, or None to "
+                    f"leave the choice to the site."
+                )
+        check_count("SlurmConfig(stop_notice_s=...)", self.stop_notice_s, at_least=1, optional=True)
+        if self.time is not None:
+            limit_s = time_limit_minutes(self.time) * 60
+            if self.stop_notice_s is not None and self.stop_notice_s >= limit_s:
+                raise ConfigError(
+                    f"SlurmConfig(stop_notice_s={self.stop_notice_s}, time={self.time!r}): the run "
+                    f"would be told to stop before it begins. The notice has to be shorter than "
+                    f"the time limit of {limit_s:g} s."
+                )
+
+    @property
+    def notice_s(self) -> int:
+        """Seconds before the end of the time limit at which the run is told to leave."""
+        if self.stop_notice_s is not None:
+            return self.stop_notice_s
+        if self.time is None:
+            return _STOP_NOTICE_S
+        return max(1, min(_STOP_NOTICE_S, int(time_limit_minutes(self.time) * 15)))
+
+
+def time_limit_minutes(
+    time: str | int | timedelta, *, what: str = "SlurmConfig(time=...)"
+) -> float:
+    """Return a Slurm time limit in minutes.
+
+    Not collective.
+
+    Parameters
+    ----------
+    time
+        One of the forms of ``man sbatch``, option ``--time``: ``minutes``, ``minutes:seconds``,
+        ``hours:minutes:seconds``, ``days-hours``, ``days-hours:minutes``,
+        ``days-hours:minutes:seconds``; or minutes, or a timedelta.
+    what
+        Its name in the error message.
+
+    Raises
+    ------
+    ConfigError
+        If it is none of these, or not positive.
+
+    Examples
+    --------
+    >>> time_limit_minutes("1-12"), time_limit_minutes("2:00:00"), time_limit_minutes(45)
+    (2160.0, 120.0, 45.0)
+    """
+    if isinstance(time, timedelta):
+        minutes = time.total_seconds() / 60
+    elif isinstance(time, int):
+        minutes = float(time)
+    else:
+        match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", str(time))
+        if match is None:
+            raise ConfigError(
+                f"{what.replace('...', repr(time))}: Slurm reads minutes, minutes:seconds, "
+                f"hours:minutes:seconds, days-hours, days-hours:minutes or "
+                f"days-hours:minutes:seconds."
+            )
+        days, first, second, third = (int(part) if part else None for part in match.groups())
+        first = first or 0
+        if days is not None:
+            minutes = days * 1440 + first * 60 + (second or 0) + (third or 0) / 60
+        elif third is not None:
+            minutes = first * 60 + (second or 0) + third / 60
+        else:
+            minutes = first + (second or 0) / 60
+    if minutes <= 0:
+        raise ConfigError(
+            f"{what.replace('...', repr(time))} is {minutes:g} minutes. Ask for more than 0."
+        )
+    return minutes
