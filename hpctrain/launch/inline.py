@@ -13,7 +13,8 @@ from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.tracker import AttemptTracker
 from hpctrain.launch.request import Submission
 from hpctrain.rundir.status import RunState
-from hpctrain.worker.report import Session, Verdict
+from hpctrain.worker.commits import Verdict
+from hpctrain.worker.report import Session
 from hpctrain.worker.train import pack_return_value, run_training
 from hpctrain.world import SerialComm, World
 

@@ -6,7 +6,8 @@ import json
 
 from hpctrain.control.link import Link
 from hpctrain.control.wire import Frame
-from hpctrain.worker.report import Session, Verdict
+from hpctrain.worker.commits import Verdict
+from hpctrain.worker.report import Session
 
 
 class LinkChannel:

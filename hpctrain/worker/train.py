@@ -16,7 +16,8 @@ from hpctrain.plan.spec import RankSettings, RunSpec, WorkerSpec
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.worker.bootstrap import gpus_of, visible_gpus
 from hpctrain.worker.context import ActiveWorker, TrainContext, activate
-from hpctrain.worker.report import LeaveTraining, Session
+from hpctrain.worker.report import Session
+from hpctrain.worker.report_count import LeaveTraining
 from hpctrain.world import Communicator, World
 
 

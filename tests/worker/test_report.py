@@ -27,8 +27,9 @@ from hpctrain.rundir.metrics import read_reports
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.staging import StagedFile, StagedPart
 from hpctrain.worker import upload
+from hpctrain.worker.commits import MAX_IN_FLIGHT, Verdict
 from hpctrain.worker.metrics import encode_metrics
-from hpctrain.worker.report import MAX_IN_FLIGHT, Session, Verdict
+from hpctrain.worker.report import Session
 from hpctrain.worker.upload import Upload
 from hpctrain.world import World
 
@@ -522,7 +523,7 @@ def test_an_error_behind_the_training_function_is_raised_by_what_it_does_next(
 
     session = start()
     session.report({}, part_of(model, ASYNC, upload_fn=fail))
-    wait_for(lambda: session._failure is not None)
+    wait_for(lambda: session._commits.failure is not None)
     with pytest.raises(KeyError, match="no bucket"):
         {
             "report": lambda: session.report({}),
@@ -538,7 +539,7 @@ def test_a_commit_that_failed_behind_is_raised_by_the_next_report(
     executor.decide = lambda number: Verdict(None, "No space left on device (/x)")
     session = start()
     session.report({}, part_of(model, ASYNC))
-    wait_for(lambda: session._failure is not None)
+    wait_for(lambda: session._commits.failure is not None)
     message = r"checkpoint of report 1 was not committed: No space left on device \(/x\)"
     with pytest.raises(CheckpointError, match=message):
         session.report({})
@@ -699,7 +700,7 @@ def test_news_of_others_checkpoints_is_news_and_never_goes_back(
     session.decide(2, decide(2))
     session.decide(1, decide(1))
     assert session.checkpoint == Checkpoint(paths.checkpoints / "000002")
-    assert session._verdicts == {}
+    assert session._commits._verdicts == {}
 
 
 def test_a_checkpoint_that_is_not_kept_any_more_makes_way_for_the_newer_one(

@@ -1,0 +1,199 @@
+"""`Commits`: what a rank knows of the commits of checkpoints, and its waits for them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hpctrain.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from hpctrain.worker.upload import Upload
+
+MAX_IN_FLIGHT = 2
+"""Checkpoints of one rank that may be under way behind its training function."""
+# A newer checkpoint is committed before an older one is deleted; word of it is on its way.
+_NEWS_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a checkpoint."""
+
+    path: str | None
+    error: str | None
+
+
+@dataclass
+class _Flight:
+    """A part of this rank whose checkpoint is not decided on yet."""
+
+    upload: Upload
+    since: float
+    staged: bool = False
+
+
+class Commits:
+    """Which checkpoints of a rank are under way, and what became of the others.
+
+    Parameters
+    ----------
+    rank
+        World rank.
+    newest
+        Report and path of the checkpoint that the run resumed from.
+    timeout_s
+        Seconds to wait for a commit.
+    """
+
+    def __init__(self, *, rank: int, newest: tuple[int, str | None], timeout_s: float) -> None:
+        self._rank = rank
+        self._timeout_s = timeout_s
+        self._change = threading.Condition()
+        self._flights: dict[int, _Flight] = {}
+        self._verdicts: dict[int, Verdict] = {}
+        self._found: tuple[int, Sequence[Any]] | None = None
+        self.newest = newest
+        """Report and path of the newest checkpoint that this rank knows to be complete."""
+        self.failure: BaseException | None = None
+        """What went wrong first behind the training function."""
+
+    def expect(self, report: int, upload: Upload) -> None:
+        """Take note that this rank's part of a report's checkpoint is under way."""
+        self._flights[report] = _Flight(upload, time.monotonic())
+
+    def staged(self, report: int) -> None:
+        """Take note that this rank's part, which is under way, is on disk."""
+        flight = self._flights.get(report)
+        if flight is not None:
+            flight.staged = True
+
+    def fail(self, error: BaseException) -> None:
+        """Take note of what went wrong behind the training function."""
+        with self._change:
+            self.failure = self.failure or error
+            self._change.notify_all()
+
+    def wait_for(self, report: int) -> None:
+        """Wait until a checkpoint is committed.
+
+        Not collective, but it is only committed once every rank has made its report.
+
+        Raises
+        ------
+        CheckpointError
+            If it could not be committed, or was not in time.
+        """
+        with self._change:
+            if not self._change.wait_for(lambda: report in self._verdicts, self._timeout_s):
+                raise CheckpointError(
+                    f"rank {self._rank} waited {self._timeout_s:.0f} s in report {report} for its "
+                    f"checkpoint: not every rank made this report. "
+                    f"SyncConfig(sync_timeout=...) sets how long to wait."
+                )
+            verdict = self._verdicts.pop(report)
+        if verdict.path is None:
+            raise _not_committed(report, verdict)
+
+    def wait_for_all(self) -> bool:
+        """Wait until none is under way; return whether that is so, and nothing went wrong."""
+        with self._change:
+            self._change.wait_for(
+                lambda: not self._flights or self.failure is not None, self._timeout_s
+            )
+        return self.failure is None and not self._flights
+
+    def wait_for_newer(self, known: tuple[int, str | None]) -> bool:
+        """Wait for a newer checkpoint than one that is deleted; return whether there is one."""
+        with self._change:
+            return self._change.wait_for(lambda: self.newest != known, _NEWS_TIMEOUT_S)
+
+    def look(self, *, room_for_one: bool, finished: bool = False) -> None:
+        """Raise what went wrong behind the training function; wait until there is room."""
+        if not self._flights and self.failure is None:
+            return
+        if room_for_one and len(self._flights) >= MAX_IN_FLIGHT:
+            with self._change:
+                self._change.wait_for(
+                    lambda: len(self._flights) < MAX_IN_FLIGHT or self.failure is not None,
+                    self._timeout_s,
+                )
+        if self.failure is not None:
+            raise self.failure
+        with self._change:
+            oldest = next(iter(self._flights.items()), None)
+        if oldest is None:
+            return
+        report, flight = oldest
+        waited_s = time.monotonic() - flight.since
+        if finished or waited_s > self._timeout_s:
+            why = "not every rank made this report" if flight.staged else "it is still copied"
+            raise CheckpointError(
+                f"rank {self._rank}: the checkpoint of report {report} is not committed after "
+                f"{waited_s:.0f} s: {why}. SyncConfig(sync_timeout=...) sets how long to wait."
+            )
+
+    def list_all(
+        self, report: int, *, ask: Callable[[int], None], timeout_s: float | None
+    ) -> Sequence[Any]:
+        """Return path and metrics of the run's checkpoints, those up to `report` decided on.
+
+        Not collective.
+
+        Raises
+        ------
+        CheckpointError
+            If the executor does not answer in time.
+        """
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        self.look(room_for_one=False)
+        with self._change:
+            self._found = None
+        ask(report)
+
+        def is_answered() -> bool:
+            return self.failure is not None or (self._found or (-1,))[0] >= report
+
+        with self._change:
+            if not self._change.wait_for(is_answered, timeout_s):
+                raise CheckpointError(
+                    f"rank {self._rank} waited {timeout_s:.0f} s for the checkpoints up to report "
+                    f"{report}: not every rank made this report, or one is still being uploaded."
+                )
+            found = self._found
+        self.look(room_for_one=False)
+        assert found is not None
+        return found[1]
+
+    # Called from the thread of the link.
+
+    def decide(self, report: int, verdict: Verdict) -> Upload | None:
+        """Take note of what became of a checkpoint; return what was uploaded behind, and is safe.
+
+        Not collective.
+        """
+        with self._change:
+            if verdict.path is not None and report > self.newest[0]:
+                self.newest = (report, verdict.path)
+            flight = self._flights.pop(report, None)
+            if flight is not None and not flight.upload.is_behind:
+                self._verdicts[report] = verdict
+            elif flight is not None and verdict.path is None:
+                self.failure = self.failure or _not_committed(report, verdict)
+            self._change.notify_all()
+        if flight is not None and flight.upload.is_behind and verdict.path is not None:
+            return flight.upload
+        return None
+
+    def hear_all(self, report: int, found: Sequence[Any]) -> None:
+        """Take note of the checkpoints that there are, all up to `report` decided on."""
+        with self._change:
+            self._found = (report, found)
+            self._change.notify_all()
+
+
+def _not_committed(report: int, verdict: Verdict) -> CheckpointError:
+    return CheckpointError(f"the checkpoint of report {report} was not committed: {verdict.error}")

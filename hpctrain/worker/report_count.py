@@ -1,0 +1,85 @@
+"""`ReportCount`: a rank's side of the stop agreement."""
+
+from __future__ import annotations
+
+import threading
+
+from hpctrain.errors import CheckpointError
+
+
+class LeaveTraining(BaseException):
+    """Unwinds a training function that has not returned although all ranks are to leave."""
+
+
+class ReportCount:
+    """How many reports a rank has begun, and after which of them it stops.
+
+    Parameters
+    ----------
+    rank
+        World rank.
+    first
+        Number of the report that the run resumed from; 0 at a fresh start.
+    timeout_s
+        Seconds to wait for the executor to say at which report to stop.
+    """
+
+    def __init__(self, *, rank: int, first: int, timeout_s: float) -> None:
+        self._rank = rank
+        self._timeout_s = timeout_s
+        self._turn = threading.Condition()
+        self._frozen = False
+        self._stop_at: int | None = None
+        self.begun = first
+        """Number of the last report begun, counted over all attempts."""
+        self.was_told = False
+        """Whether the training function knows that it should return."""
+
+    def begin(self) -> int:
+        """Return the number of the report that begins now.
+
+        Not collective.
+
+        Raises
+        ------
+        CheckpointError
+            If the executor does not say in time at which report to stop.
+        LeaveTraining
+            If the last report has been made.
+        """
+        with self._turn:
+            while self._frozen:
+                # For the moment in which the executor asks all ranks how far they are.
+                if not self._turn.wait(self._timeout_s):
+                    raise CheckpointError(
+                        f"rank {self._rank} waited {self._timeout_s:.0f} s for the executor to say "
+                        f"at which report to stop."
+                    )
+            # Whoever has asked should_stop() may save in one more report.
+            if self._stop_at is not None and self.begun >= self._stop_at + self.was_told:
+                self.was_told = True
+                raise LeaveTraining
+            self.begun += 1
+            return self.begun
+
+    def should_stop(self) -> bool:
+        """Return whether this rank has reached the report at which all ranks stop."""
+        stop = self._stop_at is not None and self.begun >= self._stop_at
+        self.was_told |= stop
+        return stop
+
+    # Called from the thread of the link.
+
+    def freeze(self) -> int:
+        """Promise to begin no further report before `stop_after`; return the last one begun."""
+        with self._turn:
+            self._frozen = True
+            return self.begun
+
+    def stop_after(self, report: int | None) -> None:
+        """Go on until `report`, after which `should_stop` is true; None only lifts the promise."""
+        with self._turn:
+            if report is not None:
+                self._stop_at = report
+            self._frozen = False
+            self._turn.notify_all()
