@@ -1,7 +1,7 @@
 """Every process already is a rank: attach to the MPI world that exists.
 
-Rank 0 does the executor's part in a thread. Nothing is started, and nothing is restarted: that is
-the business of whoever started the ranks.
+Rank 0 does the executor's part in a thread (`hpctrain.launch.coordinator`). Nothing is started, and
+nothing is restarted: that is the business of whoever started the ranks.
 """
 
 from __future__ import annotations
@@ -9,40 +9,26 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import secrets
 import signal
-import socket
 import sys
 import threading
-import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hpctrain import environ
 from hpctrain.config import ScalingConfig
-from hpctrain.control.hub import SECRET_BYTES, Hub
 from hpctrain.control.link import Link, connect_tcp
 from hpctrain.control.wire import Frame
 from hpctrain.errors import ConfigError, HpctrainError, TrainingFailedError
-from hpctrain.execute.examine import Examiner
-from hpctrain.execute.executor import initial_status
-from hpctrain.execute.explain import explain_failure
-from hpctrain.execute.hang import HangWatch
-from hpctrain.execute.progress import Progress
-from hpctrain.execute.recorder import AttemptStart, Recorder
-from hpctrain.execute.roll_call import WorkerMetadata
-from hpctrain.execute.stop import StopAgreement
-from hpctrain.execute.tracker import AttemptTracker
+from hpctrain.execute.recorder import AttemptStart
 from hpctrain.launch.claim import claimed
+from hpctrain.launch.coordinator import GRACE_S, Coordinator
 from hpctrain.launch.existing import Existing, decide_on_existing, job_is_alive
-from hpctrain.launch.follow import Follower
 from hpctrain.launch.record import write_plan_and_spec
 from hpctrain.launch.request import Request, Submission, make_plan, make_spec
 from hpctrain.plan import spec
 from hpctrain.result import Result
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.status import RunState
 from hpctrain.worker import mpi
 from hpctrain.worker.bootstrap import hello_details, join_world
 from hpctrain.worker.failure import describe_exception
@@ -61,9 +47,6 @@ if TYPE_CHECKING:
     from mpi4py.MPI import Comm
 
 _CONNECT_TIMEOUT_S = 60.0
-_POLL_S = 0.25
-# How long a rank whose peer has failed may take to notice it by itself, and to raise.
-_GRACE_S = 5.0
 
 _joined: tuple[World, Comm] | None = None
 _failed = False
@@ -95,7 +78,7 @@ def fit_spmd(request: Request) -> Result:
         ended after some seconds.
     """
     world, comm = _join(request.scaling_config)
-    coordinator: _Coordinator | None = None
+    coordinator: Coordinator | None = None
     opening: Any = None
     if world.world_rank == 0:
         try:
@@ -145,13 +128,13 @@ def _leave() -> None:
         sys.stderr.flush()
         assert _joined is not None
         # The abort ends all of them, also one that is still printing why it failed.
-        mpi.wait_barrier(_joined[1], timeout_s=_GRACE_S)
+        mpi.wait_barrier(_joined[1], timeout_s=GRACE_S)
         # MPI_Finalize would wait for ranks that will not come.
         mpi.abort(1)
     mpi.finalize()
 
 
-def _open(request: Request, world: World) -> tuple[_Opening, _Coordinator | None]:
+def _open(request: Request, world: World) -> tuple[_Opening, Coordinator | None]:
     """Do what the user's process does in the other homes. Rank 0 only."""
     plan, site = make_plan(request, "spmd")
     submission = Submission(request=request, plan=plan, site=site, spec=make_spec(request, plan))
@@ -161,14 +144,14 @@ def _open(request: Request, world: World) -> tuple[_Opening, _Coordinator | None
         print_plan(submission)
         raise SystemExit(0)
     existing = _decide(submission)
-    coordinator: _Coordinator | None = None
+    coordinator: Coordinator | None = None
     if existing.begins:
         with claimed(request.paths):
             # Somebody else may have been quicker.
             existing = _decide(submission)
             if existing.begins:
                 write_plan_and_spec(submission)
-                coordinator = _Coordinator(submission, world)
+                coordinator = Coordinator(submission, world)
     if existing is Existing.FOLLOW:
         raise ConfigError(
             f"run {request.run_config.name!r} is running in another process already, and ranks "
@@ -218,13 +201,13 @@ class _Verdict:
 
     def error(self, otherwise: str) -> Exception:
         """Return the error to raise here, after a moment in which rank 0 can say what it is."""
-        self._heard.wait(_GRACE_S)
+        self._heard.wait(GRACE_S)
         self._noticed.set()
         error: Exception = spec.unpack(self._body) if self._body else TrainingFailedError(otherwise)
         return error
 
     def _end_unless_noticed(self) -> None:
-        if not self._noticed.wait(_GRACE_S):
+        if not self._noticed.wait(GRACE_S):
             print(
                 "hpctrain: the run has failed elsewhere, and this rank hangs; ending it.",
                 file=sys.stderr,
@@ -306,145 +289,3 @@ def _forward_signals(link: Link) -> Any:
     if threading.current_thread() is not threading.main_thread():
         return None
     return signal.signal(signal.SIGUSR2, lambda *_: link.post_signal("SIGUSR2"))
-
-
-class _Coordinator(threading.Thread):
-    """The executor's part, in a thread of rank 0."""
-
-    def __init__(self, submission: Submission, world: World) -> None:
-        super().__init__(name="hpctrain-coordinator", daemon=True)
-        request = submission.request
-        self._world = world
-        self._recorder = Recorder(
-            paths=request.paths,
-            run_config=request.run_config,
-            status=initial_status(request.paths, submission.plan, request.run_config),
-        )
-        self.attempt_start = self._recorder.begin_attempt(request.resume_from)
-        self._hub = Hub(attempt=self.attempt_start.attempt)
-        self.secret = secrets.token_bytes(SECRET_BYTES)
-        self.addresses = self._hub.listen_tcp(self.secret)
-        self._tracker = AttemptTracker(
-            world_size=world.world_size, first_report=self.attempt_start.first_report
-        )
-        self._workers: dict[int, WorkerMetadata] = {}
-        self._examiner = Examiner()
-        self._progress = Progress(
-            world_size=world.world_size,
-            first_report=self.attempt_start.first_report,
-            now=time.monotonic(),
-        )
-        self._hang = HangWatch(
-            self._progress,
-            config=request.run_config.failure_config,
-            broadcast=self._hub.send,
-            examine=self._examine,
-            workers=self._workers,
-            paths=request.paths,
-            attempt=self.attempt_start.attempt,
-            checkpoint=self._recorder.checkpoint_path,
-            note=self._recorder.note,
-            may_end=False,
-        )
-        verbose = request.run_config.verbose
-        self._follower = Follower(request.paths, verbose=0) if verbose else None
-
-    def run(self) -> None:
-        """Watch the ranks until they have ended, and write it all down."""
-        error: BaseException | None = None
-        try:
-            self._watch()
-        except BaseException as raised:
-            error = raised
-        self._recorder.end_attempt(error=error, reports=self._tracker.reports)
-        self._recorder.end(error)
-        if self._follower is not None:
-            self._follower.step(final=True)
-        if error is None or self._tracker.is_done:
-            result = Result.from_path(self._recorder.paths.root)
-            body = spec.pack(
-                Result(path=result.path, status=result.status, error=_plain(error)),
-                what="the result",
-            )
-            self._hub.send("finished", body)
-        else:
-            self._hub.send("run-failed", spec.pack(_plain(error), what="the error"))
-        deadline = time.monotonic() + _GRACE_S
-        while self._hub.num_ranks and time.monotonic() < deadline:
-            self._hub.poll(_POLL_S)
-        self._hub.close()
-
-    def _watch(self) -> None:
-        tracker, recorder = self._tracker, self._recorder
-        stop = StopAgreement(recorder, tracker, self._hub.send)
-        failed_at: float | None = None
-        while not tracker.is_done:
-            frames = self._hub.poll(_POLL_S) + self._examiner.frames()
-            now = time.monotonic()
-            self._progress.listen(now)
-            for frame in frames:
-                self._progress.feed(frame, now)
-                if frame.op == "hello":
-                    self._note(frame.header)
-                for round_ in tracker.feed(frame):
-                    recorder.record(round_, self._hub.send)
-            recorder.answer(tracker, self._hub.send)
-            recorder.tick(phase=tracker.phase, reports=tracker.reports)
-            if self._follower is not None:
-                self._follower.step()
-            stop.step()
-            if len(self._workers) == self._world.world_size:
-                self._hang.step()
-            if self._hang.stalled != recorder.status.stalled:
-                recorder.change(stalled=self._hang.stalled)
-            if failed_at is None and (tracker.has_failed or tracker.uneven_reports()):
-                failed_at = time.monotonic()
-            if failed_at is not None and time.monotonic() - failed_at > 0.5:
-                break
-        if complaint := tracker.uneven_reports():
-            raise TrainingFailedError(complaint)
-        if tracker.has_failed:
-            recorder.keep_failures(tracker.failures.values())
-            failure = explain_failure(
-                tracker,
-                workers=[self._workers[rank] for rank in sorted(self._workers)],
-                paths=recorder.paths,
-                attempt=recorder.status.attempt,
-                checkpoint=recorder.checkpoint_path(),
-                launcher_output="",
-            )
-            recorder.call("after_exception", failure.worker_failures)
-            raise failure
-        recorder.keep_return_value(tracker.return_value)
-        recorder.change(phase="done", reports=tracker.reports)
-        recorder.raise_if_stopped(tracker.reports, told=tracker.was_told)
-
-    def _examine(self, pids: Mapping[int, int], silent: Sequence[int]) -> None:
-        """Look at ranks of this host; nodes have no agents here."""
-        run, attempt = str(self._recorder.paths.root), self.attempt_start.attempt
-        header = {"attempt": attempt, "run": run, "silent": silent}
-        here = {
-            rank: pid
-            for rank, pid in pids.items()
-            if self._workers[rank].hostname == self._world.hostname
-        }
-        self._examiner.begin(Frame(header, b"", b""), here)
-
-    def _note(self, header: Any) -> None:
-        worker = WorkerMetadata.from_hello(header)
-        self._workers[worker.rank] = worker
-        if len(self._workers) == self._world.world_size:
-            ordered = sorted(self._workers.values(), key=lambda w: (w.node_rank, w.rank))
-            self._recorder.change(
-                state=RunState.RUNNING,
-                world_size=self._world.world_size,
-                nodes=tuple(dict.fromkeys(w.hostname for w in ordered)),
-                phase="importing",
-            )
-
-
-def _plain(error: BaseException | None) -> Any:
-    """Return an error that every rank can open."""
-    if error is None or isinstance(error, HpctrainError):
-        return error
-    return TrainingFailedError(f"{type(error).__name__}: {error} (on {socket.gethostname()})")
