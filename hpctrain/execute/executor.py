@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,29 +13,15 @@ from hpctrain.config import RunConfig
 from hpctrain.errors import (
     LaunchError,
     NodeLostError,
-    RunStoppedError,
     TrainingFailedError,
     WorkerError,
     WorkerHangError,
 )
 from hpctrain.execute.allotment import Allotment
 from hpctrain.execute.backend_executor import BackendExecutor
-from hpctrain.execute.continuation import (
-    JobTerms,
-    read_job_terms,
-    requeue,
-    submit_successor,
-)
+from hpctrain.execute.departure import Departure
 from hpctrain.execute.explain import explain_failure, names_a_death
-from hpctrain.execute.failure_policy import (
-    Continuation,
-    StopKind,
-    StopNotice,
-    choose_continuation,
-    classify_failure,
-    decide,
-    interpret_signal,
-)
+from hpctrain.execute.failure_policy import classify_failure, decide
 from hpctrain.execute.growth import Growth, Resize
 from hpctrain.execute.hang import HangWatch
 from hpctrain.execute.health import bad_nodes
@@ -44,17 +29,13 @@ from hpctrain.execute.process import process_start_time
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.step_launcher import other_mpi
 from hpctrain.execute.stop import StopAgreement
-from hpctrain.execute.tracker import AttemptTracker
 from hpctrain.execute.worker_group import WorkerGroup
 from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.rundir.ledger import count_attempts
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunState, RunStatus
-from hpctrain.slurm_config import time_limit_minutes
 
 _POLL_S = 0.25
-# A controller that is restarted is away for some seconds, one that fails over for a minute.
-_CONTROLLER_PATIENCE_S = 60.0
 
 
 class Executor:
@@ -85,14 +66,15 @@ class Executor:
         self._run_config = run_config
         self._resume_from = resume_from
         self._mpi = plan.mpi
-        self._total_deadline: float | None = None
         self.signals: list[str] = []
         """Signals that this process got; whoever made it may append to it, also in a handler."""
         self.recorder = Recorder(
             paths=paths, run_config=run_config, status=initial_status(paths, plan, run_config)
         )
-        in_allocation = plan.launcher in ("allocation", "slurm")
-        job_id = environ.variable("SLURM_JOB_ID") if in_allocation else None
+        self._departure = Departure(
+            plan=plan, run_config=run_config, recorder=self.recorder, signals=self.signals
+        )
+        job_id = environ.variable("SLURM_JOB_ID") if plan.in_job else None
         self._allotment = Allotment(
             plan,
             job_id=job_id,
@@ -118,7 +100,7 @@ class Executor:
         recorder = self.recorder
         recorder.begin()
         try:
-            self._check_total_time()
+            self._departure.begin()
             self._go_on_after_the_last_executor()
             while True:
                 try:
@@ -130,7 +112,7 @@ class Executor:
                 except Resize:
                     continue
                 except (LaunchError, TrainingFailedError) as error:
-                    if self._leave_job(error):
+                    if self._departure.leave(error):
                         return False
                     self._decide_on(error)
         except BaseException as error:
@@ -139,119 +121,16 @@ class Executor:
         recorder.end(None)
         return True
 
-    def _check_total_time(self) -> None:
-        """Find out when the time of the whole run ends."""
-        total = self._run_config.total_time
-        if total is None:
-            return
-        total_s = time_limit_minutes(total) * 60
-        left = total_s - self.recorder.history.used_s
-        self._total_deadline = time.monotonic() + left
-        if left <= 0:
-            self._stop_for_total_time()
-
-    def _stop_for_total_time(self) -> None:
-        why = f"its total_time={self._run_config.total_time!r} is used up"
-        self.recorder.ask_to_stop(StopNotice(kind=StopKind.TOTAL_TIME, why=why))
-
-    def _interpret(self, name: str) -> StopNotice:
-        """Return what a signal from outside means."""
-        return interpret_signal(
-            name, self._read_terms(), now=time.time(), notice_s=self._plan.stop_notice_s
-        )
-
-    def _read_terms(self) -> JobTerms | None:
-        """Return what Slurm says of this job; None where there is no job, or no answer."""
-        if not self._in_job:
-            return None
-        try:
-            return read_job_terms(patience_s=_CONTROLLER_PATIENCE_S)
-        except LaunchError as error:
-            print(f"hpctrain: {error}", file=sys.stderr, flush=True)
-            return None
-
-    @property
-    def _in_job(self) -> bool:
-        return self._plan.launcher in ("slurm", "allocation")
-
     def _blame_nodes(self, lost: Mapping[str, str], error: WorkerError) -> NodeLostError:
         told = "; ".join(f"node {node} is lost: {reason}" for node, reason in lost.items())
         if not self._plan.job_nodes.survives_loss:
-            self._give_job_up(told)
+            self._departure.give_job_up(told)
         return NodeLostError(
             f"{told}. {error}",
             rank=error.rank,
             hostname=error.hostname,
             worker_failures=error.worker_failures,
         )
-
-    def _give_job_up(self, why: str) -> None:
-        """Let the run go on in another job, for want of nodes."""
-        if self._in_job:
-            self.recorder.ask_to_stop(StopNotice(kind=StopKind.PREEMPTION, why=why))
-
-    def _look_for_end_of_job(self, tracker: AttemptTracker) -> None:
-        """See if Slurm is about to end this job, where something looks as if it were."""
-        if self.signals:
-            self.recorder.ask_to_stop(self._interpret(self.signals[0]))
-        elif self._in_job and (tracker.signals or any(tracker.lost.values())):
-            terms = self._read_terms()
-            if terms is not None and (terms.is_preempted or not terms.is_running):
-                self.recorder.ask_to_stop(self._interpret("SIGTERM"))
-
-    def _leave_job(self, error: LaunchError | TrainingFailedError) -> bool:
-        """Let the run go on in another job, if its own ends and the budgets allow it.
-
-        Returns
-        -------
-        bool
-            Whether it does; otherwise `error` has nothing to do with the end of the job.
-        """
-        recorder = self.recorder
-        recorder.look_for_request()
-        notice = recorder.stop
-        if notice is None or notice.kind.failure is None or not self._in_job:
-            return False
-        kind = notice.kind.failure
-        decision = decide(kind, recorder.history, self._run_config.failure_config)
-        if not decision.restart:
-            recorder.note("gave-up", reason=decision.reason)
-            raise TrainingFailedError(f"{error}\n{decision.reason}") from error
-        stopped = RunStoppedError(
-            f"the run stopped because {notice.why}, and a person has to decide how it goes on: "
-            f"fit() with the same name resumes it from "
-            f"{recorder.checkpoint_path() or 'its beginning'}."
-        )
-        left = _CONTROLLER_PATIENCE_S
-        if notice.deadline is not None:
-            left = max(1.0, min(left, notice.deadline - time.time()))
-        terms = read_job_terms(patience_s=left)
-        is_ours = self._plan.launcher == "slurm"
-        how = choose_continuation(
-            terms,
-            notice,
-            restarts=environ.restart_count(),
-            is_ours=is_ours,
-            requeue=self._plan.requeue,
-        )
-        if how is Continuation.STOP or terms is None:
-            raise stopped from error
-        recorder.hand_over()
-        if how is Continuation.REQUEUE:
-            try:
-                requeue(terms.job_id, patience_s=left)
-            except LaunchError as refused:
-                now = self._read_terms()
-                if now is None or now.restarts == terms.restarts:
-                    recorder.note("requeue-refused", job_id=terms.job_id, error=str(refused))
-                    if not is_ours:
-                        raise stopped from refused
-                    how = Continuation.SUCCESSOR
-            if how is Continuation.REQUEUE:
-                recorder.note("requeued", job_id=terms.job_id, why=notice.why)
-        if how is Continuation.SUCCESSOR:
-            recorder.name_successor(submit_successor(self._paths, patience_s=left))
-        return True
 
     def _go_on_after_the_last_executor(self) -> None:
         """Count attempts whose executor died without a word, and see if the budgets allow more."""
@@ -285,7 +164,7 @@ class Executor:
         try:
             placement, idle_nodes = self._allotment.place()
         except NodeLostError as shortage:
-            self._give_job_up(str(shortage))
+            self._departure.give_job_up(str(shortage))
             raise
         start = recorder.begin_attempt(self._resume_from)
         group = WorkerGroup(
@@ -293,7 +172,7 @@ class Executor:
             placement=placement,
             idle_nodes=idle_nodes,
             node_timeout_s=self._run_config.failure_config.node_timeout_s,
-            in_allocation=self._plan.launcher in ("allocation", "slurm"),
+            in_allocation=self._plan.in_job,
             mpi=self._mpi,
             srun_args=self._plan.srun_args,
             environment=self._plan.environment,
@@ -322,8 +201,7 @@ class Executor:
             self._conclude(backend)
         except BaseException as raised:
             error = raised
-            if recorder.stop is None:
-                self._look_for_end_of_job(backend.tracker)
+            self._departure.look_after_failure(backend.tracker)
             if isinstance(raised, WorkerError) and (lost := self._allotment.losses(group)):
                 error = self._blame_nodes(lost, raised)
                 raise error from raised
@@ -346,7 +224,7 @@ class Executor:
             self.recorder,
             backend.tracker,
             broadcast,
-            interpret=self._interpret,
+            interpret=self._departure.interpret,
             nodes=ranks_of,
         )
         hang = HangWatch(
@@ -367,10 +245,7 @@ class Executor:
                     self.recorder.record(round_, broadcast)
                 self.recorder.answer(backend.tracker, broadcast)
                 self.recorder.tick(phase=backend.tracker.phase, reports=backend.tracker.reports)
-                if self.signals and self.recorder.stop is None:
-                    self.recorder.ask_to_stop(self._interpret(self.signals[0]))
-                if self._total_deadline is not None and time.monotonic() > self._total_deadline:
-                    self._stop_for_total_time()
+                self._departure.step()
                 self._allotment.watch(backend.worker_group)
                 growth.step()
                 self._look_for_hangs(hang, backend)

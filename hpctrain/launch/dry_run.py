@@ -39,7 +39,7 @@ def render_plan(submission: Submission) -> str:
         ),
     ]
     nodes = plan.job_nodes
-    if plan.launcher in ("slurm", "allocation") and nodes.survives_loss:
+    if plan.in_job and nodes.survives_loss:
         lines.append(f"nodes      {nodes}; goes on with {nodes.enough} when others are lost")
     lines += [f"variable   {name}={value}" for name, value in plan.environment.items()]
     if plan.launcher == "slurm":
@@ -48,7 +48,7 @@ def render_plan(submission: Submission) -> str:
         lines += ["", "#!/bin/bash", *directive_lines(plan.directives, ())]
         lines += batch_setup(plan, paths)
         lines += [shlex.join(supervisor_argv(sys.executable, run_dir=str(paths.root)))]
-    if plan.launcher in ("slurm", "allocation"):
+    if plan.in_job:
         agent = agent_argv(
             sys.executable, attempt=1, socket="SOCKET", secret="SECRET_FILE", addresses=["ADDRESS"]
         )
@@ -63,9 +63,8 @@ def render_plan(submission: Submission) -> str:
             socket="SOCKET",
             log_to_file=submission.request.run_config.log_to_file,
         )
-        in_job = plan.launcher in ("slurm", "allocation")
         step = worker_step_argv(
-            _launcher(plan), placement, command, srun_args=plan.srun_args, local=not in_job
+            _launcher(plan), placement, command, srun_args=plan.srun_args, local=not plan.in_job
         )
         lines += ["", "# the ranks, for each attempt:", shlex.join(step)]
     return "\n".join(lines)
@@ -79,7 +78,7 @@ def print_plan(submission: Submission) -> None:
 def _launcher(plan: LaunchPlan) -> StepLauncher:
     if "/" in plan.mpi:
         return StepLauncher(program=plan.mpi, kind="hydra")
-    if plan.launcher in ("slurm", "allocation") and plan.mpi != "wheel":
+    if plan.in_job and plan.mpi != "wheel":
         pmi = "PROBED" if plan.mpi == "auto" else plan.mpi
         return StepLauncher(program="srun", kind="srun", pmi=pmi)
     return StepLauncher(program="mpiexec", kind="hydra")

@@ -57,6 +57,11 @@ class LaunchPlan:
         """Refuse further options that contradict the plan."""
         check_further_options(self.extra_directives, self.srun_args)
 
+    @property
+    def in_job(self) -> bool:
+        """Whether the executor is in a job of Slurm, and starts the ranks as steps of it."""
+        return self.launcher in ("allocation", "slurm")
+
     def to_json(self) -> dict[str, Any]:
         """Return the plan as a JSON object."""
         return asdict(self)

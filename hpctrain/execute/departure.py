@@ -1,0 +1,191 @@
+"""`Departure`: notices that a run has to leave its job, and lets it go on in another."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from hpctrain import environ
+from hpctrain.config import RunConfig
+from hpctrain.errors import LaunchError, RunStoppedError, TrainingFailedError
+from hpctrain.execute.continuation import (
+    JobTerms,
+    read_job_terms,
+    requeue,
+    submit_successor,
+)
+from hpctrain.execute.failure_policy import (
+    Continuation,
+    StopKind,
+    StopNotice,
+    choose_continuation,
+    decide,
+    interpret_signal,
+)
+from hpctrain.execute.recorder import Recorder
+from hpctrain.execute.tracker import AttemptTracker
+from hpctrain.plan.launch_plan import LaunchPlan
+from hpctrain.slurm_config import time_limit_minutes
+
+# A controller that is restarted is away for some seconds, one that fails over for a minute.
+_CONTROLLER_PATIENCE_S = 60.0
+
+
+class Departure:
+    """When a run must leave, and what becomes of it then. One for an executor.
+
+    That it must is said to the recorder (``ask_to_stop``), and acted upon elsewhere. Where the run
+    is in no job, there is nothing to leave, and signals and its own time alone can end it.
+
+    Parameters
+    ----------
+    plan
+        On what the run runs.
+    run_config
+        Its budgets, and its own time.
+    recorder
+        Knows whether a stop is wanted, and what has gone wrong so far.
+    signals
+        Names of the signals that this process got; whoever made the list may append to it.
+    """
+
+    def __init__(
+        self, *, plan: LaunchPlan, run_config: RunConfig, recorder: Recorder, signals: list[str]
+    ) -> None:
+        self._plan = plan
+        self._run_config = run_config
+        self._recorder = recorder
+        self._signals = signals
+        self._total_deadline: float | None = None
+
+    def begin(self) -> None:
+        """Find out when the time of the whole run ends."""
+        total = self._run_config.total_time
+        if total is None:
+            return
+        left = time_limit_minutes(total) * 60 - self._recorder.history.used_s
+        self._total_deadline = time.monotonic() + left
+        if left <= 0:
+            self._stop_for_total_time()
+
+    def step(self) -> None:
+        """See if the run is to leave while its ranks are well."""
+        if self._signals and self._recorder.stop is None:
+            self._recorder.ask_to_stop(self.interpret(self._signals[0]))
+        if self._total_deadline is not None and time.monotonic() > self._total_deadline:
+            self._stop_for_total_time()
+
+    def interpret(self, name: str) -> StopNotice:
+        """Return what a signal from outside means; asks Slurm."""
+        return interpret_signal(
+            name, self._read_terms(), now=time.time(), notice_s=self._plan.stop_notice_s
+        )
+
+    def look_after_failure(self, tracker: AttemptTracker) -> None:
+        """See if ranks have failed because Slurm is about to end the job.
+
+        Parameters
+        ----------
+        tracker
+            What they have said.
+        """
+        if self._recorder.stop is not None:
+            return
+        if self._signals:
+            self._recorder.ask_to_stop(self.interpret(self._signals[0]))
+        elif self._plan.in_job and (tracker.signals or any(tracker.lost.values())):
+            terms = self._read_terms()
+            if terms is not None and (terms.is_preempted or not terms.is_running):
+                self._recorder.ask_to_stop(self.interpret("SIGTERM"))
+
+    def give_job_up(self, why: str) -> None:
+        """Let the run leave for want of nodes."""
+        if self._plan.in_job:
+            self._recorder.ask_to_stop(StopNotice(kind=StopKind.PREEMPTION, why=why))
+
+    def leave(self, error: LaunchError | TrainingFailedError) -> bool:
+        """Let the run go on in another job, if its own ends and the budgets allow it.
+
+        Parameters
+        ----------
+        error
+            What ended the attempt.
+
+        Returns
+        -------
+        bool
+            Whether it does; otherwise `error` has nothing to do with the end of the job.
+
+        Raises
+        ------
+        TrainingFailedError
+            If the budgets do not allow it.
+        RunStoppedError
+            If a person has to decide how it goes on.
+        LaunchError
+            If Slurm does not say what becomes of the job, or takes no other one.
+        """
+        recorder = self._recorder
+        recorder.look_for_request()
+        notice = recorder.stop
+        if notice is None or notice.kind.failure is None or not self._plan.in_job:
+            return False
+        decision = decide(notice.kind.failure, recorder.history, self._run_config.failure_config)
+        if not decision.restart:
+            recorder.note("gave-up", reason=decision.reason)
+            raise TrainingFailedError(f"{error}\n{decision.reason}") from error
+        stopped = RunStoppedError(
+            f"the run stopped because {notice.why}, and a person has to decide how it goes on: "
+            f"fit() with the same name resumes it from "
+            f"{recorder.checkpoint_path() or 'its beginning'}."
+        )
+        left = _CONTROLLER_PATIENCE_S
+        if notice.deadline is not None:
+            left = max(1.0, min(left, notice.deadline - time.time()))
+        terms = read_job_terms(patience_s=left)
+        is_ours = self._plan.launcher == "slurm"
+        how = choose_continuation(
+            terms,
+            notice,
+            restarts=environ.restart_count(),
+            is_ours=is_ours,
+            requeue=self._plan.requeue,
+        )
+        if how is Continuation.STOP or terms is None:
+            raise stopped from error
+        recorder.hand_over()
+        if how is Continuation.REQUEUE:
+            refusal = self._requeue(terms, why=notice.why, patience_s=left)
+            if refusal is not None:
+                if not is_ours:
+                    raise stopped from refusal
+                how = Continuation.SUCCESSOR
+        if how is Continuation.SUCCESSOR:
+            recorder.name_successor(submit_successor(recorder.paths, patience_s=left))
+        return True
+
+    def _requeue(self, terms: JobTerms, *, why: str, patience_s: float) -> LaunchError | None:
+        """Let Slurm queue the job again; return why it did not."""
+        try:
+            requeue(terms.job_id, patience_s=patience_s)
+        except LaunchError as refusal:
+            now = self._read_terms()
+            if now is None or now.restarts == terms.restarts:
+                self._recorder.note("requeue-refused", job_id=terms.job_id, error=str(refusal))
+                return refusal
+        self._recorder.note("requeued", job_id=terms.job_id, why=why)
+        return None
+
+    def _stop_for_total_time(self) -> None:
+        why = f"its total_time={self._run_config.total_time!r} is used up"
+        self._recorder.ask_to_stop(StopNotice(kind=StopKind.TOTAL_TIME, why=why))
+
+    def _read_terms(self) -> JobTerms | None:
+        """Return what Slurm says of this job; None where there is no job, or no answer."""
+        if not self._plan.in_job:
+            return None
+        try:
+            return read_job_terms(patience_s=_CONTROLLER_PATIENCE_S)
+        except LaunchError as error:
+            print(f"hpctrain: {error}", file=sys.stderr, flush=True)
+            return None
