@@ -55,6 +55,7 @@ class Departure:
         self._plan = plan
         self._run_config = run_config
         self._recorder = recorder
+        self._journal = recorder.journal
         self._signals = signals
         self._total_deadline: float | None = None
 
@@ -63,7 +64,7 @@ class Departure:
         total = self._run_config.total_time
         if total is None:
             return
-        left = time_limit_minutes(total) * 60 - self._recorder.history.used_s
+        left = time_limit_minutes(total) * 60 - self._journal.history.used_s
         self._total_deadline = time.monotonic() + left
         if left <= 0:
             self._stop_for_total_time()
@@ -130,9 +131,11 @@ class Departure:
         notice = recorder.stop
         if notice is None or notice.kind.failure is None or not self._plan.in_job:
             return False
-        decision = decide(notice.kind.failure, recorder.history, self._run_config.failure_config)
+        decision = decide(
+            notice.kind.failure, self._journal.history, self._run_config.failure_config
+        )
         if not decision.restart:
-            recorder.note("gave-up", reason=decision.reason)
+            self._journal.note("gave-up", reason=decision.reason)
             raise TrainingFailedError(f"{error}\n{decision.reason}") from error
         stopped = RunStoppedError(
             f"the run stopped because {notice.why}, and a person has to decide how it goes on: "
@@ -161,7 +164,7 @@ class Departure:
                     raise stopped from refusal
                 how = Continuation.SUCCESSOR
         if how is Continuation.SUCCESSOR:
-            recorder.name_successor(submit_successor(recorder.paths, patience_s=left))
+            self._journal.name_successor(submit_successor(recorder.paths, patience_s=left))
         return True
 
     def _requeue(self, terms: JobTerms, *, why: str, patience_s: float) -> LaunchError | None:
@@ -171,9 +174,9 @@ class Departure:
         except LaunchError as refusal:
             now = self._read_terms()
             if now is None or now.restarts == terms.restarts:
-                self._recorder.note("requeue-refused", job_id=terms.job_id, error=str(refusal))
+                self._journal.note("requeue-refused", job_id=terms.job_id, error=str(refusal))
                 return refusal
-        self._recorder.note("requeued", job_id=terms.job_id, why=why)
+        self._journal.note("requeued", job_id=terms.job_id, why=why)
         return None
 
     def _stop_for_total_time(self) -> None:

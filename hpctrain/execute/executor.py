@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -25,15 +22,14 @@ from hpctrain.execute.failure_policy import classify_failure, decide
 from hpctrain.execute.growth import Growth, Resize
 from hpctrain.execute.hang import HangWatch
 from hpctrain.execute.health import bad_nodes
-from hpctrain.execute.process import process_start_time
+from hpctrain.execute.journal import initial_status
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.step_launcher import other_mpi
 from hpctrain.execute.stop import StopAgreement
 from hpctrain.execute.worker_group import WorkerGroup
 from hpctrain.plan.launch_plan import LaunchPlan
-from hpctrain.rundir.ledger import count_attempts
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.status import RunState, RunStatus
+from hpctrain.rundir.status import RunState
 
 _POLL_S = 0.25
 
@@ -71,6 +67,7 @@ class Executor:
         self.recorder = Recorder(
             paths=paths, run_config=run_config, status=initial_status(paths, plan, run_config)
         )
+        self._journal = self.recorder.journal
         self._departure = Departure(
             plan=plan, run_config=run_config, recorder=self.recorder, signals=self.signals
         )
@@ -78,7 +75,7 @@ class Executor:
         self._allotment = Allotment(
             plan,
             job_id=job_id,
-            note=self.recorder.note,
+            note=self._journal.note,
             bad=bad_nodes(paths, job_id=job_id) if plan.job_nodes.survives_loss else None,
         )
 
@@ -98,7 +95,7 @@ class Executor:
             If the ranks could not be started.
         """
         recorder = self.recorder
-        recorder.begin()
+        self._journal.begin()
         try:
             self._departure.begin()
             self._go_on_after_the_last_executor()
@@ -106,7 +103,7 @@ class Executor:
                 try:
                     # A request can be older than this process: between two jobs.
                     recorder.look_for_request()
-                    recorder.raise_if_stopped(recorder.status.reports)
+                    recorder.raise_if_stopped(self._journal.status.reports)
                     self._run_attempt()
                     break
                 except Resize:
@@ -134,12 +131,12 @@ class Executor:
 
     def _go_on_after_the_last_executor(self) -> None:
         """Count attempts whose executor died without a word, and see if the budgets allow more."""
-        kind = self.recorder.close_dead_attempts()
+        kind = self._journal.close_dead_attempts(saved=self.recorder.checkpoints.newest_report())
         if kind is not None:
-            decision = decide(kind, self.recorder.history, self._run_config.failure_config)
+            decision = decide(kind, self._journal.history, self._run_config.failure_config)
             if not decision.restart:
                 raise TrainingFailedError(f"the run is not begun again: {decision.reason}")
-            self.recorder.note("restart", reason=decision.reason, after="its executor is gone")
+            self._journal.note("restart", reason=decision.reason, after="its executor is gone")
 
     def _decide_on(self, error: LaunchError | TrainingFailedError) -> None:
         """Return if the ranks are to be started again, else raise."""
@@ -148,16 +145,16 @@ class Executor:
         is_final = isinstance(error, LaunchError) and not (error.transient or can_leave_out)
         if kind is None or is_final:
             raise error
-        decision = decide(kind, self.recorder.history, self._run_config.failure_config)
+        decision = decide(kind, self._journal.history, self._run_config.failure_config)
         if not decision.restart:
-            self.recorder.note("gave-up", reason=decision.reason)
-            if self.recorder.history.fruitless > 1:
+            self._journal.note("gave-up", reason=decision.reason)
+            if self._journal.history.fruitless > 1:
                 # What is printed and stored: the last failure alone would not say why it was fatal.
                 error.args = (f"{error}\n{decision.reason}",)
             raise error
         if isinstance(error, LaunchError) and not can_leave_out:
             self._mpi = other_mpi(self._plan.mpi)
-        self.recorder.note("restart", reason=decision.reason, after=str(error)[:400])
+        self._journal.note("restart", reason=decision.reason, after=str(error)[:400])
 
     def _run_attempt(self) -> None:
         recorder = self.recorder
@@ -190,8 +187,8 @@ class Executor:
             try:
                 backend.start(self._run_config.failure_config.start_timeout)
             finally:
-                recorder.note_health(group.health.verdict())
-            recorder.change(
+                self._journal.note_health(group.health.verdict())
+            self._journal.change(
                 state=RunState.RUNNING,
                 world_size=len(group),
                 nodes=group.hostnames,
@@ -210,7 +207,7 @@ class Executor:
             backend.shutdown(graceful=error is None or isinstance(error, Resize))
             self._allotment.watch(group)
             # First of all, since a full disk is a usual reason: what is half written goes.
-            recorder.store.prepare()
+            recorder.checkpoints.store.prepare()
             recorder.keep_failures(backend.tracker.failures.values())
             recorder.end_attempt(error=error, reports=backend.tracker.reports)
 
@@ -234,9 +231,9 @@ class Executor:
             examine=backend.worker_group.examine,
             workers=backend.worker_group.workers,
             paths=self._paths,
-            attempt=self.recorder.status.attempt,
+            attempt=self._journal.status.attempt,
             checkpoint=self.recorder.checkpoint_path,
-            note=self.recorder.note,
+            note=self._journal.note,
         )
         with Growth(self.recorder, backend.tracker, self._allotment, stop) as growth:
             while not backend.is_finished():
@@ -260,8 +257,8 @@ class Executor:
                 backend.tracker.failures.setdefault(failure.rank, failure)
             self.recorder.call("after_exception", error.worker_failures)
             raise
-        if hang.stalled != self.recorder.status.stalled:
-            self.recorder.change(stalled=hang.stalled)
+        if hang.stalled != self._journal.status.stalled:
+            self._journal.change(stalled=hang.stalled)
 
     def _conclude(self, backend: BackendExecutor) -> None:
         tracker = backend.tracker
@@ -278,7 +275,7 @@ class Executor:
                 tracker,
                 workers=backend.worker_group.workers,
                 paths=self._paths,
-                attempt=self.recorder.status.attempt,
+                attempt=self._journal.status.attempt,
                 checkpoint=self.recorder.checkpoint_path(),
                 launcher_output=backend.worker_group.launcher_output(),
             )
@@ -286,22 +283,4 @@ class Executor:
             raise error from error.worker_failures.get(error.rank)
         self.recorder.raise_if_stopped(tracker.reports, told=tracker.was_told)
         self.recorder.keep_return_value(value)
-        self.recorder.change(phase="done", reports=tracker.reports)
-
-
-def initial_status(paths: RunPaths, plan: LaunchPlan, run_config: RunConfig) -> RunStatus:
-    """Return the status of a run whose executor is this process. Not collective."""
-    pid = os.getpid()
-    assert run_config.name is not None
-    return RunStatus(
-        name=run_config.name,
-        state=RunState.STARTING,
-        launcher=plan.launcher,
-        attempt=count_attempts(paths),
-        job_id=environ.variable("SLURM_JOB_ID"),
-        restarts=environ.restart_count(),
-        owner_host=socket.gethostname(),
-        owner_pid=pid,
-        owner_start=process_start_time(pid) or 0,
-        started_at=time.time(),
-    )
+        self._journal.change(phase="done", reports=tracker.reports)

@@ -71,8 +71,8 @@ class Growth:
                 raise
             if not self._patience_over:
                 self._patience_over = True
-                self._checkpoint = self._recorder.latest
-            elif self._recorder.latest is not self._checkpoint:
+                self._checkpoint = self._recorder.checkpoints.latest
+            elif self._recorder.checkpoints.latest is not self._checkpoint:
                 raise Resize(_WISH.why) from None
 
     def __enter__(self) -> Growth:

@@ -13,9 +13,9 @@ from hpctrain.control.hub import SECRET_BYTES, Hub
 from hpctrain.control.wire import Frame
 from hpctrain.errors import HpctrainError, TrainingFailedError
 from hpctrain.execute.examine import Examiner
-from hpctrain.execute.executor import initial_status
 from hpctrain.execute.explain import explain_failure
 from hpctrain.execute.hang import HangWatch
+from hpctrain.execute.journal import initial_status
 from hpctrain.execute.progress import Progress
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.roll_call import WorkerMetadata
@@ -53,6 +53,7 @@ class Coordinator(threading.Thread):
             run_config=request.run_config,
             status=initial_status(request.paths, submission.plan, request.run_config),
         )
+        self._journal = self._recorder.journal
         self.attempt_start = self._recorder.begin_attempt(request.resume_from)
         self._hub = Hub(attempt=self.attempt_start.attempt)
         self.secret = secrets.token_bytes(SECRET_BYTES)
@@ -76,7 +77,7 @@ class Coordinator(threading.Thread):
             paths=request.paths,
             attempt=self.attempt_start.attempt,
             checkpoint=self._recorder.checkpoint_path,
-            note=self._recorder.note,
+            note=self._journal.note,
             may_end=False,
         )
         verbose = request.run_config.verbose
@@ -128,8 +129,8 @@ class Coordinator(threading.Thread):
             stop.step()
             if len(self._workers) == self._world.world_size:
                 self._hang.step()
-            if self._hang.stalled != recorder.status.stalled:
-                recorder.change(stalled=self._hang.stalled)
+            if self._hang.stalled != self._journal.status.stalled:
+                self._journal.change(stalled=self._hang.stalled)
             if failed_at is None and (tracker.has_failed or tracker.uneven_reports()):
                 failed_at = time.monotonic()
             if failed_at is not None and time.monotonic() - failed_at > 0.5:
@@ -142,14 +143,14 @@ class Coordinator(threading.Thread):
                 tracker,
                 workers=[self._workers[rank] for rank in sorted(self._workers)],
                 paths=recorder.paths,
-                attempt=recorder.status.attempt,
+                attempt=self._journal.status.attempt,
                 checkpoint=recorder.checkpoint_path(),
                 launcher_output="",
             )
             recorder.call("after_exception", failure.worker_failures)
             raise failure
         recorder.keep_return_value(tracker.return_value)
-        recorder.change(phase="done", reports=tracker.reports)
+        self._journal.change(phase="done", reports=tracker.reports)
         recorder.raise_if_stopped(tracker.reports, told=tracker.was_told)
 
     def _examine(self, pids: Mapping[int, int], silent: Sequence[int]) -> None:
@@ -168,7 +169,7 @@ class Coordinator(threading.Thread):
         self._workers[worker.rank] = worker
         if len(self._workers) == self._world.world_size:
             ordered = sorted(self._workers.values(), key=lambda w: (w.node_rank, w.rank))
-            self._recorder.change(
+            self._journal.change(
                 state=RunState.RUNNING,
                 world_size=self._world.world_size,
                 nodes=tuple(dict.fromkeys(w.hostname for w in ordered)),

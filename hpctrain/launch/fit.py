@@ -110,7 +110,7 @@ def _begin(submission: Submission, changes: list[str]) -> None:
 
         submit(submission)
     else:
-        from hpctrain.execute.executor import initial_status
+        from hpctrain.execute.journal import initial_status
         from hpctrain.rundir.status import write_status
 
         # From here on other processes see that this one runs the run.

@@ -8,7 +8,7 @@ from typing import Any
 
 from hpctrain.control.wire import Frame
 from hpctrain.errors import HpctrainError, WorkerError
-from hpctrain.execute.executor import initial_status
+from hpctrain.execute.journal import initial_status
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.tracker import AttemptTracker
 from hpctrain.launch.request import Submission
@@ -74,6 +74,7 @@ def run_inline(submission: Submission) -> None:
         run_config=request.run_config,
         status=initial_status(request.paths, submission.plan, request.run_config),
     )
+    journal = recorder.journal
     start = recorder.begin_attempt(request.resume_from)
     world = World(
         attempt=start.attempt,
@@ -85,7 +86,7 @@ def run_inline(submission: Submission) -> None:
         num_nodes=1,
         hostname=socket.gethostname(),
     )
-    recorder.change(state=RunState.RUNNING, world_size=1, nodes=(world.hostname,), phase="training")
+    journal.change(state=RunState.RUNNING, world_size=1, nodes=(world.hostname,), phase="training")
     tracker = AttemptTracker(world_size=1, first_report=start.first_report)
     channel = InlineChannel(recorder, tracker)
     session = channel.session = Session(
@@ -107,7 +108,7 @@ def run_inline(submission: Submission) -> None:
             on_phase=lambda _: None,
         )
         recorder.keep_return_value(pack_return_value(world, value))
-        recorder.change(reports=tracker.reports, phase="done")
+        journal.change(reports=tracker.reports, phase="done")
         recorder.raise_if_stopped(tracker.reports, told=session.was_told)
     except BaseException as raised:
         error = raised

@@ -96,7 +96,7 @@ def test_ranks_that_never_ask_are_ended_after_a_checkpoint_of_their_own(
     monkeypatch.setattr(stop_module, "STOP_PATIENCE_S", -1.0)
     for _ in range(3):
         attempt.growth.step()
-    attempt.recorder.latest = Checkpoint(tmp_path)
+    attempt.recorder.checkpoints.latest = Checkpoint(tmp_path)
     with pytest.raises(Resize):
         attempt.growth.step()
 

@@ -12,7 +12,7 @@ from hpctrain.callback import RunContext, UserCallback
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.config import CheckpointConfig, RunConfig
 from hpctrain.errors import RunStoppedError, WorkerError
-from hpctrain.execute import recorder as recorder_module
+from hpctrain.execute import journal as journal_module
 from hpctrain.execute.failure_policy import StopKind, StopNotice
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.tracker import AttemptTracker, ReportRound
@@ -74,7 +74,7 @@ def broadcasts() -> Broadcasts:
 def make_recorder(paths: RunPaths, **config: Any) -> Recorder:
     status = RunStatus(name="run", state=RunState.RUNNING, launcher="local", world_size=2)
     recorder = Recorder(paths=paths, run_config=RunConfig(**config), status=status)
-    recorder.change(attempt=1)
+    recorder.journal.change(attempt=1)
     return recorder
 
 
@@ -107,9 +107,9 @@ def test_a_checkpoint_is_committed_and_every_rank_is_told_where_it_is(
     path = paths.checkpoints / "000001"
     assert broadcasts == [("committed", {"report": 1, "path": str(path), "error": None})]
     assert recorder.checkpoint_path() == path
-    assert recorder.latest == Checkpoint(path)
-    assert recorder.status.checkpoint == "000001"
-    (manifest,) = recorder.store.manifests()
+    assert recorder.checkpoints.latest == Checkpoint(path)
+    assert recorder.journal.status.checkpoint == "000001"
+    (manifest,) = recorder.checkpoints.store.manifests()
     assert manifest.metrics == {"rank": 0}
 
 
@@ -177,12 +177,12 @@ def test_a_commit_that_fails_is_told_to_every_rank_with_its_reason(
         raise OSError(28, "No space left on device", "/run/checkpoints")
 
     recorder = make_recorder(paths)
-    monkeypatch.setattr(recorder.store, "commit", full_disk)
+    monkeypatch.setattr(recorder.checkpoints.store, "commit", full_disk)
     recorder.record(make_round(3, paths=paths), broadcasts)
     ((op, details),) = broadcasts
     assert (op, details["report"], details["path"]) == ("committed", 3, None)
     assert details["error"] == "No space left on device (/run/checkpoints)"
-    assert recorder.latest is None
+    assert recorder.checkpoints.latest is None
 
 
 def test_different_content_under_one_name_is_told(
@@ -294,7 +294,7 @@ def test_a_request_to_stop_is_found_with_the_next_status(
     paths.stop_request.touch()
     recorder.tick(phase="training", reports=4)
     assert recorder.wants_stop is None
-    monkeypatch.setattr(recorder_module, "STATUS_INTERVAL_S", 0.0)
+    monkeypatch.setattr(journal_module, "STATUS_INTERVAL_S", 0.0)
     recorder.tick(phase="training", reports=5)
     assert recorder.wants_stop == "it was asked to (hpctrain cancel)"
     status = read_status(paths)
@@ -313,7 +313,7 @@ def test_an_attempt_begins_at_the_newest_good_checkpoint_and_says_what_it_set_as
     start = recorder.begin_attempt(tmp_path)
     assert (start.attempt, start.first_report) == (2, 1)
     assert start.checkpoint == Checkpoint(paths.checkpoints / "000001")
-    assert recorder.status.checkpoint == "000001"
+    assert recorder.journal.status.checkpoint == "000001"
     assert len(events(paths, "checkpoint-damaged")) == 1
     assert [e["first_report"] for e in events(paths, "attempt-started")] == [0, 1]
 
@@ -351,23 +351,6 @@ def test_the_end_is_written_down_and_told_to_callbacks(
     assert attempt["cause"].startswith("finished" if error is None else type(error).__name__)
     hook, _, result = journal.calls[-1]
     assert (hook, result.state) == ("on_finish", state.value)
-
-
-def test_a_full_disk_does_not_end_the_bookkeeping(
-    paths: RunPaths, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    def full_disk(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    recorder = make_recorder(paths)
-    monkeypatch.setattr(recorder_module, "write_status", full_disk)
-    monkeypatch.setattr(recorder_module, "append_event", full_disk)
-    recorder.change(reports=3)
-    recorder.note("restart", reason="test")
-    assert recorder.status.reports == 3
-    said = capsys.readouterr().err
-    assert f"cannot write status.json in {paths.root}: No space left on device" in said
-    assert f"cannot write ledger.jsonl in {paths.root}: No space left on device" in said
 
 
 def test_the_return_value_is_readable_by_its_user_only(paths: RunPaths):

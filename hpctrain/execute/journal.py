@@ -1,0 +1,169 @@
+"""`Journal`: the status and the ledger of a run, in its executor's hand."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from hpctrain import environ
+from hpctrain.config import RunConfig
+from hpctrain.execute.health import Verdict
+from hpctrain.execute.process import process_start_time
+from hpctrain.plan.launch_plan import LaunchPlan
+from hpctrain.rundir.history import (
+    FailureKind,
+    History,
+    has_open_executor,
+    read_history,
+    unfinished_attempts,
+)
+from hpctrain.rundir.ledger import append_event, count_attempts, read_events
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.status import RunState, RunStatus, read_status, write_status
+
+STATUS_INTERVAL_S = 2.0
+
+
+class Journal:
+    """Writes ``status.json`` and ``ledger.jsonl``, as far as the disk allows it.
+
+    Parameters
+    ----------
+    paths
+        The run directory.
+    status
+        State to start from.
+    """
+
+    def __init__(self, paths: RunPaths, status: RunStatus) -> None:
+        self.paths = paths
+        self.status = status
+        """The status as it was last changed."""
+        self._previous = read_status(paths)
+        self._written_at = 0.0
+        # Kept here too: with a full disk the ledger does not grow, and what is counted must.
+        self._events = read_events(paths)
+
+    @property
+    def history(self) -> History:
+        """What has gone wrong so far, over all jobs of the run."""
+        return read_history(self._events)
+
+    @property
+    def num_attempts(self) -> int:
+        """How many attempts have begun, over all jobs of the run."""
+        return sum(event["event"] == "attempt-started" for event in self._events)
+
+    @property
+    def is_status_old(self) -> bool:
+        """Whether it is time to write the status again."""
+        return time.monotonic() - self._written_at >= STATUS_INTERVAL_S
+
+    def change(self, **changes: Any) -> None:
+        """Change the status and write it."""
+        self.change_later(**changes)
+        self._written_at = time.monotonic()
+        try:
+            self.status = write_status(self.paths, self.status)
+        except OSError as error:
+            self.complain("status.json", error)
+
+    def change_later(self, **changes: Any) -> None:
+        """Change the status; it is written with the next change."""
+        self.status = self.status.with_changes(**changes)
+
+    def note(self, event: str, **details: Any) -> None:
+        """Append an event to the ledger."""
+        self._events.append({"event": event, "time": time.time(), **details})
+        try:
+            append_event(self.paths, event, **details)
+        except OSError as error:
+            self.complain("ledger.jsonl", error)
+
+    def complain(self, what: str, error: OSError) -> None:
+        """Say that something cannot be written."""
+        # A full disk must not end a run whose ranks may never write to it; they say so themselves.
+        print(
+            f"hpctrain: cannot write {what} in {self.paths.root}: {error.strerror}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def begin(self) -> None:
+        """Write down that an executor begins, and how the last one ended if it could not."""
+        if has_open_executor(self._events):
+            last = self._previous
+            self.note("executor-ended", until=time.time() if last is None else last.updated_at)
+        self.note("executor-started", job_id=self.status.job_id, restarts=environ.restart_count())
+        self.change(state=RunState.STARTING)
+
+    def name_successor(self, job_id: str) -> None:
+        """Write down which job goes on, unless it has begun already: its word then stands."""
+        present = read_status(self.paths)
+        if present is not None and present.job_id == self.status.job_id:
+            self.change(job_id=job_id)
+
+    def note_health(self, verdict: Verdict) -> None:
+        """Write down what is wrong with nodes, and say what does not end the run."""
+        of = {"job_id": self.status.job_id, "attempt": self.status.attempt}
+        for node, reason in verdict.bad.items():
+            self.note("node-bad", node=node, reason=reason, **of)
+        for node, reason in verdict.doubtful.items():
+            self.note("node-doubtful", node=node, reason=reason, **of)
+            print(f"hpctrain: {node} is used, but {reason}.", file=sys.stderr, flush=True)
+
+    def close_dead_attempts(self, saved: int) -> FailureKind | None:
+        """Write down how attempts ended whose executor died without a word.
+
+        Parameters
+        ----------
+        saved
+            Report of the newest checkpoint.
+
+        Returns
+        -------
+        FailureKind or None
+            How the last of them ended; None if there is none that counts against a budget.
+        """
+        kind = None
+        for started in unfinished_attempts(self._events):
+            cause, kind = self._explain_dead_attempt(started)
+            self.note(
+                "attempt-ended",
+                attempt=started["attempt"],
+                cause=cause,
+                kind=kind,
+                reports=saved,
+                saved=saved,
+                nodes=[],
+            )
+        return kind if self.history.failures else None
+
+    def _explain_dead_attempt(self, started: Mapping[str, Any]) -> tuple[str, FailureKind]:
+        job_id = started["job_id"]
+        this_start = (self.status.job_id, environ.restart_count())
+        if job_id is None or (job_id, started.get("restarts")) == this_start:
+            return f"the executor on {started['host']} died", FailureKind.START
+        return f"job {job_id} was taken away without a warning", FailureKind.PREEMPTION
+
+
+def initial_status(paths: RunPaths, plan: LaunchPlan, run_config: RunConfig) -> RunStatus:
+    """Return the status of a run whose executor is this process. Not collective."""
+    pid = os.getpid()
+    assert run_config.name is not None
+    return RunStatus(
+        name=run_config.name,
+        state=RunState.STARTING,
+        launcher=plan.launcher,
+        attempt=count_attempts(paths),
+        job_id=environ.variable("SLURM_JOB_ID"),
+        restarts=environ.restart_count(),
+        owner_host=socket.gethostname(),
+        owner_pid=pid,
+        owner_start=process_start_time(pid) or 0,
+        started_at=time.time(),
+    )

@@ -1,0 +1,108 @@
+"""`RunCheckpoints`: makes the checkpoints of a run from what ranks staged, and deletes old ones."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+
+from hpctrain.checkpoint import Checkpoint
+from hpctrain.config import CheckpointConfig
+from hpctrain.errors import CheckpointError
+from hpctrain.execute.journal import Journal
+from hpctrain.execute.tracker import ReportRound
+from hpctrain.rundir.manifest import Manifest
+from hpctrain.rundir.store import CheckpointStore
+
+
+class RunCheckpoints:
+    """The checkpoints of a run, in its executor's hand. One for a run, over all attempts.
+
+    Parameters
+    ----------
+    journal
+        Where it says what it did.
+    config
+        Which of them are kept.
+    """
+
+    def __init__(self, journal: Journal, config: CheckpointConfig) -> None:
+        self.store = CheckpointStore(journal.paths.checkpoints)
+        self.latest: Checkpoint | None = None
+        """The newest complete one."""
+        self.saved = 0
+        """Its report; 0 where there is none."""
+        self._journal = journal
+        self._config = config
+        self._in_use: str | None = None
+
+    def newest_report(self) -> int:
+        """Return the report of the newest one on disk; 0 where there is none."""
+        return max((manifest.report for manifest in self.store.manifests()), default=0)
+
+    def begin_attempt(self) -> Manifest | None:
+        """Find the newest good one, to resume from; it is kept until the attempt ends."""
+        self.store.prepare()
+        manifest, complaints = self.store.newest_good()
+        for complaint in complaints:
+            self._journal.note("checkpoint-damaged", error=complaint)
+            print(f"hpctrain: {complaint} It is set aside.", file=sys.stderr, flush=True)
+        if manifest is None:
+            self.latest, self.saved, self._in_use = None, 0, None
+        else:
+            self.latest = self.store.open(manifest)
+            self.saved, self._in_use = manifest.report, manifest.name
+        return manifest
+
+    def end_attempt(self) -> None:
+        """Let go of what the attempt resumed from."""
+        if self._in_use is not None:
+            self._in_use = None
+            self._retain()
+
+    def commit(self, round_: ReportRound, broadcast: Callable[..., None]) -> Checkpoint | None:
+        """Make one of what ranks staged with a report, and tell them what became of it."""
+        journal = self._journal
+        try:
+            checkpoint, conflicts = self.store.commit(
+                attempt=journal.status.attempt,
+                report=round_.report,
+                world_size=journal.status.world_size,
+                metrics=round_.metrics(),
+                parts=round_.parts,
+            )
+        except (OSError, CheckpointError) as error:
+            reason = str(error)
+            if isinstance(error, OSError):
+                reason = f"{error.strerror or error} ({error.filename})"
+            broadcast("committed", report=round_.report, path=None, error=reason)
+            return None
+        self.latest = checkpoint
+        self.saved = round_.report
+        broadcast("committed", report=round_.report, path=str(checkpoint.path), error=None)
+        if conflicts:
+            print(
+                f"hpctrain: checkpoint {checkpoint.path.name}: ranks saved different content under "
+                f"the same name; the lowest rank's was kept: {', '.join(conflicts)}",
+                file=sys.stderr,
+                flush=True,
+            )
+        self._retain()
+        journal.change_later(checkpoint=checkpoint.path.name)
+        return checkpoint
+
+    def describe(self) -> bytes:
+        """Return all that there are, in the form that ranks read."""
+        found = [
+            [str(self.store.open(manifest).path), dict(manifest.metrics)]
+            for manifest in self.store.manifests()
+        ]
+        return json.dumps(found).encode()
+
+    def _retain(self) -> None:
+        # Ranks may read what the attempt resumed from for as long as it lasts.
+        protected = () if self._in_use is None else (self._in_use,)
+        try:
+            self.store.retain(self._config, protected=protected)
+        except OSError as error:
+            self._journal.complain("checkpoints/", error)

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.execute import journal as journal_module
+from hpctrain.execute.journal import Journal
+from hpctrain.rundir.history import FailureKind
+from hpctrain.rundir.ledger import read_events
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.status import RunState, RunStatus, read_status
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Journal:
+    status = RunStatus(name="run", state=RunState.RUNNING, launcher="local", job_id="7")
+    return Journal(RunPaths(tmp_path), status)
+
+
+def test_a_full_disk_does_not_end_the_bookkeeping(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def full_disk(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(journal_module, "write_status", full_disk)
+    monkeypatch.setattr(journal_module, "append_event", full_disk)
+    journal.change(reports=3)
+    journal.note("attempt-started", attempt=1, first_report=0)
+    assert journal.status.reports == 3
+    assert journal.num_attempts == 1
+    said = capsys.readouterr().err
+    assert f"cannot write status.json in {journal.paths.root}: No space left on device" in said
+    assert f"cannot write ledger.jsonl in {journal.paths.root}: No space left on device" in said
+
+
+def test_what_is_changed_for_later_is_written_with_the_next_change(journal: Journal):
+    journal.change(reports=1)
+    journal.change_later(checkpoint="000001")
+    written = read_status(journal.paths)
+    assert written is not None
+    assert written.checkpoint is None
+    journal.change(reports=2)
+    written = read_status(journal.paths)
+    assert written is not None
+    assert (written.checkpoint, written.reports) == ("000001", 2)
+
+
+@pytest.mark.parametrize(
+    ("job_id", "kind"), [("7", FailureKind.START), ("6", FailureKind.PREEMPTION)]
+)
+def test_an_attempt_without_an_end_gets_one_of_its_kind(
+    journal: Journal, job_id: str, kind: FailureKind
+):
+    journal.note("attempt-started", attempt=1, job_id=job_id, restarts=0, host="n1", first_report=0)
+    assert journal.close_dead_attempts(saved=4) is kind
+    ended = read_events(journal.paths)[-1]
+    assert (ended["event"], ended["kind"], ended["saved"]) == ("attempt-ended", kind.value, 4)
+    assert journal.history.failures == {kind: 1}
+    assert journal.close_dead_attempts(saved=4) is None
