@@ -189,9 +189,11 @@ def _cluster(local: bool, nodes: int) -> Iterator[VirtualCluster | None]:
 
     from hpctrain.errors import LaunchError
     from hpctrain.testing.slurm import ClusterError, ClusterSpec, VirtualCluster, best_mode
+    from hpctrain.testing.slurm.components import check_components
 
     try:
         spec = ClusterSpec(num_nodes=nodes, mode=best_mode())
+        check_components(spec)
         # Slurm's sockets need a short path.
         state_dir = Path(tempfile.mkdtemp(prefix="hc-", dir="/tmp"))
         cluster = VirtualCluster.start(spec, state_dir=state_dir)

@@ -50,6 +50,24 @@ def test_steps_are_measured_alone_and_in_a_run(tmp_path):
     assert all(sample["wall_s"] > 0 for taken in row["samples"].values() for sample in taken)
 
 
+@pytest.mark.mpi
+def test_runs_are_struck_at_random_points_and_written_down(tmp_path):
+    file = tmp_path / "chaos.json"
+    options = ["--points", "2", "--workers", "2", "--seed", "3", "--json", file]
+
+    done = subprocess.run(
+        [sys.executable, SPINE.with_name("chaos.py"), *options],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "seed 3" in done.stdout
+    assert [point["passed"] for point in json.loads(file.read_text())["points"]] == [True, True]
+
+
 def test_a_ratio_is_the_median_of_the_rounds_and_not_of_the_arms():
     sys.path.insert(0, str(SPINE.parent))
     try:

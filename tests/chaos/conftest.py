@@ -63,6 +63,17 @@ def paced(virtual_slurm: VirtualCluster, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture(scope="session")
+def with_spare_node(
+    virtual_slurm: VirtualCluster, tmp_path_factory: pytest.TempPathFactory
+) -> Experiment:
+    """Three ranks on three nodes, of a job that has a fourth and is set --no-kill."""
+    folder = tmp_path_factory.mktemp("spare")
+    args = ("--workers=3", "--nodes=3", "--spare-nodes=1", "--node-timeout=6")
+    script = Script(path=HERE / "numpy_model.py", args=args, cwd=folder)
+    return Experiment.begin(folder, script=script, cluster=virtual_slurm, timeout_s=TIMEOUT_S)
+
+
+@pytest.fixture(scope="session")
 def with_torch(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
     """Two ranks of the torch model, on this machine."""
     folder = tmp_path_factory.mktemp("torch")

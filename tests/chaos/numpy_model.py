@@ -76,6 +76,8 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--max-failures", type=int, default=3)
     parser.add_argument("--hang-timeout", type=float, help="seconds")
+    parser.add_argument("--spare-nodes", type=int, default=0)
+    parser.add_argument("--node-timeout", type=float, default=30.0, help="seconds")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds of work in a step")
     parser.add_argument("--forgetful", action="store_true", help="a mistake, to be found")
     options = parser.parse_args()
@@ -87,11 +89,14 @@ if __name__ == "__main__":
             "forgetful": options.forgetful,
         },
         scaling_config=ScalingConfig(
-            num_workers=options.workers, slurm=SlurmConfig(nodes=options.nodes)
+            num_workers=options.workers,
+            slurm=SlurmConfig(nodes=options.nodes, spare_nodes=options.spare_nodes),
         ),
         run_config=RunConfig(
             failure_config=FailureConfig(
-                max_failures=options.max_failures, hang_timeout=options.hang_timeout
+                max_failures=options.max_failures,
+                hang_timeout=options.hang_timeout,
+                node_timeout_s=options.node_timeout,
             ),
             checkpoint_config=CheckpointConfig(num_to_keep=3),
         ),

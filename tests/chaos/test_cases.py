@@ -57,6 +57,15 @@ def test_a_job_survives(on_cluster: Experiment, survive: Survive, drawn: Drawn, 
 
 
 @pytest.mark.slurm
+@pytest.mark.parametrize("kind", ["power-off", "power-off-executor"])
+def test_a_job_with_a_spare_node_survives(
+    with_spare_node: Experiment, survive: Survive, drawn: Drawn, kind: str
+) -> None:
+    verdict = survive(with_spare_node, *drawn(with_spare_node, kind))
+    assert verdict.result.starts == 1
+
+
+@pytest.mark.slurm
 def test_a_job_that_is_warned_of_its_end_twice_leaves_and_goes_on(
     paced: Experiment, survive: Survive
 ) -> None:

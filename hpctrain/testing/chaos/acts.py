@@ -16,7 +16,7 @@ from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunStatus, read_status
 from hpctrain.testing.chaos.trial import Scene
 from hpctrain.testing.slurm import ClusterError
-from hpctrain.testing.slurm.processes import wait_until
+from hpctrain.testing.slurm.processes import POLL_INTERVAL_S, wait_until
 
 _CUT_S = 3.0
 _AWAY_S = 1.0
@@ -24,7 +24,7 @@ _PREEMPT_PATIENCE_S = 40.0
 _NOTICE_PATIENCE_S = 60.0
 _COMMIT_PATIENCE_S = 10.0
 _JOB_END_PATIENCE_S = 20.0
-_SAVE_PATIENCE_S = 20.0
+_SAVE_S = 6.0
 
 
 def flip_bit(scene: Scene) -> Iterator[None]:
@@ -110,12 +110,11 @@ def restart_controller(scene: Scene) -> Iterator[None]:
     """Kill slurmctld, and start it again a second later."""
     began = max(status.started_at for status in _statuses(scene))
     saved = scene.slurm().state_dir / "ctld" / "job_state"
-    # It writes jobs down some seconds late, and would forget one that has just begun.
-    wait_until(
-        lambda: saved.exists() and saved.stat().st_mtime > began + 1,
-        what=f"slurmctld to write {saved}",
-        timeout_s=_SAVE_PATIENCE_S,
-    )
+    # It writes down what has happened at most 5 s later (SAVE_MAX_WAIT in its source), and would
+    # forget a job that has just begun.
+    written_by = time.monotonic() + _SAVE_S
+    while saved.stat().st_mtime <= began and time.monotonic() < written_by:
+        time.sleep(POLL_INTERVAL_S)
     scene.slurm().kill_controller()
     yield
     time.sleep(_AWAY_S)
@@ -123,7 +122,7 @@ def restart_controller(scene: Scene) -> Iterator[None]:
 
 
 def power_off(scene: Scene) -> Iterator[None]:
-    """Take the power from the node of the last rank, and give it back when Slurm has noticed."""
+    """Take the power from the node of the last rank, and give it back when all have noticed."""
     yield from _without_power(scene, _nodes(scene)[-1])
 
 
@@ -177,11 +176,21 @@ def _nodes(scene: Scene) -> tuple[str, ...]:
 
 
 def _without_power(scene: Scene, node: str) -> Iterator[None]:
-    cluster = scene.slurm()
+    cluster, job_id = scene.slurm(), scene.job_id()
+    attempt = max(status.attempt for status in _statuses(scene))
     cluster.power_off(node)
     try:
         yield
         cluster.wait_for_state(node, "down", timeout_s=_NOTICE_PATIENCE_S)
+        # A machine takes minutes to boot; a virtual node would answer before the run is given up.
+        wait_until(
+            lambda: (
+                max(status.attempt for status in _statuses(scene)) > attempt
+                or _job_state(scene, job_id) != "RUNNING"
+            ),
+            what="the run to leave the node",
+            timeout_s=_NOTICE_PATIENCE_S,
+        )
     finally:
         cluster.power_on(node)
 

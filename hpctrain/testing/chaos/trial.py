@@ -75,11 +75,10 @@ class Scene:
 
     def job_id(self) -> str:
         """Return the job that runs now."""
-        for root in self.storage.iterdir():
-            status = read_status(RunPaths(root))
-            if status is not None and status.job_id is not None:
-                return status.job_id
-        raise ClusterError(f"no run in {self.storage} has a job")
+        ids = _job_ids(self.storage)
+        if not ids:
+            raise ClusterError(f"no run in {self.storage} has a job")
+        return ids[0]
 
 
 Act = Callable[[Scene], Iterator[None]]
@@ -269,11 +268,19 @@ class Trial:
             self._troubles.append(f"{fault}: {type(error).__name__}: {error}")
 
     def _end_processes(self) -> None:
+        if self._cluster is not None and self._troubles:
+            # Slurm would start a job again whose processes die.
+            self._cluster.run_on("head", ["scancel", *_job_ids(self.folder / "storage")])
         script = str(self._script.path)
         left = await_end(self.folder, script=script, timeout_s=_END_PATIENCE_S)
         for process in left:
             self._troubles.append(f"left running: {process.command} ({process.pid})")
             process.send(signal.SIGKILL)
+
+
+def _job_ids(storage: Path) -> list[str]:
+    statuses = (read_status(RunPaths(root)) for root in storage.iterdir())
+    return [status.job_id for status in statuses if status is not None and status.job_id]
 
 
 def can_mount() -> bool:
