@@ -20,6 +20,9 @@ from hpctrain.rundir.status import RunState, read_status, write_status
 from hpctrain.worker.node_socket import node_name
 
 _LOOK_INTERVAL_S = 2.0
+# A supervisor starts an executor again at once. A node that answers for so long, and nobody writes
+# the status of the run, was booted again.
+_RESTART_PATIENCE_S = 60.0
 _CONNECT_TIMEOUT_S = 3.0
 _CONTROLLER_PATIENCE_S = 60.0
 
@@ -51,11 +54,16 @@ def take_over(run_dir: Path, address: tuple[str, int], *, lease_s: float) -> Non
     """
     paths = RunPaths(run_dir)
     before = read_status(paths)
-    deadline = time.monotonic() + lease_s
-    while time.monotonic() < deadline:
-        # On a node that answers the executor's supervisor, or Slurm, sees to it.
-        if is_reachable(address) or read_status(paths) != before:
+    if before is not None and before.state.is_final:
+        return
+    began = time.monotonic()
+    patience_s = lease_s
+    while time.monotonic() - began < patience_s:
+        if read_status(paths) != before:
             return
+        if is_reachable(address):
+            # The executor's supervisor, or Slurm, sees to it as a rule.
+            patience_s = max(lease_s, _RESTART_PATIENCE_S)
         time.sleep(_LOOK_INTERVAL_S)
     attempt = 0 if before is None else before.attempt
     if not _is_first(paths, attempt):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,21 @@ def test_an_agent_on_another_node_lets_the_run_go_on(
     assert "node1" not in run.diary[-1]["nodes"]
     assert len(run.diary[-1]["nodes"]) == len(run.diary[0]["nodes"])
     run.check_that_every_row_was_seen_once_an_epoch(8)
+
+
+@pytest.mark.slurm
+def test_a_run_whose_executor_s_node_is_booted_again_at_once_goes_on(
+    make_cluster: MakeCluster, start_run: StartRun
+):
+    cluster = make_cluster()
+    run = start_run(cluster, (2, 3), epochs=6, tasks_per_node=1)
+    run.wait_for_epoch(1)
+    cluster.power_off("node1")
+    cluster.power_on("node1")
+    # Slurm or an agent sees to it, whoever notices first.
+    result = run.finish()
+    assert len(result.attempts) == 2
+    run.check_that_every_row_was_seen_once_an_epoch(6)
 
 
 @pytest.mark.slurm
@@ -116,12 +132,38 @@ def test_a_run_that_somebody_else_looks_after_is_left_alone(
     assert acted == []
 
 
-def test_a_node_that_answers_is_not_lost_even_if_it_refuses(paths: RunPaths, acted):
-    import socket
-
+@pytest.fixture
+def refusing() -> Iterator[Any]:
+    """Return an address of this machine at which nobody listens."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        address = unused.getsockname()
-        assert lease.is_reachable(address)
-        lease.take_over(paths.root, address, lease_s=0.3)
+        yield unused.getsockname()
+
+
+def test_on_a_node_that_answers_the_executor_has_time_to_be_started_again(
+    paths: RunPaths, acted, refusing
+):
+    assert lease.is_reachable(refusing)
+    agent = threading.Thread(target=lease.take_over, args=(paths.root, refusing), kwargs=LEASE)
+    agent.start()
+    time.sleep(2 * LEASE["lease_s"])
+    assert agent.is_alive()
+    write_status(paths, RunStatus(name="run", state=RunState.STARTING, launcher="slurm", attempt=3))
+    agent.join(10)
+    assert not agent.is_alive()
+    assert acted == []
+
+
+def test_a_node_that_was_booted_again_has_lost_its_executor(
+    paths: RunPaths, acted, refusing, monkeypatch
+):
+    monkeypatch.setattr(lease, "_RESTART_PATIENCE_S", 0.6)
+    lease.take_over(paths.root, refusing, **LEASE)
+    assert acted == [paths]
+
+
+def test_a_run_that_is_over_needs_no_executor(paths: RunPaths, acted, monkeypatch):
+    unreachable(monkeypatch)
+    write_status(paths, RunStatus(name="run", state=RunState.FINISHED, launcher="slurm", attempt=3))
+    lease.take_over(paths.root, NOBODY, **LEASE)
     assert acted == []
