@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from hpctrain import environ
 from hpctrain.errors import LaunchError
-from hpctrain.execute.slurm_command import run_slurm
+from hpctrain.execute.slurm_command import is_passing, run_slurm
 from hpctrain.rundir.ledger import append_event, read_events
 from hpctrain.rundir.paths import RunPaths
 
@@ -183,12 +183,8 @@ def _run(
     # Slurm ends the job so quickly that the command that asked for it dies with it.
     if answer.returncode != 0 and not (may_die and answer.returncode < 0):
         said = (answer.stderr + answer.stdout).strip()
-        raise LaunchError(f"{Path(argv[0]).name}: {said}", transient=_is_passing(said))
+        raise LaunchError(f"{Path(argv[0]).name}: {said}", transient=is_passing(said))
     return answer.stdout
-
-
-def _is_passing(said: str) -> bool:
-    return bool(re.search(r"[Uu]nable to contact|timed out|try again|temporarily", said))
 
 
 def _insist(act: Callable[[], T], *, patience_s: float) -> T:

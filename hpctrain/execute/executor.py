@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -155,6 +156,7 @@ class Executor:
         if isinstance(error, LaunchError) and not can_leave_out:
             self._mpi = other_mpi(self._plan.mpi)
         self._journal.note("restart", reason=decision.reason, after=str(error)[:400])
+        time.sleep(decision.delay_s)
 
     def _run_attempt(self) -> None:
         recorder = self.recorder

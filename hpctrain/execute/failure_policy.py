@@ -14,6 +14,8 @@ from hpctrain.rundir.history import FailureKind, History
 MAX_FRUITLESS_ATTEMPTS = 5
 """A run that fails so often in a row without a newer checkpoint is stopped, whatever it may."""
 
+_FIRST_DELAY_S = 0.5
+
 # Slurm looks at time limits every 30 seconds, and may send its warning a minute early.
 _SIGNAL_TOLERANCE_S = 90.0
 
@@ -31,6 +33,8 @@ class Decision:
     restart: bool
     reason: str
     """For the ledger and the error message."""
+    delay_s: float = 0.0
+    """Seconds to wait before: what Slurm could not give may be there a little later."""
 
 
 def classify_failure(error: BaseException | None) -> FailureKind | None:
@@ -74,11 +78,14 @@ def decide(kind: FailureKind, history: History, config: FailureConfig) -> Decisi
     name = _BUDGETS[kind]
     budget = getattr(config, name)
     count = history.failures.get(kind, 0)
+    delay_s = 0.0
+    if kind is FailureKind.START:
+        delay_s = _FIRST_DELAY_S * 2 ** max(0, history.fruitless - 1)
     if budget == -1:
-        return Decision(restart=True, reason=f"{kind.value} failure {count}, without a limit")
-    return Decision(
-        restart=count <= budget, reason=f"{kind.value} failure {count} of {name}={budget}"
-    )
+        reason = f"{kind.value} failure {count}, without a limit"
+        return Decision(restart=True, reason=reason, delay_s=delay_s)
+    reason = f"{kind.value} failure {count} of {name}={budget}"
+    return Decision(restart=count <= budget, reason=reason, delay_s=delay_s)
 
 
 class StopKind(str, Enum):

@@ -15,6 +15,7 @@ from hpctrain.errors import LaunchError
 from hpctrain.execute.health import Health, explain_bad_nodes
 from hpctrain.execute.out_of_memory import advise_more_memory, describe_kill
 from hpctrain.execute.process import StepProcess
+from hpctrain.execute.slurm_command import is_passing
 from hpctrain.worker.failure import RankFailure
 
 _POLL_S = 0.1
@@ -150,8 +151,9 @@ class RollCall:
                     f"{len(self.workers)} of {self._size} ranks had joined."
                 )
             if self._agents is not None and self._agents.returncode():
+                said = self._agents.last_lines()
                 raise LaunchError(
-                    f"the agents of the nodes did not start: {self._agents.last_lines()}"
+                    f"the agents of the nodes did not start: {said}", transient=is_passing(said)
                 )
             now = time.monotonic()
             if now > look_at:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 
 from hpctrain.errors import LaunchError
 
 _TIMEOUT_S = 30.0
+# A step that has just died may still hold what the next one needs: "Unable to create step for job
+# 1: Memory required by task is not available" (seen with Slurm 22.05 in a job queued again).
+_PASSING = re.compile(r"[Uu]nable to (contact|create step)|timed out|try again|temporarily")
 
 
 def run_slurm(
@@ -41,3 +45,11 @@ def run_slurm(
         raise LaunchError(
             f"'{' '.join(argv)}' did not answer within {timeout_s:.0f} s.", transient=True
         ) from error
+
+
+def is_passing(said: str) -> bool:
+    """Return whether what a command of Slurm said may be over when it is tried again.
+
+    Not collective.
+    """
+    return bool(_PASSING.search(said))

@@ -4,7 +4,12 @@ import pytest
 
 from hpctrain.config import FailureConfig
 from hpctrain.errors import ConfigError, LaunchError, RunStoppedError, WorkerError
-from hpctrain.execute.failure_policy import MAX_FRUITLESS_ATTEMPTS, classify_failure, decide
+from hpctrain.execute.failure_policy import (
+    MAX_FRUITLESS_ATTEMPTS,
+    Decision,
+    classify_failure,
+    decide,
+)
 from hpctrain.rundir.history import FailureKind, History
 
 BUDGET_OF = {
@@ -49,6 +54,17 @@ def test_a_run_without_progress_is_stopped_whatever_the_budget(kind: FailureKind
     decision = decide(kind, history, config)
     assert not decision.restart
     assert decision.reason.startswith("5 attempts in a row ended without a newer checkpoint")
+
+
+def test_starts_that_fail_in_a_row_are_tried_later_and_later():
+    delays = [
+        decide(FailureKind.START, History(fruitless=fruitless), FailureConfig()).delay_s
+        for fruitless in range(1, MAX_FRUITLESS_ATTEMPTS)
+    ]
+    assert delays == [0.5, 1.0, 2.0, 4.0]
+    assert decide(FailureKind.WORKER, History(fruitless=3), FailureConfig(max_failures=9)) == (
+        Decision(restart=True, reason="worker failure 0 of max_failures=9", delay_s=0.0)
+    )
 
 
 def test_the_end_of_the_time_limit_costs_no_budget():

@@ -48,7 +48,9 @@ def test_where_jobs_are_not_queued_again_a_successor_goes_on(disturbed: Any) -> 
 
 
 def test_a_preempted_run_saves_in_its_grace_time_and_goes_on_later(disturbed: Any) -> None:
-    disturbed.start("--asks", "--partition=low", "--nodes=1", "--sbatch=--nodelist=node1")
+    # Of a job without a limit scontrol may say EndTime=Unknown even in its grace time.
+    low = ["--partition=low", "--nodes=1", "--sbatch=--nodelist=node1", "--time=10"]
+    disturbed.start("--asks", *low)
     disturbed.wait_for_step(12)
     rival = ["sbatch", "--job-name=rival", "--partition=high", "--nodelist=node1", "--exclusive"]
     disturbed.slurm(*rival, "--output=/dev/null", "--wrap=sleep 1")
