@@ -36,6 +36,8 @@ T = TypeVar("T")
 START_TIMEOUT_S = 600.0
 # srun waits for a node that is lost; those that live have ended their ranks by then.
 _LOST_NODE_PATIENCE_S = 1.0
+# A rank that computes in C without giving way does not hear that it is to end.
+_END_PATIENCE_S = 0.5
 _POLL_S = 0.1
 _LOOK_AGAIN_S = 0.01
 
@@ -270,10 +272,11 @@ class WorkerGroup:
         if patience_s > 0 and self._step is not None and self._workers:
             self.stop_ranks(patience_s)
         self.lost_nodes = dict(self.lost_nodes)
-        all_dead = patience_s == 0 and self._workers and self._hub.num_ranks == 0
         if patience_s == 0:
             # Ranks take a SIGTERM for Slurm's warning, and launchers are slow with SIGKILL.
             self._hub.send("end")
+            self._await_ends(_END_PATIENCE_S)
+        all_dead = patience_s == 0 and self._workers and self._hub.num_ranks == 0
         if self._step is not None and self._step.pidfd is not None:
             self._hub.unwatch(self._step.pidfd)
         if self._agents is not None:
@@ -291,6 +294,12 @@ class WorkerGroup:
                 shutil.rmtree(directory, ignore_errors=True)
         if self._secret_file is not None:
             self._secret_file.unlink(missing_ok=True)
+
+    def _await_ends(self, timeout_s: float) -> None:
+        assert self._hub is not None
+        deadline = time.monotonic() + timeout_s
+        while self._hub.num_ranks and time.monotonic() < deadline:
+            self._hub.poll(_LOOK_AGAIN_S)
 
     def _end_launchers(self, patience_s: float) -> None:
         patience = {"patience_s": _LOST_NODE_PATIENCE_S} if self.lost_nodes else {}
