@@ -26,6 +26,8 @@ numpydoc_show_class_members = False
 nitpick_ignore_regex = [(r"py:.*", r"hpctrain\.(.*\.)?([A-Z]|.*_T)")]
 # What a VirtualCluster is made of is its own business.
 nitpick_ignore_regex.append((r"py:.*", r"hpctrain\.testing\.slurm\.[a-z_]+\..*"))
+# What the groups of one run share.
+nitpick_ignore_regex.append((r"py:.*", r"hpctrain\.execute\.node_agents\..*"))
 
 # Links to other projects need their inventories from the network: sphinx-build -t online.
 # Without that, a broken reference to hpctrain is an error and one to another project is not.

@@ -48,7 +48,7 @@ class _Peer:
 
 
 class Hub:
-    """All ranks of one attempt, as the executor sees them. Used from one thread.
+    """All ranks of one attempt at a time, as the executor sees them. Used from one thread.
 
     Parameters
     ----------
@@ -121,6 +121,16 @@ class Hub:
         # What a dying rank has said, and its death, are told before what its peers say of it.
         lost = {frame.header["rank"] for frame in events if frame.op == "lost"}
         return sorted(events, key=lambda frame: frame.header.get("rank") not in lost)
+
+    def begin_attempt(self, attempt: int) -> None:
+        """Serve another attempt with the agents that are there. The ranks of the last are gone."""
+        self._attempt = attempt
+        self.nodes = set()
+        self.lost_nodes = {}
+        self._peer_of.clear()
+        for peer in self._peers.values():
+            peer.ranks.clear()
+        self.send_agents("begin")
 
     def send(
         self, op: str, body: bytes = b"", *, ranks: Collection[int] | None = None, **details: Any

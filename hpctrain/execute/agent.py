@@ -40,7 +40,7 @@ class Agent:
     Parameters
     ----------
     attempt
-        Number of the attempt.
+        Number of the first attempt; the executor tells of later ones.
     uplink
         Connected to the executor.
     path
@@ -85,9 +85,7 @@ class Agent:
             listener.listen(1024)
             self._selector.register(listener, selectors.EVENT_READ)
             self._selector.register(self._uplink, selectors.EVENT_READ)
-            self._say("agent", node=node_name())
-            if self._run_dir is not None:
-                self._say_health(str(self._run_dir))
+            self._introduce()
             while not self._uplink.closed:
                 self._step(listener)
                 self._look_at_lease()
@@ -100,6 +98,11 @@ class Agent:
             self._path.unlink(missing_ok=True)
             self._path.parent.rmdir()
         return self._was_dismissed
+
+    def _introduce(self) -> None:
+        self._say("agent", node=node_name())
+        if self._run_dir is not None:
+            self._say_health(str(self._run_dir))
 
     def _say_health(self, run_dir: str) -> None:
         """Say how this node is; of its storage a thread says it later, since that may hang."""
@@ -191,6 +194,11 @@ class Agent:
                 return
             if frame.op == "beat":
                 self._say("beat")
+                continue
+            if frame.op == "begin":
+                self._attempt = frame.header["attempt"]
+                self._pids.clear()
+                self._introduce()
                 continue
             if frame.op == "examine":
                 self._examine(frame)

@@ -7,16 +7,15 @@ from collections import deque
 from pathlib import Path
 
 from hpctrain.errors import LaunchError
-from hpctrain.execute.explain import names_a_death
 from hpctrain.execute.progress import Progress
 from hpctrain.execute.tracker import AttemptTracker, ReportRound
 from hpctrain.execute.worker_group import START_TIMEOUT_S, WorkerGroup
 
 # After the first sign of a failure others are still listened to, since the rank that is to blame is
-# not always the first that is heard of: until none has failed for so long, but not for ever. Not as
-# long where the launcher has named a rank that died without a word.
+# not always the first that is heard of: until none has failed for so long, but not for ever. Who
+# died without a word was not brought down by a complaint that comes later.
 _QUIET_S = 0.15
-_NAMED_QUIET_S = 0.03
+_SILENT_QUIET_S = 0.03
 _COLLECT_S = 0.5
 _LISTEN_S = 0.02
 
@@ -96,9 +95,8 @@ class BackendExecutor:
         )
 
     def _quiet_s(self) -> float:
-        silent = set(self.tracker.lost) - set(self.tracker.failures)
-        is_named = silent and names_a_death(self.worker_group.launcher_output())
-        return _NAMED_QUIET_S if is_named else _QUIET_S
+        died_silently = set(self.tracker.lost) - set(self.tracker.failures)
+        return _SILENT_QUIET_S if died_silently else _QUIET_S
 
     def finish_training(self) -> bytes:
         """Return what rank 0's training function returned, pickled.

@@ -24,6 +24,7 @@ from hpctrain.execute.growth import Growth, Resize
 from hpctrain.execute.hang import HangWatch
 from hpctrain.execute.health import bad_nodes
 from hpctrain.execute.journal import initial_status
+from hpctrain.execute.node_agents import NodeAgents
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.step_launcher import other_mpi
 from hpctrain.execute.stop import StopAgreement
@@ -33,6 +34,7 @@ from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunState
 
 _POLL_S = 0.25
+_AGENTS_PATIENCE_S = 5.0
 
 
 class Executor:
@@ -72,6 +74,7 @@ class Executor:
         self._departure = Departure(
             plan=plan, run_config=run_config, recorder=self.recorder, signals=self.signals
         )
+        self._agents = NodeAgents(paths, node_timeout_s=run_config.failure_config.node_timeout_s)
         job_id = environ.variable("SLURM_JOB_ID") if plan.in_job else None
         self._allotment = Allotment(
             plan,
@@ -110,12 +113,17 @@ class Executor:
                 except Resize:
                     continue
                 except (LaunchError, TrainingFailedError) as error:
+                    if recorder.stop is not None:
+                        # Nobody is to take the end of this process for the loss of its node.
+                        self._agents.close()
                     if self._departure.leave(error):
                         return False
                     self._decide_on(error)
         except BaseException as error:
             recorder.end(error)
             raise
+        finally:
+            self._agents.close(_AGENTS_PATIENCE_S)
         recorder.end(None)
         return True
 
@@ -170,8 +178,8 @@ class Executor:
             num_cpus_per_worker=self._plan.threads_per_task,
             placement=placement,
             idle_nodes=idle_nodes,
-            node_timeout_s=self._run_config.failure_config.node_timeout_s,
             in_allocation=self._plan.in_job,
+            agents=self._agents,
             mpi=self._mpi,
             srun_args=self._plan.srun_args,
             environment=self._plan.environment,
@@ -272,6 +280,8 @@ class Executor:
             # none where a node is silent.
             silent = set(tracker.lost) - set(tracker.failures)
             if silent and not any(backend.worker_group.lost_nodes.values()):
+                # Meanwhile the others can leave.
+                backend.worker_group.broadcast("end")
                 backend.worker_group.await_launcher(5.0, until=names_a_death)
             error = explain_failure(
                 tracker,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import socket
 import sys
@@ -17,25 +16,24 @@ from typing import Any, TypeVar
 
 from hpctrain import environ
 from hpctrain.config import ScalingConfig
-from hpctrain.control.hub import AGENT_SILENCE_S, SECRET_BYTES, Hub
+from hpctrain.control.hub import Hub
 from hpctrain.control.wire import Frame
 from hpctrain.errors import WorkerError
 from hpctrain.execute.examine import Examiner
 from hpctrain.execute.health import Health
+from hpctrain.execute.node_agents import LOST_NODE_PATIENCE_S, NodeAgents
 from hpctrain.execute.node_report import describe_node, examine_storage
 from hpctrain.execute.process import StepProcess
 from hpctrain.execute.roll_call import RollCall, WorkerMetadata
 from hpctrain.execute.step_launcher import find_mpiexec, find_step_launcher
 from hpctrain.plan import spec
-from hpctrain.plan.argv import agent_argv, agent_step_argv, worker_argv, worker_step_argv
+from hpctrain.plan.argv import worker_argv, worker_step_argv
 from hpctrain.plan.resources import Placement, place_on_one_node
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.worker.bootstrap import thread_variables
 
 T = TypeVar("T")
 START_TIMEOUT_S = 600.0
-# srun waits for a node that is lost; those that live have ended their ranks by then.
-_LOST_NODE_PATIENCE_S = 1.0
 # A rank that computes in C without giving way does not hear that it is to end.
 _END_PATIENCE_S = 0.5
 _POLL_S = 0.1
@@ -56,10 +54,10 @@ class WorkerGroup:
         How they lie on nodes; by default all on this machine.
     idle_nodes
         Nodes of the job that have no ranks, but an agent.
-    node_timeout_s
-        Seconds after which a silent node is given up.
     in_allocation
         Whether to start them as a step of the Slurm allocation that this process is in.
+    agents
+        The agents of the allocation's nodes, where they are to outlive this group.
     mpi
         As in `SlurmConfig`.
     srun_args
@@ -90,8 +88,8 @@ class WorkerGroup:
         *,
         placement: Placement | None = None,
         idle_nodes: Sequence[str] = (),
-        node_timeout_s: float = AGENT_SILENCE_S,
         in_allocation: bool = False,
+        agents: NodeAgents | None = None,
         mpi: str = "auto",
         srun_args: tuple[str, ...] = (),
         environment: Mapping[str, str] | None = None,
@@ -115,8 +113,6 @@ class WorkerGroup:
         self.missing_nodes: tuple[str, ...] = ()
         """Nodes whose agents had not come when the start failed."""
         self._idle_nodes = tuple(idle_nodes)
-        self._node_timeout_s = node_timeout_s
-        self._in_allocation = in_allocation
         self._mpi = mpi
         self._srun_args = srun_args
         self._environment = dict(environment or {})
@@ -128,9 +124,11 @@ class WorkerGroup:
         """What its nodes have said of themselves, even if the start failed."""
         self._hub: Hub | None = None
         self._step: StepProcess | None = None
-        self._agents: StepProcess | None = None
+        self._agents: NodeAgents | None = None
+        if in_allocation:
+            self._agents = agents or NodeAgents(self._paths)
+        self._own_agents = agents is None
         self._socket_directory: Path | None = None
-        self._secret_file: Path | None = None
         self._workers: dict[int, WorkerMetadata] = {}
         self._frames: deque[Frame] = deque()
         self._calls = 0
@@ -165,13 +163,16 @@ class WorkerGroup:
         if self._hub is not None:
             raise ValueError("this WorkerGroup is started already; make another one.")
         self._paths.logs(self.attempt).mkdir(parents=True, exist_ok=True)
-        self._hub = Hub(attempt=self.attempt, silence_s=self._node_timeout_s)
+        if self._agents is None:
+            self._hub = Hub(attempt=self.attempt)
+        else:
+            self._hub = self._agents.gather(self.placement, self._idle_nodes, attempt=self.attempt)
         self.lost_nodes = self._hub.lost_nodes
         try:
-            if self._in_allocation:
-                self._start_in_allocation()
-            else:
+            if self._agents is None:
                 self._start_here()
+            else:
+                self._start_step(find_step_launcher(self._mpi), self._agents.socket, local=False)
             assert self._step is not None
             if self._step.pidfd is not None:
                 self._hub.watch(self._step.pidfd, lambda: None)
@@ -179,7 +180,7 @@ class WorkerGroup:
                 self.poll,
                 examine=self.examine,
                 step=self._step,
-                agents=self._agents,
+                agents=None if self._agents is None else self._agents.step,
                 size=len(self),
                 stacks=self._paths.stacks(self.attempt),
                 health=self.health,
@@ -277,37 +278,30 @@ class WorkerGroup:
             self._hub.send("end")
             self._await_ends(_END_PATIENCE_S)
         all_dead = patience_s == 0 and self._workers and self._hub.num_ranks == 0
-        if self._step is not None and self._step.pidfd is not None:
-            self._hub.unwatch(self._step.pidfd)
-        if self._agents is not None:
-            self._hub.send_agents("agent-exit")
-        if all_dead:
-            # What is left of the launcher holds nothing, and takes a while: the next group need not
-            # wait. The interpreter does, as this is no daemon.
-            threading.Thread(target=self._end_launchers, args=(patience_s,)).start()
-        else:
-            self._end_launchers(patience_s)
-        self._hub.close()
+        if self._step is not None:
+            if self._step.pidfd is not None:
+                self._hub.unwatch(self._step.pidfd)
+            if all_dead:
+                # What is left of the launcher holds nothing, and takes a while: the next group need
+                # not wait. The interpreter does, as this is no daemon.
+                threading.Thread(target=self._step.kill).start()
+            else:
+                self._step.kill(**({"patience_s": LOST_NODE_PATIENCE_S} if self.lost_nodes else {}))
+        if self._agents is None:
+            self._hub.close()
+        elif self._own_agents or not self._workers:
+            # After a start that failed, ranks that never said who they are may still come.
+            self._agents.close(patience_s)
         self._hub = None
         for directory in (self._socket_directory, self._paths.root if self._own_path else None):
             if directory is not None:
                 shutil.rmtree(directory, ignore_errors=True)
-        if self._secret_file is not None:
-            self._secret_file.unlink(missing_ok=True)
 
     def _await_ends(self, timeout_s: float) -> None:
         assert self._hub is not None
         deadline = time.monotonic() + timeout_s
         while self._hub.num_ranks and time.monotonic() < deadline:
             self._hub.poll(_LOOK_AGAIN_S)
-
-    def _end_launchers(self, patience_s: float) -> None:
-        patience = {"patience_s": _LOST_NODE_PATIENCE_S} if self.lost_nodes else {}
-        if self._step is not None:
-            self._step.kill(**patience)
-        if self._agents is not None:
-            self._agents.wait(0.0 if self.lost_nodes else patience_s)
-            self._agents.kill(**patience)
 
     def _start_here(self) -> None:
         assert self._hub is not None
@@ -319,34 +313,6 @@ class WorkerGroup:
         path = self._socket_directory / "ranks"
         self._hub.listen_unix(path)
         self._start_step(launcher, str(path), local=True)
-
-    def _start_in_allocation(self) -> None:
-        assert self._hub is not None
-        secret = secrets.token_bytes(SECRET_BYTES)
-        self._secret_file = self._paths.root / f".secret-{self.attempt}"
-        self._secret_file.unlink(missing_ok=True)
-        descriptor = os.open(self._secret_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(secret)
-        addresses = self._hub.listen_tcp(secret)
-        # On every node the agent makes this directory, for its user alone. Its name must be new, as
-        # nodes can share a /tmp; and TMPDIR here need not be a directory there.
-        path = f"/tmp/hpctrain-{secrets.token_hex(8)}.%N/ranks"
-        command = agent_argv(
-            sys.executable,
-            attempt=self.attempt,
-            socket=path,
-            secret=str(self._secret_file),
-            addresses=addresses,
-            lease_s=self._node_timeout_s if self.placement.nodes else None,
-        )
-        self._agents = StepProcess(
-            agent_step_argv(self.placement, command, idle_nodes=self._idle_nodes),
-            environment=environ.environment(),
-            log=self._paths.logs(self.attempt) / "agents.out",
-        )
-        launcher = find_step_launcher(self._mpi)
-        self._start_step(launcher, path, local=False)
 
     def _start_step(self, launcher: Any, path: str, *, local: bool) -> None:
         command = worker_argv(

@@ -372,3 +372,17 @@ def test_agents_are_told_to_leave(hub: Hub):
     assert command is not None
     assert command.op == "agent-exit"
     links[0].close()
+
+
+def test_agents_that_stay_introduce_themselves_to_the_next_attempt(hub: Hub):
+    thread, links = connect_in_background(local(hub.listen_tcp(SECRET)), SECRET)
+    poll_until(hub, lambda: not thread.is_alive())
+    links[0].post("agent", node="n7")
+    poll_until(hub, lambda: hub.num_agents == 1)
+    hub.begin_attempt(9)
+    command = links[0].next_command()
+    assert command is not None
+    assert (command.op, command.header["attempt"]) == ("begin", 9)
+    assert hub.num_agents == 1
+    assert not hub.nodes, "it has not answered yet"
+    links[0].close()

@@ -143,3 +143,59 @@ group.shutdown()
     assert len(set(hosts)) == 2
     assert hosts[2:] == [hosts[0], hosts[0], hosts[1], hosts[1]], "ranks lie in blocks"
     assert again == f"again {hosts[1]}"
+
+
+@pytest.mark.slurm
+def test_the_agents_of_nodes_serve_the_next_group_too_unless_they_are_gone(
+    virtual_slurm: VirtualCluster, tmp_path: Path
+) -> None:
+    script = tmp_path / "groups.py"
+    script.write_text(
+        """
+import os, signal, socket
+from pathlib import Path
+from hpctrain import ScalingConfig, SlurmConfig, WorkerGroup
+from hpctrain.errors import WorkerError
+from hpctrain.execute.node_agents import NodeAgents
+from hpctrain.plan.resources import NodeShape, place_workers
+from hpctrain.rundir.paths import RunPaths
+
+root = Path("run")
+root.mkdir()
+placement = place_workers(ScalingConfig(num_workers=4, slurm=SlurmConfig(nodes=2)), NodeShape())
+agents = NodeAgents(RunPaths(root))
+
+def start(attempt):
+    group = WorkerGroup(
+        placement=placement, in_allocation=True, agents=agents, path=root, attempt=attempt
+    )
+    group.start(60)
+    return group, agents.step.pid
+
+group, first = start(1)
+try:
+    group.execute_single(3, os.kill, group.workers[3].pid, signal.SIGKILL)
+except WorkerError as error:
+    print(error.rank)
+group.shutdown(0)
+group, second = start(2)
+print(second == first, len(set(group.execute(socket.gethostname))))
+group.shutdown()
+agents.step.kill()
+group, third = start(3)
+print(third == second, len(set(group.execute(socket.gethostname))))
+group.shutdown()
+agents.close(10)
+print([path.name for path in root.glob(".secret*")], len(list(root.glob("logs/*/agents.out"))))
+"""
+    )
+    done = subprocess.run(
+        ["salloc", "--quiet", "-N2", "--ntasks-per-node=2", sys.executable, str(script)],
+        cwd=tmp_path,
+        env={**os.environ, **virtual_slurm.environ},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["3", "True 2", "False 2", "[] 2"]

@@ -1,0 +1,122 @@
+"""`NodeAgents`: the agents of a job's nodes, which outlive the attempts that need them."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpctrain import environ
+from hpctrain.control.hub import AGENT_SILENCE_S, SECRET_BYTES, Hub
+from hpctrain.execute.process import StepProcess
+from hpctrain.plan.argv import agent_argv, agent_step_argv
+from hpctrain.plan.resources import Placement
+from hpctrain.rundir.paths import RunPaths
+
+LOST_NODE_PATIENCE_S = 1.0
+"""Seconds that srun has to end: it waits for a node that is lost, and those that live have ended
+their processes by then."""
+
+
+class NodeAgents:
+    """One agent on each node, connected to one hub.
+
+    An attempt that follows another on the same nodes finds them there: it need not ask Slurm for a
+    step, and the nodes need not start an interpreter each.
+
+    Parameters
+    ----------
+    paths
+        The run directory.
+    node_timeout_s
+        Seconds after which a silent node is given up.
+    """
+
+    def __init__(self, paths: RunPaths, *, node_timeout_s: float = AGENT_SILENCE_S) -> None:
+        self._paths = paths
+        self._node_timeout_s = node_timeout_s
+        self._hub: Hub | None = None
+        self._step: StepProcess | None = None
+        self._nodes: frozenset[str] = frozenset()
+        self._secret_file: Path | None = None
+        self.socket = ""
+        """Path of the socket for the ranks of a node, with ``%N`` for its name."""
+
+    @property
+    def step(self) -> StepProcess:
+        """What started them."""
+        assert self._step is not None
+        return self._step
+
+    def gather(self, placement: Placement, idle_nodes: Sequence[str], *, attempt: int) -> Hub:
+        """Return the hub of the agents of an attempt's nodes: those that are there, or new ones.
+
+        Not collective.
+
+        Raises
+        ------
+        LaunchError
+            If they cannot be started.
+        """
+        nodes = frozenset((*placement.nodes, *idle_nodes))
+        if self._hub is not None and self._are_there(nodes):
+            self._hub.begin_attempt(attempt)
+            return self._hub
+        self.close()
+        self._nodes = nodes
+        self._hub = Hub(attempt=attempt, silence_s=self._node_timeout_s)
+        self._start(self._hub, placement, idle_nodes, attempt=attempt)
+        return self._hub
+
+    def close(self, patience_s: float = 0.0) -> None:
+        """Let the agents leave; end them after `patience_s` seconds."""
+        hub, step = self._hub, self._step
+        self._hub = self._step = None
+        if hub is not None:
+            hub.send_agents("agent-exit")
+            hub.close()
+        if step is not None:
+            is_lost = hub is not None and bool(hub.lost_nodes)
+            step.wait(0.0 if is_lost else patience_s)
+            step.kill(**({"patience_s": LOST_NODE_PATIENCE_S} if is_lost else {}))
+        if self._secret_file is not None:
+            self._secret_file.unlink(missing_ok=True)
+
+    def _are_there(self, nodes: frozenset[str]) -> bool:
+        hub = self._hub
+        return (
+            hub is not None
+            and nodes == self._nodes
+            and self.step.returncode() is None
+            and not hub.lost_nodes
+            and hub.num_ranks == 0
+        )
+
+    def _start(
+        self, hub: Hub, placement: Placement, idle_nodes: Sequence[str], *, attempt: int
+    ) -> None:
+        secret = secrets.token_bytes(SECRET_BYTES)
+        self._secret_file = self._paths.root / f".secret-{attempt}"
+        self._secret_file.unlink(missing_ok=True)
+        descriptor = os.open(self._secret_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(secret)
+        addresses = hub.listen_tcp(secret)
+        # On every node the agent makes this directory, for its user alone. Its name must be new, as
+        # nodes can share a /tmp; and TMPDIR here need not be a directory there.
+        self.socket = f"/tmp/hpctrain-{secrets.token_hex(8)}.%N/ranks"
+        command = agent_argv(
+            sys.executable,
+            attempt=attempt,
+            socket=self.socket,
+            secret=str(self._secret_file),
+            addresses=addresses,
+            lease_s=self._node_timeout_s if placement.nodes else None,
+        )
+        self._step = StepProcess(
+            agent_step_argv(placement, command, idle_nodes=idle_nodes),
+            environment=environ.environment(),
+            log=self._paths.logs(attempt) / "agents.out",
+        )
