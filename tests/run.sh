@@ -67,10 +67,20 @@ if [ $# -gt 0 ]; then
     exec pytest "$@"
 fi
 
+# Tests kill processes, nodes and clusters on a machine that may do other work as well. In CI alone, up to
+# three that fail are run once more, by themselves; that they failed at first stays in the log.
+run_tests() {
+    local first_time=.pytest_cache/v/cache/lastfailed
+    pytest && return
+    [ "${CI:-}" = true ] && [ "$(grep -c '": true' "$first_time")" -le 3 ] || return 1
+    say "FAILED THE FIRST TIME, a bug to look into: $(grep '": true' "$first_time")"
+    pytest --last-failed --last-failed-no-failures=none
+}
+
 failed=
 nox --no-venv --session format lint types imports docstrings docs || failed=yes
 say "Set-up, linters and docs took $SECONDS s. Now the tests."
-pytest || failed=yes
+run_tests || failed=yes
 # Nothing is printed after pytest's closing line unless there is something to say.
 if [ -n "$failed" ]; then
     die "Failed. Checks before the tests: see the table of nox above; one of them alone: nox -s NAME"
