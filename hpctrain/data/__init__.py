@@ -1,7 +1,52 @@
-"""Sharing a dataset out over the ranks."""
+"""Datasets: rows of files or of memory that are shared out over the ranks.
+
+Names are imported at first use: a rank that was given a list needs no NumPy.
+"""
 
 from __future__ import annotations
 
-from hpctrain.data.shard import shard_dataset as shard_dataset
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["shard_dataset"]
+if TYPE_CHECKING:
+    from hpctrain.data.dataset import Dataset as Dataset
+    from hpctrain.data.iterator import DataIterator as DataIterator
+    from hpctrain.data.read import from_arrow as from_arrow
+    from hpctrain.data.read import from_numpy as from_numpy
+    from hpctrain.data.read import from_pandas as from_pandas
+    from hpctrain.data.read import read_hdf5 as read_hdf5
+    from hpctrain.data.read import read_parquet as read_parquet
+    from hpctrain.data.schema import Column as Column
+    from hpctrain.data.schema import Schema as Schema
+    from hpctrain.data.shard import shard_dataset as shard_dataset
+    from hpctrain.data.source import Source as Source
+
+_HOME_OF = {
+    "Column": "schema",
+    "DataIterator": "iterator",
+    "Dataset": "dataset",
+    "Schema": "schema",
+    "Source": "source",
+    "from_arrow": "read",
+    "from_numpy": "read",
+    "from_pandas": "read",
+    "read_hdf5": "read",
+    "read_parquet": "read",
+    "shard_dataset": "shard",
+}
+
+__all__ = sorted(_HOME_OF)
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name at its first use (PEP 562)."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'hpctrain.data' has no attribute {name!r}")
+    value = getattr(import_module(f"hpctrain.data.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names."""
+    return __all__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -49,6 +50,13 @@ def shard_rows(num_rows: int, *, rank: int, world_size: int) -> range:
     return range(start, start + size + (rank < rest))
 
 
+def is_dataset(dataset: Any) -> bool:
+    """Return whether something is a `Dataset`. Not collective."""
+    # Whoever has one has loaded its module, and who has not need not load NumPy to be told so.
+    module = sys.modules.get("hpctrain.data.dataset")
+    return module is not None and isinstance(dataset, module.Dataset)
+
+
 def shard_dataset(dataset: Any, *, rank: int, world_size: int) -> Any:
     """Return one rank's part of a dataset.
 
@@ -57,15 +65,17 @@ def shard_dataset(dataset: Any, *, rank: int, world_size: int) -> Any:
     Parameters
     ----------
     dataset
-        A NumPy array or torch tensor (the part is a view), a pandas data frame, anything with
-        ``len()`` and integer indices, or an iterable, of which a rank takes every `world_size`-th
-        element.
+        A `Dataset`, of which the part is a `DataIterator`; a NumPy array or torch tensor (the part
+        is a view), a pandas data frame, anything with ``len()`` and integer indices, or an
+        iterable, of which a rank takes every `world_size`-th element.
 
     Raises
     ------
     ConfigError
         If it is none of these.
     """
+    if is_dataset(dataset):
+        return dataset.shard(rank=rank, world_size=world_size)
     if hasattr(dataset, "iloc"):
         rows = shard_rows(len(dataset), rank=rank, world_size=world_size)
         return dataset.iloc[rows.start : rows.stop]

@@ -317,7 +317,7 @@ def get_dataset_shard(dataset_name: str = "train") -> Any:
     Parameters
     ----------
     dataset_name
-        Its key in ``datasets``.
+        Its key in ``datasets``. A `hpctrain.data.Dataset` gives a `hpctrain.data.DataIterator`.
 
     Raises
     ------
@@ -326,7 +326,7 @@ def get_dataset_shard(dataset_name: str = "train") -> Any:
     ConfigError
         If it cannot be split.
     """
-    from hpctrain.data import shard_dataset
+    from hpctrain.data.shard import is_dataset, shard_dataset
 
     worker = active_worker("get_dataset_shard()")
     if dataset_name not in worker.datasets:
@@ -338,7 +338,8 @@ def get_dataset_shard(dataset_name: str = "train") -> Any:
     if callable(dataset) and not hasattr(dataset, "__getitem__"):
         dataset = dataset()
     if worker.datasets_to_split != "all" and dataset_name not in worker.datasets_to_split:
-        return dataset
+        # A Dataset that is not split has the same methods as one that is.
+        return shard_dataset(dataset, rank=0, world_size=1) if is_dataset(dataset) else dataset
     world = worker.context.world
     try:
         return shard_dataset(dataset, rank=world.world_rank, world_size=world.world_size)

@@ -1,0 +1,317 @@
+"""`Dataset`: rows of files or of memory, and what is to be done to them; nothing is read yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
+
+from hpctrain.data.formats import (
+    Batch,
+    BatchFormat,
+    check_format,
+    concatenate,
+    num_rows,
+    slice_batch,
+    to_arrow,
+    to_format,
+    to_pandas,
+)
+from hpctrain.data.memory import MemorySource
+from hpctrain.data.schema import Schema, check_columns
+from hpctrain.data.source import RowRanges, Source, take_rows
+from hpctrain.data.steps import Drop, Filter, MapBatches, Select, Step
+from hpctrain.data.stream import read_ranges, rebatch
+from hpctrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hpctrain.data.iterator import DataIterator
+    from hpctrain.data.split import Tail
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Rows with named columns, read when they are asked for.
+
+    It is a description: paths, row ranges and functions. It pickles to kilobytes, whatever the size
+    of its files, and each rank of a run reads its own part. Made by the functions of
+    `hpctrain.data`; its methods return other datasets and change nothing.
+    """
+
+    source: Source
+    """Where rows come from."""
+    steps: tuple[Step, ...] = ()
+    """What is done to batches of them."""
+    columns_read: tuple[str, ...] | None = None
+    """Columns that are read from the source; None is all."""
+
+    def __repr__(self) -> str:
+        """Return rows and columns of the source, and the number of steps."""
+        steps = f", {len(self.steps)} steps" if self.steps else ""
+        return f"Dataset({self.source.num_rows} rows, {self._read_schema}{steps})"
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether as many rows come out as are read."""
+        return all(step.keeps_rows for step in self.steps)
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows.
+
+        Raises
+        ------
+        ConfigError
+            If only a pass over the data can say it, as after `filter`: `count` makes one.
+        """
+        if not self.keeps_rows:
+            raise ConfigError(
+                "how many rows filter() or map_batches(keeps_rows=False) leave is known after a "
+                "pass over the data. Call count(), which makes one."
+            )
+        return self.source.num_rows
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that pickle with the dataset because they are in memory and not in files."""
+        return _memory_bytes(self.source)
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns, in order."""
+        return self.schema().names
+
+    @property
+    def _read_schema(self) -> Schema:
+        return self.source.schema.select(self.columns_read)
+
+    def schema(self) -> Schema:
+        """Return names, types and shapes of the columns.
+
+        Not collective. Steps are tried on the first rows.
+        """
+        if not self.steps:
+            return self._read_schema
+        rows = range(min(2, self.source.num_rows))
+        return Schema.of(self.apply(self.source.read(rows, self.columns_read)))
+
+    def count(self) -> int:
+        """Return the number of rows; makes a pass over the data where nothing else tells it.
+
+        Not collective.
+        """
+        if self.keeps_rows:
+            return self.source.num_rows
+        return sum(num_rows(piece) for piece in self._pieces([range(self.source.num_rows)]))
+
+    def apply(self, batch: Batch) -> Batch:
+        """Return what all steps make of rows of the source. Not collective."""
+        return reduce(lambda changed, step: step(changed), self.steps, batch)
+
+    def map_batches(
+        self,
+        function: Callable[..., Any],
+        *,
+        batch_format: BatchFormat = "numpy",
+        fn_kwargs: Mapping[str, Any] | None = None,
+        keeps_rows: bool = True,
+    ) -> Dataset:
+        """Return a dataset with a function applied to its batches, when they are read.
+
+        Not collective.
+
+        Parameters
+        ----------
+        function
+            Is given a batch, of whatever size, and returns one in any form. A batch may be empty.
+        batch_format
+            Form of what it is given: "numpy" (a dict of arrays), "pandas" or "pyarrow".
+        fn_kwargs
+            Further arguments of the function.
+        keeps_rows
+            Whether it returns a row for each row.
+        """
+        check_format(batch_format)
+        return self._with(
+            MapBatches(function, batch_format, dict(fn_kwargs or {}), keeps_rows=keeps_rows)
+        )
+
+    def filter(
+        self, function: Callable[..., Any], *, batch_format: BatchFormat = "numpy"
+    ) -> Dataset:
+        """Return a dataset of the rows that a function wants.
+
+        Not collective.
+
+        Parameters
+        ----------
+        function
+            Is given a batch and returns a bool for each of its rows.
+        batch_format
+            Form of what it is given.
+        """
+        check_format(batch_format)
+        return self._with(Filter(function, batch_format))
+
+    def select_columns(self, columns: Sequence[str]) -> Dataset:
+        """Return a dataset of some columns; the others are not read.
+
+        Not collective.
+
+        Raises
+        ------
+        ConfigError
+            If one does not exist.
+        """
+        if self.steps:
+            check_columns(columns, self.columns)
+            return self._with(Select(tuple(columns)))
+        check_columns(columns, self._read_schema.names)
+        return replace(self, columns_read=tuple(columns))
+
+    def drop_columns(self, columns: Sequence[str]) -> Dataset:
+        """Return a dataset without some columns, which are not read.
+
+        Not collective.
+
+        Raises
+        ------
+        ConfigError
+            If one does not exist.
+        """
+        if self.steps:
+            check_columns(columns, self.columns)
+            return self._with(Drop(tuple(columns)))
+        check_columns(columns, self._read_schema.names)
+        left = tuple(name for name in self._read_schema if name not in set(columns))
+        return replace(self, columns_read=left)
+
+    def limit(self, num_rows: int) -> Dataset:
+        """Return a dataset of the first rows. Not collective."""
+        if self.keeps_rows:
+            return self.take_ranges([range(min(num_rows, self.source.num_rows))])
+        pieces = self._pieces([range(self.source.num_rows)])
+        return _in_memory(next(rebatch(pieces, [num_rows])))
+
+    def take_ranges(self, ranges: Sequence[range]) -> Dataset:
+        """Return a dataset of some rows of the source, by ranges of step 1, in their order.
+
+        Not collective.
+        """
+        if isinstance(self.source, RowRanges):
+            inner = [part for rows in ranges for part in take_rows(self.source.ranges, rows)]
+            return replace(self, source=replace(self.source, ranges=tuple(inner)))
+        return replace(self, source=RowRanges(source=self.source, ranges=tuple(ranges)))
+
+    def take(self, num_rows: int = 20) -> list[dict[str, Any]]:
+        """Return the first rows as dicts. Not collective."""
+        batch = next(self.iter_batches(batch_size=max(num_rows, 1)), None)
+        if batch is None or num_rows < 1:
+            return []
+        return list(rows_of(slice_batch(batch, 0, num_rows)))
+
+    def iter_batches(
+        self,
+        *,
+        batch_size: int = 1024,
+        batch_format: BatchFormat = "numpy",
+        rows: range | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> Iterator[Any]:
+        """Return the rows of the whole dataset in batches, in order.
+
+        Not collective.
+
+        Parameters
+        ----------
+        batch_size
+            Rows of a batch; the last one may have fewer.
+        batch_format
+            "numpy" gives a dict of arrays that have a row per element, "pandas" a data frame,
+            "pyarrow" a table. Do not write into arrays: they may be views of the dataset's own.
+        rows
+            Rows of the source to read, a range of step 1; None is all.
+        columns
+            Columns of the batches; None is all.
+        """
+        check_format(batch_format)
+        check_batch_size(batch_size)
+        chosen = self if columns is None else self.select_columns(columns)
+        pieces = chosen._pieces([range(self.source.num_rows) if rows is None else rows])
+        return (to_format(b, batch_format) for b in rebatch(pieces, repeat(batch_size)))
+
+    def iter_rows(self) -> Iterator[dict[str, Any]]:
+        """Return the rows, each a dict. Not collective."""
+        for batch in self.iter_batches():
+            yield from rows_of(batch)
+
+    def shard(self, *, rank: int, world_size: int, tail: Tail = "uneven") -> DataIterator:
+        """Return one rank's part.
+
+        Not collective.
+
+        Parameters
+        ----------
+        rank, world_size
+            Which part, of how many.
+        tail
+            What becomes of rows that do not fill a batch on every rank. ``"uneven"`` gives each
+            rank the same number of batches, whose sizes differ by one row at most, so every row is
+            there once; a rank without a row gets an empty batch. ``"drop"`` leaves the rest out.
+            ``"pad"`` repeats rows until every batch is full.
+        """
+        from hpctrain.data.iterator import DataIterator
+
+        return DataIterator(self, rank=rank, world_size=world_size, tail=tail)
+
+    def materialize(self) -> Dataset:
+        """Return the dataset with its rows read into memory. Not collective."""
+        return _in_memory(self.to_numpy())
+
+    def to_numpy(self) -> Batch:
+        """Return all rows as a dict of arrays. Not collective."""
+        return concatenate(list(self._pieces([range(self.source.num_rows)])))
+
+    def to_pandas(self) -> Any:
+        """Return all rows as a data frame. Not collective."""
+        return to_pandas(self.to_numpy())
+
+    def to_arrow(self) -> Any:
+        """Return all rows as an Arrow table. Not collective."""
+        return to_arrow(self.to_numpy())
+
+    def _with(self, step: Step) -> Dataset:
+        return replace(self, steps=(*self.steps, step))
+
+    def _pieces(self, ranges: Sequence[range]) -> Iterator[Batch]:
+        return map(self.apply, read_ranges(self.source, ranges, self.columns_read))
+
+
+def rows_of(batch: Batch) -> Iterator[dict[str, Any]]:
+    """Return the rows of a batch, each a dict. Not collective."""
+    return ({name: array[i] for name, array in batch.items()} for i in range(num_rows(batch)))
+
+
+def check_batch_size(batch_size: Any) -> None:
+    """Refuse what is no number of rows. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If it is not an integer of one or more.
+    """
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise ConfigError(f"batch_size={batch_size!r}: rows, one or more.")
+
+
+def _in_memory(batch: Batch) -> Dataset:
+    return Dataset(MemorySource(arrays=batch))
+
+
+def _memory_bytes(source: Any) -> int:
+    if isinstance(source, MemorySource):
+        return source.memory_bytes
+    inner = [source.source] if hasattr(source, "source") else getattr(source, "parts", ())
+    return sum(map(_memory_bytes, inner))

@@ -1,0 +1,80 @@
+"""Which files a path stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from glob import glob, has_magic
+from os import PathLike, fspath, scandir
+from pathlib import Path
+from typing import TypeVar
+
+from hpctrain.errors import ConfigError
+
+Paths = str | PathLike[str] | Sequence[str | PathLike[str]]
+
+_OpenedT = TypeVar("_OpenedT")
+
+
+def find_files(paths: Paths, suffixes: Sequence[str]) -> list[str]:
+    """Return absolute paths of the files that paths stand for.
+
+    Not collective. A directory stands for the files below it with one of the suffixes, in the order
+    of their names; what begins with ``_`` or ``.`` (Spark's ``_SUCCESS``) is left out. ``*`` and
+    ``**`` are replaced.
+
+    Parameters
+    ----------
+    paths
+        A file, a directory, a pattern, or a list of these.
+    suffixes
+        Endings of names, as in ``[".h5"]``.
+
+    Raises
+    ------
+    ConfigError
+        If there is nothing.
+    """
+    given = [paths] if isinstance(paths, (str, PathLike)) else list(paths)
+    found: list[str] = []
+    for item in given:
+        path = Path(fspath(item)).expanduser().absolute()
+        if path.is_dir():
+            matches = sorted(_files_below(path, tuple(suffixes)))
+            what = f"has no file that ends with {', '.join(suffixes)}"
+        elif has_magic(str(path)) and not path.exists():
+            matches = sorted(glob(str(path), recursive=True))
+            what = "matches no file"
+        else:
+            matches = [str(path)] if path.exists() else []
+            what = "does not exist"
+        if not matches:
+            raise ConfigError(f"{path} {what}. Give a file, a directory, a pattern, or a list.")
+        found += matches
+    if not found:
+        raise ConfigError("an empty list of paths was given. Give at least one file.")
+    return found
+
+
+def _files_below(directory: Path, suffixes: tuple[str, ...]) -> Iterable[str]:
+    # scandir knows what is a directory without another question to the filesystem.
+    with scandir(directory) as entries:
+        for entry in entries:
+            if entry.name.startswith(("_", ".")):
+                continue
+            if entry.is_dir():
+                yield from _files_below(Path(entry.path), suffixes)
+            elif entry.name.endswith(suffixes):
+                yield entry.path
+
+
+def describe_all(files: Sequence[str], describe: Callable[[str], _OpenedT]) -> list[_OpenedT]:
+    """Return what `describe` says of each file, in order; files are opened several at a time.
+
+    Not collective.
+    """
+    if len(files) == 1:
+        return [describe(files[0])]
+    # What takes time is the filesystem's answer.
+    with ThreadPoolExecutor(min(len(files), 16)) as pool:
+        return list(pool.map(describe, files))

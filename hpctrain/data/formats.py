@@ -1,0 +1,244 @@
+"""Batches in NumPy's, pandas' and Arrow's form, and from one to another.
+
+Inside, a batch is a dict of arrays that have a row per element: ``{"x": [rows, 28], "y": [rows]}``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from hpctrain.data.optional import require
+from hpctrain.errors import ConfigError
+
+Batch: TypeAlias = "dict[str, np.ndarray]"
+BatchFormat: TypeAlias = Literal["numpy", "pandas", "pyarrow"]
+
+FORMATS = ("numpy", "pandas", "pyarrow")
+
+
+def num_rows(batch: Mapping[str, np.ndarray]) -> int:
+    """Return the number of rows of a batch. Not collective."""
+    return len(next(iter(batch.values()))) if batch else 0
+
+
+def check_format(batch_format: str) -> None:
+    """Refuse a form that does not exist. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If it is none of "numpy", "pandas", "pyarrow".
+    """
+    if batch_format not in FORMATS:
+        raise ConfigError(
+            f"batch_format={batch_format!r}. One of {', '.join(map(repr, FORMATS))} is needed."
+        )
+
+
+def to_format(batch: Batch, batch_format: BatchFormat) -> Any:
+    """Return a batch as dict of arrays, data frame or Arrow table. Not collective."""
+    check_format(batch_format)
+    if batch_format == "pandas":
+        return to_pandas(batch)
+    return to_arrow(batch) if batch_format == "pyarrow" else batch
+
+
+def from_any(batch: Any) -> Batch:
+    """Return a batch as dict of arrays, whatever form it has.
+
+    Not collective.
+
+    Parameters
+    ----------
+    batch
+        A dict of arrays or lists, a data frame, an Arrow table or record batch, or one array, which
+        becomes the column ``data``.
+
+    Raises
+    ------
+    ConfigError
+        If it is none of these, or its columns have unlike numbers of rows.
+    """
+    if isinstance(batch, Mapping):
+        arrays = {str(name): as_column(values) for name, values in batch.items()}
+    elif hasattr(batch, "iloc"):
+        arrays = from_pandas(batch)
+    elif hasattr(batch, "schema") and hasattr(batch, "column"):
+        arrays = from_arrow(batch)
+    elif isinstance(batch, np.ndarray):
+        arrays = {"data": as_column(batch)}
+    else:
+        raise ConfigError(
+            f"a batch of type {type(batch).__name__} is not understood. Give a dict of arrays, a "
+            f"pandas data frame or an Arrow table."
+        )
+    check_lengths(arrays)
+    return arrays
+
+
+def check_lengths(batch: Mapping[str, np.ndarray]) -> None:
+    """Refuse columns of unlike length. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        The message has the length of each.
+    """
+    lengths = {name: len(array) for name, array in batch.items()}
+    if len(set(lengths.values())) > 1:
+        raise ConfigError(
+            f"the columns have unlike numbers of rows: "
+            f"{', '.join(f'{name!r} {length}' for name, length in lengths.items())}."
+        )
+
+
+def as_column(values: Any) -> np.ndarray:
+    """Return values as an array that has a row per element. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If it is a single value.
+    """
+    if hasattr(values, "detach"):
+        values = values.detach().cpu().numpy()
+    if isinstance(values, np.ndarray):
+        array = values
+    else:
+        array = _array_of(list(values) if np.iterable(values) else values)
+    if array.ndim == 0:
+        raise ConfigError(f"a column needs a value per row, not the single value {values!r}.")
+    return array
+
+
+def _array_of(values: Any) -> np.ndarray:
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        # Rows of unlike length: no array, but still a value per row.
+        array = np.empty(len(values), dtype=object)
+        array[:] = values
+        return array
+    return array.astype(object) if array.dtype.kind == "U" else array
+
+
+def concatenate(batches: Sequence[Batch]) -> Batch:
+    """Return batches one after another, as one. Not collective."""
+    if len(batches) == 1:
+        return batches[0]
+    return {name: np.concatenate([b[name] for b in batches]) for name in batches[0]}
+
+
+def slice_batch(batch: Batch, start: int, stop: int) -> Batch:
+    """Return some rows of a batch, without copying them. Not collective."""
+    return {name: array[start:stop] for name, array in batch.items()}
+
+
+def to_pandas(batch: Batch) -> Any:
+    """Return a data frame; a column of arrays has one array in each cell. Not collective."""
+    pandas = require("pandas", to="for batches in the form of pandas")
+    columns = {n: array if array.ndim == 1 else list(array) for n, array in batch.items()}
+    return pandas.DataFrame(columns, index=pandas.RangeIndex(num_rows(batch)))
+
+
+def from_pandas(frame: Any) -> Batch:
+    """Return the columns of a data frame, without its index. Not collective."""
+    return {str(name): _from_series(frame.iloc[:, at]) for at, name in enumerate(frame.columns)}
+
+
+def _from_series(series: Any) -> np.ndarray:
+    array: np.ndarray = series.to_numpy()
+    if array.dtype != object or len(array) == 0 or not _holds_arrays(array[0]):
+        return array
+    try:
+        return np.stack([np.asarray(cell) for cell in array])
+    except ValueError:
+        return array
+
+
+def _holds_arrays(cell: Any) -> bool:
+    return isinstance(cell, (np.ndarray, list, tuple))
+
+
+def to_arrow(batch: Batch) -> Any:
+    """Return an Arrow table; a column of arrays becomes one of fixed-shape tensors.
+
+    Not collective.
+    """
+    pyarrow = require("pyarrow", to="for batches in the form of Arrow")
+    columns = {}
+    for name, array in batch.items():
+        if array.ndim == 1:
+            columns[name] = pyarrow.array(array, from_pandas=array.dtype == object)
+        else:
+            contiguous = np.ascontiguousarray(array)
+            columns[name] = _tensor_array(pyarrow, contiguous)
+    return pyarrow.table(columns)
+
+
+def _tensor_array(pyarrow: Any, array: np.ndarray) -> Any:
+    kind = pyarrow.fixed_shape_tensor(pyarrow.from_numpy_dtype(array.dtype), array.shape[1:])
+    values = pyarrow.array(array.reshape(-1))
+    size = int(np.prod(array.shape[1:]))
+    storage = pyarrow.FixedSizeListArray.from_arrays(values, size)
+    return pyarrow.ExtensionArray.from_storage(kind, storage)
+
+
+def from_arrow(table: Any) -> Batch:
+    """Return the columns of an Arrow table or record batch.
+
+    Not collective. A fixed-size list or tensor column becomes an array of more dimensions; numbers
+    that are missing become NaN; other values that are missing, None.
+    """
+    return {name: _from_arrow(table.column(name)) for name in table.schema.names}
+
+
+def _from_arrow(column: Any) -> np.ndarray:
+    pyarrow = require("pyarrow", to="for batches in the form of Arrow")
+    if isinstance(column, pyarrow.ChunkedArray):
+        # An Arrow array of one chunk gives its memory away without a copy.
+        column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+        if isinstance(column, pyarrow.ChunkedArray):
+            parts = [_from_arrow(chunk) for chunk in column.chunks]
+            return np.concatenate(parts) if parts else _empty(pyarrow, column.type)
+    kind = column.type
+    if isinstance(kind, pyarrow.FixedShapeTensorType):
+        if len(column) == 0:
+            return _empty(pyarrow, kind)
+        array: np.ndarray = column.to_numpy_ndarray()
+        return array
+    if isinstance(kind, pyarrow.BaseExtensionType):
+        return _from_arrow(column.storage)
+    if pyarrow.types.is_fixed_size_list(kind) and column.null_count == 0:
+        return _from_arrow(column.flatten()).reshape(len(column), kind.list_size)
+    if pyarrow.types.is_dictionary(kind):
+        column = column.dictionary_decode()
+    array = column.to_numpy(zero_copy_only=False)
+    return array
+
+
+def _empty(pyarrow: Any, kind: Any) -> np.ndarray:
+    dtype, shape = column_type(kind)
+    return np.empty((0, *shape), dtype)
+
+
+def column_type(kind: Any) -> tuple[np.dtype, tuple[int, ...]]:
+    """Return NumPy's type, and the shape of a row, of an Arrow type without missing values.
+
+    Not collective.
+    """
+    pyarrow = require("pyarrow", to="for batches in the form of Arrow")
+    if isinstance(kind, pyarrow.FixedShapeTensorType):
+        return column_type(kind.value_type)[0], tuple(kind.shape)
+    if isinstance(kind, pyarrow.BaseExtensionType):
+        return column_type(kind.storage_type)
+    if pyarrow.types.is_fixed_size_list(kind):
+        dtype, shape = column_type(kind.value_type)
+        return dtype, (kind.list_size, *shape)
+    if pyarrow.types.is_dictionary(kind):
+        return column_type(kind.value_type)
+    empty: np.ndarray = pyarrow.array([], kind).to_numpy(zero_copy_only=False)
+    return empty.dtype, ()

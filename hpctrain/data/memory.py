@@ -1,0 +1,41 @@
+"""Rows that are in memory already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpctrain.data.formats import Batch, num_rows, slice_batch
+from hpctrain.data.schema import Schema
+from hpctrain.data.source import Blocks, block_rows
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MemorySource:
+    """Arrays that have a row per element; what is read are views of them."""
+
+    arrays: Batch
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows."""
+        return num_rows(self.arrays)
+
+    @property
+    def schema(self) -> Schema:
+        """Columns."""
+        return Schema.of(self.arrays)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(array.nbytes for array in self.arrays.values())
+
+    def blocks(self) -> Sequence[range]:
+        """Return blocks of some MiB. Not collective."""
+        return Blocks([(self.num_rows, block_rows(self.schema))])
+
+    def read(self, rows: range, columns: Sequence[str] | None) -> Batch:
+        """Return rows, in order. Not collective."""
+        names = self.arrays if columns is None else columns
+        return slice_batch({n: self.arrays[n] for n in names}, rows.start, rows.stop)

@@ -1,0 +1,146 @@
+"""Parquet files, by row group."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, groupby
+from typing import Any
+
+import numpy as np
+
+from hpctrain.data.files import Paths, describe_all, find_files
+from hpctrain.data.formats import Batch, column_type, from_arrow
+from hpctrain.data.open_files import OpenFiles
+from hpctrain.data.optional import require
+from hpctrain.data.schema import Column, Schema, check_columns
+from hpctrain.data.source import Blocks, Source
+from hpctrain.data.together import concatenate_sources
+from hpctrain.errors import ConfigError
+
+SUFFIXES = (".parquet", ".pq", ".parq")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParquetSource:
+    """The rows of a Parquet file."""
+
+    path: str
+    groups: tuple[tuple[int, int], ...]
+    """Rows of a row group, and how many of such groups follow each other."""
+    schema: Schema
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows."""
+        return sum(rows * count for rows, count in self.groups)
+
+    def blocks(self) -> Sequence[range]:
+        """Return the row groups. Not collective."""
+        return Blocks([(rows * count, rows) for rows, count in self.groups])
+
+    def read(self, rows: range, columns: Sequence[str] | None) -> Batch:
+        """Return rows, in order. Not collective.
+
+        Row groups are read whole: ask for as many rows at once as you can.
+        """
+        schema = self.schema.select(columns)
+        if not rows:
+            return {n: np.empty((0, *c.shape), c.dtype) for n, c in schema.items()}
+        sizes = [size for size, count in self.groups for _ in range(count)]
+        starts = [0, *accumulate(sizes)]
+        first = bisect_right(starts, rows.start) - 1
+        last = bisect_right(starts, rows.stop - 1) - 1
+        try:
+            table = _open_files.get(self.path).read_row_groups(
+                list(range(first, last + 1)), columns=schema.names, use_threads=False
+            )
+        except OSError as error:
+            raise ConfigError(_unreadable(self.path, error)) from error
+        offset = rows.start - starts[first]
+        batch = from_arrow(table.slice(offset, len(rows)))
+        # A file without missing numbers has integers where another one has NaN.
+        return {
+            name: batch[name].astype(column.dtype, copy=False) for name, column in schema.items()
+        }
+
+
+def open_parquet(paths: Paths, *, columns: Sequence[str] | None) -> Source:
+    """Return the rows of Parquet files. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If a file is missing or damaged, or files have unlike columns.
+    """
+    require("pyarrow.parquet", to="to read Parquet files")
+    found = describe_all(find_files(paths, SUFFIXES), lambda path: _describe(path, columns))
+    missing = frozenset().union(*(names for _, names in found))
+    return concatenate_sources([replace(s, schema=_with_room(s.schema, missing)) for s, _ in found])
+
+
+def _describe(path: str, columns: Sequence[str] | None) -> tuple[ParquetSource, frozenset[str]]:
+    """Return a file, and its columns that miss values."""
+    with _open(path) as file:
+        footer, arrow = file.metadata, file.schema_arrow
+    names = arrow.names if columns is None else list(columns)
+    try:
+        check_columns(names, arrow.names)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    types = [column_type(arrow.field(name).type) for name in names]
+    schema = Schema(
+        tuple((n, Column(dtype=t[0], shape=t[1])) for n, t in zip(names, types, strict=True))
+    )
+    sizes = [footer.row_group(i).num_rows for i in range(footer.num_row_groups)]
+    return ParquetSource(
+        path=path,
+        groups=tuple((rows, len(list(same))) for rows, same in groupby(sizes) if rows),
+        schema=schema,
+    ), frozenset(
+        name for name, c in schema.items() if c.dtype.kind in "iub" and _has_missing(footer, name)
+    )
+
+
+def _with_room(schema: Schema, missing: frozenset[str]) -> Schema:
+    """Return a schema in which integers that can be missing are floats, and bools objects."""
+    room = {"b": np.dtype(object)}
+    return Schema(
+        tuple(
+            (name, replace(c, dtype=room.get(c.dtype.kind, np.dtype(np.float64))))
+            if name in missing
+            else (name, c)
+            for name, c in schema.items()
+        )
+    )
+
+
+def _has_missing(footer: Any, name: str) -> bool:
+    """Return whether a column of plain values has missing ones, or does not say."""
+    leaves = {footer.schema.column(i).path: i for i in range(footer.num_columns)}
+    if name not in leaves or footer.schema.column(leaves[name]).max_definition_level == 0:
+        return False
+    for group in range(footer.num_row_groups):
+        statistics = footer.row_group(group).column(leaves[name]).statistics
+        if statistics is None or not statistics.has_null_count or statistics.null_count:
+            return True
+    return False
+
+
+def _open(path: str) -> Any:
+    parquet = require("pyarrow.parquet", to="to read Parquet files")
+    try:
+        return parquet.ParquetFile(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(_unreadable(path, error)) from error
+
+
+def _unreadable(path: str, error: Exception) -> str:
+    return (
+        f"{path} cannot be read as Parquet: {error}. It is damaged, cut off, or in another format; "
+        f"write it again."
+    )
+
+
+_open_files = OpenFiles(_open)

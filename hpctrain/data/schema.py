@@ -1,0 +1,141 @@
+"""`Schema`: names, types and shapes of the columns of a dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpctrain.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """What one row of a column holds."""
+
+    dtype: np.dtype
+    """NumPy's type; ``object`` for strings and for what has no type of its own."""
+    shape: tuple[int, ...] = ()
+    """Shape of one row: empty for a number, ``(28, 28)`` for an image."""
+
+    def __str__(self) -> str:
+        """Return type and shape in short."""
+        return f"{self.dtype}{list(self.shape) if self.shape else ''}"
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row in memory; an object counts as a pointer."""
+        return int(self.dtype.itemsize * np.prod(self.shape, dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class Schema(Mapping[str, Column]):
+    """Columns by name, in order.
+
+    Examples
+    --------
+    >>> schema = Schema.of({"x": np.zeros((5, 28), "f4"), "y": np.zeros(5, "i8")})
+    >>> print(schema)
+    x: float32[28], y: int64
+    >>> schema["x"].shape
+    (28,)
+    """
+
+    items_: tuple[tuple[str, Column], ...]
+
+    @staticmethod
+    def of(batch: Mapping[str, np.ndarray]) -> Schema:
+        """Return the schema of arrays that have a row per element. Not collective."""
+        return Schema(
+            tuple((name, Column(dtype=a.dtype, shape=a.shape[1:])) for name, a in batch.items())
+        )
+
+    def __getitem__(self, name: str) -> Column:
+        """Return a column."""
+        for known, column in self.items_:
+            if known == name:
+                return column
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names."""
+        return (name for name, _ in self.items_)
+
+    def __len__(self) -> int:
+        """Return the number of columns."""
+        return len(self.items_)
+
+    def __str__(self) -> str:
+        """Return names and types in one line."""
+        return ", ".join(f"{name}: {column}" for name, column in self.items_)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the columns, in order."""
+        return list(self)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of all columns in memory."""
+        return sum(column.row_bytes for column in self.values())
+
+    def select(self, names: Sequence[str] | None) -> Schema:
+        """Return the schema of some columns, in the order given; None is all.
+
+        Not collective.
+
+        Raises
+        ------
+        ConfigError
+            If there is no such column; the message names those that exist.
+        """
+        if names is None:
+            return self
+        check_columns(names, self.names)
+        return Schema(tuple((name, self[name]) for name in names))
+
+
+def check_columns(wanted: Iterable[str], existing: Sequence[str]) -> None:
+    """Refuse columns that do not exist.
+
+    Not collective.
+
+    Raises
+    ------
+    ConfigError
+        The message names the columns that exist.
+    """
+    if isinstance(wanted, str):
+        raise ConfigError(f"columns={wanted!r}: a list of names is needed, [{wanted!r}].")
+    known = set(existing)
+    if missing := [name for name in wanted if name not in known]:
+        raise ConfigError(
+            f"there is no column {', '.join(map(repr, missing))}. The dataset has "
+            f"{', '.join(map(repr, existing)) or 'no columns'}."
+        )
+
+
+def check_same_schema(first: Schema, first_path: str, other: Schema, other_path: str) -> None:
+    """Refuse a file whose columns are not those of the first file.
+
+    Not collective. The order of columns may differ.
+
+    Raises
+    ------
+    ConfigError
+        The message names the columns that differ.
+    """
+    if first == other:
+        return
+    unlike = [
+        f"{name!r} is {first.get(name, 'missing')} and {other.get(name, 'missing')}"
+        for name in dict.fromkeys((*first, *other))
+        if first.get(name) != other.get(name)
+    ]
+    if unlike:
+        raise ConfigError(
+            f"files of one dataset have unlike columns: in {first_path} and {other_path} "
+            f"{'; '.join(unlike)}. Read them as datasets of their own, or name the columns that "
+            f"they share with columns=[...]."
+        )

@@ -1,0 +1,213 @@
+"""`Source`: where the rows of a dataset come from, as paths and row ranges."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, Protocol, runtime_checkable
+
+from hpctrain.data.formats import Batch, concatenate
+from hpctrain.data.schema import Schema
+
+BLOCK_BYTES = 8 * 2**20
+"""Size of a natural read unit where the format has none: large enough for a parallel filesystem."""
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Rows that are read by range. A frozen value that pickles to paths and numbers."""
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows."""
+
+    @property
+    def schema(self) -> Schema:
+        """Columns."""
+
+    def blocks(self) -> Sequence[range]:
+        """Return the units in which reading is cheap (row groups, chunks), in order.
+
+        Not collective. Together they are all rows.
+        """
+
+    def read(self, rows: range, columns: Sequence[str] | None) -> Batch:
+        """Return rows, in order. Not collective. May be called by several threads.
+
+        Parameters
+        ----------
+        rows
+            A range of step 1.
+        columns
+            Which, in the order wanted; None is all.
+        """
+
+
+class Blocks(Sequence[range]):
+    """Blocks of rows that need no memory of their own.
+
+    Parameters
+    ----------
+    runs
+        Rows of a run of blocks, and rows of each of its blocks; the last one may be smaller.
+
+    Examples
+    --------
+    >>> list(Blocks([(5, 2), (3, 3)]))
+    [range(0, 2), range(2, 4), range(4, 5), range(5, 8)]
+    """
+
+    def __init__(self, runs: Sequence[tuple[int, int]]) -> None:
+        self._runs = [(rows, max(size, 1)) for rows, size in runs if rows]
+        self._first_row = [0, *accumulate(rows for rows, _ in self._runs)]
+        self._first_block = [0, *accumulate(-(-rows // size) for rows, size in self._runs)]
+
+    @property
+    def runs(self) -> list[tuple[int, int]]:
+        """Rows of each run, and of each of its blocks."""
+        return self._runs
+
+    def __len__(self) -> int:
+        """Return the number of blocks."""
+        return self._first_block[-1]
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return the rows of a block."""
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if index < 0:
+            index += len(self)
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        run = bisect_right(self._first_block, index) - 1
+        rows, size = self._runs[run]
+        start = (index - self._first_block[run]) * size
+        offset = self._first_row[run]
+        return range(offset + start, offset + min(start + size, rows))
+
+    def index_of(self, row: int) -> int:
+        """Return the block that has a row. Not collective."""
+        run = bisect_right(self._first_row, row) - 1
+        if row < 0 or run >= len(self._runs):
+            raise IndexError(row)
+        return self._first_block[run] + (row - self._first_row[run]) // self._runs[run][1]
+
+
+def block_rows(schema: Schema) -> int:
+    """Return the rows of a block where the format has no unit of its own. Not collective."""
+    return max(1, BLOCK_BYTES // max(schema.row_bytes, 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Concatenated:
+    """Sources of the same schema, one after another."""
+
+    parts: tuple[Source, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows."""
+        return self._starts[-1]
+
+    @property
+    def schema(self) -> Schema:
+        """Columns, in the order of the first part."""
+        return self.parts[0].schema
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        return [0, *accumulate(part.num_rows for part in self.parts)]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what follows from the parts."""
+        return {"parts": self.parts}
+
+    def blocks(self) -> Sequence[range]:
+        """Return the blocks of all parts. Not collective."""
+        runs: list[tuple[int, int]] = []
+        for part in self.parts:
+            blocks = part.blocks()
+            runs += (
+                blocks.runs if isinstance(blocks, Blocks) else [(len(b), len(b)) for b in blocks]
+            )
+        return Blocks(runs)
+
+    def locate(self, rows: range) -> Iterator[tuple[Source, range]]:
+        """Return the parts that have the rows, and which rows of theirs. Not collective."""
+        start = rows.start
+        while start < rows.stop:
+            index = bisect_right(self._starts, start) - 1
+            stop = min(rows.stop, self._starts[index + 1])
+            yield self.parts[index], range(start - self._starts[index], stop - self._starts[index])
+            start = stop
+
+    def read(self, rows: range, columns: Sequence[str] | None) -> Batch:
+        """Return rows, in order. Not collective."""
+        columns = self.schema.names if columns is None else columns
+        pieces = [part.read(part_rows, columns) for part, part_rows in self.locate(rows)]
+        return concatenate(pieces) if pieces else self.parts[0].read(range(0), columns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowRanges:
+    """Some rows of a source, by ranges of step 1, in the order of the ranges."""
+
+    source: Source
+    ranges: tuple[range, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows."""
+        return sum(map(len, self.ranges))
+
+    @property
+    def schema(self) -> Schema:
+        """Columns."""
+        return self.source.schema
+
+    def blocks(self) -> Sequence[range]:
+        """Return what is left of each block of the source. Not collective."""
+        blocks = self.source.blocks()
+        sizes = []
+        for rows in self.ranges:
+            start = rows.start
+            while start < rows.stop:
+                block = blocks[_index_of(blocks, start)]
+                stop = min(block.stop, rows.stop)
+                sizes.append(stop - start)
+                start = stop
+        return Blocks([(size, size) for size in sizes])
+
+    def read(self, rows: range, columns: Sequence[str] | None) -> Batch:
+        """Return rows, in order. Not collective."""
+        pieces = [self.source.read(part, columns) for part in take_rows(self.ranges, rows)]
+        return concatenate(pieces) if pieces else self.source.read(range(0), columns)
+
+
+def _index_of(blocks: Sequence[range], row: int) -> int:
+    if isinstance(blocks, Blocks):
+        return blocks.index_of(row)
+    return bisect_right([block.start for block in blocks], row) - 1
+
+
+def take_rows(ranges: Sequence[range], positions: range) -> list[range]:
+    """Return the part of ranges, taken one after another, that lies at some positions.
+
+    Not collective.
+
+    Examples
+    --------
+    >>> take_rows([range(0, 4), range(10, 14)], range(2, 6))
+    [range(2, 4), range(10, 12)]
+    """
+    taken, offset = [], 0
+    for rows in ranges:
+        start = max(positions.start - offset, 0)
+        stop = min(positions.stop - offset, len(rows))
+        if start < stop:
+            taken.append(rows[start:stop])
+        offset += len(rows)
+    return taken

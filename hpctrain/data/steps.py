@@ -1,0 +1,91 @@
+"""What is done to batches on their way from the source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from hpctrain.data.formats import Batch, BatchFormat, from_any, num_rows, to_format
+from hpctrain.data.schema import check_columns
+from hpctrain.errors import ConfigError
+
+
+class Step(Protocol):
+    """A change of a batch."""
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether as many rows come out as go in."""
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Return the batch that becomes of a batch. Not collective."""
+
+
+@dataclass(frozen=True)
+class MapBatches:
+    """Calls a function of the user's."""
+
+    function: Callable[..., Any]
+    batch_format: BatchFormat = "numpy"
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    keeps_rows: bool = True
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Return what the function makes of a batch. Not collective."""
+        mapped = from_any(self.function(to_format(batch, self.batch_format), **self.arguments))
+        if self.keeps_rows and num_rows(mapped) != num_rows(batch):
+            name = getattr(self.function, "__name__", repr(self.function))
+            raise ConfigError(
+                f"map_batches({name}): {num_rows(batch)} rows went in and {num_rows(mapped)} came "
+                f"out. Say so with keeps_rows=False, or return a row for each row."
+            )
+        return mapped
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Keeps rows for which a function of a batch returns true."""
+
+    function: Callable[..., Any]
+    batch_format: BatchFormat = "numpy"
+    keeps_rows: bool = False
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Return the rows that are kept. Not collective."""
+        mask = np.asarray(self.function(to_format(batch, self.batch_format)))
+        if mask.dtype != bool or mask.shape != (num_rows(batch),):
+            raise ConfigError(
+                f"filter(): the function returned {mask.dtype}{list(mask.shape)} for a batch of "
+                f"{num_rows(batch)} rows. It must return a bool for each row: "
+                f"lambda batch: batch['x'] > 0."
+            )
+        return {name: array[mask] for name, array in batch.items()}
+
+
+@dataclass(frozen=True)
+class Select:
+    """Keeps some columns."""
+
+    columns: tuple[str, ...]
+    keeps_rows: bool = True
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Return the columns that are kept. Not collective."""
+        check_columns(self.columns, list(batch))
+        return {name: batch[name] for name in self.columns}
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Leaves some columns out."""
+
+    columns: tuple[str, ...]
+    keeps_rows: bool = True
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Return the other columns. Not collective."""
+        check_columns(self.columns, list(batch))
+        return {name: array for name, array in batch.items() if name not in self.columns}
