@@ -1,0 +1,53 @@
+"""Bytes of a file, read into memory that exists already, by any number of threads at once."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+
+class RawFile:
+    """A file that is read at offsets. It is closed when nobody has it any more.
+
+    Parameters
+    ----------
+    path
+        An existing file.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        """Close the file."""
+        if hasattr(self, "_fd"):
+            os.close(self._fd)
+
+    def read_into(self, out: np.ndarray, offset: int) -> None:
+        """Fill an array with the bytes at an offset. Not collective.
+
+        Neither HDF5's lock nor Python's is held meanwhile.
+
+        Parameters
+        ----------
+        out
+            Contiguous.
+        offset
+            Bytes from the beginning of the file.
+
+        Raises
+        ------
+        OSError
+            If they cannot be read, or the file ends before.
+        """
+        left = out.reshape(-1).view(np.uint8)
+        while left.size:
+            # Linux reads 2 GiB at once at most, and less if a signal comes.
+            count = os.preadv(self._fd, [left.data], offset)
+            if count == 0:
+                size = os.fstat(self._fd).st_size
+                raise OSError(f"{left.size} bytes at {offset} are not there, it ends at {size}")
+            left = left[count:]
+            offset += count
