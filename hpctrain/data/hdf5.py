@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from hpctrain.data.files import Paths, describe_all, find_files
 from hpctrain.data.formats import Batch
+from hpctrain.data.hdf5_reader import Hdf5Reader
 from hpctrain.data.open_files import OpenFiles
 from hpctrain.data.optional import require
 from hpctrain.data.schema import Column, Schema, check_columns
@@ -50,24 +52,28 @@ class Hdf5Source:
 
     def read(self, rows: range, columns: Sequence[str] | None) -> Batch:
         """Return rows, in order. Not collective."""
+        schema = self.schema.select(columns)
+        batch = {n: np.empty((len(rows), *c.shape), c.dtype) for n, c in schema.items()}
+        self.read_into(rows, batch)
+        return batch
+
+    def read_into(self, rows: range, out: Batch) -> None:
+        """Read rows into arrays that have an element for each. Not collective.
+
+        May be called by several threads.
+        """
         if self.needs_plugin:
             require("hdf5plugin", to=f"to read {self.path}")
-        file = _open_files.get(self.path)
+        reader = _readers.get(self.path)
         where = dict(self.datasets)
-        batch = {}
-        for name, column in self.schema.select(columns).items():
-            dataset = file[where[name]]
-            if dataset.dtype.kind == "O":
-                dataset = dataset.asstr()
+        for name, array in out.items():
             try:
-                array = dataset[rows.start : rows.stop]
+                reader.read_into(where[name], rows, array)
             except OSError as error:
                 raise ConfigError(
                     f"{self.path}: rows {rows.start} to {rows.stop} of {where[name]!r} cannot be "
                     f"read: {error}. The file is damaged or cut off; write it again."
                 ) from error
-            batch[name] = np.asarray(array).astype(column.dtype, copy=False)
-        return batch
 
 
 def open_hdf5(
@@ -215,4 +221,4 @@ def _open(path: str) -> Any:
         ) from error
 
 
-_open_files = OpenFiles(_open)
+_readers = OpenFiles(partial(Hdf5Reader, open_file=_open))
