@@ -12,9 +12,13 @@ if TYPE_CHECKING:
     from hpctrain.data.dataset import Dataset as Dataset
     from hpctrain.data.iterator import DataIterator as DataIterator
     from hpctrain.data.read import from_arrow as from_arrow
+    from hpctrain.data.read import from_huggingface as from_huggingface
     from hpctrain.data.read import from_numpy as from_numpy
     from hpctrain.data.read import from_pandas as from_pandas
+    from hpctrain.data.read import from_torch as from_torch
+    from hpctrain.data.read import read_csv as read_csv
     from hpctrain.data.read import read_hdf5 as read_hdf5
+    from hpctrain.data.read import read_numpy as read_numpy
     from hpctrain.data.read import read_parquet as read_parquet
     from hpctrain.data.schema import Column as Column
     from hpctrain.data.schema import Schema as Schema
@@ -32,6 +36,10 @@ _HOME_OF = {
     "from_pandas": "read",
     "read_hdf5": "read",
     "read_parquet": "read",
+    "from_huggingface": "read",
+    "from_torch": "read",
+    "read_csv": "read",
+    "read_numpy": "read",
     "shard_dataset": "shard",
 }
 

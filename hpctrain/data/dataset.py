@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from itertools import repeat
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.data.formats import (
@@ -20,10 +22,11 @@ from hpctrain.data.formats import (
     to_pandas,
 )
 from hpctrain.data.memory import MemorySource
+from hpctrain.data.prefetch import prefetch
 from hpctrain.data.schema import Schema, check_columns
 from hpctrain.data.source import RowRanges, Source, take_rows
 from hpctrain.data.steps import Drop, Filter, MapBatches, Select, Step
-from hpctrain.data.stream import read_ranges, rebatch
+from hpctrain.data.stream import Task, choose_mixing, rebatch, tasks_in_order
 from hpctrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,7 +53,7 @@ class Dataset:
     def __repr__(self) -> str:
         """Return rows and columns of the source, and the number of steps."""
         steps = f", {len(self.steps)} steps" if self.steps else ""
-        return f"Dataset({self.source.num_rows} rows, {self._read_schema}{steps})"
+        return f"Dataset({self.source.num_rows} rows, {self.read_schema}{steps})"
 
     @property
     def keeps_rows(self) -> bool:
@@ -66,11 +69,7 @@ class Dataset:
         ConfigError
             If only a pass over the data can say it, as after `filter`: `count` makes one.
         """
-        if not self.keeps_rows:
-            raise ConfigError(
-                "how many rows filter() or map_batches(keeps_rows=False) leave is known after a "
-                "pass over the data. Call count(), which makes one."
-            )
+        self._check_rows_known("num_rows")
         return self.source.num_rows
 
     @property
@@ -79,12 +78,18 @@ class Dataset:
         return _memory_bytes(self.source)
 
     @property
+    def is_instant(self) -> bool:
+        """Whether nothing is gained by reading ahead, as what is in memory needs no reading."""
+        return isinstance(self.source, MemorySource) and not self.steps
+
+    @property
     def columns(self) -> list[str]:
         """Names of the columns, in order."""
         return self.schema().names
 
     @property
-    def _read_schema(self) -> Schema:
+    def read_schema(self) -> Schema:
+        """Columns that are read, before any step."""
         return self.source.schema.select(self.columns_read)
 
     def schema(self) -> Schema:
@@ -93,7 +98,7 @@ class Dataset:
         Not collective. Steps are tried on the first rows.
         """
         if not self.steps:
-            return self._read_schema
+            return self.read_schema
         rows = range(min(2, self.source.num_rows))
         return Schema.of(self.apply(self.source.read(rows, self.columns_read)))
 
@@ -168,7 +173,7 @@ class Dataset:
         if self.steps:
             check_columns(columns, self.columns)
             return self._with(Select(tuple(columns)))
-        check_columns(columns, self._read_schema.names)
+        check_columns(columns, self.read_schema.names)
         return replace(self, columns_read=tuple(columns))
 
     def drop_columns(self, columns: Sequence[str]) -> Dataset:
@@ -184,8 +189,8 @@ class Dataset:
         if self.steps:
             check_columns(columns, self.columns)
             return self._with(Drop(tuple(columns)))
-        check_columns(columns, self._read_schema.names)
-        left = tuple(name for name in self._read_schema if name not in set(columns))
+        check_columns(columns, self.read_schema.names)
+        left = tuple(name for name in self.read_schema if name not in set(columns))
         return replace(self, columns_read=left)
 
     def limit(self, num_rows: int) -> Dataset:
@@ -204,6 +209,62 @@ class Dataset:
             inner = [part for rows in ranges for part in take_rows(self.source.ranges, rows)]
             return replace(self, source=replace(self.source, ranges=tuple(inner)))
         return replace(self, source=RowRanges(source=self.source, ranges=tuple(ranges)))
+
+    def random_shuffle(self, *, seed: int = 0) -> Dataset:
+        """Return a dataset with its rows in another order, the same each time.
+
+        Not collective. Pieces from all over the dataset, and rows permuted within some of them at a
+        time; nothing is written. For a new order each epoch, ask `DataIterator.iter_batches`.
+
+        Parameters
+        ----------
+        seed
+            What the order follows from.
+
+        Raises
+        ------
+        ConfigError
+            After `filter`, which leaves a number of rows that is not known: shuffle before.
+        """
+        from hpctrain.data.shuffled import ShuffledRows
+
+        self._check_rows_known("random_shuffle()")
+        row_bytes = self.read_schema.row_bytes
+        mixing = choose_mixing(self.source, row_bytes, buffer_rows=None, seed=seed)
+        return replace(self, source=ShuffledRows(source=self.source, mixing=mixing))
+
+    def train_test_split(
+        self, test_size: int | float, *, shuffle: bool = False, seed: int = 0
+    ) -> tuple[Dataset, Dataset]:
+        """Return a dataset to train with, and one to test with.
+
+        Not collective.
+
+        Parameters
+        ----------
+        test_size
+            Rows of the second one, or its share of the rows, between 0 and 1.
+        shuffle
+            Whether its rows are drawn from all over the dataset; otherwise they are the last ones.
+        seed
+            What is drawn follows from.
+
+        Raises
+        ------
+        ConfigError
+            If one of the two would be empty, or after `filter`: split before.
+        """
+        self._check_rows_known("train_test_split()")
+        total = self.source.num_rows
+        rows = test_size if isinstance(test_size, int) else round(total * test_size)
+        if not 0 < rows < total:
+            raise ConfigError(
+                f"train_test_split(test_size={test_size!r}) of {total} rows: each part needs one. "
+                f"Give a number of rows, or a share between 0 and 1."
+            )
+        whole = self.random_shuffle(seed=seed) if shuffle else self
+        border = total - rows
+        return whole.take_ranges([range(border)]), whole.take_ranges([range(border, total)])
 
     def take(self, num_rows: int = 20) -> list[dict[str, Any]]:
         """Return the first rows as dicts. Not collective."""
@@ -239,7 +300,8 @@ class Dataset:
         check_format(batch_format)
         check_batch_size(batch_size)
         chosen = self if columns is None else self.select_columns(columns)
-        pieces = chosen._pieces([range(self.source.num_rows) if rows is None else rows])
+        wanted = range(self.source.num_rows) if rows is None else rows
+        pieces = chosen._pieces([wanted], batch_size=batch_size)
         return (to_format(b, batch_format) for b in rebatch(pieces, repeat(batch_size)))
 
     def iter_rows(self) -> Iterator[dict[str, Any]]:
@@ -282,11 +344,113 @@ class Dataset:
         """Return all rows as an Arrow table. Not collective."""
         return to_arrow(self.to_numpy())
 
+    def _check_rows_known(self, what: str) -> None:
+        if not self.keeps_rows:
+            raise ConfigError(
+                f"{what}: how many rows filter() or map_batches(keeps_rows=False) leave is known "
+                f"after a pass over the data. Do it before them; count() and materialize() make "
+                f"a pass."
+            )
+
     def _with(self, step: Step) -> Dataset:
         return replace(self, steps=(*self.steps, step))
 
-    def _pieces(self, ranges: Sequence[range]) -> Iterator[Batch]:
-        return map(self.apply, read_ranges(self.source, ranges, self.columns_read))
+    def write_parquet(self, path: str | PathLike[str], *, compression: str = "zstd") -> Path:
+        """Write the rows to a Parquet file, in passing.
+
+        Not collective. The file appears when it is complete, as with all writers.
+
+        Parameters
+        ----------
+        path
+            A file that does not exist, ending with ``.parquet``.
+        compression
+            One of Parquet's, or "none".
+
+        Raises
+        ------
+        ConfigError
+            If the path has another ending, or exists; before anything is read.
+        """
+        from hpctrain.data.write import write_parquet
+
+        return write_parquet(self, path, compression=compression)
+
+    def write_hdf5(
+        self, path: str | PathLike[str], *, compression: str | None = None, group: str = "/"
+    ) -> Path:
+        """Write the rows to an HDF5 file, a dataset for each column.
+
+        Not collective.
+
+        Parameters
+        ----------
+        path
+            A file that does not exist, ending with ``.h5`` or ``.hdf5``.
+        compression
+            "gzip" or "lzf"; None writes what is read fastest.
+        group
+            Where in the file the datasets are.
+
+        Raises
+        ------
+        ConfigError
+            If the path has another ending, or exists; before anything is read.
+        """
+        from hpctrain.data.write import write_hdf5
+
+        return write_hdf5(self, path, compression=compression, group=group)
+
+    def write_csv(self, path: str | PathLike[str]) -> Path:
+        """Write the rows to a CSV file.
+
+        Not collective.
+
+        Parameters
+        ----------
+        path
+            A file that does not exist, ending with ``.csv``.
+
+        Raises
+        ------
+        ConfigError
+            If the path has another ending, or exists, or a row of a column is an array.
+        """
+        from hpctrain.data.write import write_csv
+
+        return write_csv(self, path)
+
+    def write_numpy(self, path: str | PathLike[str]) -> Path:
+        """Write the rows to a directory of ``.npz`` files, for `read_numpy`.
+
+        Not collective.
+
+        Parameters
+        ----------
+        path
+            A directory that does not exist.
+
+        Raises
+        ------
+        ConfigError
+            If it exists, or a column has no numbers.
+        """
+        from hpctrain.data.write import write_numpy
+
+        return write_numpy(self, path)
+
+    def with_steps(self, tasks: Iterable[Task]) -> Iterator[Task]:
+        """Return tasks that also apply the steps. Not collective."""
+        if not self.steps:
+            return iter(tasks)
+        return (partial(self._read_and_apply, task) for task in tasks)
+
+    def _read_and_apply(self, task: Task) -> Batch:
+        return self.apply(task())
+
+    def _pieces(self, ranges: Sequence[range], *, batch_size: int = 1) -> Iterator[Batch]:
+        tasks = tasks_in_order(self.source, ranges, self.columns_read, batch_size=batch_size)
+        return prefetch(self.with_steps(tasks), threads=0 if self.is_instant else 1)
 
 
 def rows_of(batch: Batch) -> Iterator[dict[str, Any]]:
@@ -311,7 +475,7 @@ def _in_memory(batch: Batch) -> Dataset:
 
 
 def _memory_bytes(source: Any) -> int:
-    if isinstance(source, MemorySource):
-        return source.memory_bytes
+    if hasattr(source, "memory_bytes"):
+        return int(source.memory_bytes)
     inner = [source.source] if hasattr(source, "source") else getattr(source, "parts", ())
     return sum(map(_memory_bytes, inner))

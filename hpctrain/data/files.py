@@ -73,8 +73,8 @@ def describe_all(files: Sequence[str], describe: Callable[[str], _OpenedT]) -> l
 
     Not collective.
     """
-    if len(files) == 1:
-        return [describe(files[0])]
+    if len(files) < 2:
+        return list(map(describe, files))
     # What takes time is the filesystem's answer.
     with ThreadPoolExecutor(min(len(files), 16)) as pool:
         return list(pool.map(describe, files))

@@ -35,8 +35,8 @@ class Hdf5Source:
     datasets: tuple[tuple[str, str], ...]
     """Columns, and where in the file they are."""
     rows: int
-    block: int
-    """Rows of a block: whole chunks, some MiB."""
+    unit_rows: int
+    """Rows of a chunk; 1 where there are no chunks."""
     schema: Schema
     needs_plugin: bool = False
     """Whether a dataset is compressed with a filter that hdf5plugin has."""
@@ -47,8 +47,9 @@ class Hdf5Source:
         return self.rows
 
     def blocks(self) -> Sequence[range]:
-        """Return whole chunks, or some MiB where there are none. Not collective."""
-        return Blocks([(self.rows, self.block)])
+        """Return some MiB each, in whole chunks. Not collective."""
+        whole = -(-block_rows(self.schema) // self.unit_rows) * self.unit_rows
+        return Blocks([(self.rows, whole)])
 
     def read(self, rows: range, columns: Sequence[str] | None) -> Batch:
         """Return rows, in order. Not collective."""
@@ -123,7 +124,7 @@ def _describe(
             path=path,
             datasets=tuple((name, found[name].name) for name in found),
             rows=next(iter(lengths.values())),
-            block=-(-block_rows(schema) // chunk) * chunk,
+            unit_rows=chunk,
             schema=schema,
             needs_plugin=bool(sum(_needs_plugin(path, d) for d in found.values())),
         )

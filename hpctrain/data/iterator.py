@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from hpctrain.data.dataset import Dataset, check_batch_size, rows_of
-from hpctrain.data.formats import Batch, BatchFormat, check_format, to_format
+from hpctrain.data.formats import Batch, BatchFormat, check_format, num_rows, to_format
+from hpctrain.data.prefetch import prefetch
 from hpctrain.data.schema import Schema
 from hpctrain.data.split import Tail, Taken, batch_sizes, check_tail, left_over, part_of
-from hpctrain.data.stream import read_ranges, rebatch
+from hpctrain.data.stream import Mixing, choose_mixing, rebatch, tasks_in_order, tasks_shuffled
+from hpctrain.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Settings:
+    """What an epoch was asked for with."""
+
+    batch_size: int
+    tail: Tail
+    mixing: Mixing | None
+    prefetch_batches: int
 
 
 class DataIterator:
     """One rank's part of a dataset.
 
-    Every ``iter_batches()`` is an epoch. All ranks get the same number of batches.
+    Every ``iter_batches()`` is an epoch, and every rank gets the same number of batches of it. The
+    order of an epoch follows from seed and epoch alone, and which rows come next from how many have
+    come: `state_dict` is a few numbers, and a run can go on in the middle of an epoch with another
+    number of ranks, without a row that is missed or comes twice.
 
     Parameters
     ----------
@@ -35,6 +53,8 @@ class DataIterator:
         self, dataset: Dataset, *, rank: int, world_size: int, tail: Tail = "uneven"
     ) -> None:
         check_tail(tail)
+        if not 0 <= rank < world_size:
+            raise ConfigError(f"rank={rank} of world_size={world_size}: from 0 to below it.")
         self._dataset = dataset
         self._rank = rank
         self._world_size = world_size
@@ -42,86 +62,336 @@ class DataIterator:
         self._epoch = 0
         self._before: tuple[Taken, ...] = ()
         self._now: Taken | None = None
+        self._mixing: Mixing | None = None
+        """Of the epoch that has begun, which has to go on with the same."""
 
     def __repr__(self) -> str:
         """Return which part of what this is."""
         return f"DataIterator(rank {self._rank} of {self._world_size}, {self._dataset!r})"
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch that has begun, or that begins next; from 0."""
+        return self._epoch
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of this rank in a whole epoch, before filters."""
+        return sum(map(len, self._part(())))
+
+    def num_batches(self, batch_size: int, *, tail: Tail | None = None) -> int:
+        """Return how many batches a whole epoch has, the same on every rank. Not collective."""
+        check_batch_size(batch_size)
+        return len(self._sizes((), batch_size, tail or self._tail))
+
+    def schema(self) -> Schema:
+        """Return names, types and shapes of the columns. Not collective."""
+        return self._dataset.schema()
 
     def iter_batches(
         self,
         *,
         batch_size: int = 256,
         batch_format: BatchFormat = "numpy",
+        shuffle: bool = False,
+        local_shuffle_buffer_size: int | None = None,
+        local_shuffle_seed: int = 0,
+        drop_last: bool = False,
+        tail: Tail | None = None,
+        prefetch_batches: int = 1,
     ) -> Iterator[Any]:
         """Return the batches of the next epoch, or the rest of the one that was resumed.
+
+        Not collective, but every rank must give the same arguments. Whoever stops in the middle
+        begins the next epoch with the next call.
+
+        Parameters
+        ----------
+        batch_size
+            Rows of a batch of this rank. After `Dataset.filter` a batch has what is left of so many
+            rows, and may be empty: write the filtered rows to files if they are to be full.
+        batch_format
+            "numpy" gives a dict of arrays that have a row per element, "pandas" a data frame,
+            "pyarrow" a table. Do not write into arrays: they may be views of the dataset's own.
+        shuffle
+            Whether the rows come in another order each epoch: pieces from all over the dataset, and
+            rows permuted within some of them at a time.
+        local_shuffle_buffer_size
+            Rows that are permuted at a time, about; more mix better and need more memory. Given, it
+            means `shuffle` too. None is what the cache of a core holds.
+        local_shuffle_seed
+            What the order of all epochs follows from.
+        drop_last
+            The same as ``tail="drop"``.
+        tail
+            What becomes of rows that do not fill a batch on every rank, if not what `Dataset.shard`
+            was told.
+        prefetch_batches
+            Batches that are read ahead by a thread, at least; 0 reads when a batch is asked for.
+
+        Raises
+        ------
+        ConfigError
+            If a value is impossible, if an epoch is resumed with another shuffle, or if "drop"
+            would leave no batch at all.
+        """
+        check_format(batch_format)
+        batches = self._begin(
+            batch_size=batch_size,
+            shuffle=shuffle,
+            local_shuffle_buffer_size=local_shuffle_buffer_size,
+            local_shuffle_seed=local_shuffle_seed,
+            tail="drop" if drop_last else tail,
+            prefetch_batches=prefetch_batches,
+        )
+        return (to_format(batch, batch_format) for batch in batches)
+
+    def iter_torch_batches(
+        self,
+        *,
+        batch_size: int = 256,
+        dtypes: torch.dtype | Mapping[str, torch.dtype] | None = None,
+        device: str | torch.device = "auto",
+        collate_fn: Callable[[Batch], Any] | None = None,
+        shuffle: bool = False,
+        local_shuffle_buffer_size: int | None = None,
+        local_shuffle_seed: int = 0,
+        drop_last: bool = False,
+        tail: Tail | None = None,
+        prefetch_batches: int = 1,
+    ) -> Iterator[Any]:
+        """Return the batches of the next epoch as tensors.
 
         Not collective, but every rank must give the same arguments.
 
         Parameters
         ----------
-        batch_size
-            Rows of a batch of this rank.
-        batch_format
-            "numpy" gives a dict of arrays that have a row per element, "pandas" a data frame,
-            "pyarrow" a table.
+        batch_size, shuffle, local_shuffle_buffer_size, local_shuffle_seed, drop_last, tail
+            As in `iter_batches`.
+        prefetch_batches
+            As in `iter_batches`.
+        dtypes
+            Type of all columns, or of some by name; the others keep theirs.
+        device
+            Where tensors go. "auto" is the rank's GPU if it has one, else the CPU.
+        collate_fn
+            Makes a batch of a dict of arrays, instead of the two above.
+
+        Returns
+        -------
+        Iterator
+            Dicts of tensors by column name, or what `collate_fn` returns.
+
+        Raises
+        ------
+        ConfigError
+            As in `iter_batches`, or if a column has no numbers.
         """
-        check_format(batch_format)
-        check_batch_size(batch_size)
-        return (to_format(batch, batch_format) for batch in self._epoch_batches(batch_size))
+        from hpctrain.data.tensors import to_torch
+
+        batches = self._begin(
+            batch_size=batch_size,
+            shuffle=shuffle,
+            local_shuffle_buffer_size=local_shuffle_buffer_size,
+            local_shuffle_seed=local_shuffle_seed,
+            tail="drop" if drop_last else tail,
+            prefetch_batches=prefetch_batches,
+        )
+        return map(collate_fn or partial(to_torch, dtypes=dtypes, device=device), batches)
 
     def iter_rows(self) -> Iterator[dict[str, Any]]:
         """Return the rows of the next epoch, each a dict. Not collective."""
         for batch in self.iter_batches():
             yield from rows_of(batch)
 
-    @property
-    def num_rows(self) -> int:
-        """Rows of this rank's part of an epoch, before filters."""
-        return sum(map(len, self._part(())))
+    def to_tf(
+        self,
+        feature_columns: str | Sequence[str],
+        label_columns: str | Sequence[str],
+        *,
+        batch_size: int = 256,
+        shuffle: bool = False,
+        local_shuffle_buffer_size: int | None = None,
+        local_shuffle_seed: int = 0,
+        drop_last: bool = False,
+        tail: Tail | None = None,
+        prefetch_batches: int = 1,
+    ) -> Any:
+        """Return a ``tf.data.Dataset`` of pairs of features and labels; each pass is an epoch.
 
-    def schema(self) -> Schema:
-        """Return names, types and shapes of the columns. Not collective."""
-        return self._dataset.schema()
+        Not collective.
+
+        Parameters
+        ----------
+        feature_columns, label_columns
+            One name gives a tensor, a list of names a dict of tensors.
+        batch_size, shuffle, local_shuffle_buffer_size, local_shuffle_seed, drop_last, tail
+            As in `iter_batches`.
+        prefetch_batches
+            As in `iter_batches`.
+
+        Raises
+        ------
+        ConfigError
+            If TensorFlow is not installed, or there is no such column.
+        """
+        from hpctrain.data.tensors import to_tensorflow
+
+        return to_tensorflow(
+            lambda: self._begin(
+                batch_size=batch_size,
+                shuffle=shuffle,
+                local_shuffle_buffer_size=local_shuffle_buffer_size,
+                local_shuffle_seed=local_shuffle_seed,
+                tail="drop" if drop_last else tail,
+                prefetch_batches=prefetch_batches,
+            ),
+            self.schema(),
+            feature_columns,
+            label_columns,
+        )
 
     def materialize(self) -> Dataset:
-        """Return this rank's part, in order, read into memory. Not collective."""
-        return self._dataset.take_ranges(self._part(())).materialize()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return where in which epoch this is, in a few numbers; the same on every rank.
+        """Return this rank's part, in the order of the dataset, read into memory.
 
         Not collective.
         """
+        return self._dataset.take_ranges(self._part(())).materialize()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where in which epoch this is, as numbers for JSON; the same on every rank.
+
+        Not collective. What counts are the batches that have been given out.
+        """
         taken = [*self._before, *([self._now] if self._now else [])]
-        return {"epoch": self._epoch, "taken": [asdict(some) for some in taken]}
+        return {
+            "epoch": self._epoch,
+            "taken": [asdict(some) for some in taken],
+            "mixing": asdict(self._mixing) if taken and self._mixing else None,
+            "num_rows": self._dataset.source.num_rows,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on after the batches that had been given out, with as many ranks as there are now.
 
-        Not collective.
+        Not collective, but every rank must load the same state.
+
+        Raises
+        ------
+        ConfigError
+            If the dataset has another number of rows than it had.
         """
+        rows = self._dataset.source.num_rows
+        if state["taken"] and state["num_rows"] != rows:
+            raise ConfigError(
+                f"the dataset has {rows} rows, and had {state['num_rows']} when epoch "
+                f"{state['epoch']} began. An epoch goes on with the same rows only: give the same "
+                f"files, or begin the next epoch."
+            )
         self._epoch = state["epoch"]
         self._before = tuple(Taken(**some) for some in state["taken"])
         self._now = None
+        self._mixing = Mixing(**state["mixing"]) if state["mixing"] else None
+
+    def _begin(
+        self,
+        *,
+        batch_size: int,
+        shuffle: bool,
+        local_shuffle_buffer_size: int | None,
+        local_shuffle_seed: int,
+        tail: Tail | None,
+        prefetch_batches: int,
+    ) -> Iterator[Batch]:
+        check_batch_size(batch_size)
+        check_tail(tail or self._tail)
+        mixing = None
+        if shuffle or local_shuffle_buffer_size is not None:
+            mixing = choose_mixing(
+                self._dataset.source,
+                self._dataset.read_schema.row_bytes,
+                buffer_rows=local_shuffle_buffer_size,
+                seed=local_shuffle_seed,
+            )
+        if self._now is not None:
+            self._end_epoch()
+        if self._before and mixing != self._mixing:
+            raise ConfigError(
+                f"epoch {self._epoch} began with {self._mixing or 'no shuffle'} and cannot go on "
+                f"with {mixing or 'none'}. Give the same columns, seed and buffer size as before."
+            )
+        self._mixing = mixing
+        settings = _Settings(
+            batch_size=batch_size,
+            tail=tail or self._tail,
+            mixing=mixing,
+            prefetch_batches=prefetch_batches,
+        )
+        return self._batches(settings)
+
+    def _batches(self, settings: _Settings) -> Iterator[Batch]:
+        dataset, before = self._dataset, self._before
+        sizes = self._sizes(before, settings.batch_size, settings.tail)
+        pieces = prefetch(
+            self._tasks(settings),
+            threads=1 if settings.prefetch_batches and not dataset.is_instant else 0,
+            ahead=self._pieces_ahead(settings),
+        )
+        rows = 0
+        for batch in rebatch(pieces, sizes):
+            rows += settings.batch_size
+            self._now = Taken(self._world_size, rows, settings.tail)
+            if settings.tail == "pad":
+                batch = self._filled(batch, settings.batch_size)
+            yield batch if dataset.keeps_rows else dataset.apply(batch)
+            # Memory is used again once nobody has it.
+            del batch
+        self._end_epoch()
+
+    def _tasks(self, settings: _Settings) -> Iterator[Callable[[], Batch]]:
+        dataset, part = self._dataset, self._part(self._before)
+        if settings.mixing is None:
+            tasks = tasks_in_order(
+                dataset.source, part, dataset.columns_read, batch_size=settings.batch_size
+            )
+        else:
+            order = settings.mixing.order(dataset.source.num_rows, self._epoch)
+            tasks = tasks_shuffled(dataset.source, order, part, dataset.columns_read)
+        # Where steps may drop rows they are left for batches, or ranks would have unlike numbers.
+        return dataset.with_steps(tasks) if dataset.keeps_rows else tasks
+
+    def _pieces_ahead(self, settings: _Settings) -> int:
+        batch_bytes = settings.batch_size * self._dataset.read_schema.row_bytes
+        return 1 + -(-settings.prefetch_batches * batch_bytes // (4 * 2**20))
+
+    def _filled(self, batch: Batch, size: int) -> Batch:
+        """Return a batch with its rows repeated until it is full."""
+        if num_rows(batch) == 0:
+            rows = range(min(size, self._dataset.source.num_rows))
+            batch = self._dataset.source.read(rows, self._dataset.columns_read)
+            batch = self._dataset.apply(batch) if self._dataset.keeps_rows else batch
+        length = num_rows(batch)
+        if length in (0, size):
+            return batch
+        index = np.arange(size) % length
+        return {name: array[index] for name, array in batch.items()}
+
+    def _end_epoch(self) -> None:
+        self._epoch, self._before, self._now, self._mixing = self._epoch + 1, (), None, None
 
     def _part(self, before: tuple[Taken, ...]) -> list[range]:
         left = left_over(self._dataset.source.num_rows, before)
         return part_of(left, rank=self._rank, world_size=self._world_size)
 
-    def _epoch_batches(self, batch_size: int) -> Iterator[Batch]:
-        if self._now is not None:
-            self._epoch, self._before = self._epoch + 1, ()
-        part = self._part(self._before)
-        left = left_over(self._dataset.source.num_rows, self._before)
+    def _sizes(self, before: tuple[Taken, ...], batch_size: int, tail: Tail) -> list[int]:
+        left = sum(map(len, left_over(self._dataset.source.num_rows, before)))
         sizes = batch_sizes(
-            sum(map(len, left)),
-            rank=self._rank,
-            world_size=self._world_size,
-            batch_size=batch_size,
-            tail=self._tail,
+            left, rank=self._rank, world_size=self._world_size, batch_size=batch_size, tail=tail
         )
-        dataset = self._dataset
-        pieces = read_ranges(dataset.source, part, dataset.columns_read)
-        for number, batch in enumerate(rebatch(pieces, sizes), start=1):
-            self._now = Taken(self._world_size, batch_size, number, self._tail)
-            yield dataset.apply(batch)
+        if not sizes and left and not before:
+            raise ConfigError(
+                f"tail='drop' leaves nothing of {left} rows: they do not fill a batch of "
+                f"{batch_size} on each of {self._world_size} ranks. Use smaller batches, fewer "
+                f"workers, or tail='uneven'."
+            )
+        return sizes

@@ -27,6 +27,11 @@ class MemorySource:
         return Schema.of(self.arrays)
 
     @property
+    def unit_rows(self) -> int:
+        """Always 1."""
+        return 1
+
+    @property
     def memory_bytes(self) -> int:
         """Bytes of all arrays."""
         return sum(array.nbytes for array in self.arrays.values())
@@ -38,4 +43,8 @@ class MemorySource:
     def read(self, rows: range, columns: Sequence[str] | None) -> Batch:
         """Return rows, in order. Not collective."""
         names = self.arrays if columns is None else columns
-        return slice_batch({n: self.arrays[n] for n in names}, rows.start, rows.stop)
+        batch = slice_batch({n: self.arrays[n] for n in names}, rows.start, rows.stop)
+        for view in batch.values():
+            # A step that writes into its batch would change the dataset.
+            view.flags.writeable = False
+        return batch

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from hpctrain.data.conform import conform, empty
 from hpctrain.data.files import Paths, describe_all, find_files
 from hpctrain.data.formats import Batch, column_type, from_arrow
 from hpctrain.data.open_files import OpenFiles
@@ -36,6 +37,11 @@ class ParquetSource:
         """Number of rows."""
         return sum(rows * count for rows, count in self.groups)
 
+    @property
+    def unit_rows(self) -> int:
+        """Rows of the largest row group."""
+        return max((rows for rows, _ in self.groups), default=1)
+
     def blocks(self) -> Sequence[range]:
         """Return the row groups. Not collective."""
         return Blocks([(rows * count, rows) for rows, count in self.groups])
@@ -47,7 +53,7 @@ class ParquetSource:
         """
         schema = self.schema.select(columns)
         if not rows:
-            return {n: np.empty((0, *c.shape), c.dtype) for n, c in schema.items()}
+            return empty(schema)
         sizes = [size for size, count in self.groups for _ in range(count)]
         starts = [0, *accumulate(sizes)]
         first = bisect_right(starts, rows.start) - 1
@@ -59,11 +65,12 @@ class ParquetSource:
         except OSError as error:
             raise ConfigError(_unreadable(self.path, error)) from error
         offset = rows.start - starts[first]
-        batch = from_arrow(table.slice(offset, len(rows)))
-        # A file without missing numbers has integers where another one has NaN.
-        return {
-            name: batch[name].astype(column.dtype, copy=False) for name, column in schema.items()
-        }
+        return conform(
+            from_arrow(table.slice(offset, len(rows))),
+            schema,
+            where=f"{self.path}, rows {rows.start} to {rows.stop}",
+            advice="The file has changed; write it again.",
+        )
 
 
 def open_parquet(paths: Paths, *, columns: Sequence[str] | None) -> Source:
@@ -121,9 +128,11 @@ def _has_missing(footer: Any, name: str) -> bool:
     leaves = {footer.schema.column(i).path: i for i in range(footer.num_columns)}
     if name not in leaves or footer.schema.column(leaves[name]).max_definition_level == 0:
         return False
-    for group in range(footer.num_row_groups):
-        statistics = footer.row_group(group).column(leaves[name]).statistics
-        if statistics is None or not statistics.has_null_count or statistics.null_count:
+    for number in range(footer.num_row_groups):
+        group = footer.row_group(number)
+        statistics = group.column(leaves[name]).statistics
+        known = statistics is not None and statistics.has_null_count
+        if group.num_rows and not (known and statistics.null_count == 0):
             return True
     return False
 

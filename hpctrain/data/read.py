@@ -67,6 +67,74 @@ def read_hdf5(
     return Dataset(open_hdf5(paths, columns=columns, datasets=datasets, group=group))
 
 
+def read_csv(
+    paths: Paths,
+    *,
+    columns: Sequence[str] | None = None,
+    dtypes: Mapping[str, Any] | None = None,
+    delimiter: str = ",",
+    names: Sequence[str] | None = None,
+) -> Dataset:
+    """Return a dataset of CSV files.
+
+    Not collective. Files are read once now, to count lines: Parquet and HDF5 need no such pass. A
+    value may have no line break inside.
+
+    Parameters
+    ----------
+    paths
+        A file, a directory, a pattern, or a list of these.
+    columns
+        Which to read; None is all.
+    dtypes
+        NumPy types of columns. Those of the others are guessed from the first MiB of the first
+        file.
+    delimiter
+        What is between values.
+    names
+        Names of the columns, for files without a line of them.
+
+    Raises
+    ------
+    ConfigError
+        If a file is missing or cannot be parsed, or files have unlike columns.
+    """
+    from hpctrain.data.csv import open_csv
+
+    source = open_csv(paths, columns=columns, dtypes=dtypes or {}, delimiter=delimiter, names=names)
+    return Dataset(source)
+
+
+def read_numpy(
+    paths: Paths | Mapping[str, Paths],
+    *,
+    columns: Sequence[str] | None = None,
+    column: str = "data",
+) -> Dataset:
+    """Return a dataset of ``.npy`` and ``.npz`` files.
+
+    Not collective. Only their headers are read now; arrays of a compressed ``.npz`` are read whole.
+
+    Parameters
+    ----------
+    paths
+        A file, a directory, a pattern, or a list of these, whose rows follow each other; or a dict
+        of such, by column: ``{"x": "samples.npy", "y": "labels.npy"}``.
+    columns
+        Which arrays of ``.npz`` files to read; None is all.
+    column
+        Name of the column that ``.npy`` files become.
+
+    Raises
+    ------
+    ConfigError
+        If a file is missing or damaged, or files have unlike columns or numbers of rows.
+    """
+    from hpctrain.data.npy import open_numpy
+
+    return Dataset(open_numpy(paths, column=column, columns=columns))
+
+
 def from_numpy(arrays: Any) -> Dataset:
     """Return a dataset of arrays in memory.
 
@@ -93,3 +161,41 @@ def from_pandas(frame: Any) -> Dataset:
 def from_arrow(table: Any) -> Dataset:
     """Return a dataset of an Arrow table. Not collective."""
     return Dataset(MemorySource(arrays=formats.from_arrow(table)))
+
+
+def from_torch(dataset: Any, *, columns: Sequence[str] | None = None) -> Dataset:
+    """Return a dataset of a map-style dataset of torch.
+
+    Not collective. Items are asked for one by one, so it is no faster than they are; the dataset
+    itself is sent to the ranks.
+
+    Parameters
+    ----------
+    dataset
+        With ``__len__`` and ``__getitem__``; its items are dicts, tuples or tensors.
+    columns
+        Names of the values of an item; by default ``item``, ``label``.
+
+    Raises
+    ------
+    ConfigError
+        If it is a stream or is empty.
+    """
+    from hpctrain.data.foreign import open_torch
+
+    return Dataset(open_torch(dataset, columns))
+
+
+def from_huggingface(dataset: Any) -> Dataset:
+    """Return a dataset of a ``datasets.Dataset``, one split.
+
+    Not collective. What lies in its cache files stays there: the ranks have to see them.
+
+    Raises
+    ------
+    ConfigError
+        If it is a stream, or several splits.
+    """
+    from hpctrain.data.foreign import open_huggingface
+
+    return Dataset(open_huggingface(dataset))

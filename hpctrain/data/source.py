@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from hpctrain.data.formats import Batch, concatenate
 from hpctrain.data.schema import Schema
+from hpctrain.errors import ConfigError
 
 BLOCK_BYTES = 8 * 2**20
 """Size of a natural read unit where the format has none: large enough for a parallel filesystem."""
@@ -28,8 +29,12 @@ class Source(Protocol):
     def schema(self) -> Schema:
         """Columns."""
 
+    @property
+    def unit_rows(self) -> int:
+        """Rows that can only be read as a whole: of a row group, of a chunk; 1 if there is none."""
+
     def blocks(self) -> Sequence[range]:
-        """Return the units in which reading is cheap (row groups, chunks), in order.
+        """Return the units in which reading is cheap, in order; each has some whole units.
 
         Not collective. Together they are all rows.
         """
@@ -117,6 +122,11 @@ class Concatenated:
         """Columns, in the order of the first part."""
         return self.parts[0].schema
 
+    @property
+    def unit_rows(self) -> int:
+        """Rows of the largest unit."""
+        return max(part.unit_rows for part in self.parts)
+
     @cached_property
     def _starts(self) -> list[int]:
         return [0, *accumulate(part.num_rows for part in self.parts)]
@@ -168,6 +178,11 @@ class RowRanges:
         """Columns."""
         return self.source.schema
 
+    @property
+    def unit_rows(self) -> int:
+        """Rows of a unit of the source."""
+        return self.source.unit_rows
+
     def blocks(self) -> Sequence[range]:
         """Return what is left of each block of the source. Not collective."""
         blocks = self.source.blocks()
@@ -181,10 +196,67 @@ class RowRanges:
                 start = stop
         return Blocks([(size, size) for size in sizes])
 
+    def locate(self, rows: range) -> list[tuple[Source, range]]:
+        """Return the source, and each range of its rows that these are. Not collective."""
+        return [(self.source, part) for part in take_rows(self.ranges, rows)]
+
     def read(self, rows: range, columns: Sequence[str] | None) -> Batch:
         """Return rows, in order. Not collective."""
         pieces = [self.source.read(part, columns) for part in take_rows(self.ranges, rows)]
         return concatenate(pieces) if pieces else self.source.read(range(0), columns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SideBySide:
+    """Columns of sources that have the same number of rows.
+
+    Raises
+    ------
+    ConfigError
+        If they have not, or two have a column of the same name.
+    """
+
+    parts: tuple[Source, ...]
+
+    def __post_init__(self) -> None:
+        """Check numbers of rows and names."""
+        rows = {", ".join(map(repr, part.schema)): part.num_rows for part in self.parts}
+        if len(set(rows.values())) > 1:
+            raise ConfigError(
+                f"columns have unlike numbers of rows: "
+                f"{'; '.join(f'{names} {length}' for names, length in rows.items())}."
+            )
+        names = [name for part in self.parts for name in part.schema]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ConfigError(f"more than one source has a column {', '.join(map(repr, twice))}.")
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows."""
+        return self.parts[0].num_rows
+
+    @property
+    def schema(self) -> Schema:
+        """Columns of all parts."""
+        return Schema(tuple(item for part in self.parts for item in part.schema.items()))
+
+    @property
+    def unit_rows(self) -> int:
+        """Rows of the largest unit."""
+        return max(part.unit_rows for part in self.parts)
+
+    def blocks(self) -> Sequence[range]:
+        """Return the blocks of the first part. Not collective."""
+        return self.parts[0].blocks()
+
+    def read(self, rows: range, columns: Sequence[str] | None) -> Batch:
+        """Return rows, in order. Not collective."""
+        wanted = self.schema.select(columns)
+        batch: Batch = {}
+        for part in self.parts:
+            if mine := [name for name in wanted if name in part.schema]:
+                batch |= part.read(rows, mine)
+        return {name: batch[name] for name in wanted}
 
 
 def _index_of(blocks: Sequence[range], row: int) -> int:

@@ -1,15 +1,14 @@
-"""Which positions of an epoch each rank takes, and in which batches.
+"""Which positions of an epoch each rank takes, and in batches of which sizes.
 
 An epoch is a sequence of positions, 0 to the number of rows; its order says which row is at which.
-Ranks take contiguous parts of it, which read well. What a world of some size took in so
-many batches follows from numbers alone, and so does what is left for a world of another size.
+Ranks take contiguous parts of it, which read well. What a world has taken of an epoch, and so what
+is left of it for a world of another size, follows from a few numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Literal, TypeAlias
 
 from hpctrain.data.shard import shard_rows
@@ -23,13 +22,11 @@ TAILS = ("uneven", "drop", "pad")
 
 @dataclass(frozen=True)
 class Taken:
-    """What ranks have taken of an epoch, or of what others before them had left."""
+    """What the ranks of a world have taken of an epoch, or of what others before had left."""
 
     world_size: int
-    batch_size: int
-    """Rows that each rank wants in a batch."""
-    batches: int
-    """Batches that each rank has taken."""
+    rows: int
+    """Rows that each rank has taken; one less where a rank has one row less, but for "drop"."""
     tail: Tail = "uneven"
 
 
@@ -38,31 +35,25 @@ def batch_sizes(
 ) -> list[int]:
     """Return how many rows each batch of a rank has: the same number of batches on every rank.
 
-    Not collective. With ``"uneven"`` batches of the same number differ by one row at most between
-    ranks, and none is empty where a rank has as many rows as batches. With ``"drop"`` all are full,
-    and what is too little for one batch each is left out. With ``"pad"`` the last one is filled up,
-    by whoever reads, so its size here is that of the others, too.
+    Not collective. With ``"uneven"`` the numbers of rows of ranks differ by one at most. Who has
+    one less has it less in the first batch: were it the last one, it could be empty, and a mean of
+    no rows is not a number. ``"drop"`` leaves out what does not fill a batch on every rank.
+    ``"pad"`` is like ``"uneven"``; whoever reads fills batches up.
 
     Examples
     --------
     >>> [batch_sizes(9, rank=r, world_size=2, batch_size=2, tail="uneven") for r in (0, 1)]
-    [[2, 2, 1], [2, 1, 1]]
+    [[2, 2, 1], [1, 2, 1]]
     >>> [batch_sizes(1, rank=r, world_size=2, batch_size=4, tail="uneven") for r in (0, 1)]
     [[1], [0]]
     """
     if tail == "drop":
         return [batch_size] * (num_rows // world_size // batch_size)
     largest = len(shard_rows(num_rows, rank=0, world_size=world_size))
-    batches = -(-largest // batch_size)
-    if tail == "pad":
-        return [batch_size] * batches
-    mine = len(shard_rows(num_rows, rank=rank, world_size=world_size))
-    sizes = [min(batch_size, mine - start) for start in range(0, mine, batch_size)]
-    if len(sizes) < batches:
-        # This rank has one row less than others, which need another batch for theirs.
-        sizes.append(0)
-        if len(sizes) > 1 and sizes[-2] > 1:
-            sizes[-2:] = sizes[-2] - 1, 1
+    missing = largest - len(shard_rows(num_rows, rank=rank, world_size=world_size))
+    sizes = [min(batch_size, largest - start) for start in range(0, largest, batch_size)]
+    if missing:
+        sizes[0] -= missing
     return sizes
 
 
@@ -79,31 +70,22 @@ def left_over(num_rows: int, taken: Sequence[Taken]) -> list[range]:
 
     Examples
     --------
-    >>> left_over(10, [Taken(2, 2, 1)])
-    [range(2, 5), range(7, 10)]
+    >>> left_over(11, [Taken(world_size=2, rows=2)])
+    [range(2, 6), range(7, 11)]
     """
     ranges = [range(num_rows)]
     for some in taken:
-        total, rest = sum(map(len, ranges)), []
-        for rank in range(some.world_size):
-            part = part_of(ranges, rank=rank, world_size=some.world_size)
-            sizes = batch_sizes(
-                total,
-                rank=rank,
-                world_size=some.world_size,
-                batch_size=some.batch_size,
-                tail=some.tail,
-            )
+        parts = [
+            part_of(ranges, rank=r, world_size=some.world_size) for r in range(some.world_size)
+        ]
+        largest = sum(map(len, parts[0]))
+        rest: list[range] = []
+        for part in parts:
             length = sum(map(len, part))
-            used = min(sum(sizes[: some.batches]), length)
-            rest += take_rows(part, range(used, length))
+            used = some.rows if some.tail == "drop" else some.rows - (largest - length)
+            rest += take_rows(part, range(max(used, 0), length))
         ranges = _merged(rest)
     return ranges
-
-
-def batch_offsets(sizes: Sequence[int]) -> list[int]:
-    """Return where each batch begins in the part of its rank, and where the last one ends."""
-    return [0, *accumulate(sizes)]
 
 
 def check_tail(tail: str) -> None:

@@ -1,64 +1,123 @@
-"""Rows of a source as pieces that are read in windows large enough for a parallel filesystem."""
+"""The rows of an epoch, read ahead in pieces large enough for a parallel filesystem."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
-from hpctrain.data.formats import Batch, concatenate, num_rows, slice_batch
-from hpctrain.data.source import Blocks, Source
+import numpy as np
 
-WINDOW_BYTES = 32 * 2**20
+from hpctrain.data.formats import Batch, concatenate, num_rows, slice_batch
+from hpctrain.data.order import SLABS, Shuffle
+from hpctrain.data.schema import Schema
+from hpctrain.data.source import Blocks, Concatenated, RowRanges, Source
+from hpctrain.data.window import WINDOW_BYTES, WindowReader
+
+READ_BYTES = 32 * 2**20
 """Bytes that are read at once, in whole blocks; one block at least."""
+
+MOST_SHUFFLED_BYTES = 256 * 2**20
+"""Of a window of large units (row groups), two of which it has at least."""
+
+Task = Callable[[], Batch]
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """How the rows of an epoch are shuffled."""
+
+    slab_rows: int
+    slabs_per_window: int
+    seed: int
+
+    def order(self, num_rows: int, epoch: int) -> Shuffle:
+        """Return the order of an epoch. Not collective."""
+        return Shuffle(
+            num_rows=num_rows,
+            slab_rows=self.slab_rows,
+            slabs_per_window=self.slabs_per_window,
+            seed=self.seed,
+            epoch=epoch,
+        )
+
+
+def choose_mixing(source: Source, row_bytes: int, *, buffer_rows: int | None, seed: int) -> Mixing:
+    """Return how to shuffle a source.
+
+    Not collective. It follows from the dataset alone, so it is the same on every rank.
+
+    Parameters
+    ----------
+    row_bytes
+        Of the columns that are read.
+    buffer_rows
+        Rows that are mixed at once, about; None for as many as the cache of a core holds.
+    """
+    wanted = buffer_rows or max(WINDOW_BYTES // max(row_bytes, 1), 1)
+    unit = source.unit_rows
+    slab_rows = -(-wanted // SLABS // unit) * unit or unit
+    slabs = -(-wanted // slab_rows)
+    if buffer_rows is None:
+        most = MOST_SHUFFLED_BYTES // max(slab_rows * row_bytes, 1)
+        slabs = SLABS if slab_rows > unit else min(max(most, 2), SLABS)
+    return Mixing(slab_rows, slabs, seed)
+
+
+def tasks_in_order(
+    source: Source, ranges: Sequence[range], columns: Sequence[str] | None, *, batch_size: int = 1
+) -> Iterator[Task]:
+    """Return what reads the rows of ranges, in order, piece by piece. Not collective."""
+    schema = source.schema.select(columns)
+    if not any(map(len, ranges)):
+        # Columns and types, for a batch without rows.
+        return iter([partial(source.read, range(0), columns)])
+    if _reads_into(source):
+        return _window_reader(source, schema).in_order(
+            ranges, unit_rows=source.unit_rows, batch_size=batch_size
+        )
+    cut = windows(source, ranges, schema.row_bytes)
+    return (partial(source.read, window, columns) for window in cut)
+
+
+def tasks_shuffled(
+    source: Source, order: Shuffle, positions: Sequence[range], columns: Sequence[str] | None
+) -> Iterator[Task]:
+    """Return what reads the rows at positions of an order, piece by piece. Not collective."""
+    if not any(map(len, positions)):
+        return tasks_in_order(source, [], columns)
+    return _window_reader(source, source.schema.select(columns)).shuffled(order, positions)
 
 
 def windows(source: Source, ranges: Sequence[range], row_bytes: int) -> Iterator[range]:
-    """Return ranges cut into windows that end where blocks end. Not collective."""
+    """Return ranges cut where blocks end, into what is read at once. Not collective."""
     blocks = source.blocks()
-    most = max(1, WINDOW_BYTES // max(row_bytes, 1))
+    most = max(1, READ_BYTES // max(row_bytes, 1))
     for rows in ranges:
         start = rows.start
         while start < rows.stop:
             stop = min(rows.stop, start + most)
             if stop < rows.stop:
-                block = block_with(blocks, stop)
+                block = _block_with(blocks, stop)
                 # Back to the beginning of the block, or on to its end if it is larger than that.
                 stop = block.start if block.start > start else min(block.stop, rows.stop)
             yield range(start, stop)
             start = stop
 
 
-def block_with(blocks: Sequence[range], row: int) -> range:
-    """Return the block that has a row. Not collective."""
-    if isinstance(blocks, Blocks):
-        found: range = blocks[blocks.index_of(row)]
-        return found
-    return next(block for block in blocks if row in block)
-
-
-def read_ranges(
-    source: Source, ranges: Sequence[range], columns: Sequence[str] | None
-) -> Iterator[Batch]:
-    """Return the rows of ranges, in order, in pieces of the source's own choice. Not collective."""
-    row_bytes = source.schema.select(columns).row_bytes
-    for window in windows(source, ranges, row_bytes):
-        yield source.read(window, columns)
-    if not any(map(len, ranges)):
-        # Columns and types, for a batch without rows.
-        yield source.read(range(0), columns)
-
-
 def rebatch(pieces: Iterable[Batch], sizes: Iterable[int]) -> Iterator[Batch]:
     """Return the rows of pieces in batches of the sizes wanted, until either ends.
 
-    Not collective. What lies in one piece is a view of it.
+    Not collective. What lies in one piece is a view of it. There has to be a piece, if only one
+    without rows.
     """
     source = iter(pieces)
-    first = next(source, None)
-    if first is None:
-        return
+    first = next(source)
     source = chain([first], source)
-    empty = slice_batch(first, 0, 0)
+    empty = {name: array[:0].copy() for name, array in first.items()}
+    # A piece that nobody has is memory for the next one.
+    del first
     held: list[Batch] = []
     available = 0
     for size in sizes:
@@ -66,21 +125,60 @@ def rebatch(pieces: Iterable[Batch], sizes: Iterable[int]) -> Iterator[Batch]:
             piece = next(source, None)
             if piece is None:
                 break
-            if num_rows(piece):
-                held.append(piece)
-                available += num_rows(piece)
-        wanted, taken = min(size, available), []
+            held.append(piece)
+            available += num_rows(piece)
+            del piece
+        wanted = min(size, available)
         if size and not wanted:
             return
         available -= wanted
-        while wanted:
-            piece = held[0]
-            length = num_rows(piece)
-            if length > wanted:
-                taken.append(slice_batch(piece, 0, wanted))
-                held[0] = slice_batch(piece, wanted, length)
-                wanted = 0
-            else:
-                taken.append(held.pop(0))
-                wanted -= length
-        yield concatenate(taken) if taken else empty
+        yield _take(held, wanted) if wanted else empty
+
+
+def _take(held: list[Batch], wanted: int) -> Batch:
+    """Return as many rows from the front of pieces, and leave the rest there."""
+    taken = []
+    while wanted:
+        length = num_rows(held[0])
+        if length > wanted:
+            taken.append(slice_batch(held[0], 0, wanted))
+            held[0] = slice_batch(held[0], wanted, length)
+            break
+        taken.append(held.pop(0))
+        wanted -= length
+    return concatenate(taken)
+
+
+def _block_with(blocks: Sequence[range], row: int) -> range:
+    if isinstance(blocks, Blocks):
+        found: range = blocks[blocks.index_of(row)]
+        return found
+    return next(block for block in blocks if row in block)
+
+
+def _window_reader(source: Source, schema: Schema) -> WindowReader:
+    return WindowReader(
+        partial(_read_into, source), {n: (c.dtype, c.shape) for n, c in schema.items()}
+    )
+
+
+def _reads_into(source: Source) -> bool:
+    """Return whether a source reads into memory that exists already, all of it."""
+    if isinstance(source, Concatenated):
+        return all(map(_reads_into, source.parts))
+    if isinstance(source, RowRanges):
+        return _reads_into(source.source)
+    return hasattr(source, "read_into")
+
+
+def _read_into(source: Source, rows: range, out: Batch) -> None:
+    if isinstance(source, (Concatenated, RowRanges)):
+        offset = 0
+        for part, part_rows in source.locate(rows):
+            _read_into(part, part_rows, slice_batch(out, offset, offset + len(part_rows)))
+            offset += len(part_rows)
+    elif hasattr(source, "read_into"):
+        source.read_into(rows, out)
+    else:
+        for name, array in source.read(rows, list(out)).items():
+            np.copyto(out[name], array)

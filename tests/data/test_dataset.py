@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -23,10 +24,13 @@ def dataset(tmp_path: Path) -> Dataset:
     return read_hdf5(tmp_path)
 
 
+def all_of(dataset: Dataset, column: str = "y") -> list[Any]:
+    return dataset.to_numpy()[column].tolist()
+
+
 def test_it_pickles_to_less_than_a_kilobyte_a_file(dataset: Dataset):
     assert len(pickle.dumps(dataset)) < 2000
-    again = pickle.loads(pickle.dumps(dataset))
-    assert (again.to_numpy()["y"] == np.arange(2000)).all()
+    assert all_of(pickle.loads(pickle.dumps(dataset))) == list(range(2000))
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 999, 1000, 5000])
@@ -36,7 +40,7 @@ def test_batches_are_all_rows_in_order_and_full_but_for_the_last(dataset: Datase
     assert [len(b["x"]) for b in batches[:-1]] == [batch_size] * (len(batches) - 1)
 
 
-def test_batches_come_in_three_forms(dataset: Dataset):
+def test_batches_come_in_three_forms_and_each_can_be_a_dataset_again(dataset: Dataset):
     frame = next(dataset.iter_batches(batch_size=4, batch_format="pandas"))
     assert isinstance(frame, pandas.DataFrame)
     assert frame["x"][1].tolist() == [1, 1, 1]
@@ -46,15 +50,123 @@ def test_batches_come_in_three_forms(dataset: Dataset):
         batch = again.to_numpy()
         assert (batch["x"].shape, batch["x"].dtype) == ((4, 3), np.float32)
         assert batch["y"].tolist() == [0, 1, 2, 3]
-    with pytest.raises(ConfigError, match=r"batch_format='torch'\. One of 'numpy', 'pandas'"):
+    with pytest.raises(ConfigError, match=r"batch_format='torch'. One of 'numpy', 'pandas'"):
         dataset.iter_batches(batch_format="torch")  # type: ignore[arg-type]
 
 
-def test_a_missing_column_is_refused_with_those_that_exist(dataset: Dataset):
-    with pytest.raises(ConfigError, match=r"no column 'z'\. The dataset has 'x', 'y'"):
-        dataset.select_columns(["z"])
+def test_strings_and_missing_values_survive_all_three_forms():
+    table = pyarrow.table({"s": ["a", None, "c"], "n": [1, None, 3], "b": [True, False, None]})
+    batch = from_arrow(table).to_numpy()
+    assert batch["s"].tolist() == ["a", None, "c"]
+    assert np.isnan(batch["n"][1])
+    assert batch["b"].tolist() == [True, False, None]
+    again = from_arrow(from_arrow(table).to_arrow()).to_numpy()
+    assert again["s"].tolist() == ["a", None, "c"]
+    assert from_pandas(pandas.DataFrame({"s": ["a", "b"]})).to_numpy()["s"].tolist() == ["a", "b"]
+
+
+def test_steps_are_done_when_batches_are_read(dataset: Dataset):
+    calls = []
+
+    def double(batch: dict[str, Any], by: int) -> dict[str, Any]:
+        calls.append(len(batch["y"]))
+        return {"z": batch["y"] * by}
+
+    doubled = dataset.map_batches(double, fn_kwargs={"by": 2})
+    assert calls == []
+    assert (doubled.columns, doubled.num_rows) == (["z"], 2000)
+    assert all_of(doubled, "z") == list(range(0, 4000, 2))
+    with_frames = dataset.map_batches(lambda f: f.assign(w=f.y + 1), batch_format="pandas")
+    assert with_frames.columns == ["x", "y", "w"]
+    assert with_frames.drop_columns(["x"]).take(1) == [{"y": 0, "w": 1}]
+
+
+def test_a_step_that_loses_rows_without_saying_so_is_refused(dataset: Dataset):
+    halved = dataset.map_batches(lambda b: {"y": b["y"][::2]})
+    with pytest.raises(ConfigError, match=r"2 rows went in and 1 came out. .*keeps_rows=False"):
+        halved.schema()
+    said = dataset.map_batches(lambda b: {"y": b["y"][::2]}, keeps_rows=False)
+    assert said.count() == 1000
+
+
+def test_a_filter_keeps_rows_and_only_a_pass_can_count_them(dataset: Dataset):
+    even = dataset.filter(lambda batch: batch["y"] % 2 == 0)
+    assert even.count() == 1000
+    assert all_of(even.limit(3)) == [0, 2, 4]
+    assert [len(b["y"]) for b in even.iter_batches(batch_size=400)] == [400, 400, 200]
+    with pytest.raises(ConfigError, match=r"num_rows: .*count\(\) and materialize\(\)"):
+        _ = even.num_rows
+    with pytest.raises(ConfigError, match="train_test_split"):
+        even.train_test_split(0.5)
+    with pytest.raises(ConfigError, match=r"returned int64\[2\] .*a bool for each row"):
+        dataset.filter(lambda batch: batch["y"]).schema()
+    assert even.filter(lambda batch: batch["y"] < 0).to_numpy()["x"].shape == (0, 3)
+
+
+def test_selected_columns_are_the_only_ones_that_are_read(dataset: Dataset):
+    assert dataset.select_columns(["y"]).columns_read == ("y",)
+    assert list(next(dataset.iter_batches(columns=["y"]))) == ["y"]
+    assert dataset.drop_columns(["x"]).columns == ["y"]
+    for refused in (dataset.select_columns, dataset.drop_columns):
+        with pytest.raises(ConfigError, match=r"no column 'z'. The dataset has 'x', 'y'"):
+            refused(["z"])
+    with pytest.raises(ConfigError, match=r"columns='y': a list of names is needed"):
+        dataset.select_columns("y")
+
+
+def test_limit_and_split_take_rows_without_reading_them(dataset: Dataset):
+    assert all_of(dataset.limit(3)) == [0, 1, 2]
+    assert dataset.limit(5000).num_rows == 2000
+    assert all_of(dataset.limit(0)) == []
+    train, test = dataset.train_test_split(0.25)
+    assert all_of(train) + all_of(test) == list(range(2000))
+    assert test.num_rows == 500
+    assert all_of(test.limit(2)) == [1500, 1501]
+    assert len(pickle.dumps(test)) < 2000
+    for impossible in (0, 1.0, 2000):
+        with pytest.raises(ConfigError, match="each part needs one"):
+            dataset.train_test_split(impossible)
+
+
+def test_a_shuffled_split_draws_each_row_once_from_all_over(dataset: Dataset):
+    train, test = dataset.train_test_split(500, shuffle=True, seed=3)
+    assert sorted(all_of(train) + all_of(test)) == list(range(2000))
+    assert len(set(np.array(all_of(test)) // 500)) == 4
+    assert all_of(pickle.loads(pickle.dumps(test))) == all_of(test)
+    assert all_of(dataset.train_test_split(500, shuffle=True, seed=4)[1]) != all_of(test)
+
+
+def test_materialize_reads_once_and_steps_are_not_repeated(dataset: Dataset):
+    calls = []
+    counted = dataset.map_batches(lambda b: calls.append(1) or b).materialize()
+    done = len(calls)
+    assert all_of(counted) == list(range(2000))
+    assert len(calls) == done > 0
+
+
+def test_what_is_in_memory_cannot_be_written_to_through_a_batch():
+    mine = np.arange(4)
+    batch = next(from_numpy({"x": mine}).iter_batches())
+    with pytest.raises(ValueError, match="read-only"):
+        batch["x"][0] = 9
+    mine[0] = 7
 
 
 def test_columns_of_unlike_length_are_refused():
     with pytest.raises(ConfigError, match="unlike numbers of rows: 'x' 3, 'y' 2"):
         from_numpy({"x": np.zeros(3), "y": np.zeros(2)})
+    with pytest.raises(ConfigError, match="a value per row, not the single value 5"):
+        from_numpy({"x": 5})
+
+
+def test_rows_are_dicts(dataset: Dataset):
+    first = dataset.take(1)[0]
+    assert (first["x"].tolist(), first["y"]) == ([0, 0, 0], 0)
+    assert sum(row["y"] for row in dataset.iter_rows()) == sum(range(2000))
+    assert str(dataset) == "Dataset(2000 rows, x: float32[3], y: int64)"
+
+
+@pytest.mark.parametrize("batch_size", [0, -1, 1.5, None])
+def test_a_batch_size_that_is_no_number_of_rows_is_refused(dataset: Dataset, batch_size: Any):
+    with pytest.raises(ConfigError, match="rows, one or more"):
+        dataset.iter_batches(batch_size=batch_size)

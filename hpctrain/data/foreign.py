@@ -1,0 +1,172 @@
+"""Datasets of other libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hpctrain.data.conform import conform, empty
+from hpctrain.data.formats import Batch, as_column, column_type, from_arrow
+from hpctrain.data.memory import MemorySource
+from hpctrain.data.schema import Column, Schema
+from hpctrain.data.source import Blocks, Source, block_rows
+from hpctrain.errors import ConfigError
+
+_ADVICE = "Give it another type before, or leave the column out."
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchSource:
+    """The items of a map-style dataset of torch."""
+
+    dataset: Any
+    names: tuple[str, ...]
+    """Columns, in the order in which an item has them."""
+    schema: Schema
+
+    @property
+    def num_rows(self) -> int:
+        """Number of items."""
+        return len(self.dataset)
+
+    @property
+    def unit_rows(self) -> int:
+        """Always 1."""
+        return 1
+
+    def blocks(self) -> Sequence[range]:
+        """Return blocks of some MiB. Not collective."""
+        return Blocks([(self.num_rows, block_rows(self.schema))])
+
+    def read(self, rows: range, columns: Sequence[str] | None) -> Batch:
+        """Return rows, in order. Not collective."""
+        schema = self.schema.select(columns)
+        if not rows:
+            return empty(schema)
+        items = [_as_dict(self.dataset[row], self.names) for row in rows]
+        batch = {name: _stack([item[name] for item in items]) for name in schema}
+        return conform(batch, schema, where=f"items {rows.start} to {rows.stop}", advice=_ADVICE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HuggingFaceSource:
+    """The rows of a ``datasets.Dataset``; it pickles as the paths of its cache files."""
+
+    dataset: Any
+    schema: Schema
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows."""
+        return len(self.dataset)
+
+    @property
+    def unit_rows(self) -> int:
+        """Always 1."""
+        return 1
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that are in no file."""
+        return 0 if self.dataset.cache_files else int(self.dataset.data.nbytes)
+
+    def blocks(self) -> Sequence[range]:
+        """Return blocks of some MiB. Not collective."""
+        return Blocks([(self.num_rows, block_rows(self.schema))])
+
+    def read(self, rows: range, columns: Sequence[str] | None) -> Batch:
+        """Return rows, in order. Not collective."""
+        schema = self.schema.select(columns)
+        if not rows:
+            return empty(schema)
+        table = self.dataset.with_format("arrow")[rows.start : rows.stop]
+        batch = from_arrow(table.select(schema.names))
+        return conform(batch, schema, where=f"rows {rows.start} to {rows.stop}", advice=_ADVICE)
+
+
+def open_torch(dataset: Any, names: Sequence[str] | None) -> Source:
+    """Return the items of a map-style dataset of torch.
+
+    Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If it has no length or no indices, or its items are no rows.
+    """
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise ConfigError(
+            f"from_torch() needs a dataset with __len__ and __getitem__; {type(dataset).__name__} "
+            f"is a stream. Give it to the trainer as it is, or write it to files."
+        )
+    if len(dataset) == 0:
+        raise ConfigError(f"from_torch(): {type(dataset).__name__} is empty.")
+    if hasattr(dataset, "tensors"):
+        columns = _names_of(dataset[0], names)
+        arrays = map(as_column, dataset.tensors)
+        return MemorySource(arrays=dict(zip(columns, arrays, strict=True)))
+    item = dataset[0]
+    columns = _names_of(item, names)
+    first = {name: _stack([value]) for name, value in _as_dict(item, columns).items()}
+    return TorchSource(dataset=dataset, names=columns, schema=Schema.of(first))
+
+
+def open_huggingface(dataset: Any) -> Source:
+    """Return the rows of a ``datasets.Dataset``.
+
+    Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If it is a stream, or several splits.
+    """
+    if not hasattr(dataset, "data") or not hasattr(dataset.data, "schema"):
+        raise ConfigError(
+            f"from_huggingface() needs a datasets.Dataset, not a {type(dataset).__name__}: choose "
+            f"one split, as in load_dataset(..., split='train'), without streaming."
+        )
+    described = []
+    table = dataset.data
+    for name in dataset.column_names:
+        column = table.column(name)
+        dtype, shape = column_type(column.type)
+        if dtype.kind in "iub" and column.null_count:
+            dtype = np.dtype(object) if dtype.kind == "b" else np.dtype(np.float64)
+        described.append((name, Column(dtype=dtype, shape=shape)))
+    return HuggingFaceSource(dataset=dataset, schema=Schema(tuple(described)))
+
+
+def _names_of(item: Any, names: Sequence[str] | None) -> tuple[str, ...]:
+    if isinstance(item, Mapping):
+        return tuple(map(str, item))
+    width = len(item) if isinstance(item, (tuple, list)) else 1
+    names = tuple(names) if names is not None else _default_names(width)
+    if len(names) != width:
+        raise ConfigError(
+            f"from_torch(columns={list(names)!r}): an item of the dataset has {width} values. Give "
+            f"a name for each."
+        )
+    return names
+
+
+def _default_names(width: int) -> tuple[str, ...]:
+    if width == 1:
+        return ("item",)
+    return ("item", "label") if width == 2 else tuple(f"item_{i}" for i in range(width))
+
+
+def _as_dict(item: Any, names: Sequence[str]) -> dict[str, Any]:
+    if isinstance(item, Mapping):
+        return {str(name): value for name, value in item.items()}
+    values = item if isinstance(item, (tuple, list)) else (item,)
+    return dict(zip(names, values, strict=True))
+
+
+def _stack(values: Sequence[Any]) -> np.ndarray:
+    if hasattr(values[0], "detach"):
+        values = [value.detach().cpu().numpy() for value in values]
+    return as_column(values)

@@ -1,0 +1,149 @@
+"""NumPy's own files: ``.npy``, one array each, and ``.npz``, several."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from hpctrain.data.files import Paths, describe_all, find_files
+from hpctrain.data.formats import Batch, check_lengths
+from hpctrain.data.open_files import OpenFiles
+from hpctrain.data.schema import Schema
+from hpctrain.data.source import Blocks, SideBySide, Source, block_rows
+from hpctrain.data.together import concatenate_sources
+from hpctrain.errors import ConfigError
+
+SUFFIXES = (".npy", ".npz")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumpySource:
+    """The arrays of a file."""
+
+    path: str
+    column: str
+    """Name of the column that an array without a name is."""
+    rows: int
+    schema: Schema
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows."""
+        return self.rows
+
+    @property
+    def unit_rows(self) -> int:
+        """Always 1."""
+        return 1
+
+    def blocks(self) -> Sequence[range]:
+        """Return blocks of some MiB. Not collective."""
+        return Blocks([(self.rows, block_rows(self.schema))])
+
+    def read(self, rows: range, columns: Sequence[str] | None) -> Batch:
+        """Return rows, in order. Not collective."""
+        arrays = _named(_open_files.get(self.path), self.column)
+        # A copy, so that reading is done when this returns, and not where the rows are used.
+        return {n: arrays[n][rows.start : rows.stop].copy() for n in self.schema.select(columns)}
+
+
+def open_numpy(
+    paths: Paths | Mapping[str, Paths], *, column: str, columns: Sequence[str] | None
+) -> Source:
+    """Return the rows of NumPy files. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If a file is missing, damaged or has Python objects, or files have unlike columns.
+    """
+    if isinstance(paths, Mapping):
+        if columns is not None:
+            raise ConfigError("read_numpy({...}, columns=...): leave the others out of the dict.")
+        return SideBySide(
+            parts=tuple(_open_files_of(found, name, None) for name, found in paths.items())
+        )
+    return _open_files_of(paths, column, columns)
+
+
+def _open_files_of(paths: Paths, column: str, columns: Sequence[str] | None) -> Source:
+    files = find_files(paths, SUFFIXES)
+    return concatenate_sources(describe_all(files, lambda path: _describe(path, column, columns)))
+
+
+def _describe(path: str, column: str, columns: Sequence[str] | None) -> NumpySource:
+    arrays = _named(_open(path), column)
+    for name, array in arrays.items():
+        if array.ndim == 0:
+            raise ConfigError(f"{path}: {name!r} is a single value, it has no rows.")
+    try:
+        schema = Schema.of(arrays).select(columns)
+        check_lengths(arrays)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    rows = len(next(iter(arrays.values())))
+    return NumpySource(path=path, column=column, rows=rows, schema=schema)
+
+
+def _named(opened: _Opened, column: str) -> dict[str, np.ndarray]:
+    return {name or column: array for name, array in opened.arrays.items()}
+
+
+class _Opened:
+    """The arrays of a file, of which those that are not compressed stay on disk."""
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        self.arrays: dict[str, np.ndarray] = {}
+        if not zipfile.is_zipfile(path):
+            self.arrays[""] = np.load(path, mmap_mode="r", allow_pickle=False)
+            return
+        with zipfile.ZipFile(path) as archive:
+            for member in archive.infolist():
+                with archive.open(member) as file:
+                    self.arrays[member.filename.removesuffix(".npy")] = (
+                        _map(path, file, member)
+                        if member.compress_type == zipfile.ZIP_STORED
+                        else np.lib.format.read_array(file, allow_pickle=False)
+                    )
+
+    def close(self) -> None:
+        """Let go of the arrays. Not collective."""
+        self.arrays.clear()
+
+
+def _map(path: Any, file: Any, member: zipfile.ZipInfo) -> np.ndarray:
+    """Return an array of an archive that is not compressed, on disk."""
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0
+    if version != (1, 0):
+        read = np.lib.format.read_array_header_2_0
+    shape, fortran, dtype = read(file)
+    if dtype.hasobject or 0 in shape:
+        file.seek(0)
+        array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
+        return array
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    with open(path, "rb") as whole:
+        # The lengths of a member's name and of its extra field are in the header before it.
+        whole.seek(member.header_offset + 26)
+        lengths = int.from_bytes(whole.read(2), "little") + int.from_bytes(whole.read(2), "little")
+    offset = member.header_offset + 30 + lengths + member.file_size - size
+    return np.memmap(path, dtype, "r", offset, shape, "F" if fortran else "C")
+
+
+def _open(path: str) -> _Opened:
+    try:
+        return _Opened(path)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise ConfigError(
+            f"{path} cannot be read as .npy or .npz: {error}. It is cut off or has Python objects: "
+            f"write it again."
+        ) from error
+
+
+_open_files = OpenFiles(_open)

@@ -1,0 +1,100 @@
+"""Batches as tensors of torch and of TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpctrain.data.formats import Batch
+from hpctrain.data.optional import require
+from hpctrain.data.schema import Schema
+from hpctrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def to_torch(
+    batch: Batch,
+    *,
+    dtypes: torch.dtype | Mapping[str, torch.dtype] | None,
+    device: str | torch.device,
+) -> dict[str, torch.Tensor]:
+    """Return a batch as tensors on a device.
+
+    Not collective. On the CPU they share the memory of the batch where that may be written to.
+
+    Raises
+    ------
+    ConfigError
+        If torch is not installed, or a column has no numbers.
+    """
+    torch = require("torch", to="for batches of tensors", extra="torch")
+    where = _default_device(torch) if device == "auto" else torch.device(device)
+    tensors = {}
+    for name, array in batch.items():
+        if array.dtype.kind not in "biufc":
+            raise ConfigError(
+                f"column {name!r} of type {array.dtype} cannot be a tensor. Encode it with "
+                f"map_batches(), or leave it out with select_columns()."
+            )
+        # torch knows the machine's byte order only, and warns of memory that is not to be written.
+        own = array.astype(array.dtype.newbyteorder("="), copy=not array.flags.writeable)
+        dtype = dtypes.get(name) if isinstance(dtypes, Mapping) else dtypes
+        tensors[name] = torch.from_numpy(np.ascontiguousarray(own)).to(device=where, dtype=dtype)
+    return tensors
+
+
+def _default_device(torch: Any) -> Any:
+    # Whoever has a GPU has chosen it by now: the backend does, before the training function.
+    if torch.cuda.is_initialized():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def to_tensorflow(
+    batches: Callable[[], Iterator[Batch]],
+    schema: Schema,
+    feature_columns: str | Sequence[str],
+    label_columns: str | Sequence[str],
+) -> Any:
+    """Return a ``tf.data.Dataset`` of pairs of features and labels.
+
+    Not collective.
+
+    Parameters
+    ----------
+    batches
+        Begins an epoch.
+    schema
+        Of the batches.
+    feature_columns, label_columns
+        One name gives a tensor, a list of names a dict of tensors.
+
+    Raises
+    ------
+    ConfigError
+        If TensorFlow is not installed, or there is no such column.
+    """
+    tensorflow = require("tensorflow", to="for to_tf()", extra="")
+    wanted = (feature_columns, label_columns)
+    for names in wanted:
+        schema.select([names] if isinstance(names, str) else names)
+
+    def signature(name: str) -> Any:
+        column = schema[name]
+        return tensorflow.TensorSpec(shape=(None, *column.shape), dtype=column.dtype)
+
+    def pairs() -> Iterator[Any]:
+        for batch in batches():
+            yield tuple(_pick(names, batch.__getitem__) for names in wanted)
+
+    return tensorflow.data.Dataset.from_generator(
+        pairs, output_signature=tuple(_pick(names, signature) for names in wanted)
+    )
+
+
+def _pick(names: str | Sequence[str], of: Callable[[str], Any]) -> Any:
+    return of(names) if isinstance(names, str) else {name: of(name) for name in names}

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hpctrain.data.csv
+from hpctrain.data import read_csv, read_numpy
+from hpctrain.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hpctrain.data.csv, "BLOCK_BYTES", 256)
+
+
+def test_lines_of_csv_files_are_shared_out(tmp_path: Path):
+    for part in range(2):
+        lines = [f"{row},{row / 2},word{row}" for row in range(part * 500, part * 500 + 500)]
+        (tmp_path / f"{part}.csv").write_text("n,half,word\n" + "\n".join(lines))
+    dataset = read_csv(tmp_path)
+    assert str(dataset.schema()) == "n: int64, half: float64, word: object"
+    assert len(dataset.source.blocks()) > 10
+    assert len(pickle.dumps(dataset)) < 4000
+    seen = [
+        b for r in range(3) for b in dataset.shard(rank=r, world_size=3).iter_batches(batch_size=50)
+    ]
+    assert np.concatenate([b["n"] for b in seen]).tolist() == list(range(1000))
+    assert np.concatenate([b["word"] for b in seen])[999] == "word999"
+    shuffled = dataset.shard(rank=0, world_size=1).iter_batches(shuffle=True)
+    assert sorted(np.concatenate([b["n"] for b in shuffled])) == list(range(1000))
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_empty_lines_are_no_rows(tmp_path: Path, end: str):
+    lines = [str(row) + (end if row % 7 == 0 else "") for row in range(300)]
+    (tmp_path / "a.csv").write_bytes(end.join(["n", *lines, "", ""]).encode())
+    dataset = read_csv(tmp_path / "a.csv")
+    assert dataset.num_rows == 300
+    assert dataset.to_numpy()["n"].tolist() == list(range(300))
+
+
+def test_types_that_the_first_lines_do_not_show_are_named(tmp_path: Path):
+    path = tmp_path / "a.csv"
+    path.write_text("a,b\n" + "1,2\n" * 200 + "1.5,\n")
+    with pytest.raises(ConfigError, match=r"a.csv cannot be read as CSV: .*1.5.*dtypes="):
+        read_csv(path).to_numpy()
+    with pytest.raises(ConfigError, match=r"column 'b' of type int64 has missing .*dtypes="):
+        read_csv(path, dtypes={"a": "f4"}).to_numpy()
+    batch = read_csv(path, dtypes={"a": "f4", "b": "f8"}).to_numpy()
+    assert (batch["a"].dtype, batch["a"][-1]) == (np.float32, 1.5)
+    assert np.isnan(batch["b"][-1])
+    with pytest.raises(ConfigError, match=r"no column 'z'. The dataset has 'a', 'b'"):
+        read_csv(path, dtypes={"z": "f4"})
+
+
+def test_files_without_names_and_with_tabs_are_read(tmp_path: Path):
+    (tmp_path / "a.tsv").write_text("1\tx\n2\ty\n")
+    dataset = read_csv(tmp_path / "a.tsv", delimiter="\t", names=["n", "s"], columns=["s"])
+    assert dataset.to_numpy()["s"].tolist() == ["x", "y"]
+    (tmp_path / "empty.csv").write_text("")
+    with pytest.raises(ConfigError, match=r"empty.csv is empty"):
+        read_csv(tmp_path / "empty.csv")
+
+
+def test_a_line_break_inside_of_a_value_is_refused(tmp_path: Path):
+    (tmp_path / "a.csv").write_text('n,s\n1,"a\nb"\n')
+    with pytest.raises(ConfigError, match=r"a.csv (cannot be read|has 1 rows where 2 lines are)"):
+        read_csv(tmp_path / "a.csv").to_numpy()
+
+
+def test_arrays_of_npy_files_follow_each_other_or_are_columns(tmp_path: Path):
+    np.save(tmp_path / "x.npy", np.arange(6, dtype="f4").reshape(3, 2))
+    np.save(tmp_path / "x2.npy", np.arange(6, dtype="f4").reshape(3, 2))
+    np.save(tmp_path / "y.npy", np.arange(6))
+    rows = read_numpy([tmp_path / "x.npy", tmp_path / "x2.npy"], column="x")
+    assert str(rows.schema()) == "x: float32[2]"
+    columns = read_numpy({"x": tmp_path / "x*.npy", "y": tmp_path / "y.npy"})
+    assert columns.to_numpy()["y"].tolist() == list(range(6))
+    assert columns.select_columns(["y"]).to_numpy().keys() == {"y"}
+    parts = [p for r in (0, 1) for p in columns.shard(rank=r, world_size=2).iter_batches()]
+    assert np.concatenate([p["x"] for p in parts]).shape == (6, 2)
+    with pytest.raises(ConfigError, match="'x' 3; 'y' 6"):
+        read_numpy({"x": tmp_path / "x.npy", "y": tmp_path / "y.npy"})
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_arrays_of_npz_files_are_columns(tmp_path: Path, save: object):
+    for part in range(2):
+        arrays = {"x": np.full((5, 2), part), "f": np.asfortranarray(np.eye(5)), "y": np.arange(5)}
+        save(tmp_path / f"{part}.npz", **arrays)  # type: ignore[operator]
+    dataset = read_numpy(tmp_path)
+    batch = dataset.to_numpy()
+    assert batch["x"][:, 0].tolist() == [0] * 5 + [1] * 5
+    assert (batch["f"][5:] == np.eye(5)).all()
+    assert read_numpy(tmp_path, columns=["y"]).columns == ["y"]
+
+
+def test_damaged_numpy_files_and_pickles_are_refused(tmp_path: Path):
+    np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
+    np.save(tmp_path / "short.npy", np.arange(1000))
+    (tmp_path / "short.npy").write_bytes((tmp_path / "short.npy").read_bytes()[:500])
+    np.savez(tmp_path / "unlike.npz", x=np.zeros(2), y=np.zeros(3))
+    for name, message in (
+        ("objects.npy", "cannot be read as .npy or .npz"),
+        ("short.npy", "cannot be read as .npy or .npz"),
+        ("unlike.npz", "unlike.npz: the columns have unlike numbers of rows"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            read_numpy(tmp_path / name)

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from hpctrain.data import from_numpy, read_parquet
+from hpctrain.errors import ConfigError
+
+
+def write(path: Path, first: int, rows: int, **options: int) -> Path:
+    batch = {"y": np.arange(first, first + rows), "x": np.ones((rows, 4), "f4") * first}
+    parquet.write_table(from_numpy(batch).to_arrow(), path, **options)
+    return path
+
+
+def test_the_output_of_dask_or_spark_is_a_directory_of_parts(tmp_path: Path):
+    for part in range(3):
+        write(tmp_path / f"part-{part:05}-uuid.snappy.parquet", part * 100, 100, row_group_size=30)
+    (tmp_path / "_SUCCESS").write_text("")
+    (tmp_path / ".part-00000.crc").write_text("")
+    dataset = read_parquet(tmp_path)
+    assert dataset.to_numpy()["y"].tolist() == list(range(300))
+    assert dataset.to_numpy()["x"].shape == (300, 4)
+    assert [len(block) for block in dataset.source.blocks()] == [30, 30, 30, 10] * 3
+
+
+def test_thousands_of_row_groups_pickle_to_kilobytes(tmp_path: Path):
+    for part in range(20):
+        write(tmp_path / f"{part:02}.parquet", part * 500, 500, row_group_size=1)
+    assert len(read_parquet(tmp_path).source.blocks()) == 10_000
+    assert len(pickle.dumps(read_parquet(tmp_path))) < 4000
+
+
+@pytest.mark.parametrize("world_size", [1, 3, 40])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_ranks_read_each_row_once(tmp_path: Path, world_size: int, shuffle: bool):
+    write(tmp_path / "a.parquet", 0, 25, row_group_size=10)
+    write(tmp_path / "b.parquet", 25, 8)
+    dataset = read_parquet(tmp_path)
+    seen = [
+        row
+        for rank in range(world_size)
+        for batch in dataset.shard(rank=rank, world_size=world_size).iter_batches(
+            batch_size=4, shuffle=shuffle
+        )
+        for row in batch["y"]
+    ]
+    assert sorted(seen) == list(range(33))
+
+
+def test_columns_are_chosen_and_a_missing_one_is_refused(tmp_path: Path):
+    path = write(tmp_path / "a.parquet", 0, 5)
+    assert read_parquet(path, columns=["y"]).columns == ["y"]
+    with pytest.raises(
+        ConfigError, match=r"a.parquet: there is no column 'z'. The dataset has 'y'"
+    ):
+        read_parquet(path, columns=["z"])
+
+
+def test_integers_that_one_file_misses_are_floats_in_all_of_them(tmp_path: Path):
+    parquet.write_table(pyarrow.table({"n": [1, 2], "b": [True, False]}), tmp_path / "a.parquet")
+    parquet.write_table(pyarrow.table({"n": [None, 4], "b": [True, None]}), tmp_path / "b.parquet")
+    dataset = read_parquet(tmp_path)
+    assert str(dataset.schema()) == "n: float64, b: object"
+    assert np.nan_to_num(dataset.to_numpy()["n"], nan=-1).tolist() == [1, 2, -1, 4]
+    assert dataset.to_numpy()["b"].tolist() == [True, False, True, None]
+    assert str(read_parquet(tmp_path / "a.parquet").schema()) == "n: int64, b: bool"
+
+
+def test_files_with_unlike_columns_are_refused(tmp_path: Path):
+    parquet.write_table(pyarrow.table({"n": [1]}), tmp_path / "a.parquet")
+    parquet.write_table(pyarrow.table({"n": ["1"]}), tmp_path / "b.parquet")
+    with pytest.raises(ConfigError, match=r"'n' is int64 and object"):
+        read_parquet(tmp_path)
+
+
+def test_lists_strings_and_dates_are_read(tmp_path: Path):
+    table = pyarrow.table(
+        {
+            "s": pyarrow.array(["a", "b"]).dictionary_encode(),
+            "fixed": pyarrow.array([[1, 2], [3, 4]], pyarrow.list_(pyarrow.int32(), 2)),
+            "lists": [[1], [2, 3]],
+            "day": pyarrow.array([0, 1], pyarrow.date32()),
+        }
+    )
+    parquet.write_table(table, tmp_path / "a.parquet")
+    batch = read_parquet(tmp_path).to_numpy()
+    assert batch["s"].tolist() == ["a", "b"]
+    assert batch["fixed"].tolist() == [[1, 2], [3, 4]]
+    assert [list(cell) for cell in batch["lists"]] == [[1], [2, 3]]
+    assert str(batch["day"][1]) == "1970-01-02"
+
+
+def test_a_truncated_file_is_refused(tmp_path: Path):
+    path = write(tmp_path / "a.parquet", 0, 1000)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ConfigError, match=r"a.parquet cannot be read as Parquet: .*cut off"):
+        read_parquet(path)
