@@ -20,6 +20,7 @@ from hpctrain.plan.resources import Placement, node_range, place_on_one_node, pl
 from hpctrain.plan.sbatch import make_directives
 from hpctrain.plan.site import Site, known_shape, load_site, site_srun_args
 from hpctrain.plan.spec import (
+    LARGE_PICKLE_BYTES,
     RankSettings,
     RunSpec,
     WorkerSpec,
@@ -168,9 +169,11 @@ def make_spec(request: Request, plan: LaunchPlan) -> RunSpec:
     Raises
     ------
     ConfigError
-        If something of it cannot be pickled.
+        If something of it cannot be pickled, or a `hpctrain.data.Dataset` in memory is large.
     """
     scaling, sync = request.scaling_config, request.run_config.sync_config
+    if plan.launcher != "inline":
+        _refuse_large_datasets(request.worker_spec.datasets)
     worker = pack(request.worker_spec, what="the training function")
     if warning := explain_large_pickle(request.worker_spec, worker):
         print(f"hpctrain: warning: {warning}", file=sys.stderr, flush=True)
@@ -200,6 +203,17 @@ def make_spec(request: Request, plan: LaunchPlan) -> RunSpec:
         if plan.launcher == "slurm"
         else b"",
     )
+
+
+def _refuse_large_datasets(datasets: Mapping[str, Any]) -> None:
+    for name, dataset in datasets.items():
+        size = getattr(dataset, "memory_bytes", 0)
+        if size > LARGE_PICKLE_BYTES:
+            raise ConfigError(
+                f"dataset {name!r} has {size / 2**20:.0f} MiB in memory, and more than "
+                f"{LARGE_PICKLE_BYTES // 2**20} MiB are not sent to the ranks. Write it to a file "
+                f"that they see, with write_hdf5() or write_parquet(), and give what is read there."
+            )
 
 
 def _digests(request: Request) -> dict[str, str]:
