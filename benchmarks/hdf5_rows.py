@@ -1,8 +1,8 @@
 """``in-order``, ``shuffled``, ``loader``, ``cold``, ``compressed``: an epoch over an HDF5 dataset.
 
-All arms of a row end with the same rows in batches, in the same order. What we are compared with
-copies or gathers them in memory, all into one batch that stays in the cache; only the loader and the
-rows on disk are compared with what people would otherwise use, or the disk.
+Whoever is compared copies or gathers the same rows, in the same order, into one batch that stays in
+the cache, as a loop over arrays in memory would. ``loader`` and ``cold`` are about what else people
+would read with, and about the disk.
 """
 
 from __future__ import annotations

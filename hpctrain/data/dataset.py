@@ -8,6 +8,7 @@ from functools import partial, reduce
 from itertools import repeat
 from os import PathLike
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.data.formats import (
@@ -22,7 +23,7 @@ from hpctrain.data.formats import (
     to_pandas,
 )
 from hpctrain.data.memory import MemorySource
-from hpctrain.data.prefetch import prefetch
+from hpctrain.data.prefetch import prefetch, spare_threads
 from hpctrain.data.schema import Schema, check_columns
 from hpctrain.data.source import RowRanges, Source, take_rows
 from hpctrain.data.steps import Drop, Filter, MapBatches, Select, Step
@@ -443,14 +444,18 @@ class Dataset:
         """Return tasks that also apply the steps. Not collective."""
         if not self.steps:
             return iter(tasks)
-        return (partial(self._read_and_apply, task) for task in tasks)
+        # Several threads read, but nobody expects of a function that they call it all at once.
+        one_at_a_time = Lock()
+        return (partial(self._read_and_apply, task, one_at_a_time) for task in tasks)
 
-    def _read_and_apply(self, task: Task) -> Batch:
-        return self.apply(task())
+    def _read_and_apply(self, task: Task, one_at_a_time: Lock) -> Batch:
+        batch = task()
+        with one_at_a_time:
+            return self.apply(batch)
 
     def _pieces(self, ranges: Sequence[range], *, batch_size: int = 1) -> Iterator[Batch]:
         tasks = tasks_in_order(self.source, ranges, self.columns_read, batch_size=batch_size)
-        return prefetch(self.with_steps(tasks), threads=0 if self.is_instant else 1)
+        return prefetch(self.with_steps(tasks), threads=0 if self.is_instant else spare_threads())
 
 
 def rows_of(batch: Batch) -> Iterator[dict[str, Any]]:

@@ -11,10 +11,11 @@ import numpy as np
 
 from hpctrain.data.dataset import Dataset, check_batch_size, rows_of
 from hpctrain.data.formats import Batch, BatchFormat, check_format, num_rows, to_format
-from hpctrain.data.prefetch import prefetch
+from hpctrain.data.prefetch import prefetch, spare_threads
 from hpctrain.data.schema import Schema
 from hpctrain.data.split import Tail, Taken, batch_sizes, check_tail, left_over, part_of
 from hpctrain.data.stream import Mixing, choose_mixing, rebatch, tasks_in_order, tasks_shuffled
+from hpctrain.data.window import PIECE_BYTES
 from hpctrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -332,11 +333,13 @@ class DataIterator:
     def _batches(self, settings: _Settings) -> Iterator[Batch]:
         dataset, before = self._dataset, self._before
         sizes = self._sizes(before, settings.batch_size, settings.tail)
-        pieces = prefetch(
-            self._tasks(settings),
-            threads=1 if settings.prefetch_batches and not dataset.is_instant else 0,
-            ahead=self._pieces_ahead(settings),
-        )
+        row_bytes, threads, ahead = dataset.read_schema.row_bytes, 0, 0
+        if settings.prefetch_batches and not dataset.is_instant:
+            mixing = settings.mixing
+            threads = spare_threads(mixing.window_rows * row_bytes if mixing else PIECE_BYTES)
+            wanted = settings.prefetch_batches * settings.batch_size * row_bytes
+            ahead = 1 + -(-wanted // PIECE_BYTES)
+        pieces = prefetch(self._tasks(settings), threads=threads, ahead=ahead)
         rows = 0
         for batch in rebatch(pieces, sizes):
             rows += settings.batch_size
@@ -359,10 +362,6 @@ class DataIterator:
             tasks = tasks_shuffled(dataset.source, order, part, dataset.columns_read)
         # Where steps may drop rows they are left for batches, or ranks would have unlike numbers.
         return dataset.with_steps(tasks) if dataset.keeps_rows else tasks
-
-    def _pieces_ahead(self, settings: _Settings) -> int:
-        batch_bytes = settings.batch_size * self._dataset.read_schema.row_bytes
-        return 1 + -(-settings.prefetch_batches * batch_bytes // (4 * 2**20))
 
     def _filled(self, batch: Batch, size: int) -> Batch:
         """Return a batch with its rows repeated until it is full."""

@@ -5,6 +5,7 @@ New memory costs more than what is copied into it: the kernel has to find and cl
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections import deque
@@ -22,11 +23,30 @@ _T = TypeVar("_T")
 _Task = Callable[[], _T]
 
 
+MOST_THREADS = 4
+MOST_BYTES = 256 * 2**20
+"""Of what all threads together work on."""
+
+
+def spare_threads(bytes_each: int = 0) -> int:
+    """Return how many threads can work beside the caller's, one at least.
+
+    Not collective.
+
+    Parameters
+    ----------
+    bytes_each
+        Memory that a task needs.
+    """
+    spare = len(os.sched_getaffinity(0)) - 1
+    return max(min(spare, MOST_THREADS, MOST_BYTES // max(bytes_each, 1)), 1)
+
+
 def prefetch(
     tasks: Iterable[Callable[[], _T]],
     *,
     threads: int = 1,
-    ahead: int = 3,
+    ahead: int = 0,
     timeout_s: float = 600.0,
 ) -> Iterator[_T]:
     """Yield what tasks return, in order, while the next ones are worked on. Not collective.
@@ -40,7 +60,8 @@ def prefetch(
     threads
         Threads that work on tasks; 0: each is done by the caller, when it is due.
     ahead
-        Tasks whose results are ready or worked on while the caller has one; at least `threads`.
+        Tasks that are begun or done while the caller has the result of another one; two more than
+        `threads` at least, so that there is always one to begin with.
     timeout_s
         How long to wait for one result, seconds.
 
@@ -67,7 +88,7 @@ def prefetch(
             target=_work, args=(queue,), name=f"hpctrain-prefetch-{number}", daemon=True
         ).start()
     try:
-        submit(max(ahead, threads))
+        submit(max(ahead, threads + 2))
         while pending:
             _help_until_done(pending[0], queue, timeout_s)
             submit(1)

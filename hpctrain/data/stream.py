@@ -32,6 +32,11 @@ class Mixing:
     slabs_per_window: int
     seed: int
 
+    @property
+    def window_rows(self) -> int:
+        """Rows that are permuted at a time."""
+        return self.slab_rows * self.slabs_per_window
+
     def order(self, num_rows: int, epoch: int) -> Shuffle:
         """Return the order of an epoch. Not collective."""
         return Shuffle(
