@@ -340,13 +340,13 @@ class DataIterator:
             wanted = settings.prefetch_batches * settings.batch_size * row_bytes
             ahead = 1 + -(-wanted // PIECE_BYTES)
         pieces = prefetch(self._tasks(settings), threads=threads, ahead=ahead)
-        rows = 0
+        rows, applied = 0, dataset.keeps_rows
         for batch in rebatch(pieces, sizes):
             rows += settings.batch_size
             self._now = Taken(self._world_size, rows, settings.tail)
             if settings.tail == "pad":
                 batch = self._filled(batch, settings.batch_size)
-            yield batch if dataset.keeps_rows else dataset.apply(batch)
+            yield batch if applied else dataset.apply(batch)
             # Memory is used again once nobody has it.
             del batch
         self._end_epoch()

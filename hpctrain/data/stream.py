@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 
 import numpy as np
 
@@ -118,40 +117,30 @@ def rebatch(pieces: Iterable[Batch], sizes: Iterable[int]) -> Iterator[Batch]:
     without rows.
     """
     source = iter(pieces)
-    first = next(source)
-    source = chain([first], source)
-    empty = {name: array[:0].copy() for name, array in first.items()}
-    # A piece that nobody has is memory for the next one.
-    del first
-    held: list[Batch] = []
-    available = 0
+    piece = next(source)
+    empty = {name: array[:0].copy() for name, array in piece.items()}
+    at, length = 0, num_rows(piece)
     for size in sizes:
-        while available < size:
-            piece = next(source, None)
-            if piece is None:
-                break
-            held.append(piece)
-            available += num_rows(piece)
-            del piece
-        wanted = min(size, available)
-        if size and not wanted:
+        parts = []
+        missing = size
+        while missing:
+            if at == length:
+                # A piece that nobody has is memory for the next one.
+                piece = {}
+                if (following := next(source, None)) is None:
+                    break
+                piece, at, length = following, 0, num_rows(following)
+                del following
+            stop = min(at + missing, length)
+            parts.append(slice_batch(piece, at, stop))
+            missing -= stop - at
+            at = stop
+        if size and not parts:
             return
-        available -= wanted
-        yield _take(held, wanted) if wanted else empty
-
-
-def _take(held: list[Batch], wanted: int) -> Batch:
-    """Return as many rows from the front of pieces, and leave the rest there."""
-    taken = []
-    while wanted:
-        length = num_rows(held[0])
-        if length > wanted:
-            taken.append(slice_batch(held[0], 0, wanted))
-            held[0] = slice_batch(held[0], wanted, length)
-            break
-        taken.append(held.pop(0))
-        wanted -= length
-    return concatenate(taken)
+        batch = concatenate(parts) if parts else empty
+        del parts
+        yield batch
+        del batch
 
 
 def _block_with(blocks: Sequence[range], row: int) -> range:
