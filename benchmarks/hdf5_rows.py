@@ -15,6 +15,7 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,11 @@ def run(
         others=[arm(other, function) for other, function in others.items()],
         goals=goals,
     )
-    return alternate(row, rounds=arguments.rounds, say=arguments.say)
+    busy_s, own_s, began = busy_cpu_s(), time.process_time(), time.perf_counter()
+    measured = alternate(row, rounds=arguments.rounds, say=arguments.say)
+    others_s = busy_cpu_s() - busy_s - (time.process_time() - own_s)
+    share = others_s / (time.perf_counter() - began) / (os.cpu_count() or 1)
+    return replace(measured, notes={"of all CPUs, others used": f"{max(share, 0):.0%}"})
 
 
 def arm(name: str, function: Callable[[], Any]) -> Arm:
@@ -157,6 +162,14 @@ def arm(name: str, function: Callable[[], Any]) -> Arm:
         return Sample(wall_s, time.process_time() - cpu_s)
 
     return Arm(name=name, measure=measure)
+
+
+def busy_cpu_s() -> float:
+    """Return the CPU time of everything on this machine."""
+    user, nice, system, _, _, irq, softirq, steal, *_ = map(
+        int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    )
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
 
 
 def timed(function: Callable[[], None]) -> float:
