@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from glob import glob, has_magic
@@ -20,8 +21,8 @@ def find_files(paths: Paths, suffixes: Sequence[str]) -> list[str]:
     """Return absolute paths of the files that paths stand for.
 
     Not collective. A directory stands for the files below it with one of the suffixes, in the order
-    of their names; what begins with ``_`` or ``.`` (Spark's ``_SUCCESS``) is left out. ``*`` and
-    ``**`` are replaced.
+    of their names and of numbers in them; what begins with ``_`` or ``.`` (Spark's ``_SUCCESS``) is
+    left out. ``*`` and ``**`` are replaced.
 
     Parameters
     ----------
@@ -40,10 +41,10 @@ def find_files(paths: Paths, suffixes: Sequence[str]) -> list[str]:
     for item in given:
         path = Path(fspath(item)).expanduser().absolute()
         if path.is_dir():
-            matches = sorted(_files_below(path, tuple(suffixes)))
+            matches = sorted(_files_below(path, tuple(suffixes)), key=_by_number)
             what = f"has no file that ends with {', '.join(suffixes)}"
         elif has_magic(str(path)) and not path.exists():
-            matches = sorted(glob(str(path), recursive=True))
+            matches = sorted(glob(str(path), recursive=True), key=_by_number)
             what = "matches no file"
         else:
             matches = [str(path)] if path.exists() else []
@@ -54,6 +55,11 @@ def find_files(paths: Paths, suffixes: Sequence[str]) -> list[str]:
     if not found:
         raise ConfigError("an empty list of paths was given. Give at least one file.")
     return found
+
+
+def _by_number(path: str) -> list[tuple[str, int]]:
+    """Sort ``part.2`` before ``part.10``: Dask numbers parts like that."""
+    return [(text, int(digits or 0)) for text, digits in re.findall(r"(\D*)(\d*)", path)]
 
 
 def _files_below(directory: Path, suffixes: tuple[str, ...]) -> Iterable[str]:

@@ -167,16 +167,16 @@ class DataIterator:
 
         Parameters
         ----------
-        batch_size, shuffle, local_shuffle_buffer_size, local_shuffle_seed, drop_last, tail
-            As in `iter_batches`.
-        prefetch_batches
-            As in `iter_batches`.
+        batch_size
+            Rows of a batch of this rank.
         dtypes
             Type of all columns, or of some by name; the others keep theirs.
         device
             Where tensors go. "auto" is the rank's GPU if it has one, else the CPU.
         collate_fn
             Makes a batch of a dict of arrays, instead of the two above.
+        shuffle, local_shuffle_buffer_size, local_shuffle_seed, drop_last, tail, prefetch_batches
+            As in `iter_batches`.
 
         Returns
         -------
@@ -226,9 +226,9 @@ class DataIterator:
         ----------
         feature_columns, label_columns
             One name gives a tensor, a list of names a dict of tensors.
-        batch_size, shuffle, local_shuffle_buffer_size, local_shuffle_seed, drop_last, tail
-            As in `iter_batches`.
-        prefetch_batches
+        batch_size
+            Rows of a batch of this rank.
+        shuffle, local_shuffle_buffer_size, local_shuffle_seed, drop_last, tail, prefetch_batches
             As in `iter_batches`.
 
         Raises

@@ -154,6 +154,14 @@ def test_files_are_found_by_name_directory_and_pattern(tmp_path: Path):
             read_hdf5(tmp_path / nothing)
 
 
+def test_parts_come_in_the_order_of_their_numbers(tmp_path: Path):
+    for number in (0, 1, 2, 10):
+        with h5py.File(tmp_path / f"part.{number}.h5", "w") as file:
+            file["y"] = [number]
+    for paths in (tmp_path, tmp_path / "part.*.h5"):
+        assert read_hdf5(paths).to_numpy()["y"].tolist() == [0, 1, 2, 10]
+
+
 def test_a_file_without_rows_is_left_out(tmp_path: Path):
     write(tmp_path / "a.h5")
     with h5py.File(tmp_path / "b.h5", "w") as file:
