@@ -53,6 +53,10 @@ class CsvSource:
     def _starts(self) -> list[int]:
         return [0, *accumulate(self.lines)]
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what follows from the rest."""
+        return {name: value for name, value in vars(self).items() if name != "_starts"}
+
     def blocks(self) -> Sequence[range]:
         """Return the blocks of lines. Not collective."""
         return Blocks([(rows, rows) for rows in self.lines])

@@ -310,7 +310,9 @@ class Dataset:
         for batch in self.iter_batches():
             yield from rows_of(batch)
 
-    def shard(self, *, rank: int, world_size: int, tail: Tail = "uneven") -> DataIterator:
+    def shard(
+        self, *, rank: int, world_size: int, tail: Tail = "uneven", device: str = "cpu"
+    ) -> DataIterator:
         """Return one rank's part.
 
         Not collective.
@@ -324,10 +326,12 @@ class Dataset:
             rank the same number of batches, whose sizes differ by one row at most, so every row is
             there once; a rank without a row gets an empty batch. ``"drop"`` leaves the rest out.
             ``"pad"`` repeats rows until every batch is full.
+        device
+            Where torch's tensors go by default.
         """
         from hpctrain.data.iterator import DataIterator
 
-        return DataIterator(self, rank=rank, world_size=world_size, tail=tail)
+        return DataIterator(self, rank=rank, world_size=world_size, tail=tail, device=device)
 
     def materialize(self) -> Dataset:
         """Return the dataset with its rows read into memory. Not collective."""

@@ -150,6 +150,14 @@ def from_pandas(frame: Any) -> Batch:
 
 
 def _from_series(series: Any) -> np.ndarray:
+    numbers = getattr(series.dtype, "numpy_dtype", None)
+    if numbers is not None and numbers.kind in "iuf":
+        # Otherwise pandas' own integers become objects.
+        with_missing = np.float64 if numbers.kind != "f" else numbers
+        dtype = with_missing if series.hasnans else numbers
+        missing: dict[str, Any] = {"na_value": np.nan} if series.hasnans else {}
+        converted: np.ndarray = series.to_numpy(dtype=dtype, **missing)
+        return converted
     array: np.ndarray = series.to_numpy()
     if array.dtype != object or len(array) == 0 or not _holds_arrays(array[0]):
         return array

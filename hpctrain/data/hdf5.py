@@ -160,6 +160,11 @@ def _dataset(path: str, file: Any, place: str) -> Any:
         raise ConfigError(f"{path} has no dataset {place!r}. It has {_names(file)}.")
     if found.ndim == 0:
         raise ConfigError(f"{path}: dataset {place!r} is a single value, it has no rows.")
+    if found.dtype.kind == "O" and h5py.check_string_dtype(found.dtype) is None:
+        raise ConfigError(
+            f"{path}: the rows of dataset {place!r} are arrays of unlike length or references, "
+            f"which a batch cannot hold. Name the other datasets with columns=[...]."
+        )
     _check_virtual(path, found)
     return found
 

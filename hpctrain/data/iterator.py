@@ -48,10 +48,18 @@ class DataIterator:
         Which part, of how many.
     tail
         What becomes of rows that do not fill a batch on every rank; see `Dataset.shard`.
+    device
+        Where torch's tensors go by default.
     """
 
     def __init__(
-        self, dataset: Dataset, *, rank: int, world_size: int, tail: Tail = "uneven"
+        self,
+        dataset: Dataset,
+        *,
+        rank: int,
+        world_size: int,
+        tail: Tail = "uneven",
+        device: str = "cpu",
     ) -> None:
         check_tail(tail)
         if not 0 <= rank < world_size:
@@ -60,6 +68,8 @@ class DataIterator:
         self._rank = rank
         self._world_size = world_size
         self._tail = tail
+        self.device = device
+        """Where torch's tensors go by default."""
         self._epoch = 0
         self._before: tuple[Taken, ...] = ()
         self._now: Taken | None = None
@@ -198,7 +208,8 @@ class DataIterator:
             tail="drop" if drop_last else tail,
             prefetch_batches=prefetch_batches,
         )
-        return map(collate_fn or partial(to_torch, dtypes=dtypes, device=device), batches)
+        where = self.device if device == "auto" else device
+        return map(collate_fn or partial(to_torch, dtypes=dtypes, device=where), batches)
 
     def iter_rows(self) -> Iterator[dict[str, Any]]:
         """Return the rows of the next epoch, each a dict. Not collective."""
@@ -307,6 +318,10 @@ class DataIterator:
         check_batch_size(batch_size)
         check_tail(tail or self._tail)
         mixing = None
+        if local_shuffle_buffer_size is not None and local_shuffle_buffer_size < 1:
+            raise ConfigError(
+                f"local_shuffle_buffer_size={local_shuffle_buffer_size!r}: rows, one or more."
+            )
         if shuffle or local_shuffle_buffer_size is not None:
             mixing = choose_mixing(
                 self._dataset.source,

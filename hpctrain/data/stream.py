@@ -17,7 +17,7 @@ from hpctrain.data.window import WINDOW_BYTES, WindowReader
 READ_BYTES = 32 * 2**20
 """Bytes that are read at once, in whole blocks; one block at least."""
 
-MOST_SHUFFLED_BYTES = 256 * 2**20
+MOST_SHUFFLED_BYTES = 64 * 2**20
 """Of a window of large units (row groups), two of which it has at least."""
 
 Task = Callable[[], Batch]

@@ -32,7 +32,6 @@ def to_torch(
         If torch is not installed, or a column has no numbers.
     """
     torch = require("torch", to="for batches of tensors", extra="torch")
-    where = _default_device(torch) if device == "auto" else torch.device(device)
     tensors = {}
     for name, array in batch.items():
         if array.dtype.kind not in "biufc":
@@ -43,15 +42,8 @@ def to_torch(
         # torch knows the machine's byte order only, and warns of memory that is not to be written.
         own = array.astype(array.dtype.newbyteorder("="), copy=not array.flags.writeable)
         dtype = dtypes.get(name) if isinstance(dtypes, Mapping) else dtypes
-        tensors[name] = torch.from_numpy(np.ascontiguousarray(own)).to(device=where, dtype=dtype)
+        tensors[name] = torch.from_numpy(np.ascontiguousarray(own)).to(device=device, dtype=dtype)
     return tensors
-
-
-def _default_device(torch: Any) -> Any:
-    # Whoever has a GPU has chosen it by now: the backend does, before the training function.
-    if torch.cuda.is_initialized():
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
 
 
 def to_tensorflow(

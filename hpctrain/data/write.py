@@ -116,7 +116,7 @@ def write_hdf5(
             for name, array in batch.items():
                 if total is None:
                     made[name].resize(stop, axis=0)
-                made[name][start:stop] = array
+                made[name][start:stop] = array.astype(object) if array.dtype.kind == "U" else array
             start = stop
     return Path(path)
 

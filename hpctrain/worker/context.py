@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -94,6 +94,8 @@ class ActiveWorker:
     comm: Communicator
     datasets: Mapping[str, Any]
     datasets_to_split: Literal["all"] | Sequence[str]
+    iterators: dict[str, Any] = field(default_factory=dict)
+    """Those of `hpctrain.data` that were handed out, by name: they know which epoch is next."""
 
 
 _active: ActiveWorker | None = None
@@ -317,7 +319,8 @@ def get_dataset_shard(dataset_name: str = "train") -> Any:
     Parameters
     ----------
     dataset_name
-        Its key in ``datasets``. A `hpctrain.data.Dataset` gives a `hpctrain.data.DataIterator`.
+        Its key in ``datasets``. A `hpctrain.data.Dataset` gives a `hpctrain.data.DataIterator`,
+        the same one each time.
 
     Raises
     ------
@@ -329,6 +332,8 @@ def get_dataset_shard(dataset_name: str = "train") -> Any:
     from hpctrain.data.shard import is_dataset, shard_dataset
 
     worker = active_worker("get_dataset_shard()")
+    if dataset_name in worker.iterators:
+        return worker.iterators[dataset_name]
     if dataset_name not in worker.datasets:
         raise KeyError(
             f"dataset {dataset_name!r} was not given to the trainer. It has "
@@ -337,11 +342,27 @@ def get_dataset_shard(dataset_name: str = "train") -> Any:
     dataset = worker.datasets[dataset_name]
     if callable(dataset) and not hasattr(dataset, "__getitem__"):
         dataset = dataset()
-    if worker.datasets_to_split != "all" and dataset_name not in worker.datasets_to_split:
-        # A Dataset that is not split has the same methods as one that is.
-        return shard_dataset(dataset, rank=0, world_size=1) if is_dataset(dataset) else dataset
+    split = worker.datasets_to_split == "all" or dataset_name in worker.datasets_to_split
     world = worker.context.world
+    if is_dataset(dataset):
+        iterator = worker.iterators[dataset_name] = dataset.shard(
+            rank=world.world_rank if split else 0,
+            world_size=world.world_size if split else 1,
+            device=_device(worker.context),
+        )
+        return iterator
+    if not split:
+        return dataset
     try:
         return shard_dataset(dataset, rank=world.world_rank, world_size=world.world_size)
     except ConfigError as error:
         raise ConfigError(f"dataset {dataset_name!r}: {error}") from error
+
+
+def _device(context: TrainContext) -> str:
+    """Return the rank's first GPU, or the CPU, as torch calls it."""
+    from hpctrain.worker.bootstrap import visible_gpus
+
+    if not context.gpu_ids:
+        return "cpu"
+    return f"cuda:{visible_gpus().index(context.gpu_ids[0])}"

@@ -65,6 +65,13 @@ def test_strings_and_missing_values_survive_all_three_forms():
     assert from_pandas(pandas.DataFrame({"s": ["a", "b"]})).to_numpy()["s"].tolist() == ["a", "b"]
 
 
+def test_columns_of_pandas_own_integers_are_numbers():
+    frame = pandas.DataFrame({"i": [1, 2], "m": [1, None]}).astype("Int32")
+    batch = from_pandas(frame).to_numpy()
+    assert (batch["i"].dtype, batch["m"].dtype) == (np.int32, np.float64)
+    assert np.isnan(batch["m"][1])
+
+
 def test_steps_are_done_when_batches_are_read(dataset: Dataset):
     calls = []
 

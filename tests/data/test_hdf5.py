@@ -102,6 +102,13 @@ def test_strings_are_strings(tmp_path: Path):
     assert read_hdf5(tmp_path / "a.h5").to_numpy()["s"].tolist() == ["ab", "c", "é"]
 
 
+def test_rows_of_unlike_length_are_refused(tmp_path: Path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("tracks", (3,), h5py.vlen_dtype("f4"))
+    with pytest.raises(ConfigError, match=r"dataset '/tracks' are arrays of unlike length"):
+        read_hdf5(tmp_path / "a.h5")
+
+
 def test_a_truncated_file_is_refused_when_the_dataset_is_made(tmp_path: Path):
     path = write(tmp_path / "a.h5")
     with path.open("r+b") as file:

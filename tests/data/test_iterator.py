@@ -207,6 +207,11 @@ def test_big_endian_numbers_become_tensors_and_strings_are_refused():
         next(words.iter_torch_batches())
 
 
+def test_a_buffer_without_rows_is_refused():
+    with pytest.raises(ConfigError, match="local_shuffle_buffer_size=0: rows, one or more"):
+        parts(rows(4), 1)[0].iter_batches(local_shuffle_buffer_size=0)
+
+
 def test_to_tf_says_what_is_missing():
     (part,) = parts(rows(4), 1)
     try:

@@ -69,6 +69,8 @@ def test_hdf5_is_written_in_one_piece_or_compressed_and_into_a_group(
     with h5py.File(tmp_path / "b.h5") as file:
         assert file["train/x"].compression == "gzip"
     assert (read_hdf5(tmp_path / "b.h5", group="train").to_numpy()["x"] == X).all()
+    words = from_numpy({"word": np.array(["a", "bc"])}).map_batches(lambda b: b)
+    words.write_hdf5(tmp_path / "fixed.h5")
     words = from_numpy({"word": ["a", "bc"]})
     words.write_hdf5(tmp_path / "words.h5")
     assert read_hdf5(tmp_path / "words.h5").to_numpy()["word"].tolist() == ["a", "bc"]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -185,3 +186,27 @@ def test_collectives_of_one_rank_need_no_mpi(make_worker: Callable[..., ActiveWo
     with activate(make_worker()):
         collective.barrier()
         assert collective.broadcast_from_rank_zero({"seed": 3}) == {"seed": 3}
+
+
+def test_a_dataset_of_files_gives_the_same_iterator_each_time_for_the_device_of_the_rank(
+    make_worker: Callable[..., ActiveWorker], monkeypatch: pytest.MonkeyPatch
+):
+    from hpctrain.data import from_numpy
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    rows = from_numpy({"x": range(10)})
+    worker = make_worker(
+        rank=1,
+        size=2,
+        datasets={"train": rows, "valid": rows},
+        datasets_to_split=("train",),
+    )
+    with activate(worker):
+        shard = hpctrain.get_dataset_shard("train")
+        next(shard.iter_batches(batch_size=2))
+        assert hpctrain.get_dataset_shard("train") is shard
+        assert (shard.num_rows, shard.device) == (5, "cpu")
+        assert hpctrain.get_dataset_shard("valid").num_rows == 10
+    with_gpu = replace(worker, context=replace(worker.context, gpu_ids=("7",)), iterators={})
+    with activate(with_gpu):
+        assert hpctrain.get_dataset_shard("train").device == "cuda:1"
