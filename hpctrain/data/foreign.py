@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,9 @@ from hpctrain.data.memory import MemorySource
 from hpctrain.data.schema import Column, Schema
 from hpctrain.data.source import Blocks, Source, block_rows
 from hpctrain.errors import ConfigError
+
+# Several threads read ahead, and nobody expects that of a dataset of torch.
+_ONE_AT_A_TIME = Lock()
 
 _ADVICE = "Give it another type before, or leave the column out."
 
@@ -46,7 +50,8 @@ class TorchSource:
         schema = self.schema.select(columns)
         if not rows:
             return empty(schema)
-        items = [_as_dict(self.dataset[row], self.names) for row in rows]
+        with _ONE_AT_A_TIME:
+            items = [_as_dict(self.dataset[row], self.names) for row in rows]
         batch = {name: _stack([item[name] for item in items]) for name in schema}
         return conform(batch, schema, where=f"items {rows.start} to {rows.stop}", advice=_ADVICE)
 
