@@ -10,6 +10,7 @@ from itertools import accumulate
 from typing import Any, Protocol, runtime_checkable
 
 from hpctrain.data.formats import Batch, concatenate
+from hpctrain.data.packed import Packed, pack, unpack
 from hpctrain.data.schema import Schema
 from hpctrain.errors import ConfigError
 
@@ -132,8 +133,13 @@ class Concatenated:
         return [0, *accumulate(part.num_rows for part in self.parts)]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what follows from the parts."""
-        return {"parts": self.parts}
+        """Leave out what follows from the parts, of which there may be thousands."""
+        return {"parts": pack(self.parts) or self.parts}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take the parts that `__getstate__` gave."""
+        parts = state["parts"]
+        object.__setattr__(self, "parts", unpack(parts) if isinstance(parts, Packed) else parts)
 
     def blocks(self) -> Sequence[range]:
         """Return the blocks of all parts. Not collective."""

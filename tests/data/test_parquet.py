@@ -9,6 +9,8 @@ import pytest
 from pyarrow import parquet
 
 from hpctrain.data import from_numpy, read_parquet
+from hpctrain.data.parquet import ParquetSource
+from hpctrain.data.source import Concatenated
 from hpctrain.errors import ConfigError
 
 
@@ -33,7 +35,26 @@ def test_thousands_of_row_groups_pickle_to_kilobytes(tmp_path: Path):
     for part in range(20):
         write(tmp_path / f"{part:02}.parquet", part * 500, 500, row_group_size=1)
     assert len(read_parquet(tmp_path).source.blocks()) == 10_000
-    assert len(pickle.dumps(read_parquet(tmp_path))) < 4000
+    dataset = read_parquet(tmp_path)
+    assert len(pickle.dumps(dataset)) < 2000
+    assert pickle.loads(pickle.dumps(dataset)).source == dataset.source
+
+
+def test_ten_thousand_files_pickle_to_kilobytes_that_say_the_same_each_time():
+    schema = from_numpy({"x": np.zeros((1, 28), "f4")}).schema()
+    files = tuple(
+        ParquetSource(
+            path=f"/scratch/project/events/part-{i:05}-4a1f.snappy.parquet",
+            groups=((131_072, 7), (5000 + i * 7919 % 1000, 1)),
+            schema=schema,
+        )
+        for i in range(10_000)
+    )
+    pickled = pickle.dumps(Concatenated(parts=files))
+    assert len(pickled) < 100_000
+    again = pickle.loads(pickled)
+    assert again.parts == files
+    assert pickle.dumps(again) == pickled
 
 
 @pytest.mark.parametrize("world_size", [1, 3, 40])
