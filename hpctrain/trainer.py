@@ -8,7 +8,7 @@ from __future__ import annotations
 import abc
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -155,7 +155,8 @@ class DataParallelTrainer(BaseTrainer):
     Raises
     ------
     ConfigError
-        If the training function takes more than one argument, or a value has the wrong type.
+        If the training function takes more than one argument, a value has the wrong type, or a
+        dataset is to be split that does not exist.
     """
 
     def __init__(
@@ -185,6 +186,7 @@ class DataParallelTrainer(BaseTrainer):
         self.backend_config = _typed(backend_config, BackendConfig, "backend_config")
         self.dataset_config = _typed(dataset_config, DataConfig, "dataset_config")
         self._takes_config = takes_config(train_loop_per_worker)
+        _check_names(self.dataset_config.datasets_to_split, self.datasets)
 
     def training_loop(self) -> Result:
         """Hand the training function over to the workers. Not collective."""
@@ -325,6 +327,15 @@ def _typed(value: Any, kind: type[Any], name: str) -> Any:
             f"{name}={value!r} is a {type(value).__name__}; a {kind.__name__} is needed."
         )
     return value
+
+
+def _check_names(to_split: str | Sequence[str], datasets: Mapping[str, Any]) -> None:
+    unknown = [] if to_split == "all" else [name for name in to_split if name not in datasets]
+    if unknown:
+        raise ConfigError(
+            f"DataConfig(datasets_to_split={list(to_split)!r}): the trainer has no dataset "
+            f"{', '.join(map(repr, unknown))}. It has {sorted(datasets) or 'none'}."
+        )
 
 
 def _class_path(cls: type) -> str:

@@ -76,6 +76,10 @@ def test_a_function_that_does_not_tell_its_arguments_is_no_training_function():
         ({"backend_config": "nccl"}, "backend_config='nccl' is a str; a BackendConfig is needed"),
         ({"dataset_config": []}, r"dataset_config=\[\] is a list; a DataConfig is needed"),
         (
+            {"dataset_config": DataConfig(datasets_to_split=["trian"]), "datasets": {"train": []}},
+            r"the trainer has no dataset 'trian'. It has \['train'\]",
+        ),
+        (
             {"resume_from_checkpoint": "/a"},
             "resume_from_checkpoint='/a' is a str; a Checkpoint is needed",
         ),

@@ -57,7 +57,7 @@ class CsvSource:
         """Leave out what follows from the rest."""
         return {name: value for name, value in vars(self).items() if name != "_starts"}
 
-    def blocks(self) -> Sequence[range]:
+    def blocks(self) -> Blocks:
         """Return the blocks of lines. Not collective."""
         return Blocks([(rows, rows) for rows in self.lines])
 

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 from hpctrain.data.formats import (
     Batch,
     BatchFormat,
+    check_batch_size,
     check_format,
     concatenate,
     num_rows,
+    rows_of,
     slice_batch,
     to_arrow,
     to_format,
@@ -25,7 +27,7 @@ from hpctrain.data.formats import (
 from hpctrain.data.memory import MemorySource
 from hpctrain.data.prefetch import prefetch, spare_threads
 from hpctrain.data.schema import Schema, check_columns
-from hpctrain.data.source import RowRanges, Source, take_rows
+from hpctrain.data.source import RowRanges, Source, memory_bytes, take_rows
 from hpctrain.data.steps import Drop, Filter, MapBatches, Select, Step
 from hpctrain.data.stream import Task, choose_mixing, rebatch, tasks_in_order
 from hpctrain.errors import ConfigError
@@ -76,7 +78,7 @@ class Dataset:
     @property
     def memory_bytes(self) -> int:
         """Bytes that pickle with the dataset because they are in memory and not in files."""
-        return _memory_bytes(self.source)
+        return memory_bytes(self.source)
 
     @property
     def is_instant(self) -> bool:
@@ -199,7 +201,8 @@ class Dataset:
         if self.keeps_rows:
             return self.take_ranges([range(min(num_rows, self.source.num_rows))])
         pieces = self._pieces([range(self.source.num_rows)])
-        return _in_memory(next(rebatch(pieces, [num_rows])))
+        first = list(rebatch(pieces, [num_rows]))
+        return _in_memory(first[0]) if first else self.take_ranges([]).materialize()
 
     def take_ranges(self, ranges: Sequence[range]) -> Dataset:
         """Return a dataset of some rows of the source, by ranges of step 1, in their order.
@@ -462,29 +465,5 @@ class Dataset:
         return prefetch(self.with_steps(tasks), threads=0 if self.is_instant else spare_threads())
 
 
-def rows_of(batch: Batch) -> Iterator[dict[str, Any]]:
-    """Return the rows of a batch, each a dict. Not collective."""
-    return ({name: array[i] for name, array in batch.items()} for i in range(num_rows(batch)))
-
-
-def check_batch_size(batch_size: Any) -> None:
-    """Refuse what is no number of rows. Not collective.
-
-    Raises
-    ------
-    ConfigError
-        If it is not an integer of one or more.
-    """
-    if not isinstance(batch_size, int) or batch_size < 1:
-        raise ConfigError(f"batch_size={batch_size!r}: rows, one or more.")
-
-
 def _in_memory(batch: Batch) -> Dataset:
     return Dataset(MemorySource(arrays=batch))
-
-
-def _memory_bytes(source: Any) -> int:
-    if hasattr(source, "memory_bytes"):
-        return int(source.memory_bytes)
-    inner = [source.source] if hasattr(source, "source") else getattr(source, "parts", ())
-    return sum(map(_memory_bytes, inner))

@@ -41,7 +41,7 @@ class TorchSource:
         """Always 1."""
         return 1
 
-    def blocks(self) -> Sequence[range]:
+    def blocks(self) -> Blocks:
         """Return blocks of some MiB. Not collective."""
         return Blocks([(self.num_rows, block_rows(self.schema))])
 
@@ -78,7 +78,7 @@ class HuggingFaceSource:
         """Bytes that are in no file."""
         return 0 if self.dataset.cache_files else int(self.dataset.data.nbytes)
 
-    def blocks(self) -> Sequence[range]:
+    def blocks(self) -> Blocks:
         """Return blocks of some MiB. Not collective."""
         return Blocks([(self.num_rows, block_rows(self.schema))])
 

@@ -5,7 +5,7 @@ Inside, a batch is a dict of arrays that have a row per element: ``{"x": [rows, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -36,6 +36,23 @@ def check_format(batch_format: str) -> None:
         raise ConfigError(
             f"batch_format={batch_format!r}. One of {', '.join(map(repr, FORMATS))} is needed."
         )
+
+
+def rows_of(batch: Batch) -> Iterator[dict[str, Any]]:
+    """Return the rows of a batch, each a dict. Not collective."""
+    return ({name: array[i] for name, array in batch.items()} for i in range(num_rows(batch)))
+
+
+def check_batch_size(batch_size: Any) -> None:
+    """Refuse what is no number of rows. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If it is not an integer of one or more.
+    """
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise ConfigError(f"batch_size={batch_size!r}: rows, one or more.")
 
 
 def to_format(batch: Batch, batch_format: BatchFormat) -> Any:

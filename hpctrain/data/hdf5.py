@@ -46,7 +46,7 @@ class Hdf5Source:
         """Number of rows."""
         return self.rows
 
-    def blocks(self) -> Sequence[range]:
+    def blocks(self) -> Blocks:
         """Return some MiB each, in whole chunks. Not collective."""
         whole = -(-block_rows(self.schema) // self.unit_rows) * self.unit_rows
         return Blocks([(self.rows, whole)])

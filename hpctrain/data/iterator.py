@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpctrain.data.dataset import Dataset, check_batch_size, rows_of
-from hpctrain.data.formats import Batch, BatchFormat, check_format, num_rows, to_format
+from hpctrain.data.dataset import Dataset
+from hpctrain.data.formats import (
+    Batch,
+    BatchFormat,
+    check_batch_size,
+    check_format,
+    num_rows,
+    rows_of,
+    to_format,
+)
 from hpctrain.data.prefetch import prefetch, spare_threads
 from hpctrain.data.schema import Schema
 from hpctrain.data.split import Tail, Taken, batch_sizes, check_tail, left_over, part_of

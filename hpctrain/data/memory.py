@@ -36,7 +36,7 @@ class MemorySource:
         """Bytes of all arrays."""
         return sum(array.nbytes for array in self.arrays.values())
 
-    def blocks(self) -> Sequence[range]:
+    def blocks(self) -> Blocks:
         """Return blocks of some MiB. Not collective."""
         return Blocks([(self.num_rows, block_rows(self.schema))])
 

@@ -41,7 +41,7 @@ class NumpySource:
         """Always 1."""
         return 1
 
-    def blocks(self) -> Sequence[range]:
+    def blocks(self) -> Blocks:
         """Return blocks of some MiB. Not collective."""
         return Blocks([(self.rows, block_rows(self.schema))])
 

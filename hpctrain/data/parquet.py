@@ -42,7 +42,7 @@ class ParquetSource:
         """Rows of the largest row group."""
         return max((rows for rows, _ in self.groups), default=1)
 
-    def blocks(self) -> Sequence[range]:
+    def blocks(self) -> Blocks:
         """Return the row groups. Not collective."""
         return Blocks([(rows * count, rows) for rows, count in self.groups])
 

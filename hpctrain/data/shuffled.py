@@ -44,7 +44,7 @@ class ShuffledRows:
         """Leave out the order, which follows from the rest."""
         return {"source": self.source, "mixing": self.mixing}
 
-    def blocks(self) -> Sequence[range]:
+    def blocks(self) -> Blocks:
         """Return the windows. Not collective."""
         return Blocks([(self.num_rows, self.unit_rows)])
 

@@ -18,40 +18,6 @@ BLOCK_BYTES = 8 * 2**20
 """Size of a natural read unit where the format has none: large enough for a parallel filesystem."""
 
 
-@runtime_checkable
-class Source(Protocol):
-    """Rows that are read by range. A frozen value that pickles to paths and numbers."""
-
-    @property
-    def num_rows(self) -> int:
-        """Number of rows."""
-
-    @property
-    def schema(self) -> Schema:
-        """Columns."""
-
-    @property
-    def unit_rows(self) -> int:
-        """Rows that can only be read as a whole: of a row group, of a chunk; 1 if there is none."""
-
-    def blocks(self) -> Sequence[range]:
-        """Return the units in which reading is cheap, in order; each has some whole units.
-
-        Not collective. Together they are all rows.
-        """
-
-    def read(self, rows: range, columns: Sequence[str] | None) -> Batch:
-        """Return rows, in order. Not collective. May be called by several threads.
-
-        Parameters
-        ----------
-        rows
-            A range of step 1.
-        columns
-            Which, in the order wanted; None is all.
-        """
-
-
 class Blocks(Sequence[range]):
     """Blocks of rows that need no memory of their own.
 
@@ -94,12 +60,49 @@ class Blocks(Sequence[range]):
         offset = self._first_row[run]
         return range(offset + start, offset + min(start + size, rows))
 
-    def index_of(self, row: int) -> int:
+    def block_with(self, row: int) -> range:
         """Return the block that has a row. Not collective."""
         run = bisect_right(self._first_row, row) - 1
         if row < 0 or run >= len(self._runs):
             raise IndexError(row)
-        return self._first_block[run] + (row - self._first_row[run]) // self._runs[run][1]
+        rows, size = self._runs[run]
+        offset = self._first_row[run]
+        start = (row - offset) // size * size
+        return range(offset + start, offset + min(start + size, rows))
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Rows that are read by range. A frozen value that pickles to paths and numbers."""
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows."""
+
+    @property
+    def schema(self) -> Schema:
+        """Columns."""
+
+    @property
+    def unit_rows(self) -> int:
+        """Rows that can only be read as a whole: of a row group, of a chunk; 1 if there is none."""
+
+    def blocks(self) -> Blocks:
+        """Return the units in which reading is cheap, in order; each has some whole units.
+
+        Not collective. Together they are all rows.
+        """
+
+    def read(self, rows: range, columns: Sequence[str] | None) -> Batch:
+        """Return rows, in order. Not collective. May be called by several threads.
+
+        Parameters
+        ----------
+        rows
+            A range of step 1.
+        columns
+            Which, in the order wanted; None is all.
+        """
 
 
 def block_rows(schema: Schema) -> int:
@@ -141,15 +144,9 @@ class Concatenated:
         parts = state["parts"]
         object.__setattr__(self, "parts", unpack(parts) if isinstance(parts, Packed) else parts)
 
-    def blocks(self) -> Sequence[range]:
+    def blocks(self) -> Blocks:
         """Return the blocks of all parts. Not collective."""
-        runs: list[tuple[int, int]] = []
-        for part in self.parts:
-            blocks = part.blocks()
-            runs += (
-                blocks.runs if isinstance(blocks, Blocks) else [(len(b), len(b)) for b in blocks]
-            )
-        return Blocks(runs)
+        return Blocks([run for part in self.parts for run in part.blocks().runs])
 
     def locate(self, rows: range) -> Iterator[tuple[Source, range]]:
         """Return the parts that have the rows, and which rows of theirs. Not collective."""
@@ -189,15 +186,14 @@ class RowRanges:
         """Rows of a unit of the source."""
         return self.source.unit_rows
 
-    def blocks(self) -> Sequence[range]:
+    def blocks(self) -> Blocks:
         """Return what is left of each block of the source. Not collective."""
         blocks = self.source.blocks()
         sizes = []
         for rows in self.ranges:
             start = rows.start
             while start < rows.stop:
-                block = blocks[_index_of(blocks, start)]
-                stop = min(block.stop, rows.stop)
+                stop = min(blocks.block_with(start).stop, rows.stop)
                 sizes.append(stop - start)
                 start = stop
         return Blocks([(size, size) for size in sizes])
@@ -251,7 +247,7 @@ class SideBySide:
         """Rows of the largest unit."""
         return max(part.unit_rows for part in self.parts)
 
-    def blocks(self) -> Sequence[range]:
+    def blocks(self) -> Blocks:
         """Return the blocks of the first part. Not collective."""
         return self.parts[0].blocks()
 
@@ -265,10 +261,12 @@ class SideBySide:
         return {name: batch[name] for name in wanted}
 
 
-def _index_of(blocks: Sequence[range], row: int) -> int:
-    if isinstance(blocks, Blocks):
-        return blocks.index_of(row)
-    return bisect_right([block.start for block in blocks], row) - 1
+def memory_bytes(source: Any) -> int:
+    """Return how many bytes a source pickles to because they are in no file. Not collective."""
+    if hasattr(source, "memory_bytes"):
+        return int(source.memory_bytes)
+    inner = [source.source] if hasattr(source, "source") else getattr(source, "parts", ())
+    return sum(map(memory_bytes, inner))
 
 
 def take_rows(ranges: Sequence[range], positions: range) -> list[range]:

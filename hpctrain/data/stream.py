@@ -11,7 +11,7 @@ import numpy as np
 from hpctrain.data.formats import Batch, concatenate, num_rows, slice_batch
 from hpctrain.data.order import SLABS, Shuffle
 from hpctrain.data.schema import Schema
-from hpctrain.data.source import Blocks, Concatenated, RowRanges, Source
+from hpctrain.data.source import Concatenated, RowRanges, Source
 from hpctrain.data.window import WINDOW_BYTES, WindowReader
 
 READ_BYTES = 32 * 2**20
@@ -103,7 +103,7 @@ def windows(source: Source, ranges: Sequence[range], row_bytes: int) -> Iterator
         while start < rows.stop:
             stop = min(rows.stop, start + most)
             if stop < rows.stop:
-                block = _block_with(blocks, stop)
+                block = blocks.block_with(stop)
                 # Back to the beginning of the block, or on to its end if it is larger than that.
                 stop = block.start if block.start > start else min(block.stop, rows.stop)
             yield range(start, stop)
@@ -141,13 +141,6 @@ def rebatch(pieces: Iterable[Batch], sizes: Iterable[int]) -> Iterator[Batch]:
         del parts
         yield batch
         del batch
-
-
-def _block_with(blocks: Sequence[range], row: int) -> range:
-    if isinstance(blocks, Blocks):
-        found: range = blocks[blocks.index_of(row)]
-        return found
-    return next(block for block in blocks if row in block)
 
 
 def _window_reader(source: Source, schema: Schema) -> WindowReader:

@@ -100,6 +100,7 @@ def test_a_filter_keeps_rows_and_only_a_pass_can_count_them(dataset: Dataset):
     even = dataset.filter(lambda batch: batch["y"] % 2 == 0)
     assert even.count() == 1000
     assert all_of(even.limit(3)) == [0, 2, 4]
+    assert even.filter(lambda batch: batch["y"] < 0).limit(3).columns == ["x", "y"]
     assert [len(b["y"]) for b in even.iter_batches(batch_size=400)] == [400, 400, 200]
     with pytest.raises(ConfigError, match=r"num_rows: .*count\(\) and materialize\(\)"):
         _ = even.num_rows

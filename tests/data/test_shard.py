@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy
@@ -67,6 +69,17 @@ def test_a_data_frame_keeps_its_index():
 def test_of_an_iterable_a_rank_takes_every_so_manieth_element():
     parts = [list(shard_dataset(iter(range(7)), rank=r, world_size=3)) for r in range(3)]
     assert parts == [[0, 3, 6], [1, 4], [2, 5]]
+
+
+def test_a_rank_that_was_given_a_list_loads_no_numpy():
+    code = """if True:
+        import sys, hpctrain.data, hpctrain.trainer
+        from hpctrain.data.shard import is_dataset, shard_dataset
+        assert not is_dataset([1, 2]) and list(shard_dataset([1, 2], rank=0, world_size=2)) == [1]
+        print(*{"numpy", "h5py", "pandas", "pyarrow", "torch"} & set(sys.modules))
+    """
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    assert loaded.stdout.strip() == b""
 
 
 def test_what_has_neither_rows_nor_an_iterator_is_refused():
