@@ -35,6 +35,8 @@ class _Settings:
     """What an epoch was asked for with."""
 
     batch_size: int
+    sizes: list[int]
+    """Rows of each batch of this rank."""
     tail: Tail
     mixing: Mixing | None
     prefetch_batches: int
@@ -347,6 +349,7 @@ class DataIterator:
         self._mixing = mixing
         settings = _Settings(
             batch_size=batch_size,
+            sizes=self._sizes(self._before, batch_size, tail or self._tail),
             tail=tail or self._tail,
             mixing=mixing,
             prefetch_batches=prefetch_batches,
@@ -354,8 +357,7 @@ class DataIterator:
         return self._batches(settings)
 
     def _batches(self, settings: _Settings) -> Iterator[Batch]:
-        dataset, before = self._dataset, self._before
-        sizes = self._sizes(before, settings.batch_size, settings.tail)
+        dataset = self._dataset
         row_bytes, threads, ahead = dataset.read_schema.row_bytes, 0, 0
         if settings.prefetch_batches and not dataset.is_instant:
             mixing = settings.mixing
@@ -364,7 +366,7 @@ class DataIterator:
             ahead = 1 + -(-wanted // PIECE_BYTES)
         pieces = prefetch(self._tasks(settings), threads=threads, ahead=ahead)
         rows, applied = 0, dataset.keeps_rows
-        for batch in rebatch(pieces, sizes):
+        for batch in rebatch(pieces, settings.sizes):
             rows += settings.batch_size
             self._now = Taken(self._world_size, rows, settings.tail)
             if settings.tail == "pad":
