@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -215,10 +216,20 @@ def _check_virtual(path: str, dataset: Any) -> None:
             )
 
 
-def _open(path: str) -> Any:
-    h5py = require("h5py", to="to read HDF5 files")
+def open_file(path: str | PathLike[str], mode: str) -> Any:
+    """Return an open ``h5py.File``. Not collective."""
+    h5py = require("h5py", to="for HDF5 files")
     try:
-        return h5py.File(path, "r")
+        # Many parallel filesystems are mounted without locks, and HDF5 would refuse to open there.
+        return h5py.File(path, mode, locking="best-effort")
+    except ValueError:
+        # Before 1.10.7 HDF5 could not be told.
+        return h5py.File(path, mode)
+
+
+def _open(path: str) -> Any:
+    try:
+        return open_file(path, "r")
     except OSError as error:
         size = os.path.getsize(path) if os.path.exists(path) else 0
         raise ConfigError(

@@ -13,6 +13,7 @@ import numpy as np
 
 from hpctrain.data.conform import empty
 from hpctrain.data.formats import Batch, num_rows, to_arrow
+from hpctrain.data.hdf5 import open_file
 from hpctrain.data.optional import require
 from hpctrain.data.schema import Column, Schema
 from hpctrain.errors import ConfigError
@@ -104,7 +105,7 @@ def write_hdf5(
     rows = max(1, 8 * 2**20 // max(schema.row_bytes, 1))
     # Without a filter, and of known size: in one piece, which is read fastest.
     total = dataset.num_rows if dataset.keeps_rows and compression is None else None
-    with _beside(path, (".h5", ".hdf5")) as beside, h5py.File(beside, "w") as file:
+    with _beside(path, (".h5", ".hdf5")) as beside, open_file(beside, "w") as file:
         where = file.require_group(group)
         made = {
             name: _make(h5py, where, name, column, total, compression)
