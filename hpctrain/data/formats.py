@@ -124,6 +124,8 @@ def as_column(values: Any) -> np.ndarray:
         values = values.detach().cpu().numpy()
     if isinstance(values, np.ndarray):
         array = values
+    elif hasattr(values, "__array__"):
+        array = np.asarray(values)
     else:
         array = _array_of(list(values) if np.iterable(values) else values)
     if array.ndim == 0:

@@ -197,6 +197,7 @@ class LoopState:
 def loop_state(
     *,
     loader: DataLoader[Any] | None = None,
+    shard: Stateful | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     scheduler: Stateful | None = None,
     scaler: Stateful | None = None,
@@ -213,6 +214,9 @@ def loop_state(
         processes included, then depends on the seed, the rank, the epoch and the batch's number
         only; so a run that resumes in the middle of an epoch loads nothing of what it has seen. Of
         an iterable dataset it loads, and drops, what it has seen.
+    shard
+        What `hpctrain.get_dataset_shard` gave of a `hpctrain.data.Dataset`, in place of a loader:
+        its epoch goes on after the last batch. It counts epochs itself: ``while shard.epoch < 10``.
     optimizer
         The same on every rank, as with DDP. Sharded ones (FSDP) are saved with their model, by
         ``torch.distributed.checkpoint``.
@@ -250,7 +254,7 @@ def loop_state(
             "loop_state(optimizer=...): its parameters are sharded over the ranks (FSDP). Save it "
             "with its model, by torch.distributed.checkpoint, and leave it out here."
         )
-    given = {"optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
+    given = {"shard": shard, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
     shared: dict[str, Any] = {name: part for name, part in given.items() if part is not None}
     return LoopState(loader=loader, shared=shared)
 

@@ -17,11 +17,13 @@ from hpctrain import (
     ConfigError,
     DataConfig,
     DataParallelTrainer,
+    FailureConfig,
     Result,
     RunConfig,
     ScalingConfig,
 )
 from hpctrain.data import Dataset, from_numpy, read_hdf5, read_parquet
+from hpctrain.torch import TorchTrainer
 
 pytestmark = pytest.mark.mpi
 
@@ -154,6 +156,60 @@ def test_an_epoch_goes_on_after_a_restart_with_other_ranks(
         checkpoint = result.checkpoint
     assert sorted(seen) == list(range(ROWS))
     assert seen != sorted(seen) or not shuffle
+
+
+def test_a_run_that_fails_in_the_middle_of_an_epoch_has_the_losses_of_one_that_does_not(
+    hdf5: Dataset, tmp_path: Path
+):
+    def train(config: dict[str, Any]) -> None:
+        import torch
+
+        import hpctrain.torch
+
+        torch.manual_seed(7)
+        shard = hpctrain.get_dataset_shard("train")
+        plain = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(plain.parameters(), lr=1e-8, momentum=0.9)
+        state = hpctrain.torch.loop_state(shard=shard, optimizer=optimizer)
+        checkpoint = hpctrain.get_checkpoint()
+        if state.restore(checkpoint):
+            assert checkpoint is not None
+            weights = torch.load(checkpoint.path / "model.pt", weights_only=True)
+            plain.load_state_dict(weights)
+        model = hpctrain.torch.prepare_model(plain)
+        while shard.epoch < 2:
+            batches = shard.iter_torch_batches(batch_size=100, shuffle=True)
+            for step, batch in enumerate(batches):
+                loss = ((model(batch["x"])[:, 0] - batch["y"]) ** 2).mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                with hpctrain.checkpoint_dir() as directory:
+                    state.save(directory)
+                    torch.save(plain.state_dict(), f"{directory}/model.pt")
+                    metrics = {"loss": loss.item(), "first": int(batch["y"][0])}
+                    hpctrain.report(metrics, Checkpoint.from_directory(directory))
+                first = hpctrain.get_context().world.attempt == 1
+                if config["fails"] and first and (shard.epoch, step) == (1, 3):
+                    raise RuntimeError("in the middle of an epoch")
+
+    histories = []
+    for fails in (False, True):
+        result = TorchTrainer(
+            train,
+            train_loop_config={"fails": fails},
+            datasets={"train": hdf5},
+            scaling_config=ScalingConfig(num_workers=2),
+            run_config=RunConfig(
+                storage_path=tmp_path / "runs",
+                name=f"fails-{fails}",
+                verbose=0,
+                failure_config=FailureConfig(max_failures=1),
+            ),
+        ).fit()
+        histories.append([(m["loss"], m["first"]) for m in result.metrics_history])
+    assert len(histories[0]) == 12
+    assert histories[0] == histories[1]
 
 
 def test_files_are_sent_as_paths_and_what_is_large_and_in_memory_is_refused(
