@@ -10,18 +10,15 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, wait
 from itertools import islice
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 
 from hpctrain.errors import HpctrainError
 
 _T = TypeVar("_T")
-_Task = Callable[[], _T]
-
 
 MOST_THREADS = 4
 MOST_BYTES = 256 * 2**20
@@ -74,14 +71,14 @@ def prefetch(
         for task in tasks:
             yield task()
         return
-    queue: SimpleQueue[tuple[Future[_T], Callable[[], _T]] | None] = SimpleQueue()
-    pending: deque[Future[_T]] = deque()
-    waiting = iter(tasks)
+    queue: SimpleQueue[_Job[_T] | None] = SimpleQueue()
+    pending: deque[_Job[_T]] = deque()
+    jobs = map(_Job, tasks)
 
     def submit(count: int) -> None:
-        for task in islice(waiting, count):
-            pending.append(Future())
-            queue.put((pending[-1], task))
+        for job in islice(jobs, count):
+            pending.append(job)
+            queue.put(job)
 
     for number in range(threads):
         threading.Thread(
@@ -95,38 +92,80 @@ def prefetch(
             # No name may hold the result while the caller has it: its memory would stay in use.
             yield pending.popleft().result()
     finally:
-        for future in pending:
-            future.cancel()
+        while _next_job(queue) is not None:
+            pass
         for _ in range(threads):
             queue.put(None)
 
 
-def _work(queue: SimpleQueue[Any]) -> None:
-    while (item := queue.get()) is not None:
-        _run(*item)
-        # What waits for the next task must not hold the memory of the last one.
-        del item
+class _Job(Generic[_T]):
+    """A task, and what came of it.
 
+    A lock in place of concurrent.futures.Future, which takes as long as the copying of 100 KiB.
+    """
 
-def _run(future: Future[_T], task: Callable[[], _T]) -> None:
-    if future.set_running_or_notify_cancel():
+    def __init__(self, task: Callable[[], _T]) -> None:
+        self._task = task
+        self._result: _T | None = None
+        self._error: BaseException | None = None
+        self._unfinished = threading.Lock()
+        self._unfinished.acquire()
+
+    def run(self) -> None:
         try:
-            future.set_result(task())
+            self._result = self._task()
         except BaseException as error:
-            future.set_exception(error)
+            self._error = error
+            if not isinstance(error, Exception):
+                # Ctrl-C, which is not for later.
+                raise
+        finally:
+            self._unfinished.release()
+
+    def is_done(self) -> bool:
+        return not self._unfinished.locked()
+
+    def wait(self, timeout_s: float) -> bool:
+        done = self._unfinished.acquire(timeout=timeout_s)
+        if done:
+            self._unfinished.release()
+        return done
+
+    def result(self) -> _T:
+        if self._error is not None:
+            raise self._error
+        return cast("_T", self._result)
 
 
-def _help_until_done(future: Future[Any], queue: SimpleQueue[Any], timeout_s: float) -> None:
-    """Work on tasks rather than wait, as long as there are any."""
-    while not future.done():
+def _work(queue: SimpleQueue[_Job[Any] | None]) -> None:
+    while (job := queue.get()) is not None:
         try:
-            _run(*queue.get_nowait())
-        except Empty:
-            if not wait([future], timeout_s).done:
-                raise HpctrainError(
-                    f"the next rows were not read within {timeout_s:g} s. The file system may "
-                    f"hang: look at it from this node."
-                ) from None
+            job.run()
+        except BaseException:
+            # Raised where the result is taken.
+            pass
+        # What waits for the next job must not hold the memory of the last one.
+        del job
+
+
+def _next_job(queue: SimpleQueue[_Job[_T] | None]) -> _Job[_T] | None:
+    try:
+        return queue.get_nowait()
+    except Empty:
+        return None
+
+
+def _help_until_done(job: _Job[_T], queue: SimpleQueue[_Job[_T] | None], timeout_s: float) -> None:
+    """Work on jobs rather than wait, as long as there are any."""
+    while not job.is_done():
+        other = _next_job(queue)
+        if other is not None:
+            other.run()
+        elif not job.wait(timeout_s):
+            raise HpctrainError(
+                f"the next rows were not read within {timeout_s:g} s. The file system may hang: "
+                f"look at it from this node."
+            )
 
 
 class Buffers:

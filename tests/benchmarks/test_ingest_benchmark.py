@@ -1,0 +1,55 @@
+"""The benchmarks of ingest run, and compare the same rows."""
+
+import json
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("h5py")
+pytest.importorskip("hdf5plugin")
+
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "ingest.py"
+
+
+@pytest.fixture
+def hdf5_rows(monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    import hdf5_rows
+
+    return hdf5_rows
+
+
+def test_rows_of_ingest_are_measured_and_written_down(tmp_path):
+    file = tmp_path / "ingest.json"
+    names = ["in-order", "shuffled", "compressed"]
+    options = ["--rounds", "1", "--sizes", "50000", "--only", *names, "--json", file]
+
+    done = subprocess.run(
+        [sys.executable, SCRIPT, *options],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(file.read_text())["rows"]
+    assert [row["name"] for row in rows] == ["in order", "shuffled", "compressed"]
+    for row in rows:
+        assert row["notes"]
+        assert len(row["verdicts"]) == 2
+        assert all(sample["wall_s"] > 0 for taken in row["samples"].values() for sample in taken)
+
+
+def test_what_is_gathered_in_memory_is_what_a_shuffled_epoch_gives(hdf5_rows):
+    arguments = Namespace(sizes=[30_000], tree=SCRIPT.parents[1])
+    with hdf5_rows.dataset(arguments) as (path, x):
+        order = hdf5_rows.order_of(arguments, path)
+        batches = [b["x"] for b in hdf5_rows.read_batches(arguments, path, shuffle=True)]
+
+    assert np.array_equal(np.concatenate(batches), x[order])
+    assert not np.array_equal(order, np.arange(len(x)))
