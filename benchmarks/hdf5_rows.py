@@ -35,12 +35,11 @@ LOADER_ROWS = 5 * BATCH
 
 def measure_in_order(arguments: Namespace) -> Iterator[Measured]:
     with dataset(arguments) as (path, x):
-        file = h5py.File(path, "r")
-        batch = new_batch()
+        rows_of_file, file, batch = open_dataset(arguments, path), h5py.File(path, "r"), new_batch()
         yield run(
             arguments,
             "in order",
-            ours=lambda: consume(read_batches(arguments, path)),
+            ours=lambda: read_epoch(rows_of_file),
             others={
                 "copy in memory": lambda: [np.copyto(batch, x[rows]) for rows in full_batches(x)],
                 "h5py slices": lambda: [file["x"][rows] for rows in full_batches(x)],
@@ -51,7 +50,8 @@ def measure_in_order(arguments: Namespace) -> Iterator[Measured]:
 
 def measure_shuffled(arguments: Namespace) -> Iterator[Measured]:
     with dataset(arguments) as (path, x):
-        order, batch = order_of(arguments, path), new_batch()
+        rows_of_file, batch = open_dataset(arguments, path), new_batch()
+        order = order_of(rows_of_file)
 
         def take() -> None:
             for rows in full_batches(x):
@@ -60,7 +60,7 @@ def measure_shuffled(arguments: Namespace) -> Iterator[Measured]:
         yield run(
             arguments,
             "shuffled",
-            ours=lambda: consume(read_batches(arguments, path, shuffle=True)),
+            ours=lambda: read_epoch(rows_of_file, shuffle=True),
             others={"np.take in memory": take},
             goals=[Goal(against="np.take in memory", factor=1 / speed) for speed in (0.85, 1.0)],
         )
@@ -70,7 +70,8 @@ def measure_loader(arguments: Namespace) -> Iterator[Measured]:
     from torch.utils.data import DataLoader
 
     with dataset(arguments) as (path, x):
-        order = order_of(arguments, path)[:LOADER_ROWS].tolist()
+        rows_of_file = open_dataset(arguments, path)
+        order = order_of(rows_of_file)[:LOADER_ROWS].tolist()
         loader = DataLoader(h5py.File(path, "r")["x"], batch_size=BATCH, sampler=order)
 
         def load() -> float:
@@ -82,7 +83,7 @@ def measure_loader(arguments: Namespace) -> Iterator[Measured]:
         yield run(
             arguments,
             "loader",
-            ours=lambda: consume(read_batches(arguments, path, shuffle=True)),
+            ours=lambda: read_epoch(rows_of_file, shuffle=True),
             others={"torch DataLoader": load},
             goals=[Goal(against="torch DataLoader", factor=1 / speed) for speed in (150, 350)],
         )
@@ -90,11 +91,12 @@ def measure_loader(arguments: Namespace) -> Iterator[Measured]:
 
 def measure_cold(arguments: Namespace) -> Iterator[Measured]:
     with dataset(arguments) as (path, _):
+        rows_of_file = open_dataset(arguments, path)
 
         def ours() -> float:
             forget(path)
             began = time.perf_counter()
-            consume(read_batches(arguments, path, shuffle=True))
+            read_epoch(rows_of_file, shuffle=True)
             return time.perf_counter() - began
 
         def disk() -> float:
@@ -115,8 +117,8 @@ def measure_cold(arguments: Namespace) -> Iterator[Measured]:
 def measure_compressed(arguments: Namespace) -> Iterator[Measured]:
     cores = len(os.sched_getaffinity(0))
     with dataset(arguments, **hdf5plugin.Blosc(cname="lz4")) as (path, x):
+        rows_of_file, file = open_dataset(arguments, path), h5py.File(path, "r")
         rows = np.zeros((CHUNK, COLUMNS), np.float32)
-        file = h5py.File(path, "r")
 
         def decode() -> None:
             for start in range(0, len(x) - CHUNK + 1, CHUNK):
@@ -126,7 +128,7 @@ def measure_compressed(arguments: Namespace) -> Iterator[Measured]:
         yield run(
             arguments,
             "compressed",
-            ours=lambda: consume(read_batches(arguments, path)),
+            ours=lambda: read_epoch(rows_of_file),
             others={name: lambda: timed(decode) / cores},
             goals=[Goal(against=name, factor=1 / speed) for speed in (0.7, 0.9)],
         )
@@ -178,13 +180,17 @@ def timed(function: Callable[[], None]) -> float:
     return time.perf_counter() - began
 
 
-def read_batches(arguments: Namespace, path: Path, **how: Any) -> Iterator[dict[str, np.ndarray]]:
-    shard = open_dataset(arguments, path).shard(rank=0, world_size=1)
-    return shard.iter_batches(batch_size=BATCH, local_shuffle_seed=SEED, **how)
+def read_epoch(rows: Any, **how: Any) -> int:
+    return sum(len(batch["x"]) for batch in iter_batches(rows, **how))
 
 
-def consume(batches: Iterator[dict[str, np.ndarray]]) -> int:
-    return sum(len(batch["x"]) for batch in batches)
+def iter_batches(rows: Any, **how: Any) -> Iterator[dict[str, np.ndarray]]:
+    """Return the batches of the first epoch of a dataset."""
+    shard = rows.shard(rank=0, world_size=1)
+    batches: Iterator[dict[str, np.ndarray]] = shard.iter_batches(
+        batch_size=BATCH, local_shuffle_seed=SEED, **how
+    )
+    return batches
 
 
 def open_dataset(arguments: Namespace, path: Path) -> Any:
@@ -195,13 +201,12 @@ def open_dataset(arguments: Namespace, path: Path) -> Any:
     return read_hdf5(path)
 
 
-def order_of(arguments: Namespace, path: Path) -> np.ndarray:
-    """Return which row comes when in the first shuffled epoch."""
-    source = open_dataset(arguments, path).source
+def order_of(rows: Any) -> np.ndarray:
+    """Return which row comes when in the first shuffled epoch of a dataset."""
     from hpctrain.data.stream import choose_mixing
 
-    mixing = choose_mixing(source, source.schema.row_bytes, buffer_rows=None, seed=SEED)
-    order = mixing.order(source.num_rows, epoch=0)
+    mixing = choose_mixing(rows.source, rows.read_schema.row_bytes, buffer_rows=None, seed=SEED)
+    order = mixing.order(rows.num_rows, epoch=0)
     return np.concatenate([order.window(number).rows() for number in range(order.num_windows)])
 
 

@@ -165,6 +165,8 @@ class DataIterator:
             tail="drop" if drop_last else tail,
             prefetch_batches=prefetch_batches,
         )
+        if batch_format == "numpy":
+            return batches
         return (to_format(batch, batch_format) for batch in batches)
 
     def iter_torch_batches(
