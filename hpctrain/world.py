@@ -7,6 +7,7 @@ communicates can also run on `SerialComm` (one rank, no MPI) and on the thread c
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -53,6 +54,15 @@ class Communicator(Protocol):
     def allgather(self, obj: Any) -> list[Any]:
         """Return every rank's object, by rank. Collective."""
 
+    def gather(self, obj: Any, root: int = 0) -> list[Any] | None:
+        """Return every rank's object, by rank, on the root, and None elsewhere. Collective."""
+
+    def allreduce(self, obj: Any, op: Callable[[Any, Any], Any]) -> Any:
+        """Return every rank's object, joined two by two, lower ranks first. Collective.
+
+        Every rank gets the result of the same operations, so they agree to the last bit.
+        """
+
 
 class SerialComm:
     """The communicator of a world of one rank."""
@@ -77,3 +87,11 @@ class SerialComm:
     def allgather(self, obj: Any) -> list[Any]:
         """Return `obj` alone."""
         return [obj]
+
+    def gather(self, obj: Any, root: int = 0) -> list[Any] | None:
+        """Return `obj` alone."""
+        return [obj]
+
+    def allreduce(self, obj: Any, op: Callable[[Any, Any], Any]) -> Any:
+        """Return `obj`."""
+        return obj
