@@ -7,6 +7,7 @@
     ├── LaunchError            the scheduler, MPI or a node refused; ``transient``: try again
     ├── CheckpointError        a checkpoint is missing, damaged, or could not be committed
     ├── WorkerContextError     a function of the training function was called outside of one
+    ├── PreprocessorNotFittedException  a preprocessor was applied that has learned nothing yet
     └── TrainingFailedError    ranks were started, and the run did not end well
         ├── WorkerError        a rank failed: which one, where, with the user's own traceback
         │   ├── NodeLostError      with its node, or that of another rank
@@ -57,6 +58,10 @@ class CheckpointError(HpctrainError):
 
 class WorkerContextError(HpctrainError, RuntimeError):
     """``report()``, ``get_context()`` and the like were called outside of a training function."""
+
+
+class PreprocessorNotFittedException(HpctrainError, RuntimeError):  # noqa: N818  # Ray's name
+    """A preprocessor was to be applied before it has learned what it needs from data."""
 
 
 class TrainingFailedError(HpctrainError, RuntimeError):

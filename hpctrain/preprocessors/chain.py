@@ -1,0 +1,147 @@
+"""`Chain` and `BatchMapper`: preprocessors after each other, and a function as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import reduce
+from typing import Any
+
+from hpctrain.checks import check_choice, check_count
+from hpctrain.errors import ConfigError
+from hpctrain.preprocessors.batches import (
+    BatchFormat,
+    NumpyBatch,
+    Rows,
+    concatenate,
+    format_of,
+    slices_of,
+    to_format,
+)
+from hpctrain.preprocessors.preprocessor import FitStatus, Preprocessor
+from hpctrain.world import Communicator
+
+
+class Chain(Preprocessor):
+    """Applies preprocessors one after the other.
+
+    Each is fitted on what those before it make of the data, which is read once for each that learns
+    something.
+
+    Parameters
+    ----------
+    *preprocessors
+        In the order in which they are applied.
+    """
+
+    def __init__(self, *preprocessors: Preprocessor) -> None:
+        for preprocessor in preprocessors:
+            if not isinstance(preprocessor, Preprocessor):
+                raise ConfigError(
+                    f"Chain(...) holds {preprocessor!r}, which is no Preprocessor. Wrap a "
+                    f"scikit-learn transformer in SklearnPreprocessor, a function in BatchMapper."
+                )
+        self.preprocessors = preprocessors
+
+    def fit_status(self) -> FitStatus:
+        """Return whether all, some or none of the preprocessors are fitted. Not collective."""
+        found = {p.fit_status() for p in self.preprocessors} - {FitStatus.NOT_FITTABLE}
+        if len(found) > 1:
+            return FitStatus.PARTIALLY_FITTED
+        return found.pop() if found else FitStatus.NOT_FITTABLE
+
+    def has_stats(self) -> bool:
+        """Return whether any preprocessor has learned something. Not collective."""
+        return any(preprocessor.has_stats() for preprocessor in self.preprocessors)
+
+    def get_input_columns(self) -> list[str]:
+        """Return the columns that are read before one makes them. Not collective."""
+        made: set[str] = set()
+        needed: dict[str, None] = {}
+        for preprocessor in self.preprocessors:
+            inputs = preprocessor.get_input_columns()
+            needed.update(dict.fromkeys(name for name in inputs if name not in made))
+            made.update(preprocessor.get_output_columns())
+        return list(needed)
+
+    def get_output_columns(self) -> list[str]:
+        """Return the columns that are made and not dropped later. Not collective."""
+        made: dict[str, None] = {}
+        for preprocessor in self.preprocessors:
+            for name in preprocessor._dropped_columns():
+                made.pop(name, None)
+            made.update(dict.fromkeys(preprocessor.get_output_columns()))
+        return list(made)
+
+    def _fit_rows(self, rows: Rows, comm: Communicator) -> Chain:
+        for preprocessor in self.preprocessors:
+            preprocessor._fit_rows(rows, comm)
+            rows = _mapped(rows, preprocessor)
+        return self
+
+    def _columns_to_read(self) -> list[str] | None:
+        known = all(p._columns_to_read() is not None for p in self.preprocessors)
+        return self.get_input_columns() if known else None
+
+    def _transform(self, batch: Any) -> Any:
+        return reduce(lambda made, p: p._transform(made), self.preprocessors, batch)
+
+    def _transform_numpy(self, columns: NumpyBatch) -> Mapping[str, Any]:
+        return dict(self._transform(columns))
+
+    def _keeps_rows(self) -> bool:
+        return all(preprocessor._keeps_rows() for preprocessor in self.preprocessors)
+
+    def _configuration(self) -> dict[str, Any]:
+        return {"preprocessors": list(self.preprocessors)}
+
+    def __repr__(self) -> str:
+        """Return the call that makes an unfitted one."""
+        return f"Chain({', '.join(map(repr, self.preprocessors))})"
+
+
+class BatchMapper(Preprocessor):
+    """Applies a function of your own to each batch.
+
+    Parameters
+    ----------
+    fn
+        Is given a batch and returns one. How the rows are divided into batches is not known to it.
+    batch_format
+        What it is given: ``"numpy"``, a dict of arrays, ``"pandas"`` or ``"pyarrow"``.
+    batch_size
+        Rows that it is given at most; None leaves that to the reader.
+    """
+
+    _is_fittable = False
+
+    def __init__(
+        self,
+        fn: Callable[[Any], Any],
+        batch_format: BatchFormat = "numpy",
+        batch_size: int | None = None,
+    ) -> None:
+        check_choice("batch_format", batch_format, ("numpy", "pandas", "pyarrow"))
+        check_count("batch_size", batch_size, at_least=1, optional=True)
+        if not callable(fn):
+            raise ConfigError(f"fn={fn!r} is not a function. Give the function itself.")
+        self.fn = fn
+        self.batch_format = batch_format
+        self.batch_size = batch_size
+
+    def _columns_to_read(self) -> list[str] | None:
+        return None
+
+    def _keeps_rows(self) -> bool:
+        return False
+
+    def _transform(self, batch: Any) -> Any:
+        given = to_format(batch, self.batch_format)
+        made = concatenate([self.fn(part) for part in slices_of(given, self.batch_size)])
+        return to_format(made, format_of(batch))
+
+    def _transform_numpy(self, columns: NumpyBatch) -> Mapping[str, Any]:
+        return dict(self._transform(columns))
+
+
+def _mapped(rows: Rows, preprocessor: Preprocessor) -> Rows:
+    return lambda: map(preprocessor._transform, rows())

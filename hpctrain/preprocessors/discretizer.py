@@ -1,0 +1,267 @@
+"""Discretizers: numbers become the number of the bin they are in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hpctrain.checks import check_choice, check_count
+from hpctrain.errors import ConfigError
+from hpctrain.preprocessors.batches import Array, Categories, NumpyBatch, Rows
+from hpctrain.preprocessors.preprocessor import Preprocessor, check_outputs
+from hpctrain.preprocessors.statistics import Extremes, collect
+from hpctrain.world import Communicator
+
+
+class _Discretizer(Preprocessor):
+    def __init__(
+        self,
+        columns: list[str],
+        *,
+        right: bool,
+        include_lowest: bool,
+        duplicates: str,
+        dtypes: Mapping[str, Any] | None,
+        output_columns: list[str] | None,
+    ) -> None:
+        check_choice("duplicates", duplicates, ("raise", "drop"))
+        self.output_columns = check_outputs(columns, output_columns)
+        self.columns = list(columns)
+        self.right = right
+        self.include_lowest = include_lowest
+        self.duplicates = duplicates
+        self.dtypes = dict(dtypes or {})
+
+    def _edges(self, column: str) -> Array:
+        raise NotImplementedError
+
+    def _checked(self, column: str, edges: Iterable[float]) -> list[float]:
+        found = [float(edge) for edge in edges]
+        distinct = sorted(set(found))
+        if found != sorted(found) or (len(distinct) < len(found) and self.duplicates == "raise"):
+            raise ConfigError(
+                f"bins of column {column!r} are {found}. Edges must rise; duplicates='drop' leaves "
+                f"out those that are there twice."
+            )
+        if len(distinct) < 2:
+            raise ConfigError(
+                f"bins of column {column!r} are {found}: two edges or more are needed."
+            )
+        return distinct
+
+    def _transform_numpy(self, columns: NumpyBatch) -> Mapping[str, Any]:
+        return {output: self._binned(name, columns[name]) for name, output in self._names()}
+
+    def _binned(self, column: str, values: Array) -> Any:
+        edges = self._edges(column)
+        numbers = values.astype(np.float64)
+        bins = np.searchsorted(edges, numbers, side="left" if self.right else "right") - 1
+        if self.include_lowest and self.right:
+            bins = np.where(numbers == edges[0], 0, bins)
+        outside = np.isnan(numbers) | (bins < 0) | (bins >= len(edges) - 1)
+        dtype: Any = self.dtypes.get(column)
+        if hasattr(dtype, "categories"):
+            codes = np.where(outside, -1, bins)
+            return Categories(
+                codes=codes, categories=list(dtype.categories), ordered=bool(dtype.ordered)
+            )
+        if dtype is None:
+            return np.where(outside, np.nan, bins.astype(np.float64))
+        if outside.any():
+            raise ConfigError(
+                f"column {column!r} holds {numbers[outside][0]}, which is in none of the bins from "
+                f"{edges[0]} to {edges[-1]}, and {np.dtype(dtype)} has no NaN. Leave `dtypes` out, "
+                f"or use wider bins."
+            )
+        return bins.astype(dtype)
+
+
+class CustomKBinsDiscretizer(_Discretizer):
+    """Replaces numbers by the number of the bin they are in, from 0, with edges that are given.
+
+    A number outside of all bins becomes NaN, so the result is float64 unless `dtypes` says
+    otherwise.
+
+    Parameters
+    ----------
+    columns
+        Columns of numbers.
+    bins
+        Edges of the bins, rising; the same for all columns, or by column. A
+        ``pandas.IntervalIndex`` without gaps, too.
+    right
+        Whether a number on an edge belongs to the bin below it.
+    include_lowest
+        Whether a number on the lowest edge is in the first bin; only with `right`.
+    duplicates
+        What is done about edges that are there twice: ``"raise"`` or ``"drop"``.
+    dtypes
+        By column, an integer type, or a ``pandas.CategoricalDtype`` with a category for each bin.
+    output_columns
+        Where the results go; by default into the columns themselves.
+    """
+
+    _is_fittable = False
+
+    def __init__(
+        self,
+        columns: list[str],
+        bins: Any,
+        *,
+        right: bool = True,
+        include_lowest: bool = False,
+        duplicates: str = "raise",
+        dtypes: Mapping[str, Any] | None = None,
+        output_columns: list[str] | None = None,
+    ) -> None:
+        super().__init__(
+            columns,
+            right=right,
+            include_lowest=include_lowest,
+            duplicates=duplicates,
+            dtypes=dtypes,
+            output_columns=output_columns,
+        )
+        if isinstance(bins, Mapping):
+            check_every_column(self.columns, bins)
+        by_column = bins if isinstance(bins, Mapping) else dict.fromkeys(self.columns, bins)
+        self.bins = {
+            column: self._checked(column, _edges_of(by_column[column])) for column in self.columns
+        }
+        check_categories(self.dtypes, {c: len(edges) - 1 for c, edges in self.bins.items()})
+
+    def _edges(self, column: str) -> Array:
+        return np.array(self.bins[column])
+
+
+class UniformKBinsDiscretizer(_Discretizer):
+    """Replaces numbers by the number of the bin they are in, from 0, of bins of equal width.
+
+    The bins reach from the smallest to the largest number that was seen. A number outside becomes
+    NaN, so the result is float64 unless `dtypes` says otherwise.
+
+    Parameters
+    ----------
+    columns
+        Columns of numbers.
+    bins
+        How many, for all columns or by column.
+    right
+        Whether a number on an edge belongs to the bin below it.
+    include_lowest
+        Whether a number on the lowest edge is in the first bin. The smallest number always is: as
+        in ``pandas.cut`` the lowest edge is a thousandth of the range below it.
+    duplicates
+        What is done about edges that are there twice: ``"raise"`` or ``"drop"``.
+    dtypes
+        By column, an integer type, or a ``pandas.CategoricalDtype`` with a category for each bin.
+    output_columns
+        Where the results go; by default into the columns themselves.
+    """
+
+    def __init__(
+        self,
+        columns: list[str],
+        bins: int | Mapping[str, int],
+        *,
+        right: bool = True,
+        include_lowest: bool = False,
+        duplicates: str = "raise",
+        dtypes: Mapping[str, Any] | None = None,
+        output_columns: list[str] | None = None,
+    ) -> None:
+        super().__init__(
+            columns,
+            right=right,
+            include_lowest=include_lowest,
+            duplicates=duplicates,
+            dtypes=dtypes,
+            output_columns=output_columns,
+        )
+        if isinstance(bins, Mapping):
+            check_every_column(self.columns, bins)
+        self.bins = dict(bins) if isinstance(bins, Mapping) else bins
+        counts = {column: self._count(column) for column in self.columns}
+        for column, count in counts.items():
+            check_count(f"bins of column {column!r}", count, at_least=1)
+        check_categories(self.dtypes, counts)
+
+    def _count(self, column: str) -> int:
+        return self.bins[column] if isinstance(self.bins, Mapping) else self.bins
+
+    def _fit(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
+        stats: dict[str, Any] = {}
+        for column, found in collect(rows, dict.fromkeys(self.columns, Extremes), comm).items():
+            if found.shape != () or np.isnan(found.minimum).any():
+                raise ConfigError(
+                    f"column {column!r} holds no number in any row of any rank, or arrays: a "
+                    f"column of single numbers is needed."
+                )
+            low, high = float(found.minimum[0]), float(found.maximum[0])
+            if low == high:
+                # As pandas.cut does, so that there is a width at all.
+                around = 0.001 * abs(low) if low else 0.001
+                edges = np.linspace(low - around, high + around, self._count(column) + 1)
+            else:
+                edges = np.linspace(low, high, self._count(column) + 1)
+                if self.right:
+                    edges[0] -= (high - low) * 0.001
+                else:
+                    edges[-1] += (high - low) * 0.001
+            stats[f"edges({column})"] = self._checked(column, edges)
+        return stats
+
+    def _edges(self, column: str) -> Array:
+        return np.array(self._stats[f"edges({column})"])
+
+
+def check_every_column(columns: Sequence[str], given: Mapping[str, Any]) -> None:
+    """Refuse bins that are not those of the columns.
+
+    Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If there are none for a column, or some for another.
+    """
+    if set(given) != set(columns):
+        raise ConfigError(
+            f"bins are given for {sorted(given)}, columns are {list(columns)}. Give bins for each "
+            f"column, or one value for all."
+        )
+
+
+def check_categories(dtypes: Mapping[str, Any], num_bins: Mapping[str, int]) -> None:
+    """Refuse types that cannot hold the number of a bin.
+
+    Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If a type is of no column, no integer type, or has another number of categories.
+    """
+    for column, dtype in dtypes.items():
+        if column not in num_bins:
+            raise ConfigError(f"dtypes names {column!r}, which is not in {list(num_bins)}.")
+        if hasattr(dtype, "categories"):
+            if len(dtype.categories) != num_bins[column]:
+                raise ConfigError(
+                    f"dtypes[{column!r}] has {len(dtype.categories)} categories for "
+                    f"{num_bins[column]} bins. Each bin needs one."
+                )
+        elif np.dtype(dtype).kind not in "iu":
+            raise ConfigError(
+                f"dtypes[{column!r}]={dtype!r}: an integer type or a CategoricalDtype is needed."
+            )
+
+
+def _edges_of(bins: Any) -> Iterable[float]:
+    if hasattr(bins, "left") and hasattr(bins, "right"):
+        if not (np.asarray(bins.left[1:]) == np.asarray(bins.right[:-1])).all():
+            raise ConfigError(f"bins={bins!r} has gaps or overlaps. Give intervals that touch.")
+        return [*np.asarray(bins.left).tolist(), float(bins.right[-1])]
+    return list(bins)

@@ -1,0 +1,107 @@
+"""`SimpleImputer`: something in place of missing values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from hpctrain.checks import check_choice
+from hpctrain.errors import ConfigError
+from hpctrain.preprocessors.batches import Array, NumpyBatch, Rows
+from hpctrain.preprocessors.categories import is_missing, most_frequent
+from hpctrain.preprocessors.preprocessor import FitStatus, Preprocessor, check_outputs, per_row
+from hpctrain.preprocessors.statistics import Counts, Moments, collect
+from hpctrain.world import Communicator
+
+
+class SimpleImputer(Preprocessor):
+    """Replaces missing values: NaN, None, NaT.
+
+    Parameters
+    ----------
+    columns
+        Columns with missing values.
+    strategy
+        ``"mean"`` of the column, of numbers; ``"most_frequent"`` value, of equals the smallest; or
+        ``"constant"``.
+    fill_value
+        The constant.
+    output_columns
+        Where the results go; by default into the columns themselves.
+    """
+
+    def __init__(
+        self,
+        columns: list[str],
+        strategy: str = "mean",
+        fill_value: str | float | None = None,
+        *,
+        output_columns: list[str] | None = None,
+    ) -> None:
+        check_choice("strategy", strategy, ("mean", "most_frequent", "constant"))
+        if (strategy == "constant") != (fill_value is not None):
+            raise ConfigError(
+                f"strategy={strategy!r} and fill_value={fill_value!r}: fill_value is given with "
+                f"strategy='constant', and only then."
+            )
+        self.output_columns = check_outputs(columns, output_columns)
+        self.columns = list(columns)
+        self.strategy = strategy
+        self.fill_value = fill_value
+
+    def fit_status(self) -> FitStatus:
+        """Return whether the preprocessor can be applied. Not collective."""
+        return FitStatus.NOT_FITTABLE if self.strategy == "constant" else super().fit_status()
+
+    def _fit(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
+        stats: dict[str, Any] = {}
+        if self.strategy == "mean":
+            for column, moments in collect(
+                rows, dict.fromkeys(self.columns, Moments), comm
+            ).items():
+                if moments.shape is None or not moments.count.all():
+                    raise _no_value(column)
+                stats[f"mean({column})"] = per_row(moments.mean, moments.shape)
+            return stats
+        for column, counts in collect(rows, dict.fromkeys(self.columns, Counts), comm).items():
+            if not counts.counts:
+                raise _no_value(column)
+            (stats[f"most_frequent({column})"],) = most_frequent(counts.counts, 1)
+        return stats
+
+    def _transform_numpy(self, columns: NumpyBatch) -> Mapping[str, Any]:
+        return {
+            output: _filled(columns[name], self._fill_of(name)) for name, output in self._names()
+        }
+
+    def _fill_of(self, column: str) -> Any:
+        if self.strategy == "constant":
+            return self.fill_value
+        return self._stats[f"{self.strategy}({column})"]
+
+
+def _filled(values: Array, fill: Any) -> Array:
+    if values.dtype.kind in "fc":
+        return np.where(np.isnan(values), np.asarray(fill, dtype=values.dtype), values)
+    if values.dtype.kind == "M":
+        return np.where(np.isnat(values), np.asarray(fill, dtype=values.dtype), values)
+    if values.dtype != object:
+        return values
+    filled = values.copy()
+    filled[np.array([is_missing(value) for value in values], dtype=bool)] = fill
+    if isinstance(fill, (int, float)):
+        # A column of numbers with None among them.
+        try:
+            return filled.astype(np.float64)
+        except (TypeError, ValueError):
+            pass
+    return filled
+
+
+def _no_value(column: str) -> ConfigError:
+    return ConfigError(
+        f"column {column!r} has no value in any row of any rank, so nothing can be put in place of "
+        f"what is missing. Use strategy='constant', or leave the column out."
+    )

@@ -1,0 +1,59 @@
+"""`Normalizer`: rows of length 1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from hpctrain.checks import check_choice
+from hpctrain.preprocessors.batches import Array, NumpyBatch
+from hpctrain.preprocessors.preprocessor import Preprocessor, check_outputs
+from hpctrain.preprocessors.statistics import as_numbers
+
+
+class Normalizer(Preprocessor):
+    """Divides each row by its norm, over all columns; a row of zeros stays as it is.
+
+    Parameters
+    ----------
+    columns
+        Columns of numbers, which make a row together.
+    norm
+        ``"l1"``: the sum of absolute values; ``"l2"``: the root of the sum of squares; ``"max"``:
+        the largest absolute value.
+    output_columns
+        Where the results go; by default into the columns themselves.
+    """
+
+    _is_fittable = False
+
+    def __init__(
+        self, columns: list[str], norm: str = "l2", *, output_columns: list[str] | None = None
+    ) -> None:
+        check_choice("norm", norm, ("l1", "l2", "max"))
+        self.output_columns = check_outputs(columns, output_columns)
+        self.columns = list(columns)
+        self.norm = norm
+
+    def _transform_numpy(self, columns: NumpyBatch) -> Mapping[str, Any]:
+        parts = [as_numbers(columns[name]) for name in self.columns]
+        norms = self._norms(np.concatenate(parts, axis=1, dtype=np.float64))
+        norms[norms == 0] = 1.0
+        outputs = {}
+        for name, output in self._names():
+            values = columns[name]
+            dtype = values.dtype if values.dtype.kind == "f" else np.dtype(np.float64)
+            divided = values / norms.reshape(-1, *[1] * (values.ndim - 1))
+            outputs[output] = divided.astype(dtype)
+        return outputs
+
+    def _norms(self, rows: Array) -> Array:
+        if self.norm == "l1":
+            norms: Array = np.abs(rows).sum(axis=1)
+        elif self.norm == "l2":
+            norms = np.sqrt(np.einsum("ij,ij->i", rows, rows))
+        else:
+            norms = np.abs(rows).max(axis=1, initial=0.0)
+        return norms

@@ -1,0 +1,312 @@
+"""`Preprocessor`: what all preprocessors have in common."""
+
+from __future__ import annotations
+
+import abc
+import inspect
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
+from typing import Any, ClassVar, TypeAlias, TypeVar
+
+from hpctrain.errors import ConfigError, PreprocessorNotFittedException
+from hpctrain.preprocessors.batches import (
+    Array,
+    BatchFormat,
+    NumpyBatch,
+    Rows,
+    column_of,
+    format_of,
+    replace_columns,
+    rows_of,
+)
+from hpctrain.world import Communicator, SerialComm
+
+P = TypeVar("P", bound="Preprocessor")
+
+
+class Preprocessor(abc.ABC):
+    """Learns statistics of columns from a dataset, and changes columns by them.
+
+    To write one of your own, store each parameter of the constructor under its own name, and define
+    `_transform_numpy`; `_fit` too if there is something to learn.
+    """
+
+    class FitStatus(str, Enum):
+        """Whether a preprocessor can be applied."""
+
+        NOT_FITTABLE = "NOT_FITTABLE"
+        """There is nothing to learn from data: it can be applied at once."""
+        NOT_FITTED = "NOT_FITTED"
+        PARTIALLY_FITTED = "PARTIALLY_FITTED"
+        """Some preprocessors of a Chain are fitted, and others are not."""
+        FITTED = "FITTED"
+
+    _is_fittable: ClassVar[bool] = True
+    stats_: dict[str, Any] | None = None
+    """What was learned, such as ``{"mean(x)": 0.5}``; None before."""
+
+    # What a subclass defines.
+
+    def _fit(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
+        """Return what is to be learned from the rows of all ranks. Collective."""
+        raise NotImplementedError
+
+    @abc.abstractmethod
+    def _transform_numpy(self, columns: NumpyBatch) -> Mapping[str, Any]:
+        """Return the output columns for the input columns of a batch. Not collective."""
+
+    def get_input_columns(self) -> list[str]:
+        """Return the columns that are read. Not collective."""
+        return list(getattr(self, "columns", ()))
+
+    def get_output_columns(self) -> list[str]:
+        """Return the columns that are made. Not collective."""
+        outputs = getattr(self, "output_columns", None)
+        return self.get_input_columns() if outputs is None else list(outputs)
+
+    def _dropped_columns(self) -> Sequence[str]:
+        """Return the input columns that are not there afterwards, unless they are outputs."""
+        return ()
+
+    # What it is asked for.
+
+    def fit_status(self) -> FitStatus:
+        """Return whether the preprocessor can be applied. Not collective."""
+        if not self._is_fittable:
+            return FitStatus.NOT_FITTABLE
+        return FitStatus.NOT_FITTED if self.stats_ is None else FitStatus.FITTED
+
+    def has_stats(self) -> bool:
+        """Return whether something was learned. Not collective."""
+        return bool(self.stats_)
+
+    @classmethod
+    def preferred_batch_format(cls) -> BatchFormat:
+        """Return the format of batches that is quickest to transform. Not collective."""
+        return "numpy"
+
+    def fit(self: P, ds: Any) -> P:
+        """Learn from a dataset, all of it in this process, and return the preprocessor.
+
+        Not collective.
+
+        Parameters
+        ----------
+        ds
+            A Dataset, a pandas DataFrame, an Arrow table, a dict of arrays, or a list of such
+            batches.
+
+        Raises
+        ------
+        ConfigError
+            If a column is missing, is of a type that cannot be learned from, or holds no value.
+        """
+        return self.fit_shard(ds, SerialComm())
+
+    def fit_shard(self: P, shard: Any, comm: Communicator) -> P:
+        """Learn from the shards of all ranks together, and return the preprocessor.
+
+        Collective. The same is learned on every rank, to the last bit. What fails on one rank fails
+        on all.
+
+        Parameters
+        ----------
+        shard
+            This rank's rows, in one of the forms that `fit` takes. A shard may be empty.
+        comm
+            The ranks.
+
+        Raises
+        ------
+        ConfigError
+            If a column is missing, is of a type that cannot be learned from, or holds no value.
+        """
+        return self._fit_rows(rows_of(shard, self._columns_to_read()), comm)
+
+    def fit_transform(self, ds: Any) -> Any:
+        """Learn from a dataset, and return it transformed. Not collective."""
+        return self.fit(ds).transform(ds)
+
+    def transform(self, ds: Any) -> Any:
+        """Return a dataset transformed, in the form it was given in.
+
+        Not collective.
+
+        Parameters
+        ----------
+        ds
+            A Dataset, which is transformed when it is read, or whatever `transform_batch` takes.
+
+        Raises
+        ------
+        PreprocessorNotFittedException
+            If there is something to learn first.
+        """
+        self._refuse_if_not_fitted()
+        if not hasattr(ds, "map_batches"):
+            return self.transform_batch(ds)
+        return ds.map_batches(
+            self.transform_batch,
+            batch_format=self.preferred_batch_format(),
+            keeps_rows=self._keeps_rows(),
+        )
+
+    def transform_batch(self, data: Any) -> Any:
+        """Return a batch transformed, in the format it was given in.
+
+        Not collective. The batch that was given does not change.
+
+        Parameters
+        ----------
+        data
+            A dict of arrays, a pandas DataFrame or an Arrow table.
+
+        Raises
+        ------
+        PreprocessorNotFittedException
+            If there is something to learn first.
+        ConfigError
+            If a column is missing, or the batch has no named columns.
+        """
+        self._refuse_if_not_fitted()
+        return self._transform(data)
+
+    def serialize(self) -> str:
+        """Return the preprocessor as JSON. Not collective.
+
+        Functions and objects that are not hpctrain's own are in it as pickles.
+        """
+        from hpctrain.preprocessors.storage import serialize
+
+        return serialize(self)
+
+    @staticmethod
+    def deserialize(serialized: str, *, trusted: bool = False) -> Preprocessor:
+        """Return what `serialize` wrote.
+
+        Not collective.
+
+        Parameters
+        ----------
+        serialized
+            The JSON.
+        trusted
+            Whether functions and objects that are not hpctrain's own may be unpickled. That runs
+            code: allow it for what is your own.
+
+        Raises
+        ------
+        CheckpointError
+            If it is damaged, or holds a pickle and is not trusted.
+        """
+        from hpctrain.preprocessors.storage import deserialize
+
+        return deserialize(serialized, trusted=trusted)
+
+    def __repr__(self) -> str:
+        """Return the call that makes an unfitted one."""
+        values = ", ".join(f"{k}={v!r}" for k, v in self._configuration().items())
+        return f"{type(self).__name__}({values})"
+
+    # How it is done.
+
+    def _fit_rows(self: P, rows: Rows, comm: Communicator) -> P:
+        status = self.fit_status()
+        if status is FitStatus.NOT_FITTABLE:
+            return self
+        if status in (FitStatus.FITTED, FitStatus.PARTIALLY_FITTED):
+            warnings.warn(
+                f"{type(self).__name__} has been fitted before; what it learned is replaced.",
+                stacklevel=3,
+            )
+        self.stats_ = None
+        self.stats_ = self._fit(rows, comm)
+        return self
+
+    def _columns_to_read(self) -> list[str] | None:
+        """Return the columns that fitting reads; None: all."""
+        return self.get_input_columns()
+
+    def _transform(self, batch: Any) -> Any:
+        format_of(batch)
+        inputs = {name: column_of(batch, name) for name in self._columns_of(batch)}
+        if not inputs:
+            return batch
+        outputs = self._transform_numpy(inputs)
+        return replace_columns(batch, outputs, dropped=self._dropped_columns())
+
+    def _keeps_rows(self) -> bool:
+        """Return whether there is a row for each row afterwards."""
+        return True
+
+    def _columns_of(self, batch: Any) -> list[str]:
+        """Return the input columns of a batch."""
+        return self.get_input_columns()
+
+    def _names(self) -> Iterator[tuple[str, str]]:
+        """Give each input column with its output column."""
+        return zip(self.get_input_columns(), self.get_output_columns(), strict=True)
+
+    def _refuse_if_not_fitted(self) -> None:
+        if self.fit_status() in (FitStatus.NOT_FITTED, FitStatus.PARTIALLY_FITTED):
+            raise PreprocessorNotFittedException(
+                f"{type(self).__name__} is {self.fit_status().value}: it has to learn from data "
+                f"before it can be applied. Call fit(), or give it to a trainer."
+            )
+
+    def _configuration(self) -> dict[str, Any]:
+        """Return the arguments of the constructor that make an unfitted one."""
+        parameters = inspect.signature(type(self).__init__).parameters
+        return {name: getattr(self, name) for name in list(parameters)[1:]}
+
+    @property
+    def _stats(self) -> dict[str, Any]:
+        assert self.stats_ is not None
+        return self.stats_
+
+
+FitStatus: TypeAlias = Preprocessor.FitStatus
+
+
+def check_columns(columns: Sequence[str], output_columns: Sequence[str] | None = None) -> list[str]:
+    """Return the names of columns.
+
+    Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If it is no list of names, there is none, one is there twice, or there is another number of
+        outputs.
+    """
+    if isinstance(columns, str) or not all(isinstance(name, str) for name in columns):
+        raise ConfigError(f"columns={columns!r}: a list of names is needed, such as ['x', 'y'].")
+    names = list(columns)
+    if not names or len(set(names)) < len(names):
+        raise ConfigError(f"columns={names}: one name or more is needed, each once.")
+    if output_columns is not None and len(check_columns(output_columns)) != len(names):
+        raise ConfigError(
+            f"output_columns={list(output_columns)} has another length than columns={names}. Name "
+            f"one output for each column."
+        )
+    return names
+
+
+def check_outputs(columns: Sequence[str], output_columns: Sequence[str] | None) -> list[str]:
+    """Return the names of the outputs: the columns themselves if there are none.
+
+    Not collective.
+
+    Raises
+    ------
+    ConfigError
+        As for `check_columns`.
+    """
+    names = check_columns(columns, output_columns)
+    return names if output_columns is None else list(output_columns)
+
+
+def per_row(values: Array, shape: tuple[int, ...]) -> Any:
+    """Return a statistic in the shape of a row: a number, or an array. Not collective."""
+    return values.reshape(shape) if shape else float(values[0])

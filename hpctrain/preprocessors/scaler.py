@@ -1,0 +1,220 @@
+"""Scalers: columns of numbers, shifted and divided by what was learned from all rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from hpctrain.errors import ConfigError
+from hpctrain.preprocessors.batches import Array, NumpyBatch, Rows
+from hpctrain.preprocessors.preprocessor import Preprocessor, check_outputs, per_row
+from hpctrain.preprocessors.quantiles import quantiles_of
+from hpctrain.preprocessors.statistics import Extremes, Moments, collect
+from hpctrain.world import Communicator
+
+
+class _Scaler(Preprocessor):
+    def __init__(self, columns: list[str], output_columns: list[str] | None = None) -> None:
+        self.output_columns = check_outputs(columns, output_columns)
+        self.columns = list(columns)
+
+    def _transform_numpy(self, columns: NumpyBatch) -> Mapping[str, Any]:
+        return {
+            output: _scaled(name, columns[name], *self._shift_and_scale(name))
+            for name, output in self._names()
+        }
+
+    def _shift_and_scale(self, column: str) -> tuple[Any, Any]:
+        """Return what is subtracted from a column, and by what it is divided then."""
+        raise NotImplementedError
+
+
+class StandardScaler(_Scaler):
+    """Shifts columns to mean 0, and scales them to standard deviation 1.
+
+    NaN is left out, and stays NaN. A column whose values are all the same is shifted only. The
+    deviation is that of a population (``ddof=0``).
+
+    Parameters
+    ----------
+    columns
+        Columns of numbers. The components of a column of arrays are scaled one by one.
+    output_columns
+        Where the results go; by default into the columns themselves.
+
+    Examples
+    --------
+    >>> scaler = StandardScaler(["x"]).fit({"x": np.array([1.0, 3.0])})
+    >>> scaler.stats_
+    {'mean(x)': 2.0, 'std(x)': 1.0}
+    >>> scaler.transform_batch({"x": np.array([5.0])})
+    {'x': array([3.])}
+    """
+
+    def __init__(self, columns: list[str], output_columns: list[str] | None = None) -> None:
+        super().__init__(columns, output_columns)
+
+    def _fit(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
+        stats: dict[str, Any] = {}
+        for column, found in collect(rows, dict.fromkeys(self.columns, Moments), comm).items():
+            shape = _shape_of(column, found)
+            # A sum of n equal numbers has an error of its own: scikit-learn's bound for it.
+            error = found.count * np.finfo(np.float64).eps
+            bound = error * found.variance + (error * found.mean) ** 2
+            constant = found.variance <= bound
+            std = np.where(constant, 0.0, np.sqrt(found.variance))
+            stats[f"mean({column})"] = per_row(np.where(found.count, found.mean, np.nan), shape)
+            stats[f"std({column})"] = per_row(std, shape)
+        return stats
+
+    def _shift_and_scale(self, column: str) -> tuple[Any, Any]:
+        std = self._stats[f"std({column})"]
+        return self._stats[f"mean({column})"], np.where(np.equal(std, 0), 1.0, std)
+
+
+class MinMaxScaler(_Scaler):
+    """Scales columns to the range from 0 to 1.
+
+    NaN is left out, and stays NaN. A column whose values are all the same becomes 0.
+
+    Parameters
+    ----------
+    columns
+        Columns of numbers. The components of a column of arrays are scaled one by one.
+    output_columns
+        Where the results go; by default into the columns themselves.
+    """
+
+    def __init__(self, columns: list[str], output_columns: list[str] | None = None) -> None:
+        super().__init__(columns, output_columns)
+
+    def _fit(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
+        stats: dict[str, Any] = {}
+        for column, found in collect(rows, dict.fromkeys(self.columns, Extremes), comm).items():
+            shape = _shape_of(column, found)
+            stats[f"min({column})"] = per_row(found.minimum, shape)
+            stats[f"max({column})"] = per_row(found.maximum, shape)
+        return stats
+
+    def _shift_and_scale(self, column: str) -> tuple[Any, Any]:
+        low, high = self._stats[f"min({column})"], self._stats[f"max({column})"]
+        return low, _not_zero(np.subtract(high, low))
+
+
+class MaxAbsScaler(_Scaler):
+    """Divides columns by their largest absolute value.
+
+    NaN is left out, and stays NaN. A column of zeros stays as it is.
+
+    Parameters
+    ----------
+    columns
+        Columns of numbers. The components of a column of arrays are scaled one by one.
+    output_columns
+        Where the results go; by default into the columns themselves.
+    """
+
+    def __init__(self, columns: list[str], output_columns: list[str] | None = None) -> None:
+        super().__init__(columns, output_columns)
+
+    def _fit(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
+        stats: dict[str, Any] = {}
+        for column, found in collect(rows, dict.fromkeys(self.columns, Extremes), comm).items():
+            largest = np.maximum(np.abs(found.minimum), np.abs(found.maximum))
+            stats[f"abs_max({column})"] = per_row(largest, _shape_of(column, found))
+        return stats
+
+    def _shift_and_scale(self, column: str) -> tuple[Any, Any]:
+        largest = self._stats[f"abs_max({column})"]
+        return np.zeros_like(largest), _not_zero(largest)
+
+
+class RobustScaler(_Scaler):
+    """Shifts columns to median 0, and divides them by the distance of two quantiles.
+
+    Outliers have no influence on it. The quantiles are exact, whatever the number of rows and ranks
+    (`hpctrain.preprocessors.quantiles`); the data is read two to five times for that. NaN is left
+    out, and stays NaN.
+
+    Parameters
+    ----------
+    columns
+        Columns of numbers. The components of a column of arrays are scaled one by one.
+    quantile_range
+        The two quantiles, between 0 and 1.
+    output_columns
+        Where the results go; by default into the columns themselves.
+    quantile_precision
+        Ignored: in Ray Train it sets how large the error of the quantiles may be.
+    """
+
+    def __init__(
+        self,
+        columns: list[str],
+        quantile_range: tuple[float, float] = (0.25, 0.75),
+        output_columns: list[str] | None = None,
+        quantile_precision: int = 800,
+    ) -> None:
+        super().__init__(columns, output_columns)
+        low, high = quantile_range
+        if not 0 <= low < high <= 1:
+            raise ConfigError(
+                f"quantile_range={quantile_range!r}: two numbers between 0 and 1 are needed, the "
+                f"smaller one first, such as (0.25, 0.75)."
+            )
+        self.quantile_range = (low, high)
+        self.quantile_precision = quantile_precision
+
+    def _fit(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
+        low, high = self.quantile_range
+        found = quantiles_of(rows, self.columns, (low, 0.5, high), comm)
+        stats: dict[str, Any] = {}
+        for column, quantiles in found.items():
+            if np.isnan(quantiles).all():
+                raise _no_value(column)
+            for name, value in zip(
+                ("low_quantile", "median", "high_quantile"), quantiles, strict=True
+            ):
+                stats[f"{name}({column})"] = per_row(np.atleast_1d(value), value.shape)
+        return stats
+
+    def _shift_and_scale(self, column: str) -> tuple[Any, Any]:
+        low, high = self._stats[f"low_quantile({column})"], self._stats[f"high_quantile({column})"]
+        return self._stats[f"median({column})"], _not_zero(np.subtract(high, low))
+
+
+def _scaled(column: str, values: Array, shift: Any, scale: Any) -> Array:
+    shape = np.shape(shift)
+    if values.shape[1:] != shape:
+        raise ConfigError(
+            f"column {column!r} has rows of shape {values.shape[1:]}; the scaler was fitted on "
+            f"rows of shape {shape}. Give it the columns it was fitted on."
+        )
+    if values.dtype.kind != "f":
+        values = values.astype(np.float64)
+    result = np.empty_like(values)
+    # Computed in float64, whatever the type of the column: the mean may be far from 0.
+    np.subtract(values, shift, out=result, casting="same_kind")
+    np.divide(result, scale, out=result, casting="same_kind")
+    return result
+
+
+def _not_zero(scale: Any) -> Any:
+    """Return 1 where a scale is nothing but rounding errors, as scikit-learn does."""
+    return np.where(np.less(scale, 10 * np.finfo(np.float64).eps), 1.0, scale)
+
+
+def _shape_of(column: str, found: Moments | Extremes) -> tuple[int, ...]:
+    known = found.count > 0 if isinstance(found, Moments) else ~np.isnan(found.minimum)
+    if found.shape is None or not known.any():
+        raise _no_value(column)
+    return found.shape
+
+
+def _no_value(column: str) -> ConfigError:
+    return ConfigError(
+        f"column {column!r} holds no value in any row of any rank: there is nothing to learn from. "
+        f"Look whether the dataset is empty, or leave the column out."
+    )

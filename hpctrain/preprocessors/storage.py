@@ -1,0 +1,413 @@
+"""Preprocessors on disk: ``preprocessor.json``, and ``preprocessor.npz`` for its arrays.
+
+Reading hpctrain's own classes runs no code. What else a preprocessor is made of is in the second
+file: estimators of scikit-learn in the format of skops, functions and other objects as pickles.
+Those are opened if the reader says that they are trusted.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import math
+import zipfile
+from collections.abc import Container, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpctrain.errors import CheckpointError, ConfigError
+from hpctrain.plan import spec
+from hpctrain.preprocessors.batches import Array
+from hpctrain.preprocessors.preprocessor import Preprocessor
+
+JSON_NAME = "preprocessor.json"
+ARRAYS_NAME = "preprocessor.npz"
+_FORMAT = 1
+# What Python raises for content that is not what was written.
+_DAMAGED = (
+    OSError,
+    EOFError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    zipfile.BadZipFile,
+)
+
+
+def save(preprocessor: Preprocessor, directory: str | PathLike[str]) -> None:
+    """Write a preprocessor into a directory, beside a model.
+
+    Not collective.
+
+    Parameters
+    ----------
+    preprocessor
+        Fitted or not.
+    directory
+        Exists.
+
+    Raises
+    ------
+    ConfigError
+        If it is no preprocessor, or holds what cannot be pickled.
+    """
+    for name, content in to_files(preprocessor).items():
+        (Path(directory) / name).write_bytes(content)
+
+
+def load(directory: str | PathLike[str], *, trusted: bool = False) -> Preprocessor:
+    """Return the preprocessor that was written into a directory.
+
+    Not collective.
+
+    Parameters
+    ----------
+    directory
+        A checkpoint's, for example.
+    trusted
+        Whether functions and objects that are not hpctrain's own may be unpickled. That runs code:
+        allow it for what is your own.
+
+    Raises
+    ------
+    CheckpointError
+        If there is none, it is damaged, or it holds a pickle and is not trusted.
+    """
+    return _load(Path(directory), trusted=trusted)
+
+
+def has_preprocessor(directory: str | PathLike[str]) -> bool:
+    """Return whether a preprocessor was written into a directory. Not collective."""
+    return (Path(directory) / JSON_NAME).exists()
+
+
+def to_files(preprocessor: Preprocessor) -> dict[str, bytes]:
+    """Return the content of the files that hold a preprocessor, by name. Not collective."""
+    content, arrays = _encode(preprocessor)
+    files = {JSON_NAME: json.dumps({**content, "arrays": list(arrays)}, indent=1).encode()}
+    if arrays:
+        stream = io.BytesIO()
+        np.savez(stream, allow_pickle=False, **arrays)
+        files[ARRAYS_NAME] = stream.getvalue()
+    return files
+
+
+def serialize(preprocessor: Preprocessor) -> str:
+    """Return a preprocessor as one text, arrays included. Not collective."""
+    content, arrays = _encode(preprocessor)
+    return json.dumps({**content, "arrays": {n: _array_text(a) for n, a in arrays.items()}})
+
+
+def deserialize(serialized: str, *, trusted: bool = False) -> Preprocessor:
+    """Return what `serialize` wrote. Not collective.
+
+    Raises
+    ------
+    CheckpointError
+        If it is damaged, or holds a pickle and is not trusted.
+    """
+    where = "a serialized text"
+    try:
+        content = json.loads(serialized)
+        _check_format(content, where)
+        arrays = {
+            name: np.load(io.BytesIO(base64.b64decode(text)), allow_pickle=False)
+            for name, text in content["arrays"].items()
+        }
+        return _decode_preprocessor(
+            content["preprocessor"], _Reader(arrays, where=where, trusted=trusted)
+        )
+    except _DAMAGED as error:
+        raise _damage(where, error) from error
+
+
+def load_same(preprocessor: Preprocessor, directory: str | PathLike[str]) -> Preprocessor | None:
+    """Return what a directory holds if it was made by the same call as `preprocessor`, else None.
+
+    Not collective. A pickle is opened if it is the same, byte by byte, as one of `preprocessor`.
+
+    Raises
+    ------
+    CheckpointError
+        If it is damaged, or holds another pickle.
+    """
+    if not has_preprocessor(directory):
+        return None
+    folder = Path(directory)
+    writer = _Writer()
+    wanted = _without_stats(writer.encode(preprocessor))
+    if _without_stats(_read_json(folder)["preprocessor"]) != wanted:
+        return None
+    return _load(folder, known=writer.arrays)
+
+
+def check_is_preprocessor(value: Any) -> None:
+    """Refuse what is none.
+
+    Not collective.
+
+    Raises
+    ------
+    ConfigError
+        The message says what to wrap it in.
+    """
+    if not isinstance(value, Preprocessor):
+        raise ConfigError(
+            f"preprocessor={value!r} is a {type(value).__name__}, and no Preprocessor. Wrap a "
+            f"transformer of scikit-learn in SklearnPreprocessor, a function in BatchMapper."
+        )
+
+
+def _without_stats(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_stats(part) for part in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: _without_stats(part)
+        for key, part in value.items()
+        if not (key == "stats" and "class" in value)
+    }
+
+
+def _encode(preprocessor: Preprocessor) -> tuple[dict[str, Any], dict[str, Array]]:
+    import hpctrain
+
+    check_is_preprocessor(preprocessor)
+    writer = _Writer()
+    encoded = writer.encode(preprocessor)
+    return (
+        {"format": _FORMAT, "hpctrain": hpctrain.__version__, "preprocessor": encoded},
+        writer.arrays,
+    )
+
+
+def _load(folder: Path, *, trusted: bool = False, known: Container[str] = ()) -> Preprocessor:
+    content = _read_json(folder)
+    try:
+        arrays: dict[str, Array] = {}
+        if content["arrays"]:
+            stream = io.BytesIO((folder / ARRAYS_NAME).read_bytes())
+            with np.load(stream, allow_pickle=False) as stored:
+                arrays = {name: stored[name] for name in content["arrays"]}
+        reader = _Reader(arrays, where=str(folder), trusted=trusted, known=known)
+        return _decode_preprocessor(content["preprocessor"], reader)
+    except _DAMAGED as error:
+        raise _damage(folder, error) from error
+
+
+def _read_json(folder: Path) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = json.loads((folder / JSON_NAME).read_bytes())
+        _check_format(content, str(folder))
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{folder} holds no preprocessor: {JSON_NAME} is missing. Give the trainer one, or "
+            f"write it with hpctrain.preprocessors.save()."
+        ) from error
+    except _DAMAGED as error:
+        raise _damage(folder, error) from error
+    return content
+
+
+def _damage(where: object, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"the preprocessor in {where} is damaged: {type(error).__name__}: {error}. Take another "
+        f"checkpoint, or fit it again."
+    )
+
+
+def _check_format(content: Any, where: str) -> None:
+    if content["format"] != _FORMAT:
+        raise CheckpointError(
+            f"{where} was written by hpctrain {content.get('hpctrain')} in format "
+            f"{content['format']}; this is hpctrain with format {_FORMAT}. Use that version."
+        )
+
+
+def _array_text(array: Array) -> str:
+    stream = io.BytesIO()
+    np.save(stream, array, allow_pickle=False)
+    return base64.b64encode(stream.getvalue()).decode()
+
+
+def _digest(array: Array) -> str:
+    """Return the name of an array: equal ones have the same, unlike ones do not."""
+    digest = hashlib.sha256(f"{array.dtype.str}{array.shape}".encode())
+    digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()[:32]
+
+
+def _own_classes() -> dict[str, type[Preprocessor]]:
+    from hpctrain import preprocessors
+
+    found = (getattr(preprocessors, name) for name in preprocessors.__all__)
+    return {c.__name__: c for c in found if isinstance(c, type) and issubclass(c, Preprocessor)}
+
+
+class _Writer:
+    """Turns values into what JSON has; what it has no form for has a key that begins with $."""
+
+    def __init__(self) -> None:
+        self._classes = _own_classes()
+        self.arrays: dict[str, Array] = {}
+
+    def encode(self, value: Any) -> Any:
+        if isinstance(value, np.generic) and value.dtype.kind in "biufUS":
+            value = value.item()
+        if value is None or isinstance(value, (bool, int, str)):
+            return value
+        if isinstance(value, float):
+            return value if math.isfinite(value) else {"$float": repr(value)}
+        if isinstance(value, list):
+            return [self.encode(part) for part in value]
+        if isinstance(value, tuple):
+            return {"$tuple": [self.encode(part) for part in value]}
+        if isinstance(value, dict):
+            if all(isinstance(key, str) and not key.startswith("$") for key in value):
+                return {key: self.encode(part) for key, part in value.items()}
+            return {"$dict": [[self.encode(k), self.encode(v)] for k, v in value.items()]}
+        if isinstance(value, bytes):
+            return {"$bytes": base64.b64encode(value).decode()}
+        if isinstance(value, np.ndarray) and value.dtype != object:
+            return {"$array": self._keep(value)}
+        if isinstance(value, np.dtype) or _is_number_type(value):
+            return {"$dtype": np.dtype(value).str}
+        if hasattr(value, "categories") and hasattr(value, "ordered"):
+            return {"$categories": self.encode([list(value.categories), bool(value.ordered)])}
+        if isinstance(value, Preprocessor):
+            return {"$preprocessor": self._encode_preprocessor(value)}
+        return self._encode_foreign(value)
+
+    def _encode_preprocessor(self, value: Preprocessor) -> dict[str, Any]:
+        name = type(value).__name__
+        is_ours = self._classes.get(name) is type(value)
+        encoded = {
+            "class": name if is_ours else self._encode_foreign(type(value)),
+            "arguments": {n: self.encode(part) for n, part in value._configuration().items()},
+        }
+        if value.stats_ is not None:
+            encoded["stats"] = self.encode(value.stats_)
+        return encoded
+
+    def _encode_foreign(self, value: Any) -> dict[str, str]:
+        content = np.frombuffer(spec.pack(value, what=f"{value!r} of the preprocessor"), np.uint8)
+        if type(value).__module__.startswith("sklearn."):
+            try:
+                import skops.io
+
+                stored = np.frombuffer(skops.io.dumps(value), np.uint8)
+            except Exception:
+                # No skops, or a part that it has no form for.
+                pass
+            else:
+                # skops writes the same object to other bytes each time.
+                return {"$skops": self._keep(stored, name=_digest(content))}
+        return {"$pickle": self._keep(content)}
+
+    def _keep(self, array: Array, *, name: str | None = None) -> str:
+        name = name or _digest(array)
+        self.arrays[name] = array
+        return name
+
+
+class _Reader:
+    """Turns what a `_Writer` made back into values."""
+
+    def __init__(
+        self,
+        arrays: Mapping[str, Array],
+        *,
+        where: str,
+        trusted: bool,
+        known: Container[str] = (),
+    ) -> None:
+        self._arrays = arrays
+        self._where = where
+        self._trusted = trusted
+        self._known = known
+        self._classes = _own_classes()
+
+    def decode(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self.decode(part) for part in value]
+        if not isinstance(value, dict):
+            return value
+        if len(value) != 1 or not next(iter(value)).startswith("$"):
+            return {key: self.decode(part) for key, part in value.items()}
+        ((kind, part),) = value.items()
+        if kind == "$float":
+            return float(part)
+        if kind == "$tuple":
+            return tuple(self.decode(part))
+        if kind == "$dict":
+            return {self.decode(key): self.decode(value) for key, value in part}
+        if kind == "$bytes":
+            return base64.b64decode(part)
+        if kind == "$array":
+            return self._array(part)
+        if kind == "$dtype":
+            return np.dtype(part)
+        if kind == "$categories":
+            import pandas
+
+            categories, ordered = self.decode(part)
+            return pandas.CategoricalDtype(categories, ordered)
+        if kind == "$preprocessor":
+            return self._decode_preprocessor(part)
+        if kind == "$skops":
+            return self._decode_skops(self._arrays[part].tobytes())
+        if kind == "$pickle":
+            if not self._trusted and part not in self._known:
+                raise self._refusal("a pickle")
+            return spec.unpack(self._array(part).tobytes())
+        raise ValueError(f"unknown kind {kind!r}")
+
+    def _decode_preprocessor(self, value: Mapping[str, Any]) -> Preprocessor:
+        stored = value["class"]
+        cls = self._classes[stored] if isinstance(stored, str) else self.decode(stored)
+        arguments = self.decode(value["arguments"])
+        if not (isinstance(cls, type) and issubclass(cls, Preprocessor)):
+            raise ValueError(f"{cls!r} is no class of preprocessors")
+        in_a_row = arguments.pop("preprocessors", ())
+        made = cls(*in_a_row, **arguments)
+        if "stats" in value:
+            made.stats_ = self.decode(value["stats"])
+        return made
+
+    def _decode_skops(self, content: bytes) -> Any:
+        import skops.io
+
+        unknown = skops.io.get_untrusted_types(data=content)
+        if unknown and not self._trusted:
+            raise self._refusal(f"objects of {', '.join(map(str, unknown))}")
+        return skops.io.loads(content, trusted=unknown)
+
+    def _array(self, name: str) -> Array:
+        array = self._arrays[name]
+        if _digest(array) != name:
+            raise ValueError(f"array {name} is not what it was")
+        return array
+
+    def _refusal(self, what: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self._where} holds {what}; opening it runs code. If you trust where it comes from, "
+            f"open it with trusted=True."
+        )
+
+
+def _decode_preprocessor(encoded: Any, reader: _Reader) -> Preprocessor:
+    value = reader.decode(encoded)
+    if not isinstance(value, Preprocessor):
+        raise ValueError(f"it is a {type(value).__name__}, and no preprocessor")
+    return value
+
+
+def _is_number_type(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, (np.number, np.bool_, int, float))

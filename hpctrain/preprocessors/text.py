@@ -1,0 +1,202 @@
+"""Words: `Tokenizer`, and the vectors that say how often each occurs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hpctrain.checks import check_count
+from hpctrain.preprocessors.batches import Array, NumpyBatch, Rows
+from hpctrain.preprocessors.categories import is_missing, most_frequent
+from hpctrain.preprocessors.encoder import as_cells
+from hpctrain.preprocessors.preprocessor import Preprocessor, check_columns, check_outputs
+from hpctrain.preprocessors.statistics import Counts, collect
+from hpctrain.world import Communicator
+
+Tokenize = Callable[[str], list[str]]
+
+
+def split_at_spaces(value: str) -> list[str]:
+    """Return the parts of a text between single spaces. Not collective."""
+    return value.split(" ")
+
+
+def place_of(value: object, num_features: int) -> int:
+    """Return the place of a value in a hashed vector, the same in every process. Not collective."""
+    digest = hashlib.sha1(str(value).encode(), usedforsecurity=False).hexdigest()
+    return int(digest, 16) % num_features
+
+
+class _OfText(Preprocessor):
+    def __init__(
+        self,
+        columns: list[str],
+        tokenization_fn: Tokenize | None,
+        output_columns: list[str] | None,
+    ) -> None:
+        self.output_columns = check_outputs(columns, output_columns)
+        self.columns = list(columns)
+        self.tokenization_fn = tokenization_fn
+
+    def _tokens(self, values: Array) -> list[list[str]]:
+        split = self.tokenization_fn or split_at_spaces
+        return [[] if is_missing(text) else list(split(text)) for text in values.tolist()]
+
+
+class Tokenizer(_OfText):
+    """Splits texts into lists of words.
+
+    Parameters
+    ----------
+    columns
+        Columns of texts. A missing text becomes an empty list.
+    tokenization_fn
+        Returns the words of a text; by default what is between single spaces.
+    output_columns
+        Where the results go; by default into the columns themselves.
+    """
+
+    _is_fittable = False
+
+    def __init__(
+        self,
+        columns: list[str],
+        tokenization_fn: Tokenize | None = None,
+        output_columns: list[str] | None = None,
+    ) -> None:
+        super().__init__(columns, tokenization_fn, output_columns)
+
+    def _transform_numpy(self, columns: NumpyBatch) -> Mapping[str, Any]:
+        return {output: as_cells(self._tokens(columns[name])) for name, output in self._names()}
+
+
+class HashingVectorizer(_OfText):
+    """Replaces each text by a vector that says how often each word occurs, by the word's hash.
+
+    Parameters
+    ----------
+    columns
+        Columns of texts.
+    num_features
+        Length of the vectors. The more, the fewer words share a place.
+    tokenization_fn
+        Returns the words of a text; by default what is between single spaces.
+    output_columns
+        Where the results go; by default into the columns themselves.
+    """
+
+    _is_fittable = False
+
+    def __init__(
+        self,
+        columns: list[str],
+        num_features: int,
+        tokenization_fn: Tokenize | None = None,
+        *,
+        output_columns: list[str] | None = None,
+    ) -> None:
+        check_count("num_features", num_features, at_least=1)
+        super().__init__(columns, tokenization_fn, output_columns)
+        self.num_features = num_features
+
+    def _transform_numpy(self, columns: NumpyBatch) -> Mapping[str, Any]:
+        outputs = {}
+        for name, output in self._names():
+            tokens = self._tokens(columns[name])
+            places = {t: place_of(t, self.num_features) for t in {t for row in tokens for t in row}}
+            outputs[output] = _counted(tokens, places, self.num_features)
+        return outputs
+
+
+class CountVectorizer(_OfText):
+    """Replaces each text by a vector that says how often each word of the training data occurs.
+
+    Parameters
+    ----------
+    columns
+        Columns of texts.
+    tokenization_fn
+        Returns the words of a text; by default what is between single spaces.
+    max_features
+        How many words of a column count, the most frequent ones; None: all.
+    output_columns
+        Where the results go; by default into the columns themselves.
+    """
+
+    def __init__(
+        self,
+        columns: list[str],
+        tokenization_fn: Tokenize | None = None,
+        max_features: int | None = None,
+        *,
+        output_columns: list[str] | None = None,
+    ) -> None:
+        check_count("max_features", max_features, at_least=1, optional=True)
+        super().__init__(columns, tokenization_fn, output_columns)
+        self.max_features = max_features
+
+    def _fit(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
+        def words(values: Array) -> list[Any]:
+            return [token for row in self._tokens(values) for token in row]
+
+        found = collect(rows, {column: lambda: Counts(words) for column in self.columns}, comm)
+        stats = {}
+        for column, counts in found.items():
+            kept = most_frequent(counts.counts, self.max_features)
+            stats[f"token_counts({column})"] = {word: counts.counts[word] for word in kept}
+        return stats
+
+    def _transform_numpy(self, columns: NumpyBatch) -> Mapping[str, Any]:
+        outputs = {}
+        for name, output in self._names():
+            words = self._stats[f"token_counts({name})"]
+            places = {word: place for place, word in enumerate(words)}
+            outputs[output] = _counted(self._tokens(columns[name]), places, len(places))
+        return outputs
+
+
+class FeatureHasher(Preprocessor):
+    """Makes a vector of several columns: each is added at the place of its name's hash.
+
+    It is meant for columns that count words, of which there are many.
+
+    Parameters
+    ----------
+    columns
+        Columns of numbers. They stay.
+    num_features
+        Length of the vectors. The more, the fewer columns share a place.
+    output_column
+        The column of vectors.
+    """
+
+    _is_fittable = False
+
+    def __init__(self, columns: list[str], num_features: int, output_column: str) -> None:
+        check_count("num_features", num_features, at_least=1)
+        self.columns = check_columns(columns)
+        self.num_features = num_features
+        self.output_column = output_column
+
+    def get_output_columns(self) -> list[str]:
+        """Return the column of vectors. Not collective."""
+        return [self.output_column]
+
+    def _transform_numpy(self, columns: NumpyBatch) -> Mapping[str, Any]:
+        vectors = np.zeros((len(next(iter(columns.values()))), self.num_features))
+        for name, values in columns.items():
+            vectors[:, place_of(name, self.num_features)] += values
+        return {self.output_column: vectors}
+
+
+def _counted(tokens: Sequence[Sequence[str]], places: Mapping[str, int], length: int) -> Array:
+    counts = np.zeros((len(tokens), length), dtype=np.int64)
+    for row, words in enumerate(tokens):
+        for word, times in Counter(words).items():
+            if word in places:
+                counts[row, places[word]] += times
+    return counts

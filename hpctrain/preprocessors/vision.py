@@ -1,0 +1,78 @@
+"""`TorchVisionPreprocessor`: transforms of torchvision, and other functions of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from hpctrain.errors import ConfigError
+from hpctrain.preprocessors.batches import Array, NumpyBatch
+from hpctrain.preprocessors.preprocessor import Preprocessor, check_outputs
+
+
+class TorchVisionPreprocessor(Preprocessor):
+    """Applies a transform of torchvision, or any function of a tensor, to columns of images.
+
+    Parameters
+    ----------
+    columns
+        Columns of arrays.
+    transform
+        Is given a tensor, or an array if it does not take tensors, as ``ToTensor`` does not;
+        returns a tensor or an array.
+    output_columns
+        Where the results go; by default into the columns themselves.
+    batched
+        Whether it is given all images of a batch at once.
+    """
+
+    _is_fittable = False
+
+    def __init__(
+        self,
+        columns: list[str],
+        transform: Callable[[Any], Any],
+        output_columns: list[str] | None = None,
+        batched: bool = False,
+    ) -> None:
+        if not callable(transform):
+            raise ConfigError(f"transform={transform!r} is not a function. Give one of a tensor.")
+        self.output_columns = check_outputs(columns, output_columns)
+        self.columns = list(columns)
+        self.transform_fn = transform
+        self.batched = batched
+
+    @property
+    def torchvision_transform(self) -> Callable[[Any], Any]:
+        """The transform."""
+        return self.transform_fn
+
+    def _configuration(self) -> dict[str, Any]:
+        return {
+            "columns": self.columns,
+            "transform": self.transform_fn,
+            "output_columns": self.output_columns,
+            "batched": self.batched,
+        }
+
+    def _transform_numpy(self, columns: NumpyBatch) -> Mapping[str, Any]:
+        outputs = {}
+        for name, output in self._names():
+            images = columns[name]
+            if self.batched or not len(images):
+                outputs[output] = self._apply(images) if len(images) else images
+            else:
+                outputs[output] = np.stack([self._apply(image) for image in images])
+        return outputs
+
+    def _apply(self, array: Array) -> Array:
+        import torch
+
+        try:
+            # A copy: the array may be the dataset's own, and not to be written to.
+            made = self.transform_fn(torch.tensor(array))
+        except TypeError:
+            made = self.transform_fn(array)
+        return made.numpy() if isinstance(made, torch.Tensor) else np.asarray(made)
