@@ -15,15 +15,17 @@ from dataclasses import dataclass
 from enum import Enum
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpctrain.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from hpctrain.preprocessors import Preprocessor
 
 MANIFEST_NAME = ".hpctrain-manifest.json"
 """Written by the commit; not part of what the user saved."""
 _METADATA_NAME = ".metadata.json"
 _DICT_NAME = "dict_checkpoint.pkl"
-_PREPROCESSOR_NAME = "preprocessor.pkl"
 
 
 class Checkpoint:
@@ -176,29 +178,42 @@ class Checkpoint:
         """Merge into the metadata. Not collective."""
         self.set_metadata({**self.get_metadata(), **metadata})
 
-    def get_preprocessor(self) -> Any:
-        """Return the preprocessor that the trainer was given, or None. Not collective.
+    def get_preprocessor(self, *, trusted: bool = False) -> Preprocessor | None:
+        """Return the fitted preprocessor that is stored beside the model, or None.
 
-        This unpickles: open only checkpoints that you trust.
+        Not collective.
+
+        Parameters
+        ----------
+        trusted
+            Whether functions and objects that are not hpctrain's own may be unpickled. That runs
+            code: allow it for what is your own.
+
+        Raises
+        ------
+        CheckpointError
+            If it is damaged, or holds a pickle and is not trusted.
         """
-        from hpctrain.plan import spec
+        from hpctrain.preprocessors import storage
 
-        path = self.path / _PREPROCESSOR_NAME
-        return spec.unpack(path.read_bytes()) if path.exists() else None
+        if not storage.has_preprocessor(self.path):
+            return None
+        return storage.load(self.path, trusted=trusted)
 
-    def set_preprocessor(self, preprocessor: Any) -> None:
+    def set_preprocessor(self, preprocessor: Preprocessor) -> None:
         """Store a preprocessor beside the model. Not collective.
 
         Raises
         ------
         CheckpointError
             If the checkpoint is committed already.
+        ConfigError
+            If it is none.
         """
         self._refuse_if_committed("the preprocessor")
-        from hpctrain.plan import spec
+        from hpctrain.preprocessors import storage
 
-        content = spec.pack(preprocessor, what="the preprocessor")
-        (self.path / _PREPROCESSOR_NAME).write_bytes(content)
+        storage.save(preprocessor, self.path)
 
     def _refuse_if_committed(self, what: str) -> None:
         if (self.path / MANIFEST_NAME).exists():

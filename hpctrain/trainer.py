@@ -21,6 +21,7 @@ from hpctrain.rundir.paths import RunPaths
 
 if TYPE_CHECKING:
     from hpctrain.plan.spec import WorkerSpec
+    from hpctrain.preprocessors import Preprocessor
     from hpctrain.result import Result
 
 TrainLoop = Callable[[], Any] | Callable[[dict[str, Any]], Any]
@@ -42,7 +43,9 @@ class BaseTrainer(abc.ABC):
     resume_from_checkpoint
         Checkpoint of another run to begin with: what ``get_checkpoint()`` returns at first.
     preprocessor
-        Stored with the run, for predictors.
+        Learns from the dataset "train" on the ranks, each of which reads a part, before the
+        training function is called; is applied to every dataset, and is stored in every checkpoint.
+        One that is fitted is taken as it is.
     """
 
     _scaling_config_allowed_keys: ClassVar[frozenset[str] | None] = None
@@ -56,7 +59,7 @@ class BaseTrainer(abc.ABC):
         datasets: Mapping[str, Any] | None = None,
         metadata: Mapping[str, Any] | None = None,
         resume_from_checkpoint: Checkpoint | None = None,
-        preprocessor: Any = None,
+        preprocessor: Preprocessor | None = None,
     ) -> None:
         self.scaling_config = _typed(scaling_config, ScalingConfig, "scaling_config")
         self.run_config = _typed(run_config, RunConfig, "run_config")
@@ -70,6 +73,11 @@ class BaseTrainer(abc.ABC):
             json.dumps(self.metadata)
         except TypeError as error:
             raise ConfigError(f"metadata={self.metadata!r}: JSON values only: {error}") from error
+        if preprocessor is not None:
+            # Loads NumPy, which is not to be waited for without a reason.
+            from hpctrain.preprocessors.training import check_preprocessor
+
+            check_preprocessor(preprocessor, self.datasets)
         self._check_scaling_config()
 
     def __repr__(self) -> str:
@@ -171,7 +179,7 @@ class DataParallelTrainer(BaseTrainer):
         datasets: Mapping[str, Any] | None = None,
         metadata: Mapping[str, Any] | None = None,
         resume_from_checkpoint: Checkpoint | None = None,
-        preprocessor: Any = None,
+        preprocessor: Preprocessor | None = None,
     ) -> None:
         super().__init__(
             scaling_config=scaling_config,
@@ -221,7 +229,7 @@ class DataParallelTrainer(BaseTrainer):
         train_loop_per_worker: TrainLoop | None = None,
         train_loop_config: Mapping[str, Any] | None = None,
         datasets: Mapping[str, Any] | None = None,
-        preprocessor: Any = None,
+        preprocessor: Preprocessor | None = None,
         scaling_config: ScalingConfig | None = None,
         **changes: Any,
     ) -> DataParallelTrainer:

@@ -9,6 +9,7 @@ import pytest
 
 from hpctrain.checkpoint import MANIFEST_NAME, Checkpoint
 from hpctrain.errors import CheckpointError, ConfigError
+from hpctrain.preprocessors import Normalizer, StandardScaler
 
 
 @pytest.fixture
@@ -112,11 +113,13 @@ def test_a_committed_checkpoint_refuses_metadata(committed: Checkpoint):
 
 def test_a_committed_checkpoint_refuses_a_preprocessor(committed: Checkpoint):
     with pytest.raises(CheckpointError, match="Set the preprocessor before report"):
-        committed.set_preprocessor(len)
+        committed.set_preprocessor(Normalizer(["x"]))
 
 
 def test_a_preprocessor_travels_with_its_checkpoint(tmp_path: Path):
     checkpoint = Checkpoint(tmp_path)
     assert checkpoint.get_preprocessor() is None
-    checkpoint.set_preprocessor({"mean": 0.5})
-    assert Checkpoint(tmp_path).get_preprocessor() == {"mean": 0.5}
+    checkpoint.set_preprocessor(StandardScaler(["x"]).fit({"x": [1.0, 3.0]}))
+    stored = Checkpoint(tmp_path).get_preprocessor()
+    assert stored is not None
+    assert stored.stats_ == {"mean(x)": 2.0, "std(x)": 1.0}

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from hpctrain.control.wire import Frame
 
-PHASES = ("mpi", "importing", "backend", "training", "checkpoint", "shutdown", "done")
-_UNTIL_TRAINING = ("mpi", "importing", "backend")
+_UNTIL_TRAINING = ("mpi", "importing", "preprocessing", "backend")
+PHASES = (*_UNTIL_TRAINING, "training", "checkpoint", "shutdown", "done")
 # Longer than any step of the executor but one: time in which it did not listen, because it wrote a
 # checkpoint or was stopped itself, is not held against the ranks.
 _LONGEST_DEAF_S = 2.0

@@ -12,6 +12,7 @@ from hpctrain.torch.config import TorchConfig
 from hpctrain.trainer import DataParallelTrainer, TrainLoop
 
 if TYPE_CHECKING:
+    from hpctrain.preprocessors import Preprocessor
     from hpctrain.result import Result
 
 
@@ -47,7 +48,7 @@ class TorchTrainer(DataParallelTrainer):
         datasets: Mapping[str, Any] | None = None,
         metadata: Mapping[str, Any] | None = None,
         resume_from_checkpoint: Checkpoint | None = None,
-        preprocessor: Any = None,
+        preprocessor: Preprocessor | None = None,
     ) -> None:
         if torch_config is None:
             torch_config = TorchConfig()

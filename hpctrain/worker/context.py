@@ -14,6 +14,7 @@ from hpctrain.worker.report import Session
 from hpctrain.world import Communicator, World
 
 if TYPE_CHECKING:
+    from hpctrain.preprocessors import Preprocessor
     from hpctrain.worker.upload import UploadFunction
 
 
@@ -96,6 +97,8 @@ class ActiveWorker:
     datasets_to_split: Literal["all"] | Sequence[str]
     iterators: dict[str, Any] = field(default_factory=dict)
     """Those of `hpctrain.data` that were handed out, by name: they know which epoch is next."""
+    preprocessor: Preprocessor | None = None
+    """Fitted; applied to every dataset."""
 
 
 _active: ActiveWorker | None = None
@@ -312,7 +315,7 @@ def artifact_dir() -> Path:
 
 
 def get_dataset_shard(dataset_name: str = "train") -> Any:
-    """Return this rank's part of a dataset that the trainer was given.
+    """Return this rank's part of a dataset that the trainer was given, preprocessed.
 
     Not collective.
 
@@ -342,6 +345,10 @@ def get_dataset_shard(dataset_name: str = "train") -> Any:
     dataset = worker.datasets[dataset_name]
     if callable(dataset) and not hasattr(dataset, "__getitem__"):
         dataset = dataset()
+    if worker.preprocessor is not None:
+        from hpctrain.preprocessors.training import transformed
+
+        dataset = transformed(worker.preprocessor, dataset_name, dataset)
     split = worker.datasets_to_split == "all" or dataset_name in worker.datasets_to_split
     world = worker.context.world
     if is_dataset(dataset):

@@ -87,8 +87,8 @@ class Session:
         )
         self._commit_timeout_s = commit_timeout_s
         self._in_background = in_background
-        self.preprocessor: Any = None
-        """Goes into every checkpoint."""
+        self.preprocessor: Mapping[str, bytes] = {}
+        """Files of the preprocessor, by name; they go into every checkpoint."""
         self.leave: Mapping[str, Any] | None = None
         """What is known of the end of the job, if that is why ranks stop."""
         self._background: Background | None = None

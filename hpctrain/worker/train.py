@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpctrain import environ
 from hpctrain.backend import BackendContext
@@ -19,6 +19,9 @@ from hpctrain.worker.context import ActiveWorker, TrainContext, activate
 from hpctrain.worker.report import Session
 from hpctrain.worker.report_count import LeaveTraining
 from hpctrain.world import Communicator, World
+
+if TYPE_CHECKING:
+    from hpctrain.preprocessors import Preprocessor
 
 
 def settle(settings: RankSettings) -> None:
@@ -65,8 +68,8 @@ def run_training(
         comm=comm,
         datasets=worker_spec.datasets,
         datasets_to_split=worker_spec.datasets_to_split,
+        preprocessor=_fit_preprocessor(worker_spec, session, comm, on_phase),
     )
-    session.preprocessor = worker_spec.preprocessor
     if settings.scratch_dir is not None:
         session.use_scratch(
             environ.expand_path(settings.scratch_dir), artifacts=settings.sync_artifacts
@@ -89,6 +92,30 @@ def run_training(
         on_phase("shutdown")
         backend.on_shutdown(backend_context, config)
     return value
+
+
+def _fit_preprocessor(
+    worker_spec: WorkerSpec,
+    session: Session,
+    comm: Communicator,
+    on_phase: Callable[[str], None],
+) -> Preprocessor | None:
+    if worker_spec.preprocessor is None:
+        return None
+    from hpctrain.preprocessors.storage import to_files
+    from hpctrain.preprocessors.training import fit_for_training
+
+    on_phase("preprocessing")
+    resumed = session.checkpoint
+    fitted = fit_for_training(
+        worker_spec.preprocessor,
+        worker_spec.datasets,
+        comm=comm,
+        checkpoint=None if resumed is None else resumed.path,
+        heartbeat=session.heartbeat,
+    )
+    session.preprocessor = to_files(fitted)
+    return fitted
 
 
 def export_thread_counts(settings: RankSettings) -> None:

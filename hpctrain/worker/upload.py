@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -78,10 +78,21 @@ class Upload:
         mode = self.mode if uploaded else CheckpointUploadMode.SYNC
         return replace(self, mode=mode, delete_local=True)
 
-    def stage(self, directory: Path, *, paths: RunPaths, preprocessor: object) -> StagedPart:
+    def stage(
+        self, directory: Path, *, paths: RunPaths, preprocessor: Mapping[str, bytes]
+    ) -> StagedPart:
         """Bring the part into `directory`, which is inside the commit, and make it durable.
 
         Not collective.
+
+        Parameters
+        ----------
+        directory
+            Where the part is to be.
+        paths
+            The run directory.
+        preprocessor
+            Files of the run's preprocessor, by name; put beside the model, unless there are some.
 
         Raises
         ------
@@ -102,8 +113,9 @@ class Upload:
         if source != directory:
             linked = self.upload_fn is not None or self.mode is CheckpointUploadMode.NO_UPLOAD
             (link_into if linked else copy_into)(source, directory)
-        if preprocessor is not None:
-            Checkpoint(directory).set_preprocessor(preprocessor)
+        if not any((directory / name).exists() for name in preprocessor):
+            for name, content in preprocessor.items():
+                (directory / name).write_bytes(content)
         return StagedPart(files=tuple(seal(directory)), name=self.dir_name, versions=versions())
 
     def delete_source(self) -> None:
