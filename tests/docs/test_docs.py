@@ -159,6 +159,16 @@ def tutorial(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Said]:
 
 
 @pytest.mark.mpi
+def test_ranks_fit_the_preprocessor_of_its_page(tmp_path: Path) -> None:
+    pytest.importorskip("numpy")
+    (tmp_path / "train.py").write_text(block("preprocessors-trainer"))
+    said = run_python("train.py", cwd=tmp_path)
+    assert said.returncode == 0, said.stderr
+    # Heights of 1.5, 1.75 and what is filled in, ages of 20, 40 and 60.
+    assert said.stdout.endswith("{'features': array([[1.22474487, 1.22474487]])}\n")
+
+
+@pytest.mark.mpi
 def test_the_tutorial_trains_and_prints_what_it_promises(tutorial: tuple[Path, Said]) -> None:
     _, said = tutorial
     assert said.returncode == 0, said.stderr
