@@ -51,6 +51,27 @@ def test_steps_are_measured_alone_and_in_a_run(tmp_path):
 
 
 @pytest.mark.mpi
+def test_a_scaler_is_fitted_by_ranks_and_by_scikit_learn(tmp_path):
+    pytest.importorskip("sklearn")
+    pytest.importorskip("h5py")
+    file = tmp_path / "preprocessors.json"
+    options = ["--rounds", "1", "--sizes", "100000", "--json", file]
+
+    done = subprocess.run(
+        [sys.executable, SPINE.with_name("preprocessors.py"), *options],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(file.read_text())["rows"]
+    assert set(row["samples"]) == {"2 ranks", "1 rank", "partial_fit"}
+    assert all(sample["wall_s"] > 0 for taken in row["samples"].values() for sample in taken)
+
+
+@pytest.mark.mpi
 def test_runs_are_struck_at_random_points_and_written_down(tmp_path):
     file = tmp_path / "chaos.json"
     options = ["--points", "2", "--workers", "2", "--seed", "3", "--json", file]
