@@ -9,11 +9,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hpctrain.torch.checkpoint import TorchCheckpoint as TorchCheckpoint
     from hpctrain.torch.config import TorchConfig as TorchConfig
     from hpctrain.torch.device import get_device as get_device
     from hpctrain.torch.device import get_devices as get_devices
     from hpctrain.torch.loop import LoopState as LoopState
     from hpctrain.torch.loop import loop_state as loop_state
+    from hpctrain.torch.predictor import TorchPredictor as TorchPredictor
     from hpctrain.torch.prepare import enable_reproducibility as enable_reproducibility
     from hpctrain.torch.prepare import prepare_data_loader as prepare_data_loader
     from hpctrain.torch.prepare import prepare_model as prepare_model
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
 
 _HOME_OF = {
     "LoopState": "loop",
+    "TorchCheckpoint": "checkpoint",
     "TorchConfig": "config",
+    "TorchPredictor": "predictor",
     "TorchTrainer": "trainer",
     "enable_reproducibility": "prepare",
     "get_device": "device",

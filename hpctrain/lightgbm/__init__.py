@@ -1,0 +1,27 @@
+"""Placeholder until the trainers are here."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hpctrain.lightgbm.predictor import LightGBMPredictor as LightGBMPredictor
+
+_HOME_OF = {"LightGBMPredictor": "predictor"}
+
+__all__ = sorted(_HOME_OF)
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name at its first use (PEP 562)."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'hpctrain.lightgbm' has no attribute {name!r}")
+    value = getattr(import_module(f"hpctrain.lightgbm.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names."""
+    return __all__

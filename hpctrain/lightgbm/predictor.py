@@ -1,0 +1,75 @@
+"""`LightGBMPredictor`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from hpctrain.checkpoint import Checkpoint
+from hpctrain.data.optional import require
+from hpctrain.predict.batches import PREDICTIONS
+from hpctrain.predict.features import select_frame, select_matrix
+from hpctrain.predict.predictor import Predictor
+
+if TYPE_CHECKING:
+    import lightgbm
+
+
+class LightGBMPredictor(Predictor):
+    """Scores batches with a LightGBM model.
+
+    Parameters
+    ----------
+    model
+        The booster.
+    preprocessor
+        What batches go through before the model.
+    """
+
+    framework = "lightgbm"
+    model_files = ("model.txt",)
+
+    def __init__(self, model: lightgbm.Booster, preprocessor: Any = None) -> None:
+        super().__init__(preprocessor)
+        self.model = model
+        self.features: tuple[str, ...] | None = tuple(model.feature_name())
+        """Names of the features, in order."""
+
+    @classmethod
+    def from_checkpoint(cls, checkpoint: Checkpoint, **kwargs: Any) -> LightGBMPredictor:
+        """Return a predictor with the model of a checkpoint. Not collective.
+
+        Nothing is unpickled.
+
+        Raises
+        ------
+        ConfigError
+            If the checkpoint is that of another framework.
+        """
+        features = cls.check_checkpoint(checkpoint)
+        lightgbm = require("lightgbm", to="to predict with its models", extra="lightgbm")
+        with checkpoint.as_directory():
+            booster = lightgbm.Booster(model_file=str(cls._find_model(checkpoint)))
+        predictor = cls(booster, preprocessor=checkpoint.get_preprocessor(), **kwargs)
+        if features is not None and features.features is not None:
+            # LightGBM writes blanks in names as underscores.
+            predictor.features = features.features
+        return predictor
+
+    def _predict_numpy(
+        self,
+        data: Any,
+        feature_columns: Sequence[str] | Sequence[int] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        matrix = select_matrix(data, self.features, feature_columns)
+        return {PREDICTIONS: self.model.predict(matrix, **kwargs)}
+
+    def _predict_pandas(
+        self,
+        data: Any,
+        feature_columns: Sequence[str] | Sequence[int] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        frame = select_frame(data, self.features, feature_columns)
+        return {PREDICTIONS: self.model.predict(frame, **kwargs)}

@@ -1,0 +1,333 @@
+"""`BatchPredictor`: a checkpoint, and a run whose ranks score a dataset with it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpctrain.checkpoint import Checkpoint
+from hpctrain.checks import check_count
+from hpctrain.config import CheckpointConfig, RunConfig, ScalingConfig
+from hpctrain.data.dataset import Dataset
+from hpctrain.data.formats import from_any
+from hpctrain.data.schema import Schema, check_columns
+from hpctrain.errors import ConfigError
+from hpctrain.plan.spec import make_fingerprint, pack
+from hpctrain.predict.batches import PREDICTIONS
+from hpctrain.predict.features import ModelFeatures, columns_of_features
+from hpctrain.predict.input import as_dataset
+from hpctrain.predict.output import Output
+from hpctrain.predict.predictor import FunctionPredictor, Predictor
+from hpctrain.predict.scoring import Scoring, score
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.trainer import DataParallelTrainer
+
+if TYPE_CHECKING:
+    import pandas
+
+    from hpctrain.result import Result
+
+
+class BatchPrediction(DataParallelTrainer):
+    """The run of a `BatchPredictor`: every rank scores, and nothing is trained.
+
+    Parameters
+    ----------
+    scoring
+        What is scored.
+    scaling_config, run_config
+        As in `hpctrain.BaseTrainer`.
+    """
+
+    def __init__(
+        self,
+        scoring: Scoring,
+        *,
+        scaling_config: ScalingConfig | None = None,
+        run_config: RunConfig | None = None,
+    ) -> None:
+        run_config = run_config or RunConfig()
+        if run_config.checkpoint_config == CheckpointConfig():
+            # They say how far the run is, and nobody wants the old ones.
+            run_config = replace(run_config, checkpoint_config=CheckpointConfig(num_to_keep=1))
+        super().__init__(
+            score,
+            train_loop_config={"scoring": scoring},
+            scaling_config=scaling_config,
+            run_config=run_config,
+        )
+
+
+class BatchPredictor:
+    """Scores datasets with the model of a checkpoint, on as many ranks as wanted.
+
+    Parameters
+    ----------
+    checkpoint
+        The model. Every rank loads it once, from the shared filesystem.
+    predictor_cls
+        Class that loads and calls it.
+    **predictor_kwargs
+        For ``predictor_cls.from_checkpoint()``.
+
+    Raises
+    ------
+    ConfigError
+        If the checkpoint is that of another framework.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint | None,
+        predictor_cls: type[Predictor],
+        **predictor_kwargs: Any,
+    ) -> None:
+        given: object = predictor_cls
+        if not (isinstance(given, type) and issubclass(given, Predictor)):
+            raise ConfigError(
+                f"predictor_cls={predictor_cls!r}: a class that extends hpctrain.predict.Predictor "
+                f"is needed, such as hpctrain.xgboost.XGBoostPredictor."
+            )
+        if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
+            raise ConfigError(
+                f"checkpoint={checkpoint!r} is a {type(checkpoint).__name__}. Give a "
+                f"hpctrain.Checkpoint, such as Result.checkpoint."
+            )
+        self._checkpoint = checkpoint
+        self._predictor_cls = predictor_cls
+        self._predictor_kwargs = predictor_kwargs
+        self._preprocessor: Any = None
+        self._model: ModelFeatures | None = None
+        if checkpoint is not None:
+            self._model = predictor_cls.check_checkpoint(checkpoint)
+
+    def __repr__(self) -> str:
+        """Return class and checkpoint."""
+        return f"BatchPredictor({self._checkpoint!r}, {self._predictor_cls.__name__})"
+
+    @classmethod
+    def from_checkpoint(
+        cls, checkpoint: Checkpoint, predictor_cls: type[Predictor], **kwargs: Any
+    ) -> BatchPredictor:
+        """Return a batch predictor with the model of a checkpoint. Not collective.
+
+        Raises
+        ------
+        ConfigError
+            If the checkpoint is that of another framework.
+        """
+        return cls(checkpoint, predictor_cls, **kwargs)
+
+    @classmethod
+    def from_pandas_udf(
+        cls, pandas_udf: Callable[[pandas.DataFrame], pandas.DataFrame]
+    ) -> BatchPredictor:
+        """Return a batch predictor that calls a function of a DataFrame. Not collective."""
+        return cls(None, FunctionPredictor, function=pandas_udf)
+
+    def get_preprocessor(self) -> Any:
+        """Return what batches go through before the model, or None. Not collective."""
+        if self._preprocessor is not None or self._checkpoint is None:
+            return self._preprocessor
+        return self._checkpoint.get_preprocessor()
+
+    def set_preprocessor(self, preprocessor: Any) -> None:
+        """Use another preprocessor than the checkpoint's. Not collective."""
+        self._preprocessor = preprocessor
+
+    def predict(
+        self,
+        data: Any,
+        *,
+        feature_columns: Sequence[str] | None = None,
+        keep_columns: Sequence[str] | None = None,
+        batch_size: int = 4096,
+        output: str | PathLike[str] | None = None,
+        scaling_config: ScalingConfig | None = None,
+        run_config: RunConfig | None = None,
+        rows_per_part: int | None = None,
+        **predict_kwargs: Any,
+    ) -> Dataset:
+        """Score a dataset, and return the predictions as another.
+
+        Not collective, except where this process already is a rank. It is a run as that of a
+        trainer, in every home, with its directory, restarts and display. Rows are scored and
+        written in parts; the same call after a failure goes on with the parts that are missing, and
+        once more it returns what is there.
+
+        Parameters
+        ----------
+        data
+            A `hpctrain.data.Dataset`, a path or paths, or arrays and frames in memory.
+        feature_columns
+            Columns that the predictor is given, after the preprocessor. None: those that the
+            checkpoint names; if it names none, all but `keep_columns`.
+        keep_columns
+            Columns to copy beside the predictions, after the preprocessor.
+        batch_size
+            Rows that the predictor is given at a time.
+        output
+            Where the predictions go; its ending says the format: ``.h5`` (virtual datasets over a
+            file for each part), ``.parquet`` (a directory), ``.csv`` or ``.npy`` (one file). Rows
+            are in the order of the input. None: ``artifacts/predictions.h5`` in the run directory.
+        scaling_config, run_config
+            As for a trainer.
+        rows_per_part
+            Rows that are scored again, at most, by each rank after a failure, in whole batches.
+            None: as suits the number of ranks.
+        **predict_kwargs
+            For the predictor's ``predict()``.
+
+        Raises
+        ------
+        ConfigError
+            If something is impossible, such as a feature that is missing or an output that exists;
+            nothing has been started then.
+        LaunchError
+            If the ranks, or the job, could not be started.
+        TrainingFailedError
+            If the run failed or was stopped.
+        """
+        run_config = run_config or RunConfig()
+        place = None if output is None else Output.at(output)
+        scoring = self._plan(
+            as_dataset(data),
+            feature_columns=feature_columns,
+            keep_columns=keep_columns or (),
+            batch_size=batch_size,
+            output=place,
+            rows_per_part=rows_per_part,
+            predict_kwargs=predict_kwargs,
+        )
+        if place is not None and not _exists(run_config):
+            place.check(keep_columns=scoring.keep_columns)
+            if place.is_finished(scoring.identity):
+                if run_config.verbose:
+                    print(f"hpctrain: {place.path} is there already, and is returned.")
+                return place.read()
+        run = BatchPrediction(scoring, scaling_config=scaling_config, run_config=run_config)
+        result = run.fit()
+        if run_config.verbose and result.metrics.get("output"):
+            print(f"hpctrain: {describe_result(result)}", file=sys.stderr, flush=True)
+        return scoring.output_in(result.path).read()
+
+    def _plan(
+        self,
+        dataset: Dataset,
+        *,
+        feature_columns: Sequence[str] | None,
+        keep_columns: Sequence[str],
+        batch_size: int,
+        output: Output | None,
+        rows_per_part: int | None,
+        predict_kwargs: dict[str, Any],
+    ) -> Scoring:
+        check_count("batch_size", batch_size, at_least=1)
+        check_count("rows_per_part", rows_per_part, at_least=1, optional=True)
+        for name, columns in (("feature_columns", feature_columns), ("keep_columns", keep_columns)):
+            if isinstance(columns, str):
+                raise ConfigError(f"{name}={columns!r}: a list of names is needed, [{columns!r}].")
+        if dataset.source.num_rows == 0:
+            raise ConfigError("the input has no rows: there is nothing to predict on.")
+        preprocessor = self.get_preprocessor()
+        columns = self._choose_columns(
+            _schema_after(preprocessor, dataset), feature_columns, tuple(keep_columns)
+        )
+        if preprocessor is None:
+            dataset = dataset.select_columns(list(dict.fromkeys((*columns, *keep_columns))))
+        if rows_per_part is not None:
+            rows_per_part = -(-rows_per_part // batch_size) * batch_size
+        checkpoint = None if self._checkpoint is None else self._checkpoint.path
+        scoring = Scoring(
+            dataset=dataset,
+            predictor_cls=self._predictor_cls,
+            checkpoint=checkpoint,
+            predictor_kwargs=self._predictor_kwargs,
+            predict_kwargs=predict_kwargs,
+            preprocessor=self._preprocessor,
+            feature_columns=columns,
+            keep_columns=tuple(keep_columns),
+            batch_size=batch_size,
+            rows_per_part=rows_per_part,
+            output=output,
+            identity="",
+            about=f"{self._predictor_cls.__name__} of {checkpoint}, {dataset!r}",
+        )
+        return replace(scoring, identity=_identify(scoring))
+
+    def _choose_columns(
+        self,
+        schema: Schema,
+        feature_columns: Sequence[str] | None,
+        keep_columns: tuple[str, ...],
+    ) -> tuple[str, ...]:
+        check_columns(keep_columns, schema.names)
+        if PREDICTIONS in keep_columns:
+            raise ConfigError(
+                f"keep_columns has {PREDICTIONS!r}, the name of what is predicted. Rename the "
+                f"column of the input, or do not keep it."
+            )
+        names = None if self._model is None else self._model.features
+        label = None if self._model is None else self._model.label
+        if feature_columns is not None:
+            check_columns(feature_columns, schema.names)
+            chosen = list(feature_columns)
+        else:
+            not_features = {*keep_columns, label} if names is None else set()
+            chosen = [name for name in schema.names if name not in not_features]
+        if names is not None:
+            shapes = {name: schema[name].shape for name in chosen}
+            ignore = () if feature_columns is not None else (*keep_columns, *_only(label))
+            chosen = columns_of_features(shapes, names, ignore=ignore)
+        return tuple(chosen)
+
+
+def describe_result(result: Result) -> str:
+    """Return in a line what a finished prediction did. Not collective."""
+    metrics = result.metrics
+    before = metrics["rows_before"]
+    resumed = f", {before} of them before" if before else ""
+    failed = sum(attempt.cause not in (None, "finished") for attempt in result.attempts)
+    failures = f", after {failed} failed attempts" if failed else ""
+    ranks = len(metrics["rows_of_ranks"])
+    return (
+        f"{metrics['of']} rows{resumed}, {metrics['seconds']:.1f} s on {ranks} ranks "
+        f"({metrics['rows_per_s']} rows/s){failures}: {metrics['output']}"
+    )
+
+
+def _only(label: str | None) -> tuple[str, ...]:
+    return () if label is None else (label,)
+
+
+def _schema_after(preprocessor: Any, dataset: Dataset) -> Schema:
+    """Return the columns that the predictor can have; the preprocessor is tried on two rows."""
+    if preprocessor is None:
+        return dataset.schema()
+    rows = next(dataset.iter_batches(batch_size=2, rows=range(min(2, dataset.source.num_rows))))
+    return Schema.of(from_any(preprocessor.transform_batch(rows)))
+
+
+def _identify(scoring: Scoring) -> str:
+    """Return a digest of all that predictions depend on, the model's files included."""
+    files: list[str] = []
+    if scoring.checkpoint is not None:
+        files = [
+            f"{p.name} {p.stat().st_size} {p.stat().st_mtime_ns}"
+            for p in sorted(scoring.checkpoint.iterdir())
+            if p.is_file()
+        ]
+    # How the rows are dealt into parts changes no prediction, nor does the place of the output.
+    content = replace(scoring, output=None, rows_per_part=None, about="")
+    return make_fingerprint(pack(content, what="the prediction"), "\n".join(files).encode())
+
+
+def _exists(run_config: RunConfig) -> bool:
+    """Return whether the run has begun: then it knows what its output is."""
+    if run_config.name is None:
+        return False
+    return RunPaths(Path(run_config.storage_path).absolute() / run_config.name).status.exists()

@@ -1,0 +1,97 @@
+"""Batches of rows in the forms that predictors take, and their output in the same form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from hpctrain.data.formats import Batch, from_any, to_arrow
+from hpctrain.errors import ConfigError
+
+BatchForm: TypeAlias = Literal["array", "columns", "pandas", "arrow"]
+
+PREDICTIONS = "predictions"
+"""Name of the output of a predictor that gives none."""
+
+
+def form_of(batch: Any) -> BatchForm:
+    """Return in which form a batch is. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If it is none that predictors take.
+    """
+    if isinstance(batch, np.ndarray):
+        return "array"
+    if isinstance(batch, Mapping):
+        return "columns"
+    if hasattr(batch, "iloc") and hasattr(batch, "columns"):
+        return "pandas"
+    if hasattr(batch, "schema") and hasattr(batch, "column"):
+        return "arrow"
+    raise ConfigError(
+        f"a batch of type {type(batch).__name__} cannot be predicted on. Give a NumPy array, a "
+        f"dict of arrays, a pandas DataFrame or an Arrow table."
+    )
+
+
+def to_columns(batch: Any) -> Any:
+    """Return a batch as a dict of arrays; a bare array stays one. Not collective."""
+    return batch if isinstance(batch, np.ndarray) else from_any(batch)
+
+
+def flatten_columns(batch: Mapping[str, Any]) -> Batch:
+    """Return n-d columns as one column for each component, ``name_0``, ``name_1``, ...
+
+    Not collective. Nothing is copied.
+    """
+    flat: Batch = {}
+    for name, values in batch.items():
+        if values.ndim == 1:
+            flat[name] = values
+            continue
+        components = values.reshape(len(values), -1)
+        flat.update({f"{name}_{i}": components[:, i] for i in range(components.shape[1])})
+    return flat
+
+
+def name_outputs(output: Any) -> Batch:
+    """Return what a predictor gave, as a dict of arrays. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If it is neither an array, nor a dict of arrays, nor a DataFrame.
+    """
+    if isinstance(output, np.ndarray):
+        return {PREDICTIONS: output}
+    try:
+        return from_any(output)
+    except ConfigError as error:
+        raise ConfigError(
+            f"the predictor returned a {type(output).__name__}. Return a NumPy array, a dict of "
+            f"arrays or a pandas DataFrame, with one row for each row of the batch."
+        ) from error
+
+
+def in_form_of(batch: Any, output: Any) -> Any:
+    """Return a predictor's output in the form of the batch that it was given.
+
+    Not collective. One output is a bare array again where a bare array was given. In a DataFrame an
+    output of shape ``(rows, k)`` is `k` columns, ``predictions_0`` and so on, and rows keep their
+    index.
+    """
+    form = form_of(batch)
+    if form == "pandas":
+        if form_of(output) == "pandas":
+            return output
+        import pandas
+
+        return pandas.DataFrame(flatten_columns(name_outputs(output)), index=batch.index)
+    columns = name_outputs(output)
+    if form == "array":
+        return next(iter(columns.values())) if len(columns) == 1 else columns
+    return columns if form == "columns" else to_arrow(columns)

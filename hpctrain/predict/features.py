@@ -1,0 +1,253 @@
+"""Which features a model was trained on: ``features.json`` beside the model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpctrain.data.schema import check_columns
+from hpctrain.errors import ConfigError
+
+FEATURES_NAME = "features.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFeatures:
+    """What a checkpoint says of its model."""
+
+    framework: str
+    """``torch``, ``xgboost``, ``lightgbm`` or ``sklearn``."""
+    features: tuple[str, ...] | None = None
+    """Names of the features, in order; None if the model has no names for them. Column `x` of shape
+    ``(rows, k)`` is the features ``x_0`` to ``x_{k-1}``."""
+    label: str | None = None
+    """Column that the model predicts, if the trainer knew."""
+
+    @staticmethod
+    def read(directory: str | PathLike[str]) -> ModelFeatures | None:
+        """Return what a checkpoint says; None if it says nothing. Not collective.
+
+        Raises
+        ------
+        ConfigError
+            If the file is not what it should be.
+        """
+        path = Path(directory) / FEATURES_NAME
+        try:
+            content = json.loads(path.read_bytes())
+            names = content.get("features")
+            return ModelFeatures(
+                framework=str(content["framework"]),
+                features=None if names is None else tuple(map(str, names)),
+                label=content.get("label"),
+            )
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"{path} is damaged ({type(error).__name__}: {error}). It has to hold "
+                f'{{"framework": ..., "features": [...], "label": ...}}.'
+            ) from error
+
+    def write(self, directory: str | PathLike[str]) -> None:
+        """Write it beside a model. Not collective."""
+        (Path(directory) / FEATURES_NAME).write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+
+def expand_names(columns: Mapping[str, Sequence[int]]) -> dict[str, list[str]]:
+    """Return the features that each column holds.
+
+    Not collective.
+
+    Parameters
+    ----------
+    columns
+        Shape of a row, by column; ``()`` for a plain column.
+
+    Examples
+    --------
+    >>> expand_names({"age": (), "pixels": (2,)})
+    {'age': ['age'], 'pixels': ['pixels_0', 'pixels_1']}
+    """
+    return {
+        name: [f"{name}_{i}" for i in range(int(np.prod(shape)))] if len(shape) else [name]
+        for name, shape in columns.items()
+    }
+
+
+def columns_of_features(
+    columns: Mapping[str, Sequence[int]],
+    features: Sequence[str],
+    *,
+    ignore: Iterable[str] = (),
+    where: str = "the input",
+) -> list[str]:
+    """Return the columns that hold all features of a model.
+
+    Not collective.
+
+    Parameters
+    ----------
+    columns
+        Shape of a row, by column, of what there is.
+    features
+        What the model was trained on.
+    ignore
+        Columns that may be there without being a feature: the label, those to keep.
+    where
+        What the columns are of, for the error.
+
+    Raises
+    ------
+    ConfigError
+        If a feature has vanished, or one appeared.
+    """
+    expanded = expand_names(columns)
+    wanted, ignored = set(features), set(ignore)
+    chosen = [name for name, parts in expanded.items() if wanted.intersection(parts)]
+    found = {part for name in chosen for part in expanded[name]}
+    vanished = [name for name in features if name not in found]
+    others = [n for n in expanded if n not in chosen and n not in ignored]
+    appeared = others + sorted(found - wanted)
+    complaints = []
+    if vanished:
+        complaints.append(f"{where} has no {_some(vanished)}, which the model was trained on")
+    if appeared:
+        complaints.append(f"{where} has {_some(appeared)}, which the model was not trained on")
+    if complaints:
+        raise ConfigError(
+            f"{'; '.join(complaints)}. The model has {len(features)} features: "
+            f"{_some(list(features))}. Choose its columns with feature_columns=[...], or rename "
+            f"them."
+        )
+    return chosen
+
+
+def feature_matrix(
+    batch: Mapping[str, np.ndarray[Any, Any]], features: Sequence[str] | None
+) -> np.ndarray[Any, Any]:
+    """Return columns side by side, in the order of a model's features.
+
+    Not collective. A single column that is all of them is returned as it is.
+
+    Parameters
+    ----------
+    batch
+        Arrays of shape ``(rows,)`` or ``(rows, ...)``.
+    features
+        Names in order; None takes all columns as they come.
+
+    Returns
+    -------
+    numpy.ndarray
+        Shape ``(rows, features)``.
+
+    Raises
+    ------
+    ConfigError
+        If a feature is missing, or a column is one that the model was not trained on.
+    """
+    flat = {name: values.reshape(len(values), -1) for name, values in batch.items()}
+    if features is None:
+        order = list(flat)
+    else:
+        columns_of_features(
+            {name: values.shape[1:] for name, values in batch.items()},
+            features,
+            where="the batch",
+        )
+        parts = expand_names({name: values.shape[1:] for name, values in batch.items()})
+        order = sorted(flat, key=lambda name: features.index(parts[name][0]))
+        if [part for name in order for part in parts[name]] != list(features):
+            # A column's components are not side by side.
+            position = {part: (name, i) for name in order for i, part in enumerate(parts[name])}
+            columns = [flat[position[f][0]][:, position[f][1]] for f in features]
+            return np.stack(columns, axis=1)
+    if len(order) == 1:
+        return flat[order[0]]
+    return np.concatenate([flat[name] for name in order], axis=1)
+
+
+def check_width(matrix: np.ndarray[Any, Any], features: Sequence[str] | None) -> None:
+    """Refuse a bare array that has not as many columns as a model has features. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If so.
+    """
+    width = 1 if matrix.ndim == 1 else int(np.prod(matrix.shape[1:]))
+    if features is not None and width != len(features):
+        raise ConfigError(
+            f"an array of shape {matrix.shape} has {width} columns, and the model was trained on "
+            f"{len(features)} features: {_some(list(features))}."
+        )
+
+
+def _some(names: list[str], *, most: int = 6) -> str:
+    shown: list[Any] = names[:most]
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(repr, shown)) + rest
+
+
+def select_matrix(
+    data: Any,
+    features: Sequence[str] | None,
+    feature_columns: Sequence[str] | Sequence[int] | None = None,
+) -> np.ndarray[Any, Any]:
+    """Return a batch as a matrix with the features of a model.
+
+    Not collective.
+
+    Parameters
+    ----------
+    data
+        A bare array, whose columns are features by position, or a dict of arrays.
+    features
+        Names of the features, in order; None takes what there is.
+    feature_columns
+        Columns that hold them: names, or positions in a bare array. None takes all.
+
+    Raises
+    ------
+    ConfigError
+        If a feature is missing, or one is too many.
+    """
+    if isinstance(data, np.ndarray):
+        matrix = data if feature_columns is None else data[:, np.asarray(feature_columns)]
+        check_width(matrix, features)
+        return matrix.reshape(len(matrix), -1)
+    if feature_columns is not None:
+        check_columns(map(str, feature_columns), list(data))
+        data = {str(name): data[name] for name in feature_columns}
+    return feature_matrix(data, features)
+
+
+def select_frame(
+    frame: Any,
+    features: Sequence[str] | None,
+    feature_columns: Sequence[str] | Sequence[int] | None = None,
+) -> Any:
+    """Return a DataFrame with the features of a model, in order; types stay as they are.
+
+    Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If a feature is missing, or one is too many.
+    """
+    if feature_columns is not None:
+        check_columns(map(str, feature_columns), [str(name) for name in frame.columns])
+        frame = frame[list(feature_columns)]
+    if features is None:
+        return frame
+    names = {str(name): name for name in frame.columns}
+    columns_of_features(dict.fromkeys(names, ()), features, where="the batch")
+    return frame[[names[feature] for feature in features]]

@@ -1,0 +1,280 @@
+"""Where predictions go: one path, which appears when all parts are there."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike, fspath
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+import numpy as np
+
+from hpctrain.data.dataset import Dataset
+from hpctrain.errors import ConfigError
+from hpctrain.predict.part_files import (
+    CsvPart,
+    Hdf5Part,
+    NumpyPart,
+    ParquetPart,
+    PartFile,
+    sync_file,
+)
+from hpctrain.predict.parts import Partition, part_name, parts_in
+from hpctrain.rundir.files import fsync_directory, write_atomic
+
+_PLAN_NAME = "_plan.json"
+_COPY_BYTES = 8 * 2**20
+
+_FORMATS: Mapping[str, type[PartFile]] = {
+    ".h5": Hdf5Part,
+    ".hdf5": Hdf5Part,
+    ".parquet": ParquetPart,
+    ".csv": CsvPart,
+    ".npy": NumpyPart,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """The output of a batch prediction.
+
+    ``OUTPUT.parts/`` beside it has one file for each part. At the end an HDF5 output is a small
+    file whose datasets are virtual ones over these; a Parquet output is that directory, renamed;
+    CSV and NumPy outputs are the parts, joined into one file. What it is of, ``_plan.json`` says.
+    """
+
+    path: Path
+
+    @staticmethod
+    def at(path: str | PathLike[str]) -> Output:
+        """Return the output at a path.
+
+        Not collective.
+
+        Raises
+        ------
+        ConfigError
+            If the path cannot be one: its ending says nothing, or it is a URL.
+        """
+        if "://" in fspath(path):
+            raise ConfigError(
+                f"output={fspath(path)!r} is a URL. Ranks write to the filesystem that all nodes "
+                f"share: give a path there."
+            )
+        output = Output(path=Path(path).expanduser().absolute())
+        if output.path.suffix not in _FORMATS:
+            raise ConfigError(
+                f"output={fspath(path)!r}: its ending says the format, one of "
+                f"{', '.join(_FORMATS)}."
+            )
+        return output
+
+    @property
+    def part_type(self) -> type[PartFile]:
+        """What writes a part."""
+        return _FORMATS[self.path.suffix]
+
+    @property
+    def parts(self) -> Path:
+        """Directory of the parts."""
+        return self.path.with_name(self.path.name + ".parts")
+
+    def is_finished(self, identity: str) -> bool:
+        """Return whether the output is there already.
+
+        Not collective.
+
+        Parameters
+        ----------
+        identity
+            Digest of the prediction.
+
+        Raises
+        ------
+        ConfigError
+            If something else is there, or parts of another prediction.
+        """
+        plan = self._read_plan()
+        exists = os.path.lexists(self.path)
+        if plan is not None and plan["identity"] == identity:
+            return exists
+        if exists:
+            raise ConfigError(
+                f"output={str(self.path)!r} exists, and is not the output of this prediction. It "
+                f"is not written over: remove it, and {self.parts.name} beside it, or choose "
+                f"another path."
+            )
+        if plan is not None:
+            raise ConfigError(
+                f"{self.parts} holds parts of another prediction: of other data, another "
+                f"checkpoint, batch_size or columns ({plan['about']}). Remove it, or choose "
+                f"another output."
+            )
+        return False
+
+    def check(self, *, keep_columns: Sequence[str]) -> None:
+        """Refuse what would fail later. Not collective.
+
+        Raises
+        ------
+        ConfigError
+            If the format does not hold these columns beside the predictions, or nothing can be
+            written there.
+        """
+        if keep_columns and self.part_type is NumpyPart:
+            raise ConfigError(
+                f"output={str(self.path)!r} holds one array, and keep_columns="
+                f"{list(keep_columns)} are wanted too. Choose .h5, .parquet or .csv."
+            )
+        folder = self.path.parent
+        while not folder.exists():
+            folder = folder.parent
+        try:
+            with TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise ConfigError(
+                f"output={str(self.path)!r}: nothing can be written into {folder} "
+                f"({error.strerror}). Choose another path."
+            ) from error
+
+    def begin(
+        self, identity: str, partition: Partition, about: str
+    ) -> tuple[Partition, set[int]] | None:
+        """Return the partition of this output and the parts that are done; None if it is finished.
+
+        Not collective; for rank 0. The partition is the one that the prediction began with. What
+        dead ranks have left is removed.
+
+        Raises
+        ------
+        ConfigError
+            If something else is there, or parts of another prediction.
+        """
+        if self.is_finished(identity):
+            return None
+        self.parts.mkdir(parents=True, exist_ok=True)
+        plan = self._read_plan()
+        if plan is None:
+            content = {
+                "identity": identity,
+                "about": about,
+                "num_rows": partition.num_rows,
+                "rows_per_part": partition.rows_per_part,
+            }
+            write_atomic(self.parts / _PLAN_NAME, json.dumps(content).encode(), durable=True)
+        else:
+            partition = Partition(num_rows=plan["num_rows"], rows_per_part=plan["rows_per_part"])
+        self._remove_leftovers()
+        return partition, self.done()
+
+    def done(self) -> set[int]:
+        """Return the parts that are done. Not collective."""
+        return parts_in(self.parts, self.part_type.suffix)
+
+    def open_part(self, part: int, rows: int | None) -> PartFile:
+        """Return the file of a part, for writing. Not collective."""
+        path = self._part(part)
+        return self.part_type(path, rows=rows, is_first=part == 0)
+
+    def finish(self, num_parts: int) -> None:
+        """Let the output appear. Not collective; for rank 0, when all parts are done."""
+        self._remove_leftovers()
+        fsync_directory(self.parts)
+        if self.part_type is ParquetPart:
+            os.rename(self.parts, self.path)
+        else:
+            parts = [self._part(part) for part in range(num_parts)]
+            beside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+            _JOIN[self.part_type](parts, beside)
+            sync_file(beside)
+            os.replace(beside, self.path)
+        fsync_directory(self.path.parent)
+        if self.part_type in (CsvPart, NumpyPart):
+            for part in range(num_parts):
+                self._part(part).unlink()
+
+    def read(self) -> Dataset:
+        """Return the output as a dataset.
+
+        Not collective.
+
+        Raises
+        ------
+        ConfigError
+            If it is not there.
+        """
+        from hpctrain.predict.input import open_dataset
+
+        return open_dataset([self.path])
+
+    def _read_plan(self) -> Any:
+        # A Parquet output is the directory of the parts.
+        for directory in (self.parts, self.path):
+            try:
+                return json.loads((directory / _PLAN_NAME).read_bytes())
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+        return None
+
+    def _remove_leftovers(self) -> None:
+        for leftover in self.parts.glob(".*"):
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+
+    def _part(self, part: int) -> Path:
+        return self.parts / part_name(part, self.part_type.suffix)
+
+
+def _join_hdf5(parts: Sequence[Path], target: Path) -> None:
+    """Write virtual datasets over those of the parts."""
+    import h5py
+
+    shapes: dict[str, list[tuple[Path, tuple[int, ...]]]] = {}
+    dtypes: dict[str, Any] = {}
+    for path in parts:
+        with h5py.File(path, "r") as file:
+            for name, dataset in file.items():
+                shapes.setdefault(name, []).append((path, dataset.shape))
+                dtypes[name] = dataset.dtype
+    with h5py.File(target, "w", libver="latest") as file:
+        for name, found in shapes.items():
+            rows = sum(shape[0] for _, shape in found)
+            layout = h5py.VirtualLayout((rows, *found[0][1][1:]), dtype=dtypes[name])
+            start = 0
+            for path, shape in found:
+                # Relative to the virtual file, so that both can be moved together.
+                relative = f"{path.parent.name}/{path.name}"
+                layout[start : start + shape[0]] = h5py.VirtualSource(relative, name, shape=shape)
+                start += shape[0]
+            file.create_virtual_dataset(name, layout)
+
+
+def _join_lines(parts: Sequence[Path], target: Path) -> None:
+    with open(target, "wb") as joined:
+        for path in parts:
+            with open(path, "rb") as file:
+                shutil.copyfileobj(file, joined, _COPY_BYTES)
+
+
+def _join_arrays(parts: Sequence[Path], target: Path) -> None:
+    arrays = [np.load(path, mmap_mode="r") for path in parts]
+    first = arrays[0]
+    shape = (sum(map(len, arrays)), *first.shape[1:])
+    joined = np.lib.format.open_memmap(target, mode="w+", dtype=first.dtype, shape=shape)
+    start = 0
+    for array in arrays:
+        joined[start : start + len(array)] = array
+        start += len(array)
+    joined.flush()
+
+
+_JOIN: Mapping[type[PartFile], Callable[[Sequence[Path], Path], None]] = {
+    Hdf5Part: _join_hdf5,
+    CsvPart: _join_lines,
+    NumpyPart: _join_arrays,
+}

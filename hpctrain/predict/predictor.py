@@ -1,0 +1,178 @@
+"""`Predictor`: a model that was loaded from a checkpoint, and scores batches."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from hpctrain.checkpoint import Checkpoint
+from hpctrain.data.formats import from_any, num_rows, to_pandas
+from hpctrain.errors import ConfigError, HpctrainError
+from hpctrain.predict.batches import form_of, in_form_of, name_outputs, to_columns
+from hpctrain.predict.features import ModelFeatures
+
+if TYPE_CHECKING:
+    import pandas
+
+
+class PredictorNotSerializableException(HpctrainError, RuntimeError):  # noqa: N818  # Ray Train's name
+    """A predictor was pickled: send its class and the checkpoint instead."""
+
+
+class Predictor(abc.ABC):
+    """Scores batches of rows with a model that was loaded once.
+
+    A class of your own implements `from_checkpoint` and one of ``_predict_numpy(batch, **kwargs)``
+    and ``_predict_pandas(frame, **kwargs)``. The first is given a dict of arrays, or a bare array
+    where one was given to `predict`; both return an array, a dict of arrays or a DataFrame with one
+    row for each row of the batch.
+
+    Parameters
+    ----------
+    preprocessor
+        What batches go through before the model; usually the one in the checkpoint.
+    """
+
+    framework: ClassVar[str | None] = None
+    """What ``features.json`` of its checkpoints says; None if it takes any checkpoint."""
+    model_files: ClassVar[tuple[str, ...]] = ()
+    """Names that the model's file can have in a checkpoint."""
+
+    def __init__(self, preprocessor: Any = None) -> None:
+        self._preprocessor = preprocessor
+
+    @classmethod
+    @abc.abstractmethod
+    def from_checkpoint(cls, checkpoint: Checkpoint, **kwargs: Any) -> Predictor:
+        """Return a predictor with the model of a checkpoint. Not collective."""
+
+    @classmethod
+    def from_pandas_udf(
+        cls, pandas_udf: Callable[[pandas.DataFrame], pandas.DataFrame]
+    ) -> Predictor:
+        """Return a predictor that calls a function of a DataFrame. Not collective."""
+        return FunctionPredictor(pandas_udf)
+
+    @classmethod
+    def check_checkpoint(cls, checkpoint: Checkpoint) -> ModelFeatures | None:
+        """Return what a checkpoint says of its features, if this class can load it.
+
+        Not collective. The model is not loaded, nor is its framework.
+
+        Raises
+        ------
+        ConfigError
+            If the checkpoint is that of another framework, or has no model that this class loads.
+        """
+        features = ModelFeatures.read(checkpoint.path)
+        if cls.framework is None:
+            return features
+        if features is not None and features.framework != cls.framework:
+            raise ConfigError(
+                f"{checkpoint.path} holds a model of {features.framework}, and {cls.__name__} "
+                f"loads models of {cls.framework}. Use the predictor of {features.framework}."
+            )
+        if cls.model_files and cls._find_model(checkpoint) is None:
+            there = sorted(p.name for p in checkpoint.path.iterdir() if p.name[0] != ".")
+            raise ConfigError(
+                f"{checkpoint.path} has no model that {cls.__name__} loads: none of "
+                f"{', '.join(cls.model_files)}. It has {', '.join(there) or 'no files'}."
+            )
+        return features
+
+    @classmethod
+    def preferred_batch_format(cls) -> Literal["numpy", "pandas"]:
+        """Return the form of batches that costs this class least. Not collective."""
+        numpy_hook = cls._predict_numpy is not Predictor._predict_numpy
+        return "numpy" if numpy_hook else "pandas"
+
+    def get_preprocessor(self) -> Any:
+        """Return the preprocessor, or None. Not collective."""
+        return self._preprocessor
+
+    def set_preprocessor(self, preprocessor: Any) -> None:
+        """Replace the preprocessor; None leaves batches as they are. Not collective."""
+        self._preprocessor = preprocessor
+
+    def predict(self, data: Any, **kwargs: Any) -> Any:
+        """Return the predictions for a batch, in the form of the batch.
+
+        Not collective.
+
+        Parameters
+        ----------
+        data
+            A NumPy array, a dict of arrays, a pandas DataFrame or a pyarrow Table. Rows of a bare
+            array are predicted to a bare array, if the model has one output.
+        **kwargs
+            For the hook of the class.
+
+        Raises
+        ------
+        ConfigError
+            If the batch has none of these forms, or not the features of the model.
+        """
+        form_of(data)
+        return in_form_of(data, self._score(self._preprocess(data), **kwargs))
+
+    def _preprocess(self, batch: Any) -> Any:
+        return batch if self._preprocessor is None else self._preprocessor.transform_batch(batch)
+
+    def _score(self, batch: Any, **kwargs: Any) -> Any:
+        """Return what the hook that suits a batch says, as it says it."""
+        cls = type(self)
+        takes_numpy = cls._predict_numpy is not Predictor._predict_numpy
+        takes_pandas = cls._predict_pandas is not Predictor._predict_pandas
+        if takes_pandas and (not takes_numpy or form_of(batch) == "pandas"):
+            frame = batch if form_of(batch) == "pandas" else to_pandas(from_any(batch))
+            output = self._predict_pandas(frame, **kwargs)
+        elif takes_numpy:
+            output = self._predict_numpy(to_columns(batch), **kwargs)
+        else:
+            raise ConfigError(
+                f"{cls.__name__} predicts nothing: implement _predict_numpy or _predict_pandas."
+            )
+        rows = num_rows(batch) if isinstance(batch, Mapping) else len(batch)
+        for name, values in name_outputs(output).items():
+            if values.ndim == 0 or len(values) != rows:
+                raise ConfigError(
+                    f"{cls.__name__} gave {values.shape} as {name!r} for {rows} rows. One row is "
+                    f"needed for each."
+                )
+        return output
+
+    def _predict_numpy(self, data: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    def _predict_pandas(self, data: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    @classmethod
+    def _find_model(cls, checkpoint: Checkpoint) -> Path | None:
+        paths = [checkpoint.path / name for name in cls.model_files]
+        return next((path for path in paths if path.exists()), None)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Refuse to be pickled: models are loaded where they are used."""
+        raise PredictorNotSerializableException(
+            f"a {type(self).__name__} cannot be pickled. Send the checkpoint and the class, and "
+            f"call from_checkpoint() where the model is used."
+        )
+
+
+class FunctionPredictor(Predictor):
+    """Calls a function of a DataFrame."""
+
+    def __init__(self, function: Callable[..., Any], preprocessor: Any = None) -> None:
+        super().__init__(preprocessor)
+        self._function = function
+
+    @classmethod
+    def from_checkpoint(cls, checkpoint: Checkpoint, **kwargs: Any) -> FunctionPredictor:
+        """Return the predictor; the checkpoint is not looked at. Not collective."""
+        return cls(**kwargs)
+
+    def _predict_pandas(self, data: Any, **kwargs: Any) -> Any:
+        return self._function(data, **kwargs)

@@ -1,0 +1,309 @@
+"""What each rank of a batch prediction does."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpctrain.checkpoint import Checkpoint, CheckpointUploadMode
+from hpctrain.data.dataset import Dataset
+from hpctrain.data.formats import Batch, from_any, num_rows, slice_batch, to_pandas
+from hpctrain.errors import ConfigError
+from hpctrain.predict.batches import name_outputs
+from hpctrain.predict.output import Output
+from hpctrain.predict.part_files import PartFile
+from hpctrain.predict.parts import Claims, Partition
+from hpctrain.predict.pipeline import Reader, Writer
+from hpctrain.predict.predictor import Predictor
+from hpctrain.worker.context import ActiveWorker, active_worker, checkpoint_dir
+
+_REPORT_INTERVAL_S = 2.0
+_CHECKPOINT_INTERVAL_S = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scoring:
+    """A batch prediction, as a value that travels to the ranks."""
+
+    dataset: Dataset
+    predictor_cls: type[Predictor]
+    checkpoint: Path | None
+    predictor_kwargs: Mapping[str, Any]
+    predict_kwargs: Mapping[str, Any]
+    preprocessor: Any
+    """In place of the checkpoint's; None leaves that."""
+    feature_columns: tuple[str, ...]
+    """What the predictor is given, after the preprocessor."""
+    keep_columns: tuple[str, ...]
+    """What is copied beside the predictions, after the preprocessor."""
+    batch_size: int
+    rows_per_part: int | None
+    output: Output | None
+    """Where predictions go; None is ``artifacts/predictions.h5`` of the run."""
+    identity: str
+    """Digest of all that the predictions depend on."""
+    about: str
+    """The same for people."""
+
+    def output_in(self, run: Path) -> Output:
+        """Return the output, for a run in a directory. Not collective."""
+        return self.output or Output.at(run / "artifacts" / "predictions.h5")
+
+    def partition(self, world_size: int) -> Partition:
+        """Return how the rows are dealt into parts for so many ranks. Not collective."""
+        rows = self.dataset.source.num_rows
+        if self.rows_per_part is not None:
+            return Partition(num_rows=rows, rows_per_part=self.rows_per_part)
+        return Partition.make(rows, batch_size=self.batch_size, world_size=world_size)
+
+    def load(self) -> Predictor:
+        """Load the model. Not collective."""
+        checkpoint: Any = None if self.checkpoint is None else Checkpoint(self.checkpoint)
+        predictor = self.predictor_cls.from_checkpoint(checkpoint, **self.predictor_kwargs)
+        if self.preprocessor is not None:
+            predictor.set_preprocessor(self.preprocessor)
+        return predictor
+
+
+class Scorer:
+    """A loaded predictor that makes the rows of an output.
+
+    Parameters
+    ----------
+    predictor
+        It, with its preprocessor, which is called here, since columns are kept after it.
+    scoring
+        Which columns go into it, and which are kept.
+    """
+
+    def __init__(self, predictor: Predictor, scoring: Scoring) -> None:
+        self._preprocessor = predictor.get_preprocessor()
+        predictor.set_preprocessor(None)
+        self._predictor = predictor
+        self._scoring = scoring
+        self._takes_frames = type(predictor).preferred_batch_format() == "pandas"
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Return the output's rows for some rows of the input. Not collective.
+
+        Raises
+        ------
+        ConfigError
+            If an output has the name of a column that is kept.
+        """
+        if self._preprocessor is not None:
+            batch = from_any(self._preprocessor.transform_batch(batch))
+        scoring = self._scoring
+        features: Any = {name: batch[name] for name in scoring.feature_columns}
+        if self._takes_frames:
+            features = to_pandas(features)
+        scored = name_outputs(self._predictor.predict(features, **scoring.predict_kwargs))
+        if clash := [name for name in scoring.keep_columns if name in scored]:
+            raise ConfigError(
+                f"keep_columns={clash} are names of the predictor's outputs too. Rename the "
+                f"columns of the input, or do not keep them."
+            )
+        return {**{name: batch[name] for name in scoring.keep_columns}, **scored}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own:
+    """What one rank has done, once it has done it."""
+
+    parts: tuple[int, ...]
+    rows: int
+    first_row_at: float | None
+    """Seconds since the epoch."""
+    model_s: float
+
+
+@dataclass
+class Progress:
+    """What this rank has done, and what is known of all, for reports."""
+
+    worker: ActiveWorker
+    output: Output
+    partition: Partition
+    done: set[int]
+    """Parts that earlier attempts have scored."""
+    parts: list[int] = field(default_factory=list)
+    """Parts that this rank has written, in the thread that writes."""
+    began_at: float = field(default_factory=time.monotonic)
+    rows: int = 0
+    """Rows that this rank has scored."""
+    first_row_at: float | None = None
+    """Seconds since the epoch."""
+    model_s: float = 0.0
+    """Seconds that loading the model took."""
+    _reported_at: float = field(default_factory=time.monotonic)
+    _saved_at: float = field(default_factory=time.monotonic)
+    _saved: Path | None = None
+
+    @property
+    def rows_before(self) -> int:
+        """Rows that earlier attempts have scored."""
+        return self._rows_of(self.done)
+
+    def own(self) -> Own:
+        """Return what the other ranks want to know. Not collective."""
+        return Own(
+            parts=tuple(self.parts),
+            rows=self.rows,
+            first_row_at=self.first_row_at,
+            model_s=self.model_s,
+        )
+
+    def add(self, rows: int) -> bool:
+        """Count rows that were scored; return whether all ranks are to stop."""
+        session = self.worker.session
+        session.heartbeat()
+        if self.first_row_at is None:
+            self.first_row_at = time.time()
+        self.rows += rows
+        if time.monotonic() - self._reported_at < _REPORT_INTERVAL_S:
+            return False
+        self.report()
+        return session.should_stop()
+
+    def report(self) -> None:
+        """Report; rank 0 looks how far all are."""
+        self._reported_at = time.monotonic()
+        if self.worker.context.world.world_rank != 0:
+            self.worker.session.report({"rows": self.rows})
+            return
+        metrics = self.describe(self._count_rows())
+        if time.monotonic() - self._saved_at >= _CHECKPOINT_INTERVAL_S and self._is_committed():
+            self._report_with_checkpoint(metrics)
+        else:
+            self.worker.session.report(metrics)
+
+    def describe(self, rows: int) -> dict[str, Any]:
+        """Return the metrics of so many rows that are done."""
+        total = self.partition.num_rows
+        elapsed = time.monotonic() - self.began_at
+        return {
+            "rows": rows,
+            "of": total,
+            "percent": round(100 * rows / total, 1),
+            "rows_per_s": round((rows - self.rows_before) / max(elapsed, 1e-9)),
+        }
+
+    def _count_rows(self) -> int:
+        return max(self._rows_of(self.output.done()), self.rows_before + self.rows)
+
+    def _rows_of(self, parts: Iterable[int]) -> int:
+        return sum(len(self.partition.rows(part)) for part in parts)
+
+    def _is_committed(self) -> bool:
+        newest = self.worker.session.checkpoint
+        return self._saved is None or (newest is not None and newest.path == self._saved)
+
+    def _report_with_checkpoint(self, metrics: dict[str, Any]) -> None:
+        # By checkpoints others see that the run makes progress. Behind, and the next only when this
+        # one is committed: ranks make their reports at their own pace.
+        from hpctrain.worker.upload import Upload
+
+        self._saved_at = time.monotonic()
+        with checkpoint_dir() as directory:
+            checkpoint = Checkpoint(directory)
+            checkpoint.set_metadata(metrics)
+            number = self.worker.session.reports + 1
+            upload = Upload(
+                checkpoint=checkpoint,
+                dir_name=None,
+                mode=CheckpointUploadMode.ASYNC,
+                delete_local=False,
+                upload_fn=None,
+            )
+            self.worker.session.report(metrics, upload)
+        run = self.worker.context.storage
+        self._saved = run / "checkpoints" / f"{number:06d}"
+
+
+def score(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Score the rows of this rank, and finish the output once all are done. Collective.
+
+    It is the training function of a batch prediction: its ``config`` has the `Scoring`.
+    """
+    scoring: Scoring = config["scoring"]
+    worker = active_worker("score()")
+    world, comm = worker.context.world, worker.comm
+    output = scoring.output_in(worker.context.storage)
+    begun = time.time()
+    claims = output.parts / f".claims-{worker.context.name}-{world.attempt}"
+    plan: tuple[Partition, set[int]] | None = None
+    if world.world_rank == 0:
+        plan = output.begin(scoring.identity, scoring.partition(world.world_size), scoring.about)
+        if plan is not None:
+            claims.mkdir()
+    plan = comm.bcast(plan)
+    if plan is None:
+        # Whoever finished it died before it could say so.
+        return None
+    partition, done = plan
+    todo = [part for part in range(partition.num_parts) if part not in done]
+    progress = Progress(worker=worker, output=output, partition=partition, done=done)
+    mine = Claims(claims, todo, rank=world.world_rank, world_size=world.world_size)
+    _score_parts(scoring, output, partition, mine, progress)
+    reports = comm.allgather(worker.session.reports)
+    while worker.session.reports < max(reports):
+        # Ranks report at their own pace, and leave after the same report.
+        worker.session.report({})
+    worker.session.should_stop()
+    everyone = comm.allgather(progress.own())
+    written = done.union(*(own.parts for own in everyone))
+    if len(written) < partition.num_parts:
+        return None
+    if world.world_rank == 0:
+        output.finish(partition.num_parts)
+    comm.barrier()
+    firsts = [own.first_row_at for own in everyone if own.first_row_at is not None]
+    summary = {
+        **progress.describe(partition.num_rows),
+        "rows_before": progress.rows_before,
+        "seconds": round(time.time() - begun, 3),
+        "model_s": round(max(own.model_s for own in everyone), 3),
+        "first_row_at": min(firsts, default=None),
+        "rows_of_ranks": [own.rows for own in everyone],
+        "output": os.fspath(output.path),
+    }
+    worker.session.report(summary)
+    return summary
+
+
+def _score_parts(
+    scoring: Scoring, output: Output, partition: Partition, mine: Claims, progress: Progress
+) -> None:
+    dataset = scoring.dataset
+    claimed = ((part, partition.rows(part)) for part in mine)
+
+    def open_part(part: int) -> PartFile:
+        rows = len(partition.rows(part)) if dataset.keeps_rows else None
+        return output.open_part(part, rows)
+
+    # Reading begins before the model is loaded, which takes longer.
+    with (
+        Reader(dataset, claimed, batch_size=scoring.batch_size) as reader,
+        Writer(open_part, progress.parts.append) as writer,
+    ):
+        started = time.monotonic()
+        scorer = Scorer(scoring.load(), scoring)
+        progress.model_s = time.monotonic() - started
+        for slab in reader:
+            batches = list(_split(slab.batch, scoring.batch_size))
+            for number, batch in enumerate(batches, start=1):
+                is_last = slab.is_last and number == len(batches)
+                writer.put(slab.part, scorer(batch), is_last=is_last)
+                if progress.add(num_rows(batch)):
+                    # What is left of the part is scored again when the run resumes.
+                    writer.abandon()
+                    return
+
+
+def _split(batch: Batch, batch_size: int) -> Iterator[Batch]:
+    for start in range(0, max(num_rows(batch), 1), batch_size):
+        yield slice_batch(batch, start, start + batch_size)

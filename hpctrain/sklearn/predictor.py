@@ -1,0 +1,116 @@
+"""`SklearnPredictor`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from hpctrain.checkpoint import Checkpoint
+from hpctrain.data.optional import require
+from hpctrain.errors import CheckpointError
+from hpctrain.predict.batches import PREDICTIONS
+from hpctrain.predict.features import select_frame, select_matrix
+from hpctrain.predict.predictor import Predictor
+
+if TYPE_CHECKING:
+    from sklearn.base import BaseEstimator
+
+_TRUSTED = ("sklearn.tree._tree.Tree",)
+"""What skops does not know, and is scikit-learn's own: what every forest is made of."""
+
+
+class SklearnPredictor(Predictor):
+    """Scores batches with a scikit-learn estimator.
+
+    Parameters
+    ----------
+    estimator
+        The fitted estimator.
+    preprocessor
+        What batches go through before it.
+    """
+
+    framework = "sklearn"
+    model_files = ("model.skops",)
+
+    def __init__(self, estimator: BaseEstimator, preprocessor: Any = None) -> None:
+        super().__init__(preprocessor)
+        self.estimator = estimator
+        names = getattr(estimator, "feature_names_in_", None)
+        self._is_fitted_on_frames = names is not None
+        self.features: tuple[str, ...] | None = None if names is None else tuple(map(str, names))
+        """Names of the features, in order, if it knows them."""
+
+    @classmethod
+    def from_checkpoint(
+        cls, checkpoint: Checkpoint, trusted: Sequence[str] = (), **kwargs: Any
+    ) -> SklearnPredictor:
+        """Return a predictor with the estimator of a checkpoint.
+
+        Not collective. Nothing is unpickled: skops makes known types only.
+
+        Parameters
+        ----------
+        checkpoint
+            With ``model.skops``.
+        trusted
+            Types to make besides those that skops knows, as ``module.Class``.
+        **kwargs
+            Further arguments of the class.
+
+        Raises
+        ------
+        ConfigError
+            If the checkpoint is that of another framework.
+        CheckpointError
+            If the estimator holds types that are not trusted.
+        """
+        features = cls.check_checkpoint(checkpoint)
+        skops_io = require("skops.io", to="to load scikit-learn's models", extra="sklearn")
+        with checkpoint.as_directory():
+            path = cls._find_model(checkpoint)
+            known = {*_TRUSTED, *trusted}
+            strange = sorted(set(skops_io.get_untrusted_types(file=path)) - known)
+            if strange:
+                raise CheckpointError(
+                    f"{path} holds the types {', '.join(strange)}, and making them would run their "
+                    f"code. If you trust them: from_checkpoint(..., trusted={strange!r})."
+                )
+            estimator = skops_io.load(path, trusted=sorted(known))
+        predictor = cls(estimator, preprocessor=checkpoint.get_preprocessor(), **kwargs)
+        if features is not None and features.features is not None:
+            predictor.features = features.features
+        return predictor
+
+    def _predict_numpy(
+        self,
+        data: Any,
+        feature_columns: Sequence[str] | Sequence[int] | None = None,
+        num_estimator_cpus: int | None = None,
+        method: str = "predict",
+        **kwargs: Any,
+    ) -> Any:
+        matrix = select_matrix(data, self.features, feature_columns)
+        if self._is_fitted_on_frames:
+            # Without names it warns for every batch.
+            import pandas
+
+            matrix = pandas.DataFrame(matrix, columns=list(self.estimator.feature_names_in_))
+        return self._call(method, matrix, num_estimator_cpus, kwargs)
+
+    def _predict_pandas(
+        self,
+        data: Any,
+        feature_columns: Sequence[str] | Sequence[int] | None = None,
+        num_estimator_cpus: int | None = None,
+        method: str = "predict",
+        **kwargs: Any,
+    ) -> Any:
+        frame = select_frame(data, self.features, feature_columns)
+        given = frame if self._is_fitted_on_frames else frame.to_numpy()
+        return self._call(method, given, num_estimator_cpus, kwargs)
+
+    def _call(self, method: str, data: Any, num_cpus: int | None, kwargs: dict[str, Any]) -> Any:
+        if num_cpus is not None and "n_jobs" in self.estimator.get_params(deep=False):
+            self.estimator.set_params(n_jobs=num_cpus)
+        return {PREDICTIONS: getattr(self.estimator, method)(data, **kwargs)}

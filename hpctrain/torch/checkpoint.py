@@ -1,0 +1,204 @@
+"""`TorchCheckpoint`: the weights of a model in a directory, without pickle."""
+
+from __future__ import annotations
+
+import tempfile
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpctrain.checkpoint import Checkpoint
+from hpctrain.errors import CheckpointError, ConfigError
+from hpctrain.predict.features import ModelFeatures
+
+if TYPE_CHECKING:
+    import torch
+
+SAFETENSORS_NAME = "model.safetensors"
+PICKLED_NAME = "model.pt"
+
+
+class TorchCheckpoint(Checkpoint):
+    """A checkpoint with the weights of a torch model.
+
+    Weights are ``model.safetensors``, which holds tensors and nothing that could run. A
+    ``model.pt`` of a training function's own (``torch.save(model.state_dict(), ...)``) is read too,
+    with ``weights_only``.
+    """
+
+    @classmethod
+    def from_model(
+        cls,
+        model: torch.nn.Module,
+        *,
+        path: str | PathLike[str] | None = None,
+        preprocessor: Any = None,
+        features: Sequence[str] | None = None,
+        label: str | None = None,
+    ) -> TorchCheckpoint:
+        """Return a checkpoint with the weights of a model.
+
+        Not collective.
+
+        Parameters
+        ----------
+        model
+            The model; one that `hpctrain.torch.prepare_model` has wrapped is unwrapped.
+        path
+            Directory, made if needed. None makes a temporary one that lives as long as the handle.
+        preprocessor
+            What batches go through before the model.
+        features
+            Names of the model's inputs, in order, if it takes a matrix with a column for each.
+        label
+            Column that the model predicts.
+        """
+        state = getattr(model, "module", model).state_dict()
+        return cls.from_state_dict(
+            state, path=path, preprocessor=preprocessor, features=features, label=label
+        )
+
+    @classmethod
+    def from_state_dict(
+        cls,
+        state_dict: Mapping[str, Any],
+        *,
+        path: str | PathLike[str] | None = None,
+        preprocessor: Any = None,
+        features: Sequence[str] | None = None,
+        label: str | None = None,
+    ) -> TorchCheckpoint:
+        """Return a checkpoint with the weights of a ``state_dict()``.
+
+        Not collective.
+
+        Parameters
+        ----------
+        state_dict
+            Tensors by name.
+        path, preprocessor, features, label
+            As in `from_model`.
+
+        Raises
+        ------
+        ConfigError
+            If something in it is not a tensor.
+        """
+        import torch
+        from safetensors.torch import save_file
+
+        if others := [k for k, v in state_dict.items() if not isinstance(v, torch.Tensor)]:
+            raise ConfigError(
+                f"the state_dict has values that are no tensors: {', '.join(others[:6])}. Keep "
+                f"them in a file of their own beside {SAFETENSORS_NAME}."
+            )
+        # Each in memory of its own: safetensors refuses weights that share it.
+        tensors = {k: v.detach().to("cpu", copy=True).contiguous() for k, v in state_dict.items()}
+        directory = Path(tempfile.mkdtemp(prefix="hpctrain-checkpoint-") if path is None else path)
+        directory.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, directory / SAFETENSORS_NAME)
+        names = None if features is None else tuple(features)
+        ModelFeatures(framework="torch", features=names, label=label).write(directory)
+        checkpoint = cls(directory)
+        if path is None:
+            import shutil
+
+            checkpoint._cleanup = weakref.finalize(
+                checkpoint, shutil.rmtree, directory, ignore_errors=True
+            )
+        if preprocessor is not None:
+            checkpoint.set_preprocessor(preprocessor)
+        return checkpoint
+
+    def get_state_dict(self) -> dict[str, torch.Tensor]:
+        """Return the weights, on the CPU. Not collective. Nothing is unpickled but tensors.
+
+        Raises
+        ------
+        CheckpointError
+            If there are none, or they cannot be read that way.
+        """
+        return read_state_dict(self)
+
+    def get_model(self, model: torch.nn.Module | Callable[[], torch.nn.Module]) -> torch.nn.Module:
+        """Return a model with the weights of the checkpoint.
+
+        Not collective.
+
+        Parameters
+        ----------
+        model
+            A model of the same architecture, whose weights are replaced, or a function that makes
+            one. A checkpoint holds no code.
+
+        Raises
+        ------
+        CheckpointError
+            If the weights are not those of this architecture.
+        """
+        return load_model(self, model)
+
+
+def read_state_dict(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    """Return the weights in a checkpoint, on the CPU. Not collective.
+
+    Raises
+    ------
+    CheckpointError
+        If there are none, or reading them would run code.
+    """
+    import torch
+
+    with checkpoint.as_directory() as directory:
+        safe, pickled = Path(directory, SAFETENSORS_NAME), Path(directory, PICKLED_NAME)
+        if safe.exists():
+            from safetensors.torch import load_file
+
+            return dict(load_file(safe))
+        if not pickled.exists():
+            raise CheckpointError(
+                f"{directory} has neither {SAFETENSORS_NAME} nor {PICKLED_NAME}. Write it with "
+                f"TorchCheckpoint.from_model()."
+            )
+        try:
+            content = torch.load(pickled, map_location="cpu", weights_only=True)
+        except Exception as error:  # whatever a strange pickle brings about
+            raise CheckpointError(
+                f"{pickled} is damaged, or holds more than weights, and reading it would run code. "
+                f"Save model.state_dict(), or use TorchCheckpoint.from_model()."
+            ) from error
+    if not isinstance(content, Mapping):
+        raise CheckpointError(f"{pickled} holds a {type(content).__name__}, not a state_dict().")
+    return dict(content)
+
+
+def load_model(
+    checkpoint: Checkpoint, model: torch.nn.Module | Callable[[], torch.nn.Module]
+) -> torch.nn.Module:
+    """Return a model with the weights in a checkpoint. Not collective.
+
+    Raises
+    ------
+    CheckpointError
+        If the weights are not those of this architecture.
+    ConfigError
+        If `model` is neither a model nor a function that makes one.
+    """
+    import torch
+
+    made = model if isinstance(model, torch.nn.Module) else model()
+    if not isinstance(made, torch.nn.Module):
+        raise ConfigError(
+            f"model={model!r} gave a {type(made).__name__}. A torch.nn.Module is needed, or a "
+            f"function without arguments that makes one."
+        )
+    try:
+        made.load_state_dict(read_state_dict(checkpoint))
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"the weights in {checkpoint.path} are not those of {type(made).__name__}: {error} "
+            f"Give model= the architecture that was trained."
+        ) from error
+    return made

@@ -1,0 +1,184 @@
+"""`TorchPredictor`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpctrain.checkpoint import Checkpoint
+from hpctrain.errors import ConfigError
+from hpctrain.predict.batches import PREDICTIONS
+from hpctrain.predict.features import check_width, feature_matrix
+from hpctrain.predict.predictor import Predictor
+from hpctrain.torch.checkpoint import PICKLED_NAME, SAFETENSORS_NAME, load_model
+from hpctrain.worker import context
+
+if TYPE_CHECKING:
+    import torch
+
+
+class TorchPredictor(Predictor):
+    """Scores batches with a torch model.
+
+    A batch reaches the model as one tensor: the bare array, the only column, or the columns that
+    ``features.json`` names, side by side. Without these names, several columns are a dict of
+    tensors. Numbers of floating point are given to the model in the type of its weights, unless
+    `dtype` says otherwise.
+
+    Parameters
+    ----------
+    model
+        The model; it is put into evaluation mode.
+    preprocessor
+        What batches go through before the model.
+    use_gpu
+        Whether to compute on this rank's GPU, outside of a run on the first that is visible.
+
+    Raises
+    ------
+    ConfigError
+        If there is no GPU to use.
+    """
+
+    framework = "torch"
+    model_files = (SAFETENSORS_NAME, PICKLED_NAME)
+
+    def __init__(
+        self, model: torch.nn.Module, preprocessor: Any = None, use_gpu: bool = False
+    ) -> None:
+        super().__init__(preprocessor)
+        self.device = _device(use_gpu)
+        self.model = model.to(self.device).eval()
+        self.features: tuple[str, ...] | None = None
+        """Names of the inputs, in order, if the checkpoint has them."""
+        first = next(self.model.parameters(), None)
+        self._dtype = None if first is None or not first.is_floating_point() else first.dtype
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        checkpoint: Checkpoint,
+        model: torch.nn.Module | Callable[[], torch.nn.Module] | None = None,
+        use_gpu: bool = False,
+        **kwargs: Any,
+    ) -> TorchPredictor:
+        """Return a predictor with the weights of a checkpoint.
+
+        Not collective. Nothing is unpickled but tensors.
+
+        Parameters
+        ----------
+        checkpoint
+            With ``model.safetensors`` or ``model.pt``.
+        model
+            A model of the same architecture, or a function without arguments that makes one.
+        use_gpu
+            Whether to compute on a GPU.
+        **kwargs
+            Further arguments of the class.
+
+        Raises
+        ------
+        ConfigError
+            If the checkpoint is that of another framework, or `model` is missing.
+        CheckpointError
+            If the weights are not those of `model`.
+        """
+        features = cls.check_checkpoint(checkpoint)
+        if model is None:
+            raise ConfigError(
+                f"{cls.__name__} needs model=: a checkpoint holds weights and no code. Give the "
+                f"architecture, or a function that makes it."
+            )
+        preprocessor = checkpoint.get_preprocessor()
+        predictor = cls(
+            load_model(checkpoint, model), preprocessor=preprocessor, use_gpu=use_gpu, **kwargs
+        )
+        predictor.features = None if features is None else features.features
+        return predictor
+
+    def call_model(self, inputs: torch.Tensor | dict[str, torch.Tensor]) -> Any:
+        """Return what the model makes of a batch; override it for another call. Not collective.
+
+        Parameters
+        ----------
+        inputs
+            On the device of the model.
+
+        Returns
+        -------
+        Any
+            A tensor, or a dict of tensors, which become columns.
+        """
+        return self.model(inputs)
+
+    def _predict_numpy(
+        self, data: Any, dtype: torch.dtype | Mapping[str, torch.dtype] | None = None, **kwargs: Any
+    ) -> Any:
+        import torch
+
+        with torch.inference_mode():
+            output = self.call_model(self._to_tensors(data, dtype), **kwargs)
+        if isinstance(output, torch.Tensor):
+            return {PREDICTIONS: _to_numpy(output)}
+        if isinstance(output, Mapping) and all(
+            isinstance(v, torch.Tensor) for v in output.values()
+        ):
+            return {str(name): _to_numpy(values) for name, values in output.items()}
+        raise ConfigError(
+            f"the model returned a {type(output).__name__}. {type(self).__name__} understands a "
+            f"tensor, or a dict of tensors; override call_model() to make one of what it returns."
+        )
+
+    def _to_tensors(self, data: Any, dtype: Any) -> torch.Tensor | dict[str, torch.Tensor]:
+        if isinstance(data, np.ndarray):
+            if self.features is not None:
+                check_width(data, self.features)
+            return self._to_tensor(data, dtype)
+        if self.features is not None:
+            return self._to_tensor(feature_matrix(data, self.features), dtype)
+        if len(data) == 1:
+            ((name, values),) = data.items()
+            return self._to_tensor(values, _dtype_of(dtype, name))
+        return {n: self._to_tensor(values, _dtype_of(dtype, n)) for n, values in data.items()}
+
+    def _to_tensor(self, values: np.ndarray[Any, Any], dtype: Any) -> torch.Tensor:
+        import torch
+
+        if dtype is None and values.dtype.kind == "f":
+            dtype = self._dtype
+        if not values.flags.writeable or not values.dtype.isnative:
+            # torch warns of memory that it must not write to, and knows one byte order.
+            values = values.astype(values.dtype.newbyteorder("="))
+        return torch.from_numpy(np.ascontiguousarray(values)).to(self.device, dtype)
+
+
+def _dtype_of(dtype: Any, name: str) -> Any:
+    return dtype.get(name) if isinstance(dtype, Mapping) else dtype
+
+
+def _to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    import torch
+
+    # NumPy has no such type.
+    tensor = tensor.float() if tensor.dtype is torch.bfloat16 else tensor
+    array: np.ndarray[Any, Any] = tensor.detach().cpu().numpy()
+    return array
+
+
+def _device(use_gpu: bool) -> torch.device:
+    import torch
+
+    if not use_gpu:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            "use_gpu=True, and torch sees no GPU here. Run where there is one, or drop use_gpu."
+        )
+    if not context.is_active():
+        return torch.device("cuda", 0)
+    from hpctrain.torch.device import get_device
+
+    return get_device()
