@@ -15,7 +15,9 @@ from hpctrain.cli.cluster import cluster_app
 from hpctrain.cli.exit_codes import Verbs
 from hpctrain.cli.list_runs import list_runs
 from hpctrain.cli.logs import logs
+from hpctrain.cli.predict import predict
 from hpctrain.cli.run import run
+from hpctrain.cli.serve import serve
 from hpctrain.cli.status import status
 from hpctrain.cli.submit import submit
 from hpctrain.cli.template import template
@@ -48,6 +50,8 @@ app.command()(attach)
 app.command()(wait)
 app.command()(cancel)
 app.command()(template)
+app.command()(predict)
+app.command()(serve)
 app.command(context_settings=_rest_is_verbatim)(chaos)
 app.add_typer(cluster_app, name="cluster")
 

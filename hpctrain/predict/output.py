@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path
@@ -143,6 +145,32 @@ class Output:
                 f"({error.strerror}). Choose another path."
             ) from error
 
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Keep other runs out, where the filesystem has locks. Not collective; for rank 0.
+
+        Raises
+        ------
+        ConfigError
+            If another run writes this output.
+        """
+        self.parts.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.parts, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):
+                raise ConfigError(
+                    f"another run writes {self.path} at this moment. Wait for it ('hpctrain list' "
+                    f"shows runs), or choose another output."
+                ) from None
+            except OSError:
+                # No locks on this filesystem.
+                pass
+            yield
+        finally:
+            os.close(descriptor)
+
     def begin(
         self, identity: str, partition: Partition, about: str
     ) -> tuple[Partition, set[int]] | None:
@@ -158,7 +186,6 @@ class Output:
         """
         if self.is_finished(identity):
             return None
-        self.parts.mkdir(parents=True, exist_ok=True)
         plan = self._read_plan()
         if plan is None:
             content = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -231,8 +232,14 @@ def score(config: Mapping[str, Any]) -> dict[str, Any] | None:
     """
     scoring: Scoring = config["scoring"]
     worker = active_worker("score()")
-    world, comm = worker.context.world, worker.comm
+    world = worker.context.world
     output = scoring.output_in(worker.context.storage)
+    with output.hold() if world.world_rank == 0 else contextlib.nullcontext():
+        return _score_held(scoring, output, worker)
+
+
+def _score_held(scoring: Scoring, output: Output, worker: ActiveWorker) -> dict[str, Any] | None:
+    world, comm = worker.context.world, worker.comm
     begun = time.time()
     claims = output.parts / f".claims-{worker.context.name}-{world.attempt}"
     plan: tuple[Partition, set[int]] | None = None
@@ -266,13 +273,15 @@ def score(config: Mapping[str, Any]) -> dict[str, Any] | None:
         **progress.describe(partition.num_rows),
         "rows_before": progress.rows_before,
         "seconds": round(time.time() - begun, 3),
-        "model_s": round(max(own.model_s for own in everyone), 3),
-        "first_row_at": min(firsts, default=None),
         "rows_of_ranks": [own.rows for own in everyone],
         "output": os.fspath(output.path),
     }
     worker.session.report(summary)
-    return summary
+    return {
+        **summary,
+        "model_s": max(own.model_s for own in everyone),
+        "first_row_at": min(firsts, default=None),
+    }
 
 
 def _score_parts(

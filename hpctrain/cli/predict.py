@@ -1,0 +1,155 @@
+"""``hpctrain predict``: score files with the model of a checkpoint."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hpctrain.cli.options import (
+    DEFAULT_STORAGE,
+    AccountOption,
+    ConstraintOption,
+    DryRunOption,
+    NodesOption,
+    PartitionOption,
+    QosOption,
+    StorageOption,
+    TimeOption,
+    slurm_fields,
+)
+
+CheckpointHelp = "Directory of a checkpoint, or of a run, whose newest it is then."
+PredictorOption = Annotated[
+    str,
+    typer.Option(
+        metavar="MODULE:CLASS",
+        help="Class that loads the checkpoint.",
+        show_default="that of the framework in its features.json",
+    ),
+]
+ModelOption = Annotated[
+    str,
+    typer.Option(
+        metavar="MODULE:NAME",
+        help="For torch: the model, or a function that makes it. A checkpoint holds no code.",
+    ),
+]
+
+
+def predict(
+    checkpoint: Annotated[Path, typer.Option(help=CheckpointHelp)],
+    input_: Annotated[
+        list[Path],
+        typer.Option("--input", "-i", help="Files, directories or patterns; repeat it for more."),
+    ],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", help="Where to: ends with .h5, .parquet, .csv or .npy."),
+    ],
+    features: Annotated[
+        list[str] | None,
+        typer.Option(help="A column for the model; repeat it.", show_default="as trained"),
+    ] = None,
+    keep: Annotated[
+        list[str] | None, typer.Option(help="A column to copy beside the predictions; repeat it.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows for the model at a time.")] = 4096,
+    predictor: PredictorOption = "",
+    model: ModelOption = "",
+    workers: Annotated[int, typer.Option(min=0, help="Ranks; 0 is this process.")] = 1,
+    cpus: Annotated[int, typer.Option(min=1, help="CPUs of a rank.")] = 1,
+    gpus: Annotated[int, typer.Option(min=0, help="GPUs of a rank.")] = 0,
+    max_failures: Annotated[int, typer.Option(min=-1, help="Restarts after a failed rank.")] = 0,
+    name: Annotated[
+        str, typer.Option(help="Name of the run.", show_default="made of the output's")
+    ] = "",
+    storage: StorageOption = DEFAULT_STORAGE,
+    launcher: Annotated[
+        str, typer.Option(help="Where the ranks start: auto, local, allocation or slurm.")
+    ] = "auto",
+    partition: PartitionOption = "",
+    account: AccountOption = "",
+    qos: QosOption = "",
+    time: TimeOption = "",
+    nodes: NodesOption = None,
+    constraint: ConstraintOption = "",
+    detach: Annotated[
+        bool, typer.Option("--detach", help="As a job: print its id, and do not follow it.")
+    ] = False,
+    dry_run: DryRunOption = False,
+) -> None:
+    """Score files on all ranks.
+
+    The same command after a failure goes on where it stopped.
+    """
+    from hpctrain import environ
+    from hpctrain.config import FailureConfig, RunConfig, ScalingConfig
+    from hpctrain.predict.batch_predictor import BatchPredictor
+    from hpctrain.predict.input import open_dataset
+    from hpctrain.predict.registry import find_checkpoint, find_predictor
+    from hpctrain.slurm_config import SlurmConfig
+
+    if dry_run:
+        environ.request_dry_run()
+    elif detach:
+        environ.request_detach()
+    found = find_checkpoint(checkpoint)
+    predictor_cls = find_predictor(found, predictor)
+    given = slurm_fields(
+        partition=partition,
+        account=account,
+        qos=qos,
+        time=time,
+        nodes=nodes,
+        constraint=constraint,
+    )
+    resources = {"CPU": float(cpus), **({"GPU": float(gpus)} if gpus else {})}
+    BatchPredictor.from_checkpoint(
+        found, predictor_cls, **predictor_arguments(model, use_gpu=gpus > 0)
+    ).predict(
+        open_dataset(input_),
+        feature_columns=features or None,
+        keep_columns=keep,
+        batch_size=batch_size,
+        output=output,
+        scaling_config=ScalingConfig(
+            num_workers=workers,
+            use_gpu=gpus > 0,
+            resources_per_worker=resources,
+            slurm=SlurmConfig(**given),
+        ),
+        run_config=RunConfig(
+            name=name or run_name("predict", output),
+            storage_path=storage,
+            failure_config=FailureConfig(max_failures=max_failures),
+            launcher=launcher,  # type: ignore[arg-type]  # checked by RunConfig
+        ),
+    )
+
+
+def predictor_arguments(model: str, *, use_gpu: bool) -> dict[str, Any]:
+    """Return the arguments of ``from_checkpoint()`` that options say. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If the model cannot be imported.
+    """
+    from hpctrain.predict.registry import import_name
+
+    arguments: dict[str, Any] = {"model": import_name(model)} if model else {}
+    return {**arguments, "use_gpu": True} if use_gpu else arguments
+
+
+def run_name(verb: str, path: Path) -> str:
+    """Return a name for a run: the same command has the same. Not collective.
+
+    Examples
+    --------
+    >>> run_name("predict", Path("/data/my scores.h5"))
+    'predict-my_scores.h5'
+    """
+    return f"{verb}-{re.sub(r'[^A-Za-z0-9._+-]', '_', path.name)}"[:128]

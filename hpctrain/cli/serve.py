@@ -1,0 +1,137 @@
+"""``hpctrain serve``: a checkpoint behind HTTP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hpctrain.cli.options import (
+    DEFAULT_STORAGE,
+    AccountOption,
+    ConstraintOption,
+    DryRunOption,
+    PartitionOption,
+    QosOption,
+    StorageOption,
+    TimeOption,
+    slurm_fields,
+)
+from hpctrain.cli.predict import (
+    CheckpointHelp,
+    ModelOption,
+    PredictorOption,
+    predictor_arguments,
+    run_name,
+)
+
+
+def serve(
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help=CheckpointHelp)],
+    predictor: PredictorOption = "",
+    model: ModelOption = "",
+    host: Annotated[
+        str,
+        typer.Option(
+            help="Address to listen on.",
+            show_default="127.0.0.1, which only this machine reaches; as a job, the node's",
+        ),
+    ] = "",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 is any that is free.")
+    ] = 0,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with the token that requests have to carry.", show_default="a new one"
+        ),
+    ] = None,
+    no_token: Annotated[
+        bool, typer.Option("--no-token", help="Ask for no token; on a loopback address only.")
+    ] = False,
+    launcher: Annotated[
+        str,
+        typer.Option(
+            help="Serve in a run: allocation, or slurm for a job.", show_default="this process"
+        ),
+    ] = "",
+    cpus: Annotated[int, typer.Option(min=1, help="CPUs of the run.")] = 1,
+    gpus: Annotated[int, typer.Option(min=0, help="GPUs to predict with.")] = 0,
+    name: Annotated[
+        str, typer.Option(help="Name of the run.", show_default="made of the checkpoint's")
+    ] = "",
+    storage: StorageOption = DEFAULT_STORAGE,
+    partition: PartitionOption = "",
+    account: AccountOption = "",
+    qos: QosOption = "",
+    time: TimeOption = "",
+    constraint: ConstraintOption = "",
+    detach: Annotated[
+        bool, typer.Option("--detach", help="As a job: print its id, and do not follow it.")
+    ] = False,
+    dry_run: DryRunOption = False,
+) -> None:
+    """Serve the model of CHECKPOINT over HTTP until it is stopped."""
+    from hpctrain.cli.exit_codes import say
+    from hpctrain.predict.registry import find_checkpoint, find_predictor
+    from hpctrain.serve.server import LOOPBACK, Service, new_token
+    from hpctrain.serve.server import serve as serve_here
+
+    found = find_checkpoint(checkpoint)
+    predictor_cls = find_predictor(found, predictor)
+    predictor_cls.check_checkpoint(found)
+    token = None if no_token else _read_token(token_file) if token_file else new_token()
+    service = Service(
+        checkpoint=found.path,
+        predictor_cls=predictor_cls,
+        predictor_kwargs=predictor_arguments(model, use_gpu=gpus > 0),
+        token=token,
+        host=host or (None if launcher else LOOPBACK),
+        port=port,
+    )
+    if token is not None and token_file is None:
+        say(f"token: {token}")
+    if not launcher:
+        serve_here(service, on_url=lambda url: say(f"serving on {url} (try {url}/docs)"))
+        return
+    from hpctrain import environ
+    from hpctrain.config import RunConfig, ScalingConfig
+    from hpctrain.serve.server import Serving
+    from hpctrain.slurm_config import SlurmConfig
+
+    if dry_run:
+        environ.request_dry_run()
+    elif detach:
+        environ.request_detach()
+    given = slurm_fields(
+        partition=partition, account=account, qos=qos, time=time, constraint=constraint
+    )
+    Serving(
+        service,
+        scaling_config=ScalingConfig(
+            use_gpu=gpus > 0,
+            resources_per_worker={"CPU": float(cpus), **({"GPU": float(gpus)} if gpus else {})},
+            slurm=SlurmConfig(**given),
+        ),
+        run_config=RunConfig(
+            name=name or run_name("serve", found.path),
+            storage_path=storage,
+            launcher=launcher,  # type: ignore[arg-type]  # checked by RunConfig
+        ),
+    ).fit()
+
+
+def _read_token(path: Path) -> str:
+    from hpctrain.errors import ConfigError
+
+    try:
+        token = path.read_text(encoding="utf-8").strip()
+        others = path.stat().st_mode & 0o077
+    except OSError as error:
+        raise ConfigError(f"--token-file={path}: {error.strerror}.") from error
+    if others:
+        raise ConfigError(f"--token-file={path} can be read by others: chmod 600 {path}")
+    if len(token) < 16:
+        raise ConfigError(f"--token-file={path}: 16 characters or more are needed.")
+    return token

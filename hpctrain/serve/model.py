@@ -1,0 +1,127 @@
+"""`ServedModel`: a predictor that is loaded behind the server, and takes a call at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from hpctrain.data.formats import num_rows
+from hpctrain.errors import ConfigError
+from hpctrain.predict.batches import name_outputs
+from hpctrain.predict.predictor import Predictor
+
+
+class ServedModel:
+    """A predictor for a server.
+
+    Parameters
+    ----------
+    load
+        Returns the predictor; called in a thread, so that a server can say meanwhile that it lives.
+    name
+        What it is, for people.
+    max_rows
+        Rows that one request may have.
+    """
+
+    def __init__(
+        self, load: Callable[[], Predictor], *, name: str, max_rows: int = 100_000
+    ) -> None:
+        self.name = name
+        self.max_rows = max_rows
+        self.requests = 0
+        """Predictions that were asked for."""
+        self.error: BaseException | None = None
+        """Why the predictor could not be loaded."""
+        self._load = load
+        self._predictor: Predictor | None = None
+        self._one_at_a_time = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="hpctrain-load", daemon=True)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can predict."""
+        return self._predictor is not None
+
+    @property
+    def features(self) -> list[str] | None:
+        """Names of the features, if the predictor knows them."""
+        names = getattr(self._predictor, "features", None)
+        return None if names is None else list(names)
+
+    def start(self) -> None:
+        """Begin to load. Not collective."""
+        self._thread.start()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until it is loaded; return whether it is. Not collective.
+
+        Raises
+        ------
+        BaseException
+            What loading raised.
+        """
+        self._thread.join(timeout_s)
+        if self.error is not None:
+            raise self.error
+        return self.is_ready
+
+    def predict(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """Return predictions for columns of JSON values, as such. Not collective.
+
+        Raises
+        ------
+        ConfigError
+            If the columns are not those of the model, or no columns.
+        """
+        assert self._predictor is not None
+        batch = {name: as_array(name, values) for name, values in columns.items()}
+        lengths = {name: len(values) for name, values in batch.items()}
+        if len(set(lengths.values())) != 1:
+            raise ConfigError(f"columns of one length are needed, not {lengths}.")
+        if num_rows(batch) > self.max_rows:
+            raise ConfigError(
+                f"{num_rows(batch)} rows in one request, of at most {self.max_rows}. Send fewer, "
+                f"or score files with hpctrain predict."
+            )
+        with self._one_at_a_time:
+            self.requests += 1
+            output = self._predictor.predict(batch)
+        return {name: as_json(values) for name, values in name_outputs(output).items()}
+
+    def _run(self) -> None:
+        try:
+            self._predictor = self._load()
+        except BaseException as error:
+            self.error = error
+
+
+def as_array(name: str, values: Any) -> np.ndarray[Any, Any]:
+    """Return a column of JSON values as an array; null among numbers is NaN. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If it is not a list, or of rows with unlike shapes.
+    """
+    if not isinstance(values, list):
+        raise ConfigError(f"column {name!r} has to be a list with one value for each row.")
+    try:
+        array = np.asarray(values)
+        if array.dtype == object and not any(isinstance(v, str) for v in array.reshape(-1)):
+            array = array.astype(float)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"column {name!r} has rows of unlike shapes: {error}.") from error
+    return array.astype(object) if array.dtype.kind == "U" else array
+
+
+def as_json(values: np.ndarray[Any, Any]) -> Any:
+    """Return an array as JSON values; what is no number is null. Not collective."""
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        finite = np.isfinite(values)
+        values = values.astype(object)
+        values[~finite] = None
+    return values.tolist()

@@ -1,0 +1,132 @@
+"""The HTTP interface, called without a network."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+
+from hpctrain import ConfigError
+from hpctrain.predict import Predictor
+from hpctrain.serve import ServedModel, make_app
+
+TOKEN = "a-token-of-the-tests"
+
+
+class Sums(Predictor):
+    features = ("a", "b")
+
+    @classmethod
+    def from_checkpoint(cls, checkpoint, **kwargs):
+        return cls()
+
+    def _predict_numpy(self, data):
+        if missing := {"a", "b"} - set(data):
+            raise ConfigError(f"no feature {sorted(missing)}")
+        return {"sum": data["a"] + data["b"], "pair": np.stack([data["a"], data["b"]], axis=1)}
+
+
+def client(load=Sums, *, token=TOKEN, loaded=True, **options) -> TestClient:
+    model = ServedModel(load, name="sums", **options)
+    model.start()
+    if loaded:
+        assert model.wait(10)
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    return TestClient(make_app(model, token=token), headers=headers)
+
+
+def test_columns_are_answered_with_columns():
+    answer = client().post("/predict", json={"columns": {"a": [1, 2], "b": [3, 4]}})
+    assert answer.status_code == 200
+    assert answer.json() == {"columns": {"sum": [4, 6], "pair": [[1, 3], [2, 4]]}}
+
+
+def test_rows_are_answered_with_rows():
+    answer = client().post("/predict", json={"rows": [{"a": 1, "b": 3}, {"a": 2, "b": 4}]})
+    assert answer.json() == {"rows": [{"sum": 4, "pair": [1, 3]}, {"sum": 6, "pair": [2, 4]}]}
+
+
+def test_what_is_missing_is_null_both_ways():
+    answer = client().post("/predict", json={"columns": {"a": [1.5, None], "b": [1, 1]}})
+    assert answer.json()["columns"]["sum"] == [2.5, None]
+
+
+@pytest.mark.parametrize("header", [{}, {"Authorization": "Bearer another"}])
+@pytest.mark.parametrize(("method", "path"), [("POST", "/predict"), ("GET", "/model")])
+def test_nobody_predicts_without_the_token(header, method, path):
+    stranger = client()
+    stranger.headers.pop("Authorization")
+    answer = stranger.request(method, path, headers=header, json={"columns": {"a": [1], "b": [1]}})
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"] == "Bearer"
+
+
+def test_health_and_readiness_need_no_token():
+    stranger = client()
+    stranger.headers.pop("Authorization")
+    assert stranger.get("/healthz").json() == {"status": "ok"}
+    assert stranger.get("/readyz").json() == {"status": "ready"}
+
+
+def test_a_model_that_is_being_loaded_is_healthy_and_not_ready():
+    go_on = threading.Event()
+
+    def load():
+        assert go_on.wait(10)
+        return Sums()
+
+    model = ServedModel(load, name="sums")
+    model.start()
+    waiting = TestClient(make_app(model, token=None))
+    assert waiting.get("/healthz").status_code == 200
+    assert waiting.get("/readyz").status_code == 503
+    body = {"columns": {"a": [1], "b": [1]}}
+    assert waiting.post("/predict", json=body).status_code == 503
+    go_on.set()
+    assert model.wait(10)
+    assert waiting.get("/readyz").status_code == 200
+    assert waiting.post("/predict", json=body).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "complaint"),
+    [
+        ({"columns": {"a": [1]}}, "no feature ['b']"),
+        ({"columns": {"a": [1], "b": [1, 2]}}, "columns of one length"),
+        ({"columns": {"a": [[1], [1, 2]], "b": [1, 2]}}, "rows of unlike shapes"),
+        ({"columns": {}}, "columns of one length"),
+        ({"columns": {"a": [1] * 11, "b": [1] * 11}}, "11 rows in one request"),
+        ({"rows": [{"a": 1}, {"b": 1}]}, "row 1 has ['b']"),
+        ({"rows": []}, "no rows"),
+        ({}, "either columns or rows"),
+        ({"row": []}, "extra"),
+        ({"columns": {"a": 1}}, "list"),
+    ],
+)
+def test_a_bad_request_is_told_why(body, complaint):
+    answer = client(max_rows=10).post("/predict", json=body)
+    assert answer.status_code == 422
+    assert complaint in answer.text.lower() or complaint in answer.text
+
+
+def test_there_is_a_page_to_try_it_on_and_it_knows_of_the_token():
+    open_api = client().get("/openapi.json").json()
+    assert set(open_api["paths"]) == {"/healthz", "/readyz", "/model", "/predict"}
+    assert open_api["components"]["securitySchemes"]["HTTPBearer"]["scheme"] == "bearer"
+    assert client().get("/docs").status_code == 200
+
+
+def test_the_model_says_what_it_wants():
+    assert client().get("/model").json()["features"] == ["a", "b"]
+
+
+def test_what_loading_raises_is_told():
+    def load():
+        raise ConfigError("no model here")
+
+    model = ServedModel(load, name="broken")
+    model.start()
+    with pytest.raises(ConfigError, match="no model here"):
+        model.wait(10)
