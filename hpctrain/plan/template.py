@@ -68,7 +68,7 @@ def render_template(
     node
         Shape of a node, as Slurm says; what the site profile says wins.
     job_name
-        Name of the job; by default that of the script.
+        Name of the job; by default that of the script, or of a template without one.
     python
         The interpreter, as the job finds it.
 
@@ -84,9 +84,9 @@ def render_template(
     site_args = site_srun_args(site, placement, gpu_request=slurm.gpu_request)
     srun_args = (*site_args, *slurm.srun_args)
     check_further_options(slurm.sbatch_args, srun_args)
-    directives = make_directives(
-        scaling, placement, site, job_name=job_name or _job_name(Path(script).stem)
-    )
+    has_script = "@SCRIPT@" in text or "@STEP@" in text
+    stem = Path(script if has_script else name).stem
+    directives = make_directives(scaling, placement, site, job_name=job_name or _job_name(stem))
     step = worker_step_argv(
         _launcher(name, scaling.slurm, site),
         placement,
@@ -101,6 +101,8 @@ def render_template(
         "SCRIPT": shlex.quote(script),
         "PYTHON": shlex.quote(python),
         "NUM_WORKERS": str(placement.num_workers),
+        "CPUS": str(scaling.num_cpus_per_worker),
+        "GPUS": str(scaling.num_gpus_per_worker),
         "TASKS_PER_NODE": str(placement.tasks_per_node),
         "DIRECTIVES": "\n".join(directive_lines(directives, tuple(slurm.sbatch_args))),
         # On a login node there is no job that a site's lines could speak of.
