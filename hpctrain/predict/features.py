@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -155,23 +156,30 @@ def feature_matrix(
     """
     flat = {name: values.reshape(len(values), -1) for name, values in batch.items()}
     if features is None:
-        order = list(flat)
+        order = tuple(flat)
     else:
-        columns_of_features(
-            {name: values.shape[1:] for name, values in batch.items()},
-            features,
-            where="the batch",
-        )
-        parts = expand_names({name: values.shape[1:] for name, values in batch.items()})
-        order = sorted(flat, key=lambda name: features.index(parts[name][0]))
-        if [part for name in order for part in parts[name]] != list(features):
-            # A column's components are not side by side.
-            position = {part: (name, i) for name in order for i, part in enumerate(parts[name])}
-            columns = [flat[position[f][0]][:, position[f][1]] for f in features]
-            return np.stack(columns, axis=1)
+        shapes = tuple((name, values.shape[1:]) for name, values in batch.items())
+        order, position = _arrange(shapes, tuple(features))
+        if position is not None:
+            return np.stack([flat[name][:, i] for name, i in position], axis=1)
     if len(order) == 1:
         return flat[order[0]]
     return np.concatenate([flat[name] for name in order], axis=1)
+
+
+# Asked for every batch, and all batches of a dataset are alike.
+@lru_cache(maxsize=64)
+def _arrange(
+    shapes: tuple[tuple[str, tuple[int, ...]], ...], features: tuple[str, ...]
+) -> tuple[tuple[str, ...], tuple[tuple[str, int], ...] | None]:
+    """Return columns in the order of the features, and where each is if they do not lie together."""
+    columns_of_features(dict(shapes), features, where="the batch")
+    parts = expand_names(dict(shapes))
+    order = tuple(sorted(parts, key=lambda name: features.index(parts[name][0])))
+    if [part for name in order for part in parts[name]] == list(features):
+        return order, None
+    place = {part: (name, i) for name in order for i, part in enumerate(parts[name])}
+    return order, tuple(place[feature] for feature in features)
 
 
 def check_width(matrix: np.ndarray[Any, Any], features: Sequence[str] | None) -> None:
