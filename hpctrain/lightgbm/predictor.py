@@ -28,12 +28,18 @@ class LightGBMPredictor(Predictor):
 
     framework = "lightgbm"
     model_files = ("model.txt",)
+    needless_packages = ("sklearn", "pandas")
 
     def __init__(self, model: lightgbm.Booster, preprocessor: Any = None) -> None:
         super().__init__(preprocessor)
         self.model = model
         self.features: tuple[str, ...] | None = tuple(model.feature_name())
         """Names of the features, in order."""
+
+    @classmethod
+    def import_framework(cls) -> Any:
+        """Import LightGBM. Not collective."""
+        return require("lightgbm", to="to predict with its models", extra="lightgbm")
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint, **kwargs: Any) -> LightGBMPredictor:
@@ -47,7 +53,7 @@ class LightGBMPredictor(Predictor):
             If the checkpoint is that of another framework.
         """
         features = cls.check_checkpoint(checkpoint)
-        lightgbm = require("lightgbm", to="to predict with its models", extra="lightgbm")
+        lightgbm = cls.import_framework()
         with checkpoint.as_directory():
             booster = lightgbm.Booster(model_file=str(cls._find_model(checkpoint)))
         predictor = cls(booster, preprocessor=checkpoint.get_preprocessor(), **kwargs)

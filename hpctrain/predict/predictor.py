@@ -40,6 +40,9 @@ class Predictor(abc.ABC):
     model_files: ClassVar[tuple[str, ...]] = ()
     """Names that the model's file can have in a checkpoint."""
 
+    needless_packages: ClassVar[tuple[str, ...]] = ()
+    """What its framework imports where it is installed, and scoring arrays does not need."""
+
     def __init__(self, preprocessor: Any = None) -> None:
         self._preprocessor = preprocessor
 
@@ -81,6 +84,11 @@ class Predictor(abc.ABC):
                 f"{', '.join(cls.model_files)}. It has {', '.join(there) or 'no files'}."
             )
         return features
+
+    @classmethod
+    def import_framework(cls) -> Any:
+        """Import and return what loading a model takes, if anything. Not collective."""
+        return None
 
     @classmethod
     def preferred_batch_format(cls) -> Literal["numpy", "pandas"]:

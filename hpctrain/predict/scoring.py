@@ -14,6 +14,7 @@ from hpctrain.checkpoint import Checkpoint, CheckpointUploadMode
 from hpctrain.data.dataset import Dataset
 from hpctrain.data.formats import Batch, from_any, num_rows, slice_batch, to_pandas
 from hpctrain.errors import ConfigError
+from hpctrain.predict import lean_import
 from hpctrain.predict.batches import name_outputs
 from hpctrain.predict.output import Output
 from hpctrain.predict.part_files import PartFile
@@ -64,7 +65,12 @@ class Scoring:
     def load(self) -> Predictor:
         """Load the model. Not collective."""
         checkpoint: Any = None if self.checkpoint is None else Checkpoint(self.checkpoint)
-        predictor = self.predictor_cls.from_checkpoint(checkpoint, **self.predictor_kwargs)
+        cls = self.predictor_cls
+        # A class that extends another may need more; and steps, which run meanwhile, anything.
+        is_lean = "needless_packages" in vars(cls) and not self.dataset.steps
+        with lean_import.without(cls.needless_packages if is_lean else ()):
+            cls.import_framework()
+        predictor = cls.from_checkpoint(checkpoint, **self.predictor_kwargs)
         if self.preprocessor is not None:
             predictor.set_preprocessor(self.preprocessor)
         return predictor

@@ -33,6 +33,7 @@ class XGBoostPredictor(Predictor):
 
     framework = "xgboost"
     model_files = ("model.ubj", "model.json")
+    needless_packages = ("sklearn",)
 
     def __init__(self, model: xgboost.Booster, preprocessor: Any = None) -> None:
         super().__init__(preprocessor)
@@ -41,6 +42,11 @@ class XGBoostPredictor(Predictor):
         """Names of the features, in order."""
         best = model.attr("best_iteration")
         self._rounds = (0, 0) if best is None else (0, int(best) + 1)
+
+    @classmethod
+    def import_framework(cls) -> Any:
+        """Import XGBoost. Not collective."""
+        return require("xgboost", to="to predict with its models", extra="xgboost")
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint, **kwargs: Any) -> XGBoostPredictor:
@@ -54,7 +60,7 @@ class XGBoostPredictor(Predictor):
             If the checkpoint is that of another framework.
         """
         features = cls.check_checkpoint(checkpoint)
-        xgboost = require("xgboost", to="to predict with its models", extra="xgboost")
+        xgboost = cls.import_framework()
         with checkpoint.as_directory():
             booster = xgboost.Booster(model_file=str(cls._find_model(checkpoint)))
         predictor = cls(booster, preprocessor=checkpoint.get_preprocessor(), **kwargs)

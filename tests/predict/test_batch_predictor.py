@@ -432,3 +432,46 @@ def test_a_whole_job_that_is_killed_goes_on_with_another_number_of_ranks(rows_h5
     assert killed == whole
     if suffix == ".csv":
         assert (tmp_path / "killed.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+
+
+class SaysWhatIsImported(Predictor):
+    needless_packages = ("wave",)
+
+    @classmethod
+    def from_checkpoint(cls, checkpoint, **kwargs):
+        return cls()
+
+    @classmethod
+    def import_framework(cls):
+        try:
+            import wave  # noqa: F401
+
+            cls.has_wave = True
+        except ImportError:
+            cls.has_wave = False
+
+    def _predict_numpy(self, data):
+        import wave  # noqa: F401  # afterwards it is there again
+
+        return np.full(len(data["x"]), self.has_wave)
+
+
+class NeedsMore(SaysWhatIsImported):
+    pass
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("cls", "has_wave"), [(SaysWhatIsImported, False), (NeedsMore, True)])
+def test_a_rank_does_not_import_what_scoring_does_not_need(rows_h5, tmp_path, cls, has_wave):
+    (tmp_path / "model").mkdir()
+    arguments = two_ranks(tmp_path) | {"scaling_config": ScalingConfig(num_workers=1)}
+    dataset = BatchPredictor(Checkpoint(tmp_path / "model"), cls).predict(rows_h5, **arguments)
+    assert (dataset.to_numpy()["predictions"] == has_wave).all()
+
+
+def test_this_process_imports_everything(rows_h5, tmp_path):
+    sys.modules.pop("wave", None)
+    (tmp_path / "model").mkdir()
+    predictor = BatchPredictor(Checkpoint(tmp_path / "model"), SaysWhatIsImported)
+    dataset = predictor.predict(rows_h5, **here(tmp_path))
+    assert dataset.to_numpy()["predictions"].all()
