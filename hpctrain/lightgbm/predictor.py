@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from hpctrain.checkpoint import Checkpoint
+from hpctrain.data.formats import from_any
 from hpctrain.data.optional import require
 from hpctrain.predict.batches import PREDICTIONS
-from hpctrain.predict.features import select_frame, select_matrix
+from hpctrain.predict.features import encode_categories, select_frame, select_matrix
 from hpctrain.predict.predictor import Predictor
 
 if TYPE_CHECKING:
@@ -35,6 +38,8 @@ class LightGBMPredictor(Predictor):
         self.model = model
         self.features: tuple[str, ...] | None = tuple(model.feature_name())
         """Names of the features, in order."""
+        self.categories: Mapping[str, Sequence[Any]] = {}
+        """Values of columns with categories, by which they become numbers."""
 
     @classmethod
     def import_framework(cls) -> Any:
@@ -60,6 +65,7 @@ class LightGBMPredictor(Predictor):
         if features is not None and features.features is not None:
             # LightGBM writes blanks in names as underscores.
             predictor.features = features.features
+            predictor.categories = features.categories
         return predictor
 
     def _predict_numpy(
@@ -68,6 +74,8 @@ class LightGBMPredictor(Predictor):
         feature_columns: Sequence[str] | Sequence[int] | None = None,
         **kwargs: Any,
     ) -> Any:
+        if self.categories and not isinstance(data, np.ndarray):
+            data = encode_categories(data, self.categories)
         matrix = select_matrix(data, self.features, feature_columns)
         return {PREDICTIONS: self.model.predict(matrix, **kwargs)}
 
@@ -77,5 +85,7 @@ class LightGBMPredictor(Predictor):
         feature_columns: Sequence[str] | Sequence[int] | None = None,
         **kwargs: Any,
     ) -> Any:
+        if self.categories:
+            return self._predict_numpy(from_any(data), feature_columns, **kwargs)
         frame = select_frame(data, self.features, feature_columns)
         return {PREDICTIONS: self.model.predict(frame, **kwargs)}

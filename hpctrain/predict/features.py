@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from os import PathLike
 from pathlib import Path
@@ -16,6 +16,8 @@ from hpctrain.data.schema import check_columns
 from hpctrain.errors import ConfigError
 
 FEATURES_NAME = "features.json"
+# By XGBoost, and by LightGBM.
+_MADE_UP = ("f", "Column_")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +31,8 @@ class ModelFeatures:
     ``(rows, k)`` is the features ``x_0`` to ``x_{k-1}``."""
     label: str | None = None
     """Column that the model predicts, if the trainer knew."""
+    categories: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Values of columns with categories: a value's place is its code, and others are missing."""
 
     @staticmethod
     def read(directory: str | PathLike[str]) -> ModelFeatures | None:
@@ -47,6 +51,7 @@ class ModelFeatures:
                 framework=str(content["framework"]),
                 features=None if names is None else tuple(map(str, names)),
                 label=content.get("label"),
+                categories={k: tuple(v) for k, v in content.get("categories", {}).items()},
             )
         except FileNotFoundError:
             return None
@@ -58,7 +63,8 @@ class ModelFeatures:
 
     def write(self, directory: str | PathLike[str]) -> None:
         """Write it beside a model. Not collective."""
-        (Path(directory) / FEATURES_NAME).write_text(json.dumps(asdict(self)), encoding="utf-8")
+        content = {key: value for key, value in asdict(self).items() if value != {}}
+        (Path(directory) / FEATURES_NAME).write_text(json.dumps(content), encoding="utf-8")
 
 
 def expand_names(columns: Mapping[str, Sequence[int]]) -> dict[str, list[str]]:
@@ -108,10 +114,19 @@ def columns_of_features(
     ------
     ConfigError
         If a feature has vanished, or one appeared.
+
+    Notes
+    -----
+    A model that was trained without names has those that its library makes up, ``f0`` or
+    ``Column_0``. It takes all columns as they come, if there are as many.
     """
     expanded = expand_names(columns)
     wanted, ignored = set(features), set(ignore)
     chosen = [name for name, parts in expanded.items() if wanted.intersection(parts)]
+    if not chosen and _are_made_up(features):
+        chosen = [name for name in expanded if name not in ignored]
+        if sum(len(expanded[name]) for name in chosen) == len(features):
+            return chosen
     found = {part for name in chosen for part in expanded[name]}
     vanished = [name for name in features if name not in found]
     others = [n for n in expanded if n not in chosen and n not in ignored]
@@ -172,9 +187,12 @@ def feature_matrix(
 def _arrange(
     shapes: tuple[tuple[str, tuple[int, ...]], ...], features: tuple[str, ...]
 ) -> tuple[tuple[str, ...], tuple[tuple[str, int], ...] | None]:
-    """Return columns in the order of the features, and where each is if they do not lie together."""
-    columns_of_features(dict(shapes), features, where="the batch")
-    parts = expand_names(dict(shapes))
+    """Return columns in the order of the features; where each is, if they do not lie together."""
+    chosen = columns_of_features(dict(shapes), features, where="the batch")
+    parts = expand_names({name: shape for name, shape in shapes if name in chosen})
+    if set(features).isdisjoint(part for names in parts.values() for part in names):
+        # Made-up names.
+        return tuple(parts), None
     order = tuple(sorted(parts, key=lambda name: features.index(parts[name][0])))
     if [part for name in order for part in parts[name]] == list(features):
         return order, None
@@ -196,6 +214,27 @@ def check_width(matrix: np.ndarray[Any, Any], features: Sequence[str] | None) ->
             f"an array of shape {matrix.shape} has {width} columns, and the model was trained on "
             f"{len(features)} features: {_some(list(features))}."
         )
+
+
+def encode_categories(
+    batch: Mapping[str, Any], categories: Mapping[str, Sequence[Any]]
+) -> dict[str, Any]:
+    """Return a batch with codes in place of categories; NaN for those the model does not know.
+
+    Not collective.
+    """
+    encoded = dict(batch)
+    for name in batch.keys() & categories.keys():
+        code = {value: float(place) for place, value in enumerate(categories[name])}
+        values = np.asarray(batch[name]).tolist()
+        encoded[name] = np.array([code.get(value, np.nan) for value in values])
+    return encoded
+
+
+def _are_made_up(features: Sequence[str]) -> bool:
+    return any(
+        list(features) == [f"{start}{i}" for i in range(len(features))] for start in _MADE_UP
+    )
 
 
 def _some(names: list[str], *, most: int = 6) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.checkpoint import Checkpoint
@@ -14,9 +15,6 @@ from hpctrain.predict.predictor import Predictor
 
 if TYPE_CHECKING:
     from sklearn.base import BaseEstimator
-
-_TRUSTED = ("sklearn.tree._tree.Tree",)
-"""What skops does not know, and is scikit-learn's own: what every forest is made of."""
 
 
 class SklearnPredictor(Predictor):
@@ -69,8 +67,9 @@ class SklearnPredictor(Predictor):
         skops_io = require("skops.io", to="to load scikit-learn's models", extra="sklearn")
         with checkpoint.as_directory():
             path = cls._find_model(checkpoint)
-            known = {*_TRUSTED, *trusted}
-            strange = sorted(set(skops_io.get_untrusted_types(file=path)) - known)
+            asked = skops_io.get_untrusted_types(file=path)
+            known = {*trusted, *filter(_is_class_of_sklearn, asked)}
+            strange = sorted(set(asked) - known)
             if strange:
                 raise CheckpointError(
                     f"{path} holds the types {', '.join(strange)}, and making them would run their "
@@ -114,3 +113,14 @@ class SklearnPredictor(Predictor):
         if num_cpus is not None and "n_jobs" in self.estimator.get_params(deep=False):
             self.estimator.set_params(n_jobs=num_cpus)
         return {PREDICTIONS: getattr(self.estimator, method)(data, **kwargs)}
+
+
+def _is_class_of_sklearn(name: str) -> bool:
+    """Return whether a name is that of a class: a function might do anything when it is called."""
+    module, _, attribute = name.rpartition(".")
+    if not module.startswith("sklearn."):
+        return False
+    try:
+        return isinstance(getattr(import_module(module), attribute, None), type)
+    except ImportError:
+        return False

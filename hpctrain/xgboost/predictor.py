@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpctrain.checkpoint import Checkpoint
+from hpctrain.data.formats import from_any
 from hpctrain.data.optional import require
 from hpctrain.predict.batches import PREDICTIONS
-from hpctrain.predict.features import select_frame, select_matrix
+from hpctrain.predict.features import encode_categories, select_frame, select_matrix
 from hpctrain.predict.predictor import Predictor
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ class XGBoostPredictor(Predictor):
         self.model = model
         self.features = None if model.feature_names is None else tuple(model.feature_names)
         """Names of the features, in order."""
+        self.categories: Mapping[str, Sequence[Any]] = {}
+        """Values of columns with categories, by which they become numbers."""
         best = model.attr("best_iteration")
         self._rounds = (0, 0) if best is None else (0, int(best) + 1)
 
@@ -66,6 +69,7 @@ class XGBoostPredictor(Predictor):
         predictor = cls(booster, preprocessor=checkpoint.get_preprocessor(), **kwargs)
         if features is not None and features.features is not None:
             predictor.features = features.features
+            predictor.categories = features.categories
         return predictor
 
     def _predict_numpy(
@@ -75,6 +79,8 @@ class XGBoostPredictor(Predictor):
         dmatrix_kwargs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> Any:
+        if self.categories and not isinstance(data, np.ndarray):
+            data = encode_categories(data, self.categories)
         matrix = select_matrix(data, self.features, feature_columns)
         kwargs.setdefault("iteration_range", self._rounds)
         if dmatrix_kwargs or not set(kwargs) <= {"iteration_range", "predict_type", "base_margin"}:
@@ -89,6 +95,8 @@ class XGBoostPredictor(Predictor):
         dmatrix_kwargs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> Any:
+        if self.categories:
+            return self._predict_numpy(from_any(data), feature_columns, dmatrix_kwargs, **kwargs)
         frame = select_frame(data, self.features, feature_columns)
         kwargs.setdefault("iteration_range", self._rounds)
         options = {"enable_categorical": True, **(dmatrix_kwargs or {})}

@@ -8,6 +8,7 @@ from hpctrain import ConfigError
 from hpctrain.predict.features import (
     ModelFeatures,
     columns_of_features,
+    encode_categories,
     feature_matrix,
     select_frame,
     select_matrix,
@@ -50,6 +51,23 @@ def test_a_feature_that_appears_is_named():
 def test_a_wider_column_is_a_feature_that_appears():
     with pytest.raises(ConfigError, match="has 'x_2', which the model was not trained on"):
         feature_matrix({"x": X}, ["x_0", "x_1"])
+
+
+@pytest.mark.parametrize("names", [["f0", "f1", "f2"], ["Column_0", "Column_1", "Column_2"]])
+def test_a_model_without_names_takes_columns_as_they_come(names):
+    batch = {"z": X[:, 0], "a": X[:, 1:]}
+    assert np.array_equal(feature_matrix(batch, names), X)
+    columns = {"z": (), "a": (2,), "y": ()}
+    assert columns_of_features(columns, names, ignore=["y"]) == ["z", "a"]
+    with pytest.raises(ConfigError, match="which the model was trained on"):
+        feature_matrix({"z": X[:, 0]}, names)
+
+
+def test_categories_become_their_places_and_others_are_missing():
+    batch = {"colour": np.array(["g", "r", "?"], dtype=object), "x": X[:3, 0]}
+    encoded = encode_categories(batch, {"colour": ("r", "g")})
+    assert np.array_equal(encoded["colour"], [1, 0, np.nan], equal_nan=True)
+    assert encoded["x"] is batch["x"]
 
 
 def test_the_label_may_be_there():

@@ -141,3 +141,31 @@ def test_categories_of_a_frame_are_understood(tmp_path):
     (tmp_path / "features.json").write_text(json.dumps(features))
     predicted = XGBoostPredictor.from_checkpoint(Checkpoint(tmp_path)).predict(frame)
     assert np.array_equal(predicted["predictions"], booster.predict(data))
+
+
+@both
+def test_categories_are_encoded_as_the_trainer_did(predictor_cls, train, tmp_path):
+    colours = np.array(list("rgb?") * 75, dtype=object)
+    codes = np.array([{"r": 0.0, "g": 1.0, "b": 2.0}.get(c, np.nan) for c in colours])
+    matrix = np.stack([codes, np.arange(300.0)], axis=1)
+    label = colours == "g"
+    if predictor_cls is XGBoostPredictor:
+        options = {"feature_types": ["c", "q"], "enable_categorical": True}
+        data = xgboost.DMatrix(matrix, label, **options)
+        booster = xgboost.train({}, data, 4)
+        booster.save_model(tmp_path / "model.ubj")
+        expected = booster.predict(data)
+    else:
+        data = lightgbm.Dataset(matrix, label, categorical_feature=[0])
+        booster = lightgbm.train({"verbose": -1, "min_data_per_group": 1}, data, 4)
+        booster.save_model(tmp_path / "model.txt")
+        expected = booster.predict(matrix)
+    content = {"framework": predictor_cls.framework, "features": ["colour", "x"], "label": "y"}
+    content["categories"] = {"colour": ["r", "g", "b"]}
+    (tmp_path / "features.json").write_text(json.dumps(content))
+
+    predictor = predictor_cls.from_checkpoint(Checkpoint(tmp_path))
+    columns = {"colour": colours, "x": np.arange(300.0)}
+    assert np.allclose(predictor.predict(columns)["predictions"], expected)
+    frame = pd.DataFrame({"colour": pd.Categorical(colours), "x": np.arange(300.0)})
+    assert np.allclose(predictor.predict(frame)["predictions"], expected)
