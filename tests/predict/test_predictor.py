@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from hpctrain import Checkpoint, ConfigError
+from hpctrain.data import from_numpy
 from hpctrain.predict import Predictor, PredictorNotSerializableException
 
 
@@ -103,9 +104,9 @@ def test_a_batch_goes_through_the_preprocessor_first():
 
 def test_the_preprocessor_of_the_checkpoint_is_used(tmp_path):
     checkpoint = Checkpoint(tmp_path)
-    checkpoint.set_preprocessor(Plus10())
-    predicted = Doubles.from_checkpoint(checkpoint).predict({"x": X})
-    assert predicted["predictions"].tolist() == [20, 22, 24, 26]
+    checkpoint.set_preprocessor(MaxAbsScaler(columns=["x"]).fit(from_numpy({"x": X * 2})))
+    predicted = Doubles.from_checkpoint(checkpoint).predict({"x": X * 3})
+    assert predicted["predictions"].tolist() == [0, 1, 2, 3]
 
 
 def test_a_function_of_frames_is_a_predictor():
