@@ -11,6 +11,7 @@ import pytest
 from hpctrain import Checkpoint, ConfigError
 from hpctrain.data import from_numpy
 from hpctrain.predict import Predictor, PredictorNotSerializableException
+from hpctrain.preprocessors import MaxAbsScaler
 
 
 class Doubles(Predictor):
