@@ -178,7 +178,7 @@ def test_a_run_that_fails_in_the_middle_of_an_epoch_has_the_losses_of_one_that_d
             plain.load_state_dict(weights)
         model = hpctrain.torch.prepare_model(plain)
         while shard.epoch < 2:
-            batches = shard.iter_torch_batches(batch_size=100, shuffle=True)
+            batches = shard.iter_torch_batches(batch_size=200, shuffle=True)
             for step, batch in enumerate(batches):
                 loss = ((model(batch["x"])[:, 0] - batch["y"]) ** 2).mean()
                 optimizer.zero_grad()
@@ -199,7 +199,7 @@ def test_a_run_that_fails_in_the_middle_of_an_epoch_has_the_losses_of_one_that_d
             train,
             train_loop_config={"fails": fails},
             datasets={"train": hdf5},
-            scaling_config=ScalingConfig(num_workers=2),
+            scaling_config=ScalingConfig(num_workers=1),
             run_config=RunConfig(
                 storage_path=tmp_path / "runs",
                 name=f"fails-{fails}",
