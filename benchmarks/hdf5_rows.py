@@ -35,11 +35,11 @@ LOADER_ROWS = 5 * BATCH
 
 def measure_in_order(arguments: Namespace) -> Iterator[Measured]:
     with dataset(arguments) as (path, x):
-        rows_of_file, file, batch = open_dataset(arguments, path), h5py.File(path, "r"), new_batch()
+        shard, file, batch = open_shard(arguments, path), h5py.File(path, "r"), new_batch()
         yield run(
             arguments,
             "in order",
-            ours=lambda: read_epoch(rows_of_file),
+            ours=lambda: read_epoch(shard),
             others={
                 "copy in memory": lambda: [np.copyto(batch, x[rows]) for rows in full_batches(x)],
                 "h5py slices": lambda: [file["x"][rows] for rows in full_batches(x)],
@@ -50,8 +50,8 @@ def measure_in_order(arguments: Namespace) -> Iterator[Measured]:
 
 def measure_shuffled(arguments: Namespace) -> Iterator[Measured]:
     with dataset(arguments) as (path, x):
-        rows_of_file, batch = open_dataset(arguments, path), new_batch()
-        order = order_of(rows_of_file)
+        shard, batch = open_shard(arguments, path), new_batch()
+        order = order_of(path)
 
         def take() -> None:
             for rows in full_batches(x):
@@ -60,7 +60,7 @@ def measure_shuffled(arguments: Namespace) -> Iterator[Measured]:
         yield run(
             arguments,
             "shuffled",
-            ours=lambda: read_epoch(rows_of_file, shuffle=True),
+            ours=lambda: read_epoch(shard, shuffle=True),
             others={"np.take in memory": take},
             goals=[Goal(against="np.take in memory", factor=1 / speed) for speed in (0.85, 1.0)],
         )
@@ -70,8 +70,8 @@ def measure_loader(arguments: Namespace) -> Iterator[Measured]:
     from torch.utils.data import DataLoader
 
     with dataset(arguments) as (path, x):
-        rows_of_file = open_dataset(arguments, path)
-        order = order_of(rows_of_file)[:LOADER_ROWS].tolist()
+        shard = open_shard(arguments, path)
+        order = order_of(path)[:LOADER_ROWS].tolist()
         loader = DataLoader(h5py.File(path, "r")["x"], batch_size=BATCH, sampler=order)
 
         def load() -> float:
@@ -83,7 +83,7 @@ def measure_loader(arguments: Namespace) -> Iterator[Measured]:
         yield run(
             arguments,
             "loader",
-            ours=lambda: read_epoch(rows_of_file, shuffle=True),
+            ours=lambda: read_epoch(shard, shuffle=True),
             others={"torch DataLoader": load},
             goals=[Goal(against="torch DataLoader", factor=1 / speed) for speed in (150, 350)],
         )
@@ -91,12 +91,12 @@ def measure_loader(arguments: Namespace) -> Iterator[Measured]:
 
 def measure_cold(arguments: Namespace) -> Iterator[Measured]:
     with dataset(arguments) as (path, _):
-        rows_of_file = open_dataset(arguments, path)
+        shard = open_shard(arguments, path)
 
         def ours() -> float:
             forget(path)
             began = time.perf_counter()
-            read_epoch(rows_of_file, shuffle=True)
+            read_epoch(shard, shuffle=True)
             return time.perf_counter() - began
 
         def disk() -> float:
@@ -117,7 +117,7 @@ def measure_cold(arguments: Namespace) -> Iterator[Measured]:
 def measure_compressed(arguments: Namespace) -> Iterator[Measured]:
     cores = len(os.sched_getaffinity(0))
     with dataset(arguments, **hdf5plugin.Blosc(cname="lz4")) as (path, x):
-        rows_of_file, file = open_dataset(arguments, path), h5py.File(path, "r")
+        shard, file = open_shard(arguments, path), h5py.File(path, "r")
         rows = np.zeros((CHUNK, COLUMNS), np.float32)
 
         def decode() -> None:
@@ -128,7 +128,7 @@ def measure_compressed(arguments: Namespace) -> Iterator[Measured]:
         yield run(
             arguments,
             "compressed",
-            ours=lambda: read_epoch(rows_of_file),
+            ours=lambda: read_epoch(shard),
             others={name: lambda: timed(decode) / cores},
             goals=[Goal(against=name, factor=1 / speed) for speed in (0.7, 0.9)],
         )
@@ -180,33 +180,35 @@ def timed(function: Callable[[], None]) -> float:
     return time.perf_counter() - began
 
 
-def read_epoch(rows: Any, **how: Any) -> int:
-    return sum(len(batch["x"]) for batch in iter_batches(rows, **how))
+def read_epoch(shard: Any, **how: Any) -> int:
+    return sum(len(batch["x"]) for batch in iter_batches(shard, **how))
 
 
-def iter_batches(rows: Any, **how: Any) -> Iterator[dict[str, np.ndarray]]:
-    """Return the batches of the first epoch of a dataset."""
-    shard = rows.shard(rank=0, world_size=1)
+def iter_batches(shard: Any, **how: Any) -> Iterator[dict[str, np.ndarray]]:
+    """Return the batches of the first epoch."""
+    shard.load_state_dict({**shard.state_dict(), "epoch": 0, "taken": [], "mixing": None})
     batches: Iterator[dict[str, np.ndarray]] = shard.iter_batches(
         batch_size=BATCH, local_shuffle_seed=SEED, **how
     )
     return batches
 
 
-def open_dataset(arguments: Namespace, path: Path) -> Any:
+def open_shard(arguments: Namespace, path: Path) -> Any:
     if str(arguments.tree) not in sys.path:
         sys.path.insert(0, str(arguments.tree))
     from hpctrain.data import read_hdf5
 
-    return read_hdf5(path)
+    return read_hdf5(path).shard(rank=0, world_size=1)
 
 
-def order_of(rows: Any) -> np.ndarray:
-    """Return which row comes when in the first shuffled epoch of a dataset."""
+def order_of(path: Path) -> np.ndarray:
+    """Return which row comes when in the first shuffled epoch."""
+    from hpctrain.data import read_hdf5
     from hpctrain.data.stream import choose_mixing
 
-    mixing = choose_mixing(rows.source, rows.read_schema.row_bytes, buffer_rows=None, seed=SEED)
-    order = mixing.order(rows.num_rows, epoch=0)
+    source = read_hdf5(path).source
+    mixing = choose_mixing(source, source.schema.row_bytes, buffer_rows=None, seed=SEED)
+    order = mixing.order(source.num_rows, epoch=0)
     return np.concatenate([order.window(number).rows() for number in range(order.num_windows)])
 
 

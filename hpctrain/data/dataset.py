@@ -30,6 +30,7 @@ from hpctrain.data.schema import Schema, check_columns
 from hpctrain.data.source import RowRanges, Source, memory_bytes, take_rows
 from hpctrain.data.steps import Drop, Filter, MapBatches, Select, Step
 from hpctrain.data.stream import Task, choose_mixing, rebatch, tasks_in_order
+from hpctrain.data.window import Memory
 from hpctrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -461,7 +462,9 @@ class Dataset:
             return self.apply(batch)
 
     def _pieces(self, ranges: Sequence[range], *, batch_size: int = 1) -> Iterator[Batch]:
-        tasks = tasks_in_order(self.source, ranges, self.columns_read, batch_size=batch_size)
+        tasks = tasks_in_order(
+            self.source, ranges, self.columns_read, memory=Memory(), batch_size=batch_size
+        )
         return prefetch(self.with_steps(tasks), threads=0 if self.is_instant else spare_threads())
 
 

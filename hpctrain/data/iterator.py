@@ -23,7 +23,7 @@ from hpctrain.data.prefetch import prefetch, spare_threads
 from hpctrain.data.schema import Schema
 from hpctrain.data.split import Tail, Taken, batch_sizes, check_tail, left_over, part_of
 from hpctrain.data.stream import Mixing, choose_mixing, rebatch, tasks_in_order, tasks_shuffled
-from hpctrain.data.window import PIECE_BYTES
+from hpctrain.data.window import PIECE_BYTES, Memory
 from hpctrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ class DataIterator:
         self.device = device
         """Where torch's tensors go by default."""
         self._epoch = 0
+        self._memory = Memory()
         self._before: tuple[Taken, ...] = ()
         self._now: Taken | None = None
         self._mixing: Mixing | None = None
@@ -382,11 +383,17 @@ class DataIterator:
         dataset, part = self._dataset, self._part(self._before)
         if settings.mixing is None:
             tasks = tasks_in_order(
-                dataset.source, part, dataset.columns_read, batch_size=settings.batch_size
+                dataset.source,
+                part,
+                dataset.columns_read,
+                memory=self._memory,
+                batch_size=settings.batch_size,
             )
         else:
             order = settings.mixing.order(dataset.source.num_rows, self._epoch)
-            tasks = tasks_shuffled(dataset.source, order, part, dataset.columns_read)
+            tasks = tasks_shuffled(
+                dataset.source, order, part, dataset.columns_read, memory=self._memory
+            )
         # Where steps may drop rows they are left for batches, or ranks would have unlike numbers.
         return dataset.with_steps(tasks) if dataset.keeps_rows else tasks
 

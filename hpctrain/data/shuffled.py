@@ -12,6 +12,7 @@ from hpctrain.data.order import Shuffle
 from hpctrain.data.schema import Schema
 from hpctrain.data.source import Blocks, Source
 from hpctrain.data.stream import Mixing, tasks_shuffled
+from hpctrain.data.window import Memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +52,7 @@ class ShuffledRows:
     def read(self, rows: range, columns: Sequence[str] | None) -> Batch:
         """Return rows, in order. Not collective."""
         pieces: Iterator[Batch] = (
-            task() for task in tasks_shuffled(self.source, self._order, [rows], columns)
+            task()
+            for task in tasks_shuffled(self.source, self._order, [rows], columns, memory=Memory())
         )
         return concatenate(list(pieces))

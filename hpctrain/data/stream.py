@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from hpctrain.data.formats import Batch, concatenate, num_rows, slice_batch
 from hpctrain.data.order import SLABS, Shuffle
 from hpctrain.data.schema import Schema
 from hpctrain.data.source import Concatenated, RowRanges, Source
-from hpctrain.data.window import WINDOW_BYTES, WindowReader
+from hpctrain.data.window import WINDOW_BYTES, Memory, WindowReader
 
 READ_BYTES = 32 * 2**20
 """Bytes that are read at once, in whole blocks; one block at least."""
@@ -70,7 +71,12 @@ def choose_mixing(source: Source, row_bytes: int, *, buffer_rows: int | None, se
 
 
 def tasks_in_order(
-    source: Source, ranges: Sequence[range], columns: Sequence[str] | None, *, batch_size: int = 1
+    source: Source,
+    ranges: Sequence[range],
+    columns: Sequence[str] | None,
+    *,
+    memory: Memory,
+    batch_size: int = 1,
 ) -> Iterator[Task]:
     """Return what reads the rows of ranges, in order, piece by piece. Not collective."""
     schema = source.schema.select(columns)
@@ -78,7 +84,14 @@ def tasks_in_order(
         # Columns and types, for a batch without rows.
         return iter([partial(source.read, range(0), columns)])
     if _reads_into(source):
-        return _window_reader(source, schema).in_order(
+        if isinstance(source, Concatenated) and source.unit_rows > 1:
+            # The units of each file begin with its first row.
+            parts = (part for rows in ranges for part in source.locate(rows))
+            return chain.from_iterable(
+                tasks_in_order(part, [rows], columns, memory=memory, batch_size=batch_size)
+                for part, rows in parts
+            )
+        return _window_reader(source, schema, memory).in_order(
             ranges, unit_rows=source.unit_rows, batch_size=batch_size
         )
     cut = windows(source, ranges, schema.row_bytes)
@@ -86,12 +99,18 @@ def tasks_in_order(
 
 
 def tasks_shuffled(
-    source: Source, order: Shuffle, positions: Sequence[range], columns: Sequence[str] | None
+    source: Source,
+    order: Shuffle,
+    positions: Sequence[range],
+    columns: Sequence[str] | None,
+    *,
+    memory: Memory,
 ) -> Iterator[Task]:
     """Return what reads the rows at positions of an order, piece by piece. Not collective."""
     if not any(map(len, positions)):
-        return tasks_in_order(source, [], columns)
-    return _window_reader(source, source.schema.select(columns)).shuffled(order, positions)
+        return tasks_in_order(source, [], columns, memory=memory)
+    reader = _window_reader(source, source.schema.select(columns), memory)
+    return reader.shuffled(order, positions)
 
 
 def windows(source: Source, ranges: Sequence[range], row_bytes: int) -> Iterator[range]:
@@ -143,10 +162,9 @@ def rebatch(pieces: Iterable[Batch], sizes: Iterable[int]) -> Iterator[Batch]:
         del batch
 
 
-def _window_reader(source: Source, schema: Schema) -> WindowReader:
-    return WindowReader(
-        partial(_read_into, source), {n: (c.dtype, c.shape) for n, c in schema.items()}
-    )
+def _window_reader(source: Source, schema: Schema, memory: Memory) -> WindowReader:
+    columns = {name: (column.dtype, column.shape) for name, column in schema.items()}
+    return WindowReader(partial(_read_into, source), columns, memory)
 
 
 def _reads_into(source: Source) -> bool:

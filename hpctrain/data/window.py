@@ -27,6 +27,24 @@ class ReadInto(Protocol):
         """Read rows of a range of step 1 into arrays of as many rows. Not collective."""
 
 
+class Memory:
+    """The arrays that windows lie in, kept from one epoch to the next."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, tuple[object, Buffers]] = {}
+
+    def __reduce__(self) -> tuple[type[Memory], tuple[()]]:
+        """Travel without the arrays."""
+        return Memory, ()
+
+    def buffers(self, name: str, dtype: np.dtype, shape: tuple[int, ...]) -> Buffers:
+        """Return arrays for a column; those of another size are given up. Not collective."""
+        kind = (dtype, shape)
+        if name not in self._buffers or self._buffers[name][0] != kind:
+            self._buffers[name] = (kind, Buffers(partial(np.empty, shape, dtype)))
+        return self._buffers[name][1]
+
+
 class WindowReader:
     """Makes the tasks that read windows.
 
@@ -36,15 +54,20 @@ class WindowReader:
         Reads rows.
     columns
         NumPy type and shape of one row of each column.
+    memory
+        Where the rows are put.
     """
 
     def __init__(
-        self, read_into: ReadInto, columns: Mapping[str, tuple[np.dtype, tuple[int, ...]]]
+        self,
+        read_into: ReadInto,
+        columns: Mapping[str, tuple[np.dtype, tuple[int, ...]]],
+        memory: Memory,
     ) -> None:
         self._read_into = read_into
         self._columns = dict(columns)
+        self._memory = memory
         self._buffers: dict[str, Buffers] = {}
-        self._rows = 0
 
     @property
     def row_bytes(self) -> int:
@@ -93,9 +116,8 @@ class WindowReader:
                 start, stop = stop, stop + step
 
     def _prepare(self, rows: int) -> None:
-        self._rows = rows
         self._buffers = {
-            name: Buffers(partial(np.empty, (rows, *shape), dtype))
+            name: self._memory.buffers(name, dtype, (rows, *shape))
             for name, (dtype, shape) in self._columns.items()
         }
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from hpctrain.data import read_hdf5
+from hpctrain.data.chunks import ChunkReader
 
 h5py = pytest.importorskip("h5py")
 hdf5plugin = pytest.importorskip("hdf5plugin")
@@ -117,3 +118,22 @@ def test_half_an_epoch_of_two_ranks_is_finished_by_three(dataset):
             seen += batch["y"].tolist()
 
     assert sorted(seen) == list(range(N))
+
+
+def test_each_chunk_of_several_files_is_decoded_once(tmp_path, monkeypatch):
+    paths = [
+        write(tmp_path / f"{start}.h5", slice(start, start + 900), compression="gzip")
+        for start in range(0, N, 900)
+    ]
+    loaded = []
+    load = ChunkReader._load
+    monkeypatch.setattr(
+        ChunkReader,
+        "_load",
+        lambda self, index, out: loaded.append(index) or load(self, index, out),
+    )
+
+    for _ in read_hdf5(paths, columns=["x"]).iter_batches(batch_size=100):
+        pass
+
+    assert len(loaded) == sum(-(-rows // 128) for rows in (900, 900, 700))
