@@ -35,6 +35,20 @@ class BackendContext:
 
         environ.export(variables)
 
+    def reachable_address(self) -> str:
+        """Return an address of this node that the other ranks can connect to. Not collective."""
+        if self.world.num_nodes == 1:
+            return "localhost"
+        import socket
+
+        name = socket.gethostname()
+        try:
+            address = socket.gethostbyname(name)
+        except OSError:
+            return name
+        # Debian gives a host's own name the address 127.0.1.1; other nodes know better.
+        return name if address.startswith("127.") else address
+
 
 class Backend:
     """Set a framework up on every rank. Hooks are collective; an exception fails the rank."""

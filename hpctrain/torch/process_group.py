@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -183,7 +182,7 @@ def _open_store(context: BackendContext, timeout: timedelta) -> tuple[TCPStore, 
             multi_tenant=True,
             timeout=timeout,
         )
-        address = (_reachable_address(world.num_nodes), store.port)
+        address = (context.reachable_address(), store.port)
     host, port = context.comm.bcast(address)
     if store is None:
         try:
@@ -198,16 +197,3 @@ def _open_store(context: BackendContext, timeout: timedelta) -> tuple[TCPStore, 
             ) from error
         store.set_timeout(timeout)
     return store, host, port
-
-
-def _reachable_address(num_nodes: int) -> str:
-    """Return an address of this node that the other ranks can connect to."""
-    if num_nodes == 1:
-        return "localhost"
-    name = socket.gethostname()
-    try:
-        address = socket.gethostbyname(name)
-    except OSError:
-        return name
-    # Debian gives a host's own name the address 127.0.1.1; other nodes know better.
-    return name if address.startswith("127.") else address
