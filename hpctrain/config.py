@@ -224,9 +224,17 @@ class CheckpointConfig:
     """Whether large or small scores are better."""
     keep_every_s: float | None = None
     """Seconds. One checkpoint of each such interval is kept for good, beside the `num_to_keep`."""
+    checkpoint_frequency: int = 0
+    """Rounds, or epochs, between two checkpoints where the trainer has the loop; 0 is none. A
+    training function of the user's saves when it wants to."""
+    checkpoint_at_end: bool | None = None
+    """Whether a trainer that has the loop saves after the last round. None is yes."""
 
     def __post_init__(self) -> None:
         """Check every field."""
+        check_count(
+            "CheckpointConfig(checkpoint_frequency=...)", self.checkpoint_frequency, at_least=0
+        )
         if self.keep_every_s is not None and not (
             is_number(self.keep_every_s) and self.keep_every_s > 0
         ):

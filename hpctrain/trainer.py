@@ -195,6 +195,18 @@ class DataParallelTrainer(BaseTrainer):
         self.dataset_config = _typed(dataset_config, DataConfig, "dataset_config")
         self._takes_config = takes_config(train_loop_per_worker)
         _check_names(self.dataset_config.datasets_to_split, self.datasets)
+        checkpoints = self.run_config.checkpoint_config
+        automatic = checkpoints.checkpoint_frequency or checkpoints.checkpoint_at_end
+        if automatic and not self._has_loop():
+            raise ConfigError(
+                "CheckpointConfig(checkpoint_frequency=..., checkpoint_at_end=...) is for trainers "
+                "that have the loop. This one runs a training function, which saves by "
+                "report(metrics, checkpoint)."
+            )
+
+    def _has_loop(self) -> bool:
+        """Return whether the training function is the trainer's own."""
+        return False
 
     def training_loop(self) -> Result:
         """Hand the training function over to the workers. Not collective."""
