@@ -1,4 +1,7 @@
-"""Placeholder until the trainers are here."""
+"""XGBoost: its trainer, predictor and checkpoints, and what training functions call.
+
+Importing this does not import xgboost; using it in a worker does.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hpctrain.xgboost.callback import TrainReportCallback as TrainReportCallback
+    from hpctrain.xgboost.checkpoint import XGBoostCheckpoint as XGBoostCheckpoint
+    from hpctrain.xgboost.config import XGBoostConfig as XGBoostConfig
     from hpctrain.xgboost.predictor import XGBoostPredictor as XGBoostPredictor
+    from hpctrain.xgboost.trainer import XGBoostTrainer as XGBoostTrainer
 
-_HOME_OF = {"XGBoostPredictor": "predictor"}
+_HOME_OF = {
+    "TrainReportCallback": "callback",
+    "XGBoostCheckpoint": "checkpoint",
+    "XGBoostConfig": "config",
+    "XGBoostPredictor": "predictor",
+    "XGBoostTrainer": "trainer",
+}
 
 __all__ = sorted(_HOME_OF)
 

@@ -1,0 +1,128 @@
+"""`ModelCheckpoint`: a directory with a model in its library's own format, and its features."""
+
+from __future__ import annotations
+
+import abc
+import shutil
+import tempfile
+import weakref
+from os import PathLike
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from hpctrain.checkpoint import Checkpoint
+from hpctrain.errors import CheckpointError
+from hpctrain.gbdt.features import Features
+
+C = TypeVar("C", bound="ModelCheckpoint")
+
+
+class ModelCheckpoint(Checkpoint, abc.ABC):
+    """A checkpoint that holds one model of one framework."""
+
+    framework: ClassVar[str]
+    """What ``features.json`` says."""
+    model_file: ClassVar[str]
+    """Name of the model's file."""
+
+    @classmethod
+    @abc.abstractmethod
+    def write_model(cls, model: Any, path: Path) -> None:
+        """Write a model into a file. Not collective."""
+
+    @classmethod
+    @abc.abstractmethod
+    def read_model(cls, path: Path) -> Any:
+        """Return what `write_model` wrote. Not collective."""
+
+    @classmethod
+    @abc.abstractmethod
+    def features_of(cls, model: Any) -> Features:
+        """Return what a model itself knows of its features. Not collective."""
+
+    @classmethod
+    def save(
+        cls,
+        model: Any,
+        directory: str | PathLike[str],
+        *,
+        features: Features | None = None,
+        filename: str | None = None,
+    ) -> None:
+        """Write a model and its ``features.json`` into a directory. Not collective."""
+        cls.write_model(model, Path(directory) / (filename or cls.model_file))
+        known = cls.features_of(model) if features is None else features
+        known.write(directory, framework=cls.framework)
+
+    @classmethod
+    def load(cls, directory: str | PathLike[str], *, filename: str | None = None) -> Any:
+        """Return the model in a directory. Not collective.
+
+        Raises
+        ------
+        CheckpointError
+            If there is none, or the directory belongs to another framework.
+        """
+        path = Path(directory) / (filename or cls.model_file)
+        if not path.exists():
+            # Says which framework it is of, if it is of one.
+            Features.read(directory, framework=cls.framework)
+            raise CheckpointError(f"{directory} has no {path.name}: no model was saved there.")
+        return cls.read_model(path)
+
+    @classmethod
+    def from_model(
+        cls: type[C],
+        model: Any,
+        *,
+        features: Features | None = None,
+        preprocessor: Any = None,
+        path: str | PathLike[str] | None = None,
+    ) -> C:
+        """Save a model and return a handle on its directory. Not collective.
+
+        Parameters
+        ----------
+        model
+            The model.
+        features
+            What its features are called. None takes what the model knows.
+        preprocessor
+            Stored beside the model.
+        path
+            The directory, made if needed. None makes a temporary one, which lives as long as this
+            handle.
+        """
+        directory = Path(tempfile.mkdtemp(prefix="hpctrain-checkpoint-") if path is None else path)
+        directory.mkdir(parents=True, exist_ok=True)
+        cls.save(model, directory, features=features)
+        checkpoint = cls(directory)
+        if path is None:
+            checkpoint._cleanup = weakref.finalize(
+                checkpoint, shutil.rmtree, directory, ignore_errors=True
+            )
+        if preprocessor is not None:
+            checkpoint.set_preprocessor(preprocessor)
+        return checkpoint
+
+    def get_model(self) -> Any:
+        """Return the model. Not collective.
+
+        Raises
+        ------
+        CheckpointError
+            If the checkpoint has none, or is of another framework.
+        """
+        with self.as_directory() as directory:
+            return self.load(directory)
+
+    def get_features(self) -> Features:
+        """Return what the model's features are. Not collective.
+
+        Raises
+        ------
+        CheckpointError
+            If the checkpoint does not say, or is of another framework.
+        """
+        with self.as_directory() as directory:
+            return Features.read(directory, framework=self.framework)

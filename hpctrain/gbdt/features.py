@@ -1,0 +1,229 @@
+"""`Features`: the columns that a model sees, in training and in prediction alike."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpctrain.errors import CheckpointError, ConfigError
+
+FEATURES_FILE = "features.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Features:
+    """Names of features, in the model's order, and how a batch becomes their matrix.
+
+    A column of shape ``[rows, k]`` is k features: ``name_0`` to ``name_{k-1}``.
+    """
+
+    names: tuple[str, ...]
+    label: str | None = None
+    """Column that was predicted."""
+    categories: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Values of categorical columns, by name. A value's place is its code; others are missing."""
+
+    def matrix(self, batch: Any, *, dtype: Any = np.float32) -> np.ndarray[Any, Any]:
+        """Return a batch as a matrix, one column a feature; NaN is missing. Not collective.
+
+        Parameters
+        ----------
+        batch
+            A data frame, or a mapping of names to arrays. Columns that are no features are ignored.
+        dtype
+            Type of the matrix.
+
+        Raises
+        ------
+        ConfigError
+            If a feature is missing, or not a number.
+        """
+        columns = columns_of(batch)
+        rows = num_rows_of(columns)
+        matrix = np.empty((rows, len(self.names)), dtype=dtype)
+        place = {name: index for index, name in enumerate(self.names)}
+        filled = 0
+        for name, values in columns.items():
+            width = width_of(values)
+            if width is None:
+                index = place.get(name)
+                if index is None:
+                    continue
+                known = self.categories.get(name)
+                if known is None:
+                    matrix[:, index] = as_numbers(name, values)
+                else:
+                    matrix[:, index] = encode(values, known)
+                filled += 1
+                continue
+            indices = [place.get(f"{name}_{part}") for part in range(width)]
+            flat = np.asarray(values).reshape(rows, width)
+            if indices == list(range(indices[0] or 0, (indices[0] or 0) + width)):
+                first = indices[0] or 0
+                matrix[:, first : first + width] = flat
+                filled += width
+                continue
+            for part, index in enumerate(indices):
+                if index is not None:
+                    matrix[:, index] = flat[:, part]
+                    filled += 1
+        if filled != len(self.names):
+            there = set(feature_names(columns))
+            missing = [name for name in self.names if name not in there]
+            raise ConfigError(
+                f"features {missing[:10]} are missing: the model has {len(self.names)} features, "
+                f"and this batch has the columns {sorted(columns)[:30]}. Give all columns that the "
+                f"model was trained on."
+            )
+        return matrix
+
+    def write(self, directory: str | PathLike[str], *, framework: str) -> None:
+        """Write ``features.json`` beside a model. Not collective."""
+        content: dict[str, Any] = {
+            "framework": framework,
+            "features": list(self.names),
+            "label": self.label,
+        }
+        if self.categories:
+            content["categories"] = {name: list(known) for name, known in self.categories.items()}
+        text = json.dumps(content, indent=1)
+        (Path(directory) / FEATURES_FILE).write_text(text + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, directory: str | PathLike[str], *, framework: str) -> Features:
+        """Return what `write` wrote. Not collective.
+
+        Raises
+        ------
+        CheckpointError
+            If there is no such file, or the checkpoint is of another framework.
+        """
+        path = Path(directory) / FEATURES_FILE
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise CheckpointError(
+                f"{directory} has no {FEATURES_FILE}: it is not a checkpoint of {framework}."
+            ) from error
+        if content["framework"] != framework:
+            raise CheckpointError(
+                f"{directory} is a checkpoint of {content['framework']}, not of {framework}. Open "
+                f"it with hpctrain.{content['framework']}."
+            )
+        return cls(
+            names=tuple(content["features"]),
+            label=content["label"],
+            categories={k: tuple(v) for k, v in content.get("categories", {}).items()},
+        )
+
+
+def columns_of(batch: Any) -> dict[str, Any]:
+    """Return a batch's columns by name: arrays, or pandas series. Not collective."""
+    if hasattr(batch, "iloc"):
+        return {str(name): batch[name] for name in batch.columns}
+    return {str(name): values for name, values in batch.items()}
+
+
+def num_rows_of(columns: Mapping[str, Any]) -> int:
+    """Return the number of rows. Not collective."""
+    return len(next(iter(columns.values()), ()))
+
+
+def width_of(values: Any) -> int | None:
+    """Return how many features a column of more than one dimension is, None for a plain one."""
+    shape = getattr(values, "shape", (len(values),))
+    return None if len(shape) == 1 else int(np.prod(shape[1:]))
+
+
+def feature_names(columns: Mapping[str, Any], *, without: Sequence[str] = ()) -> list[str]:
+    """Return the names of the features that columns are. Not collective."""
+    names: list[str] = []
+    for name, values in columns.items():
+        if name in without:
+            continue
+        width = width_of(values)
+        names += [name] if width is None else [f"{name}_{part}" for part in range(width)]
+    return names
+
+
+def is_categorical(values: Any) -> bool:
+    """Return whether a column says of itself that it has categories. Not collective."""
+    return str(getattr(values, "dtype", "")) == "category"
+
+
+def as_numbers(name: str, values: Any) -> np.ndarray[Any, Any]:
+    """Return a column as numbers. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If it holds something else.
+    """
+    array: np.ndarray[Any, Any] = (
+        values.to_numpy() if hasattr(values, "to_numpy") else np.asarray(values)
+    )
+    if array.dtype.kind in "biuf":
+        return array
+    try:
+        # Masked integers of pandas come as objects, with its NA for what is missing.
+        if hasattr(values, "to_numpy") and hasattr(values.dtype, "na_value"):
+            masked: np.ndarray[Any, Any] = values.to_numpy(dtype=np.float64, na_value=np.nan)
+            return masked
+        if array.dtype.kind == "O" and not any(isinstance(value, str) for value in array[:100]):
+            numbers: np.ndarray[Any, Any] = array.astype(np.float64)
+            return numbers
+    except (TypeError, ValueError):
+        pass
+    raise ConfigError(
+        f"column {name!r} holds {array.dtype}, not numbers (its first value is "
+        f"{array.flat[0] if array.size else None!r}). Name it in categorical_columns, encode it "
+        f"with a preprocessor, or leave it out."
+    )
+
+
+def distinct(values: Any) -> list[Any]:
+    """Return the values of a column without those that are missing, each once. Not collective."""
+    if is_categorical(values):
+        return [_plain(value) for value in values.cat.categories]
+    array = np.asarray(values)
+    if array.dtype.kind in "biu":
+        return [_plain(value) for value in np.unique(array)]
+    return [_plain(value) for value in dict.fromkeys(array.tolist()) if not _is_missing(value)]
+
+
+def encode(values: Any, known: Sequence[Any]) -> np.ndarray[Any, Any]:
+    """Return the codes of values: their places in `known`, NaN for all others. Not collective."""
+    code = {value: float(place) for place, value in enumerate(known)}
+    if is_categorical(values):
+        table = [code.get(_plain(value), np.nan) for value in values.cat.categories]
+        # The code of what is missing is -1: the last place of the table.
+        codes: np.ndarray[Any, Any] = values.cat.codes.to_numpy()
+        encoded: np.ndarray[Any, Any] = np.asarray([*table, np.nan])[codes]
+        return encoded
+    plain = (_plain(value) for value in np.asarray(values).tolist())
+    return np.fromiter(
+        (np.nan if _is_missing(value) else code.get(value, np.nan) for value in plain),
+        dtype=np.float64,
+        count=len(values),
+    )
+
+
+def sorted_values(values: Iterable[Any]) -> tuple[Any, ...]:
+    """Return values in an order that is the same on every rank. Not collective."""
+    return tuple(sorted(set(values), key=lambda value: (type(value).__name__, value)))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return value.item() if hasattr(value, "item") else value
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or value != value or type(value).__name__ in ("NAType", "NaTType")

@@ -1,0 +1,225 @@
+"""`Rounds`: what happens after each round of boosting, whatever the library."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import hpctrain
+from hpctrain.checkpoint import Checkpoint
+from hpctrain.errors import ConfigError
+from hpctrain.gbdt.boosting import TRAIN, EarlyStopping
+
+STATE_FILE = "boosting.json"
+
+
+Select = Callable[[Mapping[str, float]], Mapping[str, Any]]
+
+
+class Save(Protocol):
+    """Writes a model of the library into a directory."""
+
+    def __call__(self, model: Any, directory: str, *, num_rounds: int | None) -> None:
+        """Write the first rounds of a model, or all of them. Not collective."""
+
+
+class Patience:
+    """How long no value has been better.
+
+    Parameters
+    ----------
+    config
+        The rule.
+    state
+        `state` of the one that a checkpoint was made with.
+    """
+
+    def __init__(self, config: EarlyStopping, state: Mapping[str, Any] | None = None) -> None:
+        self._config = config
+        self.best: float | None = None
+        """Best value yet."""
+        self.best_round = 0
+        """Rounds after which it was seen."""
+        if state is not None:
+            self.best, self.best_round = state["best"], state["best_round"]
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps of this."""
+        return {"best": self.best, "best_round": self.best_round}
+
+    def is_over(
+        self, metrics: Mapping[str, float], num_rounds: int, *, maximize: Callable[[str], bool]
+    ) -> bool:
+        """Return whether boosting should stop after a round. Not collective.
+
+        Raises
+        ------
+        ConfigError
+            If the metric is not among those of the round.
+        """
+        name = self._config.metric or default_metric(metrics)
+        if name not in metrics:
+            raise ConfigError(
+                f"EarlyStopping(metric={name!r}): a round has the metrics {sorted(metrics)}."
+            )
+        larger = maximize(name) if self._config.mode is None else self._config.mode == "max"
+        value = metrics[name] if larger else -metrics[name]
+        best = -math.inf if self.best is None else self.best if larger else -self.best
+        if value > best + self._config.min_delta or self.best is None:
+            self.best, self.best_round = metrics[name], num_rounds
+        return num_rounds - self.best_round >= self._config.rounds
+
+
+def default_metric(metrics: Mapping[str, float]) -> str:
+    """Return the last metric of the last dataset that is not ``train``, if there is one."""
+    if not metrics:
+        raise ConfigError(
+            "early stopping needs a metric, and the parameters switch all of them off. Name one in "
+            "params."
+        )
+    others = [name for name in metrics if not name.startswith(f"{TRAIN}-")]
+    return (others or list(metrics))[-1]
+
+
+class Rounds:
+    """Reports each round, saves checkpoints, and says when to stop; the same on every rank.
+
+    Rank 0's model is saved: all ranks hold the same.
+
+    Parameters
+    ----------
+    save
+        Writes a model.
+    frequency
+        Rounds between two checkpoints; 0 saves none in between.
+    at_end
+        Whether the last round has a checkpoint.
+    patience
+        When to stop early.
+    maximize
+        Says of a metric whether large values are good.
+    """
+
+    def __init__(
+        self,
+        *,
+        save: Save,
+        frequency: int,
+        at_end: bool,
+        patience: Patience | None = None,
+        maximize: Callable[[str], bool] = lambda name: False,
+    ) -> None:
+        self._save = save
+        self._frequency = frequency
+        self._at_end = at_end
+        self._patience = patience
+        self.maximize = maximize
+        """Says of a metric whether large values are good."""
+        self._is_root = hpctrain.get_context().get_world_rank() == 0
+        self._metrics: dict[str, Any] = {}
+        self._saved = self._done = 0
+
+    @property
+    def best_round(self) -> int:
+        """Rounds after which the best value was seen; 0 if nobody looked."""
+        return 0 if self._patience is None else self._patience.best_round
+
+    def after(
+        self,
+        model: Any,
+        num_rounds: int,
+        metrics: Mapping[str, float],
+        shown: Mapping[str, Any],
+        *,
+        total: int | None = None,
+    ) -> bool:
+        """Report a round, and return whether it was the last. Collective.
+
+        Parameters
+        ----------
+        model
+            With `num_rounds` rounds.
+        metrics
+            ``{dataset}-{metric}``, the same on every rank.
+        shown
+            What of them is reported.
+        total
+            Rounds in all, if that is known.
+        """
+        patience = self._patience
+        is_over = patience is not None and patience.is_over(
+            metrics, num_rounds, maximize=self.maximize
+        )
+        self._done = num_rounds
+        self._metrics = {**shown, "training_iteration": num_rounds}
+        if patience is not None:
+            self._metrics["best_round"] = patience.best_round
+        due = self._frequency > 0 and num_rounds % self._frequency == 0
+        if due or (self._at_end and (is_over or num_rounds == total)):
+            self._report_model(model, is_over=is_over)
+        else:
+            hpctrain.report(self._metrics)
+        if is_over:
+            return True
+        if hpctrain.should_stop():
+            # What was reached since the last checkpoint is not to be done again.
+            self._save_newer(model, wanted=self._at_end or self._frequency > 0)
+            return True
+        return False
+
+    def finish(self, model: Any) -> None:
+        """Save the model of the last round, unless that did. Collective."""
+        self._save_newer(model, wanted=self._at_end)
+
+    def _save_newer(self, model: Any, *, wanted: bool) -> None:
+        if wanted and self._saved < self._done:
+            self._report_model(model, is_over=False)
+
+    def _report_model(self, model: Any, *, is_over: bool) -> None:
+        self._saved = self._done
+        if not self._is_root:
+            hpctrain.report(self._metrics)
+            return
+        patience = self._patience
+        best = patience.best_round if patience is not None and is_over else None
+        state = {
+            "rounds": self._done if best is None else best,
+            "is_over": is_over,
+            "early_stopping": None if patience is None else patience.state,
+        }
+        with hpctrain.checkpoint_dir() as directory:
+            self._save(model, directory, num_rounds=best)
+            (Path(directory) / STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
+            hpctrain.report(self._metrics, Checkpoint.from_directory(directory))
+
+
+def read_state(directory: str) -> dict[str, Any]:
+    """Return what a checkpoint says of its rounds. Not collective."""
+    path = Path(directory) / STATE_FILE
+    if not path.exists():
+        return {"is_over": False, "early_stopping": None}
+    state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return state
+
+
+def select_metrics(
+    metrics: str | Sequence[str] | Mapping[str, str] | None,
+    postprocess: Callable[[dict[str, float]], Mapping[str, Any]] | None,
+) -> Select:
+    """Return what picks the metrics to report out of those of a round. Not collective."""
+
+    def select(found: Mapping[str, float]) -> Mapping[str, Any]:
+        if postprocess is not None:
+            return postprocess(dict(found))
+        if metrics is None:
+            return found
+        if isinstance(metrics, Mapping):
+            return {new: found[name] for new, name in metrics.items()}
+        names = [metrics] if isinstance(metrics, str) else metrics
+        return {name: found[name] for name in names}
+
+    return select

@@ -1,0 +1,297 @@
+"""A rank's parts of the datasets, as matrices, checked by all ranks together before training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hpctrain.errors import ConfigError
+from hpctrain.gbdt.boosting import TRAIN, Boosting
+from hpctrain.gbdt.features import (
+    Features,
+    as_numbers,
+    columns_of,
+    distinct,
+    feature_names,
+    is_categorical,
+    num_rows_of,
+    sorted_values,
+    width_of,
+)
+from hpctrain.gbdt.groups import join_groups, run_lengths
+from hpctrain.worker.context import get_dataset_shard, heartbeat
+from hpctrain.world import Communicator
+
+Array = np.ndarray[Any, Any]
+
+# A batch of 28 float32 columns is 7 MiB: it stays in the cache while it is put into the matrix.
+_BATCH_ROWS = 65536
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Rows of a dataset: all of a rank, or a batch of them."""
+
+    matrix: Array
+    """Shape ``(rows, features)``."""
+    label: Array
+    weight: Array | None = None
+    groups: Array | None = None
+    """Sizes of the groups, in order."""
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows."""
+        return len(self.label)
+
+
+class ShardReader:
+    """One rank's part of one dataset, read batch by batch, as often as needed.
+
+    Parameters
+    ----------
+    name
+        Name of the dataset.
+    boosting
+        Says which column is what.
+    """
+
+    def __init__(self, name: str, boosting: Boosting) -> None:
+        self.name = name
+        self._boosting = boosting
+        self._shard = get_dataset_shard(name)
+        frame = hasattr(self._shard, "iloc")
+        if not frame and not hasattr(self._shard, "iter_batches"):
+            raise ConfigError(
+                f"dataset {name!r} is a {type(self._shard).__name__}, which has no named columns. "
+                f"Give a pandas data frame, or a hpctrain.data.Dataset (read_parquet, read_hdf5, "
+                f"from_numpy, ...)."
+            )
+
+    def batches(self) -> Iterator[dict[str, Any]]:
+        """Give the rows in order, as columns by name. Not collective."""
+        shard = self._shard
+        if hasattr(shard, "iloc"):
+            for start in range(0, len(shard), _BATCH_ROWS):
+                yield columns_of(shard.iloc[start : start + _BATCH_ROWS])
+            return
+        for batch in shard.iter_batches(batch_size=_BATCH_ROWS, batch_format="numpy"):
+            columns = columns_of(batch)
+            # A rank without rows gets an empty batch, so that all ranks have equally many.
+            if num_rows_of(columns):
+                heartbeat()
+                yield columns
+
+    def first(self) -> dict[str, Any]:
+        """Return the first batch; empty where this rank has no rows. Not collective."""
+        return next(self.batches(), {})
+
+    def tables(self, features: Features, dtype: Any) -> Iterator[Table]:
+        """Give the rows in order, as tables without groups. Not collective."""
+        for columns in self.batches():
+            yield self._table(columns, features, dtype)
+
+    def read(self, features: Features, dtype: Any, comm: Communicator) -> Table:
+        """Return all rows. Collective where rows have groups."""
+        parts: list[Table] = []
+        groups: list[Array] = []
+        column = self._boosting.group_column
+        for columns in self.batches():
+            parts.append(self._table(columns, features, dtype))
+            if column is not None:
+                groups.append(np.asarray(columns[column]))
+        has_weight = self._boosting.weight_column is not None
+        arrays = {
+            "matrix": _joined([part.matrix for part in parts]),
+            "label": _joined([part.label for part in parts]),
+        }
+        if has_weight:
+            arrays["weight"] = _joined([part.weight for part in parts if part.weight is not None])
+        sizes = None
+        if column is not None:
+            arrays["group"] = _joined(groups)
+            arrays = join_groups(arrays, comm, dataset=self.name)
+            sizes = run_lengths(arrays.pop("group"), dataset=self.name, column=column)
+        return Table(groups=sizes, **arrays)
+
+    def _table(self, columns: Mapping[str, Any], features: Features, dtype: Any) -> Table:
+        weight = self._boosting.weight_column
+        return Table(
+            matrix=features.matrix(columns, dtype=dtype),
+            label=_label(columns, self._boosting.label_column),
+            weight=None if weight is None else as_numbers(weight, columns[weight]),
+        )
+
+
+def open_datasets(
+    boosting: Boosting, comm: Communicator
+) -> tuple[Features, dict[str, ShardReader]]:
+    """Return what the features are, and a reader for each dataset, once all ranks agree.
+
+    Collective.
+
+    Raises
+    ------
+    ConfigError
+        On every rank alike: a column is missing, a rank has no rows, or schemas differ.
+    """
+    readers = {name: ShardReader(name, boosting) for name in boosting.datasets}
+    first = {name: reader.first() for name, reader in readers.items()}
+    seen = comm.allgather({name: _schema(columns) for name, columns in first.items()})
+    for name in boosting.datasets:
+        _check_schemas(name, [rank[name] for rank in seen], seen[0][TRAIN], boosting)
+    names = feature_names(first[TRAIN], without=boosting.no_features)
+    if not names:
+        raise ConfigError(
+            f"dataset {TRAIN!r} has no features: its columns are {sorted(first[TRAIN])}, of which "
+            f"{sorted(boosting.no_features)} are none."
+        )
+    features = Features(
+        names=tuple(names),
+        label=boosting.label_column,
+        categories=_categories(readers[TRAIN], first[TRAIN], boosting, comm),
+    )
+    return features, readers
+
+
+def check_rows(
+    findings: Mapping[str, Mapping[str, int]], boosting: Boosting, comm: Communicator
+) -> None:
+    """Refuse labels and weights that are not finite, on every rank alike. Collective.
+
+    Parameters
+    ----------
+    findings
+        By dataset: what `find_bad_rows` counted on this rank.
+
+    Raises
+    ------
+    ConfigError
+        If a rank counted some.
+    """
+    ranks = comm.allgather(findings)
+    for name in boosting.datasets:
+        for what, column in (("label", boosting.label_column), ("weight", boosting.weight_column)):
+            counts = [rank[name][what] for rank in ranks]
+            if not any(counts):
+                continue
+            where = [number for number, count in enumerate(counts) if count]
+            raise ConfigError(
+                f"dataset {name!r}: {sum(counts)} of {sum(r[name]['rows'] for r in ranks)} rows "
+                f"have a NaN or infinite {what} (column {column!r}; ranks {where[:10]}). Every row "
+                f"needs a number there: drop these rows, or fill them in."
+            )
+
+
+def find_bad_rows(tables: Iterator[Table] | Sequence[Table]) -> dict[str, int]:
+    """Count rows, and those whose label or weight is not finite. Not collective."""
+    found = {"rows": 0, "label": 0, "weight": 0}
+    for table in tables:
+        found["rows"] += table.num_rows
+        found["label"] += _count_bad(table.label)
+        if table.weight is not None:
+            found["weight"] += _count_bad(table.weight)
+    return found
+
+
+def exact_dtype(columns: Mapping[str, Any], features: Features) -> Any:
+    """Return float32 where it holds all features as they are, float64 otherwise. Not collective."""
+    for name, values in columns.items():
+        is_feature = name in features.names or f"{name}_0" in features.names
+        if not is_feature or name in features.categories:
+            continue
+        if not np.can_cast(as_numbers(name, values[:1]).dtype, np.float32, casting="safe"):
+            return np.float64
+    return np.float32
+
+
+def _joined(parts: list[Array]) -> Array:
+    joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    parts.clear()
+    return joined
+
+
+def _label(columns: Mapping[str, Any], name: str) -> Array:
+    label = as_numbers(name, columns[name])
+    return label if width_of(label) is None else label.reshape(len(label), -1)
+
+
+def _count_bad(values: Array) -> int:
+    return 0 if values.dtype.kind != "f" else int((~np.isfinite(values)).sum())
+
+
+Schema = dict[str, tuple[str, int | None]]
+
+
+def _schema(columns: Mapping[str, Any]) -> Schema:
+    return {name: (_kind(values), width_of(values)) for name, values in columns.items()}
+
+
+def _kind(values: Any) -> str:
+    if is_categorical(values):
+        return "categories"
+    kind = np.asarray(values[:1]).dtype.kind
+    return "numbers" if kind in "biuf" else "text" if kind in "OUST" else "other"
+
+
+def _check_schemas(
+    name: str, schemas: Sequence[Schema], of_train: Schema, boosting: Boosting
+) -> None:
+    if empty := [rank for rank, schema in enumerate(schemas) if not schema]:
+        raise ConfigError(
+            f"dataset {name!r} has no rows on ranks {empty[:10]} of {len(schemas)}: it has fewer "
+            f"rows than ranks. Use fewer workers, or more rows."
+        )
+    for column, what in (
+        (boosting.label_column, "label_column"),
+        (boosting.weight_column, "weight_column"),
+        (boosting.group_column, "group_column"),
+        *((column, "categorical_columns") for column in boosting.categorical_columns),
+    ):
+        if column is not None and column not in schemas[0]:
+            raise ConfigError(
+                f"{what}: dataset {name!r} has no column {column!r}. It has {sorted(schemas[0])}."
+            )
+    for rank, schema in enumerate(schemas):
+        if schema == of_train:
+            continue
+        where = f"dataset {name!r} on rank {rank}"
+        for column in sorted(schema.keys() ^ of_train.keys()):
+            has, lacks = (where, "'train'") if column in schema else ("dataset 'train'", where)
+            raise ConfigError(
+                f"{has} has a column {column!r} that {lacks} lacks. All datasets, and all files of "
+                f"a dataset, need the same columns: drop it, or add it."
+            )
+        for column in sorted(schema):
+            if schema[column] != of_train[column]:
+                raise ConfigError(
+                    f"{where} holds {_said(schema[column])} in column {column!r}, but 'train' "
+                    f"holds {_said(of_train[column])} there. Make them alike."
+                )
+
+
+def _said(kind: tuple[str, int | None]) -> str:
+    return kind[0] if kind[1] is None else f"{kind[0]} of width {kind[1]}"
+
+
+def _categories(
+    reader: ShardReader, first: Mapping[str, Any], boosting: Boosting, comm: Communicator
+) -> dict[str, tuple[Any, ...]]:
+    """Return the values of categorical columns, over all ranks. Collective."""
+    columns = [
+        name
+        for name, values in first.items()
+        if name not in boosting.no_features
+        and (name in boosting.categorical_columns or is_categorical(values))
+    ]
+    if not columns:
+        return {}
+    values: dict[str, dict[Any, None]] = {name: {} for name in columns}
+    for batch in reader.batches():
+        for name in columns:
+            values[name].update(dict.fromkeys(distinct(batch[name])))
+    ranks = comm.allgather({name: list(known) for name, known in values.items()})
+    return {name: sorted_values(v for rank in ranks for v in rank[name]) for name in columns}

@@ -1,0 +1,201 @@
+"""`GBDTTrainer`: what the trainers of gradient-boosted trees share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from hpctrain.backend import BackendConfig
+from hpctrain.checkpoint import Checkpoint
+from hpctrain.config import DataConfig, RunConfig, ScalingConfig
+from hpctrain.errors import ConfigError
+from hpctrain.gbdt.boosting import TRAIN, Boosting, EarlyStopping, Ingest
+from hpctrain.trainer import DataParallelTrainer, TrainLoop
+
+
+class GBDTTrainer(DataParallelTrainer):
+    """Grows trees on every worker's part of ``datasets["train"]``.
+
+    There are two forms. With `params`, `label_column` and `num_boost_round` the loop is hpctrain's.
+    With `train_loop_per_worker` it is the user's, who calls the library; the arguments of the first
+    form are refused then.
+
+    Parameters
+    ----------
+    train_loop_per_worker, train_loop_config, backend_config
+        As in `hpctrain.DataParallelTrainer`.
+    datasets
+        By name; ``train`` is what trees are grown on, and all are evaluated after each round, as
+        ``{dataset}-{metric}``. Data frames of pandas, or datasets of hpctrain.
+    label_column
+        Column to predict. All others are features, except those of the next two.
+    params
+        Parameters of the library.
+    num_boost_round
+        Rounds in all: a run that resumes from a checkpoint of 10 rounds adds what is missing.
+    weight_column
+        Column with the weights of rows.
+    group_column
+        Column that says which rows belong together, for ranking. Rows of a group are adjacent.
+    categorical_columns
+        Columns whose values are names, not quantities. Those of pandas' category type always are.
+    early_stopping
+        When to stop before the last round. The last checkpoint holds the best rounds then.
+    ingest
+        ``memory``: each rank reads its rows once, into a matrix. ``stream``: rows go into the
+        library's compressed form batch by batch, and are read several times for that. ``external``:
+        that form stays on the node's disk, where the library can do that.
+    dataset_params
+        Further arguments of the library's dataset.
+    train_kwargs
+        Further arguments of the library's ``train()``.
+    scaling_config, dataset_config, run_config, metadata, resume_from_checkpoint, preprocessor
+        As in `hpctrain.BaseTrainer`. ``CheckpointConfig(checkpoint_frequency=...)`` saves in
+        between, ``checkpoint_at_end=False`` not even at the end.
+
+    Raises
+    ------
+    ConfigError
+        If arguments of both forms are given, there is no ``train`` dataset, or a dataset lacks a
+        column.
+    """
+
+    _boosting_cls: ClassVar[type[Boosting]]
+
+    def __init__(
+        self,
+        train_loop_per_worker: TrainLoop | None = None,
+        *,
+        train_loop_config: Mapping[str, Any] | None = None,
+        backend_config: BackendConfig | None = None,
+        datasets: Mapping[str, Any] | None = None,
+        label_column: str | None = None,
+        params: Mapping[str, Any] | None = None,
+        num_boost_round: int | None = None,
+        weight_column: str | None = None,
+        group_column: str | None = None,
+        categorical_columns: Sequence[str] = (),
+        early_stopping: EarlyStopping | None = None,
+        ingest: Ingest = "memory",
+        dataset_params: Mapping[str, Any] | None = None,
+        train_kwargs: Mapping[str, Any] | None = None,
+        scaling_config: ScalingConfig | None = None,
+        dataset_config: DataConfig | None = None,
+        run_config: RunConfig | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        resume_from_checkpoint: Checkpoint | None = None,
+        preprocessor: Any = None,
+    ) -> None:
+        own = {
+            "label_column": label_column,
+            "params": params,
+            "num_boost_round": num_boost_round,
+            "weight_column": weight_column,
+            "group_column": group_column,
+            "categorical_columns": categorical_columns or None,
+            "early_stopping": early_stopping,
+            "ingest": None if ingest == "memory" else ingest,
+            "dataset_params": dataset_params,
+            "train_kwargs": train_kwargs,
+        }
+        given = sorted(name for name, value in own.items() if value is not None)
+        is_own_loop = train_loop_per_worker is None
+        if not is_own_loop and given:
+            raise ConfigError(
+                f"{type(self).__name__}(train_loop_per_worker=...) with {given}: in this form the "
+                f"training function calls the library. Hand them over in train_loop_config, or "
+                f"leave train_loop_per_worker out."
+            )
+        if is_own_loop:
+            if label_column is None or params is None:
+                raise ConfigError(
+                    f"{type(self).__name__} needs label_column and params (and num_boost_round), "
+                    f"or a train_loop_per_worker."
+                )
+            if train_loop_config is not None:
+                raise ConfigError(
+                    "train_loop_config is for a train_loop_per_worker. The library's parameters "
+                    "are params."
+                )
+            run = run_config or RunConfig()
+            scaling = scaling_config or ScalingConfig()
+            checkpoints = run.checkpoint_config
+            train_loop_per_worker = self._boosting_cls(
+                params=dict(params),
+                num_boost_round=10 if num_boost_round is None else num_boost_round,
+                datasets=_order(datasets),
+                label_column=label_column,
+                weight_column=weight_column,
+                group_column=group_column,
+                categorical_columns=categorical_columns,
+                early_stopping=early_stopping,
+                checkpoint_frequency=checkpoints.checkpoint_frequency,
+                checkpoint_at_end=checkpoints.checkpoint_at_end is not False,
+                ingest=ingest,
+                dataset_params=dict(dataset_params or {}),
+                train_kwargs=dict(train_kwargs or {}),
+                threads=scaling.num_cpus_per_worker,
+                use_gpu=scaling.use_gpu,
+            )
+        super().__init__(
+            train_loop_per_worker,  # type: ignore[arg-type]  # it is one by now
+            train_loop_config=train_loop_config,
+            backend_config=backend_config,
+            dataset_config=dataset_config,
+            scaling_config=scaling_config,
+            run_config=run_config,
+            datasets=datasets,
+            metadata=metadata,
+            resume_from_checkpoint=resume_from_checkpoint,
+            preprocessor=preprocessor,
+        )
+        if isinstance(self.train_loop_per_worker, Boosting):
+            self._check_datasets(self.train_loop_per_worker)
+
+    def _has_loop(self) -> bool:
+        return isinstance(self.train_loop_per_worker, Boosting)
+
+    def _check_datasets(self, boosting: Boosting) -> None:
+        _order(self.datasets)
+        split = self.dataset_config.datasets_to_split
+        if split != "all" and TRAIN not in split:
+            raise ConfigError(
+                f"DataConfig(datasets_to_split={list(split)}) leaves {TRAIN!r} whole: every rank "
+                f"would train on the same rows. Split it."
+            )
+        for name, dataset in self.datasets.items():
+            columns = getattr(dataset, "columns", None)
+            if columns is not None and not callable(columns):
+                _check_columns(name, [str(column) for column in columns], boosting)
+            self._check_rows(name, dataset)
+
+    def _check_rows(self, name: str, dataset: Any) -> None:
+        try:
+            rows = len(dataset) if hasattr(dataset, "iloc") else dataset.num_rows
+        except (AttributeError, ConfigError):
+            # Only reading it all says how many; then the ranks find out.
+            return
+        workers = max(self.scaling_config.min_workers, 1)
+        if rows < workers:
+            raise ConfigError(
+                f"dataset {name!r} has {rows} rows for {workers} workers: a worker would have "
+                f"none. Use fewer workers, or more rows."
+            )
+
+
+def _order(datasets: Mapping[str, Any] | None) -> tuple[str, ...]:
+    names = list(datasets or {})
+    if TRAIN not in names:
+        raise ConfigError(
+            f"datasets has {sorted(names) or 'nothing'}, and no {TRAIN!r}: that is what trees are "
+            f"grown on. Give datasets={{'train': ...}}."
+        )
+    return (TRAIN, *(name for name in names if name != TRAIN))
+
+
+def _check_columns(name: str, columns: Sequence[str], boosting: Boosting) -> None:
+    wanted = (*boosting.no_features, *boosting.categorical_columns)
+    if missing := [column for column in wanted if column not in columns]:
+        raise ConfigError(
+            f"dataset {name!r} has no column {missing[0]!r}. It has {sorted(columns)[:30]}."
+        )

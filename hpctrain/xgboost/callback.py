@@ -1,0 +1,118 @@
+"""`TrainReportCallback`: reports each round of ``xgboost.train()``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from xgboost import Booster
+from xgboost.callback import TrainingCallback
+
+from hpctrain.checkpoint import Checkpoint
+from hpctrain.gbdt.features import Features
+from hpctrain.gbdt.rounds import Rounds, select_metrics
+from hpctrain.xgboost.checkpoint import XGBoostCheckpoint
+
+# As in xgboost.callback.EarlyStopping.
+_MAXIMIZED = re.compile(r"(auc|aucpr|pre|map|ndcg)(@\d+)?-?")
+
+EvalsLog = Mapping[str, Mapping[str, Sequence[Any]]]
+
+
+class TrainReportCallback(TrainingCallback):
+    """Reports each round of ``xgboost.train(callbacks=[...])`` in a training function.
+
+    Every rank gives one to its ``xgboost.train()``. Rank 0 saves.
+
+    Parameters
+    ----------
+    metrics
+        What is reported: None is all, ``{dataset}-{metric}``; a list of such names, or a mapping of
+        new names to them.
+    filename
+        Name of the model's file in a checkpoint.
+    frequency
+        Rounds between two checkpoints; 0 saves none in between.
+    checkpoint_at_end
+        Whether the model is saved after the last round.
+    results_postprocessing_fn
+        Is given all metrics, and returns what is reported; `metrics` is not used then.
+    """
+
+    def __init__(
+        self,
+        metrics: str | Sequence[str] | Mapping[str, str] | None = None,
+        filename: str = XGBoostCheckpoint.model_file,
+        frequency: int = 0,
+        checkpoint_at_end: bool = True,
+        results_postprocessing_fn: Callable[[dict[str, float]], dict[str, Any]] | None = None,
+    ) -> None:
+        def save(model: Any, directory: str, *, num_rounds: int | None) -> None:
+            XGBoostCheckpoint.save(model, directory, filename=filename)
+
+        super().__init__()
+        self._rounds = Rounds(save=save, frequency=frequency, at_end=checkpoint_at_end)
+        self._select = select_metrics(metrics, results_postprocessing_fn)
+        self._total: int | None = None
+
+    def after_iteration(self, model: Booster, epoch: int, evals_log: EvalsLog) -> bool:
+        """Report the round; return whether boosting is to stop. Collective."""
+        metrics = {
+            f"{dataset}-{metric}": float(values[-1])
+            for dataset, by_metric in evals_log.items()
+            for metric, values in by_metric.items()
+        }
+        return self._rounds.after(
+            model,
+            model.num_boosted_rounds(),
+            metrics,
+            self._select(metrics),
+            total=self._total,
+        )
+
+    def after_training(self, model: Booster) -> Booster:
+        """Save the model unless the last round did. Collective."""
+        self._rounds.finish(model)
+        return model
+
+    @classmethod
+    def get_model(
+        cls, checkpoint: Checkpoint, filename: str = XGBoostCheckpoint.model_file
+    ) -> Booster:
+        """Return the booster of a checkpoint. Not collective."""
+        with checkpoint.as_directory() as directory:
+            booster: Booster = XGBoostCheckpoint.load(directory, filename=filename)
+            return booster
+
+
+class LoopCallback(TrainReportCallback):
+    """Reports the rounds of a trainer's own loop.
+
+    Parameters
+    ----------
+    rounds
+        What happens after a round.
+    total
+        Rounds in all.
+    """
+
+    def __init__(self, rounds: Rounds, *, total: int) -> None:
+        super().__init__()
+        self._rounds = rounds
+        self._total = total
+
+
+def saves(features: Features) -> Callable[..., None]:
+    """Return what writes a booster with these features, cut to its best rounds or whole."""
+
+    def save(model: Booster, directory: str, *, num_rounds: int | None) -> None:
+        booster = model if num_rounds is None else model[:num_rounds]
+        XGBoostCheckpoint.save(booster, directory, features=features)
+
+    return save
+
+
+def is_maximized(name: str) -> bool:
+    """Return whether large values of ``{dataset}-{metric}`` are good. Not collective."""
+    return _MAXIMIZED.fullmatch(name.rpartition("-")[2]) is not None

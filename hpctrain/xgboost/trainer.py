@@ -1,0 +1,137 @@
+"""`XGBoostTrainer`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hpctrain.checkpoint import Checkpoint
+from hpctrain.config import DataConfig, RunConfig, ScalingConfig
+from hpctrain.errors import ConfigError
+from hpctrain.gbdt.boosting import Boosting, EarlyStopping, Ingest
+from hpctrain.gbdt.trainer import GBDTTrainer
+from hpctrain.trainer import TrainLoop
+from hpctrain.xgboost.boost import XGBoostBoosting
+from hpctrain.xgboost.config import XGBoostConfig
+
+if TYPE_CHECKING:
+    import xgboost
+
+
+class XGBoostTrainer(GBDTTrainer):
+    """Boosts trees with XGBoost, each rank on its part of the data.
+
+    Parameters
+    ----------
+    train_loop_per_worker
+        A training function that calls ``xgboost.train()`` by itself, inside XGBoost's collective.
+        None: the loop is hpctrain's, with the arguments below.
+    train_loop_config
+        As in `hpctrain.DataParallelTrainer`.
+    xgboost_config
+        How ranks find each other.
+    datasets, label_column
+        As in `hpctrain.gbdt.GBDTTrainer`.
+    params
+        Parameters of ``xgboost.train()``. ``nthread`` is the CPUs of a worker, ``device`` its GPU
+        if it has one.
+    num_boost_round, weight_column, group_column, categorical_columns, early_stopping, ingest
+        As in `hpctrain.gbdt.GBDTTrainer`.
+    dataset_params
+        Further arguments of ``xgboost.QuantileDMatrix``.
+    train_kwargs
+        Further arguments of ``xgboost.train()``: ``obj``, ``custom_metric``, ``callbacks``.
+    scaling_config, dataset_config, run_config, metadata, resume_from_checkpoint, preprocessor
+        As in `hpctrain.gbdt.GBDTTrainer`.
+
+    Raises
+    ------
+    ConfigError
+        As in `hpctrain.gbdt.GBDTTrainer`.
+
+    Examples
+    --------
+    ::
+
+        XGBoostTrainer(
+            datasets={"train": train, "valid": valid},
+            label_column="target",
+            params={"objective": "binary:logistic", "eval_metric": ["logloss", "auc"]},
+            num_boost_round=50,
+            scaling_config=ScalingConfig(num_workers=4),
+        ).fit()
+    """
+
+    _boosting_cls: ClassVar[type[Boosting]] = XGBoostBoosting
+
+    def __init__(
+        self,
+        train_loop_per_worker: TrainLoop | None = None,
+        *,
+        train_loop_config: Mapping[str, Any] | None = None,
+        xgboost_config: XGBoostConfig | None = None,
+        datasets: Mapping[str, Any] | None = None,
+        label_column: str | None = None,
+        params: Mapping[str, Any] | None = None,
+        num_boost_round: int | None = None,
+        weight_column: str | None = None,
+        group_column: str | None = None,
+        categorical_columns: Sequence[str] = (),
+        early_stopping: EarlyStopping | None = None,
+        ingest: Ingest = "memory",
+        dataset_params: Mapping[str, Any] | None = None,
+        train_kwargs: Mapping[str, Any] | None = None,
+        scaling_config: ScalingConfig | None = None,
+        dataset_config: DataConfig | None = None,
+        run_config: RunConfig | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        resume_from_checkpoint: Checkpoint | None = None,
+        preprocessor: Any = None,
+    ) -> None:
+        config = XGBoostConfig() if xgboost_config is None else xgboost_config
+        if not isinstance(config, XGBoostConfig):
+            raise ConfigError(
+                f"xgboost_config={config!r} is a {type(config).__name__}; an XGBoostConfig is "
+                f"needed."
+            )
+        super().__init__(
+            train_loop_per_worker,
+            train_loop_config=train_loop_config,
+            backend_config=config,
+            datasets=datasets,
+            label_column=label_column,
+            params=params,
+            num_boost_round=num_boost_round,
+            weight_column=weight_column,
+            group_column=group_column,
+            categorical_columns=categorical_columns,
+            early_stopping=early_stopping,
+            ingest=ingest,
+            dataset_params=dataset_params,
+            train_kwargs=train_kwargs,
+            scaling_config=scaling_config,
+            dataset_config=dataset_config,
+            run_config=run_config,
+            metadata=metadata,
+            resume_from_checkpoint=resume_from_checkpoint,
+            preprocessor=preprocessor,
+        )
+
+    @classmethod
+    def get_model(cls, checkpoint: Checkpoint) -> xgboost.Booster:
+        """Return the booster of a checkpoint. Not collective.
+
+        Raises
+        ------
+        CheckpointError
+            If it has none, or is of another framework.
+        """
+        from hpctrain.xgboost.checkpoint import XGBoostCheckpoint
+
+        with checkpoint.as_directory() as directory:
+            booster: xgboost.Booster = XGBoostCheckpoint.load(directory)
+            return booster
+
+    @classmethod
+    def _backend_argument(cls) -> str:
+        return "xgboost_config"

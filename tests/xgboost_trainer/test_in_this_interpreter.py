@@ -1,0 +1,167 @@
+"""What needs no ranks: which checkpoints there are, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hpctrain import CheckpointConfig, ConfigError, DataConfig, ScalingConfig
+from hpctrain.gbdt import EarlyStopping
+from hpctrain.xgboost import XGBoostCheckpoint, XGBoostTrainer
+
+
+@pytest.mark.parametrize(
+    ("frequency", "at_end", "expected"),
+    [(4, None, 7), (4, False, 6), (5, True, 5), (0, None, 1), (0, False, 0)],
+)
+def test_checkpoints_of_25_rounds(
+    fit: Any, frequency: int, at_end: bool | None, expected: int
+) -> None:
+    checkpoints = CheckpointConfig(checkpoint_frequency=frequency, checkpoint_at_end=at_end)
+    result = fit(num_workers=0, num_boost_round=25, checkpoints=checkpoints)
+    assert len(result.best_checkpoints) == expected
+    assert len(result.metrics_history) == 25
+
+
+def test_a_run_that_has_all_its_rounds_adds_none_and_fewer_are_refused(fit: Any) -> None:
+    done = fit(num_workers=0, num_boost_round=5)
+    again = fit(num_workers=0, num_boost_round=5, resume_from_checkpoint=done.checkpoint)
+    assert again.metrics_history == []
+    with pytest.raises(ConfigError, match=r"has 5 rounds already.*more than 5"):
+        fit(num_workers=0, num_boost_round=4, resume_from_checkpoint=done.checkpoint)
+
+
+def test_a_run_that_was_stopped_early_is_finished(fit: Any, frames: Any) -> None:
+    noise = np.random.default_rng(3)
+    train, valid = (
+        frame.assign(target=noise.integers(0, 2, len(frame))) for frame in frames.values()
+    )
+    arguments = {
+        "num_workers": 0,
+        "datasets": {"train": train, "valid": valid},
+        "num_boost_round": 90,
+        "early_stopping": EarlyStopping(rounds=3, metric="valid-logloss"),
+    }
+    stopped = fit(**arguments)
+    again = fit(**arguments, resume_from_checkpoint=stopped.checkpoint)
+    assert again.metrics_history == []
+
+
+def test_patience_outlives_a_restart(fit: Any, frames: Any) -> None:
+    noise = np.random.default_rng(3)
+    datasets = {
+        name: frame.assign(target=noise.integers(0, 2, len(frame)))
+        for name, frame in frames.items()
+    }
+    arguments = {
+        "num_workers": 0,
+        "datasets": datasets,
+        "num_boost_round": 90,
+        "early_stopping": EarlyStopping(rounds=6, metric="valid-logloss"),
+        "checkpoints": CheckpointConfig(checkpoint_frequency=1),
+    }
+    whole = fit(**arguments)
+    best = whole.metrics["best_round"]
+    (before,) = [
+        checkpoint
+        for checkpoint, metrics in whole.best_checkpoints
+        if metrics["training_iteration"] == best + 3
+    ]
+    resumed = fit(**arguments, resume_from_checkpoint=before)
+    assert resumed.metrics == whole.metrics
+
+
+def test_arrays_and_wide_columns_are_features_with_numbers(fit: Any) -> None:
+    from hpctrain.data import from_numpy
+
+    random = np.random.default_rng(0)
+    rows = random.integers(0, 9, (60, 3)).astype(np.float32)
+    label = (rows[:, 0] > 4).astype(np.int8)
+    train = from_numpy({"x": rows, "y": label})
+    result = fit(num_workers=0, datasets={"train": train}, label_column="y", num_boost_round=3)
+    assert result.checkpoint is not None
+    features = XGBoostCheckpoint(result.checkpoint.path).get_features()
+    assert features.names == ("x_0", "x_1", "x_2")
+    assert (features.matrix({"x": rows}) == rows).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"label_column": "colour"}, "dataset 'train' has no column 'colour'. It has "),
+        ({"label_column": None}, "needs label_column and params"),
+        ({"weight_column": "w"}, "no column 'w'"),
+        ({"categorical_columns": "target"}, "a list of column names"),
+        ({"categorical_columns": ["target"]}, "which is no feature"),
+        ({"num_boost_round": 0}, r"num_boost_round is 0\. It must be 1 or more"),
+        ({"datasets": {}}, "datasets has nothing, and no 'train'"),
+        ({"train_loop_per_worker": print}, r"with \['label_column', 'num_boost_round', 'params'\]"),
+        ({"train_loop_config": {}}, "train_loop_config is for a train_loop_per_worker"),
+        ({"train_kwargs": {"evals": []}}, "the trainer sets it. Use datasets"),
+        ({"ingest": "stream", "group_column": "target"}, "groups are put together in memory"),
+        ({"dataset_config": DataConfig(datasets_to_split=[])}, "leaves 'train' whole"),
+        ({"scaling_config": ScalingConfig(num_workers=600)}, "has 455 rows for 600 workers"),
+        ({"xgboost_config": 1}, "an XGBoostConfig is needed"),
+        ({"early_stopping": 5}, "EarlyStopping is needed"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_starts(
+    fit: Any, changes: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        fit(**{"num_workers": 0, **changes})
+
+
+def test_text_is_no_feature_unless_it_is_said_to_be_categories(fit: Any, frames: Any) -> None:
+    train = frames["train"].assign(colour="red")
+    with pytest.raises(
+        ConfigError, match=r"column 'colour' holds .*Name it in categorical_columns"
+    ):
+        fit(num_workers=0, datasets={"train": train})
+
+
+def test_a_metric_that_there_is_not_is_refused_in_the_first_round(fit: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=r"'valid-mae'\): a round has the metrics \['train-error'"
+    ):
+        fit(num_workers=0, early_stopping=EarlyStopping(rounds=2, metric="valid-mae"))
+
+
+def test_a_run_is_restored_from_its_directory(fit: Any) -> None:
+    result = fit(num_workers=0, num_boost_round=3)
+    trainer = XGBoostTrainer.restore(result.path)
+    assert trainer.fit().metrics == result.metrics
+
+
+def test_a_model_of_the_users_own_becomes_a_checkpoint(frames: Any) -> None:
+    import xgboost
+
+    table = frames["valid"]
+    matrix = xgboost.DMatrix(table.drop(columns="target"), label=table["target"])
+    booster = xgboost.train({"max_depth": 2}, matrix, 2)
+    checkpoint = XGBoostCheckpoint.from_model(booster, preprocessor={"a": 1})
+    assert checkpoint.get_model().get_dump() == booster.get_dump()
+    assert checkpoint.get_features().names == tuple(table.columns.drop("target"))
+    assert checkpoint.get_preprocessor() == {"a": 1}
+
+
+def test_importing_the_trainers_loads_neither_a_library_nor_numpy() -> None:
+    code = """
+import sys
+from hpctrain.xgboost import XGBoostConfig, XGBoostTrainer
+from hpctrain.lightgbm import LightGBMConfig, LightGBMTrainer
+print([name for name in ("numpy", "pandas", "xgboost", "lightgbm") if name in sys.modules])
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout == "[]\n"
+
+
+def test_how_often_to_save_is_refused_where_the_training_function_saves(fit: Any) -> None:
+    checkpoints = CheckpointConfig(checkpoint_frequency=2)
+    own = {"label_column": None, "params": None, "num_boost_round": None}
+    with pytest.raises(ConfigError, match="is for trainers that have the loop"):
+        fit(num_workers=0, checkpoints=checkpoints, train_loop_per_worker=print, **own)
