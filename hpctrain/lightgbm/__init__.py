@@ -1,4 +1,7 @@
-"""Placeholder until the trainers are here."""
+"""LightGBM: its trainer, predictor and checkpoints, and what training functions call.
+
+Importing this does not import lightgbm; using it in a worker does.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hpctrain.lightgbm.callback import TrainReportCallback as TrainReportCallback
+    from hpctrain.lightgbm.checkpoint import LightGBMCheckpoint as LightGBMCheckpoint
+    from hpctrain.lightgbm.config import LightGBMConfig as LightGBMConfig
+    from hpctrain.lightgbm.metrics import distributed_auc as distributed_auc
+    from hpctrain.lightgbm.network import get_network_params as get_network_params
     from hpctrain.lightgbm.predictor import LightGBMPredictor as LightGBMPredictor
+    from hpctrain.lightgbm.trainer import LightGBMTrainer as LightGBMTrainer
 
-_HOME_OF = {"LightGBMPredictor": "predictor"}
+_HOME_OF = {
+    "LightGBMCheckpoint": "checkpoint",
+    "LightGBMConfig": "config",
+    "LightGBMPredictor": "predictor",
+    "LightGBMTrainer": "trainer",
+    "TrainReportCallback": "callback",
+    "distributed_auc": "metrics",
+    "get_network_params": "network",
+}
 
 __all__ = sorted(_HOME_OF)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 import time
 from array import array
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.errors import LaunchError
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm, Request
+    from mpi4py.typing import Buffer
 
 
 def initialized_world_size() -> int | None:
@@ -77,6 +79,51 @@ def sum_over_ranks(comm: Comm, values: array[int], *, timeout_s: float) -> array
     """
     sums = array("q", bytes(len(values) * values.itemsize))
     return sums if _wait(comm.Iallreduce(values, sums), timeout_s=timeout_s) else None
+
+
+def allgather_bytes(
+    comm: Comm, mine: Buffer, into: Buffer, *, lengths: Sequence[int], starts: Sequence[int]
+) -> None:
+    """Put every rank's bytes into `into`, on every rank. Collective. Spins.
+
+    Parameters
+    ----------
+    lengths, starts
+        Of each rank's bytes in `into`.
+    """
+    from mpi4py import MPI
+
+    comm.Allgatherv([mine, MPI.BYTE], [into, lengths, starts, MPI.BYTE])
+
+
+def exchange_bytes(
+    comm: Comm, given: Buffer, into: Buffer, *, lengths: Sequence[int], starts: Sequence[int]
+) -> None:
+    """Give every rank its block of `given`, and put what all gave this rank into `into`.
+
+    Collective. Spins.
+
+    Parameters
+    ----------
+    into
+        Room for as many blocks of this rank's length as there are ranks.
+    lengths, starts
+        Of each rank's block in `given`; the same on every rank.
+    """
+    from mpi4py import MPI
+
+    length = lengths[comm.rank]
+    places = [length * rank for rank in range(comm.size)]
+    comm.Alltoallv(
+        [given, lengths, starts, MPI.BYTE], [into, [length] * comm.size, places, MPI.BYTE]
+    )
+
+
+def sum_in_place(comm: Comm, values: Buffer) -> None:
+    """Replace float64 values by their sums over ranks. Collective. Spins."""
+    from mpi4py import MPI
+
+    comm.Allreduce(MPI.IN_PLACE, [values, MPI.DOUBLE])
 
 
 def _wait(request: Request, *, timeout_s: float) -> bool:

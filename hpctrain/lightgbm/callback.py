@@ -1,0 +1,144 @@
+"""`TrainReportCallback`: reports each round of ``lightgbm.train()``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from lightgbm import Booster
+from lightgbm.callback import CallbackEnv, EarlyStopException
+
+from hpctrain.checkpoint import Checkpoint
+from hpctrain.gbdt.boosting import EarlyStopping
+from hpctrain.gbdt.features import Features
+from hpctrain.gbdt.rounds import Patience, Rounds, Select, select_metrics
+from hpctrain.lightgbm.checkpoint import LightGBMCheckpoint
+from hpctrain.lightgbm.metrics import Shares, reduce_results
+from hpctrain.worker.context import active_worker
+
+
+class RoundsCallback:
+    """Reduces the metrics of each round over all ranks, and hands it over to a `Rounds`.
+
+    Parameters
+    ----------
+    rounds
+        What happens after a round.
+    select
+        What of the metrics is reported.
+    """
+
+    # Before LightGBM's own callbacks, and those of users, so that they see what was reduced.
+    order = -1_000_000
+    before_iteration = False
+
+    def __init__(self, rounds: Rounds, select: Select = dict) -> None:
+        self.rounds = rounds
+        self._select = select
+        self._shares: dict[str, Shares] = {}
+        self._larger: dict[str, bool] = {}
+        rounds.maximize = self._larger.__getitem__
+
+    def __call__(self, env: CallbackEnv) -> None:
+        """Report the round. Collective.
+
+        Raises
+        ------
+        lightgbm.callback.EarlyStopException
+            If boosting is to stop; ``lightgbm.train()`` returns then.
+        """
+        results = env.evaluation_result_list or []
+        if not self._shares:
+            self._shares = _shares(env.model)
+        comm = active_worker("TrainReportCallback").comm
+        reduced = reduce_results(results, self._shares, comm) if results else []
+        # In place: the list is the one that all callbacks of the round are given.
+        results[:] = [_like(old, new) for old, new in zip(results, reduced, strict=True)]
+        self._larger.update({f"{name}-{metric}": larger for name, metric, _, larger in reduced})
+        metrics = {f"{name}-{metric}": value for name, metric, value, _ in reduced}
+        is_last = self.rounds.after(
+            env.model,
+            env.iteration + 1,
+            metrics,
+            self._select(metrics),
+            total=env.end_iteration,
+        )
+        if is_last and env.iteration + 1 < env.end_iteration:
+            best = self.rounds.best_round or env.iteration + 1
+            raise EarlyStopException(best - 1, results)
+
+
+class TrainReportCallback(RoundsCallback):
+    """Reports each round of ``lightgbm.train(callbacks=[...])`` in a training function.
+
+    Every rank gives one to its ``lightgbm.train()``. Metrics are those over all ranks, for the
+    callbacks that follow too: with it, ``lightgbm.early_stopping()`` stops all ranks at once. Rank
+    0 saves.
+
+    Parameters
+    ----------
+    metrics
+        What is reported: None is all, ``{dataset}-{metric}``; a list of such names, or a mapping of
+        new names to them.
+    filename
+        Name of the model's file in a checkpoint.
+    frequency
+        Rounds between two checkpoints; 0 saves none in between.
+    checkpoint_at_end
+        Whether the model is saved after the last round.
+    results_postprocessing_fn
+        Is given all metrics, and returns what is reported; `metrics` is not used then.
+    early_stopping
+        When to stop before the last round. Unlike ``lightgbm.early_stopping()`` it saves then.
+    """
+
+    def __init__(
+        self,
+        metrics: str | Sequence[str] | Mapping[str, str] | None = None,
+        filename: str = LightGBMCheckpoint.model_file,
+        frequency: int = 0,
+        checkpoint_at_end: bool = True,
+        results_postprocessing_fn: Callable[[dict[str, float]], dict[str, Any]] | None = None,
+        early_stopping: EarlyStopping | None = None,
+    ) -> None:
+        super().__init__(
+            Rounds(
+                save=saves(None, filename=filename),
+                frequency=frequency,
+                at_end=checkpoint_at_end,
+                patience=None if early_stopping is None else Patience(early_stopping),
+            ),
+            select_metrics(metrics, results_postprocessing_fn),
+        )
+
+    @classmethod
+    def get_model(
+        cls, checkpoint: Checkpoint, filename: str = LightGBMCheckpoint.model_file
+    ) -> Booster:
+        """Return the booster of a checkpoint. Not collective."""
+        with checkpoint.as_directory() as directory:
+            booster: Booster = LightGBMCheckpoint.load(directory, filename=filename)
+            return booster
+
+
+def saves(features: Features | None, *, filename: str | None = None) -> Callable[..., None]:
+    """Return what writes a booster, cut to its best rounds or whole."""
+
+    def save(model: Booster, directory: str, *, num_rounds: int | None) -> None:
+        # What save_model() takes for all of it, unless it is told how many.
+        model.best_iteration = num_rounds or -1
+        LightGBMCheckpoint.save(model, directory, features=features, filename=filename)
+        model.best_iteration = 0
+
+    return save
+
+
+def _shares(booster: Any) -> dict[str, Shares]:
+    names = [booster._train_data_name, *booster.name_valid_sets]
+    datasets = [booster.train_set, *booster.valid_sets]
+    return {name: Shares.of(data) for name, data in zip(names, datasets, strict=True)}
+
+
+def _like(old: Any, new: tuple[str, str, float, bool]) -> Any:
+    # Named tuples since LightGBM 4.7.
+    return type(old)(*new) if hasattr(old, "_fields") else new

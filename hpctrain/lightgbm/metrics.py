@@ -1,0 +1,186 @@
+"""Metrics of LightGBM over all ranks: by itself it computes them over each rank's rows.
+
+=============================================  ===================================================
+metric                                         over all ranks
+=============================================  ===================================================
+``l1 l2 quantile huber fair poisson mape       exact: mean over ranks, by the weights of their rows
+gamma tweedie binary_* multi_* cross_entropy
+kullback_leibler``
+``rmse``                                       exact: root of that mean of its squares
+``cross_entropy_lambda``                       exact: mean over ranks, by their numbers of rows
+``gamma_deviance``                             exact: sum
+``ndcg map``                                   exact: mean over ranks, by the weights of their
+                                               groups
+``auc average_precision``                      to about 1e-5, by `distributed_auc` and its like
+others, and a function of the user's           mean over ranks, by the weights of their rows
+=============================================  ===================================================
+
+Every rank computes with the same numbers in the same order, so all get the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hpctrain.errors import ConfigError
+from hpctrain.worker import mpi
+from hpctrain.worker.context import active_worker
+from hpctrain.world import Communicator
+
+Array = np.ndarray[Any, Any]
+
+_BINS = 2**16
+_RANKING = ("ndcg", "map")
+_ALIASES = ("metric", "metrics", "metric_types")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shares:
+    """How much one rank's rows of a dataset count."""
+
+    rows: float
+    weight: float
+    """Sum of the rows' weights."""
+    groups: float
+    """Sum of the groups' weights."""
+
+    @classmethod
+    def of(cls, dataset: Any) -> Shares:
+        """Return those of a ``lightgbm.Dataset``. Not collective."""
+        rows = float(dataset.num_data())
+        weight, sizes = dataset.get_weight(), dataset.get_group()
+        total = rows if weight is None else float(np.sum(weight, dtype=np.float64))
+        groups = 0.0
+        if sizes is not None and weight is None:
+            groups = float(len(sizes))
+        elif sizes is not None:
+            ends = np.cumsum(sizes)
+            means = np.add.reduceat(np.asarray(weight, np.float64), ends - sizes) / sizes
+            groups = float(means.sum())
+        return cls(rows=rows, weight=total, groups=groups)
+
+
+Result = tuple[str, str, float, bool]
+"""Dataset, metric, value, whether large values are good."""
+
+
+def reduce_results(
+    results: Sequence[Any], shares: Mapping[str, Shares], comm: Communicator
+) -> list[Result]:
+    """Return a round's metrics over all ranks. Collective.
+
+    Parameters
+    ----------
+    results
+        What LightGBM computed on this rank.
+    shares
+        By dataset.
+
+    Raises
+    ------
+    ConfigError
+        On every rank alike, if ranks have different metrics.
+    """
+    mine = [
+        (name, metric, float(value), bool(larger), shares[name])
+        for name, metric, value, larger, *_ in results
+    ]
+    ranks = comm.allgather(mine)
+    if any([r[:2] for r in rank] != [r[:2] for r in ranks[0]] for rank in ranks):
+        raise ConfigError(
+            f"ranks have different metrics: {[[r[:2] for r in rank] for rank in ranks[:4]]}. Every "
+            f"rank evaluates the same datasets with the same metrics, in the same order."
+        )
+    reduced = []
+    for of_ranks in zip(*ranks, strict=True):
+        name, metric, _, larger, _ = of_ranks[0]
+        values = [result[2] for result in of_ranks]
+        weights = [_weight(metric, result[4]) for result in of_ranks]
+        reduced.append((name, metric, _reduce(metric, values, weights), larger))
+    return reduced
+
+
+def distributed_auc(predictions: Array, dataset: Any) -> tuple[str, float, bool]:
+    """Return the area under the ROC curve over the rows of all ranks, to about 1e-5.
+
+    Collective. Give it to ``lightgbm.train(feval=...)`` in place of the metric ``auc``, which
+    cannot be put together from what ranks compute of their own rows.
+    """
+    positive, negative = _histograms(predictions, dataset)
+    below = np.cumsum(negative) - negative / 2
+    pairs = positive.sum() * negative.sum()
+    return "auc", float((positive * below).sum() / pairs) if pairs else 1.0, True
+
+
+def distributed_average_precision(predictions: Array, dataset: Any) -> tuple[str, float, bool]:
+    """Return the average precision over the rows of all ranks, to about 1e-5. Collective."""
+    positive, negative = (counts[::-1] for counts in _histograms(predictions, dataset))
+    hits = np.cumsum(positive)
+    found = hits + np.cumsum(negative)
+    total = positive.sum()
+    precision = np.divide(hits, found, out=np.zeros_like(hits), where=found > 0)
+    return "average_precision", float((precision * positive).sum() / total) if total else 1.0, True
+
+
+_DISTRIBUTED: dict[str, Callable[..., tuple[str, float, bool]]] = {
+    "auc": distributed_auc,
+    "average_precision": distributed_average_precision,
+}
+
+
+def take_over(
+    params: Mapping[str, Any],
+) -> tuple[dict[str, Any], list[Callable[..., tuple[str, float, bool]]]]:
+    """Return parameters without the metrics that are computed here, and what computes them.
+
+    Not collective.
+    """
+    key = next((alias for alias in _ALIASES if alias in params), None)
+    if key is None:
+        return dict(params), []
+    wanted = params[key]
+    names = wanted.split(",") if isinstance(wanted, str) else list(wanted or ())
+    names = [name.strip() for name in names]
+    ours = [name for name in names if name in _DISTRIBUTED]
+    rest = [name for name in names if name not in _DISTRIBUTED]
+    left = {name: value for name, value in params.items() if name not in _ALIASES}
+    return {**left, "metric": rest or "None"}, [_DISTRIBUTED[name] for name in ours]
+
+
+def _weight(metric: str, shares: Shares) -> float:
+    if metric.partition("@")[0] in _RANKING:
+        return shares.groups
+    return shares.rows if metric == "cross_entropy_lambda" else shares.weight
+
+
+def _reduce(metric: str, values: Sequence[float], weights: Sequence[float]) -> float:
+    if metric == "gamma_deviance":
+        return math.fsum(values)
+    if metric == "rmse":
+        return math.sqrt(_reduce("l2", [value**2 for value in values], weights))
+    total = math.fsum(weights)
+    return math.fsum(v * w for v, w in zip(values, weights, strict=True)) / total if total else 0.0
+
+
+def _histograms(predictions: Array, dataset: Any) -> tuple[Array, Array]:
+    """Return the weights of positive and of negative rows by score, over all ranks."""
+    comm: Any = active_worker("distributed_auc()").comm
+    clipped = np.clip(predictions, 1e-15, 1 - 1e-15)
+    # Even in log-odds: rare positives have probabilities that all are near 0.
+    score = np.log(clipped) - np.log1p(-clipped)
+    ends = comm.allgather((score.min(), score.max()) if len(score) else (np.inf, -np.inf))
+    low, high = min(low for low, _ in ends), max(high for _, high in ends)
+    bins = ((score - low) * ((_BINS - 1) / ((high - low) or 1.0))).astype(np.int64)
+    label, weight = dataset.get_label() > 0, dataset.get_weight()
+    counts = np.zeros((2, _BINS))
+    for row, chosen in enumerate((label, ~label)):
+        weights = None if weight is None else weight[chosen]
+        counts[row] = np.bincount(bins[chosen], weights=weights, minlength=_BINS)
+    if comm.size > 1:
+        mpi.sum_in_place(comm, counts)
+    return counts[0], counts[1]

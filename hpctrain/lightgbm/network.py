@@ -1,0 +1,265 @@
+"""LightGBM's two networks: its own sockets, and MPI through two functions that it calls.
+
+``LGBM_NetworkInitWithFunctions`` takes a reduce-scatter and an allgather, so the wheel of PyPI,
+which is built without MPI, speaks it all the same. LightGBM keeps its network in variables of the
+thread: all of this happens in the thread that trains.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import socket
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from hpctrain.errors import LaunchError
+from hpctrain.worker import mpi
+from hpctrain.worker.context import get_context
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Comm
+
+    from hpctrain.backend import BackendContext
+
+_REDUCE = ctypes.CFUNCTYPE(
+    None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int32
+)  # input, output, size of a value, bytes
+_BLOCKS = ctypes.POINTER(ctypes.c_int32)
+_REDUCE_SCATTER = ctypes.CFUNCTYPE(
+    None,
+    ctypes.c_void_p,  # input
+    ctypes.c_int32,
+    ctypes.c_int,  # size of a value
+    _BLOCKS,  # starts
+    _BLOCKS,  # lengths
+    ctypes.c_int,
+    ctypes.c_void_p,  # output
+    ctypes.c_int32,
+    ctypes.POINTER(_REDUCE),  # a reference in C++
+)
+_ALLGATHER = ctypes.CFUNCTYPE(
+    None,
+    ctypes.c_void_p,
+    ctypes.c_int32,
+    _BLOCKS,
+    _BLOCKS,
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_int32,
+)
+
+_PORT_ATTEMPTS = 5
+
+
+def get_network_params() -> dict[str, Any]:
+    """Return the parameters that make ``lightgbm.train()`` use all ranks. Not collective.
+
+    Merge them into `params` in a training function. The network itself is up already, so
+    ``machines`` and ports are not among them. While it is up, making a ``lightgbm.Dataset`` and
+    boosting are collective: every rank does them, in the same order.
+    """
+    world_size = get_context().get_world_size()
+    if world_size == 1:
+        return {}
+    return {"num_machines": world_size, "tree_learner": "data", "pre_partition": True}
+
+
+def wants_sockets(context: BackendContext, network: str) -> bool:
+    """Return whether sockets are the network to take, the same on every rank. Collective."""
+    if network != "auto":
+        return network == "sockets"
+    world = context.world
+    if world.num_nodes == 1:
+        return True
+    # Where the launcher binds ranks to CPUs, each sees its own only.
+    ranks = context.comm.allgather((world.node_rank, os.sched_getaffinity(0)))
+    cpus: dict[int, set[int]] = {}
+    for node, mine in ranks:
+        cpus.setdefault(node, set()).update(mine)
+    on_node = Counter(node for node, _ in ranks)
+    return any(on_node[node] > len(cpus[node]) for node in cpus)
+
+
+def connect_by_sockets(context: BackendContext, *, timeout_s: float) -> None:
+    """Let LightGBM connect all ranks over TCP. Collective.
+
+    Raises
+    ------
+    LaunchError
+        If they cannot be connected.
+    """
+    from lightgbm.basic import LightGBMError
+
+    world = context.world
+    for attempt in range(_PORT_ATTEMPTS):
+        # LightGBM binds ports by number. One that is free may be taken before it does.
+        port = _free_port()
+        address = (_address(context), port)
+        addresses = context.comm.allgather(address)
+        try:
+            _initialise(addresses, port, timeout_s=timeout_s)
+        except LightGBMError as error:
+            problem = str(error)
+        else:
+            problem = ""
+        problems = context.comm.allgather(problem)
+        if not any(problems):
+            return
+        _free()
+        rank = next(rank for rank, said in enumerate(problems) if said)
+        if "inding port" not in problems[rank] or attempt + 1 == _PORT_ATTEMPTS:
+            host, port = addresses[rank]
+            raise LaunchError(
+                f"LightGBM cannot connect rank {rank} of {world.world_size} at {host}:{port}: "
+                f"{problems[rank]}. Compute nodes must reach each other over TCP, on any port; or "
+                f"set LightGBMConfig(network='mpi')."
+            )
+
+
+def connect_by_mpi(comm: Comm) -> Callable[[], None]:
+    """Let LightGBM talk through MPI. Collective.
+
+    Returns
+    -------
+    Callable
+        Disconnects; until it is called, it keeps alive what LightGBM calls.
+    """
+    from lightgbm.basic import _safe_call
+
+    reduce_scatter = _REDUCE_SCATTER(_ending_all(_reduce_scatter(comm)))
+    allgather = _ALLGATHER(_ending_all(_allgather(comm)))
+    _safe_call(
+        _library().LGBM_NetworkInitWithFunctions(
+            ctypes.c_int(comm.size), ctypes.c_int(comm.rank), reduce_scatter, allgather
+        )
+    )
+
+    def disconnect(_alive: tuple[Any, ...] = (reduce_scatter, allgather)) -> None:
+        _free()
+
+    return disconnect
+
+
+def disconnect_sockets() -> None:
+    """Close LightGBM's connections. Not collective."""
+    _free()
+
+
+def _reduce_scatter(comm: Comm) -> Callable[..., None]:
+    size, rank = comm.size, comm.rank
+    room = bytearray()
+
+    def reduce_scatter(
+        given: int,
+        given_size: int,
+        value_size: int,
+        starts: Any,
+        lengths: Any,
+        num_blocks: int,
+        output: int,
+        output_size: int,
+        reducer: Any,
+    ) -> None:
+        nonlocal room
+        length = lengths[rank]
+        if len(room) < length * size:
+            room = bytearray(length * size)
+        mpi.exchange_bytes(
+            comm,
+            _view(given, given_size),
+            room,
+            lengths=lengths[:size],
+            starts=starts[:size],
+        )
+        if not length:
+            return
+        place = ctypes.addressof(ctypes.c_char.from_buffer(room))
+        ctypes.memmove(output, place, length)
+        # In the order of ranks, so that sums have the same bits whichever rank makes them.
+        for other in range(1, size):
+            reducer[0](place + other * length, output, value_size, length)
+
+    return reduce_scatter
+
+
+def _allgather(comm: Comm) -> Callable[..., None]:
+    size = comm.size
+
+    def allgather(
+        given: int,
+        given_size: int,
+        starts: Any,
+        lengths: Any,
+        num_blocks: int,
+        output: int,
+        output_size: int,
+    ) -> None:
+        # A copy: LightGBM's input may lie inside its output, which MPI does not allow.
+        mpi.allgather_bytes(
+            comm,
+            ctypes.string_at(given, given_size),
+            _view(output, output_size),
+            lengths=lengths[:size],
+            starts=starts[:size],
+        )
+
+    return allgather
+
+
+def _view(address: int, size: int) -> Any:
+    return (ctypes.c_char * size).from_address(address)
+
+
+def _ending_all(function: Callable[..., None]) -> Callable[..., None]:
+    """Return a function that ends all ranks where it fails: C++ has no way to be told."""
+
+    def call(*arguments: Any) -> None:
+        try:
+            function(*arguments)
+        except BaseException:
+            traceback.print_exc()
+            mpi.abort()
+
+    return call
+
+
+def _initialise(addresses: list[tuple[str, int]], port: int, *, timeout_s: float) -> None:
+    from lightgbm.basic import _c_str, _safe_call
+
+    machines = ",".join(f"{host}:{number}" for host, number in addresses)
+    _safe_call(
+        _library().LGBM_NetworkInit(
+            _c_str(machines),
+            ctypes.c_int(port),
+            ctypes.c_int(math.ceil(timeout_s / 60)),
+            ctypes.c_int(len(addresses)),
+        )
+    )
+
+
+def _library() -> Any:
+    from lightgbm import basic
+
+    return vars(basic)["_LIB"]
+
+
+def _free() -> None:
+    from lightgbm.basic import _safe_call
+
+    _safe_call(_library().LGBM_NetworkFree())
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _address(context: BackendContext) -> str:
+    # LightGBM looks for itself among numbers, not names.
+    return socket.gethostbyname(context.reachable_address())

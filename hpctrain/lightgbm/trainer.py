@@ -1,0 +1,138 @@
+"""`LightGBMTrainer`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hpctrain.checkpoint import Checkpoint
+from hpctrain.config import DataConfig, RunConfig, ScalingConfig
+from hpctrain.errors import ConfigError
+from hpctrain.gbdt.boosting import Boosting, EarlyStopping, Ingest
+from hpctrain.gbdt.trainer import GBDTTrainer
+from hpctrain.lightgbm.boost import LightGBMBoosting
+from hpctrain.lightgbm.config import LightGBMConfig
+from hpctrain.trainer import TrainLoop
+
+if TYPE_CHECKING:
+    import lightgbm
+
+
+class LightGBMTrainer(GBDTTrainer):
+    """Boosts trees with LightGBM, each rank on its part of the data.
+
+    Parameters
+    ----------
+    train_loop_per_worker
+        A training function that calls ``lightgbm.train()`` by itself, with the parameters of
+        `get_network_params` merged into its own.
+        None: the loop is hpctrain's, with the arguments below.
+    train_loop_config
+        As in `hpctrain.DataParallelTrainer`.
+    lightgbm_config
+        How ranks talk to each other.
+    datasets, label_column
+        As in `hpctrain.gbdt.GBDTTrainer`.
+    params
+        Parameters of ``lightgbm.train()``. ``num_threads`` is the CPUs of a worker.
+        ``tree_learner`` is ``data``; ``voting`` sends less where there are many features.
+    num_boost_round, weight_column, group_column, categorical_columns, early_stopping, ingest
+        As in `hpctrain.gbdt.GBDTTrainer`.
+    dataset_params
+        Further arguments of ``lightgbm.Dataset``.
+    train_kwargs
+        Further arguments of ``lightgbm.train()``: ``feval``, ``callbacks``.
+    scaling_config, dataset_config, run_config, metadata, resume_from_checkpoint, preprocessor
+        As in `hpctrain.gbdt.GBDTTrainer`.
+
+    Raises
+    ------
+    ConfigError
+        As in `hpctrain.gbdt.GBDTTrainer`.
+
+    Examples
+    --------
+    ::
+
+        LightGBMTrainer(
+            datasets={"train": train, "valid": valid},
+            label_column="target",
+            params={"objective": "binary", "metric": ["binary_logloss", "auc"]},
+            num_boost_round=50,
+            scaling_config=ScalingConfig(num_workers=4),
+        ).fit()
+    """
+
+    _boosting_cls: ClassVar[type[Boosting]] = LightGBMBoosting
+
+    def __init__(
+        self,
+        train_loop_per_worker: TrainLoop | None = None,
+        *,
+        train_loop_config: Mapping[str, Any] | None = None,
+        lightgbm_config: LightGBMConfig | None = None,
+        datasets: Mapping[str, Any] | None = None,
+        label_column: str | None = None,
+        params: Mapping[str, Any] | None = None,
+        num_boost_round: int | None = None,
+        weight_column: str | None = None,
+        group_column: str | None = None,
+        categorical_columns: Sequence[str] = (),
+        early_stopping: EarlyStopping | None = None,
+        ingest: Ingest = "memory",
+        dataset_params: Mapping[str, Any] | None = None,
+        train_kwargs: Mapping[str, Any] | None = None,
+        scaling_config: ScalingConfig | None = None,
+        dataset_config: DataConfig | None = None,
+        run_config: RunConfig | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        resume_from_checkpoint: Checkpoint | None = None,
+        preprocessor: Any = None,
+    ) -> None:
+        config = LightGBMConfig() if lightgbm_config is None else lightgbm_config
+        if not isinstance(config, LightGBMConfig):
+            raise ConfigError(
+                f"lightgbm_config={config!r} is a {type(config).__name__}; a LightGBMConfig is "
+                f"needed."
+            )
+        super().__init__(
+            train_loop_per_worker,
+            train_loop_config=train_loop_config,
+            backend_config=config,
+            datasets=datasets,
+            label_column=label_column,
+            params=params,
+            num_boost_round=num_boost_round,
+            weight_column=weight_column,
+            group_column=group_column,
+            categorical_columns=categorical_columns,
+            early_stopping=early_stopping,
+            ingest=ingest,
+            dataset_params=dataset_params,
+            train_kwargs=train_kwargs,
+            scaling_config=scaling_config,
+            dataset_config=dataset_config,
+            run_config=run_config,
+            metadata=metadata,
+            resume_from_checkpoint=resume_from_checkpoint,
+            preprocessor=preprocessor,
+        )
+
+    @classmethod
+    def get_model(cls, checkpoint: Checkpoint) -> lightgbm.Booster:
+        """Return the booster of a checkpoint. Not collective.
+
+        Raises
+        ------
+        CheckpointError
+            If it has none, or is of another framework.
+        """
+        from hpctrain.lightgbm.checkpoint import LightGBMCheckpoint
+
+        with checkpoint.as_directory() as directory:
+            booster: lightgbm.Booster = LightGBMCheckpoint.load(directory)
+            return booster
+
+    @classmethod
+    def _backend_argument(cls) -> str:
+        return "lightgbm_config"
