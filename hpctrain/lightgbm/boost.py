@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import lightgbm
 
     from hpctrain.gbdt.features import Features
-    from hpctrain.gbdt.table import ShardReader, Table
+    from hpctrain.gbdt.table import ShardReader
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class LightGBMBoosting(Boosting):
 
         from hpctrain.gbdt.rounds import Patience, Rounds, read_state
         from hpctrain.gbdt.table import open_datasets
-        from hpctrain.lightgbm.callback import RoundsCallback, saves
+        from hpctrain.lightgbm.callback import LoopCallback, saves
         from hpctrain.lightgbm.checkpoint import LightGBMCheckpoint
         from hpctrain.lightgbm.metrics import take_over
         from hpctrain.lightgbm.network import get_network_params
@@ -116,7 +116,7 @@ class LightGBMBoosting(Boosting):
             feval=metrics or None,
             # The other one is made of the model's text, which nobody needs.
             keep_training_booster=True,
-            callbacks=[*extra.pop("callbacks", ()), RoundsCallback(rounds)],
+            callbacks=[*extra.pop("callbacks", ()), LoopCallback(rounds)],
             **extra,
         )
 
@@ -131,34 +131,15 @@ class LightGBMBoosting(Boosting):
     ) -> dict[str, lightgbm.Dataset]:
         """Return a dataset for each dataset, ``train`` first. Collective."""
         from hpctrain.gbdt.table import check_rows, exact_dtype, find_bad_rows
+        from hpctrain.lightgbm.ingest import DatasetMaker
 
         comm = active_worker("LightGBMTrainer").comm
         dtype = exact_dtype(readers[TRAIN].first(), features)
+        maker = DatasetMaker(features, {**params, **self.dataset_params}, dtype=dtype, comm=comm)
+        if self.ingest == "stream":
+            found = {n: find_bad_rows(r.tables(features, dtype)) for n, r in readers.items()}
+            check_rows(found, self, comm)
+            return maker.streamed(readers, {name: seen["rows"] for name, seen in found.items()})
         tables = {name: reader.read(features, dtype, comm) for name, reader in readers.items()}
         check_rows({name: find_bad_rows([table]) for name, table in tables.items()}, self, comm)
-        made: dict[str, lightgbm.Dataset] = {}
-        for name, table in tables.items():
-            made[name] = self._dataset(table, features, params, made.get(TRAIN))
-        return made
-
-    def _dataset(
-        self,
-        table: Table,
-        features: Features,
-        params: Mapping[str, Any],
-        reference: lightgbm.Dataset | None,
-    ) -> lightgbm.Dataset:
-        from lightgbm import Dataset
-
-        return Dataset(
-            table.matrix,
-            label=table.label,
-            weight=table.weight,
-            group=table.groups,
-            feature_name=list(features.names),
-            categorical_feature=[
-                i for i, n in enumerate(features.names) if n in features.categories
-            ],
-            reference=reference,
-            params={**params, **self.dataset_params},
-        )
+        return maker.in_memory(tables)

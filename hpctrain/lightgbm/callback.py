@@ -11,64 +11,13 @@ from lightgbm.callback import CallbackEnv, EarlyStopException
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.gbdt.boosting import EarlyStopping
 from hpctrain.gbdt.features import Features
-from hpctrain.gbdt.rounds import Patience, Rounds, Select, select_metrics
+from hpctrain.gbdt.rounds import Patience, Rounds, select_metrics
 from hpctrain.lightgbm.checkpoint import LightGBMCheckpoint
 from hpctrain.lightgbm.metrics import Shares, reduce_results
 from hpctrain.worker.context import active_worker
 
 
-class RoundsCallback:
-    """Reduces the metrics of each round over all ranks, and hands it over to a `Rounds`.
-
-    Parameters
-    ----------
-    rounds
-        What happens after a round.
-    select
-        What of the metrics is reported.
-    """
-
-    # Before LightGBM's own callbacks, and those of users, so that they see what was reduced.
-    order = -1_000_000
-    before_iteration = False
-
-    def __init__(self, rounds: Rounds, select: Select = dict) -> None:
-        self.rounds = rounds
-        self._select = select
-        self._shares: dict[str, Shares] = {}
-        self._larger: dict[str, bool] = {}
-        rounds.maximize = self._larger.__getitem__
-
-    def __call__(self, env: CallbackEnv) -> None:
-        """Report the round. Collective.
-
-        Raises
-        ------
-        lightgbm.callback.EarlyStopException
-            If boosting is to stop; ``lightgbm.train()`` returns then.
-        """
-        results = env.evaluation_result_list or []
-        if not self._shares:
-            self._shares = _shares(env.model)
-        comm = active_worker("TrainReportCallback").comm
-        reduced = reduce_results(results, self._shares, comm) if results else []
-        # In place: the list is the one that all callbacks of the round are given.
-        results[:] = [_like(old, new) for old, new in zip(results, reduced, strict=True)]
-        self._larger.update({f"{name}-{metric}": larger for name, metric, _, larger in reduced})
-        metrics = {f"{name}-{metric}": value for name, metric, value, _ in reduced}
-        is_last = self.rounds.after(
-            env.model,
-            env.iteration + 1,
-            metrics,
-            self._select(metrics),
-            total=env.end_iteration,
-        )
-        if is_last and env.iteration + 1 < env.end_iteration:
-            best = self.rounds.best_round or env.iteration + 1
-            raise EarlyStopException(best - 1, results)
-
-
-class TrainReportCallback(RoundsCallback):
+class TrainReportCallback:
     """Reports each round of ``lightgbm.train(callbacks=[...])`` in a training function.
 
     Every rank gives one to its ``lightgbm.train()``. Metrics are those over all ranks, for the
@@ -92,6 +41,10 @@ class TrainReportCallback(RoundsCallback):
         When to stop before the last round. Unlike ``lightgbm.early_stopping()`` it saves then.
     """
 
+    # Before LightGBM's own callbacks, and those of users, so that they see what was reduced.
+    order = -1_000_000
+    before_iteration = False
+
     def __init__(
         self,
         metrics: str | Sequence[str] | Mapping[str, str] | None = None,
@@ -101,15 +54,44 @@ class TrainReportCallback(RoundsCallback):
         results_postprocessing_fn: Callable[[dict[str, float]], dict[str, Any]] | None = None,
         early_stopping: EarlyStopping | None = None,
     ) -> None:
-        super().__init__(
-            Rounds(
-                save=saves(None, filename=filename),
-                frequency=frequency,
-                at_end=checkpoint_at_end,
-                patience=None if early_stopping is None else Patience(early_stopping),
-            ),
-            select_metrics(metrics, results_postprocessing_fn),
+        self._rounds = Rounds(
+            save=saves(None, filename=filename),
+            frequency=frequency,
+            at_end=checkpoint_at_end,
+            patience=None if early_stopping is None else Patience(early_stopping),
+            maximize=self._is_maximized,
         )
+        self._select = select_metrics(metrics, results_postprocessing_fn)
+        self._shares: dict[str, Shares] = {}
+        self._larger: dict[str, bool] = {}
+
+    def __call__(self, env: CallbackEnv) -> None:
+        """Report the round. Collective.
+
+        Raises
+        ------
+        lightgbm.callback.EarlyStopException
+            If boosting is to stop; ``lightgbm.train()`` returns then.
+        """
+        results = env.evaluation_result_list or []
+        if not self._shares:
+            self._shares = _shares(env.model)
+        comm = active_worker("TrainReportCallback").comm
+        reduced = reduce_results(results, self._shares, comm) if results else []
+        # In place: the list is the one that all callbacks of the round are given.
+        results[:] = [_like(old, new) for old, new in zip(results, reduced, strict=True)]
+        self._larger.update({f"{name}-{metric}": larger for name, metric, _, larger in reduced})
+        metrics = {f"{name}-{metric}": value for name, metric, value, _ in reduced}
+        is_last = self._rounds.after(
+            env.model,
+            env.iteration + 1,
+            metrics,
+            self._select(metrics),
+            total=env.end_iteration,
+        )
+        if is_last and env.iteration + 1 < env.end_iteration:
+            best = self._rounds.best_round or env.iteration + 1
+            raise EarlyStopException(best - 1, results)
 
     @classmethod
     def get_model(
@@ -119,6 +101,24 @@ class TrainReportCallback(RoundsCallback):
         with checkpoint.as_directory() as directory:
             booster: Booster = LightGBMCheckpoint.load(directory, filename=filename)
             return booster
+
+    def _is_maximized(self, name: str) -> bool:
+        return self._larger[name]
+
+
+class LoopCallback(TrainReportCallback):
+    """Reports the rounds of a trainer's own loop.
+
+    Parameters
+    ----------
+    rounds
+        What happens after a round.
+    """
+
+    def __init__(self, rounds: Rounds) -> None:
+        super().__init__()
+        rounds.maximize = self._is_maximized
+        self._rounds = rounds
 
 
 def saves(features: Features | None, *, filename: str | None = None) -> Callable[..., None]:

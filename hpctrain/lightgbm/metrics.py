@@ -1,19 +1,11 @@
 """Metrics of LightGBM over all ranks: by itself it computes them over each rank's rows.
 
-=============================================  ===================================================
-metric                                         over all ranks
-=============================================  ===================================================
-``l1 l2 quantile huber fair poisson mape       exact: mean over ranks, by the weights of their rows
-gamma tweedie binary_* multi_* cross_entropy
-kullback_leibler``
-``rmse``                                       exact: root of that mean of its squares
-``cross_entropy_lambda``                       exact: mean over ranks, by their numbers of rows
-``gamma_deviance``                             exact: sum
-``ndcg map``                                   exact: mean over ranks, by the weights of their
-                                               groups
-``auc average_precision``                      to about 1e-5, by `distributed_auc` and its like
-others, and a function of the user's           mean over ranks, by the weights of their rows
-=============================================  ===================================================
+* exact, as means over ranks by the weights of their rows: l1, l2, quantile, huber, fair, poisson,
+  mape, gamma, tweedie, binary_*, multi_*, cross_entropy, kullback_leibler; rmse through squares;
+* exact, as means by their numbers of rows: cross_entropy_lambda; as a sum: gamma_deviance;
+* exact, as means by the weights of their groups: ndcg, map;
+* to about 1e-5, from histograms of scores: auc, average_precision;
+* others, and functions of the user's: means over ranks by the weights of their rows.
 
 Every rank computes with the same numbers in the same order, so all get the same bits.
 """

@@ -17,8 +17,8 @@ from hpctrain import (
     ScalingConfig,
     WorkerError,
 )
+from hpctrain.gbdt import EarlyStopping
 from hpctrain.lightgbm import (
-    EarlyStopping,
     LightGBMCheckpoint,
     LightGBMConfig,
     LightGBMTrainer,
@@ -276,3 +276,42 @@ def test_one_rank_in_this_interpreter_is_one_process(fit: Any, frames: Any) -> N
     )
     valid = features_of(frames["valid"])
     assert abs(model_of(result).predict(valid) - single.predict(valid)).max() == 0.0
+
+
+def test_rows_that_are_sorted_give_the_bins_of_one_process(
+    whole: Result, fit: Any, frames: Any
+) -> None:
+    import lightgbm
+
+    train = frames["train"].sort_values("mean_radius").reset_index(drop=True)
+    # A tree of two leaves: its threshold is a border of bins.
+    params = {**PARAMS, "num_leaves": 2}
+    result = fit(datasets={"train": train}, params=params, num_boost_round=1)
+    single = lightgbm.train(params, lightgbm.Dataset(features_of(train), train["target"]), 1)
+    trees = [model.dump_model()["tree_info"] for model in (model_of(result), single)]
+    thresholds = [tree[0]["tree_structure"]["threshold"] for tree in trees]
+    assert thresholds[0] == thresholds[1]
+    infos = [model.dump_model()["feature_infos"] for model in (model_of(result), single)]
+    assert infos[0] == infos[1]
+
+
+def test_rows_come_from_files_in_memory_and_as_a_stream_alike(
+    whole: Result, fit: Any, frames: Any, tmp_path: Path
+) -> None:
+    from hpctrain.data import read_parquet
+
+    for name, frame in frames.items():
+        frame.to_parquet(tmp_path / f"{name}.parquet")
+    datasets = {name: read_parquet(tmp_path / f"{name}.parquet") for name in frames}
+    streamed = fit(
+        datasets=datasets,
+        ingest="stream",
+        checkpoints=CheckpointConfig(checkpoint_frequency=10),
+    )
+    assert streamed.metrics_history == whole.metrics_history
+    (ten,) = [c for c, metrics in whole.best_checkpoints if metrics["training_iteration"] == 10]
+    resumed = [
+        fit(resume_from_checkpoint=ten, **changes)
+        for changes in ({}, {"datasets": datasets, "ingest": "stream"})
+    ]
+    assert resumed[0].metrics_history == resumed[1].metrics_history

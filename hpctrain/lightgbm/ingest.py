@@ -1,0 +1,180 @@
+"""LightGBM's datasets out of a rank's rows.
+
+Bins are made from a sample of the rows of all ranks. LightGBM by itself would make those of a
+feature from the rows of one rank, which are no sample at all if rows are sorted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import lightgbm
+import numpy as np
+
+from hpctrain.gbdt.boosting import TRAIN
+from hpctrain.gbdt.features import Features
+from hpctrain.gbdt.table import Array, ShardReader, Table
+from hpctrain.world import Communicator
+
+_SAMPLE_NAMES = ("bin_construct_sample_cnt", "subsample_for_bin")
+_SAMPLE_ROWS = 200_000
+_SEED_NAMES = ("data_random_seed", "data_seed")
+_CHUNK_ROWS = 65536
+
+
+class DatasetMaker:
+    """Makes a dataset for each dataset of a rank, ``train`` first. Collective.
+
+    Parameters
+    ----------
+    features
+        Of all of them.
+    params
+        Parameters of LightGBM and of its datasets.
+    dtype
+        Type of the features.
+    comm
+        Over all ranks.
+    """
+
+    def __init__(
+        self, features: Features, params: Mapping[str, Any], *, dtype: Any, comm: Communicator
+    ) -> None:
+        self._features = features
+        self._params = dict(params)
+        self._dtype = dtype
+        self._comm = comm
+
+    def in_memory(self, tables: Mapping[str, Table]) -> dict[str, lightgbm.Dataset]:
+        """Return datasets of tables. Collective."""
+        train = tables[TRAIN]
+        reference = self._bins([train], train.num_rows)
+        made: dict[str, lightgbm.Dataset] = {}
+        for name, table in tables.items():
+            made[name] = self._dataset(
+                lightgbm.Dataset,
+                table.matrix,
+                made.get(TRAIN, reference),
+                label=table.label,
+                weight=table.weight,
+                group=table.groups,
+            )
+        return made
+
+    def streamed(
+        self, readers: Mapping[str, ShardReader], rows: Mapping[str, int]
+    ) -> dict[str, lightgbm.Dataset]:
+        """Return datasets that take their rows batch by batch. Collective.
+
+        Parameters
+        ----------
+        rows
+            Numbers of this rank's rows, by dataset.
+        """
+        train = readers[TRAIN]
+        reference = self._bins(train.tables(self._features, self._dtype), rows[TRAIN])
+        made: dict[str, lightgbm.Dataset] = {}
+        for name, reader in readers.items():
+            label, weight = _labels(reader.tables(self._features, self._dtype))
+            source = _Rows(reader, self._features, self._dtype, rows[name])
+            made[name] = self._dataset(
+                _StreamedDataset, source, made.get(TRAIN, reference), label=label, weight=weight
+            )
+        return made
+
+    def _bins(self, tables: Iterable[Table], num_rows: int) -> lightgbm.Dataset:
+        """Return a dataset that other ones take their bins from. Collective."""
+        wanted = next((self._params[n] for n in _SAMPLE_NAMES if n in self._params), _SAMPLE_ROWS)
+        seed = next((self._params[n] for n in _SEED_NAMES if n in self._params), 1)
+        total = sum(self._comm.allgather(num_rows))
+        mine = num_rows if total <= wanted else num_rows * wanted // total
+        random = np.random.default_rng([seed, self._comm.rank])
+        chosen = np.sort(random.choice(num_rows, mine, replace=False))
+        sample = np.concatenate(self._comm.allgather(_pick(tables, chosen)))
+        return self._dataset(lightgbm.Dataset, sample, None, label=np.zeros(len(sample)))
+
+    def _dataset(
+        self, kind: type[lightgbm.Dataset], source: Any, reference: Any, **columns: Any
+    ) -> lightgbm.Dataset:
+        names, categories = self._features.names, self._features.categories
+        return kind(
+            source,
+            feature_name=list(names),
+            categorical_feature=[i for i, name in enumerate(names) if name in categories],
+            reference=reference,
+            params=self._params,
+            **columns,
+        )
+
+
+class _Rows(lightgbm.Sequence):
+    """The rows of a rank, which LightGBM asks for in order, from the first to the last."""
+
+    batch_size = _CHUNK_ROWS
+
+    def __init__(self, reader: ShardReader, features: Features, dtype: Any, num_rows: int) -> None:
+        self.reader, self.features, self.dtype = reader, features, dtype
+        self._num_rows = num_rows
+        self._chunks: Iterator[Array] = iter(())
+
+    def __len__(self) -> int:
+        return self._num_rows
+
+    def __getitem__(self, index: Any) -> Any:
+        if index.start == 0:
+            tables = self.reader.tables(self.features, self.dtype)
+            self._chunks = _rechunk((table.matrix for table in tables), self.batch_size)
+        return next(self._chunks)
+
+
+class _StreamedDataset(lightgbm.Dataset):
+    """Asks the model that it resumes from batch by batch, too."""
+
+    def _set_init_score_by_predictor(
+        self, predictor: Any, data: Any, used_indices: Any
+    ) -> lightgbm.Dataset:
+        if predictor is None:
+            return super()._set_init_score_by_predictor(predictor, data, used_indices)
+        tables = data.reader.tables(data.features, data.dtype)
+        scores = [predictor.predict(table.matrix, raw_score=True) for table in tables]
+        # Class by class, as LightGBM keeps them.
+        return self.set_init_score(np.concatenate(scores).ravel(order="F"))
+
+
+def _rechunk(blocks: Iterable[Array], size: int) -> Iterator[Array]:
+    """Give the rows of blocks in chunks of one size, the last one apart."""
+    waiting: list[Array] = []
+    count = 0
+    for block in blocks:
+        waiting.append(block)
+        count += len(block)
+        if count < size:
+            continue
+        joined = waiting[0] if len(waiting) == 1 else np.concatenate(waiting)
+        full = count - count % size
+        for start in range(0, full, size):
+            yield joined[start : start + size]
+        waiting, count = [joined[full:]], count - full
+    if count:
+        yield np.concatenate(waiting)
+
+
+def _pick(tables: Iterable[Table], chosen: Array) -> Array:
+    """Return the chosen rows, by their numbers in order."""
+    picked = []
+    start = 0
+    for table in tables:
+        low, high = np.searchsorted(chosen, [start, start + table.num_rows])
+        picked.append(table.matrix[chosen[low:high] - start])
+        start += table.num_rows
+    return np.concatenate(picked)
+
+
+def _labels(tables: Iterable[Table]) -> tuple[Array, Array | None]:
+    labels, weights = [], []
+    for table in tables:
+        labels.append(table.label)
+        if table.weight is not None:
+            weights.append(table.weight)
+    return np.concatenate(labels), np.concatenate(weights) if weights else None
