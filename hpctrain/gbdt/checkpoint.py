@@ -63,12 +63,23 @@ class ModelCheckpoint(Checkpoint, abc.ABC):
         CheckpointError
             If there is none, or the directory belongs to another framework.
         """
+        return cls.read_model(cls.check(directory, filename=filename))
+
+    @classmethod
+    def check(cls, directory: str | PathLike[str], *, filename: str | None = None) -> Path:
+        """Return the path of the model's file. Not collective.
+
+        Raises
+        ------
+        CheckpointError
+            If there is none, or the directory belongs to another framework.
+        """
         path = Path(directory) / (filename or cls.model_file)
         if not path.exists():
             # Says which framework it is of, if it is of one.
             Features.read(directory, framework=cls.framework)
             raise CheckpointError(f"{directory} has no {path.name}: no model was saved there.")
-        return cls.read_model(path)
+        return path
 
     @classmethod
     def from_model(

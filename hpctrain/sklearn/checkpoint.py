@@ -1,0 +1,102 @@
+"""`SklearnCheckpoint`: a directory with ``model.skops`` and ``features.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from os import PathLike
+from pathlib import Path
+from typing import Any, ClassVar
+
+from hpctrain.errors import CheckpointError
+from hpctrain.gbdt.checkpoint import ModelCheckpoint
+from hpctrain.gbdt.features import Features
+
+
+class SklearnCheckpoint(ModelCheckpoint):
+    """A checkpoint that holds an estimator, in the format of skops.
+
+    Opening it makes objects of types that skops knows to be harmless and of scikit-learn's classes,
+    and of no others.
+    """
+
+    framework: ClassVar[str] = "sklearn"
+    model_file: ClassVar[str] = "model.skops"
+
+    @classmethod
+    def write_model(cls, model: Any, path: Path) -> None:
+        """Write an estimator into a file. Not collective."""
+        from skops.io import dump
+
+        dump(model, path)
+
+    @classmethod
+    def read_model(cls, path: Path, trusted: Sequence[str] = ()) -> Any:
+        """Return the estimator of a file. Not collective."""
+        from skops.io import get_untrusted_types, load
+
+        asked = get_untrusted_types(file=path)
+        known = {*trusted, *filter(_is_class_of_sklearn, asked)}
+        if unknown := sorted(set(asked) - known):
+            raise CheckpointError(
+                f"{path} has objects of types {unknown}, which skops does not know to be harmless. "
+                f"If you trust whoever made it: get_estimator(trusted={unknown})."
+            )
+        return load(path, trusted=sorted(known))
+
+    @classmethod
+    def features_of(cls, model: Any) -> Features:
+        """Return what an estimator knows of its features. Not collective."""
+        names = getattr(model, "feature_names_in_", None)
+        if names is None:
+            names = [f"f{index}" for index in range(getattr(model, "n_features_in_", 0))]
+        return Features(names=tuple(map(str, names)))
+
+    @classmethod
+    def from_estimator(
+        cls,
+        estimator: Any,
+        *,
+        path: str | PathLike[str] | None = None,
+        preprocessor: Any = None,
+    ) -> SklearnCheckpoint:
+        """Save an estimator and return a handle on its directory. Not collective.
+
+        Parameters
+        ----------
+        estimator
+            A fitted estimator.
+        path
+            The directory, made if needed. None makes a temporary one, which lives as long as this
+            handle.
+        preprocessor
+            Stored beside the estimator.
+        """
+        return cls.from_model(estimator, preprocessor=preprocessor, path=path)
+
+    def get_estimator(self, trusted: Sequence[str] = ()) -> Any:
+        """Return the estimator. Not collective.
+
+        Parameters
+        ----------
+        trusted
+            Types, as ``module.Class``, that may be made beside those that skops knows.
+
+        Raises
+        ------
+        CheckpointError
+            If the checkpoint has none, is of another framework, or has objects of other types.
+        """
+        with self.as_directory() as directory:
+            return self.read_model(self.check(directory), trusted)
+
+
+def _is_class_of_sklearn(name: str) -> bool:
+    """Return whether a name is that of a class: a function might do anything when it is called."""
+    module, _, attribute = name.rpartition(".")
+    if not module.startswith("sklearn."):
+        return False
+    try:
+        return isinstance(getattr(import_module(module), attribute, None), type)
+    except ImportError:
+        return False

@@ -1,0 +1,173 @@
+"""`SklearnFitting`: what a SklearnTrainer does on each rank, a frozen value that travels."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import hpctrain
+from hpctrain.checkpoint import Checkpoint
+from hpctrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    import pandas
+
+TRAIN = "train"
+CV = "cv"
+"""Key of the metrics of cross-validation."""
+_CPU_PARAMETERS = ("n_jobs", "thread_count")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SklearnFitting:
+    """Fits an estimator; its cross-validation is spread over the ranks. A training function."""
+
+    estimator: Any
+    datasets: Sequence[str]
+    label_column: str | None
+    params: Mapping[str, Any]
+    scoring: Any
+    cv: Any
+    return_train_score_cv: bool
+    parallelize_cv: bool
+    fit_params: Mapping[str, Any]
+    cpus: int | None
+    """CPUs of a worker, for estimators that do not say how many they use; None leaves them."""
+
+    def __call__(self) -> None:
+        """Cross-validate, fit, score, and report that once. Collective."""
+        from sklearn.base import clone
+
+        from hpctrain.sklearn.checkpoint import SklearnCheckpoint
+        from hpctrain.sklearn.parallel import parallel_over_ranks
+
+        if hpctrain.get_checkpoint() is not None and self._is_done():
+            return
+        estimator = clone(self.estimator).set_params(**self.params)
+        if self.cpus is not None:
+            set_cpus(estimator, self.cpus)
+        tables = {name: self._table(name) for name in self.datasets}
+        x, y = tables[TRAIN]
+        metrics: dict[str, Any] = {}
+        with parallel_over_ranks():
+            if self.cv is not None:
+                metrics[CV] = self._cross_validate(estimator, x, y)
+            begin = time.perf_counter()
+            estimator.fit(x, y, **self.fit_params)
+            metrics["fit_time"] = time.perf_counter() - begin
+        for name in self.datasets:
+            if name != TRAIN:
+                metrics[name] = self._score(estimator, *tables[name])
+        if hpctrain.get_context().get_world_rank() != 0:
+            hpctrain.report(metrics)
+            return
+        from hpctrain.gbdt.features import Features
+
+        features = Features(names=tuple(x.columns), label=self.label_column)
+        with hpctrain.checkpoint_dir() as directory:
+            SklearnCheckpoint.save(estimator, directory, features=features)
+            hpctrain.report(metrics, Checkpoint.from_directory(directory))
+
+    def _is_done(self) -> bool:
+        # A run that was stopped between its report and its end, not one that another run gave.
+        return hpctrain.get_context().world.attempt > 1
+
+    def _table(self, name: str) -> tuple[pandas.DataFrame, Any]:
+        """Return features and labels of a dataset, the whole of it. Not collective."""
+        table = as_frame(hpctrain.get_dataset_shard(name), name)
+        if self.label_column is None:
+            return table, None
+        if self.label_column not in table.columns:
+            raise ConfigError(
+                f"dataset {name!r} has no column {self.label_column!r}. It has "
+                f"{sorted(table.columns)[:30]}."
+            )
+        label = table[self.label_column]
+        if missing := int(label.isna().sum()):
+            raise ConfigError(
+                f"dataset {name!r}: {missing} of {len(table)} rows have no label (column "
+                f"{self.label_column!r}). Drop these rows, or fill them in."
+            )
+        return table.drop(columns=self.label_column), label.to_numpy()
+
+    def _cross_validate(self, estimator: Any, x: Any, y: Any) -> dict[str, Any]:
+        from sklearn.model_selection import cross_validate
+
+        found = cross_validate(
+            estimator,
+            x,
+            y,
+            scoring=self.scoring,
+            cv=self.cv,
+            params=dict(self.fit_params) or None,
+            return_train_score=self.return_train_score_cv,
+            # None: as many as there are ranks.
+            n_jobs=None if self.parallelize_cv else 1,
+        )
+        metrics: dict[str, Any] = {}
+        for key, values in found.items():
+            metrics[key] = [float(value) for value in values]
+            metrics[f"{key}_mean"] = float(values.mean())
+            metrics[f"{key}_std"] = float(values.std())
+        return metrics
+
+    def _score(self, estimator: Any, x: Any, y: Any) -> dict[str, float]:
+        begin = time.perf_counter()
+        scores = {
+            f"test_{name}": float(scorer(estimator, x, y))
+            for name, scorer in scorers(estimator, self.scoring).items()
+        }
+        return {**scores, "score_time": time.perf_counter() - begin}
+
+
+def scorers(estimator: Any, scoring: Any) -> dict[str, Callable[..., float]]:
+    """Return scoring functions by name; ``score`` where there is one. Not collective."""
+    from sklearn.metrics import check_scoring, get_scorer
+
+    if scoring is None or isinstance(scoring, str) or callable(scoring):
+        return {"score": check_scoring(estimator, scoring)}
+    named = scoring if isinstance(scoring, Mapping) else {name: name for name in scoring}
+    return {name: s if callable(s) else get_scorer(s) for name, s in named.items()}
+
+
+def set_cpus(estimator: Any, cpus: int) -> None:
+    """Let an estimator, and those inside of it, use CPUs unless they say how many. In place."""
+    settings = estimator.get_params(deep=True)
+    chosen = {
+        name: cpus
+        for name, value in settings.items()
+        if name.rpartition("__")[2] in _CPU_PARAMETERS and value is None
+    }
+    estimator.set_params(**chosen)
+
+
+def as_frame(dataset: Any, name: str) -> pandas.DataFrame:
+    """Return a dataset as a data frame whose columns all are one value wide. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If it has no named columns.
+    """
+    import pandas
+
+    from hpctrain.gbdt.features import columns_of, width_of
+
+    if hasattr(dataset, "iloc"):
+        return dataset
+    if not hasattr(dataset, "materialize"):
+        raise ConfigError(
+            f"dataset {name!r} is a {type(dataset).__name__}, which has no named columns. Give a "
+            f"pandas data frame, or a hpctrain.data.Dataset."
+        )
+    columns: dict[str, Any] = {}
+    for column, values in columns_of(dataset.materialize().to_numpy()).items():
+        width = width_of(values)
+        if width is None:
+            columns[column] = values
+            continue
+        flat = values.reshape(len(values), width)
+        columns.update({f"{column}_{part}": flat[:, part] for part in range(width)})
+    return pandas.DataFrame(columns)

@@ -1,0 +1,148 @@
+"""Spread joblib's tasks over MPI ranks that all run the same program.
+
+All ranks come to the same ``joblib.Parallel`` call with the same tasks, since they run the same
+code on the same data. So no task is sent anywhere: each rank runs those whose number is its own
+modulo the number of ranks, and the ranks exchange what came out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from joblib import parallel_config, register_parallel_backend
+from joblib.parallel import ParallelBackendBase
+
+from hpctrain.collective import barrier
+from hpctrain.worker.context import active_worker
+
+BACKEND = "hpctrain"
+# Not a limit for folds: FailureConfig(hang_timeout=...) is there for those who want one.
+_TIMEOUT_S = 30 * 24 * 3600.0
+
+
+class _Task:
+    """One batch of calls, which some rank runs."""
+
+    def __init__(self, call: Callable[[], Any], callback: Callable[[Any], None] | None) -> None:
+        self.call = call
+        self.callback = callback
+        self.outcome: tuple[bool, Any] | None = None
+        """Whether it went well, and the result or the exception."""
+
+
+class MPIBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib has no types
+    """Runs the tasks of a ``joblib.Parallel`` call on all ranks.
+
+    Parameters
+    ----------
+    **options
+        As joblib gives them.
+    """
+
+    supports_timeout = False
+    supports_retrieve_callback = False
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._waiting: list[_Task] = []
+
+    def effective_n_jobs(self, n_jobs: int | None) -> int:
+        """Return the number of ranks, or 1 where that is asked for. Not collective."""
+        return 1 if n_jobs == 1 else int(active_worker("joblib").comm.size)
+
+    def configure(
+        self,
+        n_jobs: int = 1,
+        parallel: Any = None,
+        prefer: Any = None,
+        require: Any = None,
+        **_: Any,
+    ) -> int:
+        """Let `parallel` hand over all its tasks before the first is run. Not collective."""
+        self.parallel = parallel
+        # They stay where they are, so that costs no memory; and ranks wait for each other once.
+        parallel.pre_dispatch = "all"
+        return self.effective_n_jobs(n_jobs)
+
+    def submit(self, func: Callable[[], Any], callback: Any = None) -> _Task:
+        """Take note of a task. Not collective."""
+        task = _Task(func, callback)
+        self._waiting.append(task)
+        return task
+
+    def retrieve_result(self, out: _Task, timeout: float | None = None) -> Any:
+        """Return what came out of a task; the first of them runs all. Collective."""
+        if out.outcome is None:
+            self._run()
+        assert out.outcome is not None
+        went_well, value = out.outcome
+        if not went_well:
+            raise value
+        return value
+
+    def abort_everything(self, ensure_ready: bool = True) -> None:
+        """Forget tasks that were not run. Not collective."""
+        self._waiting.clear()
+
+    def _run(self) -> None:
+        comm = active_worker("joblib").comm
+        tasks, self._waiting = self._waiting, []
+        mine = {
+            number: _outcome(task.call)
+            for number, task in enumerate(tasks)
+            if number % comm.size == comm.rank
+        }
+        # Ranks that have less to do wait here without using their CPU.
+        barrier(timeout_s=_TIMEOUT_S)
+        for outcomes in comm.allgather(mine):
+            for number, outcome in outcomes.items():
+                tasks[number].outcome = outcome
+        # Tasks may have drawn from it, on each rank others.
+        np.random.set_state(comm.bcast(np.random.get_state()))
+        for task in tasks:
+            if task.callback is not None:
+                task.callback(task)
+
+
+@contextlib.contextmanager
+def parallel_over_ranks() -> Iterator[None]:
+    """Let joblib spread its tasks over the ranks inside of a training function. Collective.
+
+    Every rank runs the same code on the same data in the block: cross-validation and searches of
+    scikit-learn, or ``joblib.Parallel`` itself. NumPy's global random numbers are those of rank 0
+    on all ranks. Tasks within tasks use threads of their rank.
+
+    Examples
+    --------
+    ::
+
+        with parallel_over_ranks():
+            search = GridSearchCV(SVC(), {"C": [0.1, 1, 10]}).fit(x, y)
+    """
+    comm = active_worker("parallel_over_ranks()").comm
+    if comm.size == 1:
+        yield
+        return
+    register_parallel_backend(BACKEND, MPIBackend)
+    before = np.random.get_state()
+    np.random.set_state(comm.bcast(before))
+    try:
+        with parallel_config(backend=BACKEND, n_jobs=comm.size):
+            yield
+    finally:
+        np.random.set_state(before)
+
+
+def _outcome(call: Callable[[], Any]) -> tuple[bool, Any]:
+    try:
+        return True, call()
+    except Exception as error:
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:  # whatever its own reduction raises
+            return False, RuntimeError(f"{type(error).__name__}: {error}")
+        return False, error

@@ -1,0 +1,157 @@
+"""`SklearnTrainer`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hpctrain.checkpoint import Checkpoint
+from hpctrain.config import DataConfig, RunConfig, ScalingConfig
+from hpctrain.errors import ConfigError
+from hpctrain.sklearn.fitting import CV, TRAIN, SklearnFitting
+from hpctrain.trainer import DataParallelTrainer
+
+
+class SklearnTrainer(DataParallelTrainer):
+    """Fits a scikit-learn estimator; what scikit-learn does in parallel is spread over the ranks.
+
+    That is the folds of `cv`, and what the estimator itself hands to joblib: the candidates of a
+    search, the trees of a forest. Every rank has all rows. The estimator is stored with skops.
+
+    Parameters
+    ----------
+    estimator
+        Not fitted; it is cloned.
+    datasets
+        By name; ``train`` is what the estimator is fitted on. For each of the others the metrics
+        have a mapping with ``test_score`` and ``score_time``.
+    label_column
+        Column to predict; None if there is none. All others are features.
+    params
+        Given to the estimator's ``set_params()``.
+    scoring
+        As in ``sklearn.model_selection.cross_validate``.
+    cv
+        Cross-validation on ``train`` before the fit: a number of folds, or a splitter. Its results
+        are ``metrics["cv"]``: ``test_score`` of each fold, ``test_score_mean``, ``test_score_std``.
+    return_train_score_cv
+        Whether they have the scores on what folds were trained on, too.
+    parallelize_cv
+        Whether folds are spread over the ranks. None is yes, unless workers have GPUs.
+    set_estimator_cpus
+        Whether ``n_jobs`` and ``thread_count``, where the estimator leaves them open, are the CPUs
+        of a worker that has more than one.
+    fit_params
+        Further arguments of the estimator's ``fit()``.
+    scaling_config, run_config, metadata, resume_from_checkpoint, preprocessor
+        As in `hpctrain.BaseTrainer`.
+
+    Raises
+    ------
+    ConfigError
+        If there is no ``train`` dataset, one is called ``cv``, a column is missing, or folds were
+        to share GPUs.
+
+    Examples
+    --------
+    ::
+
+        SklearnTrainer(
+            estimator=RandomForestClassifier(),
+            datasets={"train": train, "valid": valid},
+            label_column="target",
+            cv=5,
+            scaling_config=ScalingConfig(num_workers=5),
+        ).fit().metrics["cv"]["test_score_mean"]
+    """
+
+    def __init__(
+        self,
+        *,
+        estimator: Any,
+        datasets: Mapping[str, Any],
+        label_column: str | None = None,
+        params: Mapping[str, Any] | None = None,
+        scoring: Any = None,
+        cv: Any = None,
+        return_train_score_cv: bool = False,
+        parallelize_cv: bool | None = None,
+        set_estimator_cpus: bool = True,
+        fit_params: Mapping[str, Any] | None = None,
+        scaling_config: ScalingConfig | None = None,
+        run_config: RunConfig | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        resume_from_checkpoint: Checkpoint | None = None,
+        preprocessor: Any = None,
+    ) -> None:
+        scaling = scaling_config or ScalingConfig()
+        if not (hasattr(estimator, "fit") and hasattr(estimator, "get_params")):
+            raise ConfigError(
+                f"estimator={estimator!r} is no estimator of scikit-learn: it needs fit() and "
+                f"get_params()."
+            )
+        if TRAIN not in datasets:
+            raise ConfigError(
+                f"datasets has {sorted(datasets) or 'nothing'}, and no {TRAIN!r}: that is what the "
+                f"estimator is fitted on. Give datasets={{'train': ...}}."
+            )
+        if CV in datasets:
+            raise ConfigError(
+                f"a dataset is called {CV!r}, as the metrics of cross-validation are. Choose "
+                f"another name."
+            )
+        if parallelize_cv and scaling.use_gpu:
+            raise ConfigError(
+                "parallelize_cv=True with use_gpu=True: folds do not choose between GPUs. Set "
+                "parallelize_cv=False."
+            )
+        _check_columns(datasets, label_column)
+        cpus = scaling.num_cpus_per_worker
+        super().__init__(
+            SklearnFitting(
+                estimator=estimator,
+                datasets=tuple(datasets),
+                label_column=label_column,
+                params=dict(params or {}),
+                scoring=scoring,
+                cv=cv,
+                return_train_score_cv=return_train_score_cv,
+                parallelize_cv=not scaling.use_gpu if parallelize_cv is None else parallelize_cv,
+                fit_params=dict(fit_params or {}),
+                cpus=cpus if set_estimator_cpus and cpus > 1 else None,
+            ),
+            dataset_config=DataConfig(datasets_to_split=()),
+            scaling_config=scaling_config,
+            run_config=run_config,
+            datasets=datasets,
+            metadata=metadata,
+            resume_from_checkpoint=resume_from_checkpoint,
+            preprocessor=preprocessor,
+        )
+
+    @classmethod
+    def get_model(cls, checkpoint: Checkpoint) -> Any:
+        """Return the estimator of a checkpoint. Not collective.
+
+        Raises
+        ------
+        CheckpointError
+            If it has none, is of another framework, or has objects of types that skops does not
+            know to be harmless.
+        """
+        from hpctrain.sklearn.checkpoint import SklearnCheckpoint
+
+        with checkpoint.as_directory() as directory:
+            return SklearnCheckpoint.load(directory)
+
+
+def _check_columns(datasets: Mapping[str, Any], label_column: str | None) -> None:
+    if label_column is None:
+        return
+    for name, dataset in datasets.items():
+        columns = getattr(dataset, "columns", None)
+        if columns is not None and not callable(columns) and label_column not in list(columns):
+            raise ConfigError(
+                f"dataset {name!r} has no column {label_column!r}. It has "
+                f"{sorted(map(str, columns))[:30]}."
+            )
