@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hpctrain.errors import CheckpointError, ConfigError
-
-FEATURES_FILE = "features.json"
+from hpctrain.predict.features import FEATURES_NAME, ModelFeatures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,15 +82,12 @@ class Features:
 
     def write(self, directory: str | PathLike[str], *, framework: str) -> None:
         """Write ``features.json`` beside a model. Not collective."""
-        content: dict[str, Any] = {
-            "framework": framework,
-            "features": list(self.names),
-            "label": self.label,
-        }
-        if self.categories:
-            content["categories"] = {name: list(known) for name, known in self.categories.items()}
-        text = json.dumps(content, indent=1)
-        (Path(directory) / FEATURES_FILE).write_text(text + "\n", encoding="utf-8")
+        ModelFeatures(
+            framework=framework,
+            features=self.names,
+            label=self.label,
+            categories=self.categories,
+        ).write(directory)
 
     @classmethod
     def read(cls, directory: str | PathLike[str], *, framework: str) -> Features:
@@ -104,23 +98,17 @@ class Features:
         CheckpointError
             If there is no such file, or the checkpoint is of another framework.
         """
-        path = Path(directory) / FEATURES_FILE
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError as error:
+        known = ModelFeatures.read(directory)
+        if known is None:
             raise CheckpointError(
-                f"{directory} has no {FEATURES_FILE}: it is not a checkpoint of {framework}."
-            ) from error
-        if content["framework"] != framework:
-            raise CheckpointError(
-                f"{directory} is a checkpoint of {content['framework']}, not of {framework}. Open "
-                f"it with hpctrain.{content['framework']}."
+                f"{directory} has no {FEATURES_NAME}: it is not a checkpoint of {framework}."
             )
-        return cls(
-            names=tuple(content["features"]),
-            label=content["label"],
-            categories={k: tuple(v) for k, v in content.get("categories", {}).items()},
-        )
+        if known.framework != framework:
+            raise CheckpointError(
+                f"{directory} is a checkpoint of {known.framework}, not of {framework}. Open it "
+                f"with hpctrain.{known.framework}."
+            )
+        return cls(names=known.features or (), label=known.label, categories=known.categories)
 
 
 def columns_of(batch: Any) -> dict[str, Any]:

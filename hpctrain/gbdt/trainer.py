@@ -165,7 +165,8 @@ class GBDTTrainer(DataParallelTrainer):
             )
         for name, dataset in self.datasets.items():
             columns = getattr(dataset, "columns", None)
-            if columns is not None and not callable(columns):
+            # A preprocessor may make columns, and take some away: then the ranks look.
+            if self.preprocessor is None and columns is not None and not callable(columns):
                 _check_columns(name, [str(column) for column in columns], boosting)
             self._check_rows(name, dataset)
 

@@ -8,6 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar
 
+from hpctrain.data.optional import require
 from hpctrain.errors import CheckpointError
 from hpctrain.gbdt.checkpoint import ModelCheckpoint
 from hpctrain.gbdt.features import Features
@@ -26,23 +27,22 @@ class SklearnCheckpoint(ModelCheckpoint):
     @classmethod
     def write_model(cls, model: Any, path: Path) -> None:
         """Write an estimator into a file. Not collective."""
-        from skops.io import dump
-
-        dump(model, path)
+        skops_io = require("skops.io", to="to save scikit-learn's models", extra="sklearn")
+        skops_io.dump(model, path)
 
     @classmethod
     def read_model(cls, path: Path, trusted: Sequence[str] = ()) -> Any:
         """Return the estimator of a file. Not collective."""
-        from skops.io import get_untrusted_types, load
-
-        asked = get_untrusted_types(file=path)
+        skops_io = require("skops.io", to="to load scikit-learn's models", extra="sklearn")
+        asked = skops_io.get_untrusted_types(file=path)
         known = {*trusted, *filter(_is_class_of_sklearn, asked)}
-        if unknown := sorted(set(asked) - known):
+        if strange := sorted(set(asked) - known):
             raise CheckpointError(
-                f"{path} has objects of types {unknown}, which skops does not know to be harmless. "
-                f"If you trust whoever made it: get_estimator(trusted={unknown})."
+                f"{path} holds the types {', '.join(strange)}, and making them would run their "
+                f"code. If you trust them, say so with trusted={strange!r}: SklearnCheckpoint."
+                f"get_estimator() and SklearnPredictor.from_checkpoint() take it."
             )
-        return load(path, trusted=sorted(known))
+        return skops_io.load(path, trusted=sorted(known))
 
     @classmethod
     def features_of(cls, model: Any) -> Features:

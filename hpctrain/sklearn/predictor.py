@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.checkpoint import Checkpoint
-from hpctrain.data.optional import require
-from hpctrain.errors import CheckpointError
 from hpctrain.predict.batches import PREDICTIONS
 from hpctrain.predict.features import select_frame, select_matrix
 from hpctrain.predict.predictor import Predictor
+from hpctrain.sklearn.checkpoint import SklearnCheckpoint
 
 if TYPE_CHECKING:
     from sklearn.base import BaseEstimator
@@ -64,18 +62,7 @@ class SklearnPredictor(Predictor):
             If the estimator holds types that are not trusted.
         """
         features = cls.check_checkpoint(checkpoint)
-        skops_io = require("skops.io", to="to load scikit-learn's models", extra="sklearn")
-        with checkpoint.as_directory():
-            path = cls._find_model(checkpoint)
-            asked = skops_io.get_untrusted_types(file=path)
-            known = {*trusted, *filter(_is_class_of_sklearn, asked)}
-            strange = sorted(set(asked) - known)
-            if strange:
-                raise CheckpointError(
-                    f"{path} holds the types {', '.join(strange)}, and making them would run their "
-                    f"code. If you trust them: from_checkpoint(..., trusted={strange!r})."
-                )
-            estimator = skops_io.load(path, trusted=sorted(known))
+        estimator = SklearnCheckpoint(checkpoint.path).get_estimator(trusted)
         predictor = cls(estimator, preprocessor=checkpoint.get_preprocessor(), **kwargs)
         if features is not None and features.features is not None:
             predictor.features = features.features
@@ -113,14 +100,3 @@ class SklearnPredictor(Predictor):
         if num_cpus is not None and "n_jobs" in self.estimator.get_params(deep=False):
             self.estimator.set_params(n_jobs=num_cpus)
         return {PREDICTIONS: getattr(self.estimator, method)(data, **kwargs)}
-
-
-def _is_class_of_sklearn(name: str) -> bool:
-    """Return whether a name is that of a class: a function might do anything when it is called."""
-    module, _, attribute = name.rpartition(".")
-    if not module.startswith("sklearn."):
-        return False
-    try:
-        return isinstance(getattr(import_module(module), attribute, None), type)
-    except ImportError:
-        return False

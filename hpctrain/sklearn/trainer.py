@@ -105,7 +105,9 @@ class SklearnTrainer(DataParallelTrainer):
                 "parallelize_cv=True with use_gpu=True: folds do not choose between GPUs. Set "
                 "parallelize_cv=False."
             )
-        _check_columns(datasets, label_column)
+        if preprocessor is None:
+            # One may make columns: then the ranks look.
+            _check_columns(datasets, label_column)
         cpus = scaling.num_cpus_per_worker
         super().__init__(
             SklearnFitting(

@@ -140,13 +140,16 @@ def test_a_run_is_restored_from_its_directory(fit: Any) -> None:
 def test_a_model_of_the_users_own_becomes_a_checkpoint(frames: Any) -> None:
     import xgboost
 
+    from hpctrain.preprocessors import LabelEncoder
+
     table = frames["valid"]
     matrix = xgboost.DMatrix(table.drop(columns="target"), label=table["target"])
     booster = xgboost.train({"max_depth": 2}, matrix, 2)
-    checkpoint = XGBoostCheckpoint.from_model(booster, preprocessor={"a": 1})
+    encoder = LabelEncoder("target").fit(table)
+    checkpoint = XGBoostCheckpoint.from_model(booster, preprocessor=encoder)
     assert checkpoint.get_model().get_dump() == booster.get_dump()
     assert checkpoint.get_features().names == tuple(table.columns.drop("target"))
-    assert checkpoint.get_preprocessor() == {"a": 1}
+    assert isinstance(checkpoint.get_preprocessor(), LabelEncoder)
 
 
 def test_importing_the_trainers_loads_neither_a_library_nor_numpy() -> None:

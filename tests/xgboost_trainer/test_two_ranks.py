@@ -308,3 +308,24 @@ def test_the_checkpoint_of_something_else_is_refused_by_name(tmp_path: Path) -> 
         XGBoostCheckpoint(tmp_path).get_model()
     with pytest.raises(hpctrain.CheckpointError, match=r"no features\.json"):
         XGBoostTrainer.get_model(Checkpoint.from_dict({"weights": 1}))
+
+
+def test_a_preprocessor_is_fitted_on_the_ranks_and_carried_to_the_predictor(
+    fit: Any, frames: Any
+) -> None:
+    from sklearn.metrics import log_loss
+
+    from hpctrain.preprocessors import LabelEncoder
+    from hpctrain.xgboost import XGBoostPredictor
+
+    named = {
+        name: frame.assign(target=np.where(frame["target"] == 1, "benign", "malign"))
+        for name, frame in frames.items()
+    }
+    result = fit(datasets=named, preprocessor=LabelEncoder("target"), num_boost_round=5)
+    assert result.checkpoint is not None
+    predictor = XGBoostPredictor.from_checkpoint(result.checkpoint)
+    valid = named["valid"]
+    predicted = np.asarray(predictor.predict(valid.drop(columns="target"))).ravel()
+    loss = log_loss(valid["target"] == "malign", predicted)
+    assert result.metrics["valid-logloss"] == pytest.approx(loss, abs=1e-6)
