@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.errors import LaunchError
+from hpctrain.worker.pmi import initialize_with_short_values
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm, Request
@@ -40,6 +41,7 @@ def initialize() -> Comm:
     import mpi4py
 
     mpi4py.rc.finalize = False
+    initialize_with_short_values()
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:

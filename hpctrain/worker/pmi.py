@@ -1,0 +1,86 @@
+"""Start the MPICH of the PyPI wheel under ``srun --mpi=pmi2``, whose lines have a limit.
+
+Slurm's pmi2 plugin offers values of 1024 characters, but reads lines of 1023, with the name of the
+key before the value (Slurm 22.05: "mpi/pmi2: invalid client request"). MPICH compresses zeros in
+what it sends, so it often gets by. But over UCX it sends 4 KiB from where an address of some
+hundred bytes lies, whatever the heap holds behind it; if that cannot be compressed, the start fails
+or hangs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import select
+import socket
+import sys
+import threading
+from pathlib import Path
+
+from hpctrain import environ
+
+_OFFERED = re.compile(rb"vallen_max=\d+")
+_TAKEN = b"vallen_max=512"
+_CHUNK_BYTES = 65536
+_THREAD_MULTIPLE = 3
+
+
+def initialize_with_short_values() -> bool:
+    """Initialise MPI while the plugin seems to take short values only, if it is that plugin.
+
+    Collective. Before mpi4py.MPI is imported, which finds MPI initialised then.
+
+    Returns
+    -------
+    bool
+        Whether MPI is initialised; otherwise nothing was done.
+    """
+    descriptor = environ.variable("PMI_FD")
+    library = Path(sys.prefix) / "lib" / "libmpi.so.12"
+    chosen = any(environ.variable(name) for name in ("MPI4PY_LIBMPI", "MPI4PY_MPIABI"))
+    if descriptor is None or environ.variable("SLURM_STEP_ID") is None:
+        return False
+    if chosen or not (library.exists() and (library.parent / "mpich").is_dir()):
+        return False
+    with _Proxy(int(descriptor)):
+        # Not through mpi4py: it holds Python's lock meanwhile, and the proxy is a thread.
+        ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL).MPI_Init_thread(
+            None, None, _THREAD_MULTIPLE, ctypes.byref(ctypes.c_int())
+        )
+    return True
+
+
+class _Proxy:
+    """Stands between a PMI client and its server for a while, and tells it of a lower limit."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._server = socket.socket(fileno=os.dup(descriptor))
+        ours, self._client = socket.socketpair()
+        os.dup2(ours.fileno(), descriptor)
+        ours.close()
+        self._thread = threading.Thread(target=self._forward, name="hpctrain-pmi", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        # It is a protocol of questions and answers: between two questions nothing is under way.
+        os.dup2(self._server.fileno(), self._descriptor)
+        self._thread.join()
+        self._server.close()
+        self._client.close()
+
+    def _forward(self) -> None:
+        while True:
+            ready, _, _ = select.select([self._server, self._client], [], [])
+            for source in ready:
+                data = source.recv(_CHUNK_BYTES)
+                if not data:
+                    # The client's end is closed by dup2, or the step is being ended.
+                    return
+                if source is self._server:
+                    self._client.sendall(_OFFERED.sub(_TAKEN, data))
+                else:
+                    self._server.sendall(data)
