@@ -181,7 +181,7 @@ class Buffers:
         How many arrays are kept for later.
     """
 
-    def __init__(self, make: Callable[[], np.ndarray], *, at_most: int = 8) -> None:
+    def __init__(self, make: Callable[[], np.ndarray], *, at_most: int = 16) -> None:
         self._make = make
         self._at_most = at_most
         self._arrays: list[np.ndarray] = []
