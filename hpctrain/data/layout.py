@@ -99,7 +99,8 @@ def find_layout(dataset: Any) -> Layout:
         if dataset.id.get_storage_size() != dataset.nbytes or not dataset.nbytes:
             return Opaque()
         return Contiguous(offset=dataset.id.get_offset())
-    if properties.get_layout() == h5py.h5d.CHUNKED:
+    # Missing where h5py was built with HDF5 1.10, as modules of clusters often are.
+    if properties.get_layout() == h5py.h5d.CHUNKED and hasattr(dataset.id, "chunk_iter"):
         return _find_chunks(dataset, properties)
     return Opaque()
 
