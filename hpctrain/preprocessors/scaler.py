@@ -9,9 +9,10 @@ import numpy as np
 
 from hpctrain.errors import ConfigError
 from hpctrain.preprocessors.batches import Array, NumpyBatch, Rows
+from hpctrain.preprocessors.kernels import shifted_and_scaled
 from hpctrain.preprocessors.preprocessor import Preprocessor, check_outputs, per_row
 from hpctrain.preprocessors.quantiles import quantiles_of
-from hpctrain.preprocessors.statistics import Extremes, Moments, collect
+from hpctrain.preprocessors.statistics import Extremes, Moments, as_numbers, collect
 from hpctrain.world import Communicator
 
 
@@ -192,13 +193,10 @@ def _scaled(column: str, values: Array, shift: Any, scale: Any) -> Array:
             f"column {column!r} has rows of shape {values.shape[1:]}; the scaler was fitted on "
             f"rows of shape {shape}. Give it the columns it was fitted on."
         )
-    if values.dtype.kind != "f":
-        values = values.astype(np.float64)
-    result = np.empty_like(values)
     # Computed in float64, whatever the type of the column: the mean may be far from 0.
-    np.subtract(values, shift, out=result, casting="same_kind")
-    np.divide(result, scale, out=result, casting="same_kind")
-    return result
+    width = int(np.prod(shape, dtype=np.int64))
+    by_column = [np.broadcast_to(part, shape).reshape(width) for part in (shift, scale)]
+    return shifted_and_scaled(as_numbers(values), *by_column).reshape(values.shape)
 
 
 def _not_zero(scale: Any) -> Any:

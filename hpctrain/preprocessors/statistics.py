@@ -15,12 +15,9 @@ import numpy as np
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.preprocessors.batches import Array, Rows, flat_rows
 from hpctrain.preprocessors.categories import elements_of, is_missing
+from hpctrain.preprocessors.kernels import reduced, sums_about
 from hpctrain.world import Communicator
 
-# So many float64 values stay in the cache of a core while several passes go over them: 256 KiB.
-_CHUNK_VALUES = 32768
-# A row of few values is too short for vector instructions; rows laid side by side are not.
-_LANE_VALUES = 1024
 _SHIFT_ROWS = 256
 
 S = TypeVar("S", bound="Statistic")
@@ -95,9 +92,9 @@ class Moments:
             head = np.array(rows[:_SHIFT_ROWS], dtype=np.float64)
             present = np.isfinite(head)
             shift = np.where(present, head, 0.0).sum(axis=0) / np.maximum(present.sum(axis=0), 1)
-            sums = _sums_about(shift, rows, leave_out_nan=self._expects_nan)
+            sums = sums_about(shift, rows, leave_out_nan=self._expects_nan)
             if not self._expects_nan and not np.isfinite(sums[2]).all():
-                sums = _sums_about(shift, rows, leave_out_nan=True)
+                sums = sums_about(shift, rows, leave_out_nan=True)
                 self._expects_nan = bool((sums[0] < len(rows)).any())
         count, total, squares = sums
         if not np.isfinite(squares).all():
@@ -108,36 +105,6 @@ class Moments:
         nonzero = np.maximum(count, 1)
         offset = total / nonzero
         return count, shift + offset, np.maximum(squares - total * offset, 0.0)
-
-
-def _sums_about(shift: Array, rows: Array, *, leave_out_nan: bool) -> tuple[Array, Array, Array]:
-    """Return count, sum and sum of squares of each column's distances from `shift`."""
-    num_rows, width = rows.shape
-    lanes = max(1, _LANE_VALUES // max(width, 1))
-    step = max(1, _CHUNK_VALUES // max(lanes * width, 1)) * lanes
-    buffer = np.empty((step, width))
-    wide_shift = np.tile(shift, lanes)
-    count = np.full(width, float(num_rows))
-    total = np.zeros(lanes * width)
-    squares = np.zeros(lanes * width)
-    for start in range(0, num_rows, step):
-        part = rows[start : start + step]
-        # What fills up the last lanes adds nothing.
-        full = -(-len(part) // lanes) * lanes
-        chunk = buffer[:full]
-        np.copyto(chunk[: len(part)], part, casting="unsafe")
-        chunk[len(part) :] = shift
-        if leave_out_nan:
-            missing = np.isnan(chunk)
-            count -= missing.sum(axis=0)
-            np.copyto(chunk, shift, where=missing)
-        wide = chunk.reshape(full // lanes, lanes * width)
-        wide -= wide_shift
-        total += wide.sum(axis=0)
-        np.multiply(wide, wide, out=wide)
-        squares += wide.sum(axis=0)
-    fold = (lanes, width)
-    return count, total.reshape(fold).sum(axis=0), squares.reshape(fold).sum(axis=0)
 
 
 def _merge_moments(
@@ -167,7 +134,7 @@ class Extremes:
         if not len(rows):
             return
         self.minimum, self.maximum = self._joined(
-            _reduced(np.fmin, rows).astype(np.float64), _reduced(np.fmax, rows).astype(np.float64)
+            reduced(np.fmin, rows).astype(np.float64), reduced(np.fmax, rows).astype(np.float64)
         )
         self.shape = shape
 
@@ -184,20 +151,6 @@ class Extremes:
         if self.shape is None:
             return minimum, maximum
         return np.fmin(self.minimum, minimum), np.fmax(self.maximum, maximum)
-
-
-def _reduced(function: np.ufunc, rows: Array) -> Array:
-    """Return a function of all values of each column."""
-    num_rows, width = rows.shape
-    lanes = max(1, _LANE_VALUES // max(width, 1))
-    laid = num_rows // lanes * lanes
-    if not laid or not rows.flags.c_contiguous:
-        whole: Array = function.reduce(rows, axis=0)
-        return whole
-    wide = function.reduce(rows[:laid].reshape(-1, lanes * width), axis=0)
-    parts = np.concatenate([wide.reshape(lanes, width), rows[laid:]])
-    reduced: Array = function.reduce(parts, axis=0)
-    return reduced
 
 
 class Counts:
