@@ -192,7 +192,8 @@ class FailureConfig:
     None ends nothing; after half an hour the stacks are written all the same."""
     start_timeout: float = 1800.0
     """Seconds that each of the phases around the training function may take: the start of the ranks
-    up to their MPI world, imports, the set-up of the backend and its end."""
+    up to their MPI world, imports, the set-up of the backend and its end. While a preprocessor is
+    fitted, each batch of a rank is progress, and a rank may wait so long for the others."""
     node_timeout_s: float = 30.0
     """Seconds of silence after which a node is given up; its agent says something every two."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -18,6 +19,37 @@ def is_missing(value: Any) -> bool:
 def elements_of(values: Array) -> list[Any]:
     """Return the values of a column as Python's own, lists as tuples. Not collective."""
     return [hashable(value) for value in values.tolist()]
+
+
+def count_elements(values: Array) -> Counter[Any]:
+    """Return how often each value of a column occurs, as Python's own. Not collective."""
+    if values.ndim > 1:
+        return Counter(elements_of(values))
+    if values.dtype.kind in "biuf":
+        distinct, counts = np.unique(values, return_counts=True)
+        return Counter(dict(zip(distinct.tolist(), counts.tolist(), strict=True)))
+    try:
+        # Most columns of objects hold texts, and counting these is quicker than looking at each.
+        counted = Counter(values.tolist())
+    except TypeError:
+        return Counter(elements_of(values))
+    found: Counter[Any] = Counter()
+    for value, times in counted.items():
+        found[hashable(value)] += times
+    return found
+
+
+def count_in_lists(values: Array) -> Counter[Any]:
+    """Return how often each value occurs in the lists of a column, and out of lists.
+
+    Not collective.
+    """
+    if values.dtype != object:
+        return count_elements(values.reshape(-1))
+    counted = count_elements(values)
+    if any(isinstance(value, tuple) for value in counted):
+        return Counter(elements_in_lists(values))
+    return counted
 
 
 def elements_in_lists(values: Array) -> list[Any]:
@@ -71,9 +103,15 @@ def most_frequent(counts: Mapping[Any, int], limit: int | None) -> list[Any]:
 
 def codes_of(values: Array, codes: Mapping[Any, int]) -> Array:
     """Return the code of each row's value, -1 for one that has none. Not collective."""
-    if values.dtype.kind in "biufUS" and values.ndim == 1:
+    if values.dtype.kind in "biuf" and values.ndim == 1:
         distinct, inverse = np.unique(values, return_inverse=True)
         known = [codes.get(value, -1) for value in distinct.tolist()]
         found: Array = np.array(known, dtype=np.int64)[inverse]
         return found
+    if values.ndim == 1:
+        try:
+            return np.array([codes.get(value, -1) for value in values.tolist()], dtype=np.int64)
+        except TypeError:
+            # Lists, which have no place in a dictionary.
+            pass
     return np.array([codes.get(value, -1) for value in elements_of(values)], dtype=np.int64)

@@ -18,7 +18,8 @@ from hpctrain.preprocessors.batches import (
 )
 from hpctrain.preprocessors.categories import (
     codes_of,
-    elements_in_lists,
+    count_elements,
+    count_in_lists,
     elements_of,
     hashable,
     in_order,
@@ -40,12 +41,12 @@ class _Encoder(Preprocessor):
         rows: Rows,
         comm: Communicator,
         *,
-        split: Callable[[Array], list[Any]] = elements_of,
+        count: Callable[[Array], Counter[Any]] = count_elements,
         at_most: Mapping[str, int] | None = None,
         allow_missing: bool = False,
     ) -> dict[str, Any]:
         columns = self.get_input_columns()
-        found = collect(rows, {column: lambda: Counts(split) for column in columns}, comm)
+        found = collect(rows, {column: lambda: Counts(count) for column in columns}, comm)
         stats = {}
         for column, counts in found.items():
             if counts.missing and not allow_missing:
@@ -96,8 +97,8 @@ class OrdinalEncoder(_Encoder):
         self.encode_lists = encode_lists
 
     def _fit(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
-        split = elements_in_lists if self.encode_lists else elements_of
-        return self._learn(rows, comm, split=split)
+        count = count_in_lists if self.encode_lists else count_elements
+        return self._learn(rows, comm, count=count)
 
     def _transform_numpy(self, columns: NumpyBatch) -> Mapping[str, Any]:
         return {output: self._encoded(name, columns[name]) for name, output in self._names()}
@@ -106,9 +107,12 @@ class OrdinalEncoder(_Encoder):
         codes = self._codes(name)
         if not self.encode_lists:
             return _with_nan(codes_of(values, codes))
-        if values.dtype == object and any(map(_is_list, values)):
-            return as_cells([[codes.get(hashable(element)) for element in row] for row in values])
-        return _with_nan(codes_of(values.reshape(-1), codes)).reshape(values.shape)
+        if values.dtype != object:
+            return _with_nan(codes_of(values.reshape(-1), codes)).reshape(values.shape)
+        found = codes_of(values, codes)
+        if (found < 0).any() and any(map(_is_list, values)):
+            return as_cells([_codes_in(row, codes) for row in values])
+        return _with_nan(found)
 
 
 class OneHotEncoder(_Encoder):
@@ -179,7 +183,7 @@ class MultiHotEncoder(_Encoder):
 
     def _fit(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
         return self._learn(
-            rows, comm, split=elements_in_lists, at_most=self.max_categories, allow_missing=True
+            rows, comm, count=count_in_lists, at_most=self.max_categories, allow_missing=True
         )
 
     def _transform_numpy(self, columns: NumpyBatch) -> Mapping[str, Any]:
@@ -357,6 +361,12 @@ def check_limits(columns: Sequence[str], limits: Mapping[str, int] | None) -> di
                 f"columns {list(columns)} is needed."
             )
     return dict(limits or {})
+
+
+def _codes_in(value: Any, codes: Mapping[Any, int]) -> Any:
+    if _is_list(value):
+        return [codes.get(hashable(element)) for element in value]
+    return codes.get(hashable(value))
 
 
 def _with_nan(codes: Array) -> Array:

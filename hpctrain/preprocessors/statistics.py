@@ -14,7 +14,7 @@ import numpy as np
 
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.preprocessors.batches import Array, Rows, flat_rows
-from hpctrain.preprocessors.categories import elements_of, is_missing
+from hpctrain.preprocessors.categories import count_elements, is_missing
 from hpctrain.preprocessors.kernels import reduced, sums_about
 from hpctrain.world import Communicator
 
@@ -158,12 +158,12 @@ class Counts:
 
     Parameters
     ----------
-    split
-        Gives the values that a column's rows hold; by default each row is one.
+    count
+        Counts the values that a column's rows hold; by default each row is one.
     """
 
-    def __init__(self, split: Callable[[Array], list[Any]] = elements_of) -> None:
-        self._split = split
+    def __init__(self, count: Callable[[Array], Counter[Any]] = count_elements) -> None:
+        self._count = count
         self.counts: Counter[Any] = Counter()
         """Values that are not missing."""
         self.missing = 0
@@ -171,30 +171,23 @@ class Counts:
 
     def update(self, values: Array) -> None:
         """Take rows into account. Not collective."""
-        if values.dtype.kind in "biufUS" and values.ndim == 1 and self._split is elements_of:
-            distinct, counts = np.unique(values, return_counts=True)
-            seen = Counter(dict(zip(distinct.tolist(), counts.tolist(), strict=True)))
-        else:
-            seen = Counter(self._split(values))
+        seen = self._count(values)
         for value in [value for value in seen if is_missing(value)]:
             self.missing += seen.pop(value)
         self.counts.update(seen)
 
     def merge(self, other: Counts) -> Counts:
         """Return what is known from the rows of both. Not collective."""
-        merged = Counts(self._split)
-        merged.counts = self.counts + other.counts
-        merged.missing = self.missing + other.missing
-        return merged
+        return _rebuild_counts(self.counts + other.counts, self.missing + other.missing)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travel between ranks without the function that splits, which may be a user's own."""
-        return _rebuild_counts, (dict(self.counts), self.missing)
+        """Travel between ranks without the function that counts, which may be a user's own."""
+        return _rebuild_counts, (self.counts, self.missing)
 
 
-def _rebuild_counts(counts: dict[Any, int], missing: int) -> Counts:
+def _rebuild_counts(counts: Counter[Any], missing: int) -> Counts:
     rebuilt = Counts()
-    rebuilt.counts, rebuilt.missing = Counter(counts), missing
+    rebuilt.counts, rebuilt.missing = counts, missing
     return rebuilt
 
 

@@ -140,8 +140,8 @@ class CountVectorizer(_OfText):
         self.max_features = max_features
 
     def _fit(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
-        def words(values: Array) -> list[Any]:
-            return [token for row in self._tokens(values) for token in row]
+        def words(values: Array) -> Counter[Any]:
+            return Counter(token for row in self._tokens(values) for token in row)
 
         found = collect(rows, {column: lambda: Counts(words) for column in self.columns}, comm)
         stats = {}
