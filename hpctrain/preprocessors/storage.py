@@ -93,7 +93,8 @@ def to_files(preprocessor: Preprocessor) -> dict[str, bytes]:
     files = {JSON_NAME: json.dumps({**content, "arrays": list(arrays)}, indent=1).encode()}
     if arrays:
         stream = io.BytesIO()
-        np.savez(stream, allow_pickle=False, **arrays)
+        named: dict[str, Any] = arrays
+        np.savez(stream, **named)
         files[ARRAYS_NAME] = stream.getvalue()
     return files
 

@@ -114,7 +114,8 @@ def _fit_preprocessor(
         checkpoint=None if resumed is None else resumed.path,
         heartbeat=session.heartbeat,
     )
-    session.preprocessor = to_files(fitted)
+    # skops writes the same object to other bytes each time, and parts of a checkpoint are compared.
+    session.preprocessor = comm.bcast(to_files(fitted) if comm.rank == 0 else None)
     return fitted
 
 

@@ -27,6 +27,7 @@ from hpctrain.preprocessors import (
     OrdinalEncoder,
     Preprocessor,
     RobustScaler,
+    SklearnPreprocessor,
     StandardScaler,
     load,
 )
@@ -131,6 +132,33 @@ def test_three_ranks_learn_the_same_to_the_last_bit(
     scaled = sklearn.preprocessing.RobustScaler().fit_transform(columns["x"].astype("float64"))
     assert_allclose(standard.stats_["std(x)"], scaled.std(axis=0), rtol=1e-6)
     assert ordinal.stats_ == {"unique_values(word)": {"a": 0, "b": 1, "c": 2}}
+
+
+@pytest.mark.mpi
+def test_ranks_that_save_together_store_one_preprocessor(
+    tmp_path: Path, columns: dict[str, np.ndarray], capfd: pytest.CaptureFixture[str]
+):
+    def save() -> None:
+        import hpctrain
+
+        rank = hpctrain.get_context().get_world_rank()
+        with hpctrain.checkpoint_dir() as directory:
+            (Path(directory) / f"rank{rank}").write_text("weights")
+            hpctrain.report({}, Checkpoint.from_directory(directory))
+
+    transformer = sklearn.preprocessing.QuantileTransformer(n_quantiles=20)
+    result = DataParallelTrainer(
+        save,
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(name="run", storage_path=tmp_path),
+        datasets={"train": from_numpy(columns)},
+        preprocessor=SklearnPreprocessor(transformer, ["x"]),
+    ).fit()
+    assert "different content" not in capfd.readouterr().err
+    assert result.checkpoint is not None
+    stored: Any = result.checkpoint.get_preprocessor()
+    expected = transformer.fit(columns["x"]).quantiles_
+    assert_allclose(stored.stats_["transformer"].quantiles_, expected, rtol=1e-9)
 
 
 @pytest.mark.mpi
