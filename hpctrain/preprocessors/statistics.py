@@ -18,6 +18,7 @@ from hpctrain.preprocessors.categories import count_elements, is_missing
 from hpctrain.preprocessors.kernels import reduced, sums_about
 from hpctrain.world import Communicator
 
+# Rows whose mean is what sums are taken about.
 _SHIFT_ROWS = 256
 
 S = TypeVar("S", bound="Statistic")

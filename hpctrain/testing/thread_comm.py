@@ -8,6 +8,8 @@ from collections.abc import Callable
 from functools import reduce
 from typing import Any, TypeVar
 
+__all__ = ["ThreadComm", "run_on_threads"]
+
 T = TypeVar("T")
 
 
