@@ -37,6 +37,13 @@ ModelOption = Annotated[
         help="For torch: the model, or a function that makes it. A checkpoint holds no code.",
     ),
 ]
+TrustOption = Annotated[
+    bool,
+    typer.Option(
+        "--trust-preprocessor",
+        help="Unpickle functions and objects in the checkpoint's preprocessor, which runs code.",
+    ),
+]
 
 
 def predict(
@@ -59,6 +66,7 @@ def predict(
     batch_size: Annotated[int, typer.Option(min=1, help="Rows for the model at a time.")] = 4096,
     predictor: PredictorOption = "",
     model: ModelOption = "",
+    trust_preprocessor: TrustOption = False,
     workers: Annotated[int, typer.Option(min=0, help="Ranks; 0 is this process.")] = 1,
     cpus: Annotated[int, typer.Option(min=1, help="CPUs of a rank.")] = 1,
     gpus: Annotated[int, typer.Option(min=0, help="GPUs of a rank.")] = 0,
@@ -108,7 +116,9 @@ def predict(
     )
     resources = {"CPU": float(cpus), **({"GPU": float(gpus)} if gpus else {})}
     BatchPredictor.from_checkpoint(
-        found, predictor_cls, **predictor_arguments(model, use_gpu=gpus > 0)
+        found,
+        predictor_cls,
+        **predictor_arguments(model, use_gpu=gpus > 0, trust_preprocessor=trust_preprocessor),
     ).predict(
         open_dataset(input_),
         feature_columns=features or None,
@@ -130,7 +140,7 @@ def predict(
     )
 
 
-def predictor_arguments(model: str, *, use_gpu: bool) -> dict[str, Any]:
+def predictor_arguments(model: str, **flags: bool) -> dict[str, Any]:
     """Return the arguments of ``from_checkpoint()`` that options say. Not collective.
 
     Raises
@@ -141,7 +151,8 @@ def predictor_arguments(model: str, *, use_gpu: bool) -> dict[str, Any]:
     from hpctrain.predict.registry import import_name
 
     arguments: dict[str, Any] = {"model": import_name(model)} if model else {}
-    return {**arguments, "use_gpu": True} if use_gpu else arguments
+    # Classes of a user's own need not know what is not asked for.
+    return {**arguments, **{name: True for name, wanted in flags.items() if wanted}}
 
 
 def run_name(verb: str, path: Path) -> str:

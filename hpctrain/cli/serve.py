@@ -22,6 +22,7 @@ from hpctrain.cli.predict import (
     CheckpointHelp,
     ModelOption,
     PredictorOption,
+    TrustOption,
     predictor_arguments,
     run_name,
 )
@@ -31,6 +32,7 @@ def serve(
     checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help=CheckpointHelp)],
     predictor: PredictorOption = "",
     model: ModelOption = "",
+    trust_preprocessor: TrustOption = False,
     host: Annotated[
         str,
         typer.Option(
@@ -85,7 +87,9 @@ def serve(
     service = Service(
         checkpoint=found.path,
         predictor_cls=predictor_cls,
-        predictor_kwargs=predictor_arguments(model, use_gpu=gpus > 0),
+        predictor_kwargs=predictor_arguments(
+            model, use_gpu=gpus > 0, trust_preprocessor=trust_preprocessor
+        ),
         token=token,
         host=host or (None if launcher else LOOPBACK),
         port=port,

@@ -47,10 +47,21 @@ class LightGBMPredictor(Predictor):
         return require("lightgbm", to="to predict with its models", extra="lightgbm")
 
     @classmethod
-    def from_checkpoint(cls, checkpoint: Checkpoint, **kwargs: Any) -> LightGBMPredictor:
-        """Return a predictor with the model of a checkpoint. Not collective.
+    def from_checkpoint(
+        cls, checkpoint: Checkpoint, trust_preprocessor: bool = False, **kwargs: Any
+    ) -> LightGBMPredictor:
+        """Return a predictor with the model of a checkpoint.
 
-        Nothing is unpickled.
+        Not collective. Nothing is unpickled.
+
+        Parameters
+        ----------
+        checkpoint
+            With ``model.txt``.
+        trust_preprocessor
+            Whether functions and objects in its preprocessor may be unpickled, which runs code.
+        **kwargs
+            Further arguments of the class.
 
         Raises
         ------
@@ -61,7 +72,8 @@ class LightGBMPredictor(Predictor):
         lightgbm = cls.import_framework()
         with checkpoint.as_directory():
             booster = lightgbm.Booster(model_file=str(cls._find_model(checkpoint)))
-        predictor = cls(booster, preprocessor=checkpoint.get_preprocessor(), **kwargs)
+        preprocessor = checkpoint.get_preprocessor(trusted=trust_preprocessor)
+        predictor = cls(booster, preprocessor=preprocessor, **kwargs)
         if features is not None and features.features is not None:
             # LightGBM writes blanks in names as underscores.
             predictor.features = features.features

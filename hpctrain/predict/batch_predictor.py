@@ -9,6 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpctrain import environ
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.checks import check_count
 from hpctrain.config import CheckpointConfig, RunConfig, ScalingConfig
@@ -133,7 +134,8 @@ class BatchPredictor:
         """Return what batches go through before the model, or None. Not collective."""
         if self._preprocessor is not None or self._checkpoint is None:
             return self._preprocessor
-        return self._checkpoint.get_preprocessor()
+        trusted = bool(self._predictor_kwargs.get("trust_preprocessor"))
+        return self._checkpoint.get_preprocessor(trusted=trusted)
 
     def set_preprocessor(self, preprocessor: Any) -> None:
         """Use another preprocessor than the checkpoint's. Not collective."""
@@ -211,7 +213,9 @@ class BatchPredictor:
                 return place.read()
         run = BatchPrediction(scoring, scaling_config=scaling_config, run_config=run_config)
         result = run.fit()
-        if run_config.verbose and result.metrics.get("output"):
+        # Where this process is a rank, one of them speaks for all.
+        is_speaker = environ.variable(environ.RANK_MARKER) in (None, "0")
+        if run_config.verbose and is_speaker and "output" in result.metrics:
             print(f"hpctrain: {describe_result(result)}", file=sys.stderr, flush=True)
         return scoring.output_in(result.path).read()
 

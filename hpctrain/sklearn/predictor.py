@@ -39,7 +39,11 @@ class SklearnPredictor(Predictor):
 
     @classmethod
     def from_checkpoint(
-        cls, checkpoint: Checkpoint, trusted: Sequence[str] = (), **kwargs: Any
+        cls,
+        checkpoint: Checkpoint,
+        trusted: Sequence[str] = (),
+        trust_preprocessor: bool = False,
+        **kwargs: Any,
     ) -> SklearnPredictor:
         """Return a predictor with the estimator of a checkpoint.
 
@@ -51,6 +55,8 @@ class SklearnPredictor(Predictor):
             With ``model.skops``.
         trusted
             Types to make besides those that skops knows, as ``module.Class``.
+        trust_preprocessor
+            Whether functions and objects in its preprocessor may be unpickled, which runs code.
         **kwargs
             Further arguments of the class.
 
@@ -63,7 +69,8 @@ class SklearnPredictor(Predictor):
         """
         features = cls.check_checkpoint(checkpoint)
         estimator = SklearnCheckpoint(checkpoint.path).get_estimator(trusted)
-        predictor = cls(estimator, preprocessor=checkpoint.get_preprocessor(), **kwargs)
+        preprocessor = checkpoint.get_preprocessor(trusted=trust_preprocessor)
+        predictor = cls(estimator, preprocessor=preprocessor, **kwargs)
         if features is not None and features.features is not None:
             predictor.features = features.features
         return predictor

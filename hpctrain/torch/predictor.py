@@ -62,6 +62,7 @@ class TorchPredictor(Predictor):
         checkpoint: Checkpoint,
         model: torch.nn.Module | Callable[[], torch.nn.Module] | None = None,
         use_gpu: bool = False,
+        trust_preprocessor: bool = False,
         **kwargs: Any,
     ) -> TorchPredictor:
         """Return a predictor with the weights of a checkpoint.
@@ -76,6 +77,8 @@ class TorchPredictor(Predictor):
             A model of the same architecture, or a function without arguments that makes one.
         use_gpu
             Whether to compute on a GPU.
+        trust_preprocessor
+            Whether functions and objects in its preprocessor may be unpickled, which runs code.
         **kwargs
             Further arguments of the class.
 
@@ -92,7 +95,7 @@ class TorchPredictor(Predictor):
                 f"{cls.__name__} needs model=: a checkpoint holds weights and no code. Give the "
                 f"architecture, or a function that makes it."
             )
-        preprocessor = checkpoint.get_preprocessor()
+        preprocessor = checkpoint.get_preprocessor(trusted=trust_preprocessor)
         predictor = cls(
             load_model(checkpoint, model), preprocessor=preprocessor, use_gpu=use_gpu, **kwargs
         )

@@ -52,10 +52,21 @@ class XGBoostPredictor(Predictor):
         return require("xgboost", to="to predict with its models", extra="xgboost")
 
     @classmethod
-    def from_checkpoint(cls, checkpoint: Checkpoint, **kwargs: Any) -> XGBoostPredictor:
-        """Return a predictor with the model of a checkpoint. Not collective.
+    def from_checkpoint(
+        cls, checkpoint: Checkpoint, trust_preprocessor: bool = False, **kwargs: Any
+    ) -> XGBoostPredictor:
+        """Return a predictor with the model of a checkpoint.
 
-        Nothing is unpickled.
+        Not collective. Nothing is unpickled.
+
+        Parameters
+        ----------
+        checkpoint
+            With ``model.ubj``.
+        trust_preprocessor
+            Whether functions and objects in its preprocessor may be unpickled, which runs code.
+        **kwargs
+            Further arguments of the class.
 
         Raises
         ------
@@ -66,7 +77,8 @@ class XGBoostPredictor(Predictor):
         xgboost = cls.import_framework()
         with checkpoint.as_directory():
             booster = xgboost.Booster(model_file=str(cls._find_model(checkpoint)))
-        predictor = cls(booster, preprocessor=checkpoint.get_preprocessor(), **kwargs)
+        preprocessor = checkpoint.get_preprocessor(trusted=trust_preprocessor)
+        predictor = cls(booster, preprocessor=preprocessor, **kwargs)
         if features is not None and features.features is not None:
             predictor.features = features.features
             predictor.categories = features.categories

@@ -18,10 +18,20 @@ import pyarrow.parquet
 import pytest
 import xgboost
 
-from hpctrain import Checkpoint, ConfigError, FailureConfig, Result, RunConfig, ScalingConfig
+from hpctrain import (
+    Checkpoint,
+    CheckpointError,
+    ConfigError,
+    FailureConfig,
+    Result,
+    RunConfig,
+    ScalingConfig,
+)
+from hpctrain.data import from_numpy, read_hdf5
 from hpctrain.lightgbm import LightGBMPredictor
 from hpctrain.predict import BatchPredictor, Predictor
 from hpctrain.predict.features import ModelFeatures
+from hpctrain.preprocessors import BatchMapper
 from hpctrain.xgboost import XGBoostPredictor
 
 ROWS = 3000
@@ -184,8 +194,6 @@ def test_what_is_in_memory_can_be_predicted_on(booster, tmp_path, expected, make
 def test_a_filtered_dataset_has_as_many_predictions_as_rows_are_left(
     predictor, rows_h5, expected, tmp_path
 ):
-    from hpctrain.data import read_hdf5
-
     dataset = read_hdf5(rows_h5).filter(lambda batch: batch["y"] > 0)
     predictor.predict(
         dataset,
@@ -219,8 +227,6 @@ class Shift:
 
 
 def test_columns_are_chosen_after_the_preprocessor(checkpoint, expected, tmp_path):
-    from hpctrain.data import from_numpy
-
     predictor = BatchPredictor.from_checkpoint(checkpoint, XGBoostPredictor)
     predictor.set_preprocessor(Shift())
     data = from_numpy({"raw": X * 2, "id": np.arange(ROWS)})
@@ -229,6 +235,21 @@ def test_columns_are_chosen_after_the_preprocessor(checkpoint, expected, tmp_pat
     assert np.array_equal(dataset.to_numpy()["predictions"], expected)
     with pytest.raises(ConfigError, match="no column 'raw'"):
         predictor.predict(data, keep_columns=["raw"], **here(tmp_path))
+
+
+@pytest.mark.mpi
+def test_the_preprocessor_in_the_checkpoint_is_applied_on_all_ranks(
+    checkpoint, rows_h5, expected, tmp_path
+):
+    copy = Checkpoint(checkpoint.to_directory(tmp_path / "copy"))
+    doubled = from_numpy({"x": X * 2})
+    # Twice the numbers, and half of that again.
+    copy.set_preprocessor(BatchMapper(lambda batch: {**batch, "x": batch["x"] / 2}, "numpy"))
+    with pytest.raises(CheckpointError, match="pickle"):
+        BatchPredictor.from_checkpoint(copy, XGBoostPredictor).predict(doubled, **here(tmp_path))
+    predictor = BatchPredictor.from_checkpoint(copy, XGBoostPredictor, trust_preprocessor=True)
+    dataset = predictor.predict(doubled, **two_ranks(tmp_path))
+    assert np.array_equal(dataset.to_numpy()["predictions"], expected)
 
 
 def test_lightgbm_scores_as_its_library_does(rows_h5, tmp_path):
