@@ -108,3 +108,22 @@ def test_a_ratio_is_the_median_of_the_rounds_and_not_of_the_arms():
     assert verdict.ratio == 2.0
     assert verdict.of_allowed == pytest.approx(0.88)
     assert verdict.reached
+
+
+@pytest.mark.mpi
+def test_a_prediction_is_measured_against_a_loop_by_hand(tmp_path):
+    file = tmp_path / "predict.json"
+    options = ["--rounds", "1", "--only", "lightgbm", "--sizes", "20000", "--json", file]
+
+    done = subprocess.run(
+        [sys.executable, SPINE.with_name("predict.py"), *options],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(file.read_text())["rows"]
+    assert len(row["samples"]) == 4
+    assert set(row["notes"]["start to first row, s"]) < set(row["samples"])
