@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path
@@ -26,7 +26,7 @@ from hpctrain.predict.part_files import (
     PartFile,
     sync_file,
 )
-from hpctrain.predict.parts import Partition, part_name, parts_in
+from hpctrain.predict.parts import Partition, empty_part_name, part_name, parts_in
 from hpctrain.rundir.files import fsync_directory, write_atomic
 
 _PLAN_NAME = "_plan.json"
@@ -170,6 +170,9 @@ class Output:
             yield
         finally:
             os.close(descriptor)
+            with suppress(OSError):
+                # Only if it was made in vain, and is empty.
+                self.parts.rmdir()
 
     def begin(
         self, identity: str, partition: Partition, about: str
@@ -206,25 +209,43 @@ class Output:
 
     def open_part(self, part: int, rows: int | None) -> PartFile:
         """Return the file of a part, for writing. Not collective."""
-        path = self._part(part)
-        return self.part_type(path, rows=rows, is_first=part == 0)
+        return self.part_type(self._part(part), rows=rows)
+
+    def mark_empty(self, part: int) -> None:
+        """Write down that a part has no rows. Not collective."""
+        (self.parts / empty_part_name(part)).touch()
 
     def finish(self, num_parts: int) -> None:
-        """Let the output appear. Not collective; for rank 0, when all parts are done."""
+        """Let the output appear.
+
+        Not collective; for rank 0, when all parts are done.
+
+        Raises
+        ------
+        ConfigError
+            If no part has rows.
+        """
+        numbers = [n for n in range(num_parts) if not (self.parts / empty_part_name(n)).exists()]
+        if not numbers:
+            raise ConfigError(
+                "the steps of the dataset (filter, map_batches) leave no row: nothing was "
+                "predicted."
+            )
         self._remove_leftovers()
         fsync_directory(self.parts)
+        parts: list[Path] = []
         if self.part_type is ParquetPart:
             os.rename(self.parts, self.path)
         else:
-            parts = [self._part(part) for part in range(num_parts)]
+            parts = [self._part(number) for number in numbers]
             beside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
             _JOIN[self.part_type](parts, beside)
             sync_file(beside)
             os.replace(beside, self.path)
         fsync_directory(self.path.parent)
         if self.part_type in (CsvPart, NumpyPart):
-            for part in range(num_parts):
-                self._part(part).unlink()
+            for part in parts:
+                part.unlink()
 
     def read(self) -> Dataset:
         """Return the output as a dataset.
@@ -285,6 +306,9 @@ def _join_lines(parts: Sequence[Path], target: Path) -> None:
     with open(target, "wb") as joined:
         for path in parts:
             with open(path, "rb") as file:
+                names = file.readline()
+                if path == parts[0]:
+                    joined.write(names)
                 shutil.copyfileobj(file, joined, _COPY_BYTES)
 
 

@@ -26,17 +26,14 @@ class PartFile(abc.ABC):
         Its final name.
     rows
         Rows of the part; None if that is not known before the end.
-    is_first
-        Whether it is the first part of all.
     """
 
     suffix: ClassVar[str]
 
-    def __init__(self, path: Path, *, rows: int | None, is_first: bool) -> None:
+    def __init__(self, path: Path, *, rows: int | None) -> None:
         self._path = path
         self._beside = path.with_name(f".{path.name}.{os.getpid()}")
         self._rows = rows
-        self._is_first = is_first
         self._columns: dict[str, Any] | None = None
         self._held: list[Batch] = []
         self._held_bytes = 0
@@ -140,7 +137,7 @@ class ParquetPart(PartFile):
 
 
 class CsvPart(PartFile):
-    """Lines; the first part has the names. An n-d column is one for each component."""
+    """Lines, the first of them the names. An n-d column is one for each component."""
 
     suffix = ".csv"
 
@@ -148,11 +145,11 @@ class CsvPart(PartFile):
 
     def _write(self, batch: Batch) -> None:
         csv = require("pyarrow.csv", to="to write CSV files")
-        has_names = self._is_first and self._file is None
+        is_first = self._file is None
         if self._file is None:
             self._file = self._beside.open("wb")
         csv.write_csv(
-            to_arrow(flatten_columns(batch)), self._file, csv.WriteOptions(include_header=has_names)
+            to_arrow(flatten_columns(batch)), self._file, csv.WriteOptions(include_header=is_first)
         )
 
     def _close(self) -> None:

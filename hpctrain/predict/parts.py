@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,10 +66,19 @@ def part_name(part: int, suffix: str) -> str:
     return f"part-{part:06d}{suffix}"
 
 
+def empty_part_name(part: int) -> str:
+    """Return the name of the file that says that a part has no rows. Not collective.
+
+    Whoever reads a directory of Parquet files leaves such names out.
+    """
+    return f"_part-{part:06d}.empty"
+
+
 def parts_in(directory: Path, suffix: str) -> set[int]:
     """Return the parts that are done. Not collective."""
-    names = (name for name in os.listdir(directory) if name.startswith("part-"))
-    return {int(name[5 : -len(suffix)]) for name in names if name.endswith(suffix)}
+    pattern = re.compile(rf"part-(\d+){re.escape(suffix)}|_part-(\d+)\.empty")
+    found = filter(None, map(pattern.fullmatch, os.listdir(directory)))
+    return {int(match[1] or match[2]) for match in found}
 
 
 class Claims:

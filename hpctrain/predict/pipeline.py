@@ -26,7 +26,8 @@ class Slab:
     """Some rows of a part, in whole batches."""
 
     part: int
-    batch: Batch
+    batch: Batch | None
+    """None where a part has no rows, after steps that leave some out."""
     is_last: bool
     """Whether the part ends with it."""
 
@@ -108,8 +109,7 @@ class Reader(_Thread):
                 if held is not None:
                     self._put(Slab(part=part, batch=held, is_last=False))
                 held = batch
-            if held is not None:
-                self._put(Slab(part=part, batch=held, is_last=True))
+            self._put(Slab(part=part, batch=held, is_last=True))
             if self._ended.is_set():
                 return
         self._put(None)
@@ -130,17 +130,25 @@ class Writer(_Thread):
     ----------
     open_part
         Opens the file of a part.
+    mark_empty
+        Writes down that a part has no rows.
     on_written
-        Is told of a part once its file is complete.
+        Is told of a part once it is on disk.
     """
 
     def __init__(
-        self, open_part: Callable[[int], PartFile], on_written: Callable[[int], None]
+        self,
+        open_part: Callable[[int], PartFile],
+        mark_empty: Callable[[int], None],
+        on_written: Callable[[int], None],
     ) -> None:
         super().__init__("hpctrain-writer")
         self._open_part = open_part
+        self._mark_empty = mark_empty
         self._on_written = on_written
-        self._batches: queue.Queue[tuple[int, Batch, bool] | None] = queue.Queue(_BATCHES_BEHIND)
+        self._batches: queue.Queue[tuple[int, Batch | None, bool] | None] = queue.Queue(
+            _BATCHES_BEHIND
+        )
 
     def __enter__(self) -> Writer:
         """Begin to write."""
@@ -168,7 +176,7 @@ class Writer(_Thread):
             self._ended.set()
             self._thread.join(_END_TIMEOUT_S)
 
-    def put(self, part: int, batch: Batch, *, is_last: bool) -> None:
+    def put(self, part: int, batch: Batch | None, *, is_last: bool) -> None:
         """Hand rows of a part over, in order. Not collective. Waits for a slow filesystem."""
         self._put((part, batch, is_last))
 
@@ -198,12 +206,15 @@ class Writer(_Thread):
                 if item is None:
                     return
                 part, batch, is_last = item
-                if file is None:
-                    file = self._open_part(part)
-                file.append(batch)
+                if batch is not None:
+                    file = file or self._open_part(part)
+                    file.append(batch)
                 if is_last:
-                    file.complete()
-                    file = None
+                    if file is None:
+                        self._mark_empty(part)
+                    else:
+                        file.complete()
+                        file = None
                     self._on_written(part)
         finally:
             if file is not None:

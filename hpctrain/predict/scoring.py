@@ -303,22 +303,23 @@ def _score_parts(
     # Reading begins before the model is loaded, which takes longer.
     with (
         Reader(dataset, claimed, batch_size=scoring.batch_size) as reader,
-        Writer(open_part, progress.parts.append) as writer,
+        Writer(open_part, output.mark_empty, progress.parts.append) as writer,
     ):
         started = time.monotonic()
         scorer = Scorer(scoring.load(), scoring)
         progress.model_s = time.monotonic() - started
         for slab in reader:
-            batches = list(_split(slab.batch, scoring.batch_size))
-            for number, batch in enumerate(batches, start=1):
-                is_last = slab.is_last and number == len(batches)
-                writer.put(slab.part, scorer(batch), is_last=is_last)
+            for batch in _split(slab.batch, scoring.batch_size):
+                writer.put(slab.part, scorer(batch), is_last=False)
                 if progress.add(num_rows(batch)):
                     # What is left of the part is scored again when the run resumes.
                     writer.abandon()
                     return
+            if slab.is_last:
+                writer.put(slab.part, None, is_last=True)
 
 
-def _split(batch: Batch, batch_size: int) -> Iterator[Batch]:
-    for start in range(0, max(num_rows(batch), 1), batch_size):
+def _split(batch: Batch | None, batch_size: int) -> Iterator[Batch]:
+    for start in range(0, 0 if batch is None else num_rows(batch), batch_size):
+        assert batch is not None
         yield slice_batch(batch, start, start + batch_size)

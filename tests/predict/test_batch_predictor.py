@@ -208,6 +208,27 @@ def test_a_filtered_dataset_has_as_many_predictions_as_rows_are_left(
     assert np.array_equal(scored["predictions"], expected[Y > 0])
 
 
+@pytest.mark.parametrize("suffix", [".h5", ".parquet", ".csv"])
+def test_parts_without_a_row_are_left_out(predictor, rows_h5, expected, tmp_path, suffix):
+    dataset = read_hdf5(rows_h5).filter(lambda batch: batch["id"] // 1000 == 1)
+    scored = predictor.predict(
+        dataset,
+        keep_columns=["id"],
+        batch_size=100,
+        rows_per_part=100,
+        output=tmp_path / f"s{suffix}",
+        **here(tmp_path),
+    ).to_numpy()
+    assert np.array_equal(scored["id"], np.arange(1000, 2000))
+    assert np.array_equal(scored["predictions"].astype("f4"), expected[1000:2000])
+
+
+def test_a_dataset_whose_steps_leave_nothing_is_said_to_be(predictor, rows_h5, tmp_path):
+    dataset = read_hdf5(rows_h5).filter(lambda batch: batch["id"] < 0)
+    with pytest.raises(ConfigError, match="leave no row"):
+        predictor.predict(dataset, keep_columns=["id"], **here(tmp_path))
+
+
 def test_a_function_of_frames_scores_too(rows_h5, tmp_path):
     def strings(frame):
         return pd.DataFrame({"sign": np.where(frame["y"] > 0, "yes", "no").astype(object)})
