@@ -42,6 +42,11 @@ class BatchPrediction(DataParallelTrainer):
         What is scored.
     scaling_config, run_config
         As in `hpctrain.BaseTrainer`.
+
+    Raises
+    ------
+    ConfigError
+        If the run is to stop before all rows are scored.
     """
 
     def __init__(
@@ -52,6 +57,11 @@ class BatchPrediction(DataParallelTrainer):
         run_config: RunConfig | None = None,
     ) -> None:
         run_config = run_config or RunConfig()
+        if run_config.stop is not None:
+            raise ConfigError(
+                "RunConfig(stop=...) would end a prediction before all rows are scored. Leave it "
+                "out; predict on dataset.limit(n) to score fewer."
+            )
         if run_config.checkpoint_config == CheckpointConfig():
             # They say how far the run is, and nobody wants the old ones.
             run_config = replace(run_config, checkpoint_config=CheckpointConfig(num_to_keep=1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,6 +22,7 @@ from hpctrain.predict.part_files import PartFile
 from hpctrain.predict.parts import Claims, Partition
 from hpctrain.predict.pipeline import Reader, Writer
 from hpctrain.predict.predictor import Predictor
+from hpctrain.worker import mpi
 from hpctrain.worker.context import ActiveWorker, active_worker, checkpoint_dir
 
 _REPORT_INTERVAL_S = 2.0
@@ -262,6 +264,7 @@ def _score_held(scoring: Scoring, output: Output, worker: ActiveWorker) -> dict[
     progress = Progress(worker=worker, output=output, partition=partition, done=done)
     mine = Claims(claims, todo, rank=world.world_rank, world_size=world.world_size)
     _score_parts(scoring, output, partition, mine, progress)
+    _wait_for_all(worker)
     reports = comm.allgather(worker.session.reports)
     while worker.session.reports < max(reports):
         # Ranks report at their own pace, and leave after the same report.
@@ -317,6 +320,13 @@ def _score_parts(
                     return
             if slab.is_last:
                 writer.put(slab.part, None, is_last=True)
+
+
+def _wait_for_all(worker: ActiveWorker) -> None:
+    """Wait for ranks that still score, as long as that takes: if one of them hangs, it is named."""
+    if worker.context.world.world_size > 1:
+        comm: Any = worker.comm
+        mpi.wait_barrier(comm, timeout_s=math.inf, meanwhile=worker.session.heartbeat)
 
 
 def _split(batch: Batch | None, batch_size: int) -> Iterator[Batch]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.errors import LaunchError
@@ -66,12 +66,19 @@ def library_version() -> str:
     return MPI.Get_library_version().splitlines()[0].strip("\0 ")
 
 
-def wait_barrier(comm: Comm, *, timeout_s: float) -> bool:
+def wait_barrier(
+    comm: Comm, *, timeout_s: float, meanwhile: Callable[[], None] = lambda: None
+) -> bool:
     """Wait until every rank has called, without spinning; return False after the timeout.
 
     Collective. MPI's own barrier spins a core, which starves ranks that share one.
+
+    Parameters
+    ----------
+    meanwhile
+        Called again and again while this rank waits.
     """
-    return _wait(comm.Ibarrier(), timeout_s=timeout_s)
+    return _wait(comm.Ibarrier(), timeout_s=timeout_s, meanwhile=meanwhile)
 
 
 def sum_over_ranks(comm: Comm, values: array[int], *, timeout_s: float) -> array[int] | None:
@@ -128,12 +135,15 @@ def sum_in_place(comm: Comm, values: Buffer) -> None:
     comm.Allreduce(MPI.IN_PLACE, [values, MPI.DOUBLE])
 
 
-def _wait(request: Request, *, timeout_s: float) -> bool:
+def _wait(
+    request: Request, *, timeout_s: float, meanwhile: Callable[[], None] = lambda: None
+) -> bool:
     deadline = time.monotonic() + timeout_s
     pause = 0.0
     while not request.Test():
         if time.monotonic() > deadline:
             return False
+        meanwhile()
         time.sleep(pause)
         pause = min(pause + 1e-4, 1e-2)
     return True

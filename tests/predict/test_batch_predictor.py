@@ -25,13 +25,17 @@ from hpctrain import (
     FailureConfig,
     Result,
     RunConfig,
+    RunStoppedError,
     ScalingConfig,
+    UserCallback,
+    get_context,
 )
 from hpctrain.data import from_numpy, read_hdf5
 from hpctrain.lightgbm import LightGBMPredictor
-from hpctrain.predict import BatchPredictor, Predictor
+from hpctrain.predict import BatchPredictor, Predictor, scoring
 from hpctrain.predict.features import ModelFeatures
 from hpctrain.preprocessors import BatchMapper
+from hpctrain.rundir.paths import RunPaths
 from hpctrain.xgboost import XGBoostPredictor
 
 ROWS = 3000
@@ -399,7 +403,7 @@ import sys
 import time
 
 import hpctrain
-from hpctrain.predict import BatchPredictor, Predictor
+from hpctrain.predict import BatchPredictor, Predictor, scoring
 
 rows, model, output, name, ranks = sys.argv[1:]
 
@@ -474,6 +478,67 @@ def test_a_whole_job_that_is_killed_goes_on_with_another_number_of_ranks(rows_h5
     assert killed == whole
     if suffix == ".csv":
         assert (tmp_path / "killed.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+
+
+class Uneven(Predictor):
+    """Reports and saves all the time; rank 1 is slower than rank 0."""
+
+    @classmethod
+    def from_checkpoint(cls, checkpoint, **kwargs):
+        scoring._REPORT_INTERVAL_S = scoring._CHECKPOINT_INTERVAL_S = 0.02
+        return cls()
+
+    def _predict_numpy(self, data):
+        time.sleep(0.04 + 0.04 * get_context().get_world_rank())
+        return {"sum": data["x"].sum(axis=1)}
+
+
+class Ends(UserCallback):
+    """Asks for the end of the run, as `hpctrain cancel` does, once some rows are done."""
+
+    def after_report(self, run_context, metrics, checkpoint):
+        if metrics[0].get("rows", 0) >= 200:
+            RunPaths(run_context.path).stop_request.touch()
+
+
+@pytest.mark.mpi
+def test_a_prediction_that_is_cancelled_leaves_whole_parts_and_goes_on(rows_h5, tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    predictor = BatchPredictor(Checkpoint(model), Uneven)
+    arguments = {
+        "feature_columns": ["x"],
+        "keep_columns": ["id"],
+        "batch_size": 20,
+        "rows_per_part": 40,
+        "output": tmp_path / "s.h5",
+    }
+    with pytest.raises(RunStoppedError):
+        predictor.predict(
+            rows_h5, **arguments, **two_ranks(tmp_path, name="cancelled", callbacks=[Ends()])
+        )
+    stopped = Result.from_path(tmp_path / "runs" / "cancelled")
+    # By checkpoints the budgets of failures know that a run makes progress.
+    assert stopped.checkpoint is not None
+    assert stopped.checkpoint.get_metadata()["of"] == ROWS
+    done = {p: p.stat().st_mtime_ns for p in (tmp_path / "s.h5.parts").glob("part-*")}
+    assert 5 <= len(done) < 75
+    predictor.predict(rows_h5, **arguments, **two_ranks(tmp_path, name="cancelled"))
+    assert {p: p.stat().st_mtime_ns for p in done} == done
+    scored = read_h5(tmp_path / "s.h5")
+    assert np.array_equal(scored["id"], np.arange(ROWS))
+    metrics = Result.from_path(tmp_path / "runs" / "cancelled").metrics
+    assert metrics["rows_before"] == 40 * len(done)
+    # The fast rank has taken parts of the slow one.
+    fast, slow = metrics["rows_of_ranks"]
+    assert fast > slow
+
+
+def test_a_prediction_that_would_stop_early_is_refused(predictor, rows_h5, tmp_path):
+    with pytest.raises(ConfigError, match="before all rows are scored"):
+        predictor.predict(
+            rows_h5, keep_columns=["id"], **here(tmp_path, stop=lambda report, metrics: True)
+        )
 
 
 class SaysWhatIsImported(Predictor):
