@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ from hpctrain.rundir.files import fsync_directory, write_atomic
 
 _PLAN_NAME = "_plan.json"
 _COPY_BYTES = 8 * 2**20
+_LOCK_TIMEOUT_S = 120.0
+_LOCK_INTERVAL_S = 0.2
 
 _FORMATS: Mapping[str, type[PartFile]] = {
     ".h5": Hdf5Part,
@@ -149,6 +152,9 @@ class Output:
     def hold(self) -> Iterator[None]:
         """Keep other runs out, where the filesystem has locks. Not collective; for rank 0.
 
+        Waits up to two minutes: the server of a filesystem may hold the lock of a node that died so
+        long.
+
         Raises
         ------
         ConfigError
@@ -156,17 +162,15 @@ class Output:
         """
         self.parts.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.parts, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        deadline = time.monotonic() + _LOCK_TIMEOUT_S
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except (BlockingIOError, PermissionError):
-                raise ConfigError(
-                    f"another run writes {self.path} at this moment. Wait for it ('hpctrain list' "
-                    f"shows runs), or choose another output."
-                ) from None
-            except OSError:
-                # No locks on this filesystem.
-                pass
+            while not _lock(descriptor):
+                if time.monotonic() > deadline:
+                    raise ConfigError(
+                        f"another run writes {self.path} at this moment. Wait for it ('hpctrain "
+                        f"list' shows runs), or choose another output."
+                    )
+                time.sleep(_LOCK_INTERVAL_S)
             yield
         finally:
             os.close(descriptor)
@@ -276,6 +280,18 @@ class Output:
 
     def _part(self, part: int) -> Path:
         return self.parts / part_name(part, self.part_type.suffix)
+
+
+def _lock(descriptor: int) -> bool:
+    """Take a lock, if nobody else has it; return whether this process may go on."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError:
+        # No locks on this filesystem.
+        pass
+    return True
 
 
 def _join_hdf5(parts: Sequence[Path], target: Path) -> None:
