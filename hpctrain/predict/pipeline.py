@@ -17,6 +17,8 @@ from hpctrain.predict.part_files import PartFile
 _SLAB_BYTES = 8 * 2**20
 _SLABS_AHEAD = 2
 _BATCHES_BEHIND = 32
+# So much may wait for a disk that is busy: each part has to be on it before it gets its name.
+_BYTES_BEHIND = 64 * 2**20
 _LOOK_INTERVAL_S = 1.0
 _END_TIMEOUT_S = 1800.0
 
@@ -145,6 +147,7 @@ class Writer(_Thread):
         super().__init__("hpctrain-writer")
         self._open_part = open_part
         self._mark_empty = mark_empty
+        self._is_new = True
         self._on_written = on_written
         self._batches: queue.Queue[tuple[int, Batch | None, bool] | None] = queue.Queue(
             _BATCHES_BEHIND
@@ -178,6 +181,10 @@ class Writer(_Thread):
 
     def put(self, part: int, batch: Batch | None, *, is_last: bool) -> None:
         """Hand rows of a part over, in order. Not collective. Waits for a slow filesystem."""
+        if self._is_new and batch is not None:
+            self._is_new = False
+            size = sum(values.nbytes for values in batch.values())
+            self._batches.maxsize = max(_BATCHES_BEHIND, _BYTES_BEHIND // max(size, 1))
         self._put((part, batch, is_last))
 
     def abandon(self) -> None:
