@@ -42,6 +42,12 @@ class LightGBMBoosting(Boosting):
         "n_estimators",
         "max_iter",
     )
+    _LEARNER: ClassVar[tuple[str, ...]] = (
+        "tree_learner",
+        "tree",
+        "tree_type",
+        "tree_learner_type",
+    )
     _PATIENCE: ClassVar[tuple[str, ...]] = (
         "early_stopping_round",
         "early_stopping_rounds",
@@ -101,7 +107,10 @@ class LightGBMBoosting(Boosting):
         params = self._params()
         metrics: list[Any] = []
         if comm.size > 1:
-            params, metrics = take_over({**params, **get_network_params()})
+            network = get_network_params()
+            if set(self._LEARNER) & params.keys():
+                del network["tree_learner"]
+            params, metrics = take_over({**params, **network})
         datasets = self._datasets(features, readers, params)
         extra = dict(self.train_kwargs)
         if own := extra.pop("feval", None):

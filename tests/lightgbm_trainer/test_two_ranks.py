@@ -56,6 +56,7 @@ def test_voting_parallel_trees_come_over_mpi_too(whole: Result, fit: Any) -> Non
         for network in ("mpi", "sockets")
     ]
     assert texts[0] == texts[1]
+    assert "[tree_learner: voting]" in texts[0]
 
 
 def test_two_ranks_are_as_good_as_one_process(whole: Result, frames: Any) -> None:
