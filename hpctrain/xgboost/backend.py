@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import socket
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.backend import Backend, BackendContext
@@ -44,7 +45,8 @@ class XGBoostBackend(Backend):
         if world.world_rank == 0:
             self._tracker = RabitTracker(
                 n_workers=world.world_size,
-                host_ip=context.reachable_address(),
+                # Numbers: "localhost" may stand for an address of IPv6, which XGBoost has off.
+                host_ip=socket.gethostbyname(context.reachable_address()),
                 sortby="task",
                 timeout=connect_s,
             )
