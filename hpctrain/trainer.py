@@ -294,7 +294,11 @@ class DataParallelTrainer(BaseTrainer):
             "run_config": RunConfig(name=paths.root.name, storage_path=paths.root.parent),
             **changes,
         }
-        return cls(train_loop_per_worker or stored.train_loop, **arguments)
+        return cls._rebuild(train_loop_per_worker or stored.train_loop, arguments)
+
+    @classmethod
+    def _rebuild(cls, train_loop: TrainLoop, arguments: dict[str, Any]) -> DataParallelTrainer:
+        return cls(train_loop, **arguments)
 
     @classmethod
     def _backend_argument(cls) -> str:

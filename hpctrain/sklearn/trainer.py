@@ -146,6 +146,23 @@ class SklearnTrainer(DataParallelTrainer):
         with checkpoint.as_directory() as directory:
             return SklearnCheckpoint.load(directory)
 
+    @classmethod
+    def _rebuild(cls, train_loop: Any, arguments: dict[str, Any]) -> SklearnTrainer:
+        fitting: SklearnFitting = train_loop
+        own = {
+            **{name: getattr(fitting, name) for name in _STORED},
+            "set_estimator_cpus": fitting.cpus is not None,
+        }
+        rest = {name: value for name, value in arguments.items() if name not in _NOT_TAKEN}
+        return cls(**{**own, **rest})
+
+
+_STORED = (
+    *("estimator", "label_column", "params", "scoring", "cv"),
+    *("return_train_score_cv", "parallelize_cv", "fit_params"),
+)
+_NOT_TAKEN = ("train_loop_config", "backend_config", "dataset_config")
+
 
 def _check_columns(datasets: Mapping[str, Any], label_column: str | None) -> None:
     if label_column is None:

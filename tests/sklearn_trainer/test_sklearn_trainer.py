@@ -144,6 +144,7 @@ def test_a_checkpoint_holds_the_estimator_and_its_features(tmp_path: Path, frame
     assert checkpoint.get_features().names == tuple(frames["train"].columns.drop("target"))
     assert checkpoint.get_estimator().max_depth == 2
     assert checkpoint.get_estimator().n_jobs == 2, "the CPUs of a worker"
+    assert SklearnTrainer.restore(result.path).fit().metrics == result.metrics
 
 
 def test_an_estimator_that_runs_code_of_others_is_only_opened_if_it_is_trusted(
