@@ -119,6 +119,8 @@ class Boosting(abc.ABC):
         ConfigError
             If it has more rounds than are wanted.
         """
+        # Without early stopping a model that was stopped is one to go on with.
+        is_over = is_over and self.early_stopping is not None
         if done > self.num_boost_round and not is_over:
             raise ConfigError(
                 f"num_boost_round={self.num_boost_round}, but the checkpoint to resume from has "

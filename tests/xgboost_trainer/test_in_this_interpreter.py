@@ -49,6 +49,15 @@ def test_a_run_that_was_stopped_early_is_finished(fit: Any, frames: Any) -> None
     stopped = fit(**arguments)
     again = fit(**arguments, resume_from_checkpoint=stopped.checkpoint)
     assert again.metrics_history == []
+    further = fit(
+        **{
+            **arguments,
+            "early_stopping": None,
+            "num_boost_round": stopped.metrics["best_round"] + 2,
+        },
+        resume_from_checkpoint=stopped.checkpoint,
+    )
+    assert len(further.metrics_history) == 2, "without early stopping it is a model to go on with"
 
 
 def test_patience_outlives_a_restart(fit: Any, frames: Any) -> None:
