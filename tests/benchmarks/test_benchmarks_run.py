@@ -89,6 +89,26 @@ def test_runs_are_struck_at_random_points_and_written_down(tmp_path):
     assert [point["passed"] for point in json.loads(file.read_text())["points"]] == [True, True]
 
 
+@pytest.mark.mpi
+def test_boosting_is_measured_against_the_library_and_its_models_are_compared(tmp_path):
+    pytest.importorskip("xgboost")
+    file = tmp_path / "trees.json"
+    options = ["--rounds", "1", "--only", "xgboost", "--sizes", "2", "--json", file]
+
+    done = subprocess.run(
+        [sys.executable, SPINE.with_name("trees.py"), *options],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(file.read_text())["rows"]
+    assert set(row["samples"]) == {"hpctrain", "alone", "by hand"}
+    assert "apart" in row["notes"]["AUC"]
+
+
 def test_a_ratio_is_the_median_of_the_rounds_and_not_of_the_arms():
     sys.path.insert(0, str(SPINE.parent))
     try:
