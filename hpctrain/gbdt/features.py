@@ -12,6 +12,8 @@ import numpy as np
 from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.predict.features import FEATURES_NAME, ModelFeatures
 
+Array = np.ndarray[Any, Any]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Features:
@@ -26,7 +28,7 @@ class Features:
     categories: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Values of categorical columns, by name. A value's place is its code; others are missing."""
 
-    def matrix(self, batch: Any, *, dtype: Any = np.float32) -> np.ndarray[Any, Any]:
+    def matrix(self, batch: Any, *, dtype: Any = np.float32, out: Array | None = None) -> Array:
         """Return a batch as a matrix, one column a feature; NaN is missing. Not collective.
 
         Parameters
@@ -35,6 +37,8 @@ class Features:
             A data frame, or a mapping of names to arrays. Columns that are no features are ignored.
         dtype
             Type of the matrix.
+        out
+            The matrix to fill, of shape ``(rows, features)``. None makes a new one.
 
         Raises
         ------
@@ -42,34 +46,26 @@ class Features:
             If a feature is missing, or not a number.
         """
         columns = columns_of(batch)
-        rows = num_rows_of(columns)
-        matrix = np.empty((rows, len(self.names)), dtype=dtype)
-        place = {name: index for index, name in enumerate(self.names)}
+        matrix = out
+        if matrix is None:
+            matrix = np.empty((num_rows_of(columns), len(self.names)), dtype=dtype)
+        places = {name: index for index, name in enumerate(self.names)}
         filled = 0
         for name, values in columns.items():
-            width = width_of(values)
-            if width is None:
-                index = place.get(name)
-                if index is None:
-                    continue
-                known = self.categories.get(name)
-                if known is None:
-                    matrix[:, index] = as_numbers(name, values)
-                else:
-                    matrix[:, index] = encode(values, known)
-                filled += 1
+            parts = feature_names({name: values})
+            chosen = [places[part] for part in parts if part in places]
+            filled += len(chosen)
+            if not chosen:
                 continue
-            indices = [place.get(f"{name}_{part}") for part in range(width)]
-            flat = np.asarray(values).reshape(rows, width)
-            if indices == list(range(indices[0] or 0, (indices[0] or 0) + width)):
-                first = indices[0] or 0
-                matrix[:, first : first + width] = flat
-                filled += width
+            if name in self.categories:
+                matrix[:, chosen[0]] = encode(values, self.categories[name])
                 continue
-            for part, index in enumerate(indices):
-                if index is not None:
-                    matrix[:, index] = flat[:, part]
-                    filled += 1
+            flat = as_numbers(name, values).reshape(len(values), -1)
+            if len(chosen) < len(parts):
+                flat = flat[:, [number for number, part in enumerate(parts) if part in places]]
+            in_order = chosen == list(range(chosen[0], chosen[0] + len(chosen)))
+            # A slice is copied at the speed of memory, a list of columns is not.
+            matrix[:, slice(chosen[0], chosen[-1] + 1) if in_order else chosen] = flat
         if filled != len(self.names):
             there = set(feature_names(columns))
             missing = [name for name in self.names if name not in there]
@@ -145,7 +141,7 @@ def is_categorical(values: Any) -> bool:
     return str(getattr(values, "dtype", "")) == "category"
 
 
-def as_numbers(name: str, values: Any) -> np.ndarray[Any, Any]:
+def as_numbers(name: str, values: Any) -> Array:
     """Return a column as numbers. Not collective.
 
     Raises
@@ -153,25 +149,23 @@ def as_numbers(name: str, values: Any) -> np.ndarray[Any, Any]:
     ConfigError
         If it holds something else.
     """
-    array: np.ndarray[Any, Any] = (
-        values.to_numpy() if hasattr(values, "to_numpy") else np.asarray(values)
-    )
+    array: Array = values.to_numpy() if hasattr(values, "to_numpy") else np.asarray(values)
     if array.dtype.kind in "biuf":
         return array
     try:
         # Masked integers of pandas come as objects, with its NA for what is missing.
         if hasattr(values, "to_numpy") and hasattr(values.dtype, "na_value"):
-            masked: np.ndarray[Any, Any] = values.to_numpy(dtype=np.float64, na_value=np.nan)
+            masked: Array = values.to_numpy(dtype=np.float64, na_value=np.nan)
             return masked
         if array.dtype.kind == "O" and not any(isinstance(value, str) for value in array[:100]):
-            numbers: np.ndarray[Any, Any] = array.astype(np.float64)
+            numbers: Array = array.astype(np.float64)
             return numbers
     except (TypeError, ValueError):
         pass
+    first = _plain(array.flat[0]) if array.size else None
     raise ConfigError(
-        f"column {name!r} holds {array.dtype}, not numbers (its first value is "
-        f"{array.flat[0] if array.size else None!r}). Name it in categorical_columns, encode it "
-        f"with a preprocessor, or leave it out."
+        f"column {name!r} holds {array.dtype}, not numbers (its first value is {first!r}). Name it "
+        f"in categorical_columns, encode it with a preprocessor, or leave it out."
     )
 
 
@@ -185,14 +179,14 @@ def distinct(values: Any) -> list[Any]:
     return [_plain(value) for value in dict.fromkeys(array.tolist()) if not _is_missing(value)]
 
 
-def encode(values: Any, known: Sequence[Any]) -> np.ndarray[Any, Any]:
+def encode(values: Any, known: Sequence[Any]) -> Array:
     """Return the codes of values: their places in `known`, NaN for all others. Not collective."""
     code = {value: float(place) for place, value in enumerate(known)}
     if is_categorical(values):
         table = [code.get(_plain(value), np.nan) for value in values.cat.categories]
         # The code of what is missing is -1: the last place of the table.
-        codes: np.ndarray[Any, Any] = values.cat.codes.to_numpy()
-        encoded: np.ndarray[Any, Any] = np.asarray([*table, np.nan])[codes]
+        codes: Array = values.cat.codes.to_numpy()
+        encoded: Array = np.asarray([*table, np.nan])[codes]
         return encoded
     plain = (_plain(value) for value in np.asarray(values).tolist())
     return np.fromiter(

@@ -96,31 +96,50 @@ class ShardReader:
 
     def read(self, features: Features, dtype: Any, comm: Communicator) -> Table:
         """Return all rows. Collective where rows have groups."""
+        # Pages of it that no row needs are never touched.
+        matrix = np.empty((self._rows_at_most(), len(features.names)), dtype=dtype)
+        filled = 0
         parts: list[Table] = []
         groups: list[Array] = []
         column = self._boosting.group_column
         for columns in self.batches():
-            parts.append(self._table(columns, features, dtype))
+            end = filled + num_rows_of(columns)
+            if end > len(matrix):
+                more = np.empty((end, len(features.names)), dtype=dtype)
+                matrix = np.concatenate([matrix[:filled], more])
+            parts.append(self._table(columns, features, dtype, out=matrix[filled:end]))
+            filled = end
             if column is not None:
                 groups.append(np.asarray(columns[column]))
-        has_weight = self._boosting.weight_column is not None
         arrays = {
-            "matrix": _joined([part.matrix for part in parts]),
-            "label": _joined([part.label for part in parts]),
+            "matrix": matrix[:filled],
+            "label": np.concatenate([part.label for part in parts]),
         }
-        if has_weight:
-            arrays["weight"] = _joined([part.weight for part in parts if part.weight is not None])
+        weights = [part.weight for part in parts if part.weight is not None]
+        if weights:
+            arrays["weight"] = np.concatenate(weights)
         sizes = None
         if column is not None:
-            arrays["group"] = _joined(groups)
+            arrays["group"] = np.concatenate(groups)
             arrays = join_groups(arrays, comm, dataset=self.name)
             sizes = run_lengths(arrays.pop("group"), dataset=self.name, column=column)
         return Table(groups=sizes, **arrays)
 
-    def _table(self, columns: Mapping[str, Any], features: Features, dtype: Any) -> Table:
+    def _rows_at_most(self) -> int:
+        shard = self._shard
+        # Before filters.
+        return len(shard) if hasattr(shard, "iloc") else int(shard.num_rows)
+
+    def _table(
+        self,
+        columns: Mapping[str, Any],
+        features: Features,
+        dtype: Any,
+        out: Array | None = None,
+    ) -> Table:
         weight = self._boosting.weight_column
         return Table(
-            matrix=features.matrix(columns, dtype=dtype),
+            matrix=features.matrix(columns, dtype=dtype, out=out),
             label=_label(columns, self._boosting.label_column),
             weight=None if weight is None else as_numbers(weight, columns[weight]),
         )
@@ -206,12 +225,6 @@ def exact_dtype(columns: Mapping[str, Any], features: Features) -> Any:
         if not np.can_cast(as_numbers(name, values[:1]).dtype, np.float32, casting="safe"):
             return np.float64
     return np.float32
-
-
-def _joined(parts: list[Array]) -> Array:
-    joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    parts.clear()
-    return joined
 
 
 def _label(columns: Mapping[str, Any], name: str) -> Array:
