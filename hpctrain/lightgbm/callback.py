@@ -41,10 +41,6 @@ class TrainReportCallback:
         When to stop before the last round. Unlike ``lightgbm.early_stopping()`` it saves then.
     """
 
-    # Before LightGBM's own callbacks, and those of users, so that they see what was reduced.
-    order = -1_000_000
-    before_iteration = False
-
     def __init__(
         self,
         metrics: str | Sequence[str] | Mapping[str, str] | None = None,
@@ -54,6 +50,10 @@ class TrainReportCallback:
         results_postprocessing_fn: Callable[[dict[str, float]], dict[str, Any]] | None = None,
         early_stopping: EarlyStopping | None = None,
     ) -> None:
+        # Before LightGBM's own callbacks, and those of users, so that they see what was reduced.
+        # Of the object and not of the class, where LightGBM does not look.
+        self.order = -1_000_000
+        self.before_iteration = False
         self._rounds = Rounds(
             save=saves(None, filename=filename),
             frequency=frequency,

@@ -172,6 +172,7 @@ def test_a_training_function_of_the_user_sees_metrics_of_all_ranks_in_every_call
             sets[name] = lightgbm.Dataset(shard.drop(columns="target"), label)
         sets["valid"].reference = sets["train"]
         seen: dict[str, Any] = {}
+        first: list[float] = []
         booster = lightgbm.train(
             {
                 "objective": "binary",
@@ -184,12 +185,13 @@ def test_a_training_function_of_the_user_sees_metrics_of_all_ranks_in_every_call
             valid_sets=[sets["valid"]],
             valid_names=["valid"],
             callbacks=[
+                lambda env: first.append(env.evaluation_result_list[0][2]),
                 lightgbm.early_stopping(3, verbose=False),
                 lightgbm.record_evaluation(seen),
                 TrainReportCallback(frequency=2),
             ],
         )
-        mine = (booster.best_iteration, seen["valid"]["binary_logloss"])
+        mine = (booster.best_iteration, seen["valid"]["binary_logloss"], first)
         return active_worker("test").comm.allgather(mine)
 
     result = LightGBMTrainer(
@@ -200,7 +202,11 @@ def test_a_training_function_of_the_user_sees_metrics_of_all_ranks_in_every_call
     ).fit()
     first, second = result.return_value
     assert first == second
-    assert first[1] == [metrics["valid-binary_logloss"] for metrics in result.metrics_history]
+    assert (
+        first[1]
+        == first[2]
+        == [metrics["valid-binary_logloss"] for metrics in result.metrics_history]
+    )
     assert len(first[1]) < 100
 
 
