@@ -132,3 +132,12 @@ class Boosting(abc.ABC):
     @abc.abstractmethod
     def __call__(self) -> None:
         """Boost. Collective."""
+
+
+def gpu_index() -> int:
+    """Return the number of this rank's first GPU among those that it sees. Not collective."""
+    from hpctrain.worker.bootstrap import visible_gpus
+    from hpctrain.worker.context import get_context
+
+    ids = get_context().gpu_ids
+    return visible_gpus().index(ids[0]) if ids else 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import hpctrain
 from hpctrain.errors import ConfigError
-from hpctrain.gbdt.boosting import TRAIN, Boosting
+from hpctrain.gbdt.boosting import TRAIN, Boosting, gpu_index
 from hpctrain.worker.context import active_worker
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class LightGBMBoosting(Boosting):
     def _params(self) -> dict[str, Any]:
         given: dict[str, Any] = {"num_threads": self.threads, "verbosity": -1}
         if self.use_gpu:
-            given["device_type"] = "gpu"
+            given.update(device_type="gpu", gpu_device_id=gpu_index())
         return {**given, **self.params}
 
     def _datasets(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import hpctrain
 from hpctrain.errors import ConfigError
-from hpctrain.gbdt.boosting import TRAIN, Boosting
+from hpctrain.gbdt.boosting import TRAIN, Boosting, gpu_index
 from hpctrain.worker.context import active_worker
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class XGBoostBoosting(Boosting):
     def _params(self) -> dict[str, Any]:
         params = {"nthread": self.threads, **self.params}
         if self.use_gpu:
-            params.setdefault("device", f"cuda:{_gpu_index()}")
+            params.setdefault("device", f"cuda:{gpu_index()}")
         if "max_bin" in self.dataset_params:
             params.setdefault("max_bin", self.dataset_params["max_bin"])
         return params
@@ -179,11 +179,3 @@ def _check_same_features(booster: xgboost.Booster, features: Features) -> None:
             f"{len(features.names)}; what differs: {changed}. Boosting goes on with the same "
             f"features only."
         )
-
-
-def _gpu_index() -> int:
-    """Return the number of this rank's first GPU among those that this process sees."""
-    from hpctrain.worker.bootstrap import visible_gpus
-
-    ids = hpctrain.get_context().gpu_ids
-    return visible_gpus().index(ids[0]) if ids else 0
