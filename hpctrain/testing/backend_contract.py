@@ -72,6 +72,8 @@ def train_and_stop_once() -> int:
     first = checkpoint.to_dict()["step"] + 1 if checkpoint else 0
     for step in range(first, 3):
         if step == 2 and context.world.attempt == 1 and context.get_world_rank() == 1:
+            # This rank gave no part of the checkpoint of step 1, so report() did not wait for it.
+            hpctrain.get_all_reported_checkpoints(timeout_s=60)
             raise RuntimeError("stopped on purpose")
         saved = Checkpoint.from_dict({"step": step})
         hpctrain.report({"step": step}, saved if context.get_world_rank() == 0 else None)
