@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from hpctrain.checkpoint import Checkpoint
 from hpctrain.data.formats import from_any
 from hpctrain.data.optional import require
+from hpctrain.gbdt.predictor import BoosterPredictor
 from hpctrain.predict.batches import PREDICTIONS
-from hpctrain.predict.features import encode_categories, select_frame, select_matrix
-from hpctrain.predict.predictor import Predictor
+from hpctrain.predict.features import select_frame
 
 if TYPE_CHECKING:
     import lightgbm
 
 
-class LightGBMPredictor(Predictor):
+class LightGBMPredictor(BoosterPredictor):
     """Scores batches with a LightGBM model.
 
     Parameters
@@ -34,12 +32,8 @@ class LightGBMPredictor(Predictor):
     needless_packages = ("sklearn", "pandas")
 
     def __init__(self, model: lightgbm.Booster, preprocessor: Any = None) -> None:
-        super().__init__(preprocessor)
-        self.model = model
-        self.features: tuple[str, ...] | None = tuple(model.feature_name())
-        """Names of the features, in order."""
-        self.categories: Mapping[str, Sequence[Any]] = {}
-        """Values of columns with categories, by which they become numbers."""
+        super().__init__(model, preprocessor)
+        self.features = tuple(model.feature_name())
 
     @classmethod
     def import_framework(cls) -> Any:
@@ -47,38 +41,10 @@ class LightGBMPredictor(Predictor):
         return require("lightgbm", to="to predict with its models", extra="lightgbm")
 
     @classmethod
-    def from_checkpoint(
-        cls, checkpoint: Checkpoint, trust_preprocessor: bool = False, **kwargs: Any
-    ) -> LightGBMPredictor:
-        """Return a predictor with the model of a checkpoint.
-
-        Not collective. Nothing is unpickled.
-
-        Parameters
-        ----------
-        checkpoint
-            With ``model.txt``.
-        trust_preprocessor
-            Whether functions and objects in its preprocessor may be unpickled, which runs code.
-        **kwargs
-            Further arguments of the class.
-
-        Raises
-        ------
-        ConfigError
-            If the checkpoint is that of another framework.
-        """
-        features = cls.check_checkpoint(checkpoint)
-        lightgbm = cls.import_framework()
-        with checkpoint.as_directory():
-            booster = lightgbm.Booster(model_file=str(cls._find_model(checkpoint)))
-        preprocessor = checkpoint.get_preprocessor(trusted=trust_preprocessor)
-        predictor = cls(booster, preprocessor=preprocessor, **kwargs)
-        if features is not None and features.features is not None:
-            # LightGBM writes blanks in names as underscores.
-            predictor.features = features.features
-            predictor.categories = features.categories
-        return predictor
+    def read_model(cls, path: Path) -> lightgbm.Booster:
+        """Return the booster in a file. Not collective."""
+        booster: lightgbm.Booster = cls.import_framework().Booster(model_file=str(path))
+        return booster
 
     def _predict_numpy(
         self,
@@ -86,9 +52,7 @@ class LightGBMPredictor(Predictor):
         feature_columns: Sequence[str] | Sequence[int] | None = None,
         **kwargs: Any,
     ) -> Any:
-        if self.categories and not isinstance(data, np.ndarray):
-            data = encode_categories(data, self.categories)
-        matrix = select_matrix(data, self.features, feature_columns)
+        matrix = self._select_matrix(data, feature_columns)
         return {PREDICTIONS: self.model.predict(matrix, **kwargs)}
 
     def _predict_pandas(

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpctrain.checkpoint import Checkpoint
 from hpctrain.data.formats import from_any
 from hpctrain.data.optional import require
+from hpctrain.gbdt.predictor import BoosterPredictor
 from hpctrain.predict.batches import PREDICTIONS
-from hpctrain.predict.features import encode_categories, select_frame, select_matrix
-from hpctrain.predict.predictor import Predictor
+from hpctrain.predict.features import select_frame
 
 if TYPE_CHECKING:
     import xgboost
 
 
-class XGBoostPredictor(Predictor):
+class XGBoostPredictor(BoosterPredictor):
     """Scores batches with an XGBoost model.
 
     Where the model was stopped early, the rounds up to the best one predict, unless
@@ -37,12 +37,8 @@ class XGBoostPredictor(Predictor):
     needless_packages = ("sklearn",)
 
     def __init__(self, model: xgboost.Booster, preprocessor: Any = None) -> None:
-        super().__init__(preprocessor)
-        self.model = model
+        super().__init__(model, preprocessor)
         self.features = None if model.feature_names is None else tuple(model.feature_names)
-        """Names of the features, in order."""
-        self.categories: Mapping[str, Sequence[Any]] = {}
-        """Values of columns with categories, by which they become numbers."""
         best = model.attr("best_iteration")
         self._rounds = (0, 0) if best is None else (0, int(best) + 1)
 
@@ -52,37 +48,10 @@ class XGBoostPredictor(Predictor):
         return require("xgboost", to="to predict with its models", extra="xgboost")
 
     @classmethod
-    def from_checkpoint(
-        cls, checkpoint: Checkpoint, trust_preprocessor: bool = False, **kwargs: Any
-    ) -> XGBoostPredictor:
-        """Return a predictor with the model of a checkpoint.
-
-        Not collective. Nothing is unpickled.
-
-        Parameters
-        ----------
-        checkpoint
-            With ``model.ubj``.
-        trust_preprocessor
-            Whether functions and objects in its preprocessor may be unpickled, which runs code.
-        **kwargs
-            Further arguments of the class.
-
-        Raises
-        ------
-        ConfigError
-            If the checkpoint is that of another framework.
-        """
-        features = cls.check_checkpoint(checkpoint)
-        xgboost = cls.import_framework()
-        with checkpoint.as_directory():
-            booster = xgboost.Booster(model_file=str(cls._find_model(checkpoint)))
-        preprocessor = checkpoint.get_preprocessor(trusted=trust_preprocessor)
-        predictor = cls(booster, preprocessor=preprocessor, **kwargs)
-        if features is not None and features.features is not None:
-            predictor.features = features.features
-            predictor.categories = features.categories
-        return predictor
+    def read_model(cls, path: Path) -> xgboost.Booster:
+        """Return the booster in a file. Not collective."""
+        booster: xgboost.Booster = cls.import_framework().Booster(model_file=str(path))
+        return booster
 
     def _predict_numpy(
         self,
@@ -91,9 +60,7 @@ class XGBoostPredictor(Predictor):
         dmatrix_kwargs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> Any:
-        if self.categories and not isinstance(data, np.ndarray):
-            data = encode_categories(data, self.categories)
-        matrix = select_matrix(data, self.features, feature_columns)
+        matrix = self._select_matrix(data, feature_columns)
         kwargs.setdefault("iteration_range", self._rounds)
         if dmatrix_kwargs or not set(kwargs) <= {"iteration_range", "predict_type", "base_margin"}:
             return {PREDICTIONS: self._predict_dmatrix(matrix, dmatrix_kwargs, kwargs)}

@@ -1,0 +1,83 @@
+"""`BoosterPredictor`: what the predictors of XGBoost and LightGBM share."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from hpctrain.checkpoint import Checkpoint
+from hpctrain.predict.features import encode_categories, select_matrix
+from hpctrain.predict.predictor import Predictor
+
+P = TypeVar("P", bound="BoosterPredictor")
+
+
+class BoosterPredictor(Predictor, abc.ABC):
+    """Scores batches with boosted trees.
+
+    Parameters
+    ----------
+    model
+        The booster.
+    preprocessor
+        What batches go through before the model.
+    """
+
+    def __init__(self, model: Any, preprocessor: Any = None) -> None:
+        super().__init__(preprocessor)
+        self.model = model
+        self.features: tuple[str, ...] | None = None
+        """Names of the features, in order."""
+        self.categories: Mapping[str, Sequence[Any]] = {}
+        """Values of columns with categories, by which they become numbers."""
+
+    @classmethod
+    @abc.abstractmethod
+    def read_model(cls, path: Path) -> Any:
+        """Return the booster in a file. Not collective."""
+
+    @classmethod
+    def from_checkpoint(
+        cls: type[P], checkpoint: Checkpoint, trust_preprocessor: bool = False, **kwargs: Any
+    ) -> P:
+        """Return a predictor with the model of a checkpoint.
+
+        Not collective. No model is unpickled.
+
+        Parameters
+        ----------
+        checkpoint
+            With the file of a model.
+        trust_preprocessor
+            Whether functions and objects in its preprocessor may be unpickled, which runs code.
+        **kwargs
+            Further arguments of the class.
+
+        Raises
+        ------
+        ConfigError
+            If the checkpoint is that of another framework.
+        """
+        features = cls.check_checkpoint(checkpoint)
+        with checkpoint.as_directory():
+            path = cls._find_model(checkpoint)
+            assert path is not None, "check_checkpoint() has found it"
+            booster = cls.read_model(path)
+        preprocessor = checkpoint.get_preprocessor(trusted=trust_preprocessor)
+        predictor = cls(booster, preprocessor=preprocessor, **kwargs)
+        if features is not None and features.features is not None:
+            # The library may write them otherwise: LightGBM makes blanks underscores.
+            predictor.features = features.features
+            predictor.categories = features.categories
+        return predictor
+
+    def _select_matrix(
+        self, data: Any, feature_columns: Sequence[str] | Sequence[int] | None
+    ) -> Any:
+        if self.categories and not isinstance(data, np.ndarray):
+            data = encode_categories(data, self.categories)
+        return select_matrix(data, self.features, feature_columns)
