@@ -9,6 +9,7 @@ or hangs.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
@@ -19,6 +20,7 @@ import threading
 from pathlib import Path
 
 from hpctrain import environ
+from hpctrain.errors import LaunchError
 
 _OFFERED = re.compile(rb"vallen_max=\d+")
 _TAKEN = b"vallen_max=512"
@@ -26,29 +28,31 @@ _CHUNK_BYTES = 65536
 _THREAD_MULTIPLE = 3
 
 
-def initialize_with_short_values() -> bool:
+def initialize_with_short_values() -> None:
     """Initialise MPI while the plugin seems to take short values only, if it is that plugin.
 
-    Collective. Before mpi4py.MPI is imported, which finds MPI initialised then.
+    Collective. Before mpi4py.MPI is imported, which finds MPI initialised then. With another
+    library, or another way to start ranks, nothing is done.
 
-    Returns
-    -------
-    bool
-        Whether MPI is initialised; otherwise nothing was done.
+    Raises
+    ------
+    LaunchError
+        If MPI says that it could not start.
     """
     descriptor = environ.variable("PMI_FD")
     library = Path(sys.prefix) / "lib" / "libmpi.so.12"
     chosen = any(environ.variable(name) for name in ("MPI4PY_LIBMPI", "MPI4PY_MPIABI"))
     if descriptor is None or environ.variable("SLURM_STEP_ID") is None:
-        return False
+        return
     if chosen or not (library.exists() and (library.parent / "mpich").is_dir()):
-        return False
+        return
     with _Proxy(int(descriptor)):
         # Not through mpi4py: it holds Python's lock meanwhile, and the proxy is a thread.
-        ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL).MPI_Init_thread(
+        status = ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL).MPI_Init_thread(
             None, None, _THREAD_MULTIPLE, ctypes.byref(ctypes.c_int())
         )
-    return True
+    if status != 0:
+        raise LaunchError(f"MPI_Init_thread failed with status {status}.", transient=True)
 
 
 class _Proxy:
@@ -73,12 +77,23 @@ class _Proxy:
         self._client.close()
 
     def _forward(self) -> None:
+        try:
+            self._forward_until_closed()
+        except OSError:
+            # Slurm ends the step: a broken pipe, or a reset.
+            pass
+        finally:
+            # Otherwise MPI would wait for an answer for ever.
+            with contextlib.suppress(OSError):
+                self._client.shutdown(socket.SHUT_RDWR)
+
+    def _forward_until_closed(self) -> None:
         while True:
             ready, _, _ = select.select([self._server, self._client], [], [])
             for source in ready:
                 data = source.recv(_CHUNK_BYTES)
                 if not data:
-                    # The client's end is closed by dup2, or the step is being ended.
+                    # MPI has started and dup2 closed the client's end, or Slurm ends the step.
                     return
                 if source is self._server:
                     self._client.sendall(_OFFERED.sub(_TAKEN, data))
