@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain import RunConfig, ScalingConfig, SlurmConfig
-from hpctrain.data import read_hdf5
+from hpctrain.data import from_numpy, read_hdf5
 from hpctrain.predict import BatchPredictor
 from hpctrain.preprocessors import StandardScaler
 
@@ -24,18 +24,19 @@ ROUNDS = 30
 
 def write_tumors(directory: Path) -> tuple[Path, Path]:
     """Write the rows to train on, and every fifth row, which is held out."""
-    import h5py
     import numpy as np
     from sklearn.datasets import load_breast_cancer
 
     tumors = load_breast_cancer()
     held_out = np.arange(len(tumors.target)) % 5 == 0
-    directory.mkdir(parents=True, exist_ok=True)
     paths = directory / "train.h5", directory / "held-out.h5"
     for path, chosen in zip(paths, (~held_out, held_out), strict=True):
-        with h5py.File(path, "w") as file:
-            file["measured"] = tumors.data[chosen].astype("float32")
-            file["benign"] = tumors.target[chosen].astype("float32")
+        if not path.exists():
+            columns = {
+                "measured": tumors.data[chosen].astype("float32"),
+                "benign": tumors.target[chosen].astype("float32"),
+            }
+            from_numpy(columns).write_hdf5(path)
     return paths
 
 
