@@ -71,7 +71,7 @@ def _measure(arguments: Namespace, library: str, thousands: int, rows: Path) -> 
         arm("by hand", by_hand),
     ]
     if library == "lightgbm":
-        others.append(arm("hpctrain over MPI", [*ours, "--network", "mpi"]))
+        others.append(arm("hpctrain over sockets", [*ours, "--network", "sockets"]))
     measured = alternate(
         Row(
             name=f"{library} {thousands}k x 28",

@@ -17,9 +17,8 @@ class LightGBMConfig(BackendConfig):
 
     network: Network = "auto"
     """``mpi``: through MPI, with LightGBM as it comes from PyPI; no ports, and whatever network MPI
-    has. ``sockets``: LightGBM's own, over TCP, not authenticated. ``auto``: MPI across nodes,
-    sockets on one node, where they are quicker, and where ranks outnumber the CPUs of a node: MPI
-    spins while it waits."""
+    has. ``sockets``: LightGBM's own, over TCP, not authenticated. ``auto``: MPI, but
+    sockets where ranks outnumber the CPUs of a node, since MPI spins while it waits."""
     timeout_s: float = 1800.0
     """Seconds, in whole minutes, after which sockets give up on a rank that is silent. One that has
     died is noticed at once."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import lightgbm
 import numpy as np
+from lightgbm.basic import ZERO_THRESHOLD
 
 from hpctrain.gbdt.boosting import TRAIN
 from hpctrain.gbdt.features import Features
@@ -92,7 +93,7 @@ class DatasetMaker:
         random = np.random.default_rng([seed, self._comm.rank])
         chosen = np.sort(random.choice(num_rows, mine, replace=False))
         sample = np.concatenate(self._comm.allgather(_pick(tables, chosen)))
-        return self._dataset(lightgbm.Dataset, sample, None, label=np.zeros(len(sample)))
+        return self._dataset(_Bins, sample, None)
 
     def _dataset(
         self, kind: type[lightgbm.Dataset], source: Any, reference: Any, **columns: Any
@@ -106,6 +107,23 @@ class DatasetMaker:
             params=self._params,
             **columns,
         )
+
+
+class _Bins(lightgbm.Dataset):
+    """Bins made of a sample, without its rows: a reference for datasets that have some."""
+
+    def _lazy_init(self, data: Array, *, feature_name: Any, **others: Any) -> lightgbm.Dataset:
+        self.params["categorical_column"] = others["categorical_feature"]
+        columns = np.asarray(data.T, np.float64, order="C")
+        # What is left out of a column counts as zero.
+        kept = [np.flatnonzero((np.abs(c) > ZERO_THRESHOLD) | np.isnan(c)) for c in columns]
+        self._init_from_sample(
+            [column[places] for column, places in zip(columns, kept, strict=True)],
+            [places.astype(np.int32) for places in kept],
+            len(data),
+            len(data),
+        )
+        return self.set_feature_name(feature_name)
 
 
 class _Rows(lightgbm.Sequence):

@@ -72,11 +72,8 @@ def wants_sockets(context: BackendContext, network: str) -> bool:
     """Return whether sockets are the network to take, the same on every rank. Collective."""
     if network != "auto":
         return network == "sockets"
-    world = context.world
-    if world.num_nodes == 1:
-        return True
-    # Where the launcher binds ranks to CPUs, each sees its own only.
-    ranks = context.comm.allgather((world.node_rank, os.sched_getaffinity(0)))
+    # MPI spins while it waits. Where the launcher binds ranks to CPUs, each sees its own only.
+    ranks = context.comm.allgather((context.world.node_rank, os.sched_getaffinity(0)))
     cpus: dict[int, set[int]] = {}
     for node, mine in ranks:
         cpus.setdefault(node, set()).update(mine)

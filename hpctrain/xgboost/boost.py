@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import xgboost
 
     from hpctrain.gbdt.features import Features
-    from hpctrain.gbdt.table import ShardReader
+    from hpctrain.gbdt.table import ShardReader, Table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,11 +113,12 @@ class XGBoostBoosting(Boosting):
         if self.ingest == "memory":
             tables = {n: r.read(features, np.float32, comm) for n, r in readers.items()}
             check_rows({n: find_bad_rows([t]) for n, t in tables.items()}, self, comm)
+            bins = self._bins(tables[TRAIN], options)
             made: dict[str, xgboost.DMatrix] = {}
             for name in readers:
                 # The floats of a dataset are freed before those of the next are compressed.
                 made[name] = self._in_memory(
-                    tables.pop(name), features, {**options, "ref": made.get(TRAIN)}
+                    tables.pop(name), features, {**options, "ref": made.get(TRAIN, bins)}
                 )
             yield made
             return
@@ -132,8 +133,19 @@ class XGBoostBoosting(Boosting):
             yield made
             made.clear()
 
+    def _bins(self, train: Table, options: Mapping[str, Any]) -> xgboost.DMatrix | None:
+        """Return what says how features are cut into bins; None leaves it to XGBoost. Collective."""
+        from hpctrain.xgboost.cuts import cut_by_quantiles
+
+        comm = active_worker("XGBoostTrainer").comm
+        # XGBoost's sketch knows of weights and categories, and on a GPU it is quick.
+        by_xgboost = train.weight is not None or options["enable_categorical"] or self.use_gpu
+        if comm.size == 1 or by_xgboost:
+            return None
+        return cut_by_quantiles(train.matrix, comm, **options)
+
     def _in_memory(
-        self, table: Any, features: Features, options: Mapping[str, Any]
+        self, table: Table, features: Features, options: Mapping[str, Any]
     ) -> xgboost.DMatrix:
         from xgboost import QuantileDMatrix
 

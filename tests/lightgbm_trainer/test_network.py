@@ -42,13 +42,10 @@ def choose(nodes: list[int], cpus: list[set[int]], monkeypatch: pytest.MonkeyPat
     return set(run_on_threads(len(nodes), rank))
 
 
-def test_ranks_on_one_node_use_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert choose([0, 0], [{0, 1}] * 2, monkeypatch) == {True}
-
-
-def test_ranks_on_several_nodes_use_mpi_bound_to_their_cpus_or_not(
+def test_ranks_with_a_cpu_each_use_mpi_bound_to_it_or_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    assert choose([0, 0], [{0, 1}] * 2, monkeypatch) == {False}
     assert choose([0, 0, 1, 1], [{0, 1}] * 4, monkeypatch) == {False}
     assert choose([0, 1], [{0}, {0}], monkeypatch) == {False}
 
