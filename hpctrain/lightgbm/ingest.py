@@ -112,8 +112,8 @@ class DatasetMaker:
 class _Bins(lightgbm.Dataset):
     """Bins made of a sample, without its rows: a reference for datasets that have some."""
 
-    def _lazy_init(self, data: Array, *, feature_name: Any, **others: Any) -> lightgbm.Dataset:
-        self.params["categorical_column"] = others["categorical_feature"]
+    def _lazy_init(self, data: Any, *args: Any, **options: Any) -> lightgbm.Dataset:
+        self._update_params({"categorical_column": options["categorical_feature"]})
         columns = np.asarray(data.T, np.float64, order="C")
         # What is left out of a column counts as zero.
         kept = [np.flatnonzero((np.abs(c) > ZERO_THRESHOLD) | np.isnan(c)) for c in columns]
@@ -123,7 +123,7 @@ class _Bins(lightgbm.Dataset):
             len(data),
             len(data),
         )
-        return self.set_feature_name(feature_name)
+        return self.set_feature_name(options["feature_name"])
 
 
 class _Rows(lightgbm.Sequence):

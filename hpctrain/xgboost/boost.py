@@ -134,7 +134,7 @@ class XGBoostBoosting(Boosting):
             made.clear()
 
     def _bins(self, train: Table, options: Mapping[str, Any]) -> xgboost.DMatrix | None:
-        """Return what says how features are cut into bins; None leaves it to XGBoost. Collective."""
+        """Return the bins of features; None leaves them to XGBoost. Collective."""
         from hpctrain.xgboost.cuts import cut_by_quantiles
 
         comm = active_worker("XGBoostTrainer").comm

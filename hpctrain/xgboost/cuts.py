@@ -78,7 +78,8 @@ def _merge(summaries: Sequence[Summary], *, max_bin: int) -> Array:
     chosen = 1 + np.searchsorted((above + below)[2:], wanted, side="right")
     chosen = chosen[chosen < len(values) - 1]
     chosen += wanted[: len(chosen)] >= 2 * above[chosen]
-    return values[np.unique(np.r_[0, chosen, len(values) - 1])]
+    cuts: Array = values[np.unique(np.r_[0, chosen, len(values) - 1])]
+    return cuts
 
 
 def _with_bins(cuts: Sequence[Array], *, max_bin: int, **options: Any) -> xgboost.QuantileDMatrix:

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-xgboost = pytest.importorskip("xgboost")
+pytest.importorskip("xgboost")
+
+from xgboost import QuantileDMatrix
 
 from hpctrain.testing.thread_comm import run_on_threads
 from hpctrain.xgboost.cuts import cut_by_quantiles
@@ -35,7 +37,7 @@ def test_a_feature_with_few_values_is_cut_as_in_one_process(distinct: int, max_b
     matrix = random.exponential(distinct / 5, (30_000, 4)).astype(np.float32)
     matrix = np.minimum(np.floor(matrix), distinct - 1)
     matrix[random.random(matrix.shape) < 0.1] = np.nan
-    alone = by_feature(xgboost.QuantileDMatrix(matrix, max_bin=max_bin, nthread=1))
+    alone = by_feature(QuantileDMatrix(matrix, max_bin=max_bin, nthread=1))
     ours = cuts_over_ranks(matrix, [100, 17_000], max_bin=max_bin)
     for mine, theirs in zip(ours, alone, strict=True):
         np.testing.assert_array_equal(mine, theirs)
@@ -52,6 +54,6 @@ def test_bins_of_sorted_rows_hold_equally_many_rows_to_an_eighth() -> None:
 def test_features_without_values_and_ranks_without_rows_are_cut_too() -> None:
     matrix = np.full((50, 2), np.nan, dtype=np.float32)
     matrix[:, 1] = np.arange(50) % 5
-    alone = by_feature(xgboost.QuantileDMatrix(matrix, nthread=1))
+    alone = by_feature(QuantileDMatrix(matrix, nthread=1))
     for mine, theirs in zip(cuts_over_ranks(matrix, [0, 50]), alone, strict=True):
         np.testing.assert_array_equal(mine, theirs)
