@@ -4,6 +4,8 @@ import json
 import sys
 from pathlib import Path
 
+from scoring_models import FEATURES, make_mlp
+
 from hpctrain import Checkpoint, Result, RunConfig, ScalingConfig
 from hpctrain.predict import BatchPredictor
 from hpctrain.predict.registry import find_predictor
@@ -13,12 +15,10 @@ if __name__ == "__main__":
     checkpoint = Checkpoint(model)
     arguments = {}
     if kind == "mlp":
-        from scoring_models import make_mlp
-
         arguments = {"model": make_mlp}
     BatchPredictor.from_checkpoint(checkpoint, find_predictor(checkpoint), **arguments).predict(
         rows,
-        feature_columns=["x"],
+        feature_columns=["x"] if rows.endswith(".h5") else FEATURES,
         batch_size=int(batch_size),
         output=output,
         scaling_config=ScalingConfig(num_workers=int(ranks)),
