@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from hpctrain.errors import ConfigError
 
@@ -41,4 +41,15 @@ def check_type(what: str, value: object, *kinds: type) -> None:
         wanted = " or ".join(kind.__name__ for kind in kinds)
         raise ConfigError(
             f"{what} holds {value!r} of type {type(value).__name__}. A {wanted} is needed."
+        )
+
+
+def check_column(what: str, column: str, *, dataset: str, columns: Iterable[object]) -> None:
+    """Refuse a dataset that lacks a column which an argument of a trainer names."""
+    names = sorted(map(str, columns))
+    if column not in names:
+        more = f" and {len(names) - 30} more" if len(names) > 30 else ""
+        raise ConfigError(
+            f"dataset {dataset!r} has no column {column!r}, which {what} names. It has "
+            f"{names[:30]}{more}. Name one of these, or add the column to the dataset."
         )

@@ -105,6 +105,10 @@ def open_csv(
     wanted = {name: np.dtype(dtype) for name, dtype in dtypes.items()}
     files = find_files(paths, SUFFIXES)
     first = _describe(files[0], columns, wanted, delimiter, names)
+    try:
+        check_columns(wanted, first.names)
+    except ConfigError as error:
+        raise ConfigError(f"dtypes={dict(dtypes)}, but in {files[0]} {error}") from error
     # What the first file looks like says how the others are read.
     known = {name: column.dtype for name, column in first.schema.items()}
     others = describe_all(files[1:], lambda path: _describe(path, columns, known, delimiter, names))
@@ -172,7 +176,6 @@ def _describe(
         offsets, lines = _find_blocks(file, start)
     try:
         check_columns(columns if columns is not None else found, found)
-        check_columns(dtypes, found)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     table = parse(head, path, found, delimiter, dtypes, all_columns=True) if head else None

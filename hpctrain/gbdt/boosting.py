@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from hpctrain.checks import check_choice, check_count, check_type, is_number
+from hpctrain.checks import check_choice, check_column, check_count, check_type, is_number
 from hpctrain.errors import ConfigError
 
 Ingest = Literal["memory", "stream", "external"]
@@ -98,6 +98,24 @@ class Boosting(abc.ABC):
                 f"together in memory. Use ingest='memory'."
             )
 
+    def check_columns(self, dataset: str, columns: Iterable[object]) -> None:
+        """Refuse a dataset that lacks a column. Not collective.
+
+        Raises
+        ------
+        ConfigError
+            The message names the columns that it has.
+        """
+        there = list(columns)
+        for what, column in (
+            ("label_column", self.label_column),
+            ("weight_column", self.weight_column),
+            ("group_column", self.group_column),
+            *(("categorical_columns", column) for column in self.categorical_columns),
+        ):
+            if column is not None:
+                check_column(what, column, dataset=dataset, columns=there)
+
     @property
     def no_features(self) -> tuple[str, ...]:
         """Columns that are not features."""
@@ -132,6 +150,29 @@ class Boosting(abc.ABC):
     @abc.abstractmethod
     def __call__(self) -> None:
         """Boost. Collective."""
+
+
+def check_same_columns(where: str, columns: Collection[str], of_train: Collection[str]) -> None:
+    """Refuse columns that are not those of ``train``; their order may differ. Not collective.
+
+    Parameters
+    ----------
+    where
+        What they are of, for the error.
+
+    Raises
+    ------
+    ConfigError
+        The message names a column that differs.
+    """
+    for column in sorted({*columns} ^ {*of_train}):
+        has, lacks = where, "dataset 'train'"
+        if column in of_train:
+            has, lacks = lacks, has
+        raise ConfigError(
+            f"{has} has a column {column!r} that {lacks} lacks. All datasets, and all files of "
+            f"a dataset, need the same columns: drop it, or add it."
+        )
 
 
 def gpu_index() -> int:

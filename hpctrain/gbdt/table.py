@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hpctrain.errors import ConfigError
-from hpctrain.gbdt.boosting import TRAIN, Boosting
+from hpctrain.gbdt.boosting import TRAIN, Boosting, check_same_columns
 from hpctrain.gbdt.features import (
     Features,
     as_numbers,
@@ -258,26 +258,12 @@ def _check_schemas(
             f"dataset {name!r} has no rows on ranks {empty[:10]} of {len(schemas)}: it has fewer "
             f"rows than ranks. Use fewer workers, or more rows."
         )
-    for column, what in (
-        (boosting.label_column, "label_column"),
-        (boosting.weight_column, "weight_column"),
-        (boosting.group_column, "group_column"),
-        *((column, "categorical_columns") for column in boosting.categorical_columns),
-    ):
-        if column is not None and column not in schemas[0]:
-            raise ConfigError(
-                f"{what}: dataset {name!r} has no column {column!r}. It has {sorted(schemas[0])}."
-            )
+    boosting.check_columns(name, schemas[0])
     for rank, schema in enumerate(schemas):
         if schema == of_train:
             continue
         where = f"dataset {name!r} on rank {rank}"
-        for column in sorted(schema.keys() ^ of_train.keys()):
-            has, lacks = (where, "'train'") if column in schema else ("dataset 'train'", where)
-            raise ConfigError(
-                f"{has} has a column {column!r} that {lacks} lacks. All datasets, and all files of "
-                f"a dataset, need the same columns: drop it, or add it."
-            )
+        check_same_columns(where, schema, of_train)
         for column in sorted(schema):
             if schema[column] != of_train[column]:
                 raise ConfigError(

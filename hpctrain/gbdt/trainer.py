@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hpctrain.backend import BackendConfig
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.config import DataConfig, RunConfig, ScalingConfig
 from hpctrain.errors import ConfigError
-from hpctrain.gbdt.boosting import TRAIN, Boosting, EarlyStopping, Ingest
+from hpctrain.gbdt.boosting import TRAIN, Boosting, EarlyStopping, Ingest, check_same_columns
 from hpctrain.trainer import DataParallelTrainer, TrainLoop
+
+if TYPE_CHECKING:
+    from hpctrain.gbdt.checkpoint import ModelCheckpoint
 
 
 class GBDTTrainer(DataParallelTrainer):
@@ -151,6 +155,14 @@ class GBDTTrainer(DataParallelTrainer):
         )
         if isinstance(self.train_loop_per_worker, Boosting):
             self._check_datasets(self.train_loop_per_worker)
+            # One that is gone may not be needed: the run may have its own by now.
+            if resume_from_checkpoint is not None and resume_from_checkpoint.path.exists():
+                self._checkpoint_cls().check(resume_from_checkpoint.path)
+
+    @classmethod
+    @abc.abstractmethod
+    def _checkpoint_cls(cls) -> type[ModelCheckpoint]:
+        """Return what its checkpoints are."""
 
     def _has_loop(self) -> bool:
         return isinstance(self.train_loop_per_worker, Boosting)
@@ -163,12 +175,16 @@ class GBDTTrainer(DataParallelTrainer):
                 f"DataConfig(datasets_to_split={list(split)}) leaves {TRAIN!r} whole: every rank "
                 f"would train on the same rows. Split it."
             )
+        known: dict[str, list[str]] = {}
         for name, dataset in self.datasets.items():
             columns = getattr(dataset, "columns", None)
             # A preprocessor may make columns, and take some away: then the ranks look.
             if self.preprocessor is None and columns is not None and not callable(columns):
-                _check_columns(name, [str(column) for column in columns], boosting)
+                known[name] = list(map(str, columns))
+                boosting.check_columns(name, known[name])
             self._check_rows(name, dataset)
+        for name, columns in known.items():
+            check_same_columns(f"dataset {name!r}", columns, known.get(TRAIN, columns))
 
     def _check_rows(self, name: str, dataset: Any) -> None:
         try:
@@ -192,11 +208,3 @@ def _order(datasets: Mapping[str, Any] | None) -> tuple[str, ...]:
             f"grown on. Give datasets={{'train': ...}}."
         )
     return (TRAIN, *(name for name in names if name != TRAIN))
-
-
-def _check_columns(name: str, columns: Sequence[str], boosting: Boosting) -> None:
-    wanted = (*boosting.no_features, *boosting.categorical_columns)
-    if missing := [column for column in wanted if column not in columns]:
-        raise ConfigError(
-            f"dataset {name!r} has no column {missing[0]!r}. It has {sorted(columns)[:30]}."
-        )

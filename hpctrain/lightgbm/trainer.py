@@ -17,6 +17,8 @@ from hpctrain.trainer import TrainLoop
 if TYPE_CHECKING:
     import lightgbm
 
+    from hpctrain.lightgbm.checkpoint import LightGBMCheckpoint
+
 
 class LightGBMTrainer(GBDTTrainer):
     """Boosts trees with LightGBM, each rank on its part of the data.
@@ -127,11 +129,15 @@ class LightGBMTrainer(GBDTTrainer):
         CheckpointError
             If it has none, or is of another framework.
         """
+        with checkpoint.as_directory() as directory:
+            booster: lightgbm.Booster = cls._checkpoint_cls().load(directory)
+            return booster
+
+    @classmethod
+    def _checkpoint_cls(cls) -> type[LightGBMCheckpoint]:
         from hpctrain.lightgbm.checkpoint import LightGBMCheckpoint
 
-        with checkpoint.as_directory() as directory:
-            booster: lightgbm.Booster = LightGBMCheckpoint.load(directory)
-            return booster
+        return LightGBMCheckpoint
 
     @classmethod
     def _backend_argument(cls) -> str:

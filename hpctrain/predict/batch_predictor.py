@@ -323,7 +323,13 @@ def _schema_after(preprocessor: Any, dataset: Dataset) -> Schema:
     if preprocessor is None:
         return dataset.schema()
     rows = next(dataset.iter_batches(batch_size=2, rows=range(min(2, dataset.source.num_rows))))
-    return Schema.of(from_any(preprocessor.transform_batch(rows)))
+    try:
+        return Schema.of(from_any(preprocessor.transform_batch(rows)))
+    except ConfigError as error:
+        raise ConfigError(
+            f"the input goes through {type(preprocessor).__name__} before the model, and there "
+            f"{error}"
+        ) from error
 
 
 def _identify(scoring: Scoring) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import hpctrain
 from hpctrain.checkpoint import Checkpoint
+from hpctrain.checks import check_column
 from hpctrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -79,11 +80,7 @@ class SklearnFitting:
         table = as_frame(hpctrain.get_dataset_shard(name), name)
         if self.label_column is None:
             return table, None
-        if self.label_column not in table.columns:
-            raise ConfigError(
-                f"dataset {name!r} has no column {self.label_column!r}. It has "
-                f"{sorted(table.columns)[:30]}."
-            )
+        check_column("label_column", self.label_column, dataset=name, columns=table.columns)
         label = table[self.label_column]
         if missing := int(label.isna().sum()):
             raise ConfigError(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpctrain.checkpoint import Checkpoint
+from hpctrain.checks import check_column
 from hpctrain.config import DataConfig, RunConfig, ScalingConfig
 from hpctrain.errors import ConfigError
 from hpctrain.sklearn.fitting import CV, TRAIN, SklearnFitting
@@ -169,8 +170,5 @@ def _check_columns(datasets: Mapping[str, Any], label_column: str | None) -> Non
         return
     for name, dataset in datasets.items():
         columns = getattr(dataset, "columns", None)
-        if columns is not None and not callable(columns) and label_column not in list(columns):
-            raise ConfigError(
-                f"dataset {name!r} has no column {label_column!r}. It has "
-                f"{sorted(map(str, columns))[:30]}."
-            )
+        if columns is not None and not callable(columns):
+            check_column("label_column", label_column, dataset=name, columns=columns)

@@ -17,6 +17,8 @@ from hpctrain.xgboost.config import XGBoostConfig
 if TYPE_CHECKING:
     import xgboost
 
+    from hpctrain.xgboost.checkpoint import XGBoostCheckpoint
+
 
 class XGBoostTrainer(GBDTTrainer):
     """Boosts trees with XGBoost, each rank on its part of the data.
@@ -126,11 +128,15 @@ class XGBoostTrainer(GBDTTrainer):
         CheckpointError
             If it has none, or is of another framework.
         """
+        with checkpoint.as_directory() as directory:
+            booster: xgboost.Booster = cls._checkpoint_cls().load(directory)
+            return booster
+
+    @classmethod
+    def _checkpoint_cls(cls) -> type[XGBoostCheckpoint]:
         from hpctrain.xgboost.checkpoint import XGBoostCheckpoint
 
-        with checkpoint.as_directory() as directory:
-            booster: xgboost.Booster = XGBoostCheckpoint.load(directory)
-            return booster
+        return XGBoostCheckpoint
 
     @classmethod
     def _backend_argument(cls) -> str:

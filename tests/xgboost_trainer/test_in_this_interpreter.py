@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from hpctrain import CheckpointConfig, ConfigError, DataConfig, ScalingConfig
+from hpctrain import CheckpointConfig, ConfigError, DataConfig, RunConfig, ScalingConfig
 from hpctrain.gbdt import EarlyStopping
 from hpctrain.xgboost import XGBoostCheckpoint, XGBoostTrainer
 
@@ -33,6 +35,21 @@ def test_a_run_that_has_all_its_rounds_adds_none_and_fewer_are_refused(fit: Any)
     assert again.metrics_history == []
     with pytest.raises(ConfigError, match=r"has 5 rounds already.*more than 5"):
         fit(num_workers=0, num_boost_round=4, resume_from_checkpoint=done.checkpoint)
+
+
+def test_a_run_that_is_finished_does_not_need_the_checkpoint_that_it_began_with(
+    fit: Any, tmp_path: Path
+) -> None:
+    first = fit(num_workers=0, num_boost_round=5)
+    arguments = {
+        "num_workers": 0,
+        "num_boost_round": 8,
+        "run": RunConfig(storage_path=tmp_path, name="further", verbose=0),
+        "resume_from_checkpoint": first.checkpoint,
+    }
+    assert len(fit(**arguments).metrics_history) == 3
+    shutil.rmtree(first.path)
+    assert len(fit(**arguments).metrics_history) == 3
 
 
 def test_a_run_that_was_stopped_early_is_finished(fit: Any, frames: Any) -> None:
@@ -101,7 +118,10 @@ def test_arrays_and_wide_columns_are_features_with_numbers(fit: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"label_column": "colour"}, "dataset 'train' has no column 'colour'. It has "),
+        (
+            {"label_column": "colour"},
+            "dataset 'train' has no column 'colour', which label_column names. It has ",
+        ),
         ({"label_column": None}, "needs label_column and params"),
         ({"weight_column": "w"}, "no column 'w'"),
         ({"categorical_columns": "target"}, "a list of column names"),

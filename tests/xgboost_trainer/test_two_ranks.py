@@ -287,10 +287,20 @@ def test_a_label_that_is_nan_fails_before_training_and_says_on_which_rank(
         fit(datasets={**frames, "train": train})
 
 
-def test_files_with_unlike_schemas_fail_before_training(fit: Any, frames: Any) -> None:
-    valid = frames["valid"].drop(columns="mean_area")
+def test_what_a_preprocessor_makes_of_datasets_is_compared_on_the_ranks(
+    fit: Any, frames: Any
+) -> None:
+    from hpctrain.preprocessors import BatchMapper
+
+    def drop_in_valid(batch: Any) -> Any:
+        return batch.drop(columns="mean_area") if batch["mean_area"].isna().all() else batch
+
+    valid = frames["valid"].assign(mean_area=np.nan)
     with pytest.raises(WorkerError, match=r"has a column 'mean_area' that dataset 'valid'.* lacks"):
-        fit(datasets={**frames, "valid": valid})
+        fit(
+            datasets={**frames, "valid": valid},
+            preprocessor=BatchMapper(drop_in_valid, batch_format="pandas"),
+        )
 
 
 def test_a_checkpoint_of_other_features_is_not_gone_on_with(
