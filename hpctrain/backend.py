@@ -28,6 +28,8 @@ class BackendContext:
     visible_gpu_ids: tuple[str, ...]
     """All entries of ``CUDA_VISIBLE_DEVICES``: those of the other ranks of the node too, where the
     site shows them."""
+    address: str
+    """See `reachable_address`."""
 
     def export(self, **variables: str) -> None:
         """Write environment variables of this process, for code that reads them. Not collective."""
@@ -36,18 +38,12 @@ class BackendContext:
         environ.export(variables)
 
     def reachable_address(self) -> str:
-        """Return an address of this node that the other ranks can connect to. Not collective."""
-        if self.world.num_nodes == 1:
-            return "localhost"
-        import socket
+        """Return an address of this node that the other ranks can connect to. Not collective.
 
-        name = socket.gethostname()
-        try:
-            address = socket.gethostbyname(name)
-        except OSError:
-            return name
-        # Debian gives a host's own name the address 127.0.1.1; other nodes know better.
-        return name if address.startswith("127.") else address
+        In numbers, of IPv4: what a node's name stands for differs between nodes. Another node has
+        tried it before the hooks are called. Where there is one node, it is a loopback address.
+        """
+        return self.address
 
 
 class Backend:

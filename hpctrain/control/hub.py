@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import selectors
 import socket
-import struct
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpctrain.control.interfaces import ipv4_addresses
 from hpctrain.control.memory import MemoryWatch
 from hpctrain.control.wire import (
     NONCE_BYTES,
@@ -32,7 +31,6 @@ AUTH_TIMEOUT_S = 10.0
 """Seconds in which whoever connects over TCP has to prove that it knows the secret."""
 BEAT_INTERVAL_S = 2.0
 """Seconds after which agents are asked for a sign of life."""
-_SIOCGIFADDR = 0x8915
 
 
 @dataclass
@@ -91,7 +89,7 @@ class Hub:
         listener.bind(("", 0))
         self._listen(listener, self._accept_remote)
         port = listener.getsockname()[1]
-        return [f"{host}:{port}" for host in _own_addresses()]
+        return [f"{host}:{port}" for host in [socket.gethostname(), *ipv4_addresses().values()]]
 
     def watch(self, descriptor: int, callback: Callable[[], None]) -> None:
         """Call back from `poll` when a descriptor becomes readable."""
@@ -313,19 +311,3 @@ class Hub:
             peer.memory = self._memory.remove(peer.frames)
             self._selector.unregister(peer.frames)
             peer.frames.close()
-
-
-def _own_addresses() -> list[str]:
-    """Return this host's name and the IPv4 addresses of its interfaces, loopback last."""
-    addresses = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(
-                    probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15])
-                )
-            except OSError:  # an interface without an IPv4 address
-                continue
-            addresses.append(socket.inet_ntoa(answer[20:24]))
-    addresses.sort(key=lambda address: address.startswith("127."))
-    return [socket.gethostname(), *addresses]

@@ -95,7 +95,7 @@ def connect_by_sockets(context: BackendContext, *, timeout_s: float) -> None:
     for attempt in range(_PORT_ATTEMPTS):
         # LightGBM binds ports by number. One that is free may be taken before it does.
         port = _free_port()
-        address = (_address(context), port)
+        address = (context.reachable_address(), port)
         addresses = context.comm.allgather(address)
         try:
             _initialise(addresses, port, timeout_s=timeout_s)
@@ -255,8 +255,3 @@ def _free_port() -> int:
         listener.bind(("", 0))
         port: int = listener.getsockname()[1]
         return port
-
-
-def _address(context: BackendContext) -> str:
-    # LightGBM looks for itself among numbers, not names.
-    return socket.gethostbyname(context.reachable_address())

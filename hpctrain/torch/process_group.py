@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING
 
 from hpctrain import environ
 from hpctrain.backend import Backend, BackendContext
+from hpctrain.control.interfaces import address_of_name, ipv4_addresses
 from hpctrain.errors import ConfigError, LaunchError
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
     from hpctrain.torch.config import TorchConfig
+
+_GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 # All ranks come at the same time, after a broadcast: who cannot connect soon never will.
 _CONNECT_TIMEOUT_S = 60.0
@@ -73,6 +76,7 @@ class TorchBackend(Backend):
         _export(
             context,
             {
+                **_gloo_interface(context),
                 "MASTER_ADDR": host,
                 "MASTER_PORT": str(port),
                 "RANK": str(world.world_rank),
@@ -160,6 +164,20 @@ def _select_device(context: BackendContext) -> str:
     index = context.visible_gpu_ids.index(context.gpu_ids[0])
     torch.cuda.set_device(index)
     return f"cuda:{index}"
+
+
+def _gloo_interface(context: BackendContext) -> dict[str, str]:
+    """Return what tells Gloo where to listen, if it would listen where no other node gets to it.
+
+    By itself it listens at the address that the host's own name stands for.
+    """
+    if context.world.num_nodes == 1 or environ.variable(_GLOO_INTERFACE) is not None:
+        return {}
+    address = context.reachable_address()
+    if address_of_name(context.world.hostname) == address:
+        return {}
+    names = [name for name, own in ipv4_addresses().items() if own == address]
+    return {_GLOO_INTERFACE: names[0]} if names else {}
 
 
 def _open_store(context: BackendContext, timeout: timedelta) -> tuple[TCPStore, str, int]:

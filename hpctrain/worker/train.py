@@ -14,6 +14,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.plan import spec
 from hpctrain.plan.spec import RankSettings, RunSpec, WorkerSpec
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.worker.address import find_address
 from hpctrain.worker.bootstrap import gpus_of, visible_gpus
 from hpctrain.worker.context import ActiveWorker, TrainContext, activate
 from hpctrain.worker.report import Session
@@ -55,6 +56,7 @@ def run_training(
         cpus_per_worker=settings.cpus_per_worker,
         gpu_ids=gpu_ids,
         visible_gpu_ids=visible_gpus(),
+        address=find_address(session.world, comm),
     )
     worker = ActiveWorker(
         context=TrainContext(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import socket
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.backend import Backend, BackendContext
@@ -45,8 +44,7 @@ class XGBoostBackend(Backend):
         if world.world_rank == 0:
             self._tracker = RabitTracker(
                 n_workers=world.world_size,
-                # Numbers: "localhost" may stand for an address of IPv6, which XGBoost has off.
-                host_ip=socket.gethostbyname(context.reachable_address()),
+                host_ip=context.reachable_address(),
                 sortby="task",
                 timeout=connect_s,
             )
@@ -64,7 +62,7 @@ class XGBoostBackend(Backend):
             raise LaunchError(
                 f"rank {world.world_rank} on {world.hostname} cannot join XGBoost's collective at "
                 f"{arguments.get('dmlc_tracker_uri')}:{arguments.get('dmlc_tracker_port')}: "
-                f"{str(error).splitlines()[0]} Compute nodes must reach each other over TCP, on "
+                f"{_reason(error)}. Compute nodes must reach each other over TCP, on "
                 f"any port; ask the site whether a firewall is between them."
             ) from error
         if (rank := collective.get_rank()) != world.world_rank:
@@ -84,3 +82,10 @@ class XGBoostBackend(Backend):
         if self._tracker is not None:
             self._tracker.wait_for(math.ceil(config.connect_timeout_s))
             self._tracker = None
+
+
+def _reason(error: Exception) -> str:
+    """Return what XGBoost says, without its places in C++: ``- [socket.cc:189|20:07:45]: WHAT``."""
+    lines = str(error).splitlines()
+    said = [line.partition("]: ")[2] for line in lines if line.startswith("- [")]
+    return "; ".join(text.rstrip(".") for text in said) or lines[0]

@@ -1,0 +1,103 @@
+"""The address at which other nodes reach this one, found out by trying.
+
+What a node knows of itself is not enough. Its own name may stand for a loopback address there, as
+Debian's 127.0.1.1; it may have networks that the other nodes are not in; and some addresses, that
+of Docker's bridge for one, are the same on every node. So each node listens for a moment, and the
+next one connects to it and says where it got through.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from hpctrain.control.interfaces import address_of_name, ipv4_addresses, is_loopback
+from hpctrain.world import Communicator, World
+
+LOOPBACK = "127.0.0.1"
+
+_CONNECT_TIMEOUT_S = 3.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Door:
+    """Where a node listens."""
+
+    hostname: str
+    addresses: tuple[str, ...]
+    port: int
+    token: bytes
+    """What it says to whoever connects."""
+
+
+def find_address(world: World, comm: Communicator) -> str:
+    """Return an address of this node, in numbers, that other nodes can connect to.
+
+    Collective. It takes milliseconds; where a firewall swallows what is sent, three seconds for
+    each address of a node. If nothing gets through, it is the address that is most likely.
+    """
+    if world.num_nodes == 1:
+        return LOOPBACK
+    with ExitStack() as stack:
+        leads = world.local_rank == 0
+        own = (world.node_rank, stack.enter_context(_open_door())) if leads else None
+        doors: dict[int, Door] = dict(filter(None, comm.allgather(own)))
+        next_node = (world.node_rank + 1) % world.num_nodes
+        found = (next_node, knock(doors[next_node])) if leads else None
+        reached: dict[int, str | None] = dict(filter(None, comm.allgather(found)))
+    mine = doors[world.node_rank]
+    return reached[world.node_rank] or next(iter(mine.addresses), mine.hostname)
+
+
+def knock(door: Door) -> str | None:
+    """Return the first address at which a node answers, None if there is none. Not collective.
+
+    What the node's name stands for here is tried first.
+    """
+    named = address_of_name(door.hostname)
+    for address in sorted(door.addresses, key=lambda address: address != named):
+        try:
+            with socket.create_connection((address, door.port), _CONNECT_TIMEOUT_S) as connection:
+                if connection.recv(len(door.token)) == door.token:
+                    return address
+        except OSError:
+            continue
+    return None
+
+
+@contextmanager
+def _open_door() -> Iterator[Door]:
+    hostname, token = socket.gethostname(), secrets.token_bytes(16)
+    addresses = [address_of_name(hostname), *ipv4_addresses().values()]
+    with socket.create_server(("", 0)) as listener:
+        answering = threading.Thread(
+            target=_answer, args=(listener, token), name="hpctrain-address", daemon=True
+        )
+        answering.start()
+        try:
+            yield Door(
+                hostname=hostname,
+                addresses=tuple(dict.fromkeys(a for a in addresses if a and not is_loopback(a))),
+                port=listener.getsockname()[1],
+                token=token,
+            )
+        finally:
+            # Unlike close(), this wakes who waits in accept().
+            listener.shutdown(socket.SHUT_RDWR)
+            answering.join(timeout=_CONNECT_TIMEOUT_S)
+
+
+def _answer(listener: socket.socket, token: bytes) -> None:
+    while True:
+        try:
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(token)
+        except ConnectionError:
+            continue
+        except OSError:
+            return
