@@ -15,6 +15,7 @@ from hpctrain.trainer import DataParallelTrainer, TrainLoop
 
 if TYPE_CHECKING:
     from hpctrain.gbdt.checkpoint import ModelCheckpoint
+    from hpctrain.preprocessors import Preprocessor
 
 
 class GBDTTrainer(DataParallelTrainer):
@@ -88,7 +89,7 @@ class GBDTTrainer(DataParallelTrainer):
         run_config: RunConfig | None = None,
         metadata: Mapping[str, Any] | None = None,
         resume_from_checkpoint: Checkpoint | None = None,
-        preprocessor: Any = None,
+        preprocessor: Preprocessor | None = None,
     ) -> None:
         own = {
             "label_column": label_column,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import lightgbm
 
     from hpctrain.lightgbm.checkpoint import LightGBMCheckpoint
+    from hpctrain.preprocessors import Preprocessor
 
 
 class LightGBMTrainer(GBDTTrainer):
@@ -89,7 +90,7 @@ class LightGBMTrainer(GBDTTrainer):
         run_config: RunConfig | None = None,
         metadata: Mapping[str, Any] | None = None,
         resume_from_checkpoint: Checkpoint | None = None,
-        preprocessor: Any = None,
+        preprocessor: Preprocessor | None = None,
     ) -> None:
         config = LightGBMConfig() if lightgbm_config is None else lightgbm_config
         if not isinstance(config, LightGBMConfig):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.checks import check_column
@@ -11,6 +11,9 @@ from hpctrain.config import DataConfig, RunConfig, ScalingConfig
 from hpctrain.errors import ConfigError
 from hpctrain.sklearn.fitting import CV, TRAIN, SklearnFitting
 from hpctrain.trainer import DataParallelTrainer
+
+if TYPE_CHECKING:
+    from hpctrain.preprocessors import Preprocessor
 
 
 class SklearnTrainer(DataParallelTrainer):
@@ -83,7 +86,7 @@ class SklearnTrainer(DataParallelTrainer):
         run_config: RunConfig | None = None,
         metadata: Mapping[str, Any] | None = None,
         resume_from_checkpoint: Checkpoint | None = None,
-        preprocessor: Any = None,
+        preprocessor: Preprocessor | None = None,
     ) -> None:
         scaling = scaling_config or ScalingConfig()
         if not (hasattr(estimator, "fit") and hasattr(estimator, "get_params")):

@@ -17,6 +17,7 @@ from hpctrain.xgboost.config import XGBoostConfig
 if TYPE_CHECKING:
     import xgboost
 
+    from hpctrain.preprocessors import Preprocessor
     from hpctrain.xgboost.checkpoint import XGBoostCheckpoint
 
 
@@ -88,7 +89,7 @@ class XGBoostTrainer(GBDTTrainer):
         run_config: RunConfig | None = None,
         metadata: Mapping[str, Any] | None = None,
         resume_from_checkpoint: Checkpoint | None = None,
-        preprocessor: Any = None,
+        preprocessor: Preprocessor | None = None,
     ) -> None:
         config = XGBoostConfig() if xgboost_config is None else xgboost_config
         if not isinstance(config, XGBoostConfig):
