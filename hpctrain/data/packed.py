@@ -57,4 +57,4 @@ def _text(compressed: bytes) -> str:
 def _is_literal(value: Any) -> bool:
     if type(value) is tuple:
         return all(map(_is_literal, value))
-    return type(value) in (str, int, bool)
+    return value is None or type(value) in (str, int, bool)

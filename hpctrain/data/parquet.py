@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 from typing import Any
@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from hpctrain.data.conform import conform, empty
-from hpctrain.data.files import Paths, describe_all, find_files
+from hpctrain.data.files import Paths, describe_all
 from hpctrain.data.formats import Batch, column_type, from_arrow
 from hpctrain.data.open_files import OpenFiles
 from hpctrain.data.optional import require
+from hpctrain.data.partitions import Keys, find_partitions, key_types
 from hpctrain.data.schema import Column, Schema, check_columns
 from hpctrain.data.source import Blocks, Source
 from hpctrain.data.together import concatenate_sources
@@ -31,6 +32,8 @@ class ParquetSource:
     groups: tuple[tuple[int, int], ...]
     """Rows of a row group, and how many of such groups follow each other."""
     schema: Schema
+    keys: Keys = ()
+    """Columns of the schema that are not in the file, and the one value of each."""
 
     @property
     def num_rows(self) -> int:
@@ -54,23 +57,29 @@ class ParquetSource:
         schema = self.schema.select(columns)
         if not rows:
             return empty(schema)
+        keys = dict(self.keys)
+        batch = {n: np.full(len(rows), keys[n], c.dtype) for n, c in schema.items() if n in keys}
+        if in_file := [name for name in schema if name not in keys]:
+            batch |= self._read(rows, in_file)
+        return conform(
+            batch,
+            schema,
+            where=f"{self.path}, rows {rows.start} to {rows.stop}",
+            advice="The file has changed; write it again.",
+        )
+
+    def _read(self, rows: range, columns: list[str]) -> Batch:
         sizes = [size for size, count in self.groups for _ in range(count)]
         starts = [0, *accumulate(sizes)]
         first = bisect_right(starts, rows.start) - 1
         last = bisect_right(starts, rows.stop - 1) - 1
         try:
             table = _open_files.get(self.path).read_row_groups(
-                list(range(first, last + 1)), columns=schema.names, use_threads=False
+                list(range(first, last + 1)), columns=columns, use_threads=False
             )
         except OSError as error:
             raise ConfigError(_unreadable(self.path, error)) from error
-        offset = rows.start - starts[first]
-        return conform(
-            from_arrow(table.slice(offset, len(rows))),
-            schema,
-            where=f"{self.path}, rows {rows.start} to {rows.stop}",
-            advice="The file has changed; write it again.",
-        )
+        return from_arrow(table.slice(rows.start - starts[first], len(rows)))
 
 
 def open_parquet(paths: Paths, *, columns: Sequence[str] | None) -> Source:
@@ -82,21 +91,33 @@ def open_parquet(paths: Paths, *, columns: Sequence[str] | None) -> Source:
         If a file is missing or damaged, or files have unlike columns.
     """
     require("pyarrow.parquet", to="to read Parquet files")
-    found = describe_all(find_files(paths, SUFFIXES), lambda path: _describe(path, columns))
+    files = find_partitions(paths, SUFFIXES)
+    keys, types = dict(files), key_types([of_file for _, of_file in files])
+    found = describe_all(
+        [path for path, _ in files], lambda path: _describe(path, columns, keys[path], types)
+    )
     missing = frozenset().union(*(names for _, names in found))
     return concatenate_sources([replace(s, schema=_with_room(s.schema, missing)) for s, _ in found])
 
 
-def _describe(path: str, columns: Sequence[str] | None) -> tuple[ParquetSource, frozenset[str]]:
+def _describe(
+    path: str, columns: Sequence[str] | None, keys: Keys, key_types: Mapping[str, np.dtype]
+) -> tuple[ParquetSource, frozenset[str]]:
     """Return a file, and its columns that miss values."""
     with _open(path) as file:
         footer, arrow = file.metadata, file.schema_arrow
-    names = arrow.names if columns is None else list(columns)
+    # What the file has itself counts before the name of its directory.
+    keys = tuple((name, value) for name, value in keys if name not in arrow.names)
+    there = [*arrow.names, *(name for name, _ in keys)]
+    names = there if columns is None else list(columns)
     try:
-        check_columns(names, arrow.names)
+        check_columns(names, there)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
-    types = [column_type(arrow.field(name).type) for name in names]
+    types = [
+        column_type(arrow.field(name).type) if name in arrow.names else (key_types[name], ())
+        for name in names
+    ]
     schema = Schema(
         tuple((n, Column(dtype=t[0], shape=t[1])) for n, t in zip(names, types, strict=True))
     )
@@ -105,6 +126,7 @@ def _describe(path: str, columns: Sequence[str] | None) -> tuple[ParquetSource, 
         path=path,
         groups=tuple((rows, len(list(same))) for rows, same in groupby(sizes) if rows),
         schema=schema,
+        keys=tuple((name, value) for name, value in keys if name in schema),
     ), frozenset(
         name for name, c in schema.items() if c.dtype.kind in "iub" and _has_missing(footer, name)
     )

@@ -57,6 +57,43 @@ def test_ten_thousand_files_pickle_to_kilobytes_that_say_the_same_each_time():
     assert pickle.dumps(again) == pickled
 
 
+def test_columns_in_the_names_of_directories_are_read(tmp_path: Path):
+    table = pyarrow.table(
+        {"x": np.arange(60), "year": [2023, 2024, 2025] * 20, "site": ["a b"] * 60}
+    )
+    # As Spark's partitionBy and Dask's partition_on do.
+    parquet.write_to_dataset(table, tmp_path / "events", partition_cols=["year", "site"])
+    dataset = read_parquet(tmp_path / "events")
+    assert str(dataset.schema()) == "x: int64, year: int64, site: object"
+    rows = dataset.to_numpy()
+    assert np.array_equal(rows["year"], 2023 + rows["x"] % 3)
+    assert set(rows["site"]) == {"a b"}
+    assert pickle.loads(pickle.dumps(dataset)).source == dataset.source
+    years = read_parquet(tmp_path / "events", columns=["year"]).to_numpy()
+    assert [*years] == ["year"]
+    assert sorted(years["year"]) == [2023] * 20 + [2024] * 20 + [2025] * 20
+    (one_year,) = tmp_path.glob("events/year=2024")
+    assert read_parquet(one_year).columns == ["x", "site"]
+    with pytest.raises(ConfigError, match=r"no column 'month'. The dataset has 'x', 'year'"):
+        read_parquet(tmp_path / "events", columns=["month"])
+
+
+def test_a_directory_of_rows_whose_value_is_missing_is_read(tmp_path: Path):
+    table = pyarrow.table({"x": [0, 1, 2], "year": [2023, None, 2025]})
+    parquet.write_to_dataset(table, tmp_path, partition_cols=["year"])
+    rows = read_parquet(tmp_path).to_numpy()
+    by_x = dict(zip(rows["x"].tolist(), np.nan_to_num(rows["year"], nan=-1).tolist(), strict=True))
+    assert by_x == {0: 2023, 1: -1, 2: 2025}
+
+
+def test_a_directory_that_lacks_a_column_is_named(tmp_path: Path):
+    for name in ("year=2023", "elsewhere"):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name / "part.parquet", 0, 5)
+    with pytest.raises(ConfigError, match=r"elsewhere.*'year' is missing and int64"):
+        read_parquet(tmp_path)
+
+
 @pytest.mark.parametrize("world_size", [1, 3, 40])
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_ranks_read_each_row_once(tmp_path: Path, world_size: int, shuffle: bool):

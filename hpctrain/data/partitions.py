@@ -1,0 +1,76 @@
+"""Columns that are in the names of directories: ``year=2024/part-0.parquet``, as Hive has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os import PathLike, fspath
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+
+from hpctrain.data.files import Paths, find_files
+from hpctrain.data.optional import require
+from hpctrain.errors import ConfigError
+
+Keys: TypeAlias = tuple[tuple[str, int | str | None], ...]
+"""Columns that have one value in the whole of a file."""
+
+
+def find_partitions(paths: Paths, suffixes: Sequence[str]) -> list[tuple[str, Keys]]:
+    """Return files as `find_files` does, and what the directories below a path say of each.
+
+    Not collective. Spark's ``partitionBy`` and Dask's ``partition_on`` write such directories.
+
+    Raises
+    ------
+    ConfigError
+        If there is no file.
+    """
+    given = [paths] if isinstance(paths, (str, PathLike)) else list(paths)
+    if not given:
+        find_files(given, suffixes)  # says so
+    found: list[tuple[str, Keys]] = []
+    for item in given:
+        files = find_files(item, suffixes)
+        keys = _keys_below(Path(fspath(item)).expanduser().absolute(), files)
+        found += [(file, keys.get(file, ())) for file in files]
+    return found
+
+
+def key_types(keys: Sequence[Keys]) -> dict[str, np.dtype]:
+    """Return the types that columns have in all files together. Not collective."""
+    values: dict[str, set[int | str | None]] = {}
+    for name, value in (item for of_file in keys for item in of_file):
+        values.setdefault(name, set()).add(value)
+    return {name: _type_of(of_name) for name, of_name in values.items()}
+
+
+def _keys_below(root: Path, files: Sequence[str]) -> dict[str, Keys]:
+    if not any("=" in name for f in files for name in Path(f).parent.parts[len(root.parts) :]):
+        return {}
+    arrow = require("pyarrow.dataset", to="to read Parquet files")
+    try:
+        dataset = arrow.dataset(
+            list(files), format="parquet", partitioning="hive", partition_base_dir=str(root)
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{root} cannot be read as a directory of partitions: {error}. A file is damaged or in "
+            f"another format, or the directories do not all say the same columns."
+        ) from error
+    found = {
+        fragment.path: arrow.get_partition_keys(fragment.partition_expression)
+        for fragment in dataset.get_fragments()
+    }
+    # In the order of the directories.
+    return {
+        path: tuple((name, keys[name]) for name in dataset.schema.names if name in keys)
+        for path, keys in found.items()
+    }
+
+
+def _type_of(values: set[int | str | None]) -> np.dtype:
+    if any(isinstance(value, str) for value in values) or values == {None}:
+        return np.dtype(object)
+    return np.dtype(np.float64 if None in values else np.int64)
