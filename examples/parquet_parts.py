@@ -7,8 +7,8 @@ is a directory of parts, and that is a dataset::
     frame.write.parquet("digits")                # Spark
     python examples/parquet_parts.py digits
 
-Columns that Dask's ``partition_on=["label"]`` or Spark's ``partitionBy("label")`` puts into the names
-of directories are read too.
+Columns that Dask's ``partition_on=["label"]`` or Spark's ``partitionBy("label")`` puts into the
+names of directories are read too.
 
 Without a directory, scikit-learn's handwritten digits are written as such parts first.
 """

@@ -154,7 +154,10 @@ def from_numpy(arrays: Any) -> Dataset:
 
 
 def from_pandas(frame: Any) -> Dataset:
-    """Return a dataset of the columns of a data frame, without its index. Not collective."""
+    """Return a dataset of the columns of a data frame, without its index.
+
+    Not collective. Columns of category type become their plain values.
+    """
     return Dataset(MemorySource(arrays=formats.from_pandas(frame)))
 
 
