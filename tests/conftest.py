@@ -11,6 +11,21 @@ pytest_plugins = ["hpctrain.testing.pytest_plugin", "pytester"]
 
 _WHY = "HPCTRAIN_REQUIRE_ALL=1: nothing may be skipped here"
 
+# Minutes that CI has for the tests of these folders on two cores.
+_BUDGETS = {
+    "homes": (10, "homes"),
+    "chaos": (12, "chaos elastic resilience"),
+    "data": (
+        6,
+        "data gbdt lightgbm_trainer predict preprocessors serve sklearn_trainer xgboost_trainer",
+    ),
+    "frameworks": (
+        15,
+        "horovod_trainer huggingface_trainer jax_trainer lightning_trainer tensorflow_trainer",
+    ),
+}
+_OTHERS = "all others"
+
 
 def pytest_configure() -> None:
     """Let tests send Ctrl-C: what a shell starts in the background ignores it, children too."""
@@ -39,6 +54,27 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
         report.outcome = "failed"
         report.longrepr = f"{_WHY}: {_reason(report)}"
     return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say in CI how long each part took, and which took longer than there is for it."""
+    if not _is_all_required():
+        return
+    group_of = {
+        folder: group for group, (_, folders) in _BUDGETS.items() for folder in folders.split()
+    }
+    seconds = dict.fromkeys([*_BUDGETS, _OTHERS], 0.0)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                folder = report.nodeid.removeprefix("tests/").partition("/")[0]
+                seconds[group_of.get(folder, _OTHERS)] += report.duration
+    terminalreporter.section("minutes of each part, and what CI has for it")
+    for group, taken in seconds.items():
+        budget = _BUDGETS.get(group, (None,))[0]
+        allowed = "" if budget is None else f" of {budget}"
+        mark = "  TOO LONG" if budget is not None and taken > 60 * budget else ""
+        terminalreporter.line(f"{group:<12}{taken / 60:6.1f}{allowed}{mark}")
 
 
 def _is_all_required() -> bool:
