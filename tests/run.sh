@@ -15,7 +15,7 @@ if [ "${CI:-}" = true ]; then
 fi
 
 apt_packages=(slurmd slurmctld slurm-client munge libpmix2 iproute2 util-linux
-    slurmdbd slurm-wlm-mysql-plugin mariadb-server openmpi-bin)
+    slurmdbd slurm-wlm-mysql-plugin mariadb-server openmpi-bin g++ make)
 
 packages_are_installed() {
     local plan
@@ -60,8 +60,20 @@ provide_packages() {
     say "Slurm and Open MPI are used as far as they are already here: $reason."
 }
 
+# Nobody offers Horovod ready-made. A machine that has built it before takes it from its cache.
+provide_horovod() {
+    step 1800 "Installing Horovod, which is built the first time (4 to 10 minutes)" \
+        "hpctrain install horovod" hpctrain install horovod && return
+    [ -z "${HPCTRAIN_REQUIRE_ALL:-}" ] || die "CI needs Horovod, and it could not be installed."
+    say "The tests of Horovod are skipped."
+}
+
 use_venv dev
+# Horovod is built with it; Debian has it apart from its python3.
+[ -f "$(python -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ] ||
+    apt_packages+=(python3-dev)
 provide_packages
+[ $# -gt 0 ] || provide_horovod
 
 if [ $# -gt 0 ]; then
     exec pytest "$@"

@@ -13,6 +13,7 @@ from hpctrain.cli.chaos import chaos
 from hpctrain.cli.checkpoints import checkpoints
 from hpctrain.cli.cluster import cluster_app
 from hpctrain.cli.exit_codes import Verbs
+from hpctrain.cli.install import install_app
 from hpctrain.cli.list_runs import list_runs
 from hpctrain.cli.logs import logs
 from hpctrain.cli.predict import predict
@@ -54,6 +55,7 @@ app.command()(predict)
 app.command()(serve)
 app.command(context_settings=_rest_is_verbatim)(chaos)
 app.add_typer(cluster_app, name="cluster")
+app.add_typer(install_app, name="install")
 
 
 def _print_version(wanted: bool) -> None:

@@ -66,6 +66,20 @@ def library_version() -> str:
     return MPI.Get_library_version().splitlines()[0].strip("\0 ")
 
 
+def library_version_before_start() -> str:
+    """Return the first line of the MPI library's version without initialising MPI. Not collective.
+
+    Raises
+    ------
+    RuntimeError
+        If there is no MPI library.
+    """
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    return library_version()
+
+
 def wait_barrier(
     comm: Comm, *, timeout_s: float, meanwhile: Callable[[], None] = lambda: None
 ) -> bool:

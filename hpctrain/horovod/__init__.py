@@ -1,0 +1,1 @@
+"""Horovod: `hpctrain install horovod`."""
