@@ -1,0 +1,109 @@
+"""`HorovodTrainer`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from hpctrain.checkpoint import Checkpoint
+from hpctrain.config import DataConfig, RunConfig, ScalingConfig
+from hpctrain.errors import ConfigError
+from hpctrain.horovod.config import HorovodConfig
+from hpctrain.horovod.elastic import ElasticLoop
+from hpctrain.trainer import DataParallelTrainer, TrainLoop, takes_config
+
+if TYPE_CHECKING:
+    from hpctrain.preprocessors import Preprocessor
+    from hpctrain.result import Result
+
+
+class HorovodTrainer(DataParallelTrainer):
+    """Runs a training function on every worker, in which Horovod is initialised.
+
+    Parameters
+    ----------
+    train_loop_per_worker
+        The training function: no argument, or one, which is `train_loop_config`. Calling
+        ``hvd.init()`` in it does no harm.
+    horovod_config
+        How Horovod is set up.
+    train_loop_config, dataset_config
+        As in `hpctrain.DataParallelTrainer`.
+    scaling_config, run_config, datasets, metadata, resume_from_checkpoint, preprocessor
+        As in `hpctrain.BaseTrainer`. Elastic runs have no datasets.
+
+    Raises
+    ------
+    ConfigError
+        If `horovod_config` is not one, or an elastic run is to have datasets or one process.
+    """
+
+    def __init__(
+        self,
+        train_loop_per_worker: TrainLoop,
+        *,
+        horovod_config: HorovodConfig | None = None,
+        train_loop_config: Mapping[str, Any] | None = None,
+        dataset_config: DataConfig | None = None,
+        scaling_config: ScalingConfig | None = None,
+        run_config: RunConfig | None = None,
+        datasets: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        resume_from_checkpoint: Checkpoint | None = None,
+        preprocessor: Preprocessor | None = None,
+    ) -> None:
+        if horovod_config is None:
+            horovod_config = HorovodConfig()
+        if not isinstance(horovod_config, HorovodConfig):
+            raise ConfigError(
+                f"horovod_config={horovod_config!r} is a {type(horovod_config).__name__}; a "
+                f"HorovodConfig is needed, for example HorovodConfig(transport='gloo')."
+            )
+        loop = train_loop_per_worker
+        if isinstance(loop, ElasticLoop):  # of a stored run
+            loop = loop.train_loop
+        if horovod_config.is_elastic:
+            if datasets:
+                raise ConfigError(
+                    f"HorovodConfig(max_replacements={horovod_config.max_replacements}) and "
+                    f"datasets={sorted(datasets)}: where a dead worker was in a dataset nobody "
+                    f"knows. Read the data in the training function, with "
+                    f"hvd.elastic.ElasticSampler, or set max_replacements=0."
+                )
+            loop = ElasticLoop(
+                train_loop=loop,
+                takes_config=takes_config(loop),
+                max_replacements=horovod_config.max_replacements,
+            )
+        super().__init__(
+            loop,
+            train_loop_config=train_loop_config,
+            backend_config=horovod_config,
+            scaling_config=scaling_config,
+            dataset_config=dataset_config,
+            run_config=run_config,
+            datasets=datasets,
+            metadata=metadata,
+            resume_from_checkpoint=resume_from_checkpoint,
+            preprocessor=preprocessor,
+        )
+        if horovod_config.is_elastic and self.scaling_config.num_workers == 0:
+            raise ConfigError(
+                f"HorovodConfig(max_replacements={horovod_config.max_replacements}) and "
+                f"ScalingConfig(num_workers=0): the only worker is this interpreter, which cannot "
+                f"be replaced. Set max_replacements=0, or num_workers=1."
+            )
+
+    def training_loop(self) -> Result:
+        """Hand the training function over to the workers. Not collective."""
+        try:
+            return super().training_loop()
+        finally:
+            # In the homes where this process is a rank, which may have failed.
+            from hpctrain.horovod.backend import release
+
+            release()
+
+    @classmethod
+    def _backend_argument(cls) -> str:
+        return "horovod_config"

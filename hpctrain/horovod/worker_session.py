@@ -1,0 +1,132 @@
+"""`WorkerSession`: what the worker of an elastic run tells and asks its rank."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from hpctrain.checkpoint import Checkpoint, CheckpointUploadMode, ReportedCheckpoint
+from hpctrain.errors import ConfigError
+from hpctrain.horovod.connections import GlooConnections
+from hpctrain.plan import spec
+from hpctrain.rundir.paths import RunPaths
+
+if TYPE_CHECKING:
+    from hpctrain.worker.upload import Upload
+    from hpctrain.world import World
+
+
+class WorkerSession:
+    """What a `hpctrain.worker.report.Session` is to a rank, for its worker: it asks the rank.
+
+    Parameters
+    ----------
+    connection
+        To the rank.
+    world
+        Where the rank stands.
+    paths
+        The run directory.
+    reports
+        Number of the report that the attempt resumed from.
+    """
+
+    def __init__(
+        self, connection: Connection, *, world: World, paths: RunPaths, reports: int
+    ) -> None:
+        self._connection = connection
+        self._paths = paths
+        self.world = world
+        self.reports = reports
+        """Number of the last report; goes back with the state of the training."""
+        self.is_counted = False
+        """Whether an elastic state takes `reports` back to its last commit."""
+        self.connections = GlooConnections()
+        """Of Horovod in this worker."""
+        self.leave: Mapping[str, Any] | None = None
+        """What is known of the end of the job, if that is why workers stop."""
+        self._staging: Path | None = None
+        self._spare: TemporaryDirectory[str] | None = None
+
+    def report(self, metrics: Mapping[str, Any], upload: Upload | None = None) -> None:
+        """Report metrics, and a checkpoint with them or not."""
+        if not self.is_counted:
+            raise ConfigError(
+                "report() in an elastic run needs a state that counts reports: after a worker was "
+                "replaced, all go on from the last commit. Make the state with "
+                "hpctrain.horovod.elastic_state(model=..., optimizer=...) in place of "
+                "hvd.elastic.TorchState(...), before the first report."
+            )
+        number = self.reports + 1
+        if upload is not None:
+            upload = self._staged(number, upload)
+        self._ask("report", number, dict(metrics), upload)
+        self.reports = number
+
+    def heartbeat(self) -> None:
+        """Say that this worker makes progress."""
+        self._ask("heartbeat")
+
+    def should_stop(self) -> bool:
+        """Return whether all workers stop after the last report."""
+        stop, self.leave = self._ask("should_stop", self.reports)
+        return bool(stop)
+
+    def staging(self) -> Path:
+        """Return an empty directory for the next report."""
+        self._staging = self._ask("staging", self.reports + 1)
+        if self._staging is not None:
+            return self._staging
+        # For a report that was made before this worker went back to its last commit.
+        self._spare = TemporaryDirectory(prefix="hpctrain-checkpoint-")
+        return Path(self._spare.name)
+
+    def artifacts(self) -> Path:
+        """Return the directory for artifacts."""
+        return Path(self._ask("artifacts"))
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        """The newest checkpoint that the rank knows to be complete."""
+        found: Checkpoint | None = self._ask("checkpoint")
+        return found
+
+    def all_checkpoints(self, timeout_s: float | None) -> list[ReportedCheckpoint]:
+        """Return the run's checkpoints, oldest first."""
+        found: list[ReportedCheckpoint] = self._ask("all_checkpoints", timeout_s)
+        return found
+
+    def _staged(self, number: int, upload: Upload) -> Upload | None:
+        """Return the upload of a copy, or None where the report was made before.
+
+        It goes on while this worker trains, or dies. To wait for the commit would be to wait for
+        the report of a worker that may be dead, and is replaced only when all others notice it.
+        """
+        upload.check(report=number, paths=self._paths)
+        if upload.upload_fn is not None:
+            raise ConfigError(
+                "report(checkpoint_upload_fn=...) is not for elastic runs, whose checkpoints are "
+                "uploaded by the rank behind the worker. Leave it out."
+            )
+        source = upload.checkpoint.path
+        if source != self._staging:
+            directory = self._ask("staging", number)
+            if directory is None:
+                return None
+            shutil.copytree(source, directory, dirs_exist_ok=True)
+            if upload.delete_local:
+                shutil.rmtree(source)
+            upload = replace(upload, checkpoint=Checkpoint(directory))
+        return replace(upload, mode=CheckpointUploadMode.ASYNC, delete_local=False)
+
+    def _ask(self, verb: str, *arguments: Any) -> Any:
+        self._connection.send_bytes(spec.pack((verb, *arguments), what=f"{verb}()"))
+        is_answered, answer = self._connection.recv()
+        if not is_answered:
+            raise answer
+        return answer
