@@ -157,10 +157,22 @@ class _Fetched:
 
 
 class _SeededDataset(Dataset[Any]):
-    """A dataset whose batches are drawn from streams of their own."""
+    """A dataset whose batches are drawn from streams of their own.
+
+    Its attributes are those of the other: a ``worker_init_fn`` finds them in its worker's dataset.
+    """
 
     def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
+        vars(self)["_dataset"] = dataset
+
+    def __getattr__(self, name: str) -> Any:
+        # Not how the other is pickled.
+        if name == "_dataset" or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._dataset, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._dataset, name, value)
 
     def __len__(self) -> int:
         return len(self._dataset)
