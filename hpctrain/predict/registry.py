@@ -18,6 +18,7 @@ from hpctrain.rundir.paths import RunPaths
 # By name: frameworks stand above this module, and are imported when their models are.
 _PREDICTORS: Mapping[str, str] = {
     "lightgbm": "hpctrain.lightgbm:LightGBMPredictor",
+    "lightning": "hpctrain.lightning:LightningPredictor",
     "sklearn": "hpctrain.sklearn:SklearnPredictor",
     "torch": "hpctrain.torch:TorchPredictor",
     "xgboost": "hpctrain.xgboost:XGBoostPredictor",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -43,7 +43,7 @@ class TorchPredictor(Predictor):
     """
 
     framework = "torch"
-    model_files = (SAFETENSORS_NAME, PICKLED_NAME)
+    model_files: ClassVar[tuple[str, ...]] = (SAFETENSORS_NAME, PICKLED_NAME)
 
     def __init__(
         self, model: torch.nn.Module, preprocessor: Any = None, use_gpu: bool = False

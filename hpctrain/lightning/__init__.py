@@ -1,0 +1,48 @@
+"""PyTorch Lightning: what a Lightning script adds, and ``LightningTrainer``.
+
+Importing this does not import Lightning; using it in a worker does.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hpctrain.lightning.callback import ReportCallback as ReportCallback
+    from hpctrain.lightning.checkpoint import LightningCheckpoint as LightningCheckpoint
+    from hpctrain.lightning.checkpoint import get_checkpoint_path as get_checkpoint_path
+    from hpctrain.lightning.config import LightningConfig as LightningConfig
+    from hpctrain.lightning.config import LightningConfigBuilder as LightningConfigBuilder
+    from hpctrain.lightning.environment import HpctrainEnvironment as HpctrainEnvironment
+    from hpctrain.lightning.predictor import LightningPredictor as LightningPredictor
+    from hpctrain.lightning.prepare import prepare_trainer as prepare_trainer
+    from hpctrain.lightning.trainer import LightningTrainer as LightningTrainer
+
+_HOME_OF = {
+    "HpctrainEnvironment": "environment",
+    "LightningCheckpoint": "checkpoint",
+    "LightningConfig": "config",
+    "LightningConfigBuilder": "config",
+    "LightningPredictor": "predictor",
+    "LightningTrainer": "trainer",
+    "ReportCallback": "callback",
+    "get_checkpoint_path": "checkpoint",
+    "prepare_trainer": "prepare",
+}
+
+__all__ = sorted(_HOME_OF)
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name at its first use (PEP 562)."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'hpctrain.lightning' has no attribute {name!r}")
+    value = getattr(import_module(f"hpctrain.lightning.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names."""
+    return __all__

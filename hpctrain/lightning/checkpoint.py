@@ -1,0 +1,171 @@
+"""`LightningCheckpoint`: a directory with Lightning's ``checkpoint.ckpt``."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import hpctrain
+from hpctrain.checkpoint import Checkpoint
+from hpctrain.errors import CheckpointError, ConfigError
+from hpctrain.predict.features import ModelFeatures
+from hpctrain.torch.checkpoint import TorchCheckpoint
+
+if TYPE_CHECKING:
+    import torch
+
+CHECKPOINT_NAME = "checkpoint.ckpt"
+FRAMEWORK = "lightning"
+
+
+def get_checkpoint_path() -> str | None:
+    """Return what to give as ``trainer.fit(ckpt_path=...)``: None at a fresh start.
+
+    Not collective. It is ``checkpoint.ckpt`` in what `hpctrain.get_checkpoint` returns.
+
+    Raises
+    ------
+    CheckpointError
+        If that is not a checkpoint of Lightning.
+    """
+    checkpoint = hpctrain.get_checkpoint()
+    return None if checkpoint is None else str(_find(checkpoint.path))
+
+
+class LightningCheckpoint(TorchCheckpoint):
+    """A checkpoint that Lightning wrote: ``checkpoint.ckpt``."""
+
+    @classmethod
+    def from_path(
+        cls, path: str | PathLike[str], *, preprocessor: Any = None
+    ) -> LightningCheckpoint:
+        """Return a checkpoint with a copy of a file, or directory, that Lightning wrote.
+
+        Not collective. The copy lives as long as the handle.
+
+        Parameters
+        ----------
+        path
+            Such as ``last.ckpt``.
+        preprocessor
+            What batches go through before the model.
+        """
+        directory = Path(tempfile.mkdtemp(prefix="hpctrain-checkpoint-"))
+        copy = shutil.copytree if Path(path).is_dir() else shutil.copyfile
+        copy(path, directory / CHECKPOINT_NAME)
+        ModelFeatures(framework=FRAMEWORK).write(directory)
+        checkpoint = cls(directory)
+        checkpoint._cleanup = weakref.finalize(
+            checkpoint, shutil.rmtree, directory, ignore_errors=True
+        )
+        if preprocessor is not None:
+            checkpoint.set_preprocessor(preprocessor)
+        return checkpoint
+
+    def get_state_dict(self) -> dict[str, torch.Tensor]:
+        """Return the weights, on the CPU. Not collective. No code is run.
+
+        Raises
+        ------
+        CheckpointError
+            If there are none, or they cannot be read that way.
+        """
+        with self.as_directory() as directory:
+            return _read_state_dict(_find(directory))
+
+    def get_model(
+        self,
+        model: torch.nn.Module | Callable[[], torch.nn.Module],
+        **load_from_checkpoint_kwargs: Any,
+    ) -> torch.nn.Module:
+        """Return a module with the weights of the checkpoint.
+
+        Not collective.
+
+        Parameters
+        ----------
+        model
+            The class of the LightningModule, whose arguments are what it saved with
+            ``save_hyperparameters()``; or as in `hpctrain.torch.TorchCheckpoint.get_model`.
+        **load_from_checkpoint_kwargs
+            For ``load_from_checkpoint()`` of the class. ``weights_only`` is true unless it is here.
+
+        Raises
+        ------
+        CheckpointError
+            If the weights are not those of this architecture, or reading them would run code.
+        """
+        return load_model(self, model, **load_from_checkpoint_kwargs)
+
+
+def load_model(checkpoint: Checkpoint, model: Any, **kwargs: Any) -> torch.nn.Module:
+    """Return a module with the weights in a checkpoint, on the CPU. Not collective.
+
+    Raises
+    ------
+    CheckpointError
+        If the weights are not those of this architecture, or reading them would run code.
+    ConfigError
+        If `model` is neither a module, nor a class or function that makes one.
+    """
+    import torch
+
+    with checkpoint.as_directory() as directory:
+        path = _find(directory)
+        try:
+            if isinstance(model, type) and hasattr(model, "load_from_checkpoint"):
+                arguments = {"map_location": "cpu", "weights_only": True, **kwargs}
+                loaded: torch.nn.Module = model.load_from_checkpoint(path, **arguments)
+                return loaded
+            made = model if isinstance(model, torch.nn.Module) else model()
+            if not isinstance(made, torch.nn.Module):
+                raise ConfigError(
+                    f"model={model!r} gave a {type(made).__name__}. The class of the "
+                    f"LightningModule is needed."
+                )
+            made.load_state_dict(_read_state_dict(path))
+        except pickle.UnpicklingError as error:
+            raise _unsafe(path) from error
+        except RuntimeError as error:
+            raise CheckpointError(
+                f"the weights in {path} are not those of {_name(model)}: {error} Give the class "
+                f"that was trained."
+            ) from error
+    return made
+
+
+def _read_state_dict(path: Path) -> dict[str, torch.Tensor]:
+    import torch
+
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise _unsafe(path) from error
+    return dict(content["state_dict"])
+
+
+def _unsafe(path: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{path} is damaged, or holds more than weights and plain values, as hyper-parameters of "
+        f"a class of one's own, and reading it would run code. If it is your own, load it with "
+        f"weights_only=False."
+    )
+
+
+def _find(directory: str | PathLike[str]) -> Path:
+    path = Path(directory, CHECKPOINT_NAME)
+    if not path.exists():
+        raise CheckpointError(
+            f"{directory} has no {CHECKPOINT_NAME}. hpctrain.lightning.ReportCallback writes it."
+        )
+    return path
+
+
+def _name(model: Any) -> str:
+    return getattr(model, "__name__", type(model).__name__)
