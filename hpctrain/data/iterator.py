@@ -92,6 +92,11 @@ class DataIterator:
         return f"DataIterator(rank {self._rank} of {self._world_size}, {self._dataset!r})"
 
     @property
+    def dataset(self) -> Dataset:
+        """The whole, of which this is a part."""
+        return self._dataset
+
+    @property
     def epoch(self) -> int:
         """Number of the epoch that has begun, or that begins next; from 0."""
         return self._epoch

@@ -25,7 +25,8 @@ class ModelFeatures:
     """What a checkpoint says of its model."""
 
     framework: str
-    """``torch``, ``lightning``, ``xgboost``, ``lightgbm`` or ``sklearn``."""
+    """``torch``, ``lightning``, ``xgboost``, ``lightgbm``, ``sklearn``, ``transformers``, ``jax``
+    or ``tensorflow``."""
     features: tuple[str, ...] | None = None
     """Names of the features, in order; None if the model has no names for them. Column `x` of shape
     ``(rows, k)`` is the features ``x_0`` to ``x_{k-1}``."""

@@ -21,6 +21,7 @@ _PREDICTORS: Mapping[str, str] = {
     "lightning": "hpctrain.lightning:LightningPredictor",
     "sklearn": "hpctrain.sklearn:SklearnPredictor",
     "torch": "hpctrain.torch:TorchPredictor",
+    "transformers": "hpctrain.huggingface:TransformersPredictor",
     "xgboost": "hpctrain.xgboost:XGBoostPredictor",
 }
 

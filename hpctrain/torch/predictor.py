@@ -49,7 +49,7 @@ class TorchPredictor(Predictor):
         self, model: torch.nn.Module, preprocessor: Any = None, use_gpu: bool = False
     ) -> None:
         super().__init__(preprocessor)
-        self.device = _device(use_gpu)
+        self.device = predict_device(use_gpu)
         self.model = model.to(self.device).eval()
         self.features: tuple[str, ...] | None = None
         """Names of the inputs, in order, if the checkpoint has them."""
@@ -171,7 +171,14 @@ def _to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     return array
 
 
-def _device(use_gpu: bool) -> torch.device:
+def predict_device(use_gpu: bool) -> torch.device:
+    """Return what a predictor computes on. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If there is no GPU to use.
+    """
     import torch
 
     if not use_gpu:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpctrain import environ
 from hpctrain.backend import Backend, BackendContext
@@ -87,6 +87,7 @@ class TorchBackend(Backend):
                 "NODE_RANK": str(world.node_rank),
                 # accelerate takes the GPU of the local rank's number without it.
                 "ACCELERATE_TORCH_DEVICE": device,
+                **self.variables(context, config),
             },
         )
         torch.set_num_threads(context.cpus_per_worker)
@@ -98,6 +99,10 @@ class TorchBackend(Backend):
             world_size=world.world_size,
             timeout=timeout,
         )
+
+    def variables(self, context: BackendContext, config: Any) -> dict[str, str]:
+        """Return what else is exported, for as long as the process group is. Not collective."""
+        return {}
 
     def on_shutdown(self, context: BackendContext, config: TorchConfig) -> None:
         """Take the process group down. Collective."""

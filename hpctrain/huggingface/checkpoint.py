@@ -1,0 +1,160 @@
+"""`TransformersCheckpoint`: a directory that ``from_pretrained()`` reads."""
+
+from __future__ import annotations
+
+import tempfile
+import weakref
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpctrain.checkpoint import Checkpoint
+from hpctrain.errors import CheckpointError
+from hpctrain.predict.features import FEATURES_NAME, ModelFeatures
+from hpctrain.torch.checkpoint import load_model
+
+if TYPE_CHECKING:
+    import torch
+    import transformers
+
+CONFIG_NAME = "config.json"
+WEIGHT_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+    "adapter_model.safetensors",
+)
+_ARGUMENTS_NAME = "training_args.bin"
+
+
+class TransformersCheckpoint(Checkpoint):
+    """A checkpoint with a model of Transformers, as ``save_pretrained()`` writes it.
+
+    Those that a `ReportCallback` has reported are of this kind: model, tokenizer, and what a
+    `transformers.Trainer` goes on from.
+    """
+
+    @classmethod
+    def from_model(
+        cls,
+        model: transformers.PreTrainedModel | torch.nn.Module,
+        tokenizer: transformers.PreTrainedTokenizerBase | None = None,
+        *,
+        path: str | PathLike[str] | None = None,
+        preprocessor: Any = None,
+    ) -> TransformersCheckpoint:
+        """Return a checkpoint with a model, and its tokenizer.
+
+        Not collective.
+
+        Parameters
+        ----------
+        model
+            The model. If it is none of Transformers, only its weights are written.
+        tokenizer
+            Tokenizer, or whatever else processes its inputs.
+        path
+            Directory, made if needed. None makes a temporary one that lives as long as the handle.
+        preprocessor
+            What batches go through before the pipeline.
+        """
+        directory = Path(tempfile.mkdtemp(prefix="hpctrain-checkpoint-") if path is None else path)
+        directory.mkdir(parents=True, exist_ok=True)
+        plain: Any = getattr(model, "module", model)
+        if hasattr(plain, "save_pretrained"):
+            plain.save_pretrained(directory)
+        else:
+            from safetensors.torch import save_model
+
+            save_model(plain, str(directory / WEIGHT_FILES[0]))
+        if tokenizer is not None:
+            tokenizer.save_pretrained(directory)
+        describe(directory)
+        checkpoint = cls(directory)
+        if path is None:
+            import shutil
+
+            checkpoint._cleanup = weakref.finalize(
+                checkpoint, shutil.rmtree, directory, ignore_errors=True
+            )
+        if preprocessor is not None:
+            checkpoint.set_preprocessor(preprocessor)
+        return checkpoint
+
+    def get_model(
+        self, model: type[Any] | torch.nn.Module, **pretrained_model_kwargs: Any
+    ) -> transformers.PreTrainedModel | torch.nn.Module:
+        """Return the model. Not collective.
+
+        Parameters
+        ----------
+        model
+            Its class, `transformers.AutoModelForCausalLM` or the like; or a model of the same
+            architecture that is none of Transformers, whose weights are replaced.
+        **pretrained_model_kwargs
+            For ``from_pretrained()`` of the class.
+
+        Raises
+        ------
+        CheckpointError
+            If there is none, or it is of another architecture.
+        """
+        with self.as_directory() as directory:
+            load: Any = getattr(model, "from_pretrained", None)
+            if load is None:
+                return load_model(self, model)
+            _require(directory, CONFIG_NAME)
+            return load(directory, **pretrained_model_kwargs)
+
+    def get_tokenizer(self, tokenizer: type[Any], **kwargs: Any) -> Any:
+        """Return the tokenizer, or None if there is none. Not collective.
+
+        Parameters
+        ----------
+        tokenizer
+            Its class, `transformers.AutoTokenizer` for one.
+        **kwargs
+            For its ``from_pretrained()``.
+        """
+        with self.as_directory() as directory:
+            if not has_tokenizer(Path(directory)):
+                return None
+            return tokenizer.from_pretrained(directory, **kwargs)
+
+    def get_training_arguments(self) -> transformers.TrainingArguments:
+        """Return the arguments of the trainer that saved it. Not collective.
+
+        This unpickles: open only checkpoints that you trust.
+
+        Raises
+        ------
+        CheckpointError
+            If no `transformers.Trainer` saved it.
+        """
+        import torch
+
+        with self.as_directory() as directory:
+            path = _require(directory, _ARGUMENTS_NAME)
+            return torch.load(path, map_location="cpu", weights_only=False)
+
+
+def describe(directory: Path) -> None:
+    """Write which framework a checkpoint is of, unless something says it. Not collective."""
+    if not (directory / FEATURES_NAME).exists():
+        ModelFeatures(framework="transformers").write(directory)
+
+
+def has_tokenizer(directory: Path) -> bool:
+    """Return whether a tokenizer was saved into a directory. Not collective."""
+    return (directory / "tokenizer_config.json").exists()
+
+
+def _require(directory: str, name: str) -> Path:
+    path = Path(directory, name)
+    if not path.exists():
+        raise CheckpointError(
+            f"{directory} has no {name}: it was not saved by transformers. "
+            f"TransformersCheckpoint.from_model() writes one that was."
+        )
+    return path

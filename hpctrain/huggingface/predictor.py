@@ -1,0 +1,220 @@
+"""`TransformersPredictor`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpctrain.checkpoint import Checkpoint
+from hpctrain.data.formats import as_column
+from hpctrain.data.optional import require
+from hpctrain.data.schema import check_columns
+from hpctrain.errors import ConfigError
+from hpctrain.huggingface.checkpoint import CONFIG_NAME, WEIGHT_FILES, has_tokenizer
+from hpctrain.predict.batches import PREDICTIONS
+from hpctrain.predict.predictor import Predictor
+from hpctrain.torch.predictor import predict_device
+
+if TYPE_CHECKING:
+    import transformers
+
+# What a model does, by what the name of its class ends with.
+_TASKS: Mapping[str, str] = {
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForMaskedLM": "fill-mask",
+    "ForCausalLM": "text-generation",
+    "LMHeadModel": "text-generation",
+    "ForImageClassification": "image-classification",
+    "ForAudioClassification": "audio-classification",
+    "Model": "feature-extraction",
+}
+
+
+class TransformersPredictor(Predictor):
+    """Scores batches with a pipeline of Transformers.
+
+    A row is what the pipeline takes: the value of the only column, or a dict of the columns. What
+    it gives for a row becomes columns: ``label`` and ``score`` of a classification. Where that is a
+    list of several things, as with ``top_k=3``, it is the column ``predictions``, as JSON.
+
+    Parameters
+    ----------
+    pipeline
+        The pipeline.
+    preprocessor
+        What batches go through before the pipeline.
+    use_gpu
+        Whether to compute on this rank's GPU, outside of a run on the first that is visible.
+
+    Raises
+    ------
+    ConfigError
+        If there is no GPU to use.
+    """
+
+    framework = "transformers"
+    model_files = WEIGHT_FILES
+
+    def __init__(
+        self,
+        pipeline: transformers.Pipeline,
+        preprocessor: Any = None,
+        use_gpu: bool = False,
+    ) -> None:
+        super().__init__(preprocessor)
+        self.device = predict_device(use_gpu)
+        self.pipeline = pipeline
+        pipeline.model.to(self.device).eval()
+        pipeline.device = self.device
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        checkpoint: Checkpoint,
+        *,
+        pipeline_cls: type[transformers.Pipeline] | None = None,
+        model_cls: type[Any] | None = None,
+        pretrained_model_kwargs: Mapping[str, Any] | None = None,
+        use_gpu: bool = False,
+        trust_preprocessor: bool = False,
+        **pipeline_kwargs: Any,
+    ) -> TransformersPredictor:
+        """Return a predictor with the model of a checkpoint. Not collective.
+
+        Parameters
+        ----------
+        checkpoint
+            With a model, and its tokenizer, as ``save_pretrained()`` writes them.
+        pipeline_cls
+            Class of the pipeline; None is that of the task.
+        model_cls
+            Class of the model, for a `pipeline_cls`; None is the one that its configuration names.
+        pretrained_model_kwargs
+            For ``from_pretrained()`` of the model.
+        use_gpu
+            Whether to compute on a GPU.
+        trust_preprocessor
+            Whether functions and objects in its preprocessor may be unpickled, which runs code.
+        **pipeline_kwargs
+            For ``transformers.pipeline()``, or for `pipeline_cls`: ``task``, unless the class of
+            the model says it; ``tokenizer``, if the checkpoint has none; ``top_k``.
+
+        Raises
+        ------
+        ConfigError
+            If the checkpoint is that of another framework, or does not tell its task.
+        """
+        cls.check_checkpoint(checkpoint)
+        transformers = cls.import_framework()
+        preprocessor = checkpoint.get_preprocessor(trusted=trust_preprocessor)
+        options = dict(pretrained_model_kwargs or {})
+        with checkpoint.as_directory() as directory:
+            if "tokenizer" not in pipeline_kwargs and has_tokenizer(Path(directory)):
+                pipeline_kwargs["tokenizer"] = transformers.AutoTokenizer.from_pretrained(directory)
+            if pipeline_cls is None and model_cls is None:
+                pipeline_kwargs.setdefault("task", _task(Path(directory)))
+                pipeline = transformers.pipeline(
+                    model=directory, model_kwargs=options, device=-1, **pipeline_kwargs
+                )
+            else:
+                model_cls = model_cls or _model_class(transformers, Path(directory))
+                model = model_cls.from_pretrained(directory, **options)
+                make = pipeline_cls or transformers.pipeline
+                pipeline = make(model=model, device=-1, **pipeline_kwargs)
+        return cls(pipeline, preprocessor=preprocessor, use_gpu=use_gpu)
+
+    @classmethod
+    def import_framework(cls) -> Any:
+        """Import Transformers. Not collective."""
+        return require("transformers", to="to predict with its models", extra="huggingface")
+
+    def _predict_numpy(
+        self,
+        data: Any,
+        feature_columns: Sequence[str] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        inputs = _inputs(data, feature_columns)
+        tokenizer = getattr(self.pipeline, "tokenizer", None)
+        # Without a token to fill rows with, they cannot be computed together.
+        alone = tokenizer is not None and tokenizer.pad_token_id is None
+        kwargs.setdefault("batch_size", 1 if alone else len(inputs))
+        return _columns(self.pipeline(inputs, **kwargs)) if inputs else {PREDICTIONS: np.empty(0)}
+
+
+def _inputs(data: Any, feature_columns: Sequence[str] | None) -> list[Any]:
+    if isinstance(data, np.ndarray):
+        return list(data.tolist() if data.dtype.kind in "OU" else data)
+    if feature_columns is not None:
+        check_columns(map(str, feature_columns), list(data))
+        data = {name: data[name] for name in feature_columns}
+    columns = {
+        name: values.tolist() if values.dtype.kind in "OU" else list(values)
+        for name, values in data.items()
+    }
+    if len(columns) == 1:
+        return next(iter(columns.values()))
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _columns(outputs: Sequence[Any]) -> dict[str, Any]:
+    """Return what a pipeline gave for rows, as columns."""
+    rows = [row[0] if isinstance(row, list) and len(row) == 1 else row for row in outputs]
+    if all(isinstance(row, Mapping) for row in rows) and len({tuple(row) for row in rows}) == 1:
+        columns = {name: [row[name] for row in rows] for name in rows[0]}
+        if all(isinstance(v, (str, int, float)) for values in columns.values() for v in values):
+            return {name: as_column(values) for name, values in columns.items()}
+    arrays = _arrays(rows)
+    if arrays is not None:
+        return {PREDICTIONS: arrays}
+    return {PREDICTIONS: as_column([json.dumps(row, default=_to_json) for row in outputs])}
+
+
+def _arrays(rows: list[Any]) -> np.ndarray[Any, Any] | None:
+    """Return rows of numbers as one array; None if they are something else."""
+    try:
+        array = np.asarray(rows)
+    except ValueError:
+        return None
+    return array if array.dtype.kind in "biuf" else None
+
+
+def _to_json(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+def _task(directory: Path) -> str:
+    name = _architecture(directory)
+    for ending, task in _TASKS.items():
+        if name.endswith(ending):
+            return task
+    raise ConfigError(
+        f"{directory} holds a {name or 'model without a class'}, which does not tell what it is "
+        f"for. Give task=, as in task='text-classification'."
+    )
+
+
+def _model_class(transformers: Any, directory: Path) -> Any:
+    name = _architecture(directory)
+    if not hasattr(transformers, name):
+        raise ConfigError(
+            f"transformers has no class {name or 'for this model'}. Give model_cls=, the class of "
+            f"the model in {directory}."
+        )
+    return getattr(transformers, name)
+
+
+def _architecture(directory: Path) -> str:
+    try:
+        config = json.loads((directory / CONFIG_NAME).read_bytes())
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{directory} has no {CONFIG_NAME}, so its model is none of Transformers, and there is "
+            f"no pipeline for it. Its weights: TransformersCheckpoint.get_model()."
+        ) from None
+    return str((config.get("architectures") or [""])[0])
