@@ -132,11 +132,12 @@ def train_with_accelerate(config: dict[str, Any]) -> None:
     model = make_model(config["seed"])
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=3e-3))
     train = hpctrain.get_dataset_shard("train")
+    # How far this rank's sentences have been read is a part of the state.
+    accelerator.register_for_checkpointing(train)
     checkpoint = hpctrain.get_checkpoint()
     if checkpoint:
         with checkpoint.as_directory() as directory:
-            accelerator.load_state(f"{directory}/state")
-            train.load_state_dict(torch.load(f"{directory}/shard.pt"))
+            accelerator.load_state(directory)
     while train.epoch < config["epochs"]:
         model.train()
         total = torch.zeros((), device=accelerator.device)
@@ -151,10 +152,9 @@ def train_with_accelerate(config: dict[str, Any]) -> None:
             total += loss.detach()
         mean = accelerator.reduce(total, "mean").item() / train.num_batches(16)
         with hpctrain.checkpoint_dir() as directory:
-            # Each rank writes its part of the state: random generators, shards.
-            accelerator.save_state(f"{directory}/state")
+            # Each rank writes its part: the state of its random generators, for one.
+            accelerator.save_state(directory)
             if accelerator.is_main_process:
-                torch.save(train.state_dict(), f"{directory}/shard.pt")
                 plain = accelerator.unwrap_model(model)
                 TransformersCheckpoint.from_model(plain, tokenizer, path=directory)
             hpctrain.report({"epoch": train.epoch, "loss": mean}, Checkpoint(directory))
@@ -171,6 +171,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, help="nodes to spread them over, on a cluster")
     parser.add_argument("--storage", type=Path, default=Path("hpctrain_runs"))
     parser.add_argument("--name", help="name of the run; the same name resumes it")
+    parser.add_argument("--skip-predictions", action="store_true")
     arguments = parser.parse_args()
     train, held_out = read_digits()
     scaling = ScalingConfig(num_workers=arguments.workers, slurm=SlurmConfig(nodes=arguments.nodes))
@@ -188,17 +189,25 @@ def main() -> None:
         result = AccelerateTrainer(
             train_with_accelerate, train_loop_config=config, **settings
         ).fit()
-    scored = BatchPredictor.from_checkpoint(result.checkpoint, TransformersPredictor).predict(
-        held_out,
-        feature_columns=["text"],
-        keep_columns=["digit"],
-        batch_size=64,
-        output=arguments.storage / f"{name}.parquet",
-        scaling_config=scaling,
-        run_config=RunConfig(name=f"{name}-scores", storage_path=arguments.storage),
-    )
-    print(scored.to_pandas().head())
     print(f"run directory      {result.path}")
+    if arguments.skip_predictions:
+        return
+    scored = (
+        BatchPredictor.from_checkpoint(result.checkpoint, TransformersPredictor)
+        .predict(
+            held_out,
+            feature_columns=["text"],
+            keep_columns=["digit"],
+            batch_size=64,
+            output=arguments.storage / f"{name}.parquet",
+            scaling_config=scaling,
+            run_config=RunConfig(name=f"{name}-scores", storage_path=arguments.storage),
+        )
+        .to_numpy()
+    )
+    accuracy = (scored["label"].astype(int) == scored["digit"]).mean()
+    print(f"held-out accuracy  {accuracy:.4f}")
+    print(f"predictions        {arguments.storage / name}.parquet")
 
 
 if __name__ == "__main__":

@@ -107,7 +107,11 @@ def _read(config: AccelerateFile) -> tuple[dict[str, Any], str]:
 
 
 def _check(content: Mapping[str, Any], where: str, *, use_gpu: bool) -> None:
-    kind = str(content.get("distributed_type", "NO")).upper()
+    if "distributed_type" not in content:
+        raise ConfigError(
+            f"{where} has no distributed_type: MULTI_GPU, MULTI_CPU, DEEPSPEED, FSDP or NO."
+        )
+    kind = str(content["distributed_type"]).upper()
     if str(content.get("compute_environment", "LOCAL_MACHINE")) != "LOCAL_MACHINE":
         raise ConfigError(
             f"{where}: compute_environment={content['compute_environment']!r}. Workers run where "

@@ -22,6 +22,7 @@ from hpctrain.torch.predictor import predict_device
 if TYPE_CHECKING:
     import transformers
 
+_ROWS_AT_A_TIME = 64
 # What a model does, by what the name of its class ends with.
 _TASKS: Mapping[str, str] = {
     "ForSequenceClassification": "text-classification",
@@ -102,7 +103,8 @@ class TransformersPredictor(Predictor):
             Whether functions and objects in its preprocessor may be unpickled, which runs code.
         **pipeline_kwargs
             For ``transformers.pipeline()``, or for `pipeline_cls`: ``task``, unless the class of
-            the model says it; ``tokenizer``, if the checkpoint has none; ``top_k``.
+            the model says it; ``tokenizer``, if the checkpoint has none; ``top_k``;
+            ``batch_size``, of rows that are computed together, by default 64.
 
         Raises
         ------
@@ -143,7 +145,9 @@ class TransformersPredictor(Predictor):
         tokenizer = getattr(self.pipeline, "tokenizer", None)
         # Without a token to fill rows with, they cannot be computed together.
         alone = tokenizer is not None and tokenizer.pad_token_id is None
-        kwargs.setdefault("batch_size", 1 if alone else len(inputs))
+        if not alone and getattr(self.pipeline, "_batch_size", None) is None:
+            # By itself a pipeline computes one row at a time.
+            kwargs.setdefault("batch_size", _ROWS_AT_A_TIME)
         return _columns(self.pipeline(inputs, **kwargs)) if inputs else {PREDICTIONS: np.empty(0)}
 
 
