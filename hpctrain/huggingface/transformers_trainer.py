@@ -199,7 +199,7 @@ def _check_function(function: Any, config: Mapping[str, Any]) -> None:
         )
     try:
         inspect.signature(function).bind(None, None, **config)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise ConfigError(
             f"trainer_init_per_worker is called as {getattr(function, '__name__', 'it')}"
             f"(train_dataset, eval_dataset{''.join(f', {name}=...' for name in config)}), and does "

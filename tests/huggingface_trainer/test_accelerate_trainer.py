@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hpctrain import ConfigError, FailureConfig, RunConfig, ScalingConfig
+from hpctrain import ConfigError, FailureConfig, Result, RunConfig, ScalingConfig
 from hpctrain.huggingface import AccelerateConfig, AccelerateTrainer
 from hpctrain.testing.backend_contract import BackendContract
 from hpctrain.torch import TorchConfig
@@ -135,141 +135,146 @@ def test_a_configuration_that_cannot_work_is_refused_before_the_run(
         )
 
 
-@pytest.mark.mpi
-def test_a_rank_finds_its_configuration_and_fsdp_shards_by_it(
-    tmp_path: Path, make_model: Callable[[], Any]
-) -> None:
-    def examine() -> Any:
+def _examination() -> Callable[[], Any]:
+    """Return the training function; what it needs is inside, so that it travels by value."""
+
+    def make_model() -> Any:
         import torch
-        from accelerate import Accelerator, PartialState
-        from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+        from torch import nn
 
-        import hpctrain
-        from hpctrain.worker.context import active_worker
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Linear(16, 2))
 
-        before = PartialState().num_processes
-        accelerator = Accelerator()
-        found = {
+    def look(accelerator: Any, before: int) -> dict[str, Any]:
+        import torch
+
+        one_more = torch.tensor([accelerator.process_index + 1.0])
+        return {
             "ranks": (before, accelerator.num_processes, accelerator.process_index),
-            "precision": accelerator.mixed_precision,
+            "debug": accelerator.state.debug,
             "type": str(accelerator.distributed_type.value),
             "threads": torch.get_num_threads(),
-            "sum": accelerator.reduce(torch.tensor([accelerator.process_index + 1.0])).item(),
+            "sum": accelerator.reduce(one_more).item(),
         }
+
+    def train(accelerator: Any, checkpoint: Any, *, dies: bool, reports: bool) -> dict[str, Any]:
+        import os
+        import signal
+
+        import torch
+
+        import hpctrain
+
+        model = make_model()
+        model, optimizer = accelerator.prepare(
+            model, torch.optim.AdamW(model.parameters(), lr=0.01)
+        )
+        first = 0
+        if checkpoint is not None:
+            with checkpoint.as_directory() as directory:
+                accelerator.load_state(directory)
+                first = int(Path(directory, "step").read_text())
+        for step in range(first, 5):
+            if dies and step == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            # Of this rank's own random numbers, which are a part of the state.
+            accelerator.backward(model(torch.randn(4, 6)).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+            if reports:
+                with hpctrain.checkpoint_dir() as directory:
+                    accelerator.save_state(directory)
+                    if accelerator.is_main_process:
+                        Path(directory, "step").write_text(str(step + 1))
+                    hpctrain.report({"step": step + 1}, hpctrain.Checkpoint(directory))
+        state = {k: v.tolist() for k, v in accelerator.unwrap_model(model).state_dict().items()}
+        accelerator.free_memory()
+        return state
+
+    def shard(accelerator: Any) -> tuple[int, int]:
+        import torch
+        from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+
         # Accelerate takes FSDP on GPUs only. What its plugin does is shown by telling it so.
         accelerator.state.distributed_type = DistributedType.FSDP
         accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(
             fsdp_version=2,
             auto_wrap_policy="transformer_based_wrap",
-            transformer_cls_names_to_wrap=["BertLayer"],
+            transformer_cls_names_to_wrap=["Linear"],
             cpu_ram_efficient_loading=False,
         )
-        accelerator.state._mixed_precision = "no"
-        accelerator.native_amp = False
         model = make_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        model, optimizer = accelerator.prepare(model, optimizer)
-        inputs = torch.arange(12).reshape(2, 6) + 12 * accelerator.process_index
-        loss = model(input_ids=inputs, labels=torch.tensor([0, 1])).loss
-        accelerator.backward(loss)
+        model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        accelerator.backward(model(torch.randn(4, 6)).square().mean())
         optimizer.step()
         shares = [p.to_local().numel() for p in model.parameters() if hasattr(p, "to_local")]
-        found["sharded"] = sum(shares)
-        found["parameters"] = sum(p.numel() for p in make_model().parameters())
-        hpctrain.report({"loss": loss.item()})
-        return active_worker("examine").comm.allgather(found)
+        return sum(shares), sum(p.numel() for p in make_model().parameters())
 
-    result = AccelerateTrainer(
-        examine,
-        accelerate_config={"distributed_type": "MULTI_CPU", "mixed_precision": "bf16"},
-        scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(storage_path=tmp_path, name="run", verbose=0, launcher="local"),
-    ).fit()
-    for rank, found in enumerate(result.return_value):
-        assert found["ranks"] == (2, 2, rank)
-        assert found["precision"] == "bf16"
-        assert found["type"] == "MULTI_CPU"
-        assert found["threads"] == 1
-        assert found["sum"] == 3.0
-    whole = result.return_value[0]["parameters"]
-    assert sum(found["sharded"] for found in result.return_value) == whole
-    assert all(found["sharded"] < 0.6 * whole for found in result.return_value)
-
-
-@pytest.mark.mpi
-def test_a_loop_goes_on_from_its_state_after_a_rank_was_killed(
-    tmp_path: Path, make_model: Callable[[], Any]
-) -> None:
-    def train() -> Any:
-        import os
-        import signal
-
+    def examine() -> Any:
         import torch
-        from accelerate import Accelerator
+        from accelerate import Accelerator, PartialState
 
         import hpctrain
         from hpctrain.worker.context import active_worker
 
-        context = hpctrain.get_context()
+        before = PartialState().num_processes
+        world = hpctrain.get_context().world
         accelerator = Accelerator()
-
-        def trained(checkpoint: Any, *, reports: bool) -> dict[str, Any]:
-            model = make_model()
-            optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-            model, optimizer = accelerator.prepare(model, optimizer)
-            first = 0
-            if checkpoint is not None:
-                with checkpoint.as_directory() as directory:
-                    accelerator.load_state(directory)
-                    first = int((checkpoint.path / "step").read_text())
-            for step in range(first, 5):
-                if (
-                    reports
-                    and step == 3
-                    and context.world.attempt == 1
-                    and context.world.world_rank
-                ):
-                    os.kill(os.getpid(), signal.SIGKILL)
-                # Of this rank's own random numbers, which are a part of the state.
-                inputs = torch.randint(30, (4, 6))
-                loss = model(input_ids=inputs, labels=inputs[:, 0] % 3).loss
-                accelerator.backward(loss)
-                optimizer.step()
-                optimizer.zero_grad()
-                if reports:
-                    with hpctrain.checkpoint_dir() as directory:
-                        accelerator.save_state(directory)
-                        if accelerator.is_main_process:
-                            (Path(directory) / "step").write_text(str(step + 1))
-                        hpctrain.report({"step": step + 1}, hpctrain.Checkpoint(directory))
-            accelerator.free_memory()
-            return dict(accelerator.unwrap_model(model).state_dict())
-
-        torch.manual_seed(context.world.world_rank)
+        torch.manual_seed(world.world_rank)
         start = torch.get_rng_state()
-        resumed = trained(hpctrain.get_checkpoint(), reports=True)
+        dies = world.attempt == 1 and world.world_rank == 1
+        found = look(accelerator, before)
+        found["resumed"] = train(accelerator, hpctrain.get_checkpoint(), dies=dies, reports=True)
         torch.set_rng_state(start)
-        whole = trained(None, reports=False)
-        return active_worker("train").comm.allgather((resumed, whole))
+        found["whole"] = train(accelerator, None, dies=False, reports=False)
+        found["shards"] = shard(accelerator)
+        return active_worker("examine").comm.allgather(found)
 
-    result = AccelerateTrainer(
-        train,
+    return examine
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """Return what two ranks found, one of which was killed at first."""
+    return AccelerateTrainer(
+        _examination(),
+        accelerate_config={"distributed_type": "MULTI_CPU", "debug": True},
         scaling_config=ScalingConfig(num_workers=2),
         run_config=RunConfig(
-            storage_path=tmp_path,
+            storage_path=tmp_path_factory.mktemp("accelerate"),
             name="run",
             verbose=0,
             launcher="local",
             failure_config=FailureConfig(max_failures=1),
         ),
     ).fit()
+
+
+@pytest.mark.mpi
+def test_accelerate_sees_the_ranks_and_its_configuration(result: Result) -> None:
+    for rank, found in enumerate(result.return_value):
+        assert found["ranks"] == (2, 2, rank)
+        assert found["debug"] is True, "what accelerate_config says"
+        assert found["type"] == "MULTI_CPU"
+        assert found["threads"] == 1
+        assert found["sum"] == 3.0
+
+
+@pytest.mark.mpi
+def test_a_loop_goes_on_from_its_state_after_a_rank_was_killed(result: Result) -> None:
     assert [metrics["step"] for metrics in result.metrics_history] == [1, 2, 3, 4, 5]
     assert len(result.attempts) == 2
-    (_, expected), _ = result.return_value
-    for states in result.return_value:
-        for state in states:
-            for name, values in state.items():
-                assert (values == expected[name]).all(), name
+    expected = result.return_value[0]["whole"]
+    for found in result.return_value:
+        assert found["resumed"] == found["whole"] == expected
+
+
+@pytest.mark.mpi
+def test_fsdp_s_plugin_shards_over_the_ranks(result: Result) -> None:
+    shares = [found["shards"][0] for found in result.return_value]
+    whole = result.return_value[0]["shards"][1]
+    assert sum(shares) == whole
+    assert max(shares) < 0.7 * whole
 
 
 def test_the_library_that_is_missing_is_named(
