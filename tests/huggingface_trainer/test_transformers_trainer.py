@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -205,3 +206,17 @@ def test_a_function_that_does_not_take_its_arguments_is_refused() -> None:
         TransformersTrainer(
             make, trainer_init_config={"epochs": 1}, datasets={"train": [], "valid": []}
         )
+
+
+def test_the_library_that_is_missing_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(train_dataset: Any, eval_dataset: Any) -> Any: ...
+
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ConfigError, match=r"pip install 'hpctrain\[huggingface\]'"):
+        TransformersTrainer(
+            make,
+            scaling_config=ScalingConfig(num_workers=0),
+            run_config=RunConfig(storage_path=tmp_path, verbose=0),
+        ).fit()
