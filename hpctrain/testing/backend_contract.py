@@ -2,26 +2,55 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import FunctionType
 from typing import Any, ClassVar
 
 import pytest
 
-import hpctrain
 from hpctrain import (
     BackendConfig,
-    Checkpoint,
     DataParallelTrainer,
+    FailureConfig,
     Result,
     RunConfig,
     ScalingConfig,
     WorkerError,
     environ,
 )
+from hpctrain.execute.step_launcher import find_mpiexec
+from hpctrain.execute.worker_group import launcher_variables
+from hpctrain.plan import spec
+from hpctrain.plan.argv import worker_step_argv
+from hpctrain.plan.resources import Placement
+from hpctrain.testing.backend_runs import (
+    Fits,
+    Place,
+    Questions,
+    train_one_step,
+    train_three_steps,
+)
+from hpctrain.testing.watched_backend import WatchedConfig
+
+_TIMEOUT_S = 200.0
+_TWO_RANKS = Placement(
+    num_workers=2,
+    num_nodes=1,
+    tasks_per_node=2,
+    cpus_per_task=1,
+    gpus_per_task=0,
+    mem_bytes_per_task=None,
+)
 
 
 class BackendContract:
     """Run a backend on real ranks of this machine. Subclass it in a test module.
+
+    Its hooks are watched: ranks that call different collectives of the communicator in a hook, and
+    variables that are exported and never taken back, are errors.
 
     Examples
     --------
@@ -29,59 +58,139 @@ class BackendContract:
 
         class TestMyBackend(BackendContract):
             backend_config = MyConfig()
+
+            @staticmethod
+            def rank_and_size():
+                import my_framework
+
+                return my_framework.rank(), my_framework.size()
     """
 
     backend_config: ClassVar[BackendConfig]
-    """Settings of the backend under test."""
+    """Settings of the backend under test, of a class that ranks can import."""
+    fits_in_one_process: ClassVar[int] = 2
+    """How many runs follow each other in processes that are ranks already. 1 is for a framework
+    that a process can set up only once."""
+
+    @staticmethod
+    def rank_and_size() -> tuple[int, int] | None:
+        """Return what the framework takes for this rank and the number of ranks. Not collective.
+
+        Called in a training function. None, the default: the framework has no ranks.
+        """
+        return None
+
+    @staticmethod
+    def sum_over_ranks(value: float) -> float | None:
+        """Return the sum of every rank's `value`, made by the framework. Collective.
+
+        Called in a training function. None, the default: the framework has no such thing.
+        """
+        return None
 
     def test_ranks_train_and_resume_from_their_checkpoint(self, tmp_path: Path) -> None:
         """Hold that a run trains, fails, resumes at the next step, and returns."""
         with pytest.raises(WorkerError, match=r"rank 1 of 2 .*stopped on purpose"):
-            self._fit(train_and_stop_once, tmp_path, num_workers=2)
-        result = self._fit(train_and_stop_once, tmp_path, num_workers=2)
+            self._fit_two_ranks(tmp_path, failure="raise")
+        result = self._fit_two_ranks(tmp_path, failure="raise")
         assert [metrics["step"] for metrics in result.metrics_history] == [0, 1, 2]
-        assert result.return_value == 2, "the second attempt begins at the step that failed"
+        self._check_places(result, attempt=2, first_step=2)
+
+    def test_a_killed_rank_is_started_again_and_all_go_on_at_the_right_step(
+        self, tmp_path: Path
+    ) -> None:
+        """Hold that a SIGKILL is survived: by rank 0, which has whatever server there is."""
+        result = self._fit_two_ranks(tmp_path, failure="kill", max_failures=1)
+        assert [metrics["step"] for metrics in result.metrics_history] == [0, 1, 2]
+        self._check_places(result, attempt=2, first_step=2)
+
+    def test_processes_that_are_ranks_already_run_one_fit_after_the_other(
+        self, tmp_path: Path
+    ) -> None:
+        """Hold that it works under ``mpiexec python train.py``, where processes outlive runs."""
+        names = tuple(f"fit-{number}" for number in range(self.fits_in_one_process))
+        fits = Fits(
+            backend_config=WatchedConfig(watched=self.backend_config),
+            questions=self._questions(),
+            storage=tmp_path,
+            names=names,
+        )
+        task = tmp_path / "fits.pkl"
+        task.write_bytes(spec.pack(fits, what="the backend"))
+        launcher = find_mpiexec("auto")
+        # Not with -m: what ranks send each other are classes of this module, and not of __main__.
+        code = "import sys; from hpctrain.testing.backend_runs import run_fits as f; f(sys.argv[1])"
+        command = [sys.executable, "-c", code, str(task)]
+        done = subprocess.run(
+            worker_step_argv(launcher, _TWO_RANKS, command, local=True),
+            env=environ.environment() | launcher_variables(launcher.kind),
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        for name in names:
+            self._check_places(Result.from_path(tmp_path / name), attempt=1, first_step=0)
 
     def test_one_rank_trains_in_this_interpreter_and_leaves_it_as_it_was(
         self, tmp_path: Path
     ) -> None:
-        """Hold that ``num_workers=0`` works twice, and leaves no variable behind."""
-        before = set(environ.environment())
+        """Hold that ``num_workers=0`` works twice, and leaves the environment as it was."""
+        before = environ.environment()
         for name in ("one", "two"):
-            result = self._fit(train_one_step, tmp_path, num_workers=0, name=name)
+            result = DataParallelTrainer(
+                train_one_step,
+                backend_config=self.backend_config,
+                scaling_config=ScalingConfig(num_workers=0),
+                run_config=RunConfig(storage_path=tmp_path, name=name),
+            ).fit()
             assert result.return_value == (0, 1)
-        assert set(environ.environment()) == before
+        assert environ.environment() == before
 
-    def _fit(
-        self, train: Any, tmp_path: Path, *, num_workers: int, name: str = "contract"
-    ) -> Result:
+    def _fit_two_ranks(self, tmp_path: Path, *, failure: str, max_failures: int = 0) -> Result:
         return DataParallelTrainer(
-            train,
-            backend_config=self.backend_config,
-            scaling_config=ScalingConfig(num_workers=num_workers),
+            train_three_steps,
+            train_loop_config={"questions": self._questions(failure)},
+            backend_config=WatchedConfig(watched=self.backend_config),
+            scaling_config=ScalingConfig(num_workers=2),
             run_config=RunConfig(
-                storage_path=tmp_path, name=name, launcher="local" if num_workers else "auto"
+                storage_path=tmp_path,
+                name="contract",
+                launcher="local",
+                failure_config=FailureConfig(max_failures=max_failures),
             ),
         ).fit()
 
+    def _questions(self, failure: str = "") -> Questions:
+        return Questions(
+            rank_and_size=_by_value(self.rank_and_size),
+            sum_over_ranks=_by_value(self.sum_over_ranks),
+            failure=failure,
+        )
 
-def train_and_stop_once() -> int:
-    """Report three steps with checkpoints; raise on rank 1 in the third step of attempt 1."""
-    context = hpctrain.get_context()
-    checkpoint = hpctrain.get_checkpoint()
-    first = checkpoint.to_dict()["step"] + 1 if checkpoint else 0
-    for step in range(first, 3):
-        if step == 2 and context.world.attempt == 1 and context.get_world_rank() == 1:
-            # This rank gave no part of the checkpoint of step 1, so report() did not wait for it.
-            hpctrain.get_all_reported_checkpoints(timeout_s=60)
-            raise RuntimeError("stopped on purpose")
-        saved = Checkpoint.from_dict({"step": step})
-        hpctrain.report({"step": step}, saved if context.get_world_rank() == 0 else None)
-    return first
+    def _check_places(self, result: Result, *, attempt: int, first_step: int) -> None:
+        places: list[Place] = result.return_value
+        assert [(p.world_rank, p.world_size) for p in places] == [(0, 2), (1, 2)]
+        assert {(p.attempt, p.first_step) for p in places} == {(attempt, first_step)}
+        for place in places:
+            assert place.in_framework in (None, (place.world_rank, place.world_size)), (
+                f"the framework's rank and size are {place.in_framework} on rank "
+                f"{place.world_rank} of {place.world_size}"
+            )
+            assert place.sum_over_ranks in (None, 3.0), (
+                f"1 of rank 0 and 2 of rank 1 is {place.sum_over_ranks} on rank {place.world_rank}"
+            )
 
 
-def train_one_step() -> tuple[int, int]:
-    """Report one step; return rank and world size."""
-    context = hpctrain.get_context()
-    hpctrain.report({"step": 0})
-    return context.get_world_rank(), context.get_world_size()
+def _by_value(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a copy that is pickled with its code: ranks cannot import pytest's test modules."""
+    assert isinstance(function, FunctionType)
+    copy = FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    copy.__module__ = "__main__"
+    return copy
