@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -34,6 +35,8 @@ from hpctrain.testing.backend_runs import (
     train_three_steps,
 )
 from hpctrain.testing.watched_backend import WatchedConfig
+
+__all__ = ["BackendContract"]
 
 _TIMEOUT_S = 200.0
 _TWO_RANKS = Placement(
@@ -123,7 +126,11 @@ class BackendContract:
         command = [sys.executable, "-c", code, str(task)]
         done = subprocess.run(
             worker_step_argv(launcher, _TWO_RANKS, command, local=True),
-            env=environ.environment() | launcher_variables(launcher.kind),
+            env={
+                **environ.environment(),
+                **launcher_variables(launcher.kind),
+                "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            },
             capture_output=True,
             text=True,
             timeout=_TIMEOUT_S,
