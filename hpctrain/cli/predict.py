@@ -34,8 +34,8 @@ ModelOption = Annotated[
     str,
     typer.Option(
         metavar="MODULE:NAME",
-        help="For torch: the model, or a function that makes it; for Lightning its class. A "
-        "checkpoint holds no code.",
+        help="For torch: the model, or a function that makes it; for Lightning its class; for jax "
+        "the function of parameters and a batch. A checkpoint holds no code.",
     ),
 ]
 TrustOption = Annotated[

@@ -17,6 +17,7 @@ from hpctrain.rundir.paths import RunPaths
 
 # By name: frameworks stand above this module, and are imported when their models are.
 _PREDICTORS: Mapping[str, str] = {
+    "jax": "hpctrain.jax:JaxPredictor",
     "lightgbm": "hpctrain.lightgbm:LightGBMPredictor",
     "lightning": "hpctrain.lightning:LightningPredictor",
     "sklearn": "hpctrain.sklearn:SklearnPredictor",

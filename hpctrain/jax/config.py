@@ -1,0 +1,28 @@
+"""`JaxConfig`: how JAX's processes find each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpctrain.backend import Backend, BackendConfig
+from hpctrain.checks import check_seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class JaxConfig(BackendConfig):
+    """How JAX's processes find each other."""
+
+    connect_timeout_s: float = 120.0
+    """Seconds for all ranks to connect to rank 0, whose coordinator listens on a port that the
+    kernel chooses. It is not authenticated: whoever reaches the node's network can speak to it."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        check_seconds("JaxConfig(connect_timeout_s=...)", self.connect_timeout_s)
+
+    @property
+    def backend_cls(self) -> type[Backend]:
+        """Class of the backend."""
+        from hpctrain.jax.backend import JaxBackend
+
+        return JaxBackend

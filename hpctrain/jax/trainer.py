@@ -1,0 +1,88 @@
+"""`JaxTrainer`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from hpctrain.checkpoint import Checkpoint
+from hpctrain.config import DataConfig, RunConfig, ScalingConfig
+from hpctrain.errors import ConfigError
+from hpctrain.jax.config import JaxConfig
+from hpctrain.trainer import DataParallelTrainer, TrainLoop
+
+if TYPE_CHECKING:
+    from hpctrain.preprocessors import Preprocessor
+    from hpctrain.result import Result
+
+
+class JaxTrainer(DataParallelTrainer):
+    """Runs a JAX training function on every worker, in one world of all workers' devices.
+
+    ``jax.devices()`` are the devices of all ranks, in the order of ranks; ``jax.process_index()``
+    is the rank.
+
+    Parameters
+    ----------
+    train_loop_per_worker
+        The training function: no argument, or one, which is `train_loop_config`.
+    jax_config
+        How JAX's processes find each other.
+    train_loop_config, dataset_config
+        As in `hpctrain.DataParallelTrainer`.
+    scaling_config, run_config, datasets, metadata, resume_from_checkpoint, preprocessor
+        As in `hpctrain.BaseTrainer`.
+
+    Raises
+    ------
+    ConfigError
+        If `jax_config` is not one.
+    """
+
+    def __init__(
+        self,
+        train_loop_per_worker: TrainLoop,
+        *,
+        jax_config: JaxConfig | None = None,
+        train_loop_config: Mapping[str, Any] | None = None,
+        dataset_config: DataConfig | None = None,
+        scaling_config: ScalingConfig | None = None,
+        run_config: RunConfig | None = None,
+        datasets: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        resume_from_checkpoint: Checkpoint | None = None,
+        preprocessor: Preprocessor | None = None,
+    ) -> None:
+        if jax_config is None:
+            jax_config = JaxConfig()
+        if not isinstance(jax_config, JaxConfig):
+            raise ConfigError(
+                f"jax_config={jax_config!r} is a {type(jax_config).__name__}; a JaxConfig is "
+                f"needed, for example JaxConfig(connect_timeout_s=300)."
+            )
+        super().__init__(
+            train_loop_per_worker,
+            train_loop_config=train_loop_config,
+            backend_config=jax_config,
+            scaling_config=scaling_config,
+            dataset_config=dataset_config,
+            run_config=run_config,
+            datasets=datasets,
+            metadata=metadata,
+            resume_from_checkpoint=resume_from_checkpoint,
+            preprocessor=preprocessor,
+        )
+
+    def training_loop(self) -> Result:
+        """Hand the training function over to the workers. Not collective."""
+        try:
+            return super().training_loop()
+        finally:
+            # In the homes where this process is a rank, which may have failed.
+            from hpctrain.jax.process import restore
+
+            restore()
+
+    @classmethod
+    def _backend_argument(cls) -> str:
+        return "jax_config"
