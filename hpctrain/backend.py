@@ -61,6 +61,12 @@ class Backend:
         Not called on a rank that failed.
         """
 
+    def explain(self, error: Exception) -> Exception | None:
+        """Return what to raise, from an error of the training function, if more can be said of it.
+
+        Not collective.
+        """
+
 
 @dataclass(frozen=True, kw_only=True)
 class BackendConfig:

@@ -84,12 +84,18 @@ def run_training(
         backend.on_training_start(backend_context, config)
         on_phase("training")
         value = None
-        # All ranks leave at the same report, so what follows is still collective.
-        with contextlib.suppress(LeaveTraining):
+        try:
             if worker_spec.takes_config:
                 value = worker_spec.train_loop(dict(worker_spec.train_loop_config or {}))
             else:
                 value = worker_spec.train_loop()
+        except LeaveTraining:
+            # All ranks leave at the same report, so what follows is still collective.
+            pass
+        except Exception as error:
+            if (explained := backend.explain(error)) is None:
+                raise
+            raise explained from error
         session.drain()
         on_phase("shutdown")
         backend.on_shutdown(backend_context, config)
