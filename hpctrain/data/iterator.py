@@ -249,7 +249,9 @@ class DataIterator:
     ) -> Any:
         """Return a ``tf.data.Dataset`` of pairs of features and labels; each pass is an epoch.
 
-        Not collective.
+        Not collective. It knows how many batches an epoch has. TensorFlow reads ahead, and what it
+        has read counts as taken in `state_dict`: save that between epochs. A state in the middle of
+        an epoch is to be loaded before this is called.
 
         Parameters
         ----------
@@ -279,6 +281,9 @@ class DataIterator:
             self.schema(),
             feature_columns,
             label_columns,
+            num_batches=None
+            if self._before
+            else self.num_batches(batch_size, tail="drop" if drop_last else tail),
         )
 
     def materialize(self) -> Dataset:

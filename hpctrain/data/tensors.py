@@ -51,6 +51,8 @@ def to_tensorflow(
     schema: Schema,
     feature_columns: str | Sequence[str],
     label_columns: str | Sequence[str],
+    *,
+    num_batches: int | None,
 ) -> Any:
     """Return a ``tf.data.Dataset`` of pairs of features and labels.
 
@@ -64,13 +66,15 @@ def to_tensorflow(
         Of the batches.
     feature_columns, label_columns
         One name gives a tensor, a list of names a dict of tensors.
+    num_batches
+        Of each epoch; None if the next one has not as many as the others.
 
     Raises
     ------
     ConfigError
         If TensorFlow is not installed, or there is no such column.
     """
-    tensorflow = require("tensorflow", to="for to_tf()", extra="")
+    tensorflow = require("tensorflow", to="for to_tf()", extra="tensorflow")
     wanted = (feature_columns, label_columns)
     for names in wanted:
         schema.select([names] if isinstance(names, str) else names)
@@ -80,12 +84,22 @@ def to_tensorflow(
         return tensorflow.TensorSpec(shape=(None, *column.shape), dtype=column.dtype)
 
     def pairs() -> Iterator[Any]:
+        # One behind: TensorFlow reads on in threads of its own, and an epoch is to be over before
+        # the last of its batches is used, not at some time after it.
+        ready = None
         for batch in batches():
-            yield tuple(_pick(names, batch.__getitem__) for names in wanted)
+            if ready is not None:
+                yield ready
+            ready = tuple(_pick(names, batch.__getitem__) for names in wanted)
+        if ready is not None:
+            yield ready
 
-    return tensorflow.data.Dataset.from_generator(
+    dataset = tensorflow.data.Dataset.from_generator(
         pairs, output_signature=tuple(_pick(names, signature) for names in wanted)
     )
+    if num_batches is None:
+        return dataset
+    return dataset.apply(tensorflow.data.experimental.assert_cardinality(num_batches))
 
 
 def _pick(names: str | Sequence[str], of: Callable[[str], Any]) -> Any:
