@@ -19,6 +19,8 @@ autosummary_ignore_module_all = False
 autosummary_imported_members = True
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
+# Not installed where the documentation is built: TensorFlow has an environment of its own.
+autodoc_mock_imports = ["tensorflow", "tf_keras"]
 # docs/_templates/autosummary/class.rst lists the members.
 numpydoc_show_class_members = False
 

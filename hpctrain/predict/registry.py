@@ -21,6 +21,7 @@ _PREDICTORS: Mapping[str, str] = {
     "lightgbm": "hpctrain.lightgbm:LightGBMPredictor",
     "lightning": "hpctrain.lightning:LightningPredictor",
     "sklearn": "hpctrain.sklearn:SklearnPredictor",
+    "tensorflow": "hpctrain.tensorflow:TensorflowPredictor",
     "torch": "hpctrain.torch:TorchPredictor",
     "transformers": "hpctrain.huggingface:TransformersPredictor",
     "xgboost": "hpctrain.xgboost:XGBoostPredictor",

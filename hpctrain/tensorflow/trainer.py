@@ -1,0 +1,85 @@
+"""`TensorflowTrainer`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from hpctrain.checkpoint import Checkpoint
+from hpctrain.config import DataConfig, RunConfig, ScalingConfig
+from hpctrain.errors import ConfigError
+from hpctrain.tensorflow.config import TensorflowConfig
+from hpctrain.trainer import DataParallelTrainer, TrainLoop
+
+if TYPE_CHECKING:
+    from hpctrain.preprocessors import Preprocessor
+    from hpctrain.result import Result
+
+
+class TensorflowTrainer(DataParallelTrainer):
+    """Runs a TensorFlow training function on every worker, which finds the others in TF_CONFIG.
+
+    Parameters
+    ----------
+    train_loop_per_worker
+        The training function: no argument, or one, which is `train_loop_config`.
+    tensorflow_config
+        How TensorFlow is set up.
+    train_loop_config, dataset_config
+        As in `hpctrain.DataParallelTrainer`.
+    scaling_config, run_config, datasets, metadata, resume_from_checkpoint, preprocessor
+        As in `hpctrain.BaseTrainer`.
+
+    Raises
+    ------
+    ConfigError
+        If `tensorflow_config` is not one.
+    """
+
+    def __init__(
+        self,
+        train_loop_per_worker: TrainLoop,
+        *,
+        tensorflow_config: TensorflowConfig | None = None,
+        train_loop_config: Mapping[str, Any] | None = None,
+        dataset_config: DataConfig | None = None,
+        scaling_config: ScalingConfig | None = None,
+        run_config: RunConfig | None = None,
+        datasets: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        resume_from_checkpoint: Checkpoint | None = None,
+        preprocessor: Preprocessor | None = None,
+    ) -> None:
+        if tensorflow_config is None:
+            tensorflow_config = TensorflowConfig()
+        if not isinstance(tensorflow_config, TensorflowConfig):
+            raise ConfigError(
+                f"tensorflow_config={tensorflow_config!r} is a {type(tensorflow_config).__name__}; "
+                f"a TensorflowConfig is needed, for example TensorflowConfig(legacy_keras=False)."
+            )
+        super().__init__(
+            train_loop_per_worker,
+            train_loop_config=train_loop_config,
+            backend_config=tensorflow_config,
+            scaling_config=scaling_config,
+            dataset_config=dataset_config,
+            run_config=run_config,
+            datasets=datasets,
+            metadata=metadata,
+            resume_from_checkpoint=resume_from_checkpoint,
+            preprocessor=preprocessor,
+        )
+
+    def training_loop(self) -> Result:
+        """Hand the training function over to the workers. Not collective."""
+        try:
+            return super().training_loop()
+        finally:
+            # In the homes where this process is a rank, which may have failed.
+            from hpctrain.tensorflow.backend import release
+
+            release()
+
+    @classmethod
+    def _backend_argument(cls) -> str:
+        return "tensorflow_config"
