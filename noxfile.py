@@ -1,9 +1,12 @@
 """The checks of hpctrain, one session each; ``bash tests/run.sh`` runs them all.
 
 Nothing is installed: a session uses the programs beside the nox that runs it, so
-``.venv/bin/nox -s types`` works without a network and without activating ``.venv``.
+``.venv/bin/nox -s types`` works without a network and without activating ``.venv``. But for
+``tensorflow``, which has an environment of its own below ``.nox``.
 """
 
+import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -69,3 +72,36 @@ def docs(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run the tests; ``nox -s tests -- -m mpi`` runs a part."""
     run(session, "pytest", *session.posargs)
+
+
+@nox.session(venv_backend="virtualenv", reuse_venv=True)
+def tensorflow(session: nox.Session) -> None:
+    """Run the tests of TensorFlow, without torch; ``nox -s tensorflow -- -k fit`` runs a part."""
+    if sys.version_info >= (3, 14) and os.environ.get("HPCTRAIN_REQUIRE_ALL") != "1":
+        session.skip("TensorFlow is for Python 3.10 to 3.13; PYTHON=python3.13 names another one")
+    home = Path(session.virtualenv.location)
+    recipe = ("constraints.txt", "constraints-tensorflow.txt", "pyproject.toml", "setup.cfg")
+    key = hashlib.sha256(b"".join(Path(name).read_bytes() for name in recipe)).hexdigest()
+    stamp = home / "hpctrain.stamp"
+    if not stamp.exists() or stamp.read_text() != key:
+        constraints = home / "constraints.txt"
+        constraints.write_text(tensorflow_constraints())
+        install = ("--quiet", "--constraint", str(constraints))
+        # The same as tensorflow, without half a gigabyte for GPUs, where it exists.
+        x86, other = ('; platform_machine == "x86_64"', '; platform_machine != "x86_64"')
+        session.install(*install, "setuptools", f"tensorflow-cpu{x86}", f"tensorflow{other}")
+        # By its dependencies it wants the package that is called tensorflow.
+        session.install(*install, "--no-deps", "tf_keras")
+        session.install(*install, "--no-build-isolation", "-e", ".[local,data,examples]")
+        session.install(*install, "pytest", "pytest-timeout")
+        stamp.write_text(key)
+    options = ["tests/tensorflow_trainer", "-o", f"cache_dir={home}/pytest_cache"]
+    session.run("pytest", *options, *session.posargs)
+
+
+def tensorflow_constraints() -> str:
+    """Return the versions of constraints.txt, where constraints-tensorflow.txt has no others."""
+    own = Path("constraints-tensorflow.txt").read_text().splitlines()
+    names = {line.partition("==")[0] for line in own}
+    shared = Path("constraints.txt").read_text().splitlines()
+    return "\n".join([*own, *(line for line in shared if line.partition("==")[0] not in names)])
