@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpctrain.jax import JaxConfig
-from hpctrain.testing.backend_contract import BackendContract
+from hpctrain.testing import BackendContract
 
 
 @pytest.mark.mpi

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hpctrain import DataParallelTrainer, FailureConfig, Result, RunConfig, ScalingConfig
-from hpctrain.testing.backend_contract import BackendContract
+from hpctrain.testing import BackendContract
 from hpctrain.testing.slurm import VirtualCluster
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
