@@ -33,6 +33,11 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests that import JAX here last: its threads make every later fork a risk."""
+    items.sort(key=lambda item: item.nodeid.startswith("tests/jax_trainer/"))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item,
