@@ -30,7 +30,7 @@ def load() -> Any:
     # A library of another torch lacks symbols, which ctypes says as an OSError.
     except (ImportError, OSError, AttributeError) as error:
         raise ConfigError(
-            f"the workers cannot load Horovod with torch {torch.__version__}: {error} {_BUILD}"
+            f"the workers cannot load Horovod with torch {torch.__version__}: {error}. {_BUILD}"
         ) from error
     return horovod.torch
 
