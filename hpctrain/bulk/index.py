@@ -1,0 +1,99 @@
+"""`StateIndex`: which file of a state holds which box of which tensor."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hpctrain.bulk.state_file import Piece, StateFile
+from hpctrain.errors import CheckpointError
+
+INDEX_NAME = "state.json"
+"""Of the index's file. It is written last: a directory without one holds no state."""
+FORMAT = 1
+
+
+def file_name(writer: int, writers: int) -> str:
+    """Return the name of one writer's file, counted from 0. Not collective."""
+    return f"state-{writer + 1:05d}-of-{writers:05d}.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexedFile:
+    """A file, as far as all that is known before its digests."""
+
+    name: str
+    """Relative to the directory of the index."""
+    layout: StateFile
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateIndex:
+    """All files of a state, and what is no tensor."""
+
+    files: tuple[IndexedFile, ...]
+    shapes: Mapping[str, tuple[int, ...]]
+    """Of the whole tensors, by name; of all types that safetensors has."""
+    values: Mapping[str, Any]
+    """What is no tensor, by name; JSON."""
+
+    def encode(self) -> bytes:
+        """Return the content of the index's file. Not collective."""
+        content = {
+            "format": FORMAT,
+            "files": [
+                {
+                    "name": file.name,
+                    "header_bytes": file.layout.header_bytes,
+                    "data_bytes": file.layout.data_bytes,
+                    "pieces": [
+                        [piece.name, piece.dtype, list(piece.shape), list(piece.offsets), start]
+                        for piece, start in zip(file.layout.pieces, file.layout.starts, strict=True)
+                    ],
+                }
+                for file in self.files
+            ],
+            "shapes": {name: list(shape) for name, shape in self.shapes.items()},
+            "values": dict(self.values),
+        }
+        return json.dumps(content, separators=(",", ":")).encode()
+
+    @staticmethod
+    def decode(content: bytes, *, name: str) -> StateIndex:
+        """Return what `encode` wrote. Not collective.
+
+        Raises
+        ------
+        CheckpointError
+            If it is torn, or of a newer format.
+        """
+        try:
+            loaded = json.loads(content)
+            if loaded["format"] > FORMAT:
+                raise CheckpointError(
+                    f"{name} has format {loaded['format']}, and this hpctrain reads up to "
+                    f"{FORMAT}. Use a newer hpctrain."
+                )
+            return StateIndex(
+                files=tuple(_decode_file(file) for file in loaded["files"]),
+                shapes={key: tuple(shape) for key, shape in loaded["shapes"].items()},
+                values=loaded["values"],
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{name} is damaged: it is torn.") from error
+
+
+def _decode_file(file: Mapping[str, Any]) -> IndexedFile:
+    pieces = [
+        Piece(name=name, dtype=dtype, shape=tuple(shape), offsets=tuple(offsets))
+        for name, dtype, shape, offsets, _ in file["pieces"]
+    ]
+    layout = StateFile(
+        pieces=tuple(pieces),
+        starts=tuple(start for *_, start in file["pieces"]),
+        data_bytes=file["data_bytes"],
+        header_bytes=file["header_bytes"],
+    )
+    return IndexedFile(name=file["name"], layout=layout)

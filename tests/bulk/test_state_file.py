@@ -1,0 +1,105 @@
+"""The layout of a file of tensors: safetensors and torch read it, and damage is seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from hpctrain.bulk.index import IndexedFile, StateIndex
+from hpctrain.bulk.state_file import (
+    BLOCK_BYTES,
+    PAGE_BYTES,
+    Piece,
+    StateFile,
+    file_digest,
+    header_length,
+)
+from hpctrain.errors import CheckpointError
+
+PIECES = [
+    Piece(name="flags", dtype="BOOL", shape=(3,), offsets=(0,)),
+    Piece(name="step", dtype="I64", shape=(), offsets=()),
+    Piece(name="weight", dtype="F32", shape=(1000, 3000), offsets=(1000, 0)),
+    Piece(name="none", dtype="F16", shape=(0, 4), offsets=(0, 0)),
+]
+
+
+def _written() -> tuple[StateFile, bytes]:
+    layout = StateFile.plan(PIECES)
+    data = bytes(i % 251 for i in range(layout.data_bytes))
+    digests = []
+    for block in range(layout.blocks):
+        start, stop = layout.extent(block)
+        digests.append(xxhash.xxh3_64_hexdigest(data[start:stop]))
+    return layout, layout.header(digests) + data
+
+
+def test_data_begin_on_a_page_and_every_piece_is_aligned_to_its_type() -> None:
+    layout = StateFile.plan(PIECES)
+    assert layout.header_bytes % PAGE_BYTES == 0
+    assert layout.blocks == -(-layout.data_bytes // BLOCK_BYTES) == 2
+    starts = {p.name: start for p, start in zip(layout.pieces, layout.starts, strict=True)}
+    assert starts["step"] == 0 and starts["weight"] % 4 == 0
+    assert [piece.name for piece in layout.pieces] == ["step", "weight", "none", "flags"]
+
+
+def test_a_header_is_read_back_with_its_digests() -> None:
+    layout, content = _written()
+    stop = header_length(content[:8], name="f")
+    assert stop == layout.header_bytes
+    read = StateFile.parse(content[:stop], size=len(content), name="f")
+    assert len(read.digests) == 2
+    assert read.header(read.digests) == content[:stop]
+    assert (read.pieces, read.starts, read.data_bytes) == (
+        layout.pieces,
+        layout.starts,
+        layout.data_bytes,
+    )
+
+
+def test_the_digest_of_the_header_depends_on_every_byte_of_the_data() -> None:
+    layout, content = _written()
+    other = layout.header(["0" * 16, "1" * 16])
+    assert file_digest(other) != file_digest(content[: layout.header_bytes])
+
+
+def test_safetensors_and_torch_read_the_file(tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
+    _, content = _written()
+    (tmp_path / "a.safetensors").write_bytes(content)
+    loaded = load_file(tmp_path / "a.safetensors")
+    assert loaded["weight"].shape == (1000, 3000)
+    assert loaded["step"].dtype is torch.int64 and loaded["none"].shape == (0, 4)
+    metadata = HuggingFaceStorageReader(str(tmp_path)).read_metadata()
+    assert metadata.state_dict_metadata["weight"].size == torch.Size([2000, 3000])
+
+
+@pytest.mark.parametrize("length", [0, 7, 8, 100])
+def test_a_torn_header_is_damage(length: int) -> None:
+    _, content = _written()
+    with pytest.raises(CheckpointError, match="f is damaged: its header is torn"):
+        stop = header_length(content[: min(8, length)], name="f")
+        StateFile.parse(content[: min(stop, length)], size=len(content), name="f")
+
+
+def test_a_short_file_is_damage() -> None:
+    layout, content = _written()
+    with pytest.raises(CheckpointError, match="its header tells of"):
+        StateFile.parse(content[: layout.header_bytes], size=len(content) - 1, name="f")
+
+
+def test_an_index_is_read_back() -> None:
+    layout = StateFile.plan(PIECES)
+    index = StateIndex(
+        files=(IndexedFile(name="a.safetensors", layout=layout),),
+        shapes={"weight": (2000, 3000)},
+        values={"optimizer.lr": 0.1},
+    )
+    assert StateIndex.decode(index.encode(), name="state.json") == index
+    with pytest.raises(CheckpointError, match=r"state\.json is damaged"):
+        StateIndex.decode(index.encode()[:-1], name="state.json")
