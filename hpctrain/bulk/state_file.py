@@ -1,8 +1,8 @@
 """`StateFile`: what one writer's file of tensors looks like.
 
-A safetensors file (https://huggingface.co/docs/safetensors/index#format) whose data begin on a page, so
-that they can be written and read past the page cache, and whose header holds a digest of each block of
-them. A digest of the header therefore stands for the whole file.
+A safetensors file (https://huggingface.co/docs/safetensors/index#format) whose data begin on a
+page, so that they can be written and read past the page cache, and whose header holds a digest of
+each block of them. A digest of the header therefore stands for the whole file.
 """
 
 from __future__ import annotations

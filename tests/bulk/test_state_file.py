@@ -41,7 +41,8 @@ def test_data_begin_on_a_page_and_every_piece_is_aligned_to_its_type() -> None:
     assert layout.header_bytes % PAGE_BYTES == 0
     assert layout.blocks == -(-layout.data_bytes // BLOCK_BYTES) == 2
     starts = {p.name: start for p, start in zip(layout.pieces, layout.starts, strict=True)}
-    assert starts["step"] == 0 and starts["weight"] % 4 == 0
+    assert starts["step"] == 0
+    assert starts["weight"] % 4 == 0
     assert [piece.name for piece in layout.pieces] == ["step", "weight", "none", "flags"]
 
 
@@ -74,7 +75,8 @@ def test_safetensors_and_torch_read_the_file(tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").write_bytes(content)
     loaded = load_file(tmp_path / "a.safetensors")
     assert loaded["weight"].shape == (1000, 3000)
-    assert loaded["step"].dtype is torch.int64 and loaded["none"].shape == (0, 4)
+    assert loaded["step"].dtype is torch.int64
+    assert loaded["none"].shape == (0, 4)
     metadata = HuggingFaceStorageReader(str(tmp_path)).read_metadata()
     assert metadata.state_dict_metadata["weight"].size == torch.Size([2000, 3000])
 
@@ -83,8 +85,7 @@ def test_safetensors_and_torch_read_the_file(tmp_path: Path) -> None:
 def test_a_torn_header_is_damage(length: int) -> None:
     _, content = _written()
     with pytest.raises(CheckpointError, match="f is damaged: its header is torn"):
-        stop = header_length(content[: min(8, length)], name="f")
-        StateFile.parse(content[: min(stop, length)], size=len(content), name="f")
+        StateFile.parse(content[:length], size=len(content), name="f")
 
 
 def test_a_short_file_is_damage() -> None:
