@@ -1,0 +1,47 @@
+"""`Ring`: memory that data pass through on their way to a disk, used again and again."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from queue import SimpleQueue
+
+from hpctrain.bulk.state_file import BLOCK_BYTES, PAGE_BYTES
+
+_HUGE_PAGE_BYTES = 2 * 2**20
+
+
+class Ring:
+    """Some blocks of memory, aligned to pages as O_DIRECT wants it, and faulted in once.
+
+    The first use of memory costs several times what a copy into it costs, since the kernel finds
+    and clears each page: make a ring once, and keep it. Any thread may take and give.
+
+    Parameters
+    ----------
+    blocks
+        Their number, of `BLOCK_BYTES` each. One is filled while others are being written.
+    """
+
+    def __init__(self, blocks: int) -> None:
+        self.blocks = blocks
+        size = blocks * BLOCK_BYTES
+        self._map = mmap.mmap(-1, size + _HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        start = -address % _HUGE_PAGE_BYTES
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._map.madvise(mmap.MADV_HUGEPAGE)
+        self.memory = memoryview(self._map)[start : start + size]
+        """All of it, block after block."""
+        self.memory[::PAGE_BYTES] = bytes(size // PAGE_BYTES)
+        self._free: SimpleQueue[memoryview] = SimpleQueue()
+        for first in range(0, size, BLOCK_BYTES):
+            self._free.put(self.memory[first : first + BLOCK_BYTES])
+
+    def take(self) -> memoryview:
+        """Return a block that nobody uses; waits until one is given back. Not collective."""
+        return self._free.get()
+
+    def give(self, block: memoryview) -> None:
+        """Give back what `take` returned. Not collective."""
+        self._free.put(block)

@@ -1,0 +1,237 @@
+"""`write_state_file`: one writer's file of tensors, past the page cache."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from types import TracebackType
+
+import xxhash
+
+from hpctrain.bulk.ring import Ring
+from hpctrain.bulk.state_file import BLOCK_BYTES, PAGE_BYTES, StateFile, file_digest
+from hpctrain.errors import CheckpointError
+
+# Two, so that the disk has the next block while Python lets go of the last one.
+_THREADS = 2
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """A file that is on disk."""
+
+    path: Path
+    size: int
+    """Bytes."""
+    digest: str
+    """`hpctrain.bulk.state_file.file_digest` of its header, which stands for all of it."""
+
+
+def write_state_file(
+    path: Path, layout: StateFile, fill: Callable[[int, memoryview], None], *, ring: Ring
+) -> Written:
+    """Write a file of tensors, durably.
+
+    Not collective. Blocks are filled and hashed in this thread, while others write. Until the file
+    is complete, its first page holds zeros, which no reader takes for a header. If it cannot be
+    written, it is removed.
+
+    Parameters
+    ----------
+    path
+        Of the file, which is replaced if there is one. Its directory exists.
+    layout
+        What is in it.
+    fill
+        Called with each block's number, in order, and memory for it: copies the block's data there.
+    ring
+        Memory of two blocks or more.
+
+    Raises
+    ------
+    CheckpointError
+        If the disk is full or fails.
+    """
+    with StateFileWriter(path, layout, ring=ring) as writer:
+        for block in range(layout.blocks):
+            memory = ring.take()
+            try:
+                start, stop = layout.extent(block)
+                fill(block, memory[: stop - start])
+            except BaseException:
+                ring.give(memory)
+                raise
+            writer.put(block, memory)
+        return writer.finish()
+
+
+class StateFileWriter:
+    """A file of tensors that is being written; a context, at whose end an unfinished one is gone.
+
+    Parameters
+    ----------
+    path
+        Of the file, which is replaced if there is one.
+    layout
+        What is in it.
+    ring
+        Where the memory of blocks comes from, and goes to once it is written.
+
+    Raises
+    ------
+    CheckpointError
+        If the file cannot be made.
+    """
+
+    def __init__(self, path: Path, layout: StateFile, *, ring: Ring) -> None:
+        self._path, self._layout, self._ring = path, layout, ring
+        self._digests = [""] * layout.blocks
+        self._jobs: SimpleQueue[tuple[int, memoryview, int] | None] = SimpleQueue()
+        self._error: OSError | None = None
+        self._written = 0
+        self._finished = False
+        try:
+            self._descriptor = _open(path)
+        except OSError as error:
+            raise self._explained(error) from error
+        self._threads = [
+            threading.Thread(target=self._write, name=f"hpctrain-write-{number}", daemon=True)
+            for number in range(_THREADS)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def put(self, block: int, memory: memoryview) -> None:
+        """Take a block that is filled: hash it here, and have it written. Not collective.
+
+        Parameters
+        ----------
+        block
+            Its number; they may come in any order.
+        memory
+            Of the ring, to which it is given back when it is written.
+
+        Raises
+        ------
+        CheckpointError
+            If a block before it could not be written.
+        """
+        start, stop = self._layout.extent(block)
+        size = stop - start
+        self._digests[block] = xxhash.xxh3_64_hexdigest(memory[:size])
+        padded = -(-size // PAGE_BYTES) * PAGE_BYTES
+        memory[size:padded] = bytes(padded - size)
+        self._jobs.put((self._layout.header_bytes + start, memory, padded))
+        if self._error is not None:
+            raise self._explained(self._error) from self._error
+
+    def finish(self) -> Written:
+        """Wait for all blocks, write the header, and have all of it on disk. Not collective.
+
+        Raises
+        ------
+        CheckpointError
+            If something of it could not be written.
+        """
+        self._join()
+        header = self._layout.header(self._digests)
+        try:
+            if self._error is not None:
+                raise self._error
+            # The last page is written whole, as O_DIRECT wants it.
+            os.ftruncate(self._descriptor, self._layout.size)
+            memory = self._ring.take()
+            try:
+                for start in range(0, len(header), BLOCK_BYTES):
+                    part = header[start : start + BLOCK_BYTES]
+                    memory[: len(part)] = part
+                    self._write_at(start, memory[: len(part)])
+            finally:
+                self._ring.give(memory)
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise self._explained(error) from error
+        self._finished = True
+        return Written(path=self._path, size=self._layout.size, digest=file_digest(header))
+
+    def __enter__(self) -> StateFileWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._join()
+        os.close(self._descriptor)
+        if not self._finished:
+            self._path.unlink(missing_ok=True)
+
+    def _join(self) -> None:
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._threads = []
+
+    def _write(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            position, memory, size = job
+            try:
+                if self._error is None:
+                    self._write_at(position, memory[:size])
+                    self._written += size
+            except OSError as error:
+                self._error = error
+            finally:
+                self._ring.give(memory)
+
+    def _write_at(self, position: int, memory: memoryview) -> None:
+        while memory:
+            try:
+                done = os.pwrite(self._descriptor, memory, position)
+            except OSError as error:
+                if error.errno != errno.EINVAL or not _leave_direct(self._descriptor):
+                    raise
+                continue
+            position, memory = position + done, memory[done:]
+
+    def _explained(self, error: OSError) -> CheckpointError:
+        reason = error.strerror or str(error)
+        if error.errno in _NO_ROOM:
+            todo = "Free some, or keep fewer checkpoints: CheckpointConfig(num_to_keep=...)"
+        else:
+            todo = "Look at the filesystem"
+        return CheckpointError(
+            f"{self._path} of {self._layout.size} bytes could not be written: {reason}, after "
+            f"{self._written} bytes. {todo}; training can go on, and earlier checkpoints are whole."
+        )
+
+
+def _open(path: Path) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    try:
+        return os.open(path, flags | os.O_DIRECT, 0o644)
+    except OSError as error:
+        # tmpfs, and some that are mounted over a network or through FUSE, have no O_DIRECT.
+        if error.errno != errno.EINVAL:
+            raise
+        return os.open(path, flags, 0o644)
+
+
+def _leave_direct(descriptor: int) -> bool:
+    """Go on through the page cache; False if that is what was done."""
+    import fcntl
+
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    if not flags & os.O_DIRECT:
+        return False
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+    return True
