@@ -1,0 +1,153 @@
+"""Blocks are read from the page cache and past it, into many memories, and damage is seen."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from hpctrain.bulk.reader import (
+    BlockReader,
+    read_header,
+    read_layout,
+    scratch_memory,
+    verify_state_file,
+)
+from hpctrain.bulk.state_file import BLOCK_BYTES, Piece, StateFile, file_digest
+from hpctrain.errors import CheckpointError
+
+PIECES = [
+    Piece(name="weight", dtype="F32", shape=(1500, 3000), offsets=(0, 0)),
+    Piece(name="bias", dtype="F32", shape=(1001,), offsets=(0,)),
+    Piece(name="flags", dtype="BOOL", shape=(3,), offsets=(0,)),
+]
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> tuple[Path, bytes]:
+    """Return a file of three blocks, of which nothing is in the page cache, and its data."""
+    layout = StateFile.plan(PIECES)
+    data = os.urandom(layout.data_bytes)
+    extents = [layout.extent(block) for block in range(layout.blocks)]
+    digests = [xxhash.xxh3_64_hexdigest(data[start:stop]) for start, stop in extents]
+    path = tmp_path / "state.safetensors"
+    path.write_bytes(layout.header(digests) + data)
+    _evict(path)
+    return path, data
+
+
+def _evict(path: Path) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _flip(path: Path, position: int) -> None:
+    with open(path, "r+b") as file:
+        file.seek(position)
+        byte = file.read(1)
+        file.seek(position)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+def test_blocks_are_read_past_the_page_cache_and_from_it(written: tuple[Path, bytes]) -> None:
+    path, data = written
+    scratch = scratch_memory()
+    for _ in range(2):
+        with BlockReader(path, read_layout(path)) as reader:
+            blocks = [bytes(reader.read(block, scratch)) for block in range(reader.layout.blocks)]
+        assert len(blocks) == 3
+        assert b"".join(blocks) == data
+        path.read_bytes()
+
+
+def test_a_cached_block_goes_into_many_memories(written: tuple[Path, bytes]) -> None:
+    path, data = written
+    path.read_bytes()
+    memories = [memoryview(bytearray(size)) for size in (1, 4096, *[0] * 3, *[5] * 1500, 77)]
+    memories.append(memoryview(bytearray(BLOCK_BYTES - sum(map(len, memories)))))
+    with BlockReader(path, read_layout(path)) as reader:
+        assert reader.read_into(0, memories)
+    assert b"".join(memories) == data[:BLOCK_BYTES]
+
+
+def test_what_is_not_cached_is_not_read_through_the_page_cache(
+    written: tuple[Path, bytes],
+) -> None:
+    path, data = written
+    memory = memoryview(bytearray(BLOCK_BYTES))
+    with BlockReader(path, read_layout(path)) as reader:
+        if not reader.reads_directly:
+            pytest.skip("this filesystem has no O_DIRECT")
+        assert not reader.read_into(1, [memory])
+        assert reader.read(1, scratch_memory()) == data[BLOCK_BYTES : 2 * BLOCK_BYTES]
+        assert not reader.read_into(1, [memory])
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_flipped_bit_names_block_tensors_and_both_digests(
+    written: tuple[Path, bytes], cached: bool
+) -> None:
+    path, _ = written
+    layout = read_layout(path)
+    _flip(path, path.stat().st_size - 1)
+    _evict(path)
+    if cached:
+        path.read_bytes()
+    with BlockReader(path, layout) as reader:
+        reader.read(1, scratch_memory())
+        with pytest.raises(CheckpointError, match="block 2 of 3, with weight, bias, flags, has"):
+            reader.read(2, scratch_memory())
+
+
+def test_a_file_that_shrank_meanwhile_is_torn(written: tuple[Path, bytes]) -> None:
+    path, _ = written
+    layout = read_layout(path)
+    os.truncate(path, path.stat().st_size - 10)
+    with (
+        BlockReader(path, layout) as reader,
+        pytest.raises(CheckpointError, match="it ends before block 2 of 3 does"),
+    ):
+        reader.read(2, scratch_memory())
+
+
+def test_a_sound_file_verifies(written: tuple[Path, bytes]) -> None:
+    path, _ = written
+    digest = file_digest(read_header(path))
+    assert verify_state_file(path, digest) is None
+    assert verify_state_file(path, digest, quick=True) is None
+
+
+def test_verifying_finds_every_kind_of_damage(written: tuple[Path, bytes]) -> None:
+    path, _ = written
+    digest = file_digest(read_header(path))
+    assert "but 0123 was written" in str(verify_state_file(path, "0123", quick=True))
+    _flip(path, path.stat().st_size // 2)
+    assert verify_state_file(path, digest, quick=True) is None
+    assert "block 1 of 3" in str(verify_state_file(path, digest))
+    _flip(path, 100)
+    assert str(path) in str(verify_state_file(path, digest, quick=True))
+    os.truncate(path, path.stat().st_size - 1)
+    assert str(path) in str(verify_state_file(path, digest, quick=True))
+    path.unlink()
+    assert "is missing" in str(verify_state_file(path, digest))
+
+
+def test_files_in_memory_and_of_other_programs_are_read(tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    shm = Path("/dev/shm")
+    directory = shm if shm.is_dir() else tmp_path
+    path = directory / f"hpctrain-test-{os.getpid()}.safetensors"
+    tensor = torch.arange(BLOCK_BYTES // 4, dtype=torch.float32)
+    try:
+        save_file({"a": tensor}, path)
+        layout = read_layout(path)
+        assert layout.digests == ()
+        with BlockReader(path, layout) as reader:
+            assert reader.read(0, scratch_memory()) == tensor.numpy().tobytes()
+    finally:
+        path.unlink(missing_ok=True)
