@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from hpctrain import environ
@@ -57,6 +58,12 @@ class Journal:
     def num_attempts(self) -> int:
         """How many attempts have begun, over all jobs of the run."""
         return sum(event["event"] == "attempt-started" for event in self._events)
+
+    @property
+    def begun_with(self) -> set[str]:
+        """Names of the checkpoints with which attempts have begun, over all jobs of the run."""
+        started = (e for e in self._events if e["event"] == "attempt-started")
+        return {Path(e["resumed_from"]).name for e in started if e["resumed_from"] is not None}
 
     @property
     def is_status_old(self) -> bool:

@@ -43,7 +43,7 @@ class RunCheckpoints:
     def begin_attempt(self) -> Manifest | None:
         """Find the newest good one, to resume from; it is kept until the attempt ends."""
         self.store.prepare()
-        manifest, complaints = self.store.newest_good()
+        manifest, complaints = self.store.newest_good(doubtful=self._journal.begun_with)
         for complaint in complaints:
             self._journal.note("checkpoint-damaged", error=complaint)
             print(f"hpctrain: {complaint} It is set aside.", file=sys.stderr, flush=True)

@@ -17,5 +17,5 @@
 
 from __future__ import annotations
 
-FORMAT = 1
+FORMAT = 2
 """Version of the format on disk."""

@@ -34,6 +34,12 @@ def write_atomic(path: Path, content: bytes, *, mode: int = 0o644, durable: bool
         fsync_directory(path.parent)
 
 
+def fsync_file(path: Path) -> None:
+    """Make the content of a file durable, whoever wrote it. Not collective."""
+    with open(path, "rb", buffering=0) as file:
+        os.fsync(file.fileno())
+
+
 def fsync_directory(path: Path) -> None:
     """Make the names in a directory durable. Not collective."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

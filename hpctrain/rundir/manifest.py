@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
         "world_size": manifest.world_size,
         "metrics": dict(manifest.metrics),
         "digest": "xxh3_128",
-        "files": [[file.path, file.size, file.digest] for file in manifest.files],
+        "files": [astuple(file) for file in manifest.files],
         "created_at": manifest.created_at,
         "versions": dict(manifest.versions),
     }

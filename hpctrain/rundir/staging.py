@@ -7,15 +7,17 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import hpctrain
+from hpctrain.bulk.verify import state_file_digest
 from hpctrain.checkpoint import MANIFEST_NAME
 from hpctrain.errors import CheckpointError
 from hpctrain.rundir.bulk import BUFFERED, Bulk, clone
-from hpctrain.rundir.files import fsync_directory
+from hpctrain.rundir.files import fsync_directory, fsync_file
 
 DAMAGED = ".damaged"
 """Ends the name of a checkpoint that was set aside."""
@@ -27,11 +29,17 @@ _NUMBER = re.compile(r"\d{6,}")
 
 @dataclass(frozen=True)
 class StagedFile:
-    """One file of a checkpoint: name relative to the checkpoint, size in bytes, xxh3_128 digest."""
+    """One file of a checkpoint."""
 
     path: str
+    """Relative to the checkpoint."""
     size: int
+    """Bytes."""
     digest: str
+    """xxh3_128."""
+    kind: Literal["content", "header"] = "content"
+    """What the digest is of: the whole content, or the header of a state's file, in which there is
+    one of each block of the rest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +54,7 @@ class StagedPart:
 
     def to_bytes(self) -> bytes:
         """Return the form in which it travels."""
-        files = [[file.path, file.size, file.digest] for file in self.files]
+        files = [astuple(file) for file in self.files]
         content = {"files": files, "name": self.name, "versions": dict(self.versions)}
         return json.dumps(content).encode()
 
@@ -137,20 +145,31 @@ def _link(source: str, target: str) -> str:
     return target
 
 
-def seal(directory: Path, bulk: Bulk = BUFFERED) -> list[StagedFile]:
+def seal(
+    directory: Path, bulk: Bulk = BUFFERED, *, written: Iterable[StagedFile] = ()
+) -> list[StagedFile]:
     """Make a staged directory durable and return what it holds. Not collective.
+
+    Parameters
+    ----------
+    bulk
+        How files are read.
+    written
+        Files in it that are durable and digested already. They are not touched. Of other files of a
+        state the header is read, of all others every byte.
 
     Raises
     ------
     CheckpointError
         If it is empty.
     """
+    known = {file.path: file for file in written}
     staged = []
     for folder, _, names in os.walk(directory):
         for name in names:
-            path = Path(folder) / name
-            size, digest = bulk.digest(path, durable=True)
-            staged.append(StagedFile(str(path.relative_to(directory)), size, digest))
+            path = Path(folder, name)
+            relative = str(path.relative_to(directory))
+            staged.append(known.get(relative) or _digest(path, relative, bulk))
         fsync_directory(Path(folder))
     if not staged:
         raise CheckpointError(
@@ -158,3 +177,11 @@ def seal(directory: Path, bulk: Bulk = BUFFERED) -> list[StagedFile]:
             f"report without a checkpoint on this rank."
         )
     return sorted(staged, key=lambda file: file.path)
+
+
+def _digest(path: Path, relative: str, bulk: Bulk) -> StagedFile:
+    of_header = state_file_digest(path)
+    if of_header is not None:
+        fsync_file(path)
+        return StagedFile(relative, *of_header, kind="header")
+    return StagedFile(relative, *bulk.digest(path, durable=True))

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpctrain.bulk.verify import verify_state_file
 from hpctrain.checkpoint import MANIFEST_NAME, Checkpoint, hold_for_deletion
 from hpctrain.errors import CheckpointError
 from hpctrain.rundir.bulk import BUFFERED, Bulk
@@ -33,6 +37,11 @@ from hpctrain.rundir.staging import (
 
 if TYPE_CHECKING:
     from hpctrain.config import CheckpointConfig
+
+_READERS = 4
+"""Files that are verified at a time."""
+_SCANNED_BYTES = 256 * 2**20
+"""Of a state that are verified before ranks start: more would keep them waiting."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,10 +152,16 @@ class CheckpointStore:
         """Return the handle on a checkpoint. Not collective."""
         return Checkpoint(self._directory / manifest.name)
 
-    def newest_good(self) -> tuple[Manifest | None, list[str]]:
+    def newest_good(self, *, doubtful: Collection[str] = ()) -> tuple[Manifest | None, list[str]]:
         """Return the newest checkpoint whose files are what its manifest says.
 
-        Not collective. Reads every byte of it. Call it before ranks start.
+        Not collective. Reads every byte of it, but of a large state the headers only: whoever loads
+        it verifies each block anyway. Call it before ranks start.
+
+        Parameters
+        ----------
+        doubtful
+            Names of checkpoints that are read in full, however large: loading them may have failed.
 
         Returns
         -------
@@ -161,7 +176,7 @@ class CheckpointStore:
                 self._set_aside(entry.path)
         for manifest in reversed([e.manifest for e in entries if e.manifest is not None]):
             try:
-                self.verify(manifest)
+                self.verify(manifest, quick=_is_large(manifest) and manifest.name not in doubtful)
             except CheckpointError as error:
                 complaints.append(str(error))
                 self._set_aside(self._directory / manifest.name)
@@ -169,29 +184,26 @@ class CheckpointStore:
             return manifest, complaints
         return None, complaints
 
-    def verify(self, manifest: Manifest) -> None:
+    def verify(self, manifest: Manifest, *, quick: bool = False) -> None:
         """Check sizes and digests of a checkpoint's files. Not collective.
+
+        Parameters
+        ----------
+        quick
+            Whether to look at the headers only of files that have digests of all else in them.
 
         Raises
         ------
         CheckpointError
             If a file is missing, differs, or cannot be read.
         """
-        for file in manifest.files:
-            path = self._directory / manifest.name / file.path
-            try:
-                size, digest = self._bulk.digest(path)
-            except FileNotFoundError as error:
-                raise CheckpointError(f"checkpoint {manifest.name} has lost {path}.") from error
-            except OSError as error:
-                raise CheckpointError(
-                    f"checkpoint {manifest.name}: {path} cannot be read: {error.strerror}."
-                ) from error
-            if (size, digest) != (file.size, file.digest):
-                raise CheckpointError(
-                    f"checkpoint {manifest.name}: {path} has {size} bytes and digest {digest}, but "
-                    f"{file.size} bytes and digest {file.digest} were committed."
-                )
+        readers = ThreadPoolExecutor(_READERS, thread_name_prefix="hpctrain-verify")
+        try:
+            verify = partial(self._verify, manifest, quick=quick)
+            # Raises what the first of them raised.
+            deque(readers.map(verify, manifest.files), maxlen=0)
+        finally:
+            readers.shutdown(cancel_futures=True)
 
     def retain(self, config: CheckpointConfig, *, protected: Collection[str] = ()) -> None:
         """Delete what `config` does not keep. Not collective.
@@ -231,6 +243,30 @@ class CheckpointStore:
                     self._discard(Path(entry.path))
                 else:
                     os.rename(entry.path, original)
+
+    def _verify(self, manifest: Manifest, file: StagedFile, *, quick: bool) -> None:
+        path = self._directory / manifest.name / file.path
+        try:
+            complaint = self._difference(path, file, quick=quick)
+        except FileNotFoundError as error:
+            raise CheckpointError(f"checkpoint {manifest.name} has lost {path}.") from error
+        except OSError as error:
+            raise CheckpointError(
+                f"checkpoint {manifest.name}: {path} cannot be read: {error.strerror}."
+            ) from error
+        if complaint is not None:
+            raise CheckpointError(f"checkpoint {manifest.name}: {complaint}")
+
+    def _difference(self, path: Path, file: StagedFile, *, quick: bool) -> str | None:
+        if file.kind == "header":
+            return verify_state_file(path, file.digest, quick=quick)
+        size, digest = self._bulk.digest(path)
+        if (size, digest) == (file.size, file.digest):
+            return None
+        return (
+            f"{path} has {size} bytes and digest {digest}, but {file.size} bytes and digest "
+            f"{file.digest} were committed."
+        )
 
     def _merge(
         self, attempt: int, report: int, parts: Mapping[int, StagedPart]
@@ -316,3 +352,8 @@ class CheckpointStore:
         trash = path.with_name(f".trash-{path.name}-{time.monotonic_ns()}")
         os.rename(path, trash)
         shutil.rmtree(trash, ignore_errors=True)
+
+
+def _is_large(manifest: Manifest) -> bool:
+    sizes = (file.size for file in manifest.files if file.kind == "header")
+    return sum(sizes) > _SCANNED_BYTES

@@ -21,6 +21,7 @@ from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.staging import StagedPart, seal, staging_directory
 from hpctrain.rundir.status import RunState, RunStatus, read_status
+from hpctrain.rundir.store import CheckpointStore
 
 
 class Journal(UserCallback):
@@ -316,6 +317,26 @@ def test_an_attempt_begins_at_the_newest_good_checkpoint_and_says_what_it_set_as
     assert recorder.journal.status.checkpoint == "000001"
     assert len(events(paths, "checkpoint-damaged")) == 1
     assert [e["first_report"] for e in events(paths, "attempt-started")] == [0, 1]
+
+
+def test_a_checkpoint_that_an_attempt_began_with_is_doubtful_to_the_next(
+    paths: RunPaths, broadcasts: Broadcasts, monkeypatch: pytest.MonkeyPatch
+):
+    recorder = make_recorder(paths)
+    doubtful = []
+    newest_good = CheckpointStore.newest_good
+
+    def watched(store: CheckpointStore, **names: Any) -> Any:
+        doubtful.append(set(names["doubtful"]))
+        return newest_good(store, **names)
+
+    monkeypatch.setattr(CheckpointStore, "newest_good", watched)
+    recorder.begin_attempt(None)
+    recorder.record(make_round(1, paths=paths), broadcasts)
+    recorder.begin_attempt(None)
+    # Another executor of the run knows it from the ledger.
+    make_recorder(paths).begin_attempt(None)
+    assert doubtful == [set(), set(), {"000001"}]
 
 
 def test_a_run_without_a_checkpoint_begins_at_that_of_another_run(paths: RunPaths, tmp_path: Path):
