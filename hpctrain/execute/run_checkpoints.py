@@ -63,9 +63,13 @@ class RunCheckpoints:
     def commit(self, round_: ReportRound, broadcast: Callable[..., None]) -> Checkpoint | None:
         """Make one of what ranks staged with a report, and tell them what became of it."""
         journal = self._journal
+        attempt = journal.status.attempt
         try:
+            for part in round_.parts.values():
+                if part.error is not None:
+                    raise CheckpointError(part.error)
             checkpoint, conflicts = self.store.commit(
-                attempt=journal.status.attempt,
+                attempt=attempt,
                 report=round_.report,
                 world_size=journal.status.world_size,
                 metrics=round_.metrics(),
@@ -75,6 +79,8 @@ class RunCheckpoints:
             reason = str(error)
             if isinstance(error, OSError):
                 reason = f"{error.strerror or error} ({error.filename})"
+            # The disk may be full, and the run goes on if its ranks do.
+            self.store.abandon(attempt=attempt, report=round_.report)
             broadcast("committed", report=round_.report, path=None, error=reason)
             return None
         self.latest = checkpoint

@@ -51,19 +51,30 @@ class StagedPart:
     """What the checkpoint is to be called; None gives it the number of its report."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Of what it was saved with."""
+    error: str | None = None
+    """Why there are no files. Then the checkpoint is not committed."""
 
     def to_bytes(self) -> bytes:
         """Return the form in which it travels."""
         files = [astuple(file) for file in self.files]
-        content = {"files": files, "name": self.name, "versions": dict(self.versions)}
+        content = {
+            "files": files,
+            "name": self.name,
+            "versions": dict(self.versions),
+            "error": self.error,
+        }
         return json.dumps(content).encode()
 
     @staticmethod
     def from_bytes(content: bytes) -> StagedPart:
         """Return what `to_bytes` wrote."""
         loaded = json.loads(content)
-        files = tuple(StagedFile(*file) for file in loaded["files"])
-        return StagedPart(files=files, name=loaded["name"], versions=loaded["versions"])
+        return StagedPart(
+            files=tuple(StagedFile(*file) for file in loaded["files"]),
+            name=loaded["name"],
+            versions=loaded["versions"],
+            error=loaded["error"],
+        )
 
 
 def staging_directory(checkpoints: Path, *, attempt: int, report: int, rank: int) -> Path:

@@ -118,10 +118,13 @@ class CheckpointStore:
             fsync_directory(Path(folder))
         target = self._directory / name
         self._publish(merged, target)
-        shutil.rmtree(
-            commit_directory(self._directory, attempt=attempt, report=report), ignore_errors=True
-        )
+        self.abandon(attempt=attempt, report=report)
         return Checkpoint(target), conflicts
+
+    def abandon(self, *, attempt: int, report: int) -> None:
+        """Delete what ranks staged with a report, and is not committed. Not collective."""
+        directory = commit_directory(self._directory, attempt=attempt, report=report)
+        shutil.rmtree(directory, ignore_errors=True)
 
     def entries(self) -> list[Entry]:
         """Return all checkpoints, oldest report first, and what is left of some. Not collective.

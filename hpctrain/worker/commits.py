@@ -71,9 +71,18 @@ class Commits:
         if flight is not None:
             flight.staged = True
 
-    def fail(self, error: BaseException) -> None:
-        """Take note of what went wrong behind the training function."""
+    def fail(self, error: BaseException, report: int | None = None) -> None:
+        """Take note of what went wrong behind the training function.
+
+        Parameters
+        ----------
+        error
+            To be raised, once.
+        report
+            Whose checkpoint this rank waits for no more.
+        """
         with self._change:
+            self._flights.pop(report or 0, None)
             self.failure = self.failure or error
             self._change.notify_all()
 
@@ -111,19 +120,27 @@ class Commits:
         with self._change:
             return self._change.wait_for(lambda: self.newest != known, _NEWS_TIMEOUT_S)
 
-    def look(self, *, room_for_one: bool, finished: bool = False) -> None:
-        """Raise what went wrong behind the training function; wait until there is room."""
+    def wait_for_room(self) -> None:
+        """Wait until one more may be under way.
+
+        Raises
+        ------
+        CheckpointError
+            If there is no room in time.
+        """
+        with self._change:
+            if self._change.wait_for(lambda: len(self._flights) < MAX_IN_FLIGHT, self._timeout_s):
+                return
+        self.look()
+
+    def look(self, *, finished: bool = False) -> None:
+        """Raise, once, what went wrong behind the training function; or what takes too long."""
         if not self._flights and self.failure is None:
             return
-        if room_for_one and len(self._flights) >= MAX_IN_FLIGHT:
-            with self._change:
-                self._change.wait_for(
-                    lambda: len(self._flights) < MAX_IN_FLIGHT or self.failure is not None,
-                    self._timeout_s,
-                )
-        if self.failure is not None:
-            raise self.failure
         with self._change:
+            failure, self.failure = self.failure, None
+            if failure is not None:
+                raise failure
             oldest = next(iter(self._flights.items()), None)
         if oldest is None:
             return
@@ -149,7 +166,7 @@ class Commits:
             If the executor does not answer in time.
         """
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
-        self.look(room_for_one=False)
+        self.look()
         with self._change:
             self._found = None
         ask(report)
@@ -164,7 +181,7 @@ class Commits:
                     f"{report}: not every rank made this report, or one is still being uploaded."
                 )
             found = self._found
-        self.look(room_for_one=False)
+        self.look()
         assert found is not None
         return found[1]
 

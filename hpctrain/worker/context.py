@@ -167,7 +167,7 @@ def report(
         With ASYNC this returns at once. Copy, digest and commit go on in a thread, in order, while
         the directory must not change: keep it, or use `checkpoint_dir`. Two checkpoints of a rank
         may be under way; a third waits for the first. What goes wrong is raised by the next
-        ``report()``, or when the training function returns, which waits for all.
+        ``report()``, once that is made, or when the training function returns, which waits for all.
     delete_local_checkpoint_after_upload
         Whether the caller's directory is deleted once the checkpoint is committed. None is False,
         in every mode.
@@ -181,7 +181,8 @@ def report(
     ConfigError
         If the metrics are not a dict, or hold tensors; if the name is impossible.
     CheckpointError
-        If the checkpoint could not be written (a full disk) or committed.
+        If the checkpoint could not be written (a full disk) or committed. Every rank that gave a
+        part is told. The report has been made: who catches this on all ranks may go on.
     WorkerContextError
         Outside of a training function.
     """

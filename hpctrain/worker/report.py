@@ -142,13 +142,19 @@ class Session:
             upload.check(report=self.reports + 1, paths=self._paths)
             if self._is_in_scratch(upload):
                 upload = upload.from_scratch()
-        self._commits.look(room_for_one=upload is not None and upload.is_behind)
+            if upload.is_behind:
+                self._commits.wait_for_room()
         number = self._count.begin()
         if upload is None:
             line = encode_line(number, self.world.attempt, b"null", content)
             self._append(line)
             self._channel.report(line)
-            return
+        else:
+            self._report_checkpoint(number, content, upload)
+        # Last: who catches it and goes on has made as many reports as the other ranks.
+        self._commits.look()
+
+    def _report_checkpoint(self, number: int, content: bytes, upload: Upload) -> None:
         name = b'"%s"' % _name(number, upload).encode()
         line = encode_line(number, self.world.attempt, name, content)
         if upload.is_behind:
@@ -200,7 +206,7 @@ class Session:
         self._copy_artifacts()
         if self._commits.wait_for_all() and self._background is not None:
             self._finish_background("what was written to the scratch directory")
-        self._commits.look(room_for_one=False, finished=True)
+        self._commits.look(finished=True)
 
     # Called from the thread of the link.
 
@@ -235,7 +241,8 @@ class Session:
             try:
                 part = self._stage(number, upload)
             except BaseException as error:
-                self._commits.fail(error)
+                self._commits.fail(error, number)
+                self._channel.part(number, self._no_part(error).to_bytes())
             else:
                 self._commits.staged(number)
                 self._channel.part(number, part.to_bytes())
@@ -246,7 +253,14 @@ class Session:
         self._behind(stage)
 
     def _report_and_wait(self, number: int, line: bytes, upload: Upload) -> None:
-        part = self._stage_in_time(number, upload)
+        try:
+            part = self._stage_in_time(number, upload)
+        except Exception as error:
+            # The other ranks are told too, and may go on together with this one.
+            self._append(line)
+            self._channel.announce(line)
+            self._channel.part(number, self._no_part(error).to_bytes())
+            raise
         self._commits.expect(number, upload)
         # Before the commit: a run that resumes from this checkpoint does not report it again.
         self._append(line)
@@ -315,6 +329,14 @@ class Session:
                 f"checkpoint is {self._commits.newest[1] or 'none'}; free space, or choose another "
                 f"storage_path."
             ) from error
+
+    def _no_part(self, error: BaseException) -> StagedPart:
+        from hpctrain.rundir.staging import StagedPart
+
+        reason = str(error)
+        if not isinstance(error, CheckpointError):
+            reason = f"rank {self.world.world_rank}: {type(error).__name__}: {reason}"
+        return StagedPart(files=(), error=reason)
 
     def _behind(self, job: Callable[[], None]) -> None:
         if self._background is None:

@@ -346,6 +346,24 @@ def test_a_full_disk_under_the_checkpoints_is_told_with_the_rank_and_the_last_ch
     assert isinstance(raised.value.__cause__, OSError)
 
 
+def test_who_cannot_write_its_part_has_made_its_report_and_can_go_on(
+    start: Start, executor: FakeExecutor, paths: RunPaths, model: Path
+):
+    session = start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", full_disk)
+        with pytest.raises(CheckpointError, match="No space left"):
+            session.report({}, part_of(model))
+    # The executor hears of it, and with it the other ranks.
+    assert executor.parts[1].files == ()
+    assert "rank 0 could not write its part" in str(executor.parts[1].error)
+    executor.decide = commit_to(paths.checkpoints)
+    session.report({}, part_of(model))
+    assert executor.parts[2].error is None
+    assert [report["report"] for report in read_reports(paths)] == [1, 2]
+    session.drain()
+
+
 def test_a_full_disk_under_the_metrics_is_told_with_the_file(
     start: Start, paths: RunPaths, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
 ):
@@ -530,7 +548,10 @@ def test_an_error_behind_the_training_function_is_raised_by_what_it_does_next(
             "drain": session.drain,
             "all_checkpoints": lambda: session.all_checkpoints(None),
         }[where]()
-    assert session.reports == 1
+    # Told once; who goes on has made as many reports as the others.
+    assert session.reports == (2 if where == "report" else 1)
+    session.report({})
+    session.drain()
 
 
 def test_a_commit_that_failed_behind_is_raised_by_the_next_report(
@@ -543,6 +564,8 @@ def test_a_commit_that_failed_behind_is_raised_by_the_next_report(
     message = r"checkpoint of report 1 was not committed: No space left on device \(/x\)"
     with pytest.raises(CheckpointError, match=message):
         session.report({})
+    session.report({})
+    assert [report["report"] for report in executor.reports] == [1, 2, 3]
 
 
 def test_a_source_that_vanished_before_its_copy_is_an_error(start: Start, model: Path):

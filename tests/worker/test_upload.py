@@ -281,6 +281,67 @@ def test_an_executor_killed_in_the_middle_of_a_commit_leaves_a_good_checkpoint(
     assert [p.name for p in RunPaths(resumed.path).checkpoints.iterdir()] == ["000008"]
 
 
+def _full_disk() -> Callable[[dict[str, Any]], list[str]]:
+    """Save in each of five reports; on rank 1 the second does not fit."""
+
+    def train(config: dict[str, Any]) -> list[str]:
+        import resource
+        from pathlib import Path
+
+        import hpctrain
+        from hpctrain import Checkpoint, CheckpointUploadMode
+        from hpctrain.errors import CheckpointError
+
+        rank = hpctrain.get_context().get_world_rank()
+        told = []
+        for step in range(1, 6):
+            with hpctrain.checkpoint_dir() as d:
+                Path(d, f"rank-{rank}").write_bytes(bytes(100_000 if step == 2 else 10))
+                if (rank, step) == (1, 2):
+                    # Of the copy into the commit.
+                    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))
+                try:
+                    hpctrain.report(
+                        {"step": step},
+                        Checkpoint(d),
+                        checkpoint_upload_mode=CheckpointUploadMode[config["mode"]],
+                    )
+                except CheckpointError as error:
+                    told.append(str(error))
+                # So that the next report tells of this one.
+                try:
+                    hpctrain.get_all_reported_checkpoints()
+                except CheckpointError as error:
+                    told.append(str(error))
+        return told
+
+    return train
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("mode", ["SYNC", "ASYNC"])
+def test_all_ranks_are_told_of_a_disk_that_is_too_small_and_go_on(tmp_path: Path, mode: str):
+    result = DataParallelTrainer(
+        _full_disk(),
+        train_loop_config={"mode": mode},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(
+            name="full",
+            storage_path=tmp_path,
+            sync_config=SyncConfig(scratch_dir=str(tmp_path)),
+            launcher="local",
+            verbose=0,
+        ),
+    ).fit()
+    (told,) = result.return_value
+    assert "the checkpoint of report 2 was not committed" in told
+    assert "rank 1 could not write its part" in told
+    assert [m["step"] for m in result.metrics_history] == [1, 2, 3, 4, 5]
+    assert len(result.attempts) == 1
+    names = sorted(path.name for path in RunPaths(result.path).checkpoints.iterdir())
+    assert names == ["000001", "000003", "000004", "000005"]
+
+
 @pytest.mark.mpi
 def test_an_upload_that_never_ends_is_an_error_after_the_timeout(tmp_path: Path):
     def train() -> None:
