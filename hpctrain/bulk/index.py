@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hpctrain.bulk.state_file import Piece, StateFile
@@ -38,6 +38,8 @@ class StateIndex:
     """Of the whole tensors, by name; of all types that safetensors has."""
     values: Mapping[str, Any]
     """What is no tensor, by name; JSON."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Names of tensors that are another one, which `shapes` and a file have: shared weights."""
 
     def encode(self) -> bytes:
         """Return the content of the index's file. Not collective."""
@@ -57,6 +59,7 @@ class StateIndex:
             ],
             "shapes": {name: list(shape) for name, shape in self.shapes.items()},
             "values": dict(self.values),
+            "aliases": dict(self.aliases),
         }
         return json.dumps(content, separators=(",", ":")).encode()
 
@@ -80,6 +83,7 @@ class StateIndex:
                 files=tuple(_decode_file(file) for file in loaded["files"]),
                 shapes={key: tuple(shape) for key, shape in loaded["shapes"].items()},
                 values=loaded["values"],
+                aliases=loaded["aliases"],
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{name} is damaged: it is torn.") from error

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hpctrain.torch.prepare import enable_reproducibility as enable_reproducibility
     from hpctrain.torch.prepare import prepare_data_loader as prepare_data_loader
     from hpctrain.torch.prepare import prepare_model as prepare_model
+    from hpctrain.torch.state.save import save_state as save_state
     from hpctrain.torch.trainer import TorchTrainer as TorchTrainer
 
 _HOME_OF = {
@@ -33,6 +34,7 @@ _HOME_OF = {
     "loop_state": "loop",
     "prepare_data_loader": "prepare",
     "prepare_model": "prepare",
+    "save_state": "state.save",
 }
 
 __all__ = sorted(_HOME_OF)

@@ -1,0 +1,171 @@
+"""`boxes_of`: the parts of tensors that this rank holds, as they lie in files."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from hpctrain.bulk.state_file import DTYPE_BYTES, Piece
+from hpctrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+_SAFETENSORS_NAMES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "uint16": "U16",
+    "int16": "I16",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "uint32": "U32",
+    "int32": "I32",
+    "float32": "F32",
+    "uint64": "U64",
+    "int64": "I64",
+    "float64": "F64",
+    "complex64": "C64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+}
+
+
+class Box(NamedTuple):
+    """What ranks tell each other of a part of a tensor, which may be all or nothing of it."""
+
+    name: str
+    dtype: str
+    """As safetensors calls it."""
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    offsets: tuple[int, ...]
+    """Where the box begins."""
+    sizes: tuple[int, ...]
+    """Shape of the box."""
+
+    @property
+    def row_dimension(self) -> int:
+        """Dimension along which the box is cut: the first that has more than one element."""
+        return next((i for i, size in enumerate(self.sizes) if size != 1), 0)
+
+    @property
+    def rows(self) -> int:
+        """Parts into which the box can be cut."""
+        return self.sizes[self.row_dimension] if self.sizes else 1
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of each of them."""
+        return math.prod(self.sizes) * DTYPE_BYTES[self.dtype] // self.rows if self.rows else 0
+
+    def piece(self, start: int, stop: int) -> Piece:
+        """Return what a file is told of some rows. Not collective."""
+        sizes, offsets = list(self.sizes), list(self.offsets)
+        if sizes:
+            sizes[self.row_dimension] = stop - start
+            offsets[self.row_dimension] += start
+        return Piece(name=self.name, dtype=self.dtype, shape=tuple(sizes), offsets=tuple(offsets))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalBox:
+    """A box with its content."""
+
+    box: Box
+    content: torch.Tensor
+    """Of the box's shape and type, on any device; a view of the live tensor."""
+
+    def view(self, piece: Piece) -> torch.Tensor:
+        """Return the content of a piece of the box. Not collective."""
+        view = self.content
+        for dimension, size in enumerate(piece.shape):
+            start = piece.offsets[dimension] - self.box.offsets[dimension]
+            view = view.narrow(dimension, start, size)
+        return view
+
+
+def boxes_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, LocalBox]:
+    """Return what this rank holds of tensors, by name. Not collective.
+
+    Of a DTensor it is the local shard, of any other tensor all of it: such are taken to be the same
+    on every rank.
+
+    Raises
+    ------
+    ConfigError
+        If a tensor has no elements that lie in memory one by one.
+    """
+    boxes = ((name, _box_of(name, tensor)) for name, tensor in tensors.items())
+    return {name: box for name, box in boxes if box is not None}
+
+
+def _box_of(name: str, tensor: torch.Tensor) -> LocalBox | None:
+    import torch
+
+    local, shape, offsets = tensor.detach(), tuple(tensor.shape), (0,) * tensor.dim()
+    # What has no placements is no DTensor, and asking for the class would import it.
+    if hasattr(tensor, "placements") and hasattr(tensor, "to_local"):
+        found = _place(name, tensor)
+        if found is None:
+            return None
+        local, offsets = found
+    if local.is_meta or local.layout is not torch.strided or local.is_quantized:
+        kind = (
+            "meta"
+            if local.is_meta
+            else str(local.layout if not local.is_quantized else local.dtype)
+        )
+        raise ConfigError(
+            f"{name} is a tensor of kind {kind}, whose elements do not lie in memory one by one. "
+            f"Save it as a dense tensor, .to_dense() for instance, or leave it out."
+        )
+    if type(local).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        raise ConfigError(
+            f"{name} is a {type(local).__qualname__}, a tensor that wraps others. Save those: its "
+            f"__tensor_flatten__() names them."
+        )
+    dtype = str(local.dtype).removeprefix("torch.")
+    if dtype == "complex128":
+        # safetensors has no such type: the real and the imaginary part are a dimension more.
+        local = torch.view_as_real(local.resolve_conj())
+        dtype, shape, offsets = "float64", (*shape, 2), (*offsets, 0)
+    elif dtype not in _SAFETENSORS_NAMES:
+        # Float8 of rarer kinds, for instance: their bits, in integers as wide.
+        width = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+        if local.element_size() not in width:
+            raise ConfigError(f"{name} has elements of type {dtype}, which cannot be saved.")
+        local = local.view(width[local.element_size()])
+        dtype = str(local.dtype).removeprefix("torch.")
+    box = Box(
+        name=name,
+        dtype=_SAFETENSORS_NAMES[dtype],
+        shape=shape,
+        offsets=offsets,
+        sizes=tuple(local.shape),
+    )
+    return LocalBox(box=box, content=local)
+
+
+def _place(name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]] | None:
+    """Return the local shard and its offsets; None on ranks that have no part in the tensor."""
+    from torch.distributed.checkpoint.default_planner import create_default_local_save_plan
+
+    if any(placement.is_partial() for placement in tensor.placements):  # type: ignore[attr-defined]
+        raise ConfigError(
+            f"{name} is a DTensor whose ranks hold terms of a sum. Save it with placements that "
+            f"are Shard or Replicate: tensor.redistribute(...)."
+        )
+    items = create_default_local_save_plan({name: tensor}, False).items
+    if not items:
+        return None
+    if len(items) > 1:
+        raise ConfigError(
+            f"{name} is a DTensor of which this rank holds {len(items)} boxes. One can be saved."
+        )
+    data = items[0].tensor_data
+    assert data is not None
+    local = tensor.to_local().detach()  # type: ignore[attr-defined]
+    return local, tuple(data.chunk.offsets)

@@ -1,0 +1,267 @@
+"""`flatten_state`: models, optimizers and all else as tensors and values with names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hpctrain.errors import CheckpointError, ConfigError
+from hpctrain.torch.state.values import decode, encode
+
+if TYPE_CHECKING:
+    import torch
+
+# Larger arrays of NumPy are written as tensors.
+_SMALL_ARRAY_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One of the things that a state is made of, under a name of its own."""
+
+    name: str
+    tree: Any
+    """Of dicts, lists, tensors and values. Its tensors are the live ones."""
+    restore: Callable[[Any], None]
+    """Take in a tree of the same form, in which the tensors are the live ones already."""
+    keep_top: bool = False
+    """Whether each key of the tree has a name, also one below which there is no tensor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlatState:
+    """All tensors and values of a state by name, such as ``model.layer.weight``."""
+
+    tensors: Mapping[str, torch.Tensor]
+    """The live ones, or views of them: what is read into them has been loaded."""
+    values: Mapping[str, Any]
+    """JSON; of what has no tensor in it, the whole tree has one name."""
+    parts: tuple[Part, ...]
+
+    def restore(self, values: Mapping[str, Any]) -> None:
+        """Give what is no tensor back to where it came from, once the tensors are read.
+
+        Not collective.
+
+        Parameters
+        ----------
+        values
+            As in `values`, of a checkpoint.
+
+        Raises
+        ------
+        CheckpointError
+            If one is missing.
+        """
+        for part in self.parts:
+            part.restore(_rebuilt(part.name, part.tree, values))
+
+
+def flatten_state(
+    *,
+    model: torch.nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    others: Mapping[str, Any] | None = None,
+) -> FlatState:
+    """Return the tensors and values of a state, without a copy of them.
+
+    Not collective.
+
+    Parameters
+    ----------
+    model
+        Plain, compiled, or wrapped in DDP or `torch.distributed.fsdp.fully_shard`; names are those
+        of the plain model.
+    optimizer
+        Of the model's parameters, one or several. Its state has the names of the parameters.
+    others
+        By name: whatever has ``state_dict()`` and ``load_state_dict()``, dicts, and values.
+
+    Raises
+    ------
+    ConfigError
+        If something of it cannot be saved.
+    """
+    import torch
+
+    parts = []
+    if model is not None:
+        parts.append(_model_part("model", model))
+    if optimizer is not None:
+        several = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+        names = {} if model is None else parameter_names(model)
+        parts.append(_optimizer_part("optimizer", several, names))
+    for name, other in (others or {}).items():
+        parts.append(_other_part(name, other))
+    tensors: dict[str, torch.Tensor] = {}
+    values: dict[str, Any] = {}
+    for part in parts:
+        for name, leaf, is_tensor in _leaves(part.name, part.tree, keep=part.keep_top):
+            if name in tensors or name in values:
+                raise ConfigError(
+                    f"two things of the state are called {name}. Rename one: names are keys, "
+                    f"joined with dots."
+                )
+            if is_tensor:
+                tensors[name] = leaf
+            else:
+                values[name] = encode(leaf, name=name)
+    return FlatState(tensors=tensors, values=values, parts=tuple(parts))
+
+
+def parameter_names(model: torch.nn.Module) -> dict[torch.Tensor, str]:
+    """Return the name of each parameter in the plain model, without wrappers. Not collective."""
+    plain = _plain_names(model)
+    return {parameter: plain(name) for name, parameter in model.named_parameters()}
+
+
+def _model_part(name: str, model: torch.nn.Module) -> Part:
+    if any(
+        "FullyShardedDataParallel" in map(_name_of_type, type(m).__mro__) for m in model.modules()
+    ):
+        raise ConfigError(
+            f"{name} is wrapped in FullyShardedDataParallel, whose parameters have lost their "
+            f"shapes. Shard it with torch.distributed.fsdp.fully_shard (FSDP2), or save it by "
+            f"torch.distributed.checkpoint with hpctrain.torch.StateWriter."
+        )
+    plain = _plain_names(model)
+    tree = {plain(key): value for key, value in model.state_dict().items()}
+
+    def restore(rebuilt: Any) -> None:
+        # Tensors are read in place; what a module adds by get_extra_state() is to be handed over.
+        extra = {
+            key: rebuilt[plain(key)]
+            for key in model.state_dict()
+            if _as_tensor(rebuilt[plain(key)]) is None
+        }
+        if extra:
+            model.load_state_dict(extra, strict=False)
+
+    return Part(name=name, tree=tree, restore=restore)
+
+
+def _plain_names(model: torch.nn.Module) -> Callable[[str], str]:
+    from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+    wrapped = [
+        f"{path}.module." if path else "module."
+        for path, module in model.named_modules()
+        if isinstance(module, DistributedDataParallel | DataParallel)
+    ]
+
+    def plain(name: str) -> str:
+        # What is further inside has the longer name.
+        for prefix in reversed(wrapped):
+            if name.startswith(prefix):
+                name = prefix.removesuffix("module.") + name[len(prefix) :]
+        # Of torch.compile and of activation checkpointing.
+        return name.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", "")
+
+    return plain
+
+
+def _optimizer_part(
+    name: str,
+    optimizers: Sequence[torch.optim.Optimizer],
+    names: Mapping[torch.Tensor, str],
+) -> Part:
+    state: dict[str, Any] = {}
+    groups: list[dict[str, Any]] = []
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            called = [_name_of(parameter, names, name) for parameter in group["params"]]
+            for parameter, its_name in zip(group["params"], called, strict=True):
+                if parameter in optimizer.state:
+                    state[its_name] = optimizer.state[parameter]
+            groups.append({**group, "params": called})
+
+    def restore(rebuilt: Any) -> None:
+        live = [group for optimizer in optimizers for group in optimizer.param_groups]
+        saved = {tuple(group["params"]): group for group in rebuilt["param_groups"]}
+        for group, here in zip(live, groups, strict=True):
+            found = saved.get(tuple(here["params"]))
+            if found is None:
+                raise CheckpointError(
+                    f"{name} has a group of {len(here['params'])} parameters, the first of which "
+                    f"is {here['params'][0]}, and the checkpoint has none of the same. Group the "
+                    f"parameters as they were when it was saved."
+                )
+            group.update({key: found[key] for key in found if key != "params"})
+        for optimizer in optimizers:
+            for parameter, own in optimizer.state.items():
+                own.update(rebuilt["state"].get(_name_of(parameter, names, name), {}))
+
+    return Part(
+        name=name, tree={"state": state, "param_groups": groups}, restore=restore, keep_top=True
+    )
+
+
+def _name_of_type(kind: type) -> str:
+    return kind.__name__
+
+
+def _name_of(parameter: torch.Tensor, names: Mapping[torch.Tensor, str], optimizer: str) -> str:
+    if parameter not in names:
+        raise ConfigError(
+            f"{optimizer} has a parameter of shape {tuple(parameter.shape)} that is none of the "
+            f"model's. Give model= whose parameters it optimizes, or give it by a name of its own: "
+            f"save_state(directory, other_optimizer=...)."
+        )
+    return names[parameter]
+
+
+def _other_part(name: str, other: Any) -> Part:
+    import torch
+
+    if isinstance(other, torch.nn.Module):
+        return _model_part(name, other)
+    if hasattr(other, "state_dict") and hasattr(other, "load_state_dict"):
+        return Part(name=name, tree=other.state_dict(), restore=other.load_state_dict)
+    if isinstance(other, dict):
+        return Part(name=name, tree=other, restore=other.update)
+    raise ConfigError(
+        f"{name} is a {type(other).__qualname__}, which has no state_dict() and load_state_dict(), "
+        f"and is no dict. Give it as a dict, into which it can be loaded."
+    )
+
+
+def _leaves(name: str, tree: Any, *, keep: bool = False) -> Iterator[tuple[str, Any, bool]]:
+    if (tensor := _as_tensor(tree)) is not None:
+        yield name, tensor, True
+    elif keep or _holds_tensor(tree):
+        for key, item in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield from _leaves(f"{name}.{key}", item)
+    else:
+        yield name, tree, False
+
+
+def _as_tensor(leaf: Any) -> torch.Tensor | None:
+    import numpy as np
+    import torch
+
+    if isinstance(leaf, torch.Tensor):
+        return leaf.detach()
+    if isinstance(leaf, np.ndarray) and leaf.nbytes > _SMALL_ARRAY_BYTES and leaf.flags.writeable:
+        return torch.from_numpy(leaf) if leaf.dtype.kind in "biufc" else None
+    return None
+
+
+def _holds_tensor(tree: Any) -> bool:
+    if isinstance(tree, dict):
+        return any(_as_tensor(item) is not None or _holds_tensor(item) for item in tree.values())
+    if isinstance(tree, list | tuple):
+        return any(_as_tensor(item) is not None or _holds_tensor(item) for item in tree)
+    return False
+
+
+def _rebuilt(name: str, tree: Any, values: Mapping[str, Any]) -> Any:
+    if name in values:
+        return decode(values[name])
+    if _as_tensor(tree) is not None:
+        return tree
+    if isinstance(tree, dict):
+        return {key: _rebuilt(f"{name}.{key}", item, values) for key, item in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(_rebuilt(f"{name}.{i}", item, values) for i, item in enumerate(tree))
+    raise CheckpointError(f"the checkpoint has no {name}. Load it into what it was saved from.")

@@ -1,0 +1,225 @@
+"""`plan_state`: which rank writes which bytes of a state, and where they are in memory."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import xxhash
+
+from hpctrain.bulk.index import IndexedFile, StateIndex, file_name
+from hpctrain.bulk.state_file import Piece, StateFile
+from hpctrain.errors import CheckpointError
+from hpctrain.torch.state.boxes import Box, LocalBox, boxes_of
+from hpctrain.torch.state.copies import BlockCopies
+from hpctrain.torch.state.flatten import FlatState
+from hpctrain.torch.state.ranks import exchange
+from hpctrain.torch.state.share import Held, share_out
+from hpctrain.world import Communicator
+
+# A run has a plan for its state, perhaps one from before the optimizer's first step, and some for
+# states that are saved apart.
+_KEPT_PLANS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatePlan:
+    """What this rank writes of a state."""
+
+    name: str
+    """Of its file."""
+    layout: StateFile
+    """Of its file; without pieces, if there is too little for all ranks."""
+    index: StateIndex | None
+    """Of all files, on rank 0."""
+    copies: BlockCopies
+
+    def fill(self, block: int, memory: memoryview) -> None:
+        """Copy a block of the file's data, as they are now, into memory. Not collective.
+
+        Any thread may call it. It is one call into torch, which lets go of Python's lock.
+
+        Parameters
+        ----------
+        block
+            Its number.
+        memory
+            As many bytes as the block has, at least, aligned to 8.
+        """
+        self.copies.fill(block, memory)
+
+
+def plan_state(state: FlatState, *, communicator: Communicator) -> StatePlan:
+    """Share a state out over the ranks.
+
+    Collective at first. A plan is kept for a state with the same names, shapes and types, so that
+    later calls are not: those of all ranks must change together.
+
+    Tensors that are sharded are written by who holds them. Those that are replicated are shared
+    out, so that each byte is written once, and all ranks write equally many. Of tensors that share
+    their memory one is written, and the index has the names of the others.
+
+    Parameters
+    ----------
+    state
+        This rank's. Values, which are no tensors, are taken from rank 0.
+    communicator
+        All ranks, each of which writes one file.
+
+    Raises
+    ------
+    ConfigError
+        If a tensor cannot be saved.
+    CheckpointError
+        If ranks do not plan at the same time, or have other types or shapes of a tensor.
+    """
+    boxes = boxes_of(state.tensors)
+    held = _Held(boxes=tuple(local.box for local in boxes.values()), aliases=_aliases(boxes))
+    key = (held.digest(), communicator.rank, communicator.size)
+    if key not in _assignments:
+        _assignments[key] = _assign(held, communicator)
+        while len(_assignments) > _KEPT_PLANS:
+            _assignments.popitem(last=False)
+    _assignments.move_to_end(key)
+    assignment = _assignments[key]
+    index = None
+    if communicator.rank == 0:
+        index = StateIndex(
+            files=assignment.files,
+            shapes=assignment.shapes,
+            values=state.values,
+            aliases=assignment.aliases,
+        )
+    views = [boxes[piece.name].view(piece) for piece in assignment.layout.pieces]
+    return StatePlan(
+        name=file_name(communicator.rank, communicator.size),
+        layout=assignment.layout,
+        index=index,
+        copies=BlockCopies(assignment.layout, views),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Held:
+    """What a rank tells the others of its tensors."""
+
+    boxes: tuple[Box, ...]
+    aliases: Mapping[str, str]
+    """Names of tensors that have the memory of one before them, and its name."""
+
+    def digest(self) -> bytes:
+        content = pickle.dumps((self.boxes, tuple(self.aliases.items())), protocol=4)
+        return xxhash.xxh3_128_digest(content)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Assignment:
+    layout: StateFile
+    files: tuple[IndexedFile, ...]
+    """On rank 0, as all below."""
+    shapes: Mapping[str, tuple[int, ...]]
+    aliases: Mapping[str, str]
+
+
+_assignments: OrderedDict[tuple[bytes, int, int], _Assignment] = OrderedDict()
+
+
+def _aliases(boxes: Mapping[str, LocalBox]) -> dict[str, str]:
+    first: dict[tuple[object, ...], str] = {}
+    aliases = {}
+    for name, local in boxes.items():
+        content = local.content
+        if not content.numel():
+            continue
+        memory = (content.data_ptr(), content.stride(), content.device, *local.box[1:])
+        if first.setdefault(memory, name) != name:
+            aliases[name] = first[memory]
+    return aliases
+
+
+def _assign(own: _Held, ranks: Communicator) -> _Assignment:
+    digest = own.digest()
+    if all(other == digest for other in exchange(ranks, "planning", digest)):
+        # All of it is replicated, and each rank can tell by itself what every rank would say.
+        held = [own]
+        holders = {box: tuple(range(ranks.size)) for box in own.boxes}
+    else:
+        held = exchange(ranks, "sharing out", own)
+        holders = _holders(held)
+    aliases = _agreed_aliases(held)
+    boxes = [box for box in holders if box.name not in aliases]
+    shapes = _checked_shapes(boxes)
+    boxes = _without_empty(boxes)
+    shares = share_out(
+        [Held(holders=holders[box], rows=box.rows, row_bytes=box.row_bytes) for box in boxes],
+        ranks=ranks.size,
+    )
+    pieces: list[list[Piece]] = [[] for _ in range(ranks.size)]
+    for box, parts in zip(boxes, shares, strict=True):
+        for part in parts:
+            pieces[part.rank].append(box.piece(part.start, part.stop))
+    layout = StateFile.plan(pieces[ranks.rank])
+    if ranks.rank != 0:
+        return _Assignment(layout=layout, files=(), shapes={}, aliases={})
+    files = tuple(
+        IndexedFile(name=file_name(rank, ranks.size), layout=StateFile.plan(pieces[rank]))
+        for rank in range(ranks.size)
+    )
+    return _Assignment(layout=layout, files=files, shapes=shapes, aliases=aliases)
+
+
+def _holders(held: Sequence[_Held]) -> dict[Box, tuple[int, ...]]:
+    holders: dict[Box, list[int]] = {}
+    for rank, its in enumerate(held):
+        for box in its.boxes:
+            holders.setdefault(box, []).append(rank)
+    return {box: tuple(ranks) for box, ranks in holders.items()}
+
+
+def _agreed_aliases(held: Sequence[_Held]) -> dict[str, str]:
+    """Return the aliases of all ranks that hold something: an empty shard has no memory."""
+    agreed: dict[str, str] = {}
+    refused = set()
+    for its in held:
+        for box in its.boxes:
+            if math.prod(box.sizes):
+                other = its.aliases.get(box.name)
+                if other is None or agreed.setdefault(box.name, other) != other:
+                    refused.add(box.name)
+    aliases = {name: other for name, other in agreed.items() if name not in refused}
+    return {name: other for name, other in aliases.items() if other not in aliases}
+
+
+def _checked_shapes(boxes: Sequence[Box]) -> dict[str, tuple[int, ...]]:
+    kinds: dict[str, Box] = {}
+    elements: Counter[str] = Counter()
+    for box in boxes:
+        known = kinds.setdefault(box.name, box)
+        if (known.shape, known.dtype) != (box.shape, box.dtype):
+            raise CheckpointError(
+                f"{box.name} is {known.dtype}{list(known.shape)} on one rank and "
+                f"{box.dtype}{list(box.shape)} on another. Give it the same shape and type on all "
+                f"ranks, or save it under a name of each rank's own."
+            )
+        elements[box.name] += math.prod(box.sizes)
+    for name, box in kinds.items():
+        if elements[name] != math.prod(box.shape):
+            raise CheckpointError(
+                f"the ranks hold {elements[name]} elements of {name}, which has shape "
+                f"{list(box.shape)}. Every element must be held, by shards that do not overlap."
+            )
+    return {name: box.shape for name, box in kinds.items()}
+
+
+def _without_empty(boxes: Sequence[Box]) -> list[Box]:
+    """Leave out empty shards, but for one of a tensor without elements, so that it has a name."""
+    named = set()
+    kept = []
+    for box in boxes:
+        if math.prod(box.sizes) or (not math.prod(box.shape) and box.name not in named):
+            named.add(box.name)
+            kept.append(box)
+    return kept

@@ -1,0 +1,104 @@
+"""The ranks that save and load together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hpctrain.errors import CheckpointError
+from hpctrain.worker.context import active_worker, is_active
+from hpctrain.world import Communicator, SerialComm
+
+
+def communicator() -> Communicator:
+    """Return the communicator of all ranks. Not collective.
+
+    Inside a training function it is the run's (MPI), elsewhere torch's default process group if
+    there is one, else this process alone.
+    """
+    if is_active():
+        return active_worker("hpctrain.torch.state").comm
+    import torch.distributed
+
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return GroupComm()
+    return SerialComm()
+
+
+def exchange(ranks: Communicator, stage: str, value: Any) -> list[Any]:
+    """Return every rank's value. Collective.
+
+    Parameters
+    ----------
+    ranks
+        All ranks.
+    stage
+        What is exchanged: ranks that are at another stage are noticed.
+    value
+        This rank's.
+
+    Raises
+    ------
+    CheckpointError
+        If ranks are at different stages, since the state of some has changed.
+    """
+    answers = ranks.allgather((stage, value))
+    others = {rank: other for rank, (other, _) in enumerate(answers) if other != stage}
+    if others:
+        raise CheckpointError(
+            f"rank {ranks.rank} is at {stage!r}, and others are not: {others}. Names, shapes or "
+            f"types of tensors have changed on some ranks alone. Save the same state on every rank."
+        )
+    return [answer for _, answer in answers]
+
+
+class GroupComm:
+    """torch's default process group as a `hpctrain.world.Communicator`."""
+
+    @property
+    def rank(self) -> int:
+        """Position of the calling rank. Not collective."""
+        import torch.distributed
+
+        return int(torch.distributed.get_rank())
+
+    @property
+    def size(self) -> int:
+        """Number of ranks. Not collective."""
+        import torch.distributed
+
+        return int(torch.distributed.get_world_size())
+
+    def barrier(self) -> None:
+        """Return when every rank has called. Collective."""
+        import torch.distributed
+
+        torch.distributed.barrier()
+
+    def bcast(self, obj: Any, root: int = 0) -> Any:
+        """Return the root's object on every rank. Collective."""
+        import torch.distributed
+
+        objects = [obj]
+        torch.distributed.broadcast_object_list(objects, src=root)
+        return objects[0]
+
+    def allgather(self, obj: Any) -> list[Any]:
+        """Return every rank's object, by rank. Collective."""
+        import torch.distributed
+
+        objects: list[Any] = [None] * self.size
+        torch.distributed.all_gather_object(objects, obj)
+        return objects
+
+    def gather(self, obj: Any, root: int = 0) -> list[Any] | None:
+        """Return every rank's object, by rank, on the root, and None elsewhere. Collective."""
+        objects = self.allgather(obj)
+        return objects if self.rank == root else None
+
+    def allreduce(self, obj: Any, op: Callable[[Any, Any], Any]) -> Any:
+        """Return every rank's object, joined two by two, lower ranks first. Collective."""
+        first, *rest = self.allgather(obj)
+        for other in rest:
+            first = op(first, other)
+        return first

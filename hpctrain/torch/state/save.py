@@ -1,0 +1,112 @@
+"""`save_state`: a model's whole state into a directory, by all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpctrain.bulk.index import INDEX_NAME, StateIndex
+from hpctrain.bulk.ring import Ring
+from hpctrain.bulk.writer import write_state_file
+from hpctrain.errors import CheckpointError, ConfigError
+from hpctrain.rundir.files import fsync_directory, write_atomic
+from hpctrain.torch.state.flatten import FlatState, flatten_state
+from hpctrain.torch.state.plan import plan_state
+from hpctrain.torch.state.ranks import communicator, exchange
+from hpctrain.world import Communicator
+
+if TYPE_CHECKING:
+    import torch
+
+# One block is filled, two are written, and one is ready for the thread that is done first.
+_RING_BLOCKS = 4
+_ring: Ring | None = None
+
+
+def save_state(
+    directory: str | PathLike[str],
+    *,
+    model: torch.nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    **others: Any,
+) -> None:
+    """Save a model, its optimizer and all else, as they are now, at the speed of the disk.
+
+    Collective: every rank calls it, with the same names. It returns when all of it is on disk.
+
+    Each rank writes one file, which safetensors can read; a sharded model is not gathered, and of
+    what all ranks have, each writes a part. Every 8 MiB have a digest. Extra memory is 32 MiB a
+    rank, kept for the next time.
+
+    Parameters
+    ----------
+    directory
+        Made if needed; all ranks see it. It holds no state yet.
+    model
+        Plain, compiled, or wrapped in DDP or `torch.distributed.fsdp.fully_shard`.
+    optimizer
+        Of its parameters; one or several.
+    **others
+        What else there is, by name: models, schedulers, scalers, whatever has ``state_dict()``
+        and ``load_state_dict()``, and dicts of tensors, numbers, strings, lists ... What is not
+        sharded is taken to be the same on all ranks; of what is no tensor, rank 0's is saved.
+
+    Raises
+    ------
+    ConfigError
+        If something of it cannot be saved, or the directory holds a state.
+    CheckpointError
+        If the disk is full or fails: on all ranks, so that all of them can go on.
+    """
+    state = flatten_state(model=model, optimizer=optimizer, others=others)
+    write_state(Path(directory), state, ranks=communicator())
+
+
+def write_state(target: Path, state: FlatState, *, ranks: Communicator) -> None:
+    """Write what `save_state` saves. Collective.
+
+    Raises
+    ------
+    ConfigError
+        If the directory holds a state.
+    CheckpointError
+        If the disk is full or fails.
+    """
+    plan = plan_state(state, communicator=ranks)
+    occupied = ranks.rank == 0 and (target / INDEX_NAME).exists()
+    if exchange(ranks, "saving", occupied)[0]:
+        raise ConfigError(
+            f"{target} holds a state already, which would be lost if this one were not finished. "
+            f"Save into a new directory, or remove it first."
+        )
+    failure = None
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        write_state_file(target / plan.name, plan.layout, plan.fill, ring=shared_ring())
+    except (CheckpointError, OSError) as error:
+        failure = str(error)
+    failures = [text for text in exchange(ranks, "written", failure) if text is not None]
+    if not failures and plan.index is not None:
+        failure = _write_index(target, plan.index)
+    failures = failures or [t for t in exchange(ranks, "indexed", failure) if t is not None]
+    if failures:
+        raise CheckpointError(f"{failures[0]} ({len(failures)} of {ranks.size} ranks failed)")
+
+
+def shared_ring() -> Ring:
+    """Return the memory that all of this process's files go through. Not collective."""
+    global _ring
+    if _ring is None:
+        _ring = Ring(_RING_BLOCKS)
+    return _ring
+
+
+def _write_index(directory: Path, index: StateIndex) -> str | None:
+    try:
+        write_atomic(directory / INDEX_NAME, index.encode(), durable=True)
+        fsync_directory(directory.parent)
+    except OSError as error:
+        return f"{directory / INDEX_NAME} could not be written: {error.strerror}."
+    return None

@@ -1,0 +1,88 @@
+"""`share_out`: who of the ranks that hold a tensor writes which rows of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """Rows that one or several ranks hold."""
+
+    holders: tuple[int, ...]
+    """Ranks, ascending."""
+    rows: int
+    row_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """Rows that a rank writes."""
+
+    rank: int
+    start: int
+    stop: int
+
+
+def share_out(held: Sequence[Held], *, ranks: int) -> list[list[Share]]:
+    """Return who writes which rows of each, so that all ranks write equally many bytes.
+
+    Not collective; the same on every rank that is given the same. What one rank holds it writes.
+    What several hold is laid end to end and cut between rows, so that most of it stays in one
+    piece, and no rank has two pieces of one.
+
+    Parameters
+    ----------
+    held
+        What there is to write.
+    ranks
+        Their number.
+
+    Examples
+    --------
+    >>> share_out([Held(holders=(0, 1), rows=10, row_bytes=4)], ranks=2)
+    [[Share(rank=0, start=0, stop=5), Share(rank=1, start=5, stop=10)]]
+    """
+    shares: list[list[Share]] = [[] for _ in held]
+    load = [0] * ranks
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for index, item in enumerate(held):
+        groups.setdefault(item.holders, []).append(index)
+    # What few ranks can write goes first, and what many can evens out the rest.
+    for holders, indices in sorted(groups.items(), key=lambda pair: len(pair[0])):
+        size = sum(held[index].rows * held[index].row_bytes for index in indices)
+        cuts = _cuts(size, [load[rank] for rank in holders])
+        position = 0
+        for index in indices:
+            for share in _cut(held[index], position, holders, cuts):
+                shares[index].append(share)
+                load[share.rank] += (share.stop - share.start) * held[index].row_bytes
+            position += held[index].rows * held[index].row_bytes
+    return shares
+
+
+def _cuts(size: int, load: Sequence[int]) -> list[float]:
+    """Return where each rank's part of `size` bytes ends, so that the lowest are filled first."""
+    level, ordered = 0.0, sorted(load)
+    for count in range(1, len(ordered) + 1):
+        level = (size + sum(ordered[:count])) / count
+        if count == len(ordered) or level <= ordered[count]:
+            break
+    cuts, position = [], 0.0
+    for own in load:
+        position += max(0.0, level - own)
+        cuts.append(position)
+    return cuts
+
+
+def _cut(item: Held, position: int, holders: Sequence[int], cuts: Sequence[float]) -> list[Share]:
+    start, shares = 0, list[Share]()
+    for rank, cut in zip(holders, cuts, strict=True):
+        last = rank == holders[-1]
+        rows = item.rows if last or not item.row_bytes else round((cut - position) / item.row_bytes)
+        stop = min(max(rows, start), item.rows)
+        if stop > start or (item.rows == 0 and not shares):
+            shares.append(Share(rank=rank, start=start, stop=stop))
+            start = stop
+    return shares

@@ -1,0 +1,275 @@
+"""Saving a state: what is in the files, who wrote it, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import nn
+
+from hpctrain.bulk.index import INDEX_NAME, StateIndex
+from hpctrain.bulk.state_file import BLOCK_BYTES
+from hpctrain.errors import CheckpointError, ConfigError
+from hpctrain.testing.thread_comm import ThreadComm, run_on_threads
+from hpctrain.torch.state.flatten import flatten_state
+from hpctrain.torch.state.save import save_state, write_state
+from hpctrain.torch.state.values import decode
+
+
+def _read(directory: Path) -> tuple[StateIndex, dict[str, torch.Tensor]]:
+    """Return the index, and all tensors, put together by safetensors alone."""
+    index = StateIndex.decode((directory / INDEX_NAME).read_bytes(), name=INDEX_NAME)
+    tensors: dict[str, torch.Tensor] = {}
+    for file in index.files:
+        with safe_open(directory / file.name, framework="pt") as opened:
+            for piece in file.layout.pieces:
+                content = opened.get_tensor(piece.name)
+                assert tuple(content.shape) == piece.shape
+                shape = index.shapes[piece.name]
+                whole = tensors.setdefault(piece.name, torch.empty(shape, dtype=content.dtype))
+                box = tuple(
+                    slice(start, start + size)
+                    for start, size in zip(piece.offsets, piece.shape, strict=True)
+                )
+                whole[box] = content
+    assert set(tensors) == set(index.shapes)
+    return index, tensors
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.resolve_conj().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(30, 50), nn.BatchNorm1d(50), nn.Linear(50, 70000))
+
+
+def _trained() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = _model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(4, 30)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def test_a_model_and_its_optimizer_are_saved_bit_for_bit(tmp_path: Path) -> None:
+    model, optimizer = _trained()
+    save_state(tmp_path / "s", model=model, optimizer=optimizer)
+    index, tensors = _read(tmp_path / "s")
+    expected = {f"model.{name}": value for name, value in model.state_dict().items()}
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state[parameter].items():
+            expected[f"optimizer.state.{name}.{key}"] = value
+    assert set(expected) == set(tensors)
+    for name, value in expected.items():
+        assert torch.equal(value, tensors[name]), name
+    (group,) = decode(index.values["optimizer.param_groups"])
+    assert group["betas"] == (0.9, 0.999)
+    assert group["params"] == [name for name, _ in model.named_parameters()]
+    assert sum(file.layout.data_bytes for file in index.files) > 2 * BLOCK_BYTES
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_ranks_that_have_the_same_write_each_byte_once_and_equally_many(
+    tmp_path: Path, ranks: int
+) -> None:
+    model, optimizer = _trained()
+    state = flatten_state(model=model, optimizer=optimizer)
+
+    def save(comm: ThreadComm) -> None:
+        for name in ("first", "second"):
+            write_state(tmp_path / name, state, ranks=comm)
+
+    run_on_threads(ranks, save)
+    for name in ("first", "second"):
+        index, tensors = _read(tmp_path / name)
+        for key, value in state.tensors.items():
+            assert torch.equal(_bits(value), _bits(tensors[key])), key
+        written = [file.layout.data_bytes for file in index.files]
+        assert len(written) == ranks
+        assert sum(written) == sum(_bits(value).numel() for value in state.tensors.values())
+        assert max(written) <= 1.02 * sum(written) / ranks
+
+
+def test_a_plan_is_agreed_on_once(tmp_path: Path) -> None:
+    class Counting:
+        def __init__(self, comm: ThreadComm) -> None:
+            self.comm, self.rank, self.size = comm, comm.rank, comm.size
+            self.calls: list[str] = []
+
+        def allgather(self, obj: Any) -> list[Any]:
+            self.calls.append(obj[0])
+            return self.comm.allgather(obj)
+
+    def plan(comm: ThreadComm) -> list[str]:
+        from hpctrain.torch.state.plan import plan_state
+
+        counting: Any = Counting(comm)
+        for width in (11, 11, 12, 11):
+            state = flatten_state(others={"x": {"w": torch.zeros(3, width)}})
+            plan_state(state, communicator=counting)
+        calls: list[str] = counting.calls
+        return calls
+
+    assert run_on_threads(2, plan) == [["planning", "planning"]] * 2
+
+
+def test_a_state_that_changes_on_one_rank_alone_is_noticed() -> None:
+    def save(comm: ThreadComm) -> None:
+        from hpctrain.torch.state.plan import plan_state
+        from hpctrain.torch.state.ranks import exchange
+
+        state = flatten_state(others={"x": {"w": torch.zeros(5, 5)}})
+        plan_state(state, communicator=comm)
+        if comm.rank == 1:
+            state = flatten_state(others={"x": {"w": torch.zeros(5, 6)}})
+        plan_state(state, communicator=comm)
+        exchange(comm, "written", None)
+
+    with pytest.raises(CheckpointError, match="have changed on some ranks alone"):
+        run_on_threads(2, save)
+
+
+def test_another_shape_on_another_rank_is_refused(tmp_path: Path) -> None:
+    def save(comm: ThreadComm) -> None:
+        state = flatten_state(others={"x": {"w": torch.zeros(5, 2 + comm.rank)}})
+        write_state(tmp_path / "s", state, ranks=comm)
+
+    with pytest.raises(CheckpointError, match=r"x\.w is F32\[5, 2\] on one rank and F32\[5, 3\]"):
+        run_on_threads(2, save)
+
+
+STRANGE = {
+    "scalar": torch.tensor(3.5),
+    "empty": torch.empty(0, 7),
+    "flags": torch.tensor([True, False, True]),
+    "half": torch.randn(999).to(torch.bfloat16),
+    "eight": torch.randn(99).to(torch.float8_e4m3fn),
+    "rare": torch.randn(99).to(torch.float8_e4m3fnuz),
+    "wide": torch.arange(9).to(torch.uint64),
+    "complex": torch.randn(5, 4, dtype=torch.complex64),
+    "conjugate": torch.randn(5, 4, dtype=torch.complex64).conj(),
+    "negative": torch.randn(9, dtype=torch.complex64).conj().imag,
+    "turned": torch.randn(1100, 1300).t(),
+    "permuted": torch.randn(70, 90, 20, 23).permute(3, 1, 0, 2),
+    "spread": torch.randn(1, 1000).expand(3000, 1000),
+    "every second": torch.randn(3_000_001)[::2],
+    "image": torch.randn(2, 3, 64, 64).to(memory_format=torch.channels_last),
+    "gradient": torch.randn(3, requires_grad=True),
+}
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_tensors_of_any_type_and_strides_are_saved(tmp_path: Path, ranks: int) -> None:
+    state = flatten_state(others={"x": STRANGE})
+    run_on_threads(ranks, lambda comm: write_state(tmp_path / "s", state, ranks=comm))
+    _, tensors = _read(tmp_path / "s")
+    for name, value in STRANGE.items():
+        assert torch.equal(_bits(value.detach().resolve_neg()), _bits(tensors[f"x.{name}"])), name
+
+
+def test_complex_numbers_of_two_doubles_are_saved_as_two_doubles(tmp_path: Path) -> None:
+    value = torch.randn(7, 3, dtype=torch.complex128)
+    save_state(tmp_path / "s", x={"w": value})
+    _, tensors = _read(tmp_path / "s")
+    assert torch.equal(torch.view_as_complex(tensors["x.w"]), value)
+
+
+def test_shared_weights_are_written_once(tmp_path: Path) -> None:
+    embed, head = nn.Embedding(50, 8), nn.Linear(8, 50, bias=False)
+    head.weight = embed.weight
+    model = nn.ModuleDict({"embed": embed, "head": head})
+    save_state(tmp_path / "s", model=model, ema={"embed": embed.weight.detach()[:25]})
+    index, tensors = _read(tmp_path / "s")
+    assert index.aliases == {"model.head.weight": "model.embed.weight"}
+    assert set(tensors) == {"model.embed.weight", "ema.embed"}
+
+
+def test_a_state_without_tensors_is_saved(tmp_path: Path) -> None:
+    save_state(tmp_path / "s", progress={"epoch": 3, "seen": (1, 2)})
+    index, tensors = _read(tmp_path / "s")
+    assert not tensors
+    assert decode(index.values["progress"]) == {"epoch": 3, "seen": (1, 2)}
+
+
+def test_an_optimizer_that_has_not_stepped_is_not_made_to(tmp_path: Path) -> None:
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+    save_state(tmp_path / "s", model=model, optimizer=optimizer)
+    assert not optimizer.state
+    assert (
+        StateIndex.decode((tmp_path / "s" / INDEX_NAME).read_bytes(), name="").values[
+            "optimizer.state"
+        ]
+        == {}
+    )
+
+
+def test_names_are_those_of_the_plain_model(tmp_path: Path) -> None:
+    inner: Any = torch.compile(nn.Sequential(nn.Linear(2, 2)))
+    model = nn.ModuleDict({"module": nn.DataParallel(inner)})
+    assert set(flatten_state(model=model).tensors) == {
+        "model.module.0.weight",
+        "model.module.0.bias",
+    }
+
+
+def test_a_directory_that_holds_a_state_is_not_overwritten(tmp_path: Path) -> None:
+    save_state(tmp_path, x={"a": torch.zeros(3)})
+    with pytest.raises(ConfigError, match="holds a state already"):
+        save_state(tmp_path, x={"a": torch.ones(3)})
+    assert torch.equal(_read(tmp_path)[1]["x.a"], torch.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"w": torch.eye(3).to_sparse()}, r"x\.w is a tensor of kind torch\.sparse_coo"),
+        ({"w": torch.empty(3, device="meta")}, r"x\.w is a tensor of kind meta"),
+        ({"f": print}, r"x is a .*|x\.f is a builtins\.builtin_function_or_method"),
+        (3, "x is a int, which has no state_dict"),
+        ({"a": {"b": torch.zeros(1)}, "a.b": torch.zeros(1)}, r"two things .* called x\.a\.b"),
+    ],
+)
+def test_what_cannot_be_saved_is_refused_by_name(tmp_path: Path, other: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        save_state(tmp_path / "s", x=other)
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_full_disk_on_one_rank_is_an_error_on_all_and_the_next_save_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import errno
+    import os
+
+    model = _model()
+    state = flatten_state(model=model)
+    write = os.pwrite
+
+    def full(descriptor: int, data: memoryview, position: int) -> int:
+        if "00002-of" in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, data, position)
+
+    def save(comm: ThreadComm) -> str:
+        try:
+            write_state(tmp_path / "s", state, ranks=comm)
+        except CheckpointError as error:
+            return str(error)
+        return ""
+
+    monkeypatch.setattr(os, "pwrite", full)
+    answers = run_on_threads(3, save)
+    assert len(set(answers)) == 1
+    assert "state-00002-of-00003.safetensors" in answers[0]
+    assert "No space left on device" in answers[0]
+    assert "1 of 3 ranks" in answers[0]
+    assert not (tmp_path / "s" / INDEX_NAME).exists()
+    monkeypatch.undo()
+    assert run_on_threads(3, save) == [""] * 3
+    _read(tmp_path / "s")
