@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpctrain.bulk.verify import verify_state_file
+from hpctrain.bulk.reader import verify_state_file
 from hpctrain.checkpoint import MANIFEST_NAME, Checkpoint, hold_for_deletion
 from hpctrain.errors import CheckpointError
 from hpctrain.rundir.bulk import BUFFERED, Bulk

@@ -131,7 +131,7 @@ def test_a_states_file_that_was_cut_off_or_exchanged_is_found(tmp_path: Path):
     with pytest.raises(CheckpointError, match=r"has 10000 bytes, and its header tells of"):
         store.verify(manifest, quick=True)
     write_state(checkpoint.path / NAME, blocks=3)
-    with pytest.raises(CheckpointError, match="its header is not the one that was committed"):
+    with pytest.raises(CheckpointError, match=r"has a header of digest .* was written"):
         store.verify(manifest, quick=True)
 
 
