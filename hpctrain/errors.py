@@ -83,6 +83,9 @@ class WorkerError(TrainingFailedError):
     worker_failures
         What each failed rank raised, by world rank. The exception is the original one where it
         could be pickled, otherwise a `RuntimeError` with its text.
+    lasting
+        Whether the ranks would fail again however often they were started, because the environment
+        that they run in lacks something, on every node.
     """
 
     def __init__(
@@ -92,11 +95,13 @@ class WorkerError(TrainingFailedError):
         rank: int = -1,
         hostname: str = "",
         worker_failures: Mapping[int, BaseException] | None = None,
+        lasting: bool = False,
     ) -> None:
         super().__init__(message)
         self.rank = rank
         self.hostname = hostname
         self.worker_failures = dict(worker_failures or {})
+        self.lasting = lasting
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Keep the attributes through pickling."""
@@ -104,6 +109,7 @@ class WorkerError(TrainingFailedError):
             "rank": self.rank,
             "hostname": self.hostname,
             "worker_failures": self.worker_failures,
+            "lasting": self.lasting,
         }
         return _rebuild, (type(self), str(self), state)
 

@@ -154,6 +154,9 @@ class Executor:
         is_final = isinstance(error, LaunchError) and not (error.transient or can_leave_out)
         if kind is None or is_final:
             raise error
+        if isinstance(error, WorkerError) and error.lasting:
+            self._journal.note("gave-up", reason="an import failed that no restart would mend")
+            raise error
         decision = decide(kind, self._journal.history, self._run_config.failure_config)
         if not decision.restart:
             self._journal.note("gave-up", reason=decision.reason)

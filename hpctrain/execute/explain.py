@@ -11,8 +11,10 @@ from hpctrain.errors import WorkerError
 from hpctrain.execute.out_of_memory import advise_more_memory, describe_kill
 from hpctrain.execute.roll_call import WorkerMetadata
 from hpctrain.execute.tracker import AttemptTracker
+from hpctrain.plan.spec import RunSpec
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.worker.failure import RankFailure
+from hpctrain.worker.imports import is_found_here
 
 # What frameworks say when a peer is gone: an effect, not a cause.
 _COLLATERAL = re.compile(
@@ -30,6 +32,10 @@ _SIGNALS = {
 }
 _OUT_OF_MEMORY = "Out Of Memory"
 _PERHAPS_FOR_MEMORY = ": as a rule the kernel, out of memory"
+_NOT_ON_NODE = (
+    "The executor finds that module now. Is the filesystem that it is on mounted on {0}? If it "
+    "is not, leave the node out: SlurmConfig(sbatch_args=['--exclude={0}'])."
+)
 _NOT_FOR_MEMORY = ", and not for want of memory: by a person or a program"
 
 
@@ -109,6 +115,9 @@ def explain_failure(
         lines.append(f"  Of its processes, {memory['kills']} had been {describe_kill(memory)}")
     if killed:
         lines.append(f"  {advise_more_memory(memory)}")
+    found_here = failure is not None and _is_found_here(failure, paths)
+    if failure is not None and failure.advice:
+        lines.append(f"  {_NOT_ON_NODE.format(hostname) if found_here else failure.advice}")
     if failure is not None and failure.traceback:
         lines += ["", failure.traceback.rstrip()]
     return WorkerError(
@@ -116,7 +125,16 @@ def explain_failure(
         rank=rank,
         hostname=hostname,
         worker_failures={r: f.to_exception() for r, f in tracker.failures.items()},
+        lasting=failure is not None and bool(failure.advice) and not found_here,
     )
+
+
+def _is_found_here(failure: RankFailure, paths: RunPaths) -> bool:
+    """Return whether the executor, which looks from another node or later, finds the module."""
+    if not failure.missing_module:
+        return False
+    settings = RunSpec.from_bytes(paths.spec.read_bytes()).settings
+    return is_found_here(failure.missing_module, settings.sys_path)
 
 
 def _crash_in(log: Path) -> str | None:

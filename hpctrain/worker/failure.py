@@ -9,6 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from hpctrain.worker.imports import advise_on_import, failed_import, missing_module
+
 _MAX_PICKLE_BYTES = 2**20
 _OUR_FILES = f"{Path(__file__).parent.parent}/"
 
@@ -32,6 +34,10 @@ class RankFailure:
     time: float
     exception: str | None = None
     """The pickled exception in base64, if it can be pickled."""
+    advice: str = ""
+    """What to type where an import failed; empty if none did."""
+    missing_module: str = ""
+    """Full name of the module that was not there, if that is why."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""
@@ -67,6 +73,7 @@ def describe_exception(
     import traceback
 
     error.__traceback__ = _user_frames(error.__traceback__)
+    of_import = failed_import(error)
     return RankFailure(
         rank=rank,
         hostname=hostname,
@@ -78,6 +85,8 @@ def describe_exception(
         traceback="".join(traceback.format_exception(type(error), error, error.__traceback__)),
         time=time.time(),
         exception=_pickle(error),
+        advice="" if of_import is None else advise_on_import(of_import),
+        missing_module="" if of_import is None else missing_module(of_import),
     )
 
 

@@ -108,14 +108,6 @@ def test_a_rank_that_dies_without_a_word_is_named(tmp_path: Path, end: str, reas
     assert "checkpoints/000001" in str(caught.value)
 
 
-def test_an_import_error_on_the_worker_names_the_module(tmp_path: Path) -> None:
-    def train() -> None:
-        import no_such_module  # noqa: F401
-
-    with pytest.raises(WorkerError, match="No module named 'no_such_module'"):
-        fit(train, tmp_path, num_workers=2)
-
-
 def test_a_module_that_only_the_driver_has_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
