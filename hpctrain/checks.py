@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from hpctrain.errors import ConfigError
+
+T = TypeVar("T")
 
 
 def check_count(what: str, value: object, *, at_least: int, optional: bool = False) -> None:
@@ -42,6 +45,17 @@ def check_type(what: str, value: object, *kinds: type) -> None:
         raise ConfigError(
             f"{what} holds {value!r} of type {type(value).__name__}. A {wanted} is needed."
         )
+
+
+def given_or_default(what: str, value: object, kind: type[T]) -> T:
+    """Return a value, `kind()` where it is None, and refuse what is of another type."""
+    if value is None:
+        return kind()
+    if not isinstance(value, kind):
+        raise ConfigError(
+            f"{what}={value!r} is of type {type(value).__name__}; type {kind.__name__} is needed."
+        )
+    return value
 
 
 def check_column(what: str, column: str, *, dataset: str, columns: Iterable[object]) -> None:

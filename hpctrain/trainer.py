@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hpctrain.backend import BackendConfig
 from hpctrain.checkpoint import Checkpoint
+from hpctrain.checks import given_or_default
 from hpctrain.config import DataConfig, RunConfig, ScalingConfig
 from hpctrain.errors import ConfigError
 from hpctrain.rundir.paths import RunPaths
@@ -61,14 +62,14 @@ class BaseTrainer(abc.ABC):
         resume_from_checkpoint: Checkpoint | None = None,
         preprocessor: Preprocessor | None = None,
     ) -> None:
-        self.scaling_config = _typed(scaling_config, ScalingConfig, "scaling_config")
-        self.run_config = _typed(run_config, RunConfig, "run_config")
+        self.scaling_config = given_or_default("scaling_config", scaling_config, ScalingConfig)
+        self.run_config = given_or_default("run_config", run_config, RunConfig)
         self.datasets = dict(datasets or {})
         self.metadata = dict(metadata or {})
         self.resume_from_checkpoint = resume_from_checkpoint
         self.preprocessor = preprocessor
         if resume_from_checkpoint is not None:
-            _typed(resume_from_checkpoint, Checkpoint, "resume_from_checkpoint")
+            given_or_default("resume_from_checkpoint", resume_from_checkpoint, Checkpoint)
         try:
             json.dumps(self.metadata)
         except TypeError as error:
@@ -167,6 +168,9 @@ class DataParallelTrainer(BaseTrainer):
         dataset is to be split that does not exist.
     """
 
+    _backend_argument: ClassVar[str] = "backend_config"
+    """What the constructor calls the backend's configuration."""
+
     def __init__(
         self,
         train_loop_per_worker: TrainLoop,
@@ -191,8 +195,8 @@ class DataParallelTrainer(BaseTrainer):
         )
         self.train_loop_per_worker = train_loop_per_worker
         self.train_loop_config = None if train_loop_config is None else dict(train_loop_config)
-        self.backend_config = _typed(backend_config, BackendConfig, "backend_config")
-        self.dataset_config = _typed(dataset_config, DataConfig, "dataset_config")
+        self.backend_config = given_or_default("backend_config", backend_config, BackendConfig)
+        self.dataset_config = given_or_default("dataset_config", dataset_config, DataConfig)
         self._takes_config = takes_config(train_loop_per_worker)
         _check_names(self.dataset_config.datasets_to_split, self.datasets)
         checkpoints = self.run_config.checkpoint_config
@@ -285,7 +289,7 @@ class DataParallelTrainer(BaseTrainer):
             "train_loop_config": stored.train_loop_config
             if train_loop_config is None
             else train_loop_config,
-            cls._backend_argument(): stored.backend_config,
+            cls._backend_argument: stored.backend_config,
             "datasets": stored.datasets if datasets is None else datasets,
             "dataset_config": DataConfig(datasets_to_split=stored.datasets_to_split),
             "metadata": stored.metadata,
@@ -299,10 +303,6 @@ class DataParallelTrainer(BaseTrainer):
     @classmethod
     def _rebuild(cls, train_loop: TrainLoop, arguments: dict[str, Any]) -> DataParallelTrainer:
         return cls(train_loop, **arguments)
-
-    @classmethod
-    def _backend_argument(cls) -> str:
-        return "backend_config"
 
 
 def takes_config(train_loop: Any) -> bool:
@@ -341,16 +341,6 @@ def takes_config(train_loop: Any) -> bool:
         )
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return bool(positional)
-
-
-def _typed(value: Any, kind: type[Any], name: str) -> Any:
-    if value is None:
-        return kind()
-    if not isinstance(value, kind):
-        raise ConfigError(
-            f"{name}={value!r} is a {type(value).__name__}; a {kind.__name__} is needed."
-        )
-    return value
 
 
 def _check_names(to_split: str | Sequence[str], datasets: Mapping[str, Any]) -> None:

@@ -71,17 +71,20 @@ def test_a_function_that_does_not_tell_its_arguments_is_no_training_function():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"scaling_config": 4}, "scaling_config=4 is a int; a ScalingConfig is needed"),
-        ({"run_config": {}}, r"run_config=\{\} is a dict; a RunConfig is needed"),
-        ({"backend_config": "nccl"}, "backend_config='nccl' is a str; a BackendConfig is needed"),
-        ({"dataset_config": []}, r"dataset_config=\[\] is a list; a DataConfig is needed"),
+        ({"scaling_config": 4}, "scaling_config=4 is of type int; type ScalingConfig is needed"),
+        ({"run_config": {}}, r"run_config=\{\} is of type dict; type RunConfig is needed"),
+        (
+            {"backend_config": "nccl"},
+            "backend_config='nccl' is of type str; type BackendConfig is needed",
+        ),
+        ({"dataset_config": []}, r"dataset_config=\[\] is of type list; type DataConfig is needed"),
         (
             {"dataset_config": DataConfig(datasets_to_split=["trian"]), "datasets": {"train": []}},
             r"the trainer has no dataset 'trian'. It has \['train'\]",
         ),
         (
             {"resume_from_checkpoint": "/a"},
-            "resume_from_checkpoint='/a' is a str; a Checkpoint is needed",
+            "resume_from_checkpoint='/a' is of type str; type Checkpoint is needed",
         ),
         ({"metadata": {"x": object()}}, r"metadata=.*: JSON values only: Object of type object"),
     ],

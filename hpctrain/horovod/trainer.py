@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hpctrain.checkpoint import Checkpoint
+from hpctrain.checks import given_or_default
 from hpctrain.config import DataConfig, RunConfig, ScalingConfig
 from hpctrain.errors import ConfigError
 from hpctrain.horovod.config import HorovodConfig
@@ -38,6 +39,8 @@ class HorovodTrainer(DataParallelTrainer):
         If `horovod_config` is not one, or an elastic run is to have datasets or one process.
     """
 
+    _backend_argument: ClassVar[str] = "horovod_config"
+
     def __init__(
         self,
         train_loop_per_worker: TrainLoop,
@@ -52,13 +55,7 @@ class HorovodTrainer(DataParallelTrainer):
         resume_from_checkpoint: Checkpoint | None = None,
         preprocessor: Preprocessor | None = None,
     ) -> None:
-        if horovod_config is None:
-            horovod_config = HorovodConfig()
-        if not isinstance(horovod_config, HorovodConfig):
-            raise ConfigError(
-                f"horovod_config={horovod_config!r} is a {type(horovod_config).__name__}; a "
-                f"HorovodConfig is needed, for example HorovodConfig(transport='gloo')."
-            )
+        horovod_config = given_or_default("horovod_config", horovod_config, HorovodConfig)
         loop = train_loop_per_worker
         if isinstance(loop, ElasticLoop):  # of a stored run
             loop = loop.train_loop
@@ -103,7 +100,3 @@ class HorovodTrainer(DataParallelTrainer):
             from hpctrain.horovod.backend import release
 
             release()
-
-    @classmethod
-    def _backend_argument(cls) -> str:
-        return "horovod_config"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hpctrain.checkpoint import Checkpoint
+from hpctrain.checks import given_or_default
 from hpctrain.config import DataConfig, RunConfig, ScalingConfig
-from hpctrain.errors import ConfigError
 from hpctrain.jax.config import JaxConfig
 from hpctrain.trainer import DataParallelTrainer, TrainLoop
 
@@ -39,6 +39,8 @@ class JaxTrainer(DataParallelTrainer):
         If `jax_config` is not one.
     """
 
+    _backend_argument: ClassVar[str] = "jax_config"
+
     def __init__(
         self,
         train_loop_per_worker: TrainLoop,
@@ -53,17 +55,10 @@ class JaxTrainer(DataParallelTrainer):
         resume_from_checkpoint: Checkpoint | None = None,
         preprocessor: Preprocessor | None = None,
     ) -> None:
-        if jax_config is None:
-            jax_config = JaxConfig()
-        if not isinstance(jax_config, JaxConfig):
-            raise ConfigError(
-                f"jax_config={jax_config!r} is a {type(jax_config).__name__}; a JaxConfig is "
-                f"needed, for example JaxConfig(connect_timeout_s=300)."
-            )
         super().__init__(
             train_loop_per_worker,
             train_loop_config=train_loop_config,
-            backend_config=jax_config,
+            backend_config=given_or_default("jax_config", jax_config, JaxConfig),
             scaling_config=scaling_config,
             dataset_config=dataset_config,
             run_config=run_config,
@@ -82,7 +77,3 @@ class JaxTrainer(DataParallelTrainer):
             from hpctrain.jax.process import restore
 
             restore()
-
-    @classmethod
-    def _backend_argument(cls) -> str:
-        return "jax_config"

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hpctrain.checkpoint import Checkpoint
+from hpctrain.checks import given_or_default
 from hpctrain.config import DataConfig, RunConfig, ScalingConfig
-from hpctrain.errors import ConfigError
 from hpctrain.gbdt.boosting import Boosting, EarlyStopping, Ingest
 from hpctrain.gbdt.trainer import GBDTTrainer
 from hpctrain.lightgbm.boost import LightGBMBoosting
@@ -66,6 +66,7 @@ class LightGBMTrainer(GBDTTrainer):
         ).fit()
     """
 
+    _backend_argument: ClassVar[str] = "lightgbm_config"
     _boosting_cls: ClassVar[type[Boosting]] = LightGBMBoosting
 
     def __init__(
@@ -92,16 +93,10 @@ class LightGBMTrainer(GBDTTrainer):
         resume_from_checkpoint: Checkpoint | None = None,
         preprocessor: Preprocessor | None = None,
     ) -> None:
-        config = LightGBMConfig() if lightgbm_config is None else lightgbm_config
-        if not isinstance(config, LightGBMConfig):
-            raise ConfigError(
-                f"lightgbm_config={config!r} is a {type(config).__name__}; a LightGBMConfig is "
-                f"needed."
-            )
         super().__init__(
             train_loop_per_worker,
             train_loop_config=train_loop_config,
-            backend_config=config,
+            backend_config=given_or_default("lightgbm_config", lightgbm_config, LightGBMConfig),
             datasets=datasets,
             label_column=label_column,
             params=params,
@@ -139,7 +134,3 @@ class LightGBMTrainer(GBDTTrainer):
         from hpctrain.lightgbm.checkpoint import LightGBMCheckpoint
 
         return LightGBMCheckpoint
-
-    @classmethod
-    def _backend_argument(cls) -> str:
-        return "lightgbm_config"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hpctrain.checkpoint import Checkpoint
+from hpctrain.checks import given_or_default
 from hpctrain.config import DataConfig, RunConfig, ScalingConfig
-from hpctrain.errors import ConfigError
 from hpctrain.tensorflow.config import TensorflowConfig
 from hpctrain.trainer import DataParallelTrainer, TrainLoop
 
@@ -36,6 +36,8 @@ class TensorflowTrainer(DataParallelTrainer):
         If `tensorflow_config` is not one.
     """
 
+    _backend_argument: ClassVar[str] = "tensorflow_config"
+
     def __init__(
         self,
         train_loop_per_worker: TrainLoop,
@@ -50,17 +52,12 @@ class TensorflowTrainer(DataParallelTrainer):
         resume_from_checkpoint: Checkpoint | None = None,
         preprocessor: Preprocessor | None = None,
     ) -> None:
-        if tensorflow_config is None:
-            tensorflow_config = TensorflowConfig()
-        if not isinstance(tensorflow_config, TensorflowConfig):
-            raise ConfigError(
-                f"tensorflow_config={tensorflow_config!r} is a {type(tensorflow_config).__name__}; "
-                f"a TensorflowConfig is needed, for example TensorflowConfig(legacy_keras=False)."
-            )
         super().__init__(
             train_loop_per_worker,
             train_loop_config=train_loop_config,
-            backend_config=tensorflow_config,
+            backend_config=given_or_default(
+                "tensorflow_config", tensorflow_config, TensorflowConfig
+            ),
             scaling_config=scaling_config,
             dataset_config=dataset_config,
             run_config=run_config,
@@ -79,7 +76,3 @@ class TensorflowTrainer(DataParallelTrainer):
             from hpctrain.tensorflow.backend import release
 
             release()
-
-    @classmethod
-    def _backend_argument(cls) -> str:
-        return "tensorflow_config"

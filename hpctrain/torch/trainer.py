@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hpctrain.checkpoint import Checkpoint
+from hpctrain.checks import given_or_default
 from hpctrain.config import DataConfig, RunConfig, ScalingConfig
 from hpctrain.errors import ConfigError
 from hpctrain.torch.config import TorchConfig
@@ -36,6 +37,8 @@ class TorchTrainer(DataParallelTrainer):
         If `torch_config` is not one, or wants nccl for workers without GPUs.
     """
 
+    _backend_argument: ClassVar[str] = "torch_config"
+
     def __init__(
         self,
         train_loop_per_worker: TrainLoop,
@@ -50,13 +53,7 @@ class TorchTrainer(DataParallelTrainer):
         resume_from_checkpoint: Checkpoint | None = None,
         preprocessor: Preprocessor | None = None,
     ) -> None:
-        if torch_config is None:
-            torch_config = TorchConfig()
-        if not isinstance(torch_config, TorchConfig):
-            raise ConfigError(
-                f"torch_config={torch_config!r} is a {type(torch_config).__name__}; a TorchConfig "
-                f"is needed, for example TorchConfig(backend='gloo')."
-            )
+        torch_config = given_or_default("torch_config", torch_config, TorchConfig)
         super().__init__(
             train_loop_per_worker,
             train_loop_config=train_loop_config,
@@ -84,7 +81,3 @@ class TorchTrainer(DataParallelTrainer):
             from hpctrain.torch.process_group import release
 
             release()
-
-    @classmethod
-    def _backend_argument(cls) -> str:
-        return "torch_config"

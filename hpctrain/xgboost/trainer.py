@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hpctrain.checkpoint import Checkpoint
+from hpctrain.checks import given_or_default
 from hpctrain.config import DataConfig, RunConfig, ScalingConfig
-from hpctrain.errors import ConfigError
 from hpctrain.gbdt.boosting import Boosting, EarlyStopping, Ingest
 from hpctrain.gbdt.trainer import GBDTTrainer
 from hpctrain.trainer import TrainLoop
@@ -65,6 +65,7 @@ class XGBoostTrainer(GBDTTrainer):
         ).fit()
     """
 
+    _backend_argument: ClassVar[str] = "xgboost_config"
     _boosting_cls: ClassVar[type[Boosting]] = XGBoostBoosting
 
     def __init__(
@@ -91,16 +92,10 @@ class XGBoostTrainer(GBDTTrainer):
         resume_from_checkpoint: Checkpoint | None = None,
         preprocessor: Preprocessor | None = None,
     ) -> None:
-        config = XGBoostConfig() if xgboost_config is None else xgboost_config
-        if not isinstance(config, XGBoostConfig):
-            raise ConfigError(
-                f"xgboost_config={config!r} is a {type(config).__name__}; an XGBoostConfig is "
-                f"needed."
-            )
         super().__init__(
             train_loop_per_worker,
             train_loop_config=train_loop_config,
-            backend_config=config,
+            backend_config=given_or_default("xgboost_config", xgboost_config, XGBoostConfig),
             datasets=datasets,
             label_column=label_column,
             params=params,
@@ -138,7 +133,3 @@ class XGBoostTrainer(GBDTTrainer):
         from hpctrain.xgboost.checkpoint import XGBoostCheckpoint
 
         return XGBoostCheckpoint
-
-    @classmethod
-    def _backend_argument(cls) -> str:
-        return "xgboost_config"

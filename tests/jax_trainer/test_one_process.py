@@ -147,9 +147,11 @@ def test_arguments_that_cannot_work_are_refused_before_anything_starts(tmp_path:
     def train() -> None:
         pass
 
-    with pytest.raises(ConfigError, match="jax_config='gloo' is a str; a JaxConfig is needed"):
+    with pytest.raises(
+        ConfigError, match="jax_config='gloo' is of type str; type JaxConfig is needed"
+    ):
         JaxTrainer(train, jax_config="gloo")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="a BackendConfig; a JaxConfig is needed"):
+    with pytest.raises(ConfigError, match="of type BackendConfig; type JaxConfig is needed"):
         JaxTrainer(train, jax_config=BackendConfig())  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"connect_timeout_s=...\) is 0"):
         JaxConfig(connect_timeout_s=0)

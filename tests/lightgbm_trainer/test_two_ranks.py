@@ -263,7 +263,7 @@ def test_a_label_that_is_nan_fails_before_training(fit: Any, frames: Any) -> Non
         ({"params": {**PARAMS, "early_stopping_round": 9}}, "use early_stopping=EarlyStopping"),
         ({"train_kwargs": {"valid_sets": []}}, "the trainer sets it. Use datasets"),
         ({"ingest": "external"}, "'stream' keeps nothing else"),
-        ({"lightgbm_config": 1}, "a LightGBMConfig is needed"),
+        ({"lightgbm_config": 1}, "; type LightGBMConfig is needed"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_starts(

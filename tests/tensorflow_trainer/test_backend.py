@@ -54,7 +54,7 @@ def test_another_keras_than_the_one_in_use_is_refused(tmp_path: Path) -> None:
 def test_a_configuration_that_is_none_is_refused(config: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="True for Keras 2"):
         TensorflowConfig(**config)
-    with pytest.raises(ConfigError, match="a TensorflowConfig is needed"):
+    with pytest.raises(ConfigError, match="; type TensorflowConfig is needed"):
         TensorflowTrainer(lambda: None, tensorflow_config=config)
 
 

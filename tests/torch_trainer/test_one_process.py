@@ -141,9 +141,11 @@ def test_arguments_that_cannot_work_are_refused_before_anything_starts(tmp_path:
     def train() -> None:
         pass
 
-    with pytest.raises(ConfigError, match="torch_config='gloo' is a str; a TorchConfig is needed"):
+    with pytest.raises(
+        ConfigError, match="torch_config='gloo' is of type str; type TorchConfig is needed"
+    ):
         TorchTrainer(train, torch_config="gloo")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="a BackendConfig; a TorchConfig is needed"):
+    with pytest.raises(ConfigError, match="of type BackendConfig; type TorchConfig is needed"):
         TorchTrainer(train, torch_config=hpctrain.backend.BackendConfig())  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"'nccl'.*Set ScalingConfig"):
         TorchTrainer(train, torch_config=TorchConfig(backend="nccl"))
