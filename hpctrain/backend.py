@@ -7,9 +7,10 @@ communicator that the ranks already share: nothing has to pass through one proce
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hpctrain import environ
 from hpctrain.world import Communicator, World
 
 
@@ -31,11 +32,26 @@ class BackendContext:
     address: str
     """See `reachable_address`."""
 
-    def export(self, **variables: str) -> None:
-        """Write environment variables of this process, for code that reads them. Not collective."""
-        from hpctrain import environ
+    before: dict[str, str | None] = field(default_factory=dict)
+    """What variables that were exported had been; None: they were not there."""
 
-        environ.export(variables)
+    def export(self, **variables: str | None) -> None:
+        """Write environment variables of this process, for code that reads them. Not collective.
+
+        None unsets one. When the run is over, each gets the value back that it had.
+        """
+        for name, value in variables.items():
+            self.before.setdefault(name, environ.variable(name))
+            _write(name, value)
+
+    def take_back(self) -> None:
+        """Give exported variables the values back that they had. Not collective.
+
+        It is called when the run is over on this rank, whatever became of it.
+        """
+        for name, value in self.before.items():
+            _write(name, value)
+        self.before.clear()
 
     def reachable_address(self) -> str:
         """Return an address of this node that the other ranks can connect to. Not collective.
@@ -47,7 +63,10 @@ class BackendContext:
 
 
 class Backend:
-    """Set a framework up on every rank. Hooks are collective; an exception fails the rank."""
+    """Set a framework up on every rank.
+
+    All ranks call the hooks that are collective. An exception in a hook fails the rank.
+    """
 
     def on_start(self, context: BackendContext, config: Any) -> None:
         """Set the framework up: process groups, trackers. Collective."""
@@ -59,6 +78,13 @@ class Backend:
         """Take the framework down after the training function returned. Collective.
 
         Not called on a rank that failed.
+        """
+
+    def release(self) -> None:
+        """Leave this process as it was before `on_start`. Not collective.
+
+        The last that is called, also on a rank that failed, be it in `on_start`. What waits for
+        other ranks belongs into `on_shutdown`.
         """
 
     def explain(self, error: Exception) -> Exception | None:
@@ -80,3 +106,10 @@ class BackendConfig:
     def with_options(self, **changes: Any) -> BackendConfig:
         """Return a copy with some fields changed. Not collective."""
         return replace(self, **changes)
+
+
+def _write(name: str, value: str | None) -> None:
+    if value is None:
+        environ.unset(name)
+    else:
+        environ.export({name: value})

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from hpctrain import environ
 from hpctrain.backend import Backend, BackendContext
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.horovod import installed
@@ -23,25 +21,13 @@ _ALL_VARIABLES = tuple(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Before:
-    """What this process was like before Horovod was set up."""
-
-    variables: Mapping[str, str | None]
-    """Those of Horovod; None: it was not there."""
-    num_threads: int | None
-    """Of torch; None: Horovod was not initialised in this process."""
-    world_size: int
-
-
-# Of the process, as Horovod itself is.
-_before: _Before | None = None
-
-
 class HorovodBackend(Backend):
     """Initialises Horovod: on the ranks' communicator, or with a rendezvous server for Gloo."""
 
     _rendezvous: Rendezvous | None = None
+    _num_threads: int | None = None
+    """Of torch, before Horovod was initialised in this process."""
+    _is_alone = False
 
     def on_start(self, context: BackendContext, config: HorovodConfig) -> None:
         """Initialise Horovod. Collective.
@@ -55,11 +41,10 @@ class HorovodBackend(Backend):
         LaunchError
             If it does not come up.
         """
-        release()  # an earlier run of this process that failed
         if config.is_elastic:
             # A rank needs no torch to keep a worker.
             installed.load_runner()
-            _export(context, self._variables(context, config, "gloo"))
+            self._export(context, config, "gloo")
             return
         hvd = installed.load()
         if hvd.is_initialized():
@@ -70,11 +55,9 @@ class HorovodBackend(Backend):
         transport = choose_transport(hvd, context, config)
         import torch
 
-        _export(
-            context,
-            self._variables(context, config, transport),
-            num_threads=torch.get_num_threads(),
-        )
+        self._export(context, config, transport)
+        self._num_threads = torch.get_num_threads()
+        self._is_alone = context.world.world_size == 1
         torch.set_num_threads(context.cpus_per_worker)
         select_gpu(context.gpu_ids, hostname=context.world.hostname)
         try:
@@ -107,7 +90,27 @@ class HorovodBackend(Backend):
         if self._rendezvous is not None:
             self._rendezvous.stop()
             self._rendezvous = None
-        release()
+
+    def release(self) -> None:
+        """Give torch its threads back, and shut down a Horovod of one rank. Not collective.
+
+        A Horovod of several ranks that failed is left alone: to shut it down waits for ranks that
+        do not come.
+        """
+        if self._num_threads is None:
+            return
+        import horovod.torch as hvd
+        import torch
+
+        if self._is_alone:
+            hvd.shutdown()
+        torch.set_num_threads(self._num_threads)
+
+    def _export(self, context: BackendContext, config: HorovodConfig, transport: str) -> None:
+        """Export what Horovod is to read. Collective."""
+        variables = self._variables(context, config, transport)
+        # What a launcher of Horovod left behind would win over the communicator.
+        context.export(**{**dict.fromkeys(_ALL_VARIABLES), **variables})
 
     def _variables(
         self, context: BackendContext, config: HorovodConfig, transport: str
@@ -172,42 +175,3 @@ def select_gpu(gpu_ids: Sequence[str], *, hostname: str) -> None:
             f"machine's GPUs and driver, or set use_gpu=False."
         )
     torch.cuda.set_device(visible.index(gpu_ids[0]))
-
-
-def release() -> None:
-    """Give this process back as it was before Horovod was set up. Not collective.
-
-    Does nothing where it was not. A Horovod of several ranks that failed is left alone: to shut it
-    down waits for ranks that do not come.
-    """
-    global _before
-    if _before is None:
-        return
-    before, _before = _before, None
-    if before.num_threads is not None:
-        import horovod.torch as hvd
-        import torch
-
-        if before.world_size == 1:
-            hvd.shutdown()
-        torch.set_num_threads(before.num_threads)
-    for name, value in before.variables.items():
-        if value is not None:
-            environ.export({name: value})
-        else:
-            environ.unset(name)
-
-
-def _export(
-    context: BackendContext, variables: Mapping[str, str], num_threads: int | None = None
-) -> None:
-    global _before
-    _before = _Before(
-        variables={name: environ.variable(name) for name in _ALL_VARIABLES},
-        num_threads=num_threads,
-        world_size=context.world.world_size,
-    )
-    # What a launcher of Horovod left behind would win over the communicator.
-    for name in _ALL_VARIABLES:
-        environ.unset(name)
-    context.export(**variables)

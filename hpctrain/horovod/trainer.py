@@ -15,7 +15,6 @@ from hpctrain.trainer import DataParallelTrainer, TrainLoop, takes_config
 
 if TYPE_CHECKING:
     from hpctrain.preprocessors import Preprocessor
-    from hpctrain.result import Result
 
 
 class HorovodTrainer(DataParallelTrainer):
@@ -90,13 +89,3 @@ class HorovodTrainer(DataParallelTrainer):
                 f"ScalingConfig(num_workers=0): the only worker is this interpreter, which cannot "
                 f"be replaced. Set max_replacements=0, or num_workers=1."
             )
-
-    def training_loop(self) -> Result:
-        """Hand the training function over to the workers. Not collective."""
-        try:
-            return super().training_loop()
-        finally:
-            # In the homes where this process is a rank, which may have failed.
-            from hpctrain.horovod.backend import release
-
-            release()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,6 @@ from hpctrain.trainer import TrainLoop
 if TYPE_CHECKING:
     from hpctrain.huggingface.accelerate_config import AccelerateFile
     from hpctrain.preprocessors import Preprocessor
-    from hpctrain.result import Result
 
 # With FSDP, what is offloaded or gathered lies on the CPU.
 _BOTH_DEVICES = "cpu:gloo,cuda:nccl"
@@ -84,17 +82,6 @@ class AccelerateTrainer(TorchTrainer):
         self.backend_config = _accelerated(
             self.backend_config, accelerate_config, use_gpu=self.scaling_config.use_gpu
         )
-
-    def training_loop(self) -> Result:
-        """Hand the training function over to the workers. Not collective."""
-        try:
-            return super().training_loop()
-        finally:
-            # In the homes where this process is a rank, which may have failed.
-            if "accelerate" in sys.modules:
-                from hpctrain.huggingface.backend import reset
-
-                reset()
 
 
 def _accelerated(

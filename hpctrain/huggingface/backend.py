@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from hpctrain import environ
@@ -29,7 +30,7 @@ class AccelerateBackend(TorchBackend):
             If a rank cannot connect to rank 0.
         """
         require("accelerate", to="by AccelerateConfig", extra="huggingface")
-        reset()  # an earlier run of this process that failed
+        reset()  # what the script has made before
         super().on_start(context, config)
         from accelerate import PartialState
 
@@ -49,10 +50,11 @@ class AccelerateBackend(TorchBackend):
                 f"Unset them, and give AccelerateTrainer(accelerate_config=...)."
             )
 
-    def on_shutdown(self, context: BackendContext, config: TorchConfig) -> None:
-        """Take the process group down. Collective."""
-        super().on_shutdown(context, config)
-        reset()
+    def release(self) -> None:
+        """Let Accelerate forget its ranks, and torch its own. Not collective."""
+        super().release()
+        if "accelerate" in sys.modules:
+            reset()
 
     def variables(self, context: BackendContext, config: AccelerateConfig) -> dict[str, str]:
         """Return what Accelerate reads. Not collective."""

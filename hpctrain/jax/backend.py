@@ -6,7 +6,8 @@ import math
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from hpctrain import environ
 from hpctrain.backend import Backend, BackendContext
@@ -23,6 +24,10 @@ _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 class JaxBackend(Backend):
     """Makes one world of all ranks' devices: JAX's process is the MPI rank."""
 
+    _options: dict[str, Any] | None = None
+    """Options of JAX that were changed, with the values from before."""
+    _had_computed = False
+
     def on_start(self, context: BackendContext, config: JaxConfig) -> None:
         """Choose this rank's devices, and connect the ranks. Collective.
 
@@ -35,7 +40,6 @@ class JaxBackend(Backend):
             If a rank cannot connect to rank 0.
         """
         jax = process.import_jax()
-        process.restore()  # an earlier run of this process that failed
         if jax.distributed.is_initialized():
             raise ConfigError(
                 "jax.distributed is initialized already. A JaxTrainer does it for its training "
@@ -48,9 +52,11 @@ class JaxBackend(Backend):
                 f"function, and cannot make one world of {world.world_size} ranks' devices any "
                 f"more. Do it in the training function, and let that take no JAX array along."
             )
-        process.prepare(
-            cpus=context.cpus_per_worker,
-            gpus=[context.visible_gpu_ids.index(gpu) for gpu in context.gpu_ids],
+        # PJRT's name for the number of threads that the CPU computes with.
+        context.export(PJRT_NPROC=str(context.cpus_per_worker))
+        self._had_computed = process.computes_already()
+        self._options = process.use_devices(
+            [context.visible_gpu_ids.index(gpu) for gpu in context.gpu_ids]
         )
         if world.world_size > 1:
             _connect(context, config)
@@ -64,7 +70,19 @@ class JaxBackend(Backend):
         context.comm.barrier()
         if context.world.world_size > 1:
             jax.distributed.shutdown()
-        process.restore()
+
+    def release(self) -> None:
+        """Give JAX its options back; it chooses its devices afresh if it may. Not collective.
+
+        A world of several ranks that failed is left alone: to leave it waits for the others.
+        """
+        if self._options is None:
+            return
+        jax = process.import_jax()
+        for name, value in self._options.items():
+            jax.config.update(name, value)
+        if not self._had_computed and not jax.distributed.is_initialized():
+            import_module("jax.extend.backend").clear_backends()
 
 
 def _connect(context: BackendContext, config: JaxConfig) -> None:

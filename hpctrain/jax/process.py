@@ -1,30 +1,11 @@
-"""What JAX is in this process: which devices it uses, and how it was before."""
+"""What JAX is in this process, and which devices it uses."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
-from hpctrain import environ
 from hpctrain.errors import ConfigError
-
-# PJRT's name for the number of threads that the CPU computes with.
-_THREADS = "PJRT_NPROC"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Before:
-    """What this process was like before JAX was prepared."""
-
-    threads: str | None
-    options: dict[str, Any]
-    computed: bool
-
-
-# Of the process, as JAX's own state is.
-_before: _Before | None = None
 
 
 def import_jax() -> Any:
@@ -77,43 +58,3 @@ def use_devices(gpus: Sequence[int]) -> dict[str, Any]:
     for name, value in options.items():
         jax.config.update(name, value)
     return before
-
-
-def prepare(*, cpus: int, gpus: Sequence[int]) -> None:
-    """Let JAX use this rank's CPUs, or its GPUs, until `restore`. Not collective.
-
-    Parameters
-    ----------
-    cpus
-        Threads.
-    gpus
-        As of `use_devices`.
-    """
-    global _before
-    _before = _Before(
-        threads=environ.variable(_THREADS),
-        computed=computes_already(),
-        options=use_devices(gpus),
-    )
-    environ.export({_THREADS: str(cpus)})
-
-
-def restore() -> None:
-    """Let JAX be in this process as it was before `prepare`. Not collective.
-
-    Does nothing if it was not prepared. Where it had not computed before, it chooses its devices
-    afresh. A world of several ranks that failed is left alone: to leave it waits for the others.
-    """
-    global _before
-    if _before is None:
-        return
-    jax = import_jax()
-    before, _before = _before, None
-    if before.threads is None:
-        environ.unset(_THREADS)
-    else:
-        environ.export({_THREADS: before.threads})
-    for name, value in before.options.items():
-        jax.config.update(name, value)
-    if not before.computed and not jax.distributed.is_initialized():
-        import_module("jax.extend.backend").clear_backends()

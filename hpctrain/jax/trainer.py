@@ -13,7 +13,6 @@ from hpctrain.trainer import DataParallelTrainer, TrainLoop
 
 if TYPE_CHECKING:
     from hpctrain.preprocessors import Preprocessor
-    from hpctrain.result import Result
 
 
 class JaxTrainer(DataParallelTrainer):
@@ -67,13 +66,3 @@ class JaxTrainer(DataParallelTrainer):
             resume_from_checkpoint=resume_from_checkpoint,
             preprocessor=preprocessor,
         )
-
-    def training_loop(self) -> Result:
-        """Hand the training function over to the workers. Not collective."""
-        try:
-            return super().training_loop()
-        finally:
-            # In the homes where this process is a rank, which may have failed.
-            from hpctrain.jax.process import restore
-
-            restore()

@@ -8,7 +8,6 @@ import socket
 import traceback
 from typing import TYPE_CHECKING
 
-from hpctrain import environ
 from hpctrain.backend import Backend, BackendContext
 from hpctrain.errors import ConfigError
 from hpctrain.tensorflow.device import show_gpus
@@ -16,11 +15,8 @@ from hpctrain.tensorflow.device import show_gpus
 if TYPE_CHECKING:
     from hpctrain.tensorflow.config import TensorflowConfig
 
-_VARIABLES = ("TF_CONFIG", "TF_USE_LEGACY_KERAS")
 # Of the process, as TensorFlow's server is. It cannot be stopped, so a second run uses it again.
 _port: socket.socket | None = None
-_before: dict[str, str | None] | None = None
-"""Values of the variables before they were exported; None if they are not."""
 
 
 class TensorflowBackend(Backend):
@@ -41,12 +37,8 @@ class TensorflowBackend(Backend):
         ConfigError
             If TensorFlow or tf_keras is missing, or one of them was used before in another way.
         """
-        release()  # an earlier run of this process that failed
-        global _before
-        _before = {name: environ.variable(name) for name in _VARIABLES}
         # Before the import: it loads the Keras that this names.
-        context.export(TF_USE_LEGACY_KERAS="1" if config.legacy_keras else "0")
-        environ.unset("TF_CONFIG")
+        context.export(TF_USE_LEGACY_KERAS="1" if config.legacy_keras else "0", TF_CONFIG=None)
         try:
             import tensorflow  # noqa: F401
         except ImportError as error:
@@ -64,9 +56,8 @@ class TensorflowBackend(Backend):
             context.export(TF_CONFIG=json.dumps({"cluster": cluster, "task": task}))
 
     def on_shutdown(self, context: BackendContext, config: TensorflowConfig) -> None:
-        """Wait until no rank needs another one, and take the variables back. Collective."""
+        """Wait until no rank needs another one. Collective."""
         context.comm.barrier()
-        release()
 
     def explain(self, error: Exception) -> Exception | None:
         """Say what to do where Keras 3 cannot train, or the strategy came late. Not collective."""
@@ -87,17 +78,6 @@ class TensorflowBackend(Backend):
             "keep the model of Keras 3, and write the loop with strategy.run(): "
             "docs/tensorflow.rst has one."
         )
-
-
-def release() -> None:
-    """Give this process its variables back. Not collective. Does nothing where none were set."""
-    global _before
-    before, _before = _before or {}, None
-    for name, value in before.items():
-        if value is not None:
-            environ.export({name: value})
-        else:
-            environ.unset(name)
 
 
 def _reserve_port() -> int:

@@ -52,8 +52,8 @@ _TWO_RANKS = Placement(
 class BackendContract:
     """Run a backend on real ranks of this machine. Subclass it in a test module.
 
-    Its hooks are watched: ranks that call different collectives of the communicator in a hook, and
-    variables that are exported and never taken back, are errors.
+    Its hooks are watched: it is an error if ranks call different collectives of the communicator in
+    one.
 
     Examples
     --------

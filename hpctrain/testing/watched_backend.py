@@ -7,10 +7,9 @@ communicator begins, all ranks have said which one they are about to call.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, replace
 from typing import Any
 
-from hpctrain import environ
 from hpctrain.backend import Backend, BackendConfig, BackendContext
 from hpctrain.world import Communicator
 
@@ -34,29 +33,14 @@ class WatchedConfig(BackendConfig):
         return WatchedBackend
 
 
-@dataclass(frozen=True, kw_only=True)
-class _WatchedContext(BackendContext):
-    """A context that keeps what the variables were which a hook has exported."""
-
-    before: dict[str, str | None] = field(default_factory=dict)
-
-    def export(self, **variables: str) -> None:
-        """Write environment variables of this process. Not collective."""
-        for name in variables:
-            self.before.setdefault(name, environ.variable(name))
-        super().export(**variables)
-
-
 class WatchedBackend(Backend):
     """Calls the hooks of another backend.
 
-    Each of them raises AssertionError if ranks call different collectives in it, or one more than
-    another; the last one also if a variable stays exported.
+    Each of those that are collective raises AssertionError if ranks call different collectives in
+    it, or one more than another.
     """
 
-    def __init__(self) -> None:
-        self._backend: Backend | None = None
-        self._exported: dict[str, str | None] = {}
+    _backend: Backend | None = None
 
     def on_start(self, context: BackendContext, config: WatchedConfig) -> None:
         """Call the other's. Collective."""
@@ -68,21 +52,21 @@ class WatchedBackend(Backend):
         self._call("on_training_start", context, config)
 
     def on_shutdown(self, context: BackendContext, config: WatchedConfig) -> None:
-        """Call the other's, and look at the environment. Collective."""
+        """Call the other's. Collective."""
         self._call("on_shutdown", context, config)
-        left = [name for name, was in self._exported.items() if environ.variable(name) != was]
-        if left:
-            raise AssertionError(
-                f"{type(self._backend).__name__} has exported {', '.join(left)}, and on_shutdown() "
-                f"leaves it. In a process that goes on, as a script under srun does, others would "
-                f"read it: give each variable the value that it had, or unset it."
-            )
+
+    def explain(self, error: Exception) -> Exception | None:
+        """Call the other's. Not collective."""
+        return None if self._backend is None else self._backend.explain(error)
+
+    def release(self) -> None:
+        """Call the other's. Not collective."""
+        if self._backend is not None:
+            self._backend.release()
 
     def _call(self, hook: str, context: BackendContext, config: WatchedConfig) -> None:
         where = f"{type(self._backend).__name__}.{hook}()"
-        given = {f.name: getattr(context, f.name) for f in fields(BackendContext)}
-        comm = in_step(context.comm, where)
-        watched = _WatchedContext(**{**given, "comm": comm}, before=self._exported)
+        watched = replace(context, comm=in_step(context.comm, where))
         getattr(self._backend, hook)(watched, config.watched)
         _agree(context.comm, "comes to the end", where)
 

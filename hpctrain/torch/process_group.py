@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -22,24 +21,13 @@ _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 _CONNECT_TIMEOUT_S = 60.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Before:
-    """What this process was like before its process group was set up."""
-
-    variables: dict[str, str | None]
-    """What was exported since, with the values from before; None: it was not there."""
-    num_threads: int
-    world_size: int
-
-
-# Of the process, as torch's own default group is.
-_before: _Before | None = None
-
-
 class TorchBackend(Backend):
     """Sets a process group up, and what third-party code reads to find it."""
 
     _store: TCPStore | None = None
+    _num_threads: int | None = None
+    """Of torch, before the process group was set up."""
+    _is_alone = False
 
     def on_start(self, context: BackendContext, config: TorchConfig) -> None:
         """Make the process group. Collective.
@@ -63,7 +51,6 @@ class TorchBackend(Backend):
                 f"the workers cannot import torch: {error}. Install it where the workers run: pip "
                 f"install 'hpctrain[torch]'."
             ) from error
-        release()  # an earlier run of this process that failed
         if distributed.is_initialized():
             raise ConfigError(
                 "torch.distributed has a process group already. A TorchTrainer makes one for its "
@@ -73,9 +60,8 @@ class TorchBackend(Backend):
         world = context.world
         timeout = timedelta(seconds=config.timeout_s)
         self._store, host, port = _open_store(context, timeout)
-        _export(
-            context,
-            {
+        context.export(
+            **{
                 **_gloo_interface(context),
                 "MASTER_ADDR": host,
                 "MASTER_PORT": str(port),
@@ -88,8 +74,9 @@ class TorchBackend(Backend):
                 # accelerate takes the GPU of the local rank's number without it.
                 "ACCELERATE_TORCH_DEVICE": device,
                 **self.variables(context, config),
-            },
+            }
         )
+        self._num_threads, self._is_alone = torch.get_num_threads(), world.world_size == 1
         torch.set_num_threads(context.cpus_per_worker)
         distributed.init_process_group(
             config.backend or ("nccl" if context.gpu_ids else "gloo"),
@@ -116,42 +103,21 @@ class TorchBackend(Backend):
         # The store lives in rank 0, and NCCL's watchdogs look into it to their end.
         context.comm.barrier()
         self._store = None
-        release()
 
+    def release(self) -> None:
+        """Give torch its threads back, and leave a group of one rank. Not collective.
 
-def release() -> None:
-    """Give this process back as it was before its process group was set up. Not collective.
+        A group of several ranks that failed is left alone: to destroy it waits for collectives that
+        will not end.
+        """
+        if self._num_threads is None:
+            return
+        import torch
+        from torch import distributed
 
-    Does nothing where there is none. A group of several ranks that failed is left alone: to destroy
-    it waits for collectives that will not end.
-    """
-    global _before
-    if _before is None:
-        return
-    import torch
-    from torch import distributed
-
-    before, _before = _before, None
-    if before.world_size == 1 and distributed.is_initialized():
-        distributed.destroy_process_group()
-    torch.set_num_threads(before.num_threads)
-    for name, value in before.variables.items():
-        if value is not None:
-            environ.export({name: value})
-        else:
-            environ.unset(name)
-
-
-def _export(context: BackendContext, variables: dict[str, str]) -> None:
-    global _before
-    import torch
-
-    _before = _Before(
-        variables={name: environ.variable(name) for name in variables},
-        num_threads=torch.get_num_threads(),
-        world_size=context.world.world_size,
-    )
-    context.export(**variables)
+        if self._is_alone and distributed.is_initialized():
+            distributed.destroy_process_group()
+        torch.set_num_threads(self._num_threads)
 
 
 def _select_device(context: BackendContext) -> str:

@@ -14,7 +14,6 @@ from hpctrain.trainer import DataParallelTrainer, TrainLoop
 
 if TYPE_CHECKING:
     from hpctrain.preprocessors import Preprocessor
-    from hpctrain.result import Result
 
 
 class TorchTrainer(DataParallelTrainer):
@@ -71,13 +70,3 @@ class TorchTrainer(DataParallelTrainer):
                 "TorchConfig(backend='nccl') is for workers with GPUs, but use_gpu=False. Set "
                 "ScalingConfig(use_gpu=True), or leave backend out: it is gloo then."
             )
-
-    def training_loop(self) -> Result:
-        """Hand the training function over to the workers. Not collective."""
-        try:
-            return super().training_loop()
-        finally:
-            # In the homes where this process is a rank, which may have failed.
-            from hpctrain.torch.process_group import release
-
-            release()

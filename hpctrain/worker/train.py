@@ -78,7 +78,9 @@ def run_training(
         )
     config = worker_spec.backend_config
     backend = config.backend_cls()
-    with activate(worker), contextlib.closing(session):
+    with contextlib.ExitStack() as at_end, activate(worker), contextlib.closing(session):
+        at_end.callback(backend_context.take_back)
+        at_end.callback(backend.release)
         on_phase("backend")
         backend.on_start(backend_context, config)
         backend.on_training_start(backend_context, config)

@@ -1,0 +1,83 @@
+"""What becomes of a process that was a rank, whatever became of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from hpctrain import BackendConfig, DataParallelTrainer, RunConfig, ScalingConfig, environ
+from hpctrain.backend import Backend, BackendContext
+
+calls: list[str] = []
+
+
+class Exporting(Backend):
+    def on_start(self, context: BackendContext, config: ExportingConfig) -> None:
+        context.export(HPC_NEW="1", HPC_CHANGED="2", HPC_GONE=None)
+        context.export(HPC_NEW="2")
+        if config.fails_at_start:
+            raise RuntimeError("no start")
+
+    def on_shutdown(self, context: BackendContext, config: ExportingConfig) -> None:
+        calls.append("on_shutdown")
+
+    def release(self) -> None:
+        calls.append(f"release with HPC_NEW={environ.variable('HPC_NEW')}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportingConfig(BackendConfig):
+    fails_at_start: bool = False
+
+    @property
+    def backend_cls(self) -> type[Backend]:
+        return Exporting
+
+
+@pytest.fixture
+def fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    monkeypatch.delenv("HPC_NEW", raising=False)
+    monkeypatch.setenv("HPC_CHANGED", "1")
+    monkeypatch.setenv("HPC_GONE", "1")
+    calls.clear()
+
+    def fit(train: Callable[[], None], **settings: bool) -> None:
+        DataParallelTrainer(
+            train,
+            backend_config=ExportingConfig(**settings),
+            scaling_config=ScalingConfig(num_workers=0),
+            run_config=RunConfig(storage_path=tmp_path),
+        ).fit()
+
+    return fit
+
+
+def exported() -> list[str | None]:
+    return [environ.variable(name) for name in ("HPC_NEW", "HPC_CHANGED", "HPC_GONE")]
+
+
+def look() -> None:
+    calls.append(f"training with {exported()}")
+
+
+def fail() -> None:
+    raise RuntimeError("no training")
+
+
+def test_a_backend_is_released_last_and_its_variables_are_given_back(
+    fit: Callable[..., None],
+) -> None:
+    fit(look)
+    assert calls == ["training with ['2', '2', None]", "on_shutdown", "release with HPC_NEW=2"]
+    assert exported() == [None, "1", "1"]
+
+
+@pytest.mark.parametrize("fails_at_start", [False, True])
+def test_so_it_is_where_the_rank_fails(fit: Callable[..., None], fails_at_start: bool) -> None:
+    with pytest.raises(Exception, match="no start" if fails_at_start else "no training"):
+        fit(fail, fails_at_start=fails_at_start)
+    assert calls == ["release with HPC_NEW=2"]
+    assert exported() == [None, "1", "1"]
