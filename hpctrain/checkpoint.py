@@ -15,17 +15,20 @@ from dataclasses import dataclass
 from enum import Enum
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpctrain.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from hpctrain.preprocessors import Preprocessor
 
+C = TypeVar("C", bound="Checkpoint")
+
 MANIFEST_NAME = ".hpctrain-manifest.json"
 """Written by the commit; not part of what the user saved."""
 _METADATA_NAME = ".metadata.json"
 _DICT_NAME = "dict_checkpoint.pkl"
+_TEMPORARY = "hpctrain-checkpoint-"
 
 
 class Checkpoint:
@@ -54,7 +57,6 @@ class Checkpoint:
                 f"Checkpoint({str(path)!r}): {self.path} {found}. Save into a directory first, and "
                 f"give that directory."
             )
-        self._cleanup: weakref.finalize[Any, Any] | None = None
 
     def __repr__(self) -> str:
         """Return the call that makes an equal handle."""
@@ -83,17 +85,27 @@ class Checkpoint:
 
         Not collective. The directory lives as long as this handle.
         """
+        from hpctrain.plan import spec
+
+        checkpoint = cls._make()
+        content = spec.pack(dict(data), what="the checkpoint")
+        (checkpoint.path / _DICT_NAME).write_bytes(content)
+        return checkpoint
+
+    @classmethod
+    def _make(cls: type[C], path: str | PathLike[str] | None = None) -> C:
+        """Return a handle on a directory to write into, which is made if needed.
+
+        None makes a temporary one, which is deleted with the handle: also where the writing fails.
+        """
+        if path is not None:
+            Path(path).mkdir(parents=True, exist_ok=True)
+            return cls(path)
         import shutil
         import tempfile
 
-        from hpctrain.plan import spec
-
-        directory = tempfile.mkdtemp(prefix="hpctrain-checkpoint-")
-        (Path(directory) / _DICT_NAME).write_bytes(spec.pack(dict(data), what="the checkpoint"))
-        checkpoint = cls(directory)
-        checkpoint._cleanup = weakref.finalize(
-            checkpoint, shutil.rmtree, directory, ignore_errors=True
-        )
+        checkpoint = cls(tempfile.mkdtemp(prefix=_TEMPORARY))
+        weakref.finalize(checkpoint, shutil.rmtree, checkpoint.path, ignore_errors=True)
         return checkpoint
 
     def to_dict(self) -> dict[str, Any]:
@@ -132,7 +144,7 @@ class Checkpoint:
         import shutil
         import tempfile
 
-        target = Path(tempfile.mkdtemp(prefix="hpctrain-checkpoint-") if path is None else path)
+        target = Path(tempfile.mkdtemp(prefix=_TEMPORARY) if path is None else path)
         with self.as_directory() as source:
             shutil.copytree(
                 source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST_NAME)

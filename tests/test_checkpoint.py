@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import gc
 import pickle
+import tempfile
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,16 @@ def test_the_directory_of_a_dict_lives_as_long_as_its_handle():
     del checkpoint
     gc.collect()
     assert not path.exists()
+
+
+def test_a_temporary_directory_is_deleted_where_nothing_could_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with suppress(ConfigError):
+        Checkpoint.from_dict({"x": threading.Lock()})
+    gc.collect()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_dict_that_cannot_be_pickled_is_refused_by_name():

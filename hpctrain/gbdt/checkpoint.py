@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import abc
-import shutil
-import tempfile
-import weakref
 from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -104,14 +101,8 @@ class ModelCheckpoint(Checkpoint, abc.ABC):
             The directory, made if needed. None makes a temporary one, which lives as long as this
             handle.
         """
-        directory = Path(tempfile.mkdtemp(prefix="hpctrain-checkpoint-") if path is None else path)
-        directory.mkdir(parents=True, exist_ok=True)
-        cls.save(model, directory, features=features)
-        checkpoint = cls(directory)
-        if path is None:
-            checkpoint._cleanup = weakref.finalize(
-                checkpoint, shutil.rmtree, directory, ignore_errors=True
-            )
+        checkpoint = cls._make(path)
+        cls.save(model, checkpoint.path, features=features)
         if preprocessor is not None:
             checkpoint.set_preprocessor(preprocessor)
         return checkpoint

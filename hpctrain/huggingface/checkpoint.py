@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-import weakref
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,8 +57,8 @@ class TransformersCheckpoint(Checkpoint):
         preprocessor
             What batches go through before the pipeline.
         """
-        directory = Path(tempfile.mkdtemp(prefix="hpctrain-checkpoint-") if path is None else path)
-        directory.mkdir(parents=True, exist_ok=True)
+        checkpoint = cls._make(path)
+        directory = checkpoint.path
         plain: Any = getattr(model, "module", model)
         if hasattr(plain, "save_pretrained"):
             plain.save_pretrained(directory)
@@ -71,13 +69,6 @@ class TransformersCheckpoint(Checkpoint):
         if tokenizer is not None:
             tokenizer.save_pretrained(directory)
         describe(directory)
-        checkpoint = cls(directory)
-        if path is None:
-            import shutil
-
-            checkpoint._cleanup = weakref.finalize(
-                checkpoint, shutil.rmtree, directory, ignore_errors=True
-            )
         if preprocessor is not None:
             checkpoint.set_preprocessor(preprocessor)
         return checkpoint

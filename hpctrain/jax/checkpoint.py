@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike
@@ -14,7 +11,7 @@ from typing import Any
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.jax.process import import_jax
-from hpctrain.predict.features import ModelFeatures
+from hpctrain.predict.features import describe_model
 from hpctrain.worker import context
 
 STATE_NAME = "state"
@@ -65,27 +62,18 @@ class JaxCheckpoint(Checkpoint):
         ConfigError
             If jax or orbax is missing.
         """
-        is_temporary = path is None and not context.is_active()
-        if path is not None:
-            directory = Path(path).absolute()
-            directory.mkdir(parents=True, exist_ok=True)
-        elif is_temporary:
-            directory = Path(tempfile.mkdtemp(prefix="hpctrain-checkpoint-"))
-        else:
-            with context.checkpoint_dir() as staging:
-                directory = Path(staging)
-        _save_shared(state, directory)
-        names = None if features is None else tuple(features)
+        if path is None and context.is_active():
+            path = context.active_worker("from_state()").session.staging()
+        checkpoint = cls._make(path)
+        _save_shared(state, checkpoint.path)
         # On every rank: one that has no shard of its own still gives a part.
-        ModelFeatures(framework="jax", features=names, label=label).write(directory)
-        checkpoint = cls(directory)
-        if is_temporary:
-            checkpoint._cleanup = weakref.finalize(
-                checkpoint, shutil.rmtree, directory, ignore_errors=True
-            )
-        if preprocessor is not None and import_jax().process_index() == 0:
-            checkpoint.set_preprocessor(preprocessor)
-        return checkpoint
+        return describe_model(
+            checkpoint,
+            framework="jax",
+            preprocessor=preprocessor if import_jax().process_index() == 0 else None,
+            features=features,
+            label=label,
+        )
 
     def get_state(self, like: Any = None) -> Any:
         """Return the pytree.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pickle
 import shutil
-import tempfile
-import weakref
 from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import hpctrain
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.errors import CheckpointError, ConfigError
-from hpctrain.predict.features import ModelFeatures
+from hpctrain.predict.features import describe_model
 from hpctrain.torch.checkpoint import TorchCheckpoint
 
 if TYPE_CHECKING:
@@ -56,17 +54,10 @@ class LightningCheckpoint(TorchCheckpoint):
         preprocessor
             What batches go through before the model.
         """
-        directory = Path(tempfile.mkdtemp(prefix="hpctrain-checkpoint-"))
+        checkpoint = cls._make()
         copy = shutil.copytree if Path(path).is_dir() else shutil.copyfile
-        copy(path, directory / CHECKPOINT_NAME)
-        ModelFeatures(framework=FRAMEWORK).write(directory)
-        checkpoint = cls(directory)
-        checkpoint._cleanup = weakref.finalize(
-            checkpoint, shutil.rmtree, directory, ignore_errors=True
-        )
-        if preprocessor is not None:
-            checkpoint.set_preprocessor(preprocessor)
-        return checkpoint
+        copy(path, checkpoint.path / CHECKPOINT_NAME)
+        return describe_model(checkpoint, framework=FRAMEWORK, preprocessor=preprocessor)
 
     def get_state_dict(self) -> dict[str, torch.Tensor]:
         """Return the weights, on the CPU. Not collective. No code is run.

@@ -8,12 +8,17 @@ from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from hpctrain.data.schema import check_columns
 from hpctrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hpctrain.checkpoint import Checkpoint
+
+C = TypeVar("C", bound="Checkpoint")
 
 FEATURES_NAME = "features.json"
 # By XGBoost, and by LightGBM.
@@ -66,6 +71,25 @@ class ModelFeatures:
         """Write it beside a model. Not collective."""
         content = {key: value for key, value in asdict(self).items() if value != {}}
         (Path(directory) / FEATURES_NAME).write_text(json.dumps(content), encoding="utf-8")
+
+
+def describe_model(
+    checkpoint: C,
+    *,
+    framework: str,
+    preprocessor: Any = None,
+    features: Sequence[str] | None = None,
+    label: str | None = None,
+) -> C:
+    """Write beside a model what it is of, and what batches go through before it.
+
+    Not collective. Returns the checkpoint.
+    """
+    names = None if features is None else tuple(features)
+    ModelFeatures(framework=framework, features=names, label=label).write(checkpoint.path)
+    if preprocessor is not None:
+        checkpoint.set_preprocessor(preprocessor)
+    return checkpoint
 
 
 def expand_names(columns: Mapping[str, Sequence[int]]) -> dict[str, list[str]]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
-import weakref
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
@@ -15,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.data.optional import require
 from hpctrain.errors import CheckpointError
-from hpctrain.predict.features import ModelFeatures
+from hpctrain.predict.features import describe_model
 
 if TYPE_CHECKING:
     from tensorflow import keras
@@ -60,13 +58,9 @@ class TensorflowCheckpoint(Checkpoint):
         label
             Column that the model predicts.
         """
-
-        def save(directory: Path) -> None:
-            model.save(directory / KERAS_NAME)
-
-        return cls._write(
-            save, path=path, preprocessor=preprocessor, features=features, label=label
-        )
+        checkpoint = cls._make(path)
+        model.save(checkpoint.path / KERAS_NAME)
+        return checkpoint._describe(preprocessor, features, label)
 
     @classmethod
     def from_h5(
@@ -89,13 +83,9 @@ class TensorflowCheckpoint(Checkpoint):
         path, preprocessor, features, label
             As in `from_model`.
         """
-
-        def save(directory: Path) -> None:
-            shutil.copyfile(file_path, directory / H5_NAME)
-
-        return cls._write(
-            save, path=path, preprocessor=preprocessor, features=features, label=label
-        )
+        checkpoint = cls._make(path)
+        shutil.copyfile(file_path, checkpoint.path / H5_NAME)
+        return checkpoint._describe(preprocessor, features, label)
 
     @classmethod
     def from_saved_model(
@@ -118,13 +108,9 @@ class TensorflowCheckpoint(Checkpoint):
         path, preprocessor, features, label
             As in `from_model`.
         """
-
-        def save(directory: Path) -> None:
-            shutil.copytree(dir_path, directory / SAVED_MODEL_NAME)
-
-        return cls._write(
-            save, path=path, preprocessor=preprocessor, features=features, label=label
-        )
+        checkpoint = cls._make(path)
+        shutil.copytree(dir_path, checkpoint.path / SAVED_MODEL_NAME)
+        return checkpoint._describe(preprocessor, features, label)
 
     def get_model(
         self,
@@ -163,29 +149,12 @@ class TensorflowCheckpoint(Checkpoint):
                 trusted=trusted,
             )
 
-    @classmethod
-    def _write(
-        cls,
-        save: Callable[[Path], None],
-        *,
-        path: str | PathLike[str] | None,
-        preprocessor: Any,
-        features: Sequence[str] | None,
-        label: str | None,
+    def _describe(
+        self, preprocessor: Any, features: Sequence[str] | None, label: str | None
     ) -> TensorflowCheckpoint:
-        directory = Path(tempfile.mkdtemp(prefix="hpctrain-checkpoint-") if path is None else path)
-        directory.mkdir(parents=True, exist_ok=True)
-        save(directory)
-        names = None if features is None else tuple(features)
-        ModelFeatures(framework="tensorflow", features=names, label=label).write(directory)
-        checkpoint = cls(directory)
-        if path is None:
-            checkpoint._cleanup = weakref.finalize(
-                checkpoint, shutil.rmtree, directory, ignore_errors=True
-            )
-        if preprocessor is not None:
-            checkpoint.set_preprocessor(preprocessor)
-        return checkpoint
+        return describe_model(
+            self, framework="tensorflow", preprocessor=preprocessor, features=features, label=label
+        )
 
 
 def load_model(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -11,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.errors import CheckpointError, ConfigError
-from hpctrain.predict.features import ModelFeatures
+from hpctrain.predict.features import describe_model
 
 if TYPE_CHECKING:
     import torch
@@ -96,21 +94,15 @@ class TorchCheckpoint(Checkpoint):
             )
         # Each in memory of its own: safetensors refuses weights that share it.
         tensors = {k: v.detach().to("cpu", copy=True).contiguous() for k, v in state_dict.items()}
-        directory = Path(tempfile.mkdtemp(prefix="hpctrain-checkpoint-") if path is None else path)
-        directory.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, directory / SAFETENSORS_NAME)
-        names = None if features is None else tuple(features)
-        ModelFeatures(framework="torch", features=names, label=label).write(directory)
-        checkpoint = cls(directory)
-        if path is None:
-            import shutil
-
-            checkpoint._cleanup = weakref.finalize(
-                checkpoint, shutil.rmtree, directory, ignore_errors=True
-            )
-        if preprocessor is not None:
-            checkpoint.set_preprocessor(preprocessor)
-        return checkpoint
+        checkpoint = cls._make(path)
+        save_file(tensors, checkpoint.path / SAFETENSORS_NAME)
+        return describe_model(
+            checkpoint,
+            framework="torch",
+            preprocessor=preprocessor,
+            features=features,
+            label=label,
+        )
 
     def get_state_dict(self) -> dict[str, torch.Tensor]:
         """Return the weights, on the CPU. Not collective. Nothing is unpickled but tensors.
