@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.errors import CheckpointError
 from hpctrain.predict.features import FEATURES_NAME, ModelFeatures
-from hpctrain.torch.checkpoint import load_model
+from hpctrain.torch.checkpoint import SAFETENSORS_NAME, load_model, write_state_dict
 
 if TYPE_CHECKING:
     import torch
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 CONFIG_NAME = "config.json"
 WEIGHT_FILES = (
-    "model.safetensors",
+    SAFETENSORS_NAME,
     "model.safetensors.index.json",
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
@@ -63,9 +63,7 @@ class TransformersCheckpoint(Checkpoint):
         if hasattr(plain, "save_pretrained"):
             plain.save_pretrained(directory)
         else:
-            from safetensors.torch import save_model
-
-            save_model(plain, str(directory / WEIGHT_FILES[0]))
+            write_state_dict(plain.state_dict(), directory)
         if tokenizer is not None:
             tokenizer.save_pretrained(directory)
         describe(directory)

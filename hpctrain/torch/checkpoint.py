@@ -85,17 +85,14 @@ class TorchCheckpoint(Checkpoint):
             If something in it is not a tensor.
         """
         import torch
-        from safetensors.torch import save_file
 
         if others := [k for k, v in state_dict.items() if not isinstance(v, torch.Tensor)]:
             raise ConfigError(
                 f"the state_dict has values that are no tensors: {', '.join(others[:6])}. Keep "
                 f"them in a file of their own beside {SAFETENSORS_NAME}."
             )
-        # Each in memory of its own: safetensors refuses weights that share it.
-        tensors = {k: v.detach().to("cpu", copy=True).contiguous() for k, v in state_dict.items()}
         checkpoint = cls._make(path)
-        save_file(tensors, checkpoint.path / SAFETENSORS_NAME)
+        write_state_dict(state_dict, checkpoint.path)
         return describe_model(
             checkpoint,
             framework="torch",
@@ -131,6 +128,15 @@ class TorchCheckpoint(Checkpoint):
             If the weights are not those of this architecture.
         """
         return load_model(self, model)
+
+
+def write_state_dict(state_dict: Mapping[str, torch.Tensor], directory: Path) -> None:
+    """Write weights into a directory. Not collective."""
+    from safetensors.torch import save_file
+
+    # Each in memory of its own: safetensors refuses weights that share it.
+    tensors = {k: v.detach().to("cpu", copy=True).contiguous() for k, v in state_dict.items()}
+    save_file(tensors, directory / SAFETENSORS_NAME)
 
 
 def read_state_dict(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:

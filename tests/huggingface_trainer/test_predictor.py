@@ -111,6 +111,20 @@ def test_a_model_that_is_none_of_transformers_has_no_pipeline(tmp_path: Path) ->
         TransformersPredictor.from_checkpoint(torch)
 
 
+def test_weights_that_a_model_of_ones_own_shares_come_back() -> None:
+    from torch import nn
+
+    def make_tied() -> nn.Sequential:
+        tied = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        tied[1].weight = tied[0].weight
+        return tied
+
+    trained, fresh = make_tied(), make_tied()
+    loaded = TransformersCheckpoint.from_model(trained).get_model(fresh)
+    assert loaded[1].weight is loaded[0].weight
+    assert (loaded[1].weight == trained[1].weight).all()
+
+
 def test_a_task_that_nobody_names_is_asked_for(checkpoint: TransformersCheckpoint) -> None:
     path = checkpoint.path / "config.json"
     config = json.loads(path.read_text())
