@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -11,9 +11,8 @@ from hpctrain.checkpoint import Checkpoint
 from hpctrain.errors import ConfigError
 from hpctrain.jax import process
 from hpctrain.jax.checkpoint import STATE_NAME, read_params
-from hpctrain.predict.batches import PREDICTIONS
-from hpctrain.predict.features import check_width, feature_matrix
 from hpctrain.predict.predictor import Predictor
+from hpctrain.predict.tensors import from_output, to_inputs
 from hpctrain.worker import context
 
 ApplyFunction: TypeAlias = Callable[[Any, Any], Any]
@@ -123,29 +122,13 @@ class JaxPredictor(Predictor):
     def _predict_numpy(self, data: Any, dtype: Any = None, **kwargs: Any) -> Any:
         import jax
 
-        inputs = jax.device_put(self._to_inputs(data, dtype), self.device)
-        output = self.call_model(inputs, **kwargs)
-        if isinstance(output, (jax.Array, np.ndarray)):
-            return {PREDICTIONS: _to_numpy(output)}
-        if isinstance(output, Mapping) and all(
-            isinstance(values, (jax.Array, np.ndarray)) for values in output.values()
-        ):
-            return {str(name): _to_numpy(values) for name, values in output.items()}
-        raise ConfigError(
-            f"the model returned a {type(output).__name__}. {type(self).__name__} understands an "
-            f"array, or a dict of arrays; override call_model() to make one of what it returns."
+        inputs = to_inputs(data, features=self.features, dtype=dtype, to_tensor=self._cast)
+        return from_output(
+            self.call_model(jax.device_put(inputs, self.device), **kwargs),
+            is_tensor=lambda values: isinstance(values, (jax.Array, np.ndarray)),
+            to_numpy=_to_numpy,
+            predictor=type(self).__name__,
         )
-
-    def _to_inputs(self, data: Any, dtype: Any) -> Any:
-        if isinstance(data, np.ndarray):
-            if self.features is not None:
-                check_width(data, self.features)
-            return self._cast(data, dtype)
-        if self.features is not None:
-            return self._cast(feature_matrix(data, self.features), dtype)
-        types = dtype if isinstance(dtype, Mapping) else dict.fromkeys(data, dtype)
-        inputs = {name: self._cast(values, types.get(name)) for name, values in data.items()}
-        return next(iter(inputs.values())) if len(inputs) == 1 else inputs
 
     def _cast(self, values: np.ndarray[Any, Any], dtype: Any) -> np.ndarray[Any, Any]:
         if dtype is None and values.dtype.kind == "f":

@@ -11,9 +11,8 @@ import numpy as np
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.data.optional import require
 from hpctrain.errors import ConfigError
-from hpctrain.predict.batches import PREDICTIONS
-from hpctrain.predict.features import check_width, feature_matrix
 from hpctrain.predict.predictor import Predictor
+from hpctrain.predict.tensors import from_output, to_inputs
 from hpctrain.tensorflow.checkpoint import H5_NAME, KERAS_NAME, SAVED_MODEL_NAME, load_model
 from hpctrain.tensorflow.device import show_gpus
 from hpctrain.worker import context
@@ -156,26 +155,14 @@ class TensorflowPredictor(Predictor):
         import tensorflow
 
         with tensorflow.device(self.device):
-            output = self.call_model(self._to_tensors(data, dtype), **kwargs)
-        if tensorflow.is_tensor(output):
-            return {PREDICTIONS: output.numpy()}
-        if isinstance(output, Mapping) and all(map(tensorflow.is_tensor, output.values())):
-            return {str(name): values.numpy() for name, values in output.items()}
-        raise ConfigError(
-            f"the model returned a {type(output).__name__}. {type(self).__name__} understands a "
-            f"tensor, or a dict of tensors; override call_model() to make one of what it returns."
+            inputs = to_inputs(data, features=self.features, dtype=dtype, to_tensor=_to_tensor)
+            output = self.call_model(inputs, **kwargs)
+        return from_output(
+            output,
+            is_tensor=tensorflow.is_tensor,
+            to_numpy=lambda tensor: tensor.numpy(),
+            predictor=type(self).__name__,
         )
-
-    def _to_tensors(self, data: Any, dtype: Any) -> Any:
-        if isinstance(data, np.ndarray):
-            if self.features is not None:
-                check_width(data, self.features)
-            return _to_tensor(data, dtype)
-        if self.features is not None:
-            return _to_tensor(feature_matrix(data, self.features), dtype)
-        by_name = dtype if isinstance(dtype, Mapping) else dict.fromkeys(data, dtype)
-        tensors = {name: _to_tensor(values, by_name.get(name)) for name, values in data.items()}
-        return next(iter(tensors.values())) if len(tensors) == 1 else tensors
 
 
 def _to_tensor(values: np.ndarray[Any, Any], dtype: Any) -> Any:

@@ -9,9 +9,8 @@ import numpy as np
 
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.errors import ConfigError
-from hpctrain.predict.batches import PREDICTIONS
-from hpctrain.predict.features import check_width, feature_matrix
 from hpctrain.predict.predictor import Predictor
+from hpctrain.predict.tensors import from_output, to_inputs
 from hpctrain.torch.checkpoint import PICKLED_NAME, SAFETENSORS_NAME, load_model
 from hpctrain.worker import context
 
@@ -123,29 +122,11 @@ class TorchPredictor(Predictor):
         import torch
 
         with torch.inference_mode():
-            output = self.call_model(self._to_tensors(data, dtype), **kwargs)
-        if isinstance(output, torch.Tensor):
-            return {PREDICTIONS: _to_numpy(output)}
-        if isinstance(output, Mapping) and all(
-            isinstance(v, torch.Tensor) for v in output.values()
-        ):
-            return {str(name): _to_numpy(values) for name, values in output.items()}
-        raise ConfigError(
-            f"the model returned a {type(output).__name__}. {type(self).__name__} understands a "
-            f"tensor, or a dict of tensors; override call_model() to make one of what it returns."
+            inputs = to_inputs(data, features=self.features, dtype=dtype, to_tensor=self._to_tensor)
+            output = self.call_model(inputs, **kwargs)
+        return from_output(
+            output, is_tensor=torch.is_tensor, to_numpy=_to_numpy, predictor=type(self).__name__
         )
-
-    def _to_tensors(self, data: Any, dtype: Any) -> torch.Tensor | dict[str, torch.Tensor]:
-        if isinstance(data, np.ndarray):
-            if self.features is not None:
-                check_width(data, self.features)
-            return self._to_tensor(data, dtype)
-        if self.features is not None:
-            return self._to_tensor(feature_matrix(data, self.features), dtype)
-        if len(data) == 1:
-            ((name, values),) = data.items()
-            return self._to_tensor(values, _dtype_of(dtype, name))
-        return {n: self._to_tensor(values, _dtype_of(dtype, n)) for n, values in data.items()}
 
     def _to_tensor(self, values: np.ndarray[Any, Any], dtype: Any) -> torch.Tensor:
         import torch
@@ -156,10 +137,6 @@ class TorchPredictor(Predictor):
             # torch warns of memory that it must not write to, and knows one byte order.
             values = values.astype(values.dtype.newbyteorder("="))
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.device, dtype)
-
-
-def _dtype_of(dtype: Any, name: str) -> Any:
-    return dtype.get(name) if isinstance(dtype, Mapping) else dtype
 
 
 def _to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
