@@ -5,8 +5,9 @@ Importing this does not import sklearn; using it in a worker does.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hpctrain.lazy_names import at_first_use
 
 if TYPE_CHECKING:
     from hpctrain.sklearn.checkpoint import SklearnCheckpoint as SklearnCheckpoint
@@ -23,16 +24,4 @@ _HOME_OF = {
 
 __all__ = sorted(_HOME_OF)
 
-
-def __getattr__(name: str) -> Any:
-    """Import a public name at its first use (PEP 562)."""
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'hpctrain.sklearn' has no attribute {name!r}")
-    value = getattr(import_module(f"hpctrain.sklearn.{_HOME_OF[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    """List the public names."""
-    return __all__
+__getattr__, __dir__ = at_first_use(__name__, _HOME_OF)
