@@ -225,15 +225,18 @@ def install_wheel(wheel: Path) -> None:
     LaunchError
         If pip fails.
     """
-    with tempfile.TemporaryDirectory(prefix="hpctrain-horovod-") as work:
-        _pip(
-            # The same version may be there, for another torch.
-            ["install", "--no-deps", "--force-reinstall", str(wheel)],
-            what=f"installing {wheel}",
-            variables={},
-            log=Path(work) / "install.log",
-            timeout_s=_INSTALL_TIMEOUT_S,
-        )
+    descriptor, log = tempfile.mkstemp(prefix="hpctrain-horovod-", suffix=".log")
+    os.close(descriptor)
+    _pip(
+        # The same version may be there, for another torch.
+        ["install", "--no-deps", "--force-reinstall", str(wheel)],
+        what=f"installing {wheel}",
+        variables={},
+        log=Path(log),
+        timeout_s=_INSTALL_TIMEOUT_S,
+    )
+    # Not where pip fails: the error names it.
+    os.unlink(log)
 
 
 def check_installed(target: Target) -> str:

@@ -7,11 +7,13 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
+from hpctrain.errors import LaunchError
 from hpctrain.horovod import build
 
 BESIDE_PYTHON = Path(sys.executable).parent
@@ -113,6 +115,17 @@ def test_torch_mpi_and_options_make_another_wheel(
     assert all(build.find_wheel(tmp_path, other) is None for other in others)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert build.default_cache() == tmp_path / "hpctrain" / "horovod"
+
+
+def test_a_wheel_that_cannot_be_installed_leaves_the_log_that_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(LaunchError, match="The first error in the log says why") as failed:
+        build.install_wheel(tmp_path / "horovod-0.28.1-py3-none-any.whl")
+    (log,) = tmp_path.glob("*.log")
+    assert f"Last lines of {log}" in str(failed.value)
+    assert log.stat().st_size > 0
 
 
 def test_what_was_built_before_is_installed_and_says_what_is_in_it() -> None:
