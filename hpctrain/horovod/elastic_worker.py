@@ -91,11 +91,10 @@ def _join(context: TrainContext, connections: GlooConnections) -> None:
     hvd = installed.load()
     installed.check_gloo(hvd)
     select_gpu(context.gpu_ids, hostname=context.world.hostname)
-    place = environ.variable("HOROVOD_HOSTNAME"), environ.variable("HOROVOD_LOCAL_RANK")
+    host, local_rank = environ.variable("HOROVOD_HOSTNAME"), environ.variable("HOROVOD_LOCAL_RANK")
     # The server itself says when it does not wait any longer.
-    ranks = ask_rendezvous("GET", f"/rank_and_size/{place[0]}:{place[1]}", timeout_s=None).split(
-        ","
-    )
+    said = ask_rendezvous("GET", f"/rank_and_size/{host}:{local_rank}", timeout_s=None)
+    ranks = said.split(",")
     if int(ranks[0]) < 0:
         raise LaunchError(
             f"rank {context.world.world_rank} has a new worker, but those of other ranks do not "

@@ -116,11 +116,12 @@ class WorkerSession:
         source = upload.checkpoint.path
         if source != self._staging:
             directory = self._ask("staging", number)
-            if directory is None:
-                return None
-            shutil.copytree(source, directory, dirs_exist_ok=True)
+            if directory is not None:
+                shutil.copytree(source, directory, dirs_exist_ok=True)
             if upload.delete_local:
                 shutil.rmtree(source)
+            if directory is None:
+                return None
             upload = replace(upload, checkpoint=Checkpoint(directory))
         return replace(upload, mode=CheckpointUploadMode.ASYNC, delete_local=False)
 
