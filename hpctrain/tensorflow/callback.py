@@ -96,8 +96,9 @@ class ReportCheckpointCallback(_keras_callback()):  # type: ignore[misc]  # know
     def _on(self, event: str, hook: Any, *arguments: Any, **keywords: Any) -> None:
         """Do what `hook` does, and report. Collective if the model is saved."""
         hook(*arguments, **keywords)
-        logs = keywords.get("logs") or (arguments[-1] if arguments else None)
-        metrics = self._selected(logs or {})
+        given = (*arguments, *keywords.values())
+        # A loop of the user's own may leave them out.
+        metrics = self._selected(next((x for x in given if isinstance(x, Mapping)), {}))
         if event in self._checkpoint_on:
             self._save(metrics)
         else:

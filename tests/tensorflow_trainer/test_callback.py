@@ -48,6 +48,20 @@ def test_batches_are_reported_and_the_end_is_saved(tmp_path: Path) -> None:
     assert len(result.best_checkpoints) == 1
 
 
+def test_a_loop_of_ones_own_may_leave_the_logs_out(tmp_path: Path) -> None:
+    def train() -> None:
+        report = ReportCheckpointCallback(checkpoint_on="train_end")
+        report.on_epoch_begin(0)
+        report.on_epoch_end(0)
+
+    result = TensorflowTrainer(
+        train,
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(storage_path=tmp_path, verbose=0),
+    ).fit()
+    assert len(result.metrics_history) == 1
+
+
 def test_training_ends_after_the_report_at_which_it_should_stop(tmp_path: Path) -> None:
     assert fit(tmp_path, stop={"loss": 0.0}).return_value < 3
 
