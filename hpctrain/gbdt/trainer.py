@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hpctrain.backend import BackendConfig
 from hpctrain.checkpoint import Checkpoint
+from hpctrain.checks import given_or_default
 from hpctrain.config import DataConfig, RunConfig, ScalingConfig
 from hpctrain.errors import ConfigError
 from hpctrain.gbdt.boosting import TRAIN, Boosting, EarlyStopping, Ingest, check_same_columns
@@ -123,8 +124,8 @@ class GBDTTrainer(DataParallelTrainer):
                     "train_loop_config is for a train_loop_per_worker. The library's parameters "
                     "are params."
                 )
-            run = run_config or RunConfig()
-            scaling = scaling_config or ScalingConfig()
+            run = given_or_default("run_config", run_config, RunConfig)
+            scaling = given_or_default("scaling_config", scaling_config, ScalingConfig)
             checkpoints = run.checkpoint_config
             train_loop_per_worker = self._boosting_cls(
                 params=dict(params),

@@ -9,6 +9,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.checkpoint import Checkpoint
+from hpctrain.checks import given_or_default
 from hpctrain.config import DataConfig, RunConfig, ScalingConfig
 from hpctrain.data.optional import require
 from hpctrain.errors import ConfigError
@@ -91,8 +92,9 @@ class TransformersTrainer(AccelerateTrainer):
                 f"datasets={others}: a transformers.Trainer is given {TRAIN!r} and {EVALUATION!r}. "
                 f"Open others in trainer_init_per_worker."
             )
-        dataset_config = dataset_config or DataConfig(datasets_to_split=[])
-        if dataset_config.datasets_to_split:
+        if dataset_config is None:
+            dataset_config = DataConfig(datasets_to_split=[])
+        if given_or_default("dataset_config", dataset_config, DataConfig).datasets_to_split:
             raise ConfigError(
                 f"dataset_config={dataset_config!r}: a transformers.Trainer shares its datasets "
                 f"out over the ranks itself. Leave dataset_config out."

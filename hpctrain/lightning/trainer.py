@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.checkpoint import Checkpoint
+from hpctrain.checks import given_or_default
 from hpctrain.config import CheckpointConfig, DataConfig, RunConfig, ScalingConfig
 from hpctrain.errors import ConfigError
 from hpctrain.lightning.config import LightningConfig
@@ -87,7 +88,10 @@ class LightningTrainer(TorchTrainer):
             torch_config=torch_config,
             scaling_config=scaling_config,
             dataset_config=dataset_config,
-            run_config=_keep(run_config or RunConfig(), lightning_config.checkpoint_config),
+            run_config=_keep(
+                given_or_default("run_config", run_config, RunConfig),
+                lightning_config.checkpoint_config,
+            ),
             datasets=datasets,
             metadata=metadata,
             resume_from_checkpoint=resume_from_checkpoint,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpctrain import environ
 from hpctrain.checkpoint import Checkpoint
-from hpctrain.checks import check_count
+from hpctrain.checks import check_count, given_or_default
 from hpctrain.config import CheckpointConfig, RunConfig, ScalingConfig
 from hpctrain.data.dataset import Dataset
 from hpctrain.data.formats import from_any
@@ -56,7 +56,7 @@ class BatchPrediction(DataParallelTrainer):
         scaling_config: ScalingConfig | None = None,
         run_config: RunConfig | None = None,
     ) -> None:
-        run_config = run_config or RunConfig()
+        run_config = given_or_default("run_config", run_config, RunConfig)
         if run_config.stop is not None:
             raise ConfigError(
                 "RunConfig(stop=...) would end a prediction before all rows are scored. Leave it "
@@ -204,7 +204,7 @@ class BatchPredictor:
         TrainingFailedError
             If the run failed or was stopped.
         """
-        run_config = run_config or RunConfig()
+        run_config = given_or_default("run_config", run_config, RunConfig)
         place = None if output is None else Output.at(output)
         scoring = self._plan(
             as_dataset(data),

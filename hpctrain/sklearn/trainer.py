@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.checkpoint import Checkpoint
-from hpctrain.checks import check_column
+from hpctrain.checks import check_column, given_or_default
 from hpctrain.config import DataConfig, RunConfig, ScalingConfig
 from hpctrain.errors import ConfigError
 from hpctrain.sklearn.fitting import CV, TRAIN, SklearnFitting
@@ -88,7 +88,7 @@ class SklearnTrainer(DataParallelTrainer):
         resume_from_checkpoint: Checkpoint | None = None,
         preprocessor: Preprocessor | None = None,
     ) -> None:
-        scaling = scaling_config or ScalingConfig()
+        scaling = given_or_default("scaling_config", scaling_config, ScalingConfig)
         if not (hasattr(estimator, "fit") and hasattr(estimator, "get_params")):
             raise ConfigError(
                 f"estimator={estimator!r} is no estimator of scikit-learn: it needs fit() and "

@@ -206,6 +206,9 @@ def test_a_function_that_does_not_take_its_arguments_is_refused() -> None:
         TransformersTrainer(
             make, trainer_init_config={"epochs": 1}, datasets={"train": [], "valid": []}
         )
+    not_one: Any = {"datasets_to_split": []}
+    with pytest.raises(ConfigError, match="of type dict; type DataConfig is needed"):
+        TransformersTrainer(make, trainer_init_config={"epochs": 1}, dataset_config=not_one)
 
 
 def test_the_library_that_is_missing_is_named(

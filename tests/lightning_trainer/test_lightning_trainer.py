@@ -166,6 +166,8 @@ def test_what_cannot_work_is_refused_before_anything_starts(tmp_path: Path) -> N
         LightningTrainer(config, datasets={"valid": DATASETS["val"]})
     with pytest.raises(ConfigError, match="there are none"):
         LightningTrainer(config, datasets_iter_config={"batch_size": 2})
+    with pytest.raises(ConfigError, match="of type dict; type RunConfig is needed"):
+        LightningTrainer(config, run_config={})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="Say it once"):
         LightningTrainer(
             builder().module(cls=Net).checkpointing(save_top_k=1).build(),

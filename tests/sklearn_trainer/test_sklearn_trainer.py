@@ -179,6 +179,7 @@ def test_labels_may_be_text_and_columns_wide(tmp_path: Path) -> None:
             {"parallelize_cv": True, "scaling_config": ScalingConfig(use_gpu=True)},
             "folds do not choose between GPUs",
         ),
+        ({"scaling_config": {}}, "of type dict; type ScalingConfig is needed"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_starts(

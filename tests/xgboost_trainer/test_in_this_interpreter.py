@@ -135,6 +135,7 @@ def test_arrays_and_wide_columns_are_features_with_numbers(fit: Any) -> None:
         ({"dataset_config": DataConfig(datasets_to_split=[])}, "leaves 'train' whole"),
         ({"scaling_config": ScalingConfig(num_workers=600)}, "has 455 rows for 600 workers"),
         ({"xgboost_config": 1}, "; type XGBoostConfig is needed"),
+        ({"run_config": {}}, "of type dict; type RunConfig is needed"),
         ({"early_stopping": 5}, "EarlyStopping is needed"),
     ],
 )
