@@ -31,27 +31,25 @@ class BackendContext:
     site shows them."""
     address: str
     """See `reachable_address`."""
-
-    before: dict[str, str | None] = field(default_factory=dict)
-    """What variables that were exported had been; None: they were not there."""
+    replaced: dict[str, str | None] = field(default_factory=dict)
+    """The values from before of variables that were exported; None: it was not there."""
 
     def export(self, **variables: str | None) -> None:
         """Write environment variables of this process, for code that reads them. Not collective.
 
         None unsets one. When the run is over, each gets the value back that it had.
         """
-        for name, value in variables.items():
-            self.before.setdefault(name, environ.variable(name))
-            _write(name, value)
+        for name in variables:
+            self.replaced.setdefault(name, environ.variable(name))
+        environ.export(variables)
 
     def take_back(self) -> None:
         """Give exported variables the values back that they had. Not collective.
 
         It is called when the run is over on this rank, whatever became of it.
         """
-        for name, value in self.before.items():
-            _write(name, value)
-        self.before.clear()
+        environ.export(self.replaced)
+        self.replaced.clear()
 
     def reachable_address(self) -> str:
         """Return an address of this node that the other ranks can connect to. Not collective.
@@ -106,10 +104,3 @@ class BackendConfig:
     def with_options(self, **changes: Any) -> BackendConfig:
         """Return a copy with some fields changed. Not collective."""
         return replace(self, **changes)
-
-
-def _write(name: str, value: str | None) -> None:
-    if value is None:
-        environ.unset(name)
-    else:
-        environ.export({name: value})

@@ -115,16 +115,15 @@ def expand_path(path: str) -> Path:
     return Path(expanded)
 
 
-def export(values: Mapping[str, str], *, keep_existing: bool = False) -> None:
-    """Write variables into the environment of this process."""
+def export(values: Mapping[str, str | None], *, keep_existing: bool = False) -> None:
+    """Write variables into the environment of this process; None deletes one, if it is there."""
     for name, value in values.items():
-        if not (keep_existing and name in os.environ):
+        if keep_existing and name in os.environ:
+            continue
+        if value is None:
+            os.environ.pop(name, None)
+        else:
             os.environ[name] = value
-
-
-def unset(name: str) -> None:
-    """Delete a variable from the environment of this process, if it is there."""
-    os.environ.pop(name, None)
 
 
 def launched_rank() -> int:

@@ -54,9 +54,8 @@ def launch_variables(config: dict[str, Any]) -> dict[str, str]:
 def main() -> None:
     """Read a configuration, and write its variables."""
     config = json.load(sys.stdin)
-    for name in environ.environment():
-        if name.startswith(_PREFIXES):
-            environ.unset(name)
+    inherited = [name for name in environ.environment() if name.startswith(_PREFIXES)]
+    environ.export(dict.fromkeys(inherited))
     try:
         variables = launch_variables(config)
     except ImportError as error:

@@ -148,10 +148,7 @@ def _no_proxy(host: str) -> Iterator[None]:
     try:
         yield
     finally:
-        if before is None:
-            environ.unset("no_grpc_proxy")
-        else:
-            environ.export({"no_grpc_proxy": before})
+        environ.export({"no_grpc_proxy": before})
 
 
 def _check_gpus(context: BackendContext) -> None:
