@@ -68,7 +68,7 @@ class LightningCheckpoint(TorchCheckpoint):
             If there are none, or they cannot be read that way.
         """
         with self.as_directory() as directory:
-            return _read_state_dict(_find(directory))
+            return _read_state_dict(_find_file(directory), weights_only=True)
 
     def get_model(
         self,
@@ -108,19 +108,26 @@ def load_model(checkpoint: Checkpoint, model: Any, **kwargs: Any) -> torch.nn.Mo
     import torch
 
     with checkpoint.as_directory() as directory:
-        path = _find(directory)
+        path = _find_file(directory)
         try:
             if isinstance(model, type) and hasattr(model, "load_from_checkpoint"):
                 arguments = {"map_location": "cpu", "weights_only": True, **kwargs}
                 loaded: torch.nn.Module = model.load_from_checkpoint(path, **arguments)
                 return loaded
+            if others := sorted(set(kwargs) - {"weights_only"}):
+                raise ConfigError(
+                    f"{', '.join(others)}: for load_from_checkpoint() of a class of a "
+                    f"LightningModule, and model={_name(model)} is none. Leave them out, or give "
+                    f"the class."
+                )
             made = model if isinstance(model, torch.nn.Module) else model()
             if not isinstance(made, torch.nn.Module):
                 raise ConfigError(
                     f"model={model!r} gave a {type(made).__name__}. The class of the "
                     f"LightningModule is needed."
                 )
-            made.load_state_dict(_read_state_dict(path))
+            weights = _read_state_dict(path, weights_only=kwargs.get("weights_only", True))
+            made.load_state_dict(weights)
         except pickle.UnpicklingError as error:
             raise _unsafe(path) from error
         except RuntimeError as error:
@@ -131,11 +138,11 @@ def load_model(checkpoint: Checkpoint, model: Any, **kwargs: Any) -> torch.nn.Mo
     return made
 
 
-def _read_state_dict(path: Path) -> dict[str, torch.Tensor]:
+def _read_state_dict(path: Path, *, weights_only: bool) -> dict[str, torch.Tensor]:
     import torch
 
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(path, map_location="cpu", weights_only=weights_only)
     except pickle.UnpicklingError as error:
         raise _unsafe(path) from error
     return dict(content["state_dict"])
@@ -154,6 +161,17 @@ def _find(directory: str | PathLike[str]) -> Path:
     if not path.exists():
         raise CheckpointError(
             f"{directory} has no {CHECKPOINT_NAME}. hpctrain.lightning.ReportCallback writes it."
+        )
+    return path
+
+
+def _find_file(directory: str | PathLike[str]) -> Path:
+    path = _find(directory)
+    if path.is_dir():
+        raise CheckpointError(
+            f"{path} is a directory, into which a strategy that shards has written. Its Trainer "
+            f"goes on from it; to have the weights in one file, as FSDP's: python -m "
+            f"lightning.pytorch.utilities.consolidate_checkpoint {path}"
         )
     return path
 

@@ -74,6 +74,10 @@ def test_reading_a_checkpoint_runs_no_code_unless_it_is_trusted(tmp_path: Path) 
     predictor = LightningPredictor.from_checkpoint(checkpoint, Net, weights_only=False)
     with torch.inference_mode():
         assert np.array_equal(predictor.predict(X), net(torch.from_numpy(X)).numpy())
+    other = Net(activation=Activation())
+    loaded = checkpoint.get_model(other, weights_only=False)
+    assert loaded is other
+    assert torch.equal(other.linear.weight, net.linear.weight)
 
 
 def test_checkpoints_that_do_not_fit_say_so(tmp_path: Path) -> None:
@@ -82,6 +86,8 @@ def test_checkpoints_that_do_not_fit_say_so(tmp_path: Path) -> None:
         LightningPredictor.from_checkpoint(checkpoint)
     with pytest.raises(CheckpointError, match=r"(?s)not those of Net: .*Give the class"):
         checkpoint.get_model(Net, width=2)
+    with pytest.raises(ConfigError, match=r"width: for load_from_checkpoint\(\) of a class"):
+        checkpoint.get_model(Net(width=4), width=4)
     with pytest.raises(ConfigError, match="gave a int"):
         checkpoint.get_model(lambda: 3)  # type: ignore[arg-type, return-value]
     of_torch = TorchCheckpoint.from_model(torch.nn.Linear(3, 1))
@@ -89,3 +95,12 @@ def test_checkpoints_that_do_not_fit_say_so(tmp_path: Path) -> None:
         LightningPredictor.from_checkpoint(of_torch, Net)
     with pytest.raises(CheckpointError, match="ReportCallback writes it"):
         LightningCheckpoint(Checkpoint(of_torch.path).path).get_state_dict()
+
+
+def test_weights_in_the_directory_of_a_sharding_strategy_are_not_read(tmp_path: Path) -> None:
+    (tmp_path / "shards").mkdir()
+    checkpoint = LightningCheckpoint.from_path(tmp_path / "shards")
+    with pytest.raises(CheckpointError, match=r"checkpoint\.ckpt is a directory.*consolidate"):
+        checkpoint.get_state_dict()
+    with pytest.raises(CheckpointError, match=r"checkpoint\.ckpt is a directory.*consolidate"):
+        checkpoint.get_model(Net)
