@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import hpctrain
+from hpctrain.errors import ConfigError
 from hpctrain.lightning.config import STRATEGIES, LightningConfig
 from hpctrain.lightning.package import import_pytorch
 
@@ -39,10 +40,14 @@ class LightningLoop:
         # Logs of loggers, which would lie in the working directory.
         arguments.setdefault("default_root_dir", str(hpctrain.artifact_dir()))
         arguments["plugins"] = [*_as_list(arguments.get("plugins")), HpctrainEnvironment()]
-        arguments["callbacks"] = [
-            *_as_list(arguments.get("callbacks")),
-            ReportCallback(**config.reports),
-        ]
+        callbacks = arguments["callbacks"] = _as_list(arguments.get("callbacks"))
+        if not any(isinstance(callback, ReportCallback) for callback in callbacks):
+            callbacks.append(ReportCallback(**config.reports))
+        elif config.reports:
+            raise ConfigError(
+                "LightningConfigBuilder().checkpointing(...) and trainer(callbacks=["
+                "ReportCallback(...)]) both say when checkpoints are saved. Say it once."
+            )
         trainer = prepare_trainer(pl.Trainer(strategy=strategy(**config.strategy), **arguments))
         loaders = {
             f"{name}_dataloaders": ShardLoader(

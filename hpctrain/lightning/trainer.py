@@ -100,7 +100,12 @@ class LightningTrainer(TorchTrainer):
 
     @classmethod
     def _rebuild(cls, train_loop: Any, arguments: dict[str, Any]) -> LightningTrainer:
-        loop: LightningLoop = train_loop
+        if not isinstance(train_loop, LightningLoop):
+            raise ConfigError(
+                f"LightningTrainer.restore(train_loop_per_worker={train_loop!r}): it has no "
+                f"training function. lightning_config=... replaces what is trained."
+            )
+        loop = train_loop
         own = {"lightning_config": loop.config, "datasets_iter_config": loop.iter_config}
         rest = {k: v for k, v in arguments.items() if k != "train_loop_config"}
         return cls(**{**own, **rest})

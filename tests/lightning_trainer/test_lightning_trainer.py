@@ -118,6 +118,29 @@ def test_a_run_is_restored_without_its_script(tmp_path: Path, result: Result) ->
     restored = LightningTrainer.restore(tmp_path / "run")
     assert isinstance(restored, LightningTrainer)
     assert losses(restored.fit()) == losses(result)
+    with pytest.raises(ConfigError, match="it has no training function"):
+        LightningTrainer.restore(tmp_path / "run", print)
+
+
+@pytest.mark.parametrize("says_it_twice", [False, True])
+def test_a_callback_of_the_scripts_own_is_the_one_that_reports(
+    tmp_path: Path, says_it_twice: bool
+) -> None:
+    from hpctrain.lightning import ReportCallback
+
+    builder = LightningConfigBuilder().module(cls=Net)
+    builder.trainer(max_epochs=2, enable_progress_bar=False, callbacks=ReportCallback())
+    trainer = LightningTrainer(
+        (builder.checkpointing() if says_it_twice else builder).build(),
+        datasets=DATASETS,
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(storage_path=tmp_path, verbose=0),
+    )
+    if says_it_twice:
+        with pytest.raises(ConfigError, match="both say when checkpoints are saved"):
+            trainer.fit()
+    else:
+        assert [metrics["epoch"] for metrics in trainer.fit().metrics_history] == [0, 1]
 
 
 def test_predictions_come_from_the_checkpoint_of_a_run(result: Result, tmp_path: Path) -> None:
