@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hpctrain.backend import BackendConfig
 from hpctrain.checkpoint import Checkpoint
-from hpctrain.checks import given_or_default
+from hpctrain.checks import check_type, given_or_default
 from hpctrain.config import DataConfig, RunConfig, ScalingConfig
 from hpctrain.errors import ConfigError
 from hpctrain.rundir.paths import RunPaths
@@ -69,7 +69,7 @@ class BaseTrainer(abc.ABC):
         self.resume_from_checkpoint = resume_from_checkpoint
         self.preprocessor = preprocessor
         if resume_from_checkpoint is not None:
-            given_or_default("resume_from_checkpoint", resume_from_checkpoint, Checkpoint)
+            check_type("resume_from_checkpoint", resume_from_checkpoint, Checkpoint)
         try:
             json.dumps(self.metadata)
         except TypeError as error:

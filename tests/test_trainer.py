@@ -84,7 +84,7 @@ def test_a_function_that_does_not_tell_its_arguments_is_no_training_function():
         ),
         (
             {"resume_from_checkpoint": "/a"},
-            "resume_from_checkpoint='/a' is of type str; type Checkpoint is needed",
+            "resume_from_checkpoint holds '/a' of type str. A Checkpoint is needed",
         ),
         ({"metadata": {"x": object()}}, r"metadata=.*: JSON values only: Object of type object"),
     ],
