@@ -1,4 +1,4 @@
-"""A `transformers.Trainer` has the same losses on a laptop and in a job."""
+"""Transformers, by its Trainer or with Accelerate, has the same losses on a laptop and in a job."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ TIMEOUT_S = 240
 def run(storage: Path, environ: dict[str, str], *options: str) -> list[tuple[float, float]]:
     done = subprocess.run(
         [
-            *(sys.executable, str(EXAMPLE), "--workers=4", "--epochs=2", "--skip-predictions"),
+            *(sys.executable, str(EXAMPLE), "--skip-predictions"),
             *(f"--storage={storage}", "--name=digits", *options),
         ],
         env={**os.environ, **environ, "HF_HUB_OFFLINE": "1"},
@@ -35,13 +36,20 @@ def run(storage: Path, environ: dict[str, str], *options: str) -> list[tuple[flo
 
 
 @pytest.mark.slurm
+@pytest.mark.parametrize(
+    ("form", "num_workers", "epochs"),
+    # The Trainer ends with a report of the whole training.
+    [("trainer", 4, [1.0, 2.0, 2.0]), ("accelerate", 2, [1])],
+)
 def test_a_job_on_two_nodes_has_the_losses_of_a_laptop(
-    virtual_slurm: VirtualCluster, tmp_path: Path
+    virtual_slurm: VirtualCluster, tmp_path: Path, form: str, num_workers: int, epochs: Any
 ) -> None:
     pytest.importorskip("transformers")
-    laptop = run(tmp_path / "laptop", {"HPCTRAIN_LAUNCHER": "local"})
-    job = run(tmp_path / "job", {**virtual_slurm.environ, "HPCTRAIN_LAUNCHER": ""}, "--nodes=2")
-    assert [epoch for epoch, _ in job] == [1.0, 2.0, 2.0]
+    options = [f"--form={form}", f"--workers={num_workers}", f"--epochs={int(epochs[-1])}"]
+    laptop = run(tmp_path / "laptop", {"HPCTRAIN_LAUNCHER": "local"}, *options)
+    in_job = {**virtual_slurm.environ, "HPCTRAIN_LAUNCHER": ""}
+    job = run(tmp_path / "job", in_job, "--nodes=2", *options)
+    assert [epoch for epoch, _ in job] == epochs
     assert job == laptop
     result = Result.from_path(tmp_path / "job" / "digits")
     assert (len(result.job_ids), len(result.nodes)) == (1, 2)
