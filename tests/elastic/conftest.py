@@ -156,7 +156,7 @@ def start_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
         workers: int | tuple[int, int],
         *,
         epochs: int = 6,
-        epoch_s: float = 1.0,
+        epoch_s: float = 0.5,
         asks: bool = False,
         **slurm: Any,
     ) -> Run:

@@ -33,6 +33,9 @@ def train(config):
     checkpoint = hpctrain.get_checkpoint()
     state = checkpoint.to_dict() if checkpoint else {"step": 0, "weight": 1.0}
     rank = hpctrain.get_context().get_world_rank()
+    if config["attempts"]:
+        in_last = hpctrain.get_context().world.attempt >= config["attempts"]
+        config["steps"] = state["step"] + 10 if in_last else float("inf")
     while state["step"] < config["steps"]:
         state = {"step": state["step"] + 1, "weight": state["weight"] * 1.0001 + state["step"]}
         hpctrain.collective.barrier(timeout_s=60)
@@ -49,6 +52,7 @@ def train(config):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--attempts", type=int, help="end ten steps after this one has begun")
     parser.add_argument("--pause", type=float, default=0.05)
     parser.add_argument("--asks", action="store_true")
     parser.add_argument("--nodes", type=int, default=2)
@@ -64,7 +68,10 @@ if __name__ == "__main__":
     try:
         result = DataParallelTrainer(
             train,
-            train_loop_config={"steps": args.steps, "pause": args.pause, "asks": args.asks},
+            train_loop_config={
+                "steps": args.steps, "attempts": args.attempts, "pause": args.pause,
+                "asks": args.asks,
+            },
             scaling_config=ScalingConfig(
                 num_workers=2,
                 slurm=SlurmConfig(
@@ -152,17 +159,21 @@ class Disturbed:
     def events(self, name: str) -> list[dict[str, Any]]:
         return [e for e in read_events(RunPaths(self.run_dir)) if e["event"] == name]
 
-    def finish(self, *, steps: int = 60, status: int = 0) -> Result:
-        """Wait until fit() has returned; check that every step is there once, and right."""
+    def finish(self, *, steps: int | None = 60, status: int = 0) -> Result:
+        """Wait until fit() has returned; check that every step is there once, and right.
+
+        ``steps`` is None where it was left open how many there are.
+        """
         assert self.process is not None
         said, _ = self.process.communicate(timeout=TIMEOUT_S)
         assert self.process.returncode == status, said + self.logs()
         result = Result.from_path(self.run_dir)
         if status == 0:
             assert result.state == "finished"
-            assert result.metrics_history == undisturbed(steps)
+            expected = undisturbed(steps or len(result.metrics_history))
+            assert result.metrics_history == expected
             assert result.checkpoint is not None
-            assert result.checkpoint.to_dict() == undisturbed(steps)[-1]
+            assert result.checkpoint.to_dict() == expected[-1]
         return result
 
     def logs(self) -> str:

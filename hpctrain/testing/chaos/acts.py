@@ -25,6 +25,7 @@ _NOTICE_PATIENCE_S = 60.0
 _COMMIT_PATIENCE_S = 10.0
 _JOB_END_PATIENCE_S = 20.0
 _SAVE_S = 6.0
+_ANSWER_PATIENCE_S = 30.0
 
 
 def flip_bit(scene: Scene) -> Iterator[None]:
@@ -116,9 +117,20 @@ def restart_controller(scene: Scene) -> Iterator[None]:
     while saved.stat().st_mtime <= began and time.monotonic() < written_by:
         time.sleep(POLL_INTERVAL_S)
     scene.slurm().kill_controller()
+    job_id = scene.job_id()
     yield
     time.sleep(_AWAY_S)
     scene.slurm().start_controller()
+    # A step that is asked for before the nodes have answered the new slurmctld is put off until
+    # another step of the job ends, or else for the 60 to 69 s after which srun asks again. This one
+    # ends at once; where the job is over already, there is none.
+    wait_until(
+        lambda: scene.slurm().status().ready,
+        what="the nodes to answer the new slurmctld",
+        timeout_s=_ANSWER_PATIENCE_S,
+    )
+    step = ["srun", f"--jobid={job_id}", "--overlap", "--mpi=none", "--nodes=1", "--ntasks=1"]
+    scene.slurm().run_on("head", [*step, "--immediate=5", "true"], timeout_s=30)
 
 
 def power_off(scene: Scene) -> Iterator[None]:

@@ -88,7 +88,8 @@ SchedulerType=sched/backfill
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1
 PriorityType=priority/basic
 MessageTimeout=5
-TCPTimeout=2
+# Six times slurmstepd tries to reach the srun of a dead node, before its job can run again.
+TCPTimeout=1
 SlurmctldTimeout=10
 SlurmdTimeout={spec.slurmd_timeout_s}
 BatchStartTimeout=10
