@@ -1,0 +1,165 @@
+"""What ranks save together, of DDP, FSDP2 and other meshes, is what safetensors and torch read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from hpctrain import RunConfig, ScalingConfig
+from hpctrain.bulk.index import INDEX_NAME, StateIndex
+from hpctrain.torch import TorchConfig, TorchTrainer
+
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning"),
+]
+
+RANKS = 4
+KINDS = ("ddp", "fsdp", "hybrid", "tensor parallel", "some ranks", "by torch")
+
+
+def _training(directory: str) -> Callable[[], None]:
+    """Return the training function; what it needs is inside, so that it travels by value."""
+
+    def train() -> None:
+        import pathlib
+        from typing import Any
+
+        import torch
+        from torch import nn
+        from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+        import hpctrain
+        import hpctrain.torch
+        from hpctrain.torch.state.flatten import flatten_state
+        from hpctrain.torch.state.ranks import GroupComm
+        from hpctrain.torch.state.save import write_state
+
+        rank = hpctrain.get_context().get_world_rank()
+
+        def model() -> Any:
+            torch.manual_seed(0)
+            # Rows that four ranks cannot share evenly, and fewer rows than ranks.
+            return nn.Sequential(nn.Linear(64, 4099), nn.BatchNorm1d(4099), nn.Linear(4099, 3))
+
+        def stepped(wrapped: Any) -> Any:
+            optimizer = torch.optim.AdamW(wrapped.parameters())
+            torch.manual_seed(rank)
+            wrapped(torch.randn(4, 64)).square().sum().backward()
+            optimizer.step()
+            return optimizer
+
+        def keep_expected(kind: str, tensors: Any) -> None:
+            whole = {
+                name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+                for name, tensor in tensors.items()
+            }
+            if rank == 0:
+                torch.save(whole, f"{directory}/{kind}.pt")
+
+        def save(kind: str, wrapped: Any, **others: Any) -> None:
+            optimizer = stepped(wrapped)
+            path = f"{directory}/{kind}"
+            hpctrain.torch.save_state(path, model=wrapped, optimizer=optimizer, **others)
+            state = flatten_state(model=wrapped, optimizer=optimizer, others=others)
+            keep_expected(kind, state.tensors)
+
+        ddp: Any = hpctrain.torch.prepare_model(model().eval())
+        save("ddp", ddp, ema=dict(ddp.module.state_dict()))
+
+        for kind, mesh in (
+            ("fsdp", init_device_mesh("cpu", (4,))),
+            ("hybrid", init_device_mesh("cpu", (2, 2), mesh_dim_names=("copy", "shard"))),
+        ):
+            sharded = model().eval()
+            for layer in (sharded[0], sharded[2], sharded):
+                fully_shard(layer, mesh=mesh)
+            save(kind, sharded)
+
+        torch.manual_seed(0)
+        mesh = init_device_mesh("cpu", (2, 2))
+        whole = torch.randn(1000, 37, 3)
+        grid = {
+            "columns": distribute_tensor(whole, mesh, [Shard(1), Shard(2)]),
+            "rows": distribute_tensor(whole, mesh, [Shard(0), Replicate()]),
+            "twice": distribute_tensor(whole, mesh, [Shard(0), Shard(0)]),
+            "everywhere": distribute_tensor(whole, mesh, [Replicate(), Replicate()]),
+        }
+        hpctrain.torch.save_state(f"{directory}/tensor parallel", x=grid)
+        keep_expected("tensor parallel", {f"x.{name}": t for name, t in grid.items()})
+
+        two = DeviceMesh("cpu", [1, 3])
+        part = distribute_tensor(whole, two, [Shard(0)])
+        hpctrain.torch.save_state(f"{directory}/some ranks", x={"w": part, "scale": whole[0]})
+        keep_expected("some ranks", {"x.w": whole, "x.scale": whole[0]})
+
+        write_state(
+            pathlib.Path(directory, "by torch"),
+            flatten_state(others={"x": grid}),
+            ranks=GroupComm(),
+        )
+        keep_expected("by torch", {f"x.{name}": t for name, t in grid.items()})
+
+    return train
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    saved = tmp_path_factory.mktemp("saved")
+    TorchTrainer(
+        _training(str(saved)),
+        torch_config=TorchConfig(backend="gloo"),
+        scaling_config=ScalingConfig(num_workers=RANKS),
+        run_config=RunConfig(name="run", storage_path=str(saved / "runs")),
+    ).fit()
+    return saved
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_torch_reads_what_ranks_saved_bit_for_bit(directory: Path, kind: str) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    expected = torch.load(directory / f"{kind}.pt")
+    aliases = _index(directory, kind).aliases
+    loaded = {
+        name: torch.full_like(value, 7) for name, value in expected.items() if name not in aliases
+    }
+    reader = dcp.HuggingFaceStorageReader(str(directory / kind))
+    dcp.load(loaded, storage_reader=reader, no_dist=True)
+    for name, value in loaded.items():
+        assert torch.equal(value, expected[name]), name
+    # A copy that is none: these have the model's memory.
+    assert aliases == {name: f"model{name[3:]}" for name in expected if name.startswith("ema.")}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_byte_is_written_once(directory: Path, kind: str) -> None:
+    index, expected = _index(directory, kind), torch.load(directory / f"{kind}.pt")
+    written = [file.layout.data_bytes for file in index.files]
+    assert len(written) == RANKS
+    assert sum(written) == sum(
+        value.numel() * value.element_size()
+        for name, value in expected.items()
+        if name not in index.aliases
+    )
+
+
+def test_what_is_replicated_is_written_by_all_ranks_equally(directory: Path) -> None:
+    for kind in ("ddp", "hybrid", "tensor parallel"):
+        written = [file.layout.data_bytes for file in _index(directory, kind).files]
+        assert max(written) <= 1.02 * sum(written) / len(written), kind
+
+
+def test_a_sharded_model_is_written_by_those_who_hold_it(directory: Path) -> None:
+    for rank, file in enumerate(_index(directory, "fsdp").files):
+        pieces = {piece.name: piece for piece in file.layout.pieces}
+        assert pieces["model.0.weight"].offsets == (1025 * rank, 0)
+
+
+def _index(directory: Path, kind: str) -> StateIndex:
+    return StateIndex.decode((directory / kind / INDEX_NAME).read_bytes(), name=INDEX_NAME)
