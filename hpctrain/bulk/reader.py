@@ -32,6 +32,10 @@ _MISSES = 3
 _VERIFYING_THREADS = 2
 
 
+class DamagedError(CheckpointError):
+    """A block cannot be read, or is not what was written."""
+
+
 def read_header(path: Path) -> bytes:
     """Return the first bytes of a file, up to its data. Not collective.
 
@@ -280,18 +284,18 @@ class BlockReader:
         for memory in memories:
             state.update(memory)
         if (found := state.hexdigest()) != (wanted := self.layout.digests[block]):
-            raise CheckpointError(
+            raise DamagedError(
                 f"{self.path} is damaged: block {block} of {self.layout.blocks}, with "
                 f"{self._contents(block)}, has digest {found}, but {wanted} was written."
             )
 
-    def _torn(self, block: int) -> CheckpointError:
-        return CheckpointError(
+    def _torn(self, block: int) -> DamagedError:
+        return DamagedError(
             f"{self.path} is damaged: it ends before block {block} of {self.layout.blocks} does."
         )
 
-    def _unreadable(self, block: int, error: OSError) -> CheckpointError:
-        return CheckpointError(
+    def _unreadable(self, block: int, error: OSError) -> DamagedError:
+        return DamagedError(
             f"{self.path} cannot be read in block {block} of {self.layout.blocks}, with "
             f"{self._contents(block)}: {error.strerror}."
         )

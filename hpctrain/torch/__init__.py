@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hpctrain.torch.prepare import enable_reproducibility as enable_reproducibility
     from hpctrain.torch.prepare import prepare_data_loader as prepare_data_loader
     from hpctrain.torch.prepare import prepare_model as prepare_model
+    from hpctrain.torch.state.load import load_state as load_state
     from hpctrain.torch.state.save import save_state as save_state
     from hpctrain.torch.trainer import TorchTrainer as TorchTrainer
 
@@ -32,6 +33,7 @@ _HOME_OF = {
     "enable_reproducibility": "prepare",
     "get_device": "device",
     "get_devices": "device",
+    "load_state": "state.load",
     "loop_state": "loop",
     "prepare_data_loader": "prepare",
     "prepare_model": "prepare",

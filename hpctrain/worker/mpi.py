@@ -142,6 +142,41 @@ def exchange_bytes(
     )
 
 
+def allgather_in_time(comm: Comm, mine: bytes, *, timeout_s: float) -> list[bytes] | None:
+    """Return every rank's bytes, by rank; None after the timeout. Collective."""
+    lengths = array("q", bytes(comm.size * 8))
+    if not _wait(comm.Iallgather(array("q", [len(mine)]), lengths), timeout_s=timeout_s):
+        return None
+    starts = [sum(lengths[:rank]) for rank in range(comm.size)]
+    everything = bytearray(sum(lengths))
+    if not _wait(_gather(comm, mine, everything, lengths, starts), timeout_s=timeout_s):
+        return None
+    return [
+        bytes(everything[start : start + length])
+        for start, length in zip(starts, lengths, strict=True)
+    ]
+
+
+def start_sending(comm: Comm, content: Buffer, rank: int, *, tag: int) -> Request:
+    """Begin to send bytes to a rank. Not collective: that one begins to receive them."""
+    from mpi4py import MPI
+
+    return comm.Isend([content, MPI.BYTE], rank, tag)
+
+
+def start_receiving(comm: Comm, into: Buffer, rank: int, *, tag: int) -> Request:
+    """Begin to receive bytes from a rank. Not collective: that one begins to send them."""
+    from mpi4py import MPI
+
+    return comm.Irecv([into, MPI.BYTE], rank, tag)
+
+
+def wait_for(request: Request, *, timeout_s: float) -> bool:
+    """Wait until what was begun is done; return False after the timeout. Not collective."""
+    # Long messages get on only while somebody asks for them.
+    return _wait(request, timeout_s=timeout_s, longest_pause_s=2e-4)
+
+
 def sum_in_place(comm: Comm, values: Buffer) -> None:
     """Replace float64 values by their sums over ranks. Collective. Spins."""
     from mpi4py import MPI
@@ -149,8 +184,20 @@ def sum_in_place(comm: Comm, values: Buffer) -> None:
     comm.Allreduce(MPI.IN_PLACE, [values, MPI.DOUBLE])
 
 
+def _gather(
+    comm: Comm, mine: Buffer, into: Buffer, lengths: Sequence[int], starts: Sequence[int]
+) -> Request:
+    from mpi4py import MPI
+
+    return comm.Iallgatherv([mine, MPI.BYTE], [into, lengths, starts, MPI.BYTE])
+
+
 def _wait(
-    request: Request, *, timeout_s: float, meanwhile: Callable[[], None] = lambda: None
+    request: Request,
+    *,
+    timeout_s: float,
+    meanwhile: Callable[[], None] = lambda: None,
+    longest_pause_s: float = 1e-2,
 ) -> bool:
     deadline = time.monotonic() + timeout_s
     pause = 0.0
@@ -159,7 +206,7 @@ def _wait(
             return False
         meanwhile()
         time.sleep(pause)
-        pause = min(pause + 1e-4, 1e-2)
+        pause = min(pause + 1e-4, longest_pause_s)
     return True
 
 

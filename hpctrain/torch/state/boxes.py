@@ -87,6 +87,14 @@ class LocalBox:
         return view
 
 
+def dtype_called(name: str) -> torch.dtype:
+    """Return the type of torch that safetensors calls so. Not collective."""
+    import torch
+
+    called = next(key for key, value in _SAFETENSORS_NAMES.items() if value == name)
+    return getattr(torch, called)  # type: ignore[no-any-return]
+
+
 def boxes_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, LocalBox]:
     """Return what this rank holds of tensors, by name. Not collective.
 

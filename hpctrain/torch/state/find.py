@@ -1,0 +1,54 @@
+"""`find_index`: what a directory holds of a state, ours or that of another program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hpctrain.bulk.index import INDEX_NAME, IndexedFile, StateIndex
+from hpctrain.bulk.reader import read_layout
+from hpctrain.errors import CheckpointError
+
+
+def find_index(directory: Path) -> StateIndex:
+    """Return the index of a directory; made from their headers for files of other programs.
+
+    Not collective: one rank calls it, and tells the others.
+
+    Raises
+    ------
+    CheckpointError
+        If there is no state that can be read, or it is damaged.
+    """
+    path = directory / INDEX_NAME
+    try:
+        return StateIndex.decode(path.read_bytes(), name=str(path))
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+    if not directory.is_dir():
+        raise CheckpointError(f"{directory} is no directory. Load another checkpoint.")
+    names = sorted(entry.name for entry in directory.glob("*.safetensors"))
+    if not names:
+        raise CheckpointError(
+            f"{directory} has neither {INDEX_NAME} nor files of safetensors, so it holds no state "
+            f"that was completed. Load a directory that save_state(), "
+            f"torch.distributed.checkpoint or safetensors wrote."
+        )
+    if any(name.startswith("state-") and "-of-" in name for name in names):
+        raise CheckpointError(
+            f"{directory} has lost its {INDEX_NAME}, or was never completed. Load another "
+            f"checkpoint."
+        )
+    files = tuple(IndexedFile(name=name, layout=read_layout(directory / name)) for name in names)
+    return StateIndex(files=files, shapes=_shapes(files), values={})
+
+
+def _shapes(files: tuple[IndexedFile, ...]) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in files:
+        for piece in file.layout.pieces:
+            ends = tuple(o + n for o, n in zip(piece.offsets, piece.shape, strict=True))
+            known = shapes.get(piece.name, ends)
+            shapes[piece.name] = tuple(max(pair) for pair in zip(known, ends, strict=True))
+    return shapes

@@ -1,0 +1,210 @@
+"""`load_state`: a model's whole state from a directory, into live tensors, by all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpctrain.bulk.index import StateIndex
+from hpctrain.bulk.reader import read_layout
+from hpctrain.errors import CheckpointError, ConfigError
+from hpctrain.torch.state.exchange import Wants, plan_exchange
+from hpctrain.torch.state.find import find_index
+from hpctrain.torch.state.flatten import flatten_state
+from hpctrain.torch.state.match import match
+from hpctrain.torch.state.optimizer_state import give_state
+from hpctrain.torch.state.ranks import communicator, exchange
+from hpctrain.torch.state.reading import ReadFile, StateReading, wants_of
+from hpctrain.torch.state.targets import FileTargets
+from hpctrain.torch.state.transport import Transport, transport
+from hpctrain.world import Communicator
+
+if TYPE_CHECKING:
+    import torch
+
+_TIMEOUT_S = 1800.0
+
+
+def load_state(
+    directory: str | PathLike[str],
+    *,
+    model: torch.nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    **others: Any,
+) -> None:
+    """Load a model, its optimizer and all else that `save_state` wrote, straight into place.
+
+    Collective: every rank calls it, with the same names. The number of ranks, and how the model is
+    wrapped and sharded, may be others than when it was saved.
+
+    Each byte is read once by all ranks together, verified while it is in the cache, and sent to the
+    ranks that want it too. There is no second copy of the state: what is read goes into the live
+    parameters, buffers and optimizer state, which an optimizer that has not stepped is given.
+
+    Parameters
+    ----------
+    directory
+        Of `save_state`; or files that safetensors or `torch.distributed.checkpoint`'s
+        ``HuggingFaceStorageWriter`` wrote, which have no digests and are not verified.
+    model
+        Plain, compiled, or wrapped in DDP or `torch.distributed.fsdp.fully_shard`.
+    optimizer
+        Of its parameters; one or several.
+    **others
+        What else there is, by the names it was saved with. What is not asked for is not read.
+
+    Raises
+    ------
+    CheckpointError
+        On all ranks, whichever found it. If the state is incomplete or of other names, shapes or
+        types, a header is damaged or a file is missing, nothing has been changed. If a block is
+        found to be damaged while it is read, the message says that the model cannot be used.
+    """
+    load_into(
+        Path(directory), model=model, optimizer=optimizer, others=others, ranks=communicator()
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """What a load did."""
+
+    bytes_read: int
+    """Of files, by all ranks together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Prepared:
+    """What ranks tell each other before any of them changes anything."""
+
+    wants: Wants
+    digests: Mapping[int, tuple[str, ...]]
+    """Of the blocks of files whose headers this rank has read, by the number of the file."""
+    header_bytes: int
+    complaint: str | None
+
+
+def load_into(
+    directory: Path,
+    *,
+    model: torch.nn.Module | None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
+    others: Mapping[str, Any],
+    ranks: Communicator,
+    carrier: Transport | None = None,
+    timeout_s: float = _TIMEOUT_S,
+) -> Loaded:
+    """Load a state; see `load_state`. Collective.
+
+    Parameters
+    ----------
+    directory, model, optimizer, others
+        As there.
+    ranks
+        All ranks.
+    carrier
+        How ranks send each other blocks; None chooses.
+    timeout_s
+        Seconds to wait for any one block.
+    """
+    index = _agreed_index(directory, ranks)
+    complaint, targets, state = None, dict[int, FileTargets](), None
+    with ExitStack() as undo:
+        try:
+            undo.callback(give_state(optimizer, model, index))
+            state = flatten_state(model=model, optimizer=optimizer, others=others)
+            targets = match(state, index, directory=directory)
+        except (CheckpointError, ConfigError) as error:
+            complaint = str(error)
+        headers = _read_headers(directory, index, ranks)
+        told = _Prepared(
+            wants=wants_of(targets),
+            digests=headers.digests,
+            header_bytes=headers.size,
+            complaint=complaint or headers.complaint,
+        )
+        prepared = exchange(ranks, "loading", told)
+        _raise_first([p.complaint for p in prepared])
+        digests = {number: d for p in prepared for number, d in p.digests.items()}
+        files = [
+            ReadFile(path=directory / file.name, layout=replace(file.layout, digests=digests[n]))
+            for n, file in enumerate(index.files)
+        ]
+        reading = StateReading(
+            files,
+            targets,
+            plan_exchange([p.wants for p in prepared]),
+            rank=ranks.rank,
+            transport=carrier or (transport(ranks) if ranks.size > 1 else None),
+            timeout_s=timeout_s,
+        )
+        with reading:
+            _raise_first(exchange(ranks, "opened", reading.complaint))
+            undo.pop_all()
+            reading.run()
+    outcomes = exchange(ranks, "read", (reading.bytes_read, reading.damage))
+    damage = [text for _, texts in outcomes for text in texts]
+    if damage:
+        raise CheckpointError(
+            f"{damage[0]} {'' if len(damage) == 1 else f'{len(damage)} blocks are damaged. '}Part "
+            f"of the state was changed, so what was to be loaded cannot be used any more: load "
+            f"another checkpoint into all of it, or start again."
+        )
+    assert state is not None
+    state.restore(index.values)
+    headers_read = sum(p.header_bytes for p in prepared)
+    return Loaded(bytes_read=headers_read + sum(size for size, _ in outcomes))
+
+
+def _agreed_index(directory: Path, ranks: Communicator) -> StateIndex:
+    """Return the index, which one rank reads. Collective."""
+    index, complaint = None, None
+    if ranks.rank == 0:
+        try:
+            index = find_index(directory)
+        except CheckpointError as error:
+            complaint = str(error)
+    found: tuple[StateIndex | None, str | None]
+    found = exchange(ranks, "finding", (index, complaint))[0]
+    if found[0] is None:
+        raise CheckpointError(str(found[1]))
+    return found[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Headers:
+    digests: Mapping[int, tuple[str, ...]]
+    size: int
+    complaint: str | None = None
+
+
+def _read_headers(directory: Path, index: StateIndex, ranks: Communicator) -> _Headers:
+    """Read this rank's part of the headers of all files. Not collective."""
+    digests, size = {}, 0
+    for number in range(ranks.rank, len(index.files), ranks.size):
+        file = index.files[number]
+        try:
+            layout = read_layout(directory / file.name)
+        except CheckpointError as error:
+            return _Headers(digests={}, size=size, complaint=f"{error} Nothing was changed.")
+        size += layout.header_bytes
+        if replace(layout, digests=()) != replace(file.layout, digests=()):
+            complaint = (
+                f"{directory / file.name} is not the file that the index of {directory} tells of. "
+                f"Load another checkpoint. Nothing was changed."
+            )
+            return _Headers(digests={}, size=size, complaint=complaint)
+        digests[number] = layout.digests
+    return _Headers(digests=digests, size=size)
+
+
+def _raise_first(complaints: Sequence[str | None]) -> None:
+    told = [(rank, text) for rank, text in enumerate(complaints) if text is not None]
+    if told:
+        rank, text = told[0]
+        others = "" if len(complaints) == 1 else f" (rank {rank}; {len(told)} of {len(complaints)})"
+        raise CheckpointError(f"{text}{others}")

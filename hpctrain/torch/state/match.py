@@ -1,0 +1,150 @@
+"""`match`: which box of which piece of a checkpoint goes into which live tensor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from hpctrain.bulk.index import StateIndex
+from hpctrain.bulk.state_file import Piece
+from hpctrain.errors import CheckpointError
+from hpctrain.torch.state.boxes import LocalBox, boxes_of
+from hpctrain.torch.state.flatten import FlatState
+from hpctrain.torch.state.runs import overlap
+from hpctrain.torch.state.targets import FileTargets
+
+_NAMED = 3
+
+
+def match(state: FlatState, index: StateIndex, *, directory: Path) -> dict[int, FileTargets]:
+    """Return where the blocks of each file go on this rank, by the number of the file.
+
+    Not collective.
+
+    Parameters
+    ----------
+    state
+        The live one.
+    index
+        Of the checkpoint.
+    directory
+        Of the checkpoint, for errors.
+
+    Raises
+    ------
+    CheckpointError
+        If names, shapes or types differ, or something is missing.
+    """
+    boxes = boxes_of(state.tensors)
+    saved_names = {name: _saved_name(name, index) for name in boxes}
+    _check_names(state, boxes, saved_names, index, directory)
+    live: dict[str, list[LocalBox]] = {}
+    places = set()
+    for name, local in boxes.items():
+        # Shared weights are read once.
+        place = (saved_names[name], local.content.data_ptr(), local.content.stride())
+        if saved_names[name] is not None and place not in places:
+            places.add(place)
+            live.setdefault(str(saved_names[name]), []).append(local)
+    targets: dict[int, FileTargets] = {}
+    found: dict[int, int] = {}
+    seen = set()
+    for number, file in enumerate(index.files):
+        for piece_number, piece in enumerate(file.layout.pieces):
+            # Some programs write what all ranks have once a rank.
+            key = (piece.name, piece.offsets, piece.shape)
+            if piece.name not in live or key in seen:
+                continue
+            seen.add(key)
+            for local in live[piece.name]:
+                _check_kind(local, piece, index, directory)
+                common = overlap(piece.offsets, piece.shape, local.box.offsets, local.box.sizes)
+                if common is None:
+                    continue
+                found[id(local)] = found.get(id(local), 0) + math.prod(common.lengths)
+                part = local.content
+                for axis, (start, length) in enumerate(
+                    zip(common.target_offsets, common.lengths, strict=True)
+                ):
+                    part = part.narrow(axis, start, length)
+                if number not in targets:
+                    targets[number] = FileTargets(file.layout)
+                targets[number].add(piece_number, part, offsets=common.source_offsets)
+    for locals_ in live.values():
+        for local in locals_:
+            if found.get(id(local), 0) != math.prod(local.box.sizes):
+                raise CheckpointError(
+                    f"{directory} has {found.get(id(local), 0)} of the "
+                    f"{math.prod(local.box.sizes)} elements of {local.box.name} that this rank "
+                    f"holds: a file of it is missing. Load another checkpoint."
+                )
+    return targets
+
+
+def _saved_name(name: str, index: StateIndex) -> str | None:
+    """Return the name of a live tensor in the checkpoint, or None."""
+    # Other programs have no name for the model as a whole.
+    for candidate in (name, name.partition(".")[2]):
+        if candidate in index.aliases:
+            return index.aliases[candidate]
+        if candidate in index.shapes:
+            return candidate
+    return None
+
+
+def _check_names(
+    state: FlatState,
+    boxes: Mapping[str, LocalBox],
+    saved_names: Mapping[str, str | None],
+    index: StateIndex,
+    directory: Path,
+) -> None:
+    here = {saved for saved in saved_names.values() if saved is not None}
+    # Some programs save one of the names of shared weights.
+    covered = {
+        (local.content.data_ptr(), local.box.shape)
+        for name, local in boxes.items()
+        if saved_names[name] is not None
+    }
+    missing = [
+        name
+        for name, local in boxes.items()
+        if saved_names[name] is None and (local.content.data_ptr(), local.box.shape) not in covered
+    ]
+    missing += [name for name in state.values if name not in index.values]
+    parts = {part.name for part in state.parts}
+    plain = not any(name.partition(".")[0] in parts for name in index.shapes)
+    unexpected = [
+        name
+        for name in index.shapes
+        if name not in here and (plain or name.partition(".")[0] in parts)
+    ]
+    complaints = [
+        f"{directory} has no {_some(missing)}, which the state to be loaded has" if missing else "",
+        f"{directory} has {_some(unexpected)}, which the state to be loaded has not"
+        if unexpected
+        else "",
+    ]
+    if any(complaints):
+        raise CheckpointError(
+            f"{'; and '.join(filter(None, complaints))}. Make model, optimizer and all else as "
+            f"they were when it was saved, give them the same names, or leave out what is not to "
+            f"be loaded. Nothing was changed."
+        )
+
+
+def _check_kind(local: LocalBox, piece: Piece, index: StateIndex, directory: Path) -> None:
+    box, shape = local.box, index.shapes[piece.name]
+    if (box.dtype, box.shape) != (piece.dtype, shape):
+        raise CheckpointError(
+            f"{box.name} is {box.dtype}{list(box.shape)}, and in {directory} it is "
+            f"{piece.dtype}{list(shape)}. Make the model as it was when it was saved, or convert "
+            f"it after loading. Nothing was changed."
+        )
+
+
+def _some(names: Collection[str]) -> str:
+    named = ", ".join(sorted(names)[:_NAMED])
+    rest = len(names) - _NAMED
+    return f"{named} and {rest} more" if rest > 0 else named

@@ -1,0 +1,113 @@
+"""Give an optimizer the state that a checkpoint has, for it to be read into."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hpctrain.bulk.index import StateIndex
+from hpctrain.torch.state.boxes import dtype_called
+from hpctrain.torch.state.flatten import parameter_names
+from hpctrain.torch.state.values import decode
+
+if TYPE_CHECKING:
+    import torch
+
+_PREFIX = "optimizer.state."
+# Numbers that optimizers keep on the CPU, wherever the parameter is.
+_COUNTERS = ("step", "mu_product")
+
+
+def give_state(
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
+    model: torch.nn.Module | None,
+    index: StateIndex,
+) -> Callable[[], None]:
+    """Give each parameter the state it has in a checkpoint, not filled yet.
+
+    Not collective. An optimizer that has not stepped has no state, and one that has stepped may
+    have state that the checkpoint has not.
+
+    Parameters
+    ----------
+    optimizer
+        Of the model's parameters; one or several.
+    model
+        The model.
+    index
+        Of the checkpoint.
+
+    Returns
+    -------
+    Callable[[], None]
+        Takes it back.
+    """
+    import torch
+
+    optimizers: Sequence[torch.optim.Optimizer]
+    optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer or []
+    before = [(each, dict(each.state)) for each in optimizers]
+    names = {} if model is None else parameter_names(model)
+    saved = _saved_state(index, set(names.values()))
+    dtypes = {piece.name: piece.dtype for file in index.files for piece in file.layout.pieces}
+    for each in optimizers:
+        _give_state(each, names, saved, index, dtypes)
+
+    def take_back() -> None:
+        for each, state in before:
+            each.state.clear()
+            each.state.update(state)
+
+    return take_back
+
+
+def _saved_state(index: StateIndex, parameters: set[str]) -> dict[str, list[str]]:
+    """Return which entries the state of each parameter has."""
+    saved: dict[str, list[str]] = {}
+    for name in (*index.shapes, *index.aliases, *index.values):
+        parameter, _, entry = name.removeprefix(_PREFIX).rpartition(".")
+        if name.startswith(_PREFIX) and parameter in parameters:
+            saved.setdefault(parameter, []).append(entry)
+    return saved
+
+
+def _give_state(
+    optimizer: torch.optim.Optimizer,
+    names: Mapping[torch.Tensor, str],
+    saved: Mapping[str, Sequence[str]],
+    index: StateIndex,
+    dtypes: Mapping[str, str],
+) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            name = names.get(parameter, "")
+            if name not in saved:
+                optimizer.state.pop(parameter, None)
+                continue
+            state = dict(optimizer.state.get(parameter, {}))
+            for entry in saved[name]:
+                if entry not in state:
+                    state[entry] = _entry(
+                        f"{_PREFIX}{name}.{entry}", parameter, group, index, dtypes
+                    )
+            optimizer.state[parameter] = state
+
+
+def _entry(
+    name: str,
+    parameter: torch.Tensor,
+    group: Mapping[str, Any],
+    index: StateIndex,
+    dtypes: Mapping[str, str],
+) -> Any:
+    import torch
+
+    if name in index.values:
+        return decode(index.values[name])
+    entry = name.rpartition(".")[2]
+    name = index.aliases.get(name, name)
+    shape, dtype = index.shapes[name], dtype_called(dtypes[name])
+    if shape == tuple(parameter.shape) and shape:
+        return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+    on_device = entry not in _COUNTERS or group.get("capturable") or group.get("fused")
+    return torch.empty(shape, dtype=dtype, device=parameter.device if on_device else "cpu")

@@ -1,0 +1,326 @@
+"""Loading a state: into live tensors, by other ranks than wrote it, each byte read once."""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hpctrain.bulk.index import INDEX_NAME
+from hpctrain.errors import CheckpointError
+from hpctrain.testing.thread_comm import ThreadComm, run_on_threads
+from hpctrain.torch import load_state, save_state
+from hpctrain.torch.state.flatten import flatten_state
+from hpctrain.torch.state.load import load_into
+from hpctrain.torch.state.save import write_state
+
+
+class Model(nn.Module):
+    """Has several blocks, shared weights, a buffer, other types, and memory in another order."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embed = nn.Embedding(30, 50)
+        self.first = nn.Linear(50, 70001)
+        self.norm = nn.BatchNorm1d(50)
+        self.conv = nn.Conv2d(30, 60, 3)
+        weight = self.conv.weight.detach().to(memory_format=torch.channels_last)
+        self.conv.weight = nn.Parameter(weight)
+        self.last = nn.Linear(50, 30, bias=False)
+        self.last.weight = self.embed.weight
+        self.register_buffer("narrow", torch.randn(7, 3).to(torch.bfloat16))
+        self.register_buffer("count", torch.tensor(seed))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = self.norm(self.embed(inputs))
+        image = self.conv(hidden[:, :30, None, None].expand(-1, -1, 3, 3))
+        total: torch.Tensor = self.first(hidden).sum() + self.last(hidden).sum() + image.sum()
+        return total
+
+
+def _trained(seed: int, **options: Any) -> tuple[Model, torch.optim.Optimizer]:
+    model = Model(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), **options)
+    model(torch.arange(8)).backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def _assert_equal(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+    assert set(one) == set(other)
+    for name, value in one.items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(value, other[name]), name
+        else:
+            assert value == other[name], name
+
+
+def _size(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.glob("*.safetensors"))
+
+
+def _evict(directory: Path) -> None:
+    for path in directory.glob("*.safetensors"):
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Model, torch.optim.Optimizer]:
+    """Return a state of one rank, and what was saved."""
+    directory = tmp_path_factory.mktemp("saved") / "state"
+    model, optimizer = _trained(1, lr=0.25)
+    save_state(directory, model=model, optimizer=optimizer, progress={"epoch": 3, "best": (1, "a")})
+    return directory, model, optimizer
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_state_comes_back_into_the_same_memory(
+    saved: tuple[Path, Model, torch.optim.Optimizer], cached: bool
+) -> None:
+    directory, model, optimizer = saved
+    _evict(directory)
+    if cached:
+        for path in directory.iterdir():
+            path.read_bytes()
+    other, its_optimizer = _trained(2)
+    places = [parameter.data_ptr() for parameter in other.parameters()]
+    progress: dict[str, Any] = {"epoch": 0, "best": ()}
+    load_state(directory, model=other, optimizer=its_optimizer, progress=progress)
+    _assert_equal(model.state_dict(), other.state_dict())
+    _assert_same_optimizer(optimizer, its_optimizer)
+    assert progress == {"epoch": 3, "best": (1, "a")}
+    assert places == [parameter.data_ptr() for parameter in other.parameters()]
+    assert other.last.weight is other.embed.weight
+
+
+def _assert_same_optimizer(one: torch.optim.Optimizer, other: torch.optim.Optimizer) -> None:
+    mine, its = one.state_dict(), other.state_dict()
+    assert mine["param_groups"] == its["param_groups"]
+    assert set(mine["state"]) == set(its["state"])
+    for key, value in mine["state"].items():
+        _assert_equal(value, its["state"][key])
+
+
+def test_an_optimizer_that_has_not_stepped_gets_its_state(
+    saved: tuple[Path, Model, torch.optim.Optimizer],
+) -> None:
+    directory, model, optimizer = saved
+    other = Model(2)
+    its_optimizer = torch.optim.AdamW(other.parameters())
+    load_state(directory, model=other, optimizer=its_optimizer)
+    _assert_same_optimizer(optimizer, its_optimizer)
+    # It trains on as the other does.
+    for trained, stepping in ((model, optimizer), (other, its_optimizer)):
+        stepping.zero_grad()
+        trained(torch.arange(8)).backward()
+        stepping.step()
+    _assert_equal(model.state_dict(), other.state_dict())
+
+
+class ThreadTransport:
+    """Sends bytes between threads of this process."""
+
+    def __init__(self, rank: int, lines: Mapping[tuple[int, int], queue.SimpleQueue[bytes]]):
+        self._rank, self._lines = rank, lines
+        self.sent = 0
+
+    def send(self, content: memoryview, rank: int) -> _Done:
+        self.sent += len(content)
+        self._lines[self._rank, rank].put(bytes(content))
+        return _Done()
+
+    def receive(self, into: memoryview, rank: int) -> _Done:
+        return _Done(self._lines[rank, self._rank], into)
+
+    def progress(self) -> None:
+        pass
+
+
+class _Done:
+    def __init__(
+        self, line: queue.SimpleQueue[bytes] | None = None, into: memoryview | None = None
+    ) -> None:
+        self._line, self._into = line, into
+
+    def wait(self, timeout_s: float) -> bool:
+        if self._line is not None and self._into is not None:
+            try:
+                self._into[:] = self._line.get(timeout=timeout_s)
+            except queue.Empty:
+                return False
+        return True
+
+
+def _load_on(ranks: int, directory: Path, states: list[dict[str, Any]]) -> list[Any]:
+    lines: dict[tuple[int, int], queue.SimpleQueue[bytes]]
+    lines = {(a, b): queue.SimpleQueue() for a in range(ranks) for b in range(ranks)}
+
+    def load(comm: ThreadComm) -> Any:
+        carrier = ThreadTransport(comm.rank, lines)
+        loaded = load_into(
+            directory,
+            model=None,
+            optimizer=None,
+            others={"part": states[comm.rank]},
+            ranks=comm,
+            carrier=carrier,
+            timeout_s=20,
+        )
+        return loaded.bytes_read, carrier.sent
+
+    return run_on_threads(ranks, load)
+
+
+def _flip(path: Path, position: int) -> None:
+    with open(path, "r+b") as file:
+        file.seek(position)
+        byte = file.read(1)
+        file.seek(position)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+@pytest.mark.parametrize(("writers", "readers"), [(1, 3), (3, 1), (2, 2), (3, 2)])
+def test_replicas_read_each_byte_once_and_send_it_on(
+    tmp_path: Path, writers: int, readers: int
+) -> None:
+    content = {"w": torch.randn(5, 1_000_003), "b": torch.arange(7), "empty": torch.empty(0, 3)}
+    state = flatten_state(others={"part": content})
+    run_on_threads(writers, lambda comm: write_state(tmp_path / "s", state, ranks=comm))
+    mine = [{name: torch.zeros_like(t) for name, t in content.items()} for _ in range(readers)]
+    results = _load_on(readers, tmp_path / "s", mine)
+    for loaded in mine:
+        _assert_equal(content, loaded)
+    data = sum(t.numel() * t.element_size() for t in content.values())
+    assert {read for read, _ in results} == {_size(tmp_path / "s")}
+    assert sum(sent for _, sent in results) == data * (readers - 1)
+
+
+def _two_written(directory: Path, content: dict[str, torch.Tensor]) -> list[Path]:
+    """Save on two ranks; return the files."""
+    state = flatten_state(others={"part": content})
+    run_on_threads(2, lambda comm: write_state(directory, state, ranks=comm))
+    return sorted(directory.glob("*.safetensors"))
+
+
+CONTENT = {"w": torch.arange(5_000_000.0), "b": torch.arange(7)}
+UNTOUCHED = "Nothing was changed"
+
+
+def _refused(directory: Path, state: dict[str, Any]) -> str:
+    """Load on two ranks; return what all of them raise."""
+    lines: dict[tuple[int, int], queue.SimpleQueue[bytes]]
+    lines = {(a, b): queue.SimpleQueue() for a in range(2) for b in range(2)}
+
+    def attempt(comm: ThreadComm) -> str:
+        with pytest.raises(CheckpointError) as caught:
+            load_into(
+                directory,
+                model=None,
+                optimizer=None,
+                others={"part": state},
+                ranks=comm,
+                carrier=ThreadTransport(comm.rank, lines),
+                timeout_s=20,
+            )
+        return str(caught.value)
+
+    messages = run_on_threads(2, attempt)
+    assert len(set(messages)) == 1
+    return messages[0]
+
+
+def test_a_flipped_bit_is_told_on_all_ranks_with_file_and_tensor(tmp_path: Path) -> None:
+    _, second = _two_written(tmp_path / "s", CONTENT)
+    _flip(second, second.stat().st_size - 1)
+    live = {name: torch.zeros_like(value) for name, value in CONTENT.items()}
+    message = _refused(tmp_path / "s", live)
+    assert f"{second} is damaged: block 1 of 2, with part.w, has digest" in message
+    assert "cannot be used any more: load another checkpoint" in message
+
+
+@pytest.mark.parametrize("damage", ["truncated", "torn header", "missing", "exchanged"])
+def test_damage_that_headers_tell_changes_nothing(tmp_path: Path, damage: str) -> None:
+    first, second = _two_written(tmp_path / "s", CONTENT)
+    if damage == "truncated":
+        os.truncate(second, second.stat().st_size - 1)
+    elif damage == "torn header":
+        _flip(second, 9)
+    elif damage == "missing":
+        second.unlink()
+    else:
+        second.write_bytes(first.read_bytes())
+    live = {name: torch.zeros_like(value) for name, value in CONTENT.items()}
+    message = _refused(tmp_path / "s", live)
+    assert str(second) in message
+    assert UNTOUCHED in message
+    assert not any(value.any() for value in live.values())
+
+
+def _without(name: str) -> dict[str, Any]:
+    return {key: torch.zeros_like(value) for key, value in CONTENT.items() if key != name}
+
+
+@pytest.mark.parametrize(
+    ("live", "complaint"),
+    [
+        (_without("b"), r"s has part.b, which the state to be loaded has not"),
+        ({**_without(""), "more": torch.zeros(2)}, r"s has no part.more, which the state"),
+        (
+            {**_without("w"), "w": torch.zeros(2, 3)},
+            r"part.w is F32\[2, 3\], and in .* it is F32\[50",
+        ),
+        ({**_without("b"), "b": torch.zeros(7)}, r"part.b is F32\[7\], and in .* it is I64\[7\]"),
+        ({**_without(""), "value": 3}, r"s has no part.value, which the state"),
+    ],
+)
+def test_another_state_than_was_saved_is_refused_and_nothing_is_changed(
+    tmp_path: Path, live: dict[str, Any], complaint: str
+) -> None:
+    _two_written(tmp_path / "s", CONTENT)
+    message = _refused(tmp_path / "s", live)
+    assert re.search(complaint, message)
+    assert UNTOUCHED in message
+    assert not any(torch.is_tensor(value) and value.any() for value in live.values())
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b'{"format": 99}', "has format 99, and this hpctrain reads up to 1. Use a newer"),
+        (b'{"format": 1, "files": [', "is damaged: it is torn"),
+        (None, "has lost its state.json, or was never completed"),
+    ],
+)
+def test_an_index_that_cannot_be_read_is_told(
+    tmp_path: Path, content: bytes | None, complaint: str
+) -> None:
+    _two_written(tmp_path / "s", CONTENT)
+    index = tmp_path / "s" / INDEX_NAME
+    if content is None:
+        index.unlink()
+    else:
+        index.write_bytes(content)
+    message = _refused(tmp_path / "s", _without(""))
+    assert complaint in message
+    assert str(tmp_path / "s") in message
+
+
+def test_an_optimizer_keeps_what_it_had_if_nothing_is_loaded(
+    saved: tuple[Path, Model, torch.optim.Optimizer],
+) -> None:
+    other = Model(2)
+    its_optimizer = torch.optim.AdamW(other.parameters())
+    other.first = nn.Linear(50, 3)
+    with pytest.raises(CheckpointError, match=r"optimizer has a parameter"):
+        load_state(saved[0], model=other, optimizer=its_optimizer)
+    assert not its_optimizer.state
