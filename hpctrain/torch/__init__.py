@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hpctrain.torch.prepare import prepare_data_loader as prepare_data_loader
     from hpctrain.torch.prepare import prepare_model as prepare_model
     from hpctrain.torch.state.load import load_state as load_state
+    from hpctrain.torch.state.report import report_state as report_state
     from hpctrain.torch.state.save import save_state as save_state
     from hpctrain.torch.trainer import TorchTrainer as TorchTrainer
 
@@ -37,6 +38,7 @@ _HOME_OF = {
     "loop_state": "loop",
     "prepare_data_loader": "prepare",
     "prepare_model": "prepare",
+    "report_state": "state.report",
     "save_state": "state.save",
 }
 

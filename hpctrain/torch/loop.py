@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
@@ -125,13 +126,18 @@ class LoopState:
         directory
             Of this rank: what `hpctrain.checkpoint_dir` gave.
         """
+        for name, content in self.to_files().items():
+            Path(directory, name).write_bytes(content)
+
+    def to_files(self) -> dict[str, bytes]:
+        """Return the content of the files that `save` writes, by name. Not collective."""
         world = self._world
         own = {
             "rng": rng.capture(self._devices),
             "batch": self.batch,
             "seed": self._seed,
         }
-        torch.save(own, Path(directory, _own_name(world.world_rank)))
+        files = {_own_name(world.world_rank): _pickled(own)}
         if world.world_rank == 0:
             shared = {
                 "world_size": world.world_size,
@@ -141,7 +147,8 @@ class LoopState:
                 "seed": self._seed,
                 "states": {name: part.state_dict() for name, part in self._shared.items()},
             }
-            torch.save(shared, Path(directory, _SHARED))
+            files[_SHARED] = _pickled(shared)
+        return files
 
     def restore(self, checkpoint: Checkpoint | str | PathLike[str] | None) -> bool:
         """Go on where `save` was called; return whether there was something to restore.
@@ -261,6 +268,12 @@ def loop_state(
 
 def _own_name(rank: int) -> str:
     return f"loop-rank-{rank:05d}.pt"
+
+
+def _pickled(state: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getvalue()
 
 
 def _load(directory: str, name: str) -> Any:

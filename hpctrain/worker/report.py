@@ -242,24 +242,29 @@ class Session:
                 part = self._stage(number, upload)
             except BaseException as error:
                 self._commits.fail(error, number)
-                self._channel.part(number, self._no_part(error).to_bytes())
+                self._give_no_part(number, error)
             else:
                 self._commits.staged(number)
                 self._channel.part(number, part.to_bytes())
 
-        self._commits.expect(number, upload)
         self._append(line)
         self._channel.announce(line)
+        if upload.writer is not None:
+            try:
+                upload.writer.capture()
+            except Exception as error:
+                self._give_no_part(number, error)
+                raise
+        self._commits.expect(number, upload)
         self._behind(stage)
 
     def _report_and_wait(self, number: int, line: bytes, upload: Upload) -> None:
         try:
             part = self._stage_in_time(number, upload)
         except Exception as error:
-            # The other ranks are told too, and may go on together with this one.
             self._append(line)
             self._channel.announce(line)
-            self._channel.part(number, self._no_part(error).to_bytes())
+            self._give_no_part(number, error)
             raise
         self._commits.expect(number, upload)
         # Before the commit: a run that resumes from this checkpoint does not report it again.
@@ -330,13 +335,14 @@ class Session:
                 f"storage_path."
             ) from error
 
-    def _no_part(self, error: BaseException) -> StagedPart:
+    def _give_no_part(self, number: int, error: BaseException) -> None:
+        """Let the other ranks know that there will be no checkpoint, and why."""
         from hpctrain.rundir.staging import StagedPart
 
         reason = str(error)
         if not isinstance(error, CheckpointError):
             reason = f"rank {self.world.world_rank}: {type(error).__name__}: {reason}"
-        return StagedPart(files=(), error=reason)
+        self._channel.part(number, StagedPart(files=(), error=reason).to_bytes())
 
     def _behind(self, job: Callable[[], None]) -> None:
         if self._background is None:

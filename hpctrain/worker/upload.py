@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from hpctrain.checkpoint import Checkpoint, CheckpointUploadMode
 from hpctrain.errors import ConfigError
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.staging import (
+    StagedFile,
     StagedPart,
     check_name,
     copy_into,
@@ -23,6 +25,16 @@ from hpctrain.rundir.staging import (
 UploadFunction = Callable[[Checkpoint, str], Checkpoint]
 
 
+class PartWriter(Protocol):
+    """Writes a rank's part once its report has begun, in place of a directory that is filled."""
+
+    def capture(self) -> None:
+        """Keep what the training function may change when it goes on: in ASYNC reports."""
+
+    def write(self, directory: Path) -> Sequence[StagedFile]:
+        """Write the files, and return those that are durable and digested. In any thread."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Upload:
     """What ``report()`` was asked to do with a checkpoint."""
@@ -30,8 +42,10 @@ class Upload:
     checkpoint: Checkpoint
     dir_name: str | None
     mode: CheckpointUploadMode
-    delete_local: bool
-    upload_fn: UploadFunction | None
+    delete_local: bool = False
+    upload_fn: UploadFunction | None = None
+    writer: PartWriter | None = None
+    """Fills the checkpoint's directory, which is empty."""
 
     @property
     def is_behind(self) -> bool:
@@ -104,6 +118,7 @@ class Upload:
         import shutil
 
         source = self.checkpoint.path
+        written = () if self.writer is None else self.writer.write(source)
         if source != directory:
             if directory.exists() and directory not in source.parents:
                 # checkpoint_dir() gave it out, and something else is reported now.
@@ -113,10 +128,12 @@ class Upload:
         if source != directory:
             linked = self.upload_fn is not None or self.mode is CheckpointUploadMode.NO_UPLOAD
             (link_into if linked else copy_into)(source, directory)
+            written = ()
         if not any((directory / name).exists() for name in preprocessor):
             for name, content in preprocessor.items():
                 (directory / name).write_bytes(content)
-        return StagedPart(files=tuple(seal(directory)), name=self.dir_name, versions=versions())
+        files = tuple(seal(directory, written=written))
+        return StagedPart(files=files, name=self.dir_name, versions=versions())
 
     def delete_source(self) -> None:
         """Delete the caller's directory if that was asked for; after the commit."""

@@ -1,0 +1,143 @@
+"""`report_state`: a report with a model's whole state, written straight into its commit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from hpctrain.bulk.index import INDEX_NAME
+from hpctrain.bulk.writer import write_state_file
+from hpctrain.checkpoint import Checkpoint, CheckpointUploadMode
+from hpctrain.rundir.files import write_atomic
+from hpctrain.rundir.staging import StagedFile
+from hpctrain.torch.state.flatten import flatten_state
+from hpctrain.torch.state.plan import StatePlan, plan_state
+from hpctrain.torch.state.save import shared_ring
+from hpctrain.worker.context import active_worker
+from hpctrain.worker.upload import Upload
+
+if TYPE_CHECKING:
+    import torch
+
+    from hpctrain.torch.loop import LoopState
+
+
+def report_state(
+    metrics: Mapping[str, Any],
+    *,
+    model: torch.nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    loop: LoopState | None = None,
+    checkpoint_dir_name: str | None = None,
+    mode: CheckpointUploadMode = CheckpointUploadMode.SYNC,
+    **others: Any,
+) -> None:
+    """Report metrics, and a checkpoint with the state of model, optimizer and all else.
+
+    Collective: every rank calls it instead of `hpctrain.report`, with the same names. Each writes
+    its share into the run directory, with a digest of every 8 MiB; nothing is copied or read again.
+    ``hpctrain.torch.load_state`` reads it, on any number of ranks.
+
+    Parameters
+    ----------
+    metrics
+        Names and numbers, as in `hpctrain.report`.
+    model, optimizer
+        As in `hpctrain.torch.save_state`.
+    loop
+        What `hpctrain.torch.loop_state` gave; `LoopState.restore` reads it. Leave the optimizer out
+        there.
+    checkpoint_dir_name
+        Name of the checkpoint in ``checkpoints/``; by default the number of the report.
+    mode
+        SYNC returns when the checkpoint is committed. With ASYNC training goes on meanwhile: all is
+        saved as it is at the call. The next step of the optimizer waits until the state is copied,
+        not until it is written.
+    **others
+        What else there is, by name, as in `hpctrain.torch.save_state`.
+
+    Raises
+    ------
+    ConfigError
+        If something of it cannot be saved, or the metrics are not a dict of plain values.
+    CheckpointError
+        If the checkpoint could not be written, on all ranks: the checkpoints before it are whole,
+        the report has been made, and who catches this on all ranks may go on. With ASYNC the next
+        report raises it.
+    WorkerContextError
+        Outside of a training function.
+
+    Examples
+    --------
+    ::
+
+        loop = hpctrain.torch.loop_state(loader=loader)
+        checkpoint = hpctrain.get_checkpoint()
+        if checkpoint is not None:
+            hpctrain.torch.load_state(checkpoint, model=model, optimizer=optimizer)
+        loop.restore(checkpoint)
+        for epoch in loop.epochs(10):
+            for inputs, targets in loop.batches():
+                ...
+                if loop.step % 100 == 0:
+                    hpctrain.torch.report_state(
+                        {"loss": loss.item()}, model=model, optimizer=optimizer, loop=loop
+                    )
+    """
+    worker = active_worker("report_state()")
+    state = flatten_state(model=model, optimizer=optimizer, others=others)
+    plan = plan_state(state, communicator=worker.comm)
+    files = {} if loop is None else loop.to_files()
+    if plan.index is not None:
+        files[INDEX_NAME] = plan.index.encode()
+    worker.session.report(
+        metrics,
+        Upload(
+            checkpoint=Checkpoint(worker.session.staging()),
+            dir_name=checkpoint_dir_name,
+            mode=mode,
+            writer=StateWriter(plan, files),
+        ),
+    )
+
+
+class StateWriter:
+    """Writes a rank's share of a state, in the report itself.
+
+    Parameters
+    ----------
+    plan
+        What to write.
+    files
+        Content of small files that go with it, by name.
+    """
+
+    def __init__(self, plan: StatePlan, files: Mapping[str, bytes]) -> None:
+        self._plan, self._files = plan, files
+        self._fill = plan.fill
+
+    def capture(self) -> None:
+        """Copy the share. Not collective."""
+        extents = map(self._plan.layout.extent, range(self._plan.layout.blocks))
+        kept = [memoryview(bytearray(stop - start)) for start, stop in extents]
+        for block, memory in enumerate(kept):
+            self._plan.fill(block, memory)
+
+        def fill(block: int, memory: memoryview) -> None:
+            memory[:] = kept[block]
+
+        self._fill = fill
+
+    def write(self, directory: Path) -> list[StagedFile]:
+        """Write the files, durably. Not collective."""
+        name, layout = self._plan.name, self._plan.layout
+        written = write_state_file(directory / name, layout, self._fill, ring=shared_ring())
+        staged = [StagedFile(name, written.size, written.digest, "header")]
+        for name, content in self._files.items():
+            write_atomic(directory / name, content, durable=True)
+            digest = xxhash.xxh3_128_hexdigest(content)
+            staged.append(StagedFile(name, len(content), digest))
+        return staged

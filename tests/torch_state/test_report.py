@@ -1,0 +1,155 @@
+"""Reports with a state: what their checkpoints hold, and what becomes of those that fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hpctrain import Result, RunConfig, ScalingConfig, SyncConfig
+from hpctrain.errors import ConfigError, WorkerContextError
+from hpctrain.rundir.store import CheckpointStore
+from hpctrain.torch import TorchTrainer, report_state
+
+
+def _run(
+    directory: Path, train: Callable[[dict[str, Any]], Any], *, workers: int = 0, **config: Any
+) -> Result:
+    scratch = config.pop("scratch", None)
+    return TorchTrainer(
+        train,
+        train_loop_config=config,
+        scaling_config=ScalingConfig(num_workers=workers),
+        run_config=RunConfig(
+            name="states",
+            storage_path=directory,
+            sync_config=SyncConfig(scratch_dir=scratch),
+            launcher="local" if workers else "auto",
+            verbose=0,
+        ),
+    ).fit()
+
+
+def _steps(config: dict[str, Any]) -> dict[str, Any]:
+    """Report a state twice, and change it in place after each report."""
+    import torch
+
+    import hpctrain.torch
+    from hpctrain import CheckpointUploadMode
+
+    weights = {"w": torch.arange(5_000_000.0), "step": 0}
+    loop = hpctrain.torch.loop_state()
+    for step in (1, 2):
+        weights["w"] += 1
+        weights["step"] = step
+        hpctrain.torch.report_state(
+            {"step": step},
+            loop=loop,
+            weights=weights,
+            checkpoint_dir_name=f"step-{step}",
+            mode=CheckpointUploadMode[config["mode"]],
+        )
+        weights["w"].mul_(2)
+    return {"w": weights["w"]}
+
+
+@pytest.mark.parametrize("scratch", [False, True], ids=["direct", "scratch"])
+@pytest.mark.parametrize("mode", ["SYNC", "ASYNC"])
+def test_a_reported_state_is_as_it_was_at_the_call(
+    tmp_path: Path, mode: str, scratch: bool
+) -> None:
+    (tmp_path / "node").mkdir()
+    result = _run(tmp_path, _steps, mode=mode, scratch=str(tmp_path / "node") if scratch else None)
+    store = CheckpointStore(result.path / "checkpoints")
+    first, second = store.manifests()
+    assert (first.name, second.name) == ("step-1", "step-2")
+    expected = torch.arange(5_000_000.0) + 1
+    for manifest in (first, second):
+        store.verify(manifest)
+        kinds = {file.path: file.kind for file in manifest.files}
+        (name,) = (path for path in kinds if path.endswith(".safetensors"))
+        assert kinds == {
+            name: "header",
+            "state.json": "content",
+            "loop.pt": "content",
+            "loop-rank-00000.pt": "content",
+        }
+        tensors = load_file(result.path / "checkpoints" / manifest.name / name)
+        assert torch.equal(tensors["weights.w"], expected)
+        expected = expected * 2 + 1
+    assert list((tmp_path / "node").rglob("*.safetensors")) == []
+
+
+def test_metrics_that_are_none_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    def train(config: dict[str, Any]) -> None:
+        import torch
+
+        import hpctrain.torch
+
+        hpctrain.torch.report_state({"loss": torch.ones(1)}, weights={"w": torch.ones(3)})
+
+    with pytest.raises(ConfigError, match="Metrics are numbers"):
+        _run(tmp_path, train)
+    assert list((tmp_path / "states" / "checkpoints").rglob("*.safetensors")) == []
+
+
+def test_outside_of_a_run_there_is_nothing_to_report_to() -> None:
+    with pytest.raises(WorkerContextError, match=r"report_state\(\) was called outside"):
+        report_state({}, weights={"w": torch.ones(3)})
+
+
+def _small_disk() -> Callable[[dict[str, Any]], list[str]]:
+    """Report a state in each of five reports; on rank 1 the second does not fit."""
+
+    def train(config: dict[str, Any]) -> list[str]:
+        import resource
+
+        import torch
+
+        import hpctrain.torch
+        from hpctrain import CheckpointUploadMode
+        from hpctrain.errors import CheckpointError
+
+        rank = hpctrain.get_context().get_world_rank()
+        told = []
+        for step in range(1, 6):
+            if rank == 1:
+                limit = 1_000_000 if step == 2 else resource.RLIM_INFINITY
+                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+            weights = {"w": torch.full((1_000_000,), step)}
+            mode = CheckpointUploadMode[config["mode"]]
+            try:
+                hpctrain.torch.report_state({"step": step}, weights=weights, mode=mode)
+            except CheckpointError as error:
+                told.append(str(error))
+            try:
+                # Waits for what is under way.
+                hpctrain.get_all_reported_checkpoints()
+            except CheckpointError as error:
+                told.append(str(error))
+        return told
+
+    return train
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("mode", ["SYNC", "ASYNC"])
+def test_ranks_whose_state_does_not_fit_are_told_and_go_on(tmp_path: Path, mode: str) -> None:
+    result = _run(tmp_path, _small_disk(), workers=2, mode=mode)
+    (told,) = result.return_value
+    assert "the checkpoint of report 2 was not committed" in told
+    assert "File too large" in told
+    assert "earlier checkpoints are whole" in told
+    assert len(result.attempts) == 1
+    assert [m["step"] for m in result.metrics_history] == [1, 2, 3, 4, 5]
+    directory = result.path / "checkpoints"
+    store = CheckpointStore(directory)
+    assert sorted(path.name for path in directory.iterdir()) == [
+        f"{number:06d}" for number in (1, 3, 4, 5)
+    ]
+    for manifest in store.manifests():
+        store.verify(manifest)
