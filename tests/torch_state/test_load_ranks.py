@@ -1,0 +1,162 @@
+"""A state of any ranks is loaded by any others, into DDP and FSDP2 models, each byte read once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain import RunConfig, ScalingConfig
+from hpctrain.torch import TorchConfig, TorchTrainer
+
+pytestmark = pytest.mark.mpi
+
+Findings = dict[str, Any]
+
+
+def _training(
+    directory: str, load: dict[str, list[str]], save: list[str]
+) -> Callable[[], list[Findings]]:
+    """Return a training function; what it needs is inside, so that it travels by value.
+
+    Parameters
+    ----------
+    load
+        For each kind of model the names of the states that it loads.
+    save
+        Kinds of models to be saved afterwards, under their name and the number of ranks.
+    """
+
+    def train() -> list[Findings]:
+        import pathlib
+
+        import torch
+        from torch import nn
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+        import hpctrain
+        import hpctrain.torch
+        from hpctrain.torch.state.load import load_into
+        from hpctrain.torch.state.ranks import GroupComm, communicator
+
+        ranks = hpctrain.get_context().get_world_size()
+
+        def make(kind: str, seed: int) -> tuple[Any, Any]:
+            torch.manual_seed(seed)
+            model: Any = nn.Sequential(nn.Linear(64, 20_011), nn.BatchNorm1d(20_011))
+            model.append(nn.Linear(20_011, 3))
+            if kind == "ddp":
+                model = nn.parallel.DistributedDataParallel(model)
+            elif kind == "columns":
+                mesh = init_device_mesh("cpu", (ranks,))
+                for layer in (model[0], model[2]):
+                    weight = distribute_tensor(layer.weight.detach(), mesh, [Shard(1)])
+                    layer.weight = nn.Parameter(weight)
+            else:
+                for layer in (model[0], model[2], model):
+                    fully_shard(layer)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1 / seed, foreach=False)
+            if kind != "columns":
+                model.eval()
+                model(torch.randn(4, 64)).square().sum().backward()
+            else:
+                for parameter in model.parameters():
+                    parameter.grad = parameter.detach().clone()
+            if seed == 1:
+                optimizer.step()
+            optimizer.zero_grad()
+            return model, optimizer
+
+        def digest(model: Any, optimizer: Any) -> dict[str, float]:
+            """Return a number for each tensor, which no other content has."""
+            plain = getattr(model, "module", model)
+            tensors = dict(plain.state_dict())
+            for name, parameter in plain.named_parameters():
+                for key, value in optimizer.state[parameter].items():
+                    tensors[f"{name} {key}"] = value
+            sums = {}
+            for name, tensor in tensors.items():
+                whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+                flat = whole.detach().double().reshape(-1)
+                sums[name] = float((flat * torch.arange(1, flat.numel() + 1)).sum())
+            return {**sums, "lr": optimizer.param_groups[0]["lr"]}
+
+        findings: list[Findings] = []
+        comms: tuple[Any, ...] = (communicator(), GroupComm())
+        for kind, names in load.items():
+            for name in names:
+                comm = comms[len(findings) % 2]
+                model, optimizer = make(kind, 2)
+                path = pathlib.Path(directory, name)
+                loaded = load_into(
+                    path, model=model, optimizer=optimizer, others={}, ranks=comm, timeout_s=60
+                )
+                findings.append(
+                    {
+                        "kind": kind,
+                        "name": name,
+                        "by": type(comm).__name__,
+                        "digest": digest(model, optimizer),
+                        "read": loaded.bytes_read,
+                        "size": sum(f.stat().st_size for f in path.glob("*.safetensors")),
+                    }
+                )
+        for kind in save:
+            model, optimizer = make(kind, 1)
+            hpctrain.torch.save_state(
+                f"{directory}/{kind}-{ranks}", model=model, optimizer=optimizer
+            )
+            findings.append({"kind": kind, "digest": digest(model, optimizer)})
+        return findings
+
+    return train
+
+
+def _run(
+    directory: Path, ranks: int, *, load: dict[str, list[str]], save: list[str]
+) -> list[Findings]:
+    result = TorchTrainer(
+        _training(str(directory), load, save),
+        torch_config=TorchConfig(backend="gloo"),
+        scaling_config=ScalingConfig(num_workers=ranks),
+        run_config=RunConfig(name=f"on-{ranks}", storage_path=str(directory / "runs")),
+    ).fit()
+    findings: list[Findings] = result.return_value
+    return findings
+
+
+@pytest.fixture(scope="module")
+def findings(tmp_path_factory: pytest.TempPathFactory) -> list[Findings]:
+    """Return what was saved on four ranks, and what was loaded on two, then on three."""
+    directory = tmp_path_factory.mktemp("ranks")
+    saved = _run(directory, 4, load={}, save=["ddp", "fsdp", "columns"])
+    of_four = ["ddp-4", "fsdp-4", "columns-4"]
+    on_two = _run(directory, 2, load={"ddp": of_four, "fsdp": of_four}, save=["fsdp"])
+    on_three = _run(
+        directory, 3, load={"ddp": ["fsdp-2"], "columns": ["fsdp-2", "columns-4"]}, save=[]
+    )
+    return [*saved, *on_two, *on_three]
+
+
+def _digest_of(findings: list[Findings], name: str) -> Any:
+    kind, ranks = name.rsplit("-", 1)
+    saved = [found["digest"] for found in findings if found["kind"] == kind and "name" not in found]
+    return saved[0 if ranks == "4" else 1]
+
+
+def test_any_ranks_and_any_sharding_get_back_what_was_saved(findings: list[Findings]) -> None:
+    loaded = [found for found in findings if "name" in found]
+    assert len(loaded) == 9
+    for found in loaded:
+        assert found["digest"] == _digest_of(findings, found["name"]), found
+    assert {found["by"] for found in loaded} == {"Intracomm", "GroupComm"}
+
+
+def test_each_byte_of_a_state_is_read_once_by_all_ranks_together(findings: list[Findings]) -> None:
+    for found in findings:
+        if "name" in found:
+            assert found["read"] == found["size"], found
