@@ -36,6 +36,11 @@ class MemoryCgroup:
             2: ("memory.events", "memory.max", "memory.peak"),
         }
         self._events, self._limit, self._peak = names[version]
+        # The counts of version 1 have those of the groups inside only by these names.
+        self._usage, self._cache, self._shmem = {
+            1: ("memory.usage_in_bytes", "total_cache", "total_shmem"),
+            2: ("memory.current", "file", "shmem"),
+        }[version]
 
     @classmethod
     def of(cls, pid: int, *, proc: str = "/proc") -> MemoryCgroup | None:
@@ -94,10 +99,36 @@ class MemoryCgroup:
                 lowest = directory, limit
         return lowest
 
+    def room(self, directory: str) -> int | None:
+        """Return the bytes that a group may still use; None where it has no limit.
+
+        What the page cache holds counts as free.
+        """
+        limit, usage = (_read(f"{directory}/{name}").strip() for name in (self._limit, self._usage))
+        if not limit.isdigit() or int(limit) >= _NO_LIMIT or not usage.isdigit():
+            return None
+        lines = _read(f"{directory}/memory.stat").splitlines()
+        counts = {name: int(count) for name, count in map(str.split, lines)}
+        # The cache includes tmpfs, which cannot be dropped.
+        cached = counts.get(self._cache, 0) - counts.get(self._shmem, 0)
+        return max(0, int(limit) - int(usage) + cached)
+
     def peak(self, directory: str) -> int | None:
         """Return the most that a group ever used, in bytes; None where it is not counted."""
         text = _read(f"{directory}/{self._peak}").strip()
         return int(text) if text.isdigit() else None
+
+
+def free_bytes() -> int:
+    """Return how much memory this process may still use: what is free, or its cgroups leave it.
+
+    Not collective. What the page cache holds counts as free.
+    """
+    lines = _read("/proc/meminfo").splitlines()
+    (available,) = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
+    group = MemoryCgroup.of(os.getpid())
+    rooms = [] if group is None else [group.room(directory) for directory in group.directories]
+    return min([int(available) * 1024, *(room for room in rooms if room is not None)])
 
 
 class _Watched:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.control.memory import MemoryCgroup, MemoryWatch
+from hpctrain.control.memory import MemoryCgroup, MemoryWatch, free_bytes
 
 
 class Machine:
@@ -116,3 +116,36 @@ def test_a_process_that_ended_by_itself_was_not_killed():
     assert told is not None
     assert told["kills"] == 0
     assert told["resident"] > 2**20
+
+
+def test_room_is_what_a_limit_leaves_and_the_page_cache_can_give_back(tmp_path: Path):
+    machine = Machine(
+        tmp_path, groups="0::/job_3\n", mount="39 38 0:31 / {top} rw - cgroup2 cgroup rw"
+    )
+    job = machine.write(
+        "job_3",
+        memory__max="1000\n",
+        memory__current="900\n",
+        memory__stat="anon 350\nfile 500\nshmem 150\n",
+    )
+    assert machine.group().room(job) == 1000 - 900 + 500 - 150
+    assert machine.group().room(str(machine.top)) is None
+
+
+def test_room_in_version_1_counts_the_groups_inside(tmp_path: Path):
+    machine = Machine(
+        tmp_path,
+        groups="4:memory:/job_3\n",
+        mount="39 38 0:31 / {top} rw - cgroup cgroup rw,memory",
+    )
+    job = machine.write(
+        "job_3",
+        memory__limit_in_bytes="1000\n",
+        memory__usage_in_bytes="900\n",
+        memory__stat="cache 1\nshmem 0\ntotal_cache 500\ntotal_shmem 150\n",
+    )
+    assert machine.group().room(job) == 1000 - 900 + 500 - 150
+
+
+def test_this_process_may_use_some_memory_and_not_more_than_there_is():
+    assert 0 < free_bytes() <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
