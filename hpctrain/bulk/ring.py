@@ -5,10 +5,21 @@ from __future__ import annotations
 import ctypes
 import mmap
 from queue import SimpleQueue
+from typing import Protocol
 
 from hpctrain.bulk.state_file import BLOCK_BYTES, PAGE_BYTES
 
 _HUGE_PAGE_BYTES = 2 * 2**20
+
+
+class BlockMemory(Protocol):
+    """What a writer takes memory from, and gives it back to."""
+
+    def take(self) -> memoryview:
+        """Return a block that nobody uses; waits until there is one. Not collective."""
+
+    def give(self, block: memoryview) -> None:
+        """Give a block back, in any thread. Not collective."""
 
 
 class Ring:
@@ -25,17 +36,11 @@ class Ring:
 
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
-        size = blocks * BLOCK_BYTES
-        self._map = mmap.mmap(-1, size + _HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE)
-        address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        start = -address % _HUGE_PAGE_BYTES
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            self._map.madvise(mmap.MADV_HUGEPAGE)
-        self.memory = memoryview(self._map)[start : start + size]
+        self.memory = map_blocks(blocks)
         """All of it, block after block."""
-        self.memory[::PAGE_BYTES] = bytes(size // PAGE_BYTES)
+        self.memory[::PAGE_BYTES] = bytes(len(self.memory) // PAGE_BYTES)
         self._free: SimpleQueue[memoryview] = SimpleQueue()
-        for first in range(0, size, BLOCK_BYTES):
+        for first in range(0, len(self.memory), BLOCK_BYTES):
             self._free.put(self.memory[first : first + BLOCK_BYTES])
 
     def take(self) -> memoryview:
@@ -45,3 +50,19 @@ class Ring:
     def give(self, block: memoryview) -> None:
         """Give back what `take` returned. Not collective."""
         self._free.put(block)
+
+
+def map_blocks(blocks: int) -> memoryview:
+    """Return memory of so many blocks, on a huge page, that no child gets. Not collective.
+
+    What is forked, like the workers of a loader, would otherwise make each page be copied at its
+    next use. Pages come with their first use.
+    """
+    size = blocks * BLOCK_BYTES
+    mapped = mmap.mmap(-1, size + _HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+    start = -address % _HUGE_PAGE_BYTES
+    for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
+        if hasattr(mmap, advice):
+            mapped.madvise(getattr(mmap, advice))
+    return memoryview(mapped)[start : start + size]

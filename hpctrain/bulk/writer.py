@@ -13,7 +13,7 @@ from types import TracebackType
 
 import xxhash
 
-from hpctrain.bulk.ring import Ring
+from hpctrain.bulk.ring import BlockMemory, Ring
 from hpctrain.bulk.state_file import BLOCK_BYTES, PAGE_BYTES, StateFile, file_digest
 from hpctrain.errors import CheckpointError
 
@@ -89,7 +89,7 @@ class StateFileWriter:
         If the file cannot be made.
     """
 
-    def __init__(self, path: Path, layout: StateFile, *, ring: Ring) -> None:
+    def __init__(self, path: Path, layout: StateFile, *, ring: BlockMemory) -> None:
         self._path, self._layout, self._ring = path, layout, ring
         self._digests = [""] * layout.blocks
         self._jobs: SimpleQueue[tuple[int, memoryview, int] | None] = SimpleQueue()
