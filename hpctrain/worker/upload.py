@@ -165,10 +165,12 @@ class Background:
     ----------
     threaded
         Whether there is a thread for it, made at first use; else jobs are done at once.
+    name
+        Of the thread.
     """
 
-    def __init__(self, *, threaded: bool) -> None:
-        self._threaded = threaded
+    def __init__(self, *, threaded: bool, name: str = "hpctrain-upload") -> None:
+        self._threaded, self._name = threaded, name
         self._jobs: deque[Callable[[], None]] = deque()
         self._change = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -181,9 +183,7 @@ class Background:
         with self._change:
             self._jobs.append(job)
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._work, name="hpctrain-upload", daemon=True
-                )
+                self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
                 self._thread.start()
             self._change.notify_all()
 

@@ -26,7 +26,7 @@ class BlockCopies:
 
     def __init__(self, layout: StateFile, tensors: Sequence[torch.Tensor]) -> None:
         self._layout = layout
-        self._tensors = tensors
+        self.tensors = tensors
         self._prepared: dict[int, tuple[list[torch.Tensor], list[int]]] = {}
 
     def fill(self, block: int, memory: memoryview) -> None:
@@ -49,6 +49,13 @@ class BlockCopies:
         for device in devices:
             torch.get_device_module(device).current_stream(device).synchronize()
 
+    def parts(self, block: int) -> Iterator[tuple[int, torch.Tensor]]:
+        """Give what is copied into a block, and to where in it, in bytes. Not collective."""
+        start = 0
+        for source, size in zip(*self._prepare(block), strict=True):
+            yield start, source
+            start += size
+
     def _prepare(self, block: int) -> tuple[list[torch.Tensor], list[int]]:
         start, stop = self._layout.extent(block)
         starts, pieces = self._layout.starts, self._layout.pieces
@@ -59,7 +66,7 @@ class BlockCopies:
             width = DTYPE_BYTES[pieces[index].dtype]
             first = max(start - starts[index], 0) // width
             last = min(stop - starts[index], pieces[index].size) // width
-            for part in _elements(self._tensors[index], first, last):
+            for part in _elements(self.tensors[index], first, last):
                 sources.append(part)
                 sizes.append(part.numel() * part.element_size())
         return sources, sizes

@@ -1,0 +1,161 @@
+"""`CopiesAhead`: which memory is copied where for a snapshot, and for what an optimizer waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hpctrain.bulk.slots import Slots
+from hpctrain.bulk.state_file import BLOCK_BYTES
+
+if TYPE_CHECKING:
+    from hpctrain.torch.state.plan import StatePlan
+
+# A call that returns beside a busy thread waits up to 5 ms for Python's lock: few calls copy all.
+# But after each of them the writer can go on, and what it has written can be used again.
+_RUNS = 16
+
+
+@dataclass
+class Transfer:
+    """Tensors, and where each is copied to."""
+
+    targets: list[torch.Tensor] = field(default_factory=list)
+    sources: list[torch.Tensor] = field(default_factory=list)
+
+    def add(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Add one."""
+        self.targets.append(target)
+        self.sources.append(source)
+
+    def run(self, sources: list[torch.Tensor] | None = None) -> None:
+        """Copy, in one call that does not hold Python's lock. Not collective.
+
+        Parameters
+        ----------
+        sources
+            In place of the others.
+        """
+        if not self.targets:
+            return
+        sources = self.sources if sources is None else sources
+        devices = {source.device for source in sources if source.device.type != "cpu"}
+        torch._foreach_copy_(self.targets, sources, non_blocking=bool(devices))
+        for device in devices:
+            torch.get_device_module(device).current_stream(device).synchronize()
+
+    def versions(self) -> list[int]:
+        """Return how often each source was changed in place, as torch counts. Not collective."""
+        return [0 if source.is_inference() else source._version for source in self.sources]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Blocks that are copied in one call behind the training function."""
+
+    blocks: range
+    gated: Transfer
+    """What only the step of an optimizer changes."""
+    late: Transfer
+    """What anything may change, and has no place of its own."""
+
+
+class CopiesAhead:
+    """Which memory is copied where, prepared once for as long as the tensors are the same.
+
+    Parameters
+    ----------
+    plan
+        Of the state.
+    optimizers
+        Those that wait before they change anything.
+    slots
+        Where to.
+    """
+
+    def __init__(
+        self, plan: StatePlan, optimizers: Sequence[torch.optim.Optimizer], slots: Slots
+    ) -> None:
+        self.layout, self.slots = plan.layout, slots
+        self._tensors = plan.copies.tensors
+        self._optimizers = tuple(optimizers)
+        self._addresses = _addresses(self._tensors)
+        self.devices = {tensor.device for tensor in self._tensors}
+        self.until = [0] * len(self._optimizers)
+        """How many blocks each optimizer waits for."""
+        self.now = Transfer()
+        """What anything may change."""
+        self.now_blocks: set[int] = set()
+        owners = {
+            address: number
+            for number, optimizer in enumerate(self._optimizers)
+            for address in map(_storage, _changed_by(optimizer))
+        }
+        memory = torch.frombuffer(slots.memory, dtype=torch.uint8)
+        blocks = self.layout.blocks
+        step = max(1, min(blocks, slots.blocks) // _RUNS)
+        self.runs = []
+        for first in range(0, blocks, step):
+            numbers = range(first, min(first + step, blocks))
+            run = Run(blocks=numbers, gated=Transfer(), late=Transfer())
+            for block in numbers:
+                place = block % slots.blocks * BLOCK_BYTES
+                for start, source in plan.copies.parts(block):
+                    size = source.numel() * source.element_size()
+                    part = memory[place + start : place + start + size]
+                    target = part.view(source.dtype).view(source.shape)
+                    owner = owners.get(_storage(source))
+                    if owner is not None:
+                        run.gated.add(target, source)
+                        self.until[owner] = block + 1
+                    elif block < slots.blocks:
+                        self.now.add(target, source)
+                        self.now_blocks.add(block)
+                    else:
+                        run.late.add(target, source)
+            self.runs.append(run)
+
+    def are_for(self, plan: StatePlan, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
+        """Return whether a plan is of the same tensors, and optimizers are the same."""
+        return (
+            plan.layout is self.layout
+            and list(map(id, optimizers)) == list(map(id, self._optimizers))
+            and _addresses(plan.copies.tensors) == self._addresses
+        )
+
+    def name_of(self, source: torch.Tensor) -> str:
+        """Return the name of the tensor that a source is a part of. Not collective."""
+        storage = _storage(source)
+        names = (piece.name for piece in self.layout.pieces)
+        tensors = zip(names, self._tensors, strict=True)
+        return next(name for name, tensor in tensors if _storage(tensor) == storage)
+
+
+def _changed_by(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+    yield from _tensors(list(optimizer.state.values()))
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _addresses(tensors: Sequence[torch.Tensor]) -> list[tuple[int, tuple[int, ...]]]:
+    return [(tensor.data_ptr(), tensor.stride()) for tensor in tensors]
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    # The memory of a DTensor is that of this rank's shard.
+    local = getattr(tensor, "_local_tensor", tensor)
+    return int(local.untyped_storage().data_ptr())

@@ -1,0 +1,51 @@
+"""Copies from devices, behind what the training function's thread gives them to do.
+
+Not run in the project's own tests, which have no GPU.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+
+from hpctrain.bulk.slots import Slots
+
+
+class Moment:
+    """Where the streams of devices stand in the thread that makes this.
+
+    Parameters
+    ----------
+    devices
+        Of tensors; that of the CPU has no stream.
+    """
+
+    def __init__(self, devices: Iterable[torch.device]) -> None:
+        self._events = {
+            device: torch.get_device_module(device).current_stream(device).record_event()
+            for device in devices
+            if device.type != "cpu"
+        }
+
+    @contextmanager
+    def after(self) -> Iterator[None]:
+        """Let another thread use streams of its own, which go on from that moment."""
+        with ExitStack() as stack:
+            for device, event in self._events.items():
+                module = torch.get_device_module(device)
+                stream = module.Stream(device)
+                stream.wait_event(event)
+                stack.enter_context(module.stream(stream))
+            yield
+
+
+def pin(slots: Slots) -> None:
+    """Let CUDA copy into memory on its own, if the limit on locked memory allows it."""
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    address = torch.frombuffer(slots.memory, dtype=torch.uint8).data_ptr()
+    # Without it, copies go through a small buffer of the driver, and take longer.
+    if int(runtime.cudaHostRegister(address, len(slots.memory), 0)) == 0:
+        weakref.finalize(slots, runtime.cudaHostUnregister, address)
