@@ -14,6 +14,15 @@ def state_file_digest(path: Path) -> tuple[int, str] | None:
 
     Not collective. Reads the header only: whoever wrote it has digested all blocks.
     """
+    found = read_state_header(path)
+    return None if found is None else (found[0].size, file_digest(found[1]))
+
+
+def read_state_header(path: Path) -> tuple[StateFile, bytes] | None:
+    """Return layout and header of a state's file; None if it is another kind of file.
+
+    Not collective.
+    """
     if path.suffix != ".safetensors":
         return None
     try:
@@ -21,4 +30,4 @@ def state_file_digest(path: Path) -> tuple[int, str] | None:
         layout = StateFile.parse(header, size=path.stat().st_size, name=str(path))
     except CheckpointError:
         return None
-    return (layout.size, file_digest(header)) if layout.digests else None
+    return (layout, header) if layout.digests else None

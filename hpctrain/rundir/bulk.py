@@ -1,25 +1,42 @@
-"""How the bytes of a checkpoint are copied and read back. A faster way needs these two methods."""
+"""`Bulk`: how the bytes of a checkpoint are copied and read back."""
 
 from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 from pathlib import Path
-from typing import Protocol
 
-import xxhash
+from hpctrain.bulk.copy import Copied, Copier
+from hpctrain.bulk.digest import digest_file
+from hpctrain.bulk.pace import Pace
+from hpctrain.rundir.files import fsync_file
 
 # linux/fs.h: _IOW(0x94, 9, int)
 _FICLONE = 0x40049409
-_BLOCK_BYTES = 8 * 2**20
 
 
-class Bulk(Protocol):
-    """Copies and reads files. Used by ranks when they stage, and by the store when it verifies."""
+class Bulk:
+    """Copies and reads files. Used by ranks when they stage, and by the store when it verifies.
 
-    def copy(self, source: str, target: str) -> str:
-        """Copy a file's content into a new file, and return `target`. Not collective."""
+    Parameters
+    ----------
+    pace
+        How fast copies may be written; None is as fast as they can.
+    """
+
+    def __init__(self, pace: Pace | None = None) -> None:
+        self._copier = Copier(pace)
+
+    def copy(self, source: Path, target: Path) -> Copied | None:
+        """Copy a file's content into a new file. Not collective.
+
+        Returns
+        -------
+        Copied or None
+            What was copied; None if the two share their blocks (reflink), of which nothing was
+            read. In neither case is it durable.
+        """
+        return None if clone(source, target) else self._copier.copy(source, target)
 
     def digest(self, path: Path, *, durable: bool = False) -> tuple[int, str]:
         """Return size in bytes and xxh3_128 digest of a file. Not collective.
@@ -29,43 +46,27 @@ class Bulk(Protocol):
         durable
             Whether the content is on disk when this returns.
         """
+        found = digest_file(path)
+        if durable:
+            fsync_file(path)
+        return found
 
 
-class BufferedBulk:
-    """Copies by reflink where the filesystem can, reads through the page cache."""
-
-    def copy(self, source: str, target: str) -> str:
-        """Copy a file's content into a new file, and return `target`. Not collective."""
-        if not clone(source, target):
-            # shutil copies inside the kernel.
-            shutil.copyfile(source, target)
-        return target
-
-    def digest(self, path: Path, *, durable: bool = False) -> tuple[int, str]:
-        """Return size in bytes and xxh3_128 digest of a file. Not collective."""
-        digest = xxhash.xxh3_128()
-        size = 0
-        with open(path, "rb", buffering=0) as file:
-            while block := file.read(_BLOCK_BYTES):
-                digest.update(block)
-                size += len(block)
-            if durable:
-                os.fsync(file.fileno())
-        return size, digest.hexdigest()
+BULK = Bulk()
 
 
-BUFFERED = BufferedBulk()
-
-
-def clone(source: str, target: str) -> bool:
+def clone(source: Path, target: Path) -> bool:
     """Let a new file share the blocks of another (reflink); return whether the filesystem could.
 
-    Not collective. If it could not, `target` is empty.
+    Not collective. If it could not, there is no `target`.
     """
+    if os.stat(source).st_dev != os.stat(target.parent).st_dev:
+        return False
     with open(source, "rb") as reader, open(target, "wb") as writer:
         try:
             fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
         except OSError:
-            # No reflink here: ext4, NFS, Lustre, another filesystem.
+            # No reflink here: ext4, NFS, Lustre.
+            target.unlink()
             return False
     return True

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass, field
@@ -16,7 +15,7 @@ import hpctrain
 from hpctrain.bulk.verify import state_file_digest
 from hpctrain.checkpoint import MANIFEST_NAME
 from hpctrain.errors import CheckpointError
-from hpctrain.rundir.bulk import BUFFERED, Bulk, clone
+from hpctrain.rundir.bulk import BULK, Bulk, clone
 from hpctrain.rundir.files import fsync_directory, fsync_file
 
 DAMAGED = ".damaged"
@@ -114,9 +113,27 @@ def versions() -> dict[str, str]:
     return found
 
 
-def copy_into(source: Path, target: Path, bulk: Bulk = BUFFERED) -> None:
-    """Copy a directory, sharing blocks where the filesystem can (reflink). Not collective."""
-    _copy_tree(source, target, bulk.copy)
+def copy_into(source: Path, target: Path, bulk: Bulk = BULK) -> list[StagedFile]:
+    """Copy a directory, sharing blocks where the filesystem can (reflink). Not collective.
+
+    Returns
+    -------
+    list of StagedFile
+        Those files that are durable and digested: all, but those that share blocks.
+    """
+    copies: list[StagedFile] = []
+
+    def copy(file: Path, copy_of_it: Path) -> None:
+        copied = bulk.copy(file, copy_of_it)
+        if copied is not None:
+            path = str(copy_of_it.relative_to(target))
+            copies.append(StagedFile(path, copied.size, copied.digest, copied.kind))
+
+    _copy_tree(source, target, copy)
+    # All are on their way by now, so that the first waits for most of the others, too.
+    for file in copies:
+        fsync_file(target / file.path)
+    return copies
 
 
 def link_into(source: Path, target: Path) -> None:
@@ -132,32 +149,30 @@ def link_into(source: Path, target: Path) -> None:
     _copy_tree(source, target, _link)
 
 
-def _copy_tree(source: Path, target: Path, copy: Callable[[str, str], str]) -> None:
-    shutil.copytree(
-        source,
-        target,
-        copy_function=copy,
-        dirs_exist_ok=True,
-        ignore=shutil.ignore_patterns(MANIFEST_NAME),
-    )
+def _copy_tree(source: Path, target: Path, copy: Callable[[Path, Path], None]) -> None:
+    # shutil.copytree would go on after an error, such as a full disk.
+    target.mkdir(parents=True, exist_ok=True)
+    for entry in sorted(source.iterdir()):
+        if entry.is_dir():
+            _copy_tree(entry, target / entry.name, copy)
+        elif entry.name != MANIFEST_NAME:
+            copy(entry, target / entry.name)
 
 
-def _link(source: str, target: str) -> str:
+def _link(source: Path, target: Path) -> None:
     if not clone(source, target):
-        os.unlink(target)
         try:
             os.link(source, target)
         except OSError as error:
             raise CheckpointError(
-                f"{source} cannot be in {os.path.dirname(target)} without a copy: "
+                f"{source} cannot be in {target.parent} without a copy: "
                 f"{error.strerror}. Use checkpoint_dir(), CheckpointUploadMode.SYNC, or a "
                 f"directory on the filesystem of the run."
             ) from error
-    return target
 
 
 def seal(
-    directory: Path, bulk: Bulk = BUFFERED, *, written: Iterable[StagedFile] = ()
+    directory: Path, bulk: Bulk = BULK, *, written: Iterable[StagedFile] = ()
 ) -> list[StagedFile]:
     """Make a staged directory durable and return what it holds. Not collective.
 

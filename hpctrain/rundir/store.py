@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hpctrain.bulk.reader import verify_state_file
 from hpctrain.checkpoint import MANIFEST_NAME, Checkpoint, hold_for_deletion
 from hpctrain.errors import CheckpointError
-from hpctrain.rundir.bulk import BUFFERED, Bulk
+from hpctrain.rundir.bulk import BULK, Bulk
 from hpctrain.rundir.files import fsync_directory, write_atomic
 from hpctrain.rundir.manifest import (
     DamagedManifestError,
@@ -65,7 +65,7 @@ class CheckpointStore:
         How files are read.
     """
 
-    def __init__(self, directory: Path, bulk: Bulk = BUFFERED) -> None:
+    def __init__(self, directory: Path, bulk: Bulk = BULK) -> None:
         self._directory = directory
         self._bulk = bulk
 

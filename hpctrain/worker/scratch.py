@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from hpctrain.errors import ConfigError
-from hpctrain.rundir.bulk import BUFFERED
+from hpctrain.rundir.bulk import BULK, Bulk
 
 
 class Scratch:
@@ -69,7 +69,7 @@ class Scratch:
         """Return whether a path is in here. Not collective."""
         return self.path in path.parents
 
-    def copy_artifacts(self, target: Path) -> None:
+    def copy_artifacts(self, target: Path, bulk: Bulk = BULK) -> None:
         """Copy the artifacts that are new or have changed. Not collective."""
         for folder, _, names in os.walk(self.artifacts):
             for name in names:
@@ -81,7 +81,8 @@ class Scratch:
                 copy = target / source.relative_to(self.artifacts)
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 beside = copy.with_name(f".{copy.name}.{self.path.name}")
-                os.replace(BUFFERED.copy(str(source), str(beside)), copy)
+                bulk.copy(source, beside)
+                os.replace(beside, copy)
                 self._copied[source] = mark
 
     def remove(self) -> None:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from hpctrain.checkpoint import Checkpoint, CheckpointUploadMode
 from hpctrain.errors import ConfigError
+from hpctrain.rundir.bulk import BULK, Bulk
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.staging import (
     StagedFile,
@@ -93,7 +94,12 @@ class Upload:
         return replace(self, mode=mode, delete_local=True)
 
     def stage(
-        self, directory: Path, *, paths: RunPaths, preprocessor: Mapping[str, bytes]
+        self,
+        directory: Path,
+        *,
+        paths: RunPaths,
+        preprocessor: Mapping[str, bytes],
+        bulk: Bulk = BULK,
     ) -> StagedPart:
         """Bring the part into `directory`, which is inside the commit, and make it durable.
 
@@ -107,6 +113,8 @@ class Upload:
             The run directory.
         preprocessor
             Files of the run's preprocessor, by name; put beside the model, unless there are some.
+        bulk
+            How files are copied.
 
         Raises
         ------
@@ -118,7 +126,9 @@ class Upload:
         import shutil
 
         source = self.checkpoint.path
-        written = () if self.writer is None else self.writer.write(source)
+        written: Sequence[StagedFile] = ()
+        if self.writer is not None:
+            written = self.writer.write(source)
         if source != directory:
             if directory.exists() and directory not in source.parents:
                 # checkpoint_dir() gave it out, and something else is reported now.
@@ -126,13 +136,15 @@ class Upload:
             if self.upload_fn is not None:
                 source = self._call_upload_fn(self.upload_fn, directory, paths)
         if source != directory:
-            linked = self.upload_fn is not None or self.mode is CheckpointUploadMode.NO_UPLOAD
-            (link_into if linked else copy_into)(source, directory)
-            written = ()
+            if self.upload_fn is not None or self.mode is CheckpointUploadMode.NO_UPLOAD:
+                link_into(source, directory)
+                written = ()
+            else:
+                written = copy_into(source, directory, bulk)
         if not any((directory / name).exists() for name in preprocessor):
             for name, content in preprocessor.items():
                 (directory / name).write_bytes(content)
-        files = tuple(seal(directory, written=written))
+        files = tuple(seal(directory, bulk, written=written))
         return StagedPart(files=files, name=self.dir_name, versions=versions())
 
     def delete_source(self) -> None:

@@ -12,7 +12,7 @@ import xxhash
 from hpctrain.bulk.state_file import BLOCK_BYTES, Piece, StateFile, file_digest
 from hpctrain.checkpoint import MANIFEST_NAME, Checkpoint
 from hpctrain.errors import CheckpointError
-from hpctrain.rundir.bulk import BufferedBulk
+from hpctrain.rundir.bulk import Bulk
 from hpctrain.rundir.staging import StagedFile, StagedPart, seal, staging_directory
 from hpctrain.rundir.store import CheckpointStore
 
@@ -56,7 +56,7 @@ def flip(path: Path, place: int) -> None:
         file.write(bytes([byte ^ 1]))
 
 
-class Reading(BufferedBulk):
+class Reading(Bulk):
     """Remembers which files were read in full."""
 
     def __init__(self) -> None:

@@ -626,7 +626,7 @@ def test_without_upload_the_files_have_a_second_name_and_no_second_copy(
 
 def clone_works(directory: Path) -> bool:
     (directory / "source").write_bytes(b"x")
-    return clone(str(directory / "source"), str(directory / "target"))
+    return clone(directory / "source", directory / "target")
 
 
 def test_without_upload_a_directory_on_another_filesystem_is_refused(start: Start):

@@ -19,7 +19,8 @@ from hpctrain import (
     ScalingConfig,
     SyncConfig,
 )
-from hpctrain.rundir.bulk import BufferedBulk
+from hpctrain.bulk.copy import Copied
+from hpctrain.rundir.bulk import Bulk
 from hpctrain.worker.scratch import Scratch
 
 
@@ -109,13 +110,13 @@ def test_only_artifacts_that_are_new_or_changed_are_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     copied: list[str] = []
-    copy = BufferedBulk.copy
+    copy = Bulk.copy
 
-    def counted(self: BufferedBulk, source: str, target: str) -> str:
-        copied.append(Path(source).name)
+    def counted(self: Bulk, source: Path, target: Path) -> Copied | None:
+        copied.append(source.name)
         return copy(self, source, target)
 
-    monkeypatch.setattr(BufferedBulk, "copy", counted)
+    monkeypatch.setattr(Bulk, "copy", counted)
     scratch = Scratch(tmp_path, run=tmp_path / "run", rank=0)
     (scratch.artifacts / "a").write_text("a")
     scratch.copy_artifacts(tmp_path / "artifacts")
@@ -147,11 +148,10 @@ def test_a_copy_that_hangs_is_an_error_after_the_timeout(
         from hpctrain import Checkpoint
         from hpctrain.rundir import bulk
 
-        def never(*_: object) -> str:
+        def never(*_: object) -> None:
             threading.Event().wait()
-            return ""
 
-        bulk.BufferedBulk.copy = never  # type: ignore[method-assign]
+        bulk.Bulk.copy = never  # type: ignore[method-assign]
         with hpctrain.checkpoint_dir() as d:
             Path(d, "model.bin").write_text("weights")
             hpctrain.report({}, Checkpoint(d))

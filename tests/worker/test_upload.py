@@ -152,7 +152,7 @@ def _descent() -> Callable[[dict[str, Any]], None]:
                 weights = numpy.load(f"{d}/rank-{rank}.npy")
                 step = int(Path(d, f"step-{rank}").read_text())
         calls = 0
-        digest = bulk.BufferedBulk.digest
+        digest = bulk.Bulk.digest
 
         def dying(self: object, path: Path, *, durable: bool = False) -> tuple[int, str]:
             nonlocal calls
@@ -162,7 +162,7 @@ def _descent() -> Callable[[dict[str, Any]], None]:
                 os.kill(os.getpid(), signal.SIGKILL)
             return digest(self, path, durable=durable)
 
-        bulk.BufferedBulk.digest = dying
+        bulk.Bulk.digest = dying
         while step < config["steps"]:
             step += 1
             weights = weights - 0.01 * numpy.sin(weights * (rank + 1))
