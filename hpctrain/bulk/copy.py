@@ -87,7 +87,7 @@ class Copier:
     def _copy_large(self, source: Path, target: Path, digest: _Digest) -> int:
         size, copied = source.stat().st_size, 0
         ring = self._ring_of(size)
-        with BlockReader(source) as reader, _Writer(target, ring, self._wait) as writer:
+        with BlockReader(source) as reader, _Writer(target, size, ring, self._wait) as writer:
             for start, stop in digest.extents(size):
                 memory = ring.take()
                 try:
@@ -121,11 +121,11 @@ class Copier:
 class _Writer:
     """A file that a thread of its own writes; a context, which waits for that and closes it."""
 
-    def __init__(self, path: Path, ring: Ring, wait: Callable[[int], None]) -> None:
+    def __init__(self, path: Path, size: int, ring: Ring, wait: Callable[[int], None]) -> None:
         self._ring, self._wait = ring, wait
         self._jobs: SimpleQueue[tuple[int, memoryview, int] | None] = SimpleQueue()
         self._error: BaseException | None = None
-        self._descriptor = open_new(path)
+        self._descriptor = open_new(path, size)
         self._thread = threading.Thread(target=self._work, name="hpctrain-copy", daemon=True)
         try:
             self._thread.start()

@@ -9,16 +9,23 @@ from pathlib import Path
 from types import TracebackType
 
 from hpctrain.bulk.page_cache import is_cached
+from hpctrain.bulk.striping import prepare_stripes
 
 LARGE_BYTES = 2**20
 """From this size on a file is copied faster past the page cache, and with half the CPU time."""
 
 
-def open_new(path: Path) -> int:
+def open_new(path: Path, size: int) -> int:
     """Return a descriptor of a new, empty file, past the page cache if that is possible.
 
     Not collective. A file that is there already is emptied.
+
+    Parameters
+    ----------
+    size
+        Bytes that will be written, or about as many: on Lustre, large files get more stripes.
     """
+    prepare_stripes(path, size)
     flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
     try:
         return os.open(path, flags | os.O_DIRECT, 0o666)

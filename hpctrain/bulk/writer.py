@@ -13,6 +13,7 @@ from types import TracebackType
 
 import xxhash
 
+from hpctrain.bulk.direct import open_new, write_at
 from hpctrain.bulk.ring import BlockMemory, Ring
 from hpctrain.bulk.state_file import BLOCK_BYTES, PAGE_BYTES, StateFile, file_digest
 from hpctrain.errors import CheckpointError
@@ -97,7 +98,7 @@ class StateFileWriter:
         self._written = 0
         self._finished = False
         try:
-            self._descriptor = _open(path)
+            self._descriptor = open_new(path, layout.size)
         except OSError as error:
             raise self._explained(error) from error
         self._threads = [
@@ -151,7 +152,7 @@ class StateFileWriter:
                 for start in range(0, len(header), BLOCK_BYTES):
                     part = header[start : start + BLOCK_BYTES]
                     memory[: len(part)] = part
-                    self._write_at(start, memory[: len(part)])
+                    write_at(self._descriptor, memory[: len(part)], start)
             finally:
                 self._ring.give(memory)
             os.fsync(self._descriptor)
@@ -186,22 +187,12 @@ class StateFileWriter:
             position, memory, size = job
             try:
                 if self._error is None:
-                    self._write_at(position, memory[:size])
+                    write_at(self._descriptor, memory[:size], position)
                     self._written += size
             except OSError as error:
                 self._error = error
             finally:
                 self._ring.give(memory)
-
-    def _write_at(self, position: int, memory: memoryview) -> None:
-        while memory:
-            try:
-                done = os.pwrite(self._descriptor, memory, position)
-            except OSError as error:
-                if error.errno != errno.EINVAL or not _leave_direct(self._descriptor):
-                    raise
-                continue
-            position, memory = position + done, memory[done:]
 
     def _explained(self, error: OSError) -> CheckpointError:
         reason = error.strerror or str(error)
@@ -213,25 +204,3 @@ class StateFileWriter:
             f"{self._path} of {self._layout.size} bytes could not be written: {reason}, after "
             f"{self._written} bytes. {todo}; training can go on, and earlier checkpoints are whole."
         )
-
-
-def _open(path: Path) -> int:
-    flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-    try:
-        return os.open(path, flags | os.O_DIRECT, 0o644)
-    except OSError as error:
-        # tmpfs, and some that are mounted over a network or through FUSE, have no O_DIRECT.
-        if error.errno != errno.EINVAL:
-            raise
-        return os.open(path, flags, 0o644)
-
-
-def _leave_direct(descriptor: int) -> bool:
-    """Go on through the page cache; False if that is what was done."""
-    import fcntl
-
-    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-    if not flags & os.O_DIRECT:
-        return False
-    fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
-    return True
