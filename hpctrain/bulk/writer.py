@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -14,6 +15,7 @@ from types import TracebackType
 import xxhash
 
 from hpctrain.bulk.direct import open_new, write_at
+from hpctrain.bulk.handover import prompt_handover
 from hpctrain.bulk.ring import BlockMemory, Ring
 from hpctrain.bulk.state_file import BLOCK_BYTES, PAGE_BYTES, StateFile, file_digest
 from hpctrain.errors import CheckpointError
@@ -97,10 +99,12 @@ class StateFileWriter:
         self._error: OSError | None = None
         self._written = 0
         self._finished = False
+        self._exits = ExitStack()
         try:
             self._descriptor = open_new(path, layout.size)
         except OSError as error:
             raise self._explained(error) from error
+        self._exits.enter_context(prompt_handover())
         self._threads = [
             threading.Thread(target=self._write, name=f"hpctrain-write-{number}", daemon=True)
             for number in range(_THREADS)
@@ -172,6 +176,7 @@ class StateFileWriter:
     ) -> None:
         self._join()
         os.close(self._descriptor)
+        self._exits.close()
         if not self._finished:
             self._path.unlink(missing_ok=True)
 
