@@ -5,7 +5,8 @@
     python benchmarks/chaos.py --json chaos.json          # 500 points, about ten minutes
     python benchmarks/chaos.py --points 20 --seed 7
 
-Every point is a run of the suite's NumPy model on three ranks of this machine. It passes if the run
+Every point is a run of the suite's NumPy model on three ranks of this machine, or of its torch
+model on two (``--model torch``; ``--model states`` saves it with report_state). It passes if the run
 ends with the reports and the last checkpoint of the undisturbed run, each of its attempts resumed
 from the newest complete checkpoint, and no process is left. The second table says what looking for
 that checkpoint costs: a scan reads every byte.
@@ -37,7 +38,12 @@ from hpctrain.testing.chaos.fault import Fault
 from hpctrain.testing.chaos.kinds import KINDS
 from hpctrain.testing.chaos.trial import Script
 
-MODEL = Path(__file__).resolve().parent.parent / "tests" / "chaos" / "numpy_model.py"
+SUITE = Path(__file__).resolve().parent.parent / "tests" / "chaos"
+MODELS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "numpy": ("numpy_model.py", ("--workers", "3")),
+    "torch": ("torch_model.py", ("--workers", "2")),
+    "states": ("torch_model.py", ("--workers", "2", "--states")),
+}
 STRUCK = ("kill-rank", "kill-commit", "torn-write", "bit-flip", "truncate", "no-space", "io-error")
 SCAN_ROUNDS = 7
 SCAN_LIMIT_S = 0.05
@@ -48,7 +54,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--points", type=int, default=500)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--at-once", type=int, default=2, help="points that are tried at a time")
-    parser.add_argument("--workers", type=int, default=3)
+    parser.add_argument("--model", choices=MODELS, default="numpy")
     parser.add_argument("--json", type=Path, help="file for every point")
     parser.add_argument("--keep", type=Path, help="folder for the runs that did not pass")
     return parser.parse_args()
@@ -56,7 +62,8 @@ def parse_arguments() -> argparse.Namespace:
 
 def strike(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     """Disturb one run for each point; return what became of it."""
-    script = Script(path=MODEL, args=("--workers", str(arguments.workers)), cwd=folder)
+    name, args = MODELS[arguments.model]
+    script = Script(path=SUITE / name, args=args, cwd=folder)
     experiment = Experiment.begin(folder, script=script)
 
     def strike_once(number: int) -> dict[str, Any]:

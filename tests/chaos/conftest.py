@@ -81,6 +81,15 @@ def with_torch(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
     return Experiment.begin(folder, script=script, timeout_s=TIMEOUT_S)
 
 
+@pytest.fixture(scope="session")
+def with_states(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
+    """Two ranks of the torch model, on this machine, which report its state."""
+    folder = tmp_path_factory.mktemp("states")
+    args = ("--workers", "2", "--states")
+    script = Script(path=HERE / "torch_model.py", args=args, cwd=folder)
+    return Experiment.begin(folder, script=script, timeout_s=TIMEOUT_S)
+
+
 @pytest.fixture
 def survive(request: pytest.FixtureRequest) -> Callable[..., Verdict]:
     """Disturb an experiment; fail unless it ends like the undisturbed run."""

@@ -30,6 +30,15 @@ CLUSTER = [
     "restart-controller",
     "cut-network",
 ]
+OF_STATES = [
+    "kill-rank",
+    "kill-commit",
+    "torn-write",
+    "bit-flip",
+    "truncate",
+    "no-space",
+    "io-error",
+]
 TWO_AT_ONCE = [
     ("kill-commit", "bit-flip"),
     ("kill-rank", "kill-executor"),
@@ -155,6 +164,14 @@ def test_a_torch_run_survives(
     with_torch: Experiment, survive: Survive, drawn: Drawn, kind: str
 ) -> None:
     survive(with_torch, *drawn(with_torch, kind))
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("kind", OF_STATES)
+def test_a_torch_run_that_reports_its_state_survives(
+    with_states: Experiment, survive: Survive, drawn: Drawn, kind: str
+) -> None:
+    survive(with_states, *drawn(with_states, kind))
 
 
 @pytest.mark.slurm

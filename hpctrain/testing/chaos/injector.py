@@ -194,7 +194,8 @@ def wrap_calls(injector: Injector) -> None:
         wrap(os, name, "link", target)
     for name in ("unlink", "remove"):
         wrap(os, name, "unlink", first)
-    wrap(os, "write", "write", first)
+    for name in ("write", "pwrite"):
+        wrap(os, name, "write", first)
     wrap(os, "mkdir", "mkdir", first)
     wrap(os, "open", "open", opened)
     wrap(builtins, "open", "open", opened_file)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpctrain.bulk.index import StateIndex
 from hpctrain.bulk.reader import read_layout
+from hpctrain.checkpoint import Checkpoint
 from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.torch.state.exchange import Wants, plan_exchange
 from hpctrain.torch.state.find import find_index
@@ -30,7 +31,7 @@ _TIMEOUT_S = 1800.0
 
 
 def load_state(
-    directory: str | PathLike[str],
+    source: Checkpoint | str | PathLike[str],
     *,
     model: torch.nn.Module | None = None,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
@@ -47,9 +48,10 @@ def load_state(
 
     Parameters
     ----------
-    directory
-        Of `save_state`; or files that safetensors or `torch.distributed.checkpoint`'s
-        ``HuggingFaceStorageWriter`` wrote, which have no digests and are not verified.
+    source
+        What `hpctrain.get_checkpoint` gave, of a `report_state`; or a directory of `save_state`, or
+        with files that safetensors or `torch.distributed.checkpoint`'s ``HuggingFaceStorageWriter``
+        wrote, which have no digests and are not verified.
     model
         Plain, compiled, or wrapped in DDP or `torch.distributed.fsdp.fully_shard`.
     optimizer
@@ -64,9 +66,13 @@ def load_state(
         types, a header is damaged or a file is missing, nothing has been changed. If a block is
         found to be damaged while it is read, the message says that the model cannot be used.
     """
-    load_into(
-        Path(directory), model=model, optimizer=optimizer, others=others, ranks=communicator()
+    held: AbstractContextManager[str | PathLike[str]] = (
+        source.as_directory() if isinstance(source, Checkpoint) else nullcontext(source)
     )
+    with held as directory:
+        load_into(
+            Path(directory), model=model, optimizer=optimizer, others=others, ranks=communicator()
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,7 +39,7 @@ def report_state(
 
     Collective: every rank calls it instead of `hpctrain.report`, with the same names. Each writes
     its share into the run directory, with a digest of every 8 MiB; nothing is copied or read again.
-    ``hpctrain.torch.load_state`` reads it, on any number of ranks.
+    `hpctrain.torch.load_state` reads it, on any number of ranks.
 
     Parameters
     ----------
