@@ -85,7 +85,8 @@ class Session:
             newest=(first_report, None if checkpoint is None else str(checkpoint.path)),
             timeout_s=commit_timeout_s,
         )
-        self._commit_timeout_s = commit_timeout_s
+        self.commit_timeout_s = commit_timeout_s
+        """Seconds to wait for whatever a commit needs."""
         self._in_background = in_background
         self.preprocessor: Mapping[str, bytes] = {}
         """Files of the preprocessor, by name; they go into every checkpoint."""
@@ -295,10 +296,10 @@ class Session:
 
     def _finish_background(self, what: str) -> None:
         assert self._background is not None
-        if not self._background.wait(self._commit_timeout_s):
+        if not self._background.wait(self.commit_timeout_s):
             raise CheckpointError(
                 f"rank {self.world.world_rank} could not copy {what} to {self._paths.root} within "
-                f"{self._commit_timeout_s:.0f} s. SyncConfig(sync_timeout=...) sets how long to "
+                f"{self.commit_timeout_s:.0f} s. SyncConfig(sync_timeout=...) sets how long to "
                 f"wait."
             )
 

@@ -210,6 +210,8 @@ class Background:
                 self._change.wait_for(lambda: bool(self._jobs))
                 job = self._jobs[0]
             job()
+            # What it had is free before the next one comes.
+            del job
             with self._change:
                 self._jobs.popleft()
                 self._change.notify_all()

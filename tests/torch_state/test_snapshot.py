@@ -121,7 +121,7 @@ def test_no_snapshot_mixes_two_steps(tmp_path: Path, memory_blocks: int | None) 
     finishing = {}
     for step in range(24):
         if step % 4 != 1:
-            snapshot = snapshots.take(plan, optimizers=[optimizer], name=f"step {step}")
+            snapshot = snapshots.take(plan, changed_by=[optimizer], name=f"step {step}")
             finishing[step] = Finishing(snapshot, tmp_path / f"{step}")
         optimizer.step()
     for step, each in finishing.items():
@@ -132,7 +132,7 @@ def test_no_snapshot_mixes_two_steps(tmp_path: Path, memory_blocks: int | None) 
 def test_a_step_waits_until_the_disk_has_what_memory_has_no_room_for(tmp_path: Path) -> None:
     optimizer = CountingOptimizer(_parameters(4))
     snapshots = Snapshots(timeout_s=TIMEOUT_S, memory=4 * BLOCK_BYTES)
-    snapshot = snapshots.take(_plan(_tensors_of(optimizer)), optimizers=[optimizer], name="it")
+    snapshot = snapshots.take(_plan(_tensors_of(optimizer)), changed_by=[optimizer], name="it")
     step = Waiting(optimizer.step)
     assert step.still_waits()
     assert optimizer.steps == 0
@@ -145,7 +145,7 @@ def test_an_optimizer_waits_only_for_what_it_changes(tmp_path: Path) -> None:
     first, second = CountingOptimizer(_parameters(1)), CountingOptimizer(_parameters(4))
     plan = _plan(_tensors_of(first, "a") | _tensors_of(second, "b"))
     snapshots = Snapshots(timeout_s=TIMEOUT_S, memory=4 * BLOCK_BYTES)
-    snapshot = snapshots.take(plan, optimizers=[first, second], name="it")
+    snapshot = snapshots.take(plan, changed_by=[first, second], name="it")
     first.step()
     step = Waiting(second.step)
     assert step.still_waits()
@@ -168,7 +168,7 @@ def test_what_no_optimizer_changes_is_as_it_was_in_the_call(
     expected = {name: tensor.clone() for name, tensor in others.items()}
     memory = None if memory_blocks is None else memory_blocks * BLOCK_BYTES
     snapshots = Snapshots(timeout_s=TIMEOUT_S, memory=memory)
-    snapshot = snapshots.take(plan, optimizers=[optimizer], name="it")
+    snapshot = snapshots.take(plan, changed_by=[optimizer], name="it")
     norm(torch.rand(8, 3))
     random.zero_()
     with torch.no_grad():
@@ -213,7 +213,7 @@ def test_every_kind_of_optimizer_waits(
     for step in range(3):
         tensors = _tensors_of(optimizer)
         expected = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-        snapshot = snapshots.take(_plan(tensors), optimizers=[optimizer], name=f"step {step}")
+        snapshot = snapshots.take(_plan(tensors), changed_by=[optimizer], name=f"step {step}")
         finishing = Finishing(snapshot, tmp_path / f"{step}")
         optimizer.step(closure) if kind is torch.optim.LBFGS else (closure(), optimizer.step())
         content = finishing.content()
@@ -231,7 +231,7 @@ def test_a_step_that_torch_compiled_waits(tmp_path: Path) -> None:
     snapshots = Snapshots(timeout_s=TIMEOUT_S, memory=4 * BLOCK_BYTES)
     step = torch.compile(optimizer.step, backend="eager")
     for number in range(3):
-        snapshot = snapshots.take(plan, optimizers=[optimizer], name="it")
+        snapshot = snapshots.take(plan, changed_by=[optimizer], name="it")
         finishing = Finishing(snapshot, tmp_path / f"{number}")
         step()
         for tensor in finishing.content().values():
@@ -245,7 +245,7 @@ def test_a_step_that_a_scaler_skips_or_makes_leaves_the_snapshot_whole(tmp_path:
     scaler = torch.amp.GradScaler("cpu")
     parameters = optimizer.param_groups[0]["params"]
     for number, gradient in enumerate([float("inf"), 1.0]):
-        snapshot = snapshots.take(plan, optimizers=[optimizer], name="it")
+        snapshot = snapshots.take(plan, changed_by=[optimizer], name="it")
         for parameter in parameters:
             parameter.grad = torch.full_like(parameter, gradient)
         scaler.scale(torch.ones(()))
@@ -263,7 +263,7 @@ def test_loading_a_model_waits(tmp_path: Path) -> None:
     expected = model.weight.detach().clone()
     snapshots = Snapshots(timeout_s=TIMEOUT_S, memory=4 * BLOCK_BYTES)
     plan = _plan({"weight": model.weight})
-    snapshot = snapshots.take(plan, optimizers=[optimizer], models=[model], name="it")
+    snapshot = snapshots.take(plan, changed_by=[model, optimizer], name="it")
     loading = Waiting(lambda: model.load_state_dict(saved))
     assert loading.still_waits()
     content = Finishing(snapshot, tmp_path / "f").content()
@@ -278,7 +278,7 @@ def test_a_change_that_waits_for_nothing_is_noticed_and_named(tmp_path: Path) ->
     optimizer = CountingOptimizer(parameters)
     snapshots = Snapshots(timeout_s=TIMEOUT_S, memory=4 * BLOCK_BYTES)
     plan = _plan(_tensors_of(optimizer))
-    snapshot = snapshots.take(plan, optimizers=[optimizer], name="the checkpoint of report 7")
+    snapshot = snapshots.take(plan, changed_by=[optimizer], name="the checkpoint of report 7")
     with torch.no_grad():
         parameters[-1].fill_(3)
     finishing = Finishing(snapshot, tmp_path / "f")
@@ -288,7 +288,7 @@ def test_a_change_that_waits_for_nothing_is_noticed_and_named(tmp_path: Path) ->
         finishing.content()
     assert not (tmp_path / "f").exists()
     optimizer.step()
-    snapshot = snapshots.take(plan, optimizers=[optimizer], name="the next")
+    snapshot = snapshots.take(plan, changed_by=[optimizer], name="the next")
     assert Finishing(snapshot, tmp_path / "f").content().keys() == _tensors_of(optimizer).keys()
 
 
@@ -296,10 +296,10 @@ def test_a_second_snapshot_is_taken_while_the_first_waits_to_be_written(tmp_path
     optimizer = CountingOptimizer(_parameters(4))
     plan = _plan(_tensors_of(optimizer))
     snapshots = Snapshots(timeout_s=TIMEOUT_S, memory=9 * BLOCK_BYTES)
-    first = snapshots.take(plan, optimizers=[optimizer], name="first")
+    first = snapshots.take(plan, changed_by=[optimizer], name="first")
     first.wait_until_copied()
     optimizer.step()
-    second = snapshots.take(plan, optimizers=[optimizer], name="second")
+    second = snapshots.take(plan, changed_by=[optimizer], name="second")
     step = Waiting(optimizer.step)
     assert step.still_waits()
     for number, snapshot in enumerate([first, second]):
@@ -313,7 +313,7 @@ def test_memory_is_used_again_and_grows_with_the_state(tmp_path: Path) -> None:
     for blocks in (2, 2, 6):
         optimizer = CountingOptimizer(_parameters(blocks))
         plan = _plan(_tensors_of(optimizer))
-        snapshot = snapshots.take(plan, optimizers=[optimizer], name="it")
+        snapshot = snapshots.take(plan, changed_by=[optimizer], name="it")
         finishing = Finishing(snapshot, tmp_path / "f")
         optimizer.step()
         assert not any(tensor.any() for tensor in finishing.content().values())
@@ -324,7 +324,7 @@ def test_a_snapshot_that_nobody_wants_any_more_lets_the_step_go_on(tmp_path: Pat
     plan = _plan(_tensors_of(optimizer))
     snapshots = Snapshots(timeout_s=TIMEOUT_S, memory=4 * BLOCK_BYTES)
     for _ in range(3):
-        snapshot = snapshots.take(plan, optimizers=[optimizer], name="it")
+        snapshot = snapshots.take(plan, changed_by=[optimizer], name="it")
         step = Waiting(optimizer.step)
         assert step.still_waits()
         snapshot.discard()
@@ -337,13 +337,13 @@ def test_a_file_that_cannot_be_written_lets_the_step_go_on(tmp_path: Path) -> No
     optimizer = CountingOptimizer(_parameters(4))
     plan = _plan(_tensors_of(optimizer))
     snapshots = Snapshots(timeout_s=TIMEOUT_S, memory=4 * BLOCK_BYTES)
-    snapshot = snapshots.take(plan, optimizers=[optimizer], name="it")
+    snapshot = snapshots.take(plan, changed_by=[optimizer], name="it")
     step = Waiting(optimizer.step)
     assert step.still_waits()
     with pytest.raises(CheckpointError, match="could not be written: No such file"):
         snapshot.finish(tmp_path / "nowhere" / "f")
     step.end()
-    snapshot = snapshots.take(plan, optimizers=[optimizer], name="it")
+    snapshot = snapshots.take(plan, changed_by=[optimizer], name="it")
     for tensor in Finishing(snapshot, tmp_path / "f").content().values():
         assert torch.equal(tensor, torch.ones_like(tensor))
 
@@ -354,7 +354,7 @@ def test_a_step_that_waits_too_long_is_an_error_and_the_next_one_goes_on(
     optimizer = CountingOptimizer(_parameters(4))
     snapshots = Snapshots(timeout_s=0.2, memory=4 * BLOCK_BYTES)
     plan = _plan(_tensors_of(optimizer))
-    snapshot = snapshots.take(plan, optimizers=[optimizer], name="the checkpoint of report 7")
+    snapshot = snapshots.take(plan, changed_by=[optimizer], name="the checkpoint of report 7")
     with pytest.raises(CheckpointError, match=r"report 7: \d of 9 blocks .*sync_timeout"):
         optimizer.step()
     optimizer.step()
@@ -379,7 +379,7 @@ def test_a_call_does_not_wait_for_the_copy() -> None:
     took_s = []
     for _ in range(5):
         begin = time.perf_counter()
-        snapshot = snapshots.take(plan, optimizers=[optimizer], name="it")
+        snapshot = snapshots.take(plan, changed_by=[optimizer], name="it")
         took_s.append(time.perf_counter() - begin)
         snapshot.discard()
         snapshot.wait_until_copied()

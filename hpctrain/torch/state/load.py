@@ -117,6 +117,10 @@ def load_into(
     timeout_s
         Seconds to wait for any one block.
     """
+    from hpctrain.torch.state.gate import wait_for_all
+
+    # What is about to be overwritten may be being copied for an ASYNC report.
+    wait_for_all()
     index = _agreed_index(directory, ranks)
     complaint, targets, state = None, dict[int, FileTargets](), None
     with ExitStack() as undo:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import xxhash
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     import torch
 
     from hpctrain.torch.loop import LoopState
+    from hpctrain.torch.state.snapshot import Snapshot, Snapshots
+    from hpctrain.worker.report import Session
 
 
 def report_state(
@@ -87,25 +90,38 @@ def report_state(
                         {"loss": loss.item()}, model=model, optimizer=optimizer, loop=loop
                     )
     """
+    import torch
+
     worker = active_worker("report_state()")
     state = flatten_state(model=model, optimizer=optimizer, others=others)
     plan = plan_state(state, communicator=worker.comm)
     files = {} if loop is None else loop.to_files()
     if plan.index is not None:
         files[INDEX_NAME] = plan.index.encode()
-    worker.session.report(
+    several = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer or ()
+    session = worker.session
+    session.report(
         metrics,
         Upload(
-            checkpoint=Checkpoint(worker.session.staging()),
+            checkpoint=Checkpoint(session.staging()),
             dir_name=checkpoint_dir_name,
             mode=mode,
-            writer=StateWriter(plan, files),
+            writer=StateWriter(
+                plan,
+                files,
+                session=session,
+                changed_by=[model, *several, *others.values()],
+            ),
         ),
     )
 
 
+# Their memory is used again from report to report, and goes with the run.
+_snapshots: WeakKeyDictionary[Session, Snapshots] = WeakKeyDictionary()
+
+
 class StateWriter:
-    """Writes a rank's share of a state, in the report itself.
+    """Writes a rank's share of a state: in the report itself, or behind the training function.
 
     Parameters
     ----------
@@ -113,31 +129,53 @@ class StateWriter:
         What to write.
     files
         Content of small files that go with it, by name.
+    session
+        Which reports it.
+    changed_by
+        What the state is of: its optimizers and models wait, before they change it.
     """
 
-    def __init__(self, plan: StatePlan, files: Mapping[str, bytes]) -> None:
+    def __init__(
+        self,
+        plan: StatePlan,
+        files: Mapping[str, bytes],
+        *,
+        session: Session,
+        changed_by: Sequence[Any],
+    ) -> None:
         self._plan, self._files = plan, files
-        self._fill = plan.fill
+        self._session, self._changed_by = session, changed_by
+        self._snapshot: Snapshot | None = None
 
     def capture(self) -> None:
-        """Copy the share. Not collective."""
-        extents = map(self._plan.layout.extent, range(self._plan.layout.blocks))
-        kept = [memoryview(bytearray(stop - start)) for start, stop in extents]
-        for block, memory in enumerate(kept):
-            self._plan.fill(block, memory)
-
-        def fill(block: int, memory: memoryview) -> None:
-            memory[:] = kept[block]
-
-        self._fill = fill
+        """Take a snapshot of the share. Not collective."""
+        self._snapshot = _snapshots_of(self._session).take(
+            self._plan,
+            changed_by=self._changed_by,
+            name=f"The checkpoint of report {self._session.reports}",
+        )
+        self._changed_by = ()
 
     def write(self, directory: Path) -> list[StagedFile]:
         """Write the files, durably. Not collective."""
-        name, layout = self._plan.name, self._plan.layout
-        written = write_state_file(directory / name, layout, self._fill, ring=shared_ring())
-        staged = [StagedFile(name, written.size, written.digest, "header")]
+        path = directory / self._plan.name
+        if self._snapshot is not None:
+            written = self._snapshot.finish(path)
+        else:
+            written = write_state_file(path, self._plan.layout, self._plan.fill, ring=shared_ring())
+        staged = [StagedFile(path.name, written.size, written.digest, "header")]
         for name, content in self._files.items():
             write_atomic(directory / name, content, durable=True)
             digest = xxhash.xxh3_128_hexdigest(content)
             staged.append(StagedFile(name, len(content), digest))
         return staged
+
+
+def _snapshots_of(session: Session) -> Snapshots:
+    from hpctrain.torch.state.snapshot import Snapshots
+
+    if session not in _snapshots:
+        _snapshots[session] = Snapshots(
+            timeout_s=session.commit_timeout_s, processes=session.world.local_world_size
+        )
+    return _snapshots[session]

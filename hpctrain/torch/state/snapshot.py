@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -61,8 +62,7 @@ class Snapshots:
         self,
         plan: StatePlan,
         *,
-        optimizers: Sequence[torch.optim.Optimizer] = (),
-        models: Sequence[torch.nn.Module] = (),
+        changed_by: Sequence[Any],
         name: str,
     ) -> Snapshot:
         """Return a snapshot of a state as it is now; training may go on at once.
@@ -72,11 +72,10 @@ class Snapshots:
         Parameters
         ----------
         plan
-            Of the state. The same one is given again while its tensors are the same.
-        optimizers
-            Whose steps wait. What is in none of them is copied in this call.
-        models
-            Whose ``load_state_dict`` waits.
+            Of the state.
+        changed_by
+            What the state is of. Of the optimizers among it the steps wait, and of the models
+            ``load_state_dict``. What no optimizer has is copied in this call.
         name
             What it is of, for errors.
 
@@ -85,6 +84,7 @@ class Snapshots:
         CheckpointError
             If the snapshot before is not copied in time.
         """
+        optimizers = [part for part in changed_by if isinstance(part, torch.optim.Optimizer)]
         if self._newest is not None:
             self._newest.wait_until_copied()
         if self._copies is None or not self._copies.are_for(plan, optimizers):
@@ -96,8 +96,9 @@ class Snapshots:
         for optimizer, until in zip(optimizers, self._copies.until, strict=True):
             if until:
                 Gate.of(optimizer).close(partial(snapshot.wait_until_copied, until))
-        for model in models:
-            Gate.of(model).close(snapshot.wait_until_copied)
+        for model in changed_by:
+            if isinstance(model, torch.nn.Module):
+                Gate.of(model).close(snapshot.wait_until_copied)
         self._newest = snapshot
         self._background.submit(snapshot.copy)
         return snapshot
