@@ -1,7 +1,7 @@
 """The torch model of the suite: DDP with dropout, saved in the middle of epochs.
 
-``python torch_model.py --workers 2`` saves with torch.save; with ``--states`` it reports its state, by
-turns SYNC and ASYNC.
+``python torch_model.py --workers 2`` saves with torch.save; with ``--states`` it reports its state,
+by turns SYNC and ASYNC.
 """
 
 import argparse

@@ -53,7 +53,7 @@ def exchange(ranks: Communicator, stage: str, value: Any) -> list[Any]:
 
 
 class GroupComm:
-    """torch's default process group as a `hpctrain.world.Communicator`."""
+    """The default process group of torch as a `hpctrain.world.Communicator`."""
 
     @property
     def rank(self) -> int:
