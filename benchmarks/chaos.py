@@ -6,8 +6,8 @@
     python benchmarks/chaos.py --points 20 --seed 7
 
 Every point is a run of the suite's NumPy model on three ranks of this machine, or of its torch
-model on two (``--model torch``; ``--model states`` saves it with report_state). It passes if the
-run ends with the reports and the last checkpoint of the undisturbed run, each of its attempts resumed
+model on two (``--model torch``; with ``--model states`` it reports its state). It passes if the run
+ends with the reports and the last checkpoint of the undisturbed run, each of its attempts resumed
 from the newest complete checkpoint, and no process is left. The second table says what looking for
 that checkpoint costs: a scan reads every byte.
 """

@@ -1,0 +1,90 @@
+"""The example: killed, it ends with the losses and the state of a run that nobody disturbed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain import FailureConfig, Result, RunConfig, ScalingConfig
+from hpctrain.rundir.manifest import read_manifest
+from hpctrain.torch import TorchTrainer
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+CONFIG = {"epochs": 1, "lr": 3e-3, "batch_size": 64, "seed": 7, "steps_between": 3}
+
+
+@pytest.fixture(autouse=True)
+def _beside_the_example(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.setenv("HPCTRAIN_LAUNCHER", "local")
+
+
+def _train_and_be_killed() -> Callable[[dict[str, Any]], None]:
+    def train(config: dict[str, Any]) -> None:
+        import os
+        import signal
+
+        import resumable_digits
+
+        import hpctrain
+
+        world, report = hpctrain.get_context().world, hpctrain.report
+
+        def report_and_be_killed(metrics: Any) -> None:
+            report(metrics)
+            if (metrics["step"], world.attempt, world.world_rank) == (config["dies_at"], 1, 1):
+                # So that there is something to resume from.
+                hpctrain.get_all_reported_checkpoints()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        hpctrain.report = report_and_be_killed
+        resumable_digits.train_digits(config)
+
+    return train
+
+
+def _run(directory: Path, name: str, strategy: str, *, dies_at: int = 0) -> Result:
+    return TorchTrainer(
+        _train_and_be_killed(),
+        train_loop_config={**CONFIG, "strategy": strategy, "dies_at": dies_at},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(
+            storage_path=directory,
+            name=name,
+            failure_config=FailureConfig(max_failures=1),
+            verbose=0,
+        ),
+    ).fit()
+
+
+def _state(result: Result) -> dict[str, tuple[int, str]]:
+    """Return size and digest of the files that hold the last state."""
+    assert result.checkpoint is not None
+    files = read_manifest(result.checkpoint.path).files
+    # What torch.save writes of equal values can differ.
+    return {file.path: (file.size, file.digest) for file in files if file.path[-3:] != ".pt"}
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_killed_rank_changes_neither_losses_nor_a_bit_of_the_state(
+    tmp_path: Path, strategy: str
+) -> None:
+    whole = _run(tmp_path, "whole", strategy)
+    killed = _run(tmp_path, "killed", strategy, dies_at=8)
+    assert [len(result.attempts) for result in (whole, killed)] == [1, 2]
+    events = map(json.loads, (killed.path / "ledger.jsonl").read_text().splitlines())
+    first = [event["first_report"] for event in events if event["event"] == "attempt-started"]
+    assert first == [0, 6]
+    assert killed.metrics_history == whole.metrics_history
+    assert whole.metrics_history[-1]["loss"] < whole.metrics_history[0]["loss"]
+    assert _state(killed) == _state(whole)
+    assert sorted(_state(whole)) == [
+        "state-00001-of-00002.safetensors",
+        "state-00002-of-00002.safetensors",
+        "state.json",
+    ]
