@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from errno import EAGAIN, EINVAL, EOPNOTSUPP
 from pathlib import Path
@@ -27,6 +27,8 @@ from hpctrain.bulk.state_file import (
 from hpctrain.errors import CheckpointError
 
 _IOV_MAX = 1024
+# That is in the second level of the cache, also of older processors.
+_PART_BYTES = 2**20
 # Of blocks that are not in the page cache, until it is asked no longer.
 _MISSES = 3
 _VERIFYING_THREADS = 2
@@ -207,7 +209,6 @@ class BlockReader:
         if not (self._is_cached(block) and self._read_cached(block, memories)):
             self._misses += 1
             return False
-        self._verify(block, memories)
         return True
 
     def read(self, block: int, scratch: memoryview) -> memoryview:
@@ -227,7 +228,8 @@ class BlockReader:
         memory = scratch[: stop - start]
         if not self.read_into(block, [memory]):
             self._read_direct(block, scratch)
-            self._verify(block, [memory])
+            if self.layout.digests:
+                self._verify(block, xxhash.xxh3_64_hexdigest(memory))
         return memory
 
     def _is_cached(self, block: int) -> bool:
@@ -249,18 +251,24 @@ class BlockReader:
         """Read through the page cache; not from the disk if that can be read past it."""
         position = self.layout.header_bytes + self.layout.extent(block)[0]
         flags = os.RWF_NOWAIT if self.reads_directly else 0
-        wanted = [memory for memory in memories if len(memory)]
+        digest = xxhash.xxh3_64()
         try:
-            while wanted:
-                count = os.preadv(self._cached, wanted[:_IOV_MAX], position, flags)
-                if count == 0:
-                    raise self._torn(block)
-                position += count
-                wanted = _after(wanted, count)
+            for part in _parts(memories):
+                wanted = part
+                while wanted:
+                    count = os.preadv(self._cached, wanted, position, flags)
+                    if count == 0:
+                        raise self._torn(block)
+                    position += count
+                    wanted = _after(wanted, count)
+                if self.layout.digests:
+                    for memory in part:
+                        digest.update(memory)
         except OSError as error:
             if flags and error.errno in (EAGAIN, EOPNOTSUPP):
                 return False
             raise self._unreadable(block, error) from error
+        self._verify(block, digest.hexdigest())
         return True
 
     def _read_direct(self, block: int, scratch: memoryview) -> None:
@@ -277,13 +285,8 @@ class BlockReader:
         except OSError as error:
             raise self._unreadable(block, error) from error
 
-    def _verify(self, block: int, memories: Sequence[memoryview]) -> None:
-        if not self.layout.digests:
-            return
-        state = xxhash.xxh3_64()
-        for memory in memories:
-            state.update(memory)
-        if (found := state.hexdigest()) != (wanted := self.layout.digests[block]):
+    def _verify(self, block: int, found: str) -> None:
+        if self.layout.digests and found != (wanted := self.layout.digests[block]):
             raise DamagedError(
                 f"{self.path} is damaged: block {block} of {self.layout.blocks}, with "
                 f"{self._contents(block)}, has digest {found}, but {wanted} was written."
@@ -309,6 +312,20 @@ class BlockReader:
         ]
         rest = f" and {len(names) - 3} more tensors" if len(names) > 3 else ""
         return ", ".join(names[:3]) + rest
+
+
+def _parts(memories: Sequence[memoryview]) -> Iterator[list[memoryview]]:
+    """Yield memories, cut where a part of them would not stay in the cache until it is hashed."""
+    part, room = list[memoryview](), _PART_BYTES
+    for memory in memories:
+        while len(memory):
+            part.append(memory[:room])
+            memory, room = memory[room:], room - len(part[-1])
+            if not room or len(part) == _IOV_MAX:
+                yield part
+                part, room = [], _PART_BYTES
+    if part:
+        yield part
 
 
 def _after(memories: list[memoryview], count: int) -> list[memoryview]:
