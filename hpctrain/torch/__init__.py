@@ -20,13 +20,17 @@ if TYPE_CHECKING:
     from hpctrain.torch.prepare import enable_reproducibility as enable_reproducibility
     from hpctrain.torch.prepare import prepare_data_loader as prepare_data_loader
     from hpctrain.torch.prepare import prepare_model as prepare_model
+    from hpctrain.torch.state.dcp_writer import StateWriter as StateWriter
     from hpctrain.torch.state.load import load_state as load_state
+    from hpctrain.torch.state.planner import StatePlanner as StatePlanner
     from hpctrain.torch.state.report import report_state as report_state
     from hpctrain.torch.state.save import save_state as save_state
     from hpctrain.torch.trainer import TorchTrainer as TorchTrainer
 
 _HOME_OF = {
     "LoopState": "loop",
+    "StatePlanner": "state.planner",
+    "StateWriter": "state.dcp_writer",
     "TorchCheckpoint": "checkpoint",
     "TorchConfig": "config",
     "TorchPredictor": "predictor",

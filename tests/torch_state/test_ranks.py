@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 from hpctrain import RunConfig, ScalingConfig
 from hpctrain.bulk.index import INDEX_NAME, StateIndex
-from hpctrain.torch import TorchConfig, TorchTrainer
+from hpctrain.torch import TorchConfig, TorchTrainer, load_state
+from hpctrain.torch.state.values import decode
 
 pytestmark = [
     pytest.mark.mpi,
@@ -18,7 +20,9 @@ pytestmark = [
 ]
 
 RANKS = 4
-KINDS = ("ddp", "fsdp", "hybrid", "tensor parallel", "some ranks", "by torch")
+SAVED_BY_US = ("ddp", "fsdp", "hybrid", "tensor parallel", "some ranks", "by torch")
+BY_PLUG_IN = ("plug-in", "plug-in and planner")
+KINDS = SAVED_BY_US + BY_PLUG_IN
 
 
 def _training(directory: str) -> Callable[[], None]:
@@ -29,7 +33,9 @@ def _training(directory: str) -> Callable[[], None]:
         from typing import Any
 
         import torch
+        import torch.distributed.checkpoint as dcp
         from torch import nn
+        from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
         from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
         from torch.distributed.fsdp import fully_shard
         from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -47,9 +53,9 @@ def _training(directory: str) -> Callable[[], None]:
             # Rows that four ranks cannot share evenly, and fewer rows than ranks.
             return nn.Sequential(nn.Linear(64, 4099), nn.BatchNorm1d(4099), nn.Linear(4099, 3))
 
-        def stepped(wrapped: Any) -> Any:
+        def stepped(wrapped: Any, *, seed: int = rank) -> Any:
             optimizer = torch.optim.AdamW(wrapped.parameters())
-            torch.manual_seed(rank)
+            torch.manual_seed(seed)
             wrapped(torch.randn(4, 64)).square().sum().backward()
             optimizer.step()
             return optimizer
@@ -105,6 +111,20 @@ def _training(directory: str) -> Callable[[], None]:
         )
         keep_expected("by torch", {f"x.{name}": t for name, t in grid.items()})
 
+        plain = model().eval()
+        state = {
+            "model": plain.state_dict(),
+            "optimizer": get_optimizer_state_dict(plain, stepped(plain, seed=7)),
+            "grid": grid,
+        }
+        planners = {"plug-in": None, "plug-in and planner": hpctrain.torch.StatePlanner()}
+        for kind, planner in planners.items():
+            writer = hpctrain.torch.StateWriter(f"{directory}/{kind}")
+            told = {**state, "part": part, "seen": {"batches": [1, (2, 3)]}}
+            dcp.save(told, storage_writer=writer, planner=planner)
+            keep_expected(kind, {**flatten_state(others=state).tensors, "part": whole})
+        dcp.save(state, checkpoint_id=f"{directory}/planner", planner=hpctrain.torch.StatePlanner())
+
     return train
 
 
@@ -122,8 +142,6 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_torch_reads_what_ranks_saved_bit_for_bit(directory: Path, kind: str) -> None:
-    import torch.distributed.checkpoint as dcp
-
     expected = torch.load(directory / f"{kind}.pt")
     aliases = _index(directory, kind).aliases
     loaded = {
@@ -150,7 +168,7 @@ def test_each_byte_is_written_once(directory: Path, kind: str) -> None:
 
 
 def test_what_is_replicated_is_written_by_all_ranks_equally(directory: Path) -> None:
-    for kind in ("ddp", "hybrid", "tensor parallel"):
+    for kind in ("ddp", "hybrid", "tensor parallel", "plug-in and planner"):
         written = [file.layout.data_bytes for file in _index(directory, kind).files]
         assert max(written) <= 1.02 * sum(written) / len(written), kind
 
@@ -163,3 +181,40 @@ def test_a_sharded_model_is_written_by_those_who_hold_it(directory: Path) -> Non
 
 def _index(directory: Path, kind: str) -> StateIndex:
     return StateIndex.decode((directory / kind / INDEX_NAME).read_bytes(), name=INDEX_NAME)
+
+
+@pytest.mark.parametrize("kind", BY_PLUG_IN)
+def test_what_the_plug_in_saved_of_values_is_named_as_save_state_does(
+    directory: Path, kind: str
+) -> None:
+    values = {name: decode(value) for name, value in _index(directory, kind).values.items()}
+    assert values["seen"] == {"batches": [1, (2, 3)]}
+    assert values["optimizer.param_groups"][0]["betas"] == (0.9, 0.999)
+    assert values["optimizer.param_groups"][0]["params"][0] == "0.weight"
+    assert set(values) == {"seen", "optimizer.param_groups"}
+
+
+def test_what_the_plug_in_saved_is_loaded_into_a_model_and_its_optimizer(directory: Path) -> None:
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, 4099), torch.nn.BatchNorm1d(4099), torch.nn.Linear(4099, 3)
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=7)
+    load_state(directory / "plug-in", model=model, optimizer=optimizer)
+    expected = torch.load(directory / "plug-in.pt")
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, expected[f"model.{name}"]), name
+    assert optimizer.param_groups[0]["lr"] == 0.001
+    momentum = optimizer.state[next(model.parameters())]["exp_avg"]
+    assert torch.equal(momentum, expected["optimizer.state.0.weight.exp_avg"])
+
+
+def test_torch_reads_what_its_own_writer_saved_with_our_planner(directory: Path) -> None:
+    expected = torch.load(directory / "plug-in.pt")
+    loaded = {name: torch.zeros_like(value) for name, value in expected.items() if name != "part"}
+    dcp.load(loaded, checkpoint_id=directory / "planner", no_dist=True)
+    for name, value in loaded.items():
+        assert torch.equal(value, expected[name]), name
+    sizes = [path.stat().st_size for path in (directory / "planner").glob("*.distcp")]
+    assert len(sizes) == RANKS
+    # What pickles besides is the same on all ranks, but for the number of tensors.
+    assert max(sizes) <= 1.05 * sum(sizes) / RANKS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -49,7 +49,7 @@ class Box(NamedTuple):
     @property
     def row_dimension(self) -> int:
         """Dimension along which the box is cut: the first that has more than one element."""
-        return next((i for i, size in enumerate(self.sizes) if size != 1), 0)
+        return row_dimension(self.sizes)
 
     @property
     def rows(self) -> int:
@@ -95,6 +95,11 @@ def dtype_called(name: str) -> torch.dtype:
     return getattr(torch, called)  # type: ignore[no-any-return]
 
 
+def row_dimension(sizes: Sequence[int]) -> int:
+    """Return the dimension along which a box of this shape is cut. Not collective."""
+    return next((i for i, size in enumerate(sizes) if size != 1), 0)
+
+
 def boxes_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, LocalBox]:
     """Return what this rank holds of tensors, by name. Not collective.
 
@@ -106,20 +111,47 @@ def boxes_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, LocalBox]:
     ConfigError
         If a tensor has no elements that lie in memory one by one.
     """
-    boxes = ((name, _box_of(name, tensor)) for name, tensor in tensors.items())
-    return {name: box for name, box in boxes if box is not None}
+    boxes = {}
+    for name, tensor in tensors.items():
+        if (held := held_of(name, tensor)) is not None:
+            boxes[name] = box_of(name, held[0], tensor.shape, held[1])
+    return boxes
 
 
-def _box_of(name: str, tensor: torch.Tensor) -> LocalBox | None:
-    import torch
+def held_of(name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]] | None:
+    """Return what this rank holds of a tensor, and where in it that begins; None if it has no part.
 
-    local, shape, offsets = tensor.detach(), tuple(tensor.shape), (0,) * tensor.dim()
+    Not collective.
+    """
     # What has no placements is no DTensor, and asking for the class would import it.
     if hasattr(tensor, "placements") and hasattr(tensor, "to_local"):
-        found = _place(name, tensor)
-        if found is None:
-            return None
-        local, offsets = found
+        return _place(name, tensor)
+    return tensor.detach(), (0,) * tensor.dim()
+
+
+def box_of(
+    name: str, local: torch.Tensor, shape: Sequence[int], offsets: Sequence[int]
+) -> LocalBox:
+    """Return a box of a tensor as it lies in a file. Not collective.
+
+    Parameters
+    ----------
+    name
+        Of the tensor.
+    local
+        The box.
+    shape
+        Of the whole tensor.
+    offsets
+        Where the box begins.
+
+    Raises
+    ------
+    ConfigError
+        If its elements do not lie in memory one by one.
+    """
+    import torch
+
     if local.is_meta or local.layout is not torch.strided or local.is_quantized:
         kind = (
             "meta"
@@ -150,8 +182,8 @@ def _box_of(name: str, tensor: torch.Tensor) -> LocalBox | None:
     box = Box(
         name=name,
         dtype=_SAFETENSORS_NAMES[dtype],
-        shape=shape,
-        offsets=offsets,
+        shape=tuple(shape),
+        offsets=tuple(offsets),
         sizes=tuple(local.shape),
     )
     return LocalBox(box=box, content=local)

@@ -89,7 +89,7 @@ def write_state(target: Path, state: FlatState, *, ranks: Communicator) -> None:
         failure = str(error)
     failures = [text for text in exchange(ranks, "written", failure) if text is not None]
     if not failures and plan.index is not None:
-        failure = _write_index(target, plan.index)
+        failure = write_index(target, plan.index)
     failures = failures or [t for t in exchange(ranks, "indexed", failure) if t is not None]
     if failures:
         raise CheckpointError(f"{failures[0]} ({len(failures)} of {ranks.size} ranks failed)")
@@ -103,7 +103,11 @@ def shared_ring() -> Ring:
     return _ring
 
 
-def _write_index(directory: Path, index: StateIndex) -> str | None:
+def write_index(directory: Path, index: StateIndex) -> str | None:
+    """Make a state complete, once all its files are on disk; return what went wrong, or None.
+
+    Not collective.
+    """
     try:
         write_atomic(directory / INDEX_NAME, index.encode(), durable=True)
         fsync_directory(directory.parent)
