@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hpctrain.torch.prepare import enable_reproducibility as enable_reproducibility
     from hpctrain.torch.prepare import prepare_data_loader as prepare_data_loader
     from hpctrain.torch.prepare import prepare_model as prepare_model
+    from hpctrain.torch.state.dcp_reader import StateReader as StateReader
     from hpctrain.torch.state.dcp_writer import StateWriter as StateWriter
     from hpctrain.torch.state.load import load_state as load_state
     from hpctrain.torch.state.planner import StatePlanner as StatePlanner
@@ -31,6 +32,7 @@ _HOME_OF = {
     "LoopState": "loop",
     "StatePlanner": "state.planner",
     "StateWriter": "state.dcp_writer",
+    "StateReader": "state.dcp_reader",
     "TorchCheckpoint": "checkpoint",
     "TorchConfig": "config",
     "TorchPredictor": "predictor",

@@ -100,6 +100,20 @@ def row_dimension(sizes: Sequence[int]) -> int:
     return next((i for i, size in enumerate(sizes) if size != 1), 0)
 
 
+def safetensors_name(dtype: torch.dtype, *, name: str) -> str:
+    """Return what safetensors calls a type. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If it has no such type; names the tensor.
+    """
+    called = str(dtype).removeprefix("torch.")
+    if called not in _SAFETENSORS_NAMES:
+        raise ConfigError(f"{name} has elements of type {called}, which safetensors has not.")
+    return _SAFETENSORS_NAMES[called]
+
+
 def boxes_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, LocalBox]:
     """Return what this rank holds of tensors, by name. Not collective.
 

@@ -26,6 +26,10 @@ def find_index(directory: Path) -> StateIndex:
         pass
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+    if (directory / ".metadata").exists():
+        from hpctrain.torch.state.foreign import find_dcp_index
+
+        return find_dcp_index(directory)
     if not directory.is_dir():
         raise CheckpointError(f"{directory} is no directory. Load another checkpoint.")
     names = sorted(entry.name for entry in directory.glob("*.safetensors"))

@@ -9,25 +9,26 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpctrain.bulk.index import StateIndex
+from hpctrain.bulk.index import IndexedFile, StateIndex
 from hpctrain.bulk.reader import read_layout
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.torch.state.exchange import Wants, plan_exchange
 from hpctrain.torch.state.find import find_index
 from hpctrain.torch.state.flatten import flatten_state
+from hpctrain.torch.state.foreign import METADATA_NAME as DCP_METADATA_NAME
+from hpctrain.torch.state.foreign import read_dcp
+from hpctrain.torch.state.gate import wait_for_all
 from hpctrain.torch.state.match import match
 from hpctrain.torch.state.optimizer_state import give_state
 from hpctrain.torch.state.ranks import communicator, exchange
-from hpctrain.torch.state.reading import ReadFile, StateReading, wants_of
+from hpctrain.torch.state.reading import TIMEOUT_S, ReadFile, StateReading, wants_of
 from hpctrain.torch.state.targets import FileTargets
 from hpctrain.torch.state.transport import Transport, transport
 from hpctrain.world import Communicator
 
 if TYPE_CHECKING:
     import torch
-
-_TIMEOUT_S = 1800.0
 
 
 def load_state(
@@ -102,7 +103,7 @@ def load_into(
     others: Mapping[str, Any],
     ranks: Communicator,
     carrier: Transport | None = None,
-    timeout_s: float = _TIMEOUT_S,
+    timeout_s: float = TIMEOUT_S,
 ) -> Loaded:
     """Load a state; see `load_state`. Collective.
 
@@ -117,20 +118,21 @@ def load_into(
     timeout_s
         Seconds to wait for any one block.
     """
-    from hpctrain.torch.state.gate import wait_for_all
-
     # What is about to be overwritten may be being copied for an ASYNC report.
     wait_for_all()
     index = _agreed_index(directory, ranks)
+    is_dcp = any(file.name == DCP_METADATA_NAME for file in index.files)
     complaint, targets, state = None, dict[int, FileTargets](), None
     with ExitStack() as undo:
         try:
             undo.callback(give_state(optimizer, model, index))
             state = flatten_state(model=model, optimizer=optimizer, others=others)
             targets = match(state, index, directory=directory)
+            if is_dcp:
+                targets = {}
         except (CheckpointError, ConfigError) as error:
             complaint = str(error)
-        headers = _read_headers(directory, index, ranks)
+        headers = _read_headers(directory, () if is_dcp else index.files, ranks)
         told = _Prepared(
             wants=wants_of(targets),
             digests=headers.digests,
@@ -141,8 +143,11 @@ def load_into(
         _raise_first([p.complaint for p in prepared])
         digests = {number: d for p in prepared for number, d in p.digests.items()}
         files = [
-            ReadFile(path=directory / file.name, layout=replace(file.layout, digests=digests[n]))
-            for n, file in enumerate(index.files)
+            ReadFile(
+                path=directory / file.name,
+                layout=replace(file.layout, digests=digests.get(number, ())),
+            )
+            for number, file in enumerate(index.files)
         ]
         reading = StateReading(
             files,
@@ -155,6 +160,9 @@ def load_into(
         with reading:
             _raise_first(exchange(ranks, "opened", reading.complaint))
             undo.pop_all()
+            wait_for_all()
+            if is_dcp and state is not None:
+                read_dcp(directory, state, index)
             reading.run()
     outcomes = exchange(ranks, "read", (reading.bytes_read, reading.damage))
     damage = [text for _, texts in outcomes for text in texts]
@@ -165,7 +173,7 @@ def load_into(
             f"another checkpoint into all of it, or start again."
         )
     assert state is not None
-    state.restore(index.values)
+    state.restore({name: index.values[name] for name in state.values})
     headers_read = sum(p.header_bytes for p in prepared)
     return Loaded(bytes_read=headers_read + sum(size for size, _ in outcomes))
 
@@ -176,7 +184,7 @@ def _agreed_index(directory: Path, ranks: Communicator) -> StateIndex:
     if ranks.rank == 0:
         try:
             index = find_index(directory)
-        except CheckpointError as error:
+        except (CheckpointError, ConfigError) as error:
             complaint = str(error)
     found: tuple[StateIndex | None, str | None]
     found = exchange(ranks, "finding", (index, complaint))[0]
@@ -192,11 +200,11 @@ class _Headers:
     complaint: str | None = None
 
 
-def _read_headers(directory: Path, index: StateIndex, ranks: Communicator) -> _Headers:
+def _read_headers(directory: Path, files: Sequence[IndexedFile], ranks: Communicator) -> _Headers:
     """Read this rank's part of the headers of all files. Not collective."""
     digests, size = {}, 0
-    for number in range(ranks.rank, len(index.files), ranks.size):
-        file = index.files[number]
+    for number in range(ranks.rank, len(files), ranks.size):
+        file = files[number]
         try:
             layout = read_layout(directory / file.name)
         except CheckpointError as error:

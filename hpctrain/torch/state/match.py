@@ -37,7 +37,7 @@ def match(state: FlatState, index: StateIndex, *, directory: Path) -> dict[int, 
         If names, shapes or types differ, or something is missing.
     """
     boxes = boxes_of(state.tensors)
-    saved_names = {name: _saved_name(name, index) for name in boxes}
+    saved_names = {name: saved_name(name, index) for name in boxes}
     _check_names(state, boxes, saved_names, index, directory)
     live: dict[str, list[LocalBox]] = {}
     places = set()
@@ -64,10 +64,9 @@ def match(state: FlatState, index: StateIndex, *, directory: Path) -> dict[int, 
                     continue
                 found[id(local)] = found.get(id(local), 0) + math.prod(common.lengths)
                 part = local.content
-                for axis, (start, length) in enumerate(
-                    zip(common.target_offsets, common.lengths, strict=True)
-                ):
-                    part = part.narrow(axis, start, length)
+                if common.lengths != local.box.sizes:
+                    for axis, start in enumerate(common.target_offsets):
+                        part = part.narrow(axis, start, common.lengths[axis])
                 if number not in targets:
                     targets[number] = FileTargets(file.layout)
                 targets[number].add(piece_number, part, offsets=common.source_offsets)
@@ -82,8 +81,8 @@ def match(state: FlatState, index: StateIndex, *, directory: Path) -> dict[int, 
     return targets
 
 
-def _saved_name(name: str, index: StateIndex) -> str | None:
-    """Return the name of a live tensor in the checkpoint, or None."""
+def saved_name(name: str, index: StateIndex) -> str | None:
+    """Return the name of a live tensor in the checkpoint, or None. Not collective."""
     # Other programs have no name for the model as a whole.
     for candidate in (name, name.partition(".")[2]):
         if candidate in index.aliases:

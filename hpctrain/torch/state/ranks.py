@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
 from hpctrain.errors import CheckpointError
 from hpctrain.worker.context import active_worker, is_active
 from hpctrain.world import Communicator, SerialComm
+
+# A rank may come later than others by as long as a large checkpoint takes.
+_TIMEOUT_S = 1800.0
 
 
 def communicator() -> Communicator:
@@ -40,9 +44,9 @@ def exchange(ranks: Communicator, stage: str, value: Any) -> list[Any]:
     Raises
     ------
     CheckpointError
-        If ranks are at different stages, since the state of some has changed.
+        If ranks are at different stages, since the state of some has changed, or do not come.
     """
-    answers = ranks.allgather((stage, value))
+    answers = _gathered(ranks, stage, (stage, value))
     others = {rank: other for rank, (other, _) in enumerate(answers) if other != stage}
     if others:
         raise CheckpointError(
@@ -50,6 +54,21 @@ def exchange(ranks: Communicator, stage: str, value: Any) -> list[Any]:
             f"types of tensors have changed on some ranks alone. Save the same state on every rank."
         )
     return [answer for _, answer in answers]
+
+
+def _gathered(ranks: Communicator, stage: str, told: Any) -> list[Any]:
+    if not hasattr(ranks, "Iallgather"):
+        return ranks.allgather(told)
+    from hpctrain.worker.mpi import allgather_in_time
+
+    comm: Any = ranks
+    contents = allgather_in_time(comm, pickle.dumps(told), timeout_s=_TIMEOUT_S)
+    if contents is None:
+        raise CheckpointError(
+            f"rank {ranks.rank} waited {_TIMEOUT_S:.0f} s at {stage!r}, and not all {ranks.size} "
+            f"ranks came. Every rank must save and load the same states, in the same order."
+        )
+    return [pickle.loads(content) for content in contents]
 
 
 class GroupComm:

@@ -27,6 +27,8 @@ _THREADS = 2
 _OUTGOING = 4
 _INCOMING = 4
 _POLL_S = 1e-3
+TIMEOUT_S = 1800.0
+"""Seconds to wait for one block, of another rank or of the disk."""
 
 _abandoned: list[Pending] = []
 

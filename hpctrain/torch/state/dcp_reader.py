@@ -1,0 +1,181 @@
+"""`StateReader`: `torch.distributed.checkpoint.load` of what `save_state` wrote, verified."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from hpctrain.bulk.index import StateIndex
+from hpctrain.bulk.reader import read_layout
+from hpctrain.errors import CheckpointError
+from hpctrain.torch.state.boxes import dtype_called
+from hpctrain.torch.state.exchange import plan_exchange
+from hpctrain.torch.state.find import find_index
+from hpctrain.torch.state.reading import TIMEOUT_S, ReadFile, StateReading, wants_of
+from hpctrain.torch.state.targets import FileTargets
+from hpctrain.torch.state.values import decode
+
+__all__ = ["StateReader"]
+
+
+class StateReader(StorageReader):
+    """Reads states for ``torch.distributed.checkpoint.load(..., storage_reader=StateReader(d))``.
+
+    Directories of `hpctrain.torch.save_state` and `hpctrain.torch.StateWriter`, verified while they
+    are read; and of other programs that write safetensors, which have no digests. Each rank reads
+    what it wants by itself: `hpctrain.torch.load_state` reads each byte once for all ranks.
+
+    Parameters
+    ----------
+    path
+        The directory; None takes the ``checkpoint_id`` that ``load`` is given.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+        self._path = None if path is None else Path(path)
+        self._values: dict[str, Any] = {}
+        self._places: dict[tuple[str, tuple[int, ...]], tuple[int, int]] = {}
+        self._index: StateIndex | None = None
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Take another directory. Not collective."""
+        if checkpoint_id:
+            self._path = Path(checkpoint_id)
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        """Return what there is to be read. Not collective.
+
+        Raises
+        ------
+        CheckpointError
+            If there is no state, or its index is damaged.
+        """
+        index = self._index = find_index(self._directory)
+        tensors: dict[str, Any] = {}
+        for number, file in enumerate(index.files):
+            for piece_number, piece in enumerate(file.layout.pieces):
+                self._places.setdefault((piece.name, piece.offsets), (number, piece_number))
+                properties = TensorProperties(dtype=dtype_called(piece.dtype))
+                size = torch.Size(index.shapes[piece.name])
+                found = tensors.setdefault(
+                    piece.name, TensorStorageMetadata(properties=properties, size=size, chunks=[])
+                )
+                chunk = ChunkStorageMetadata(torch.Size(piece.offsets), torch.Size(piece.shape))
+                if chunk not in found.chunks:
+                    found.chunks.append(chunk)
+        for name, other in index.aliases.items():
+            tensors[name] = tensors[other]
+        for name, value in index.values.items():
+            self._add_values(name, decode(value))
+        return Metadata(
+            state_dict_metadata={**tensors, **dict.fromkeys(self._values, BytesStorageMetadata())},
+            storage_meta=StorageMeta(checkpoint_id=self._directory),
+        )
+
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *_: Any, **__: Any
+    ) -> None:
+        """Do nothing. Not collective."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Return the plan as it is. Not collective."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Return the plans as they are. Not collective."""
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read what a plan tells of, straight to where the planner wants it. Not collective.
+
+        Raises
+        ------
+        CheckpointError
+            If a file is missing or damaged.
+        """
+        assert self._index is not None
+        files = [
+            ReadFile(path=self._directory / file.name, layout=file.layout)
+            for file in self._index.files
+        ]
+        targets: dict[int, FileTargets] = {}
+        begun = []
+        for item in plan.items:
+            if item.type == LoadItemType.BYTE_IO:
+                content = io.BytesIO()
+                torch.save(self._values[item.storage_index.fqn], content)
+                content.seek(0)
+                planner.load_bytes(item, content)
+            else:
+                number, piece = self._place(item)
+                if number not in targets:
+                    path = files[number].path
+                    files[number] = ReadFile(path=path, layout=read_layout(path))
+                    targets[number] = FileTargets(files[number].layout)
+                target = planner.resolve_tensor(item).detach()
+                dtype = dtype_called(files[number].layout.pieces[piece].dtype)
+                memory = target if target.dtype == dtype else torch.empty_like(target, dtype=dtype)
+                targets[number].add(piece, memory, offsets=item.storage_offsets)
+                begun.append((item, target, memory))
+        with StateReading(
+            files,
+            targets,
+            plan_exchange([wants_of(targets)]),
+            rank=0,
+            transport=None,
+            timeout_s=TIMEOUT_S,
+        ) as reading:
+            if reading.complaint is None:
+                reading.run()
+        if damage := [*filter(None, [reading.complaint]), *reading.damage]:
+            raise CheckpointError(f"{damage[0]} Load another checkpoint.")
+        for item, target, memory in begun:
+            if memory is not target:
+                target.copy_(memory)
+            planner.commit_tensor(item, target)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Return whether this may be a directory of a state. Not collective."""
+        return Path(checkpoint_id).is_dir()
+
+    @property
+    def _directory(self) -> Path:
+        if self._path is None:
+            raise CheckpointError(
+                "StateReader has no directory. Give it one, or checkpoint_id= to load()."
+            )
+        return self._path
+
+    def _place(self, item: ReadItem) -> tuple[int, int]:
+        assert self._index is not None
+        name = item.storage_index.fqn
+        name = self._index.aliases.get(name, name)
+        shape = self._index.shapes[name]
+        return self._places[name, tuple(item.storage_index.offset or (0,) * len(shape))]
+
+    def _add_values(self, name: str, value: Any) -> None:
+        """Take a value by its name, and what is in it by the names that torch gives that."""
+        self._values[name] = value
+        if isinstance(value, dict | list):
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            for key, item in items:
+                self._add_values(f"{name}.{key}", item)
