@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from hpctrain.bulk.index import INDEX_NAME
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.errors import ConfigError
 from hpctrain.predict.features import FEATURES_NAME, ModelFeatures
@@ -54,7 +55,7 @@ def find_predictor(checkpoint: Checkpoint, name: str = "") -> type[Predictor]:
     Parameters
     ----------
     checkpoint
-        Its ``features.json`` says the framework.
+        Its ``features.json`` says the framework; a reported state without one is torch's.
     name
         ``module:Class`` of a class of one's own, in place of that.
 
@@ -66,6 +67,8 @@ def find_predictor(checkpoint: Checkpoint, name: str = "") -> type[Predictor]:
     if not name:
         features = ModelFeatures.read(checkpoint.path)
         framework = "" if features is None else features.framework
+        if features is None and (checkpoint.path / INDEX_NAME).exists():
+            framework = "torch"
         if framework not in _PREDICTORS:
             said = f"framework {framework!r}" if framework else f"no {FEATURES_NAME}"
             raise ConfigError(

@@ -7,6 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpctrain.bulk.index import INDEX_NAME
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.predict.features import describe_model
@@ -23,7 +24,7 @@ class TorchCheckpoint(Checkpoint):
 
     Weights are ``model.safetensors``, which holds tensors and nothing that could run. A
     ``model.pt`` of a training function's own (``torch.save(model.state_dict(), ...)``) is read too,
-    with ``weights_only``.
+    with ``weights_only``; and so is the ``model`` of `hpctrain.torch.report_state`.
     """
 
     @classmethod
@@ -155,10 +156,14 @@ def read_state_dict(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
             from safetensors.torch import load_file
 
             return dict(load_file(safe))
+        if Path(directory, INDEX_NAME).exists():
+            from hpctrain.torch.state.weights import read_weights
+
+            return read_weights(Path(directory))
         if not pickled.exists():
             raise CheckpointError(
-                f"{directory} has neither {SAFETENSORS_NAME} nor {PICKLED_NAME}. Write it with "
-                f"TorchCheckpoint.from_model()."
+                f"{directory} has none of {SAFETENSORS_NAME}, {INDEX_NAME} and {PICKLED_NAME}. "
+                f"Write it with TorchCheckpoint.from_model() or hpctrain.torch.report_state()."
             )
         try:
             content = torch.load(pickled, map_location="cpu", weights_only=True)

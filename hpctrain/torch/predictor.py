@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from hpctrain.bulk.index import INDEX_NAME
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.errors import ConfigError
 from hpctrain.predict.predictor import Predictor
@@ -42,7 +43,7 @@ class TorchPredictor(Predictor):
     """
 
     framework = "torch"
-    model_files: ClassVar[tuple[str, ...]] = (SAFETENSORS_NAME, PICKLED_NAME)
+    model_files: ClassVar[tuple[str, ...]] = (SAFETENSORS_NAME, PICKLED_NAME, INDEX_NAME)
 
     def __init__(
         self, model: torch.nn.Module, preprocessor: Any = None, use_gpu: bool = False
@@ -71,7 +72,7 @@ class TorchPredictor(Predictor):
         Parameters
         ----------
         checkpoint
-            With ``model.safetensors`` or ``model.pt``.
+            With ``model.safetensors`` or ``model.pt``, or of `hpctrain.torch.report_state`.
         model
             A model of the same architecture, or a function without arguments that makes one.
         use_gpu

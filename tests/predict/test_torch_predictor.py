@@ -137,7 +137,9 @@ def test_a_checkpoint_holds_no_architecture(net):
 
 def test_a_checkpoint_without_a_model_says_what_it_has(tmp_path):
     (tmp_path / "model.txt").touch()
-    with pytest.raises(ConfigError, match=r"none of model.safetensors, model.pt. It has model.txt"):
+    with pytest.raises(
+        ConfigError, match=r"none of model.safetensors, model.pt, state.json. It has model.txt"
+    ):
         TorchPredictor.from_checkpoint(Checkpoint(tmp_path), model=Net)
 
 
