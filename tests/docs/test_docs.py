@@ -246,7 +246,7 @@ def documented(table: str) -> set[str]:
     page = (CHECKOUT / "docs" / "run-directory.rst").read_text(encoding="utf-8")
     _, _, rest = page.partition(f"   :name: {table}\n")
     rows = re.split(r"^\S", rest, maxsplit=1, flags=re.MULTILINE)[0]
-    return set(re.findall(r"^   \* - ``([\w-]+)``", rows, re.MULTILINE))
+    return set(re.findall(r"^   \* - ``([\w.-]+)``", rows, re.MULTILINE))
 
 
 @pytest.mark.mpi
@@ -279,6 +279,21 @@ def test_every_field_of_a_failure_is_documented() -> None:
     from hpctrain.worker.failure import RankFailure
 
     assert set(RankFailure.__dataclass_fields__) == documented("fields-failure")
+
+
+def test_every_field_of_a_state_is_documented(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from safetensors import safe_open
+
+    from hpctrain.torch import save_state
+
+    save_state(tmp_path / "state", weights={"w": torch.ones(3)})
+    index = json.loads((tmp_path / "state" / "state.json").read_text())
+    assert set(index) == documented("fields-state")
+    (file,) = index["files"]
+    assert {"name", "header_bytes", "data_bytes", "pieces"} == set(file)
+    with safe_open(tmp_path / "state" / file["name"], framework="pt") as opened:
+        assert set(opened.metadata()) == documented("fields-state-file")
 
 
 def test_every_event_that_the_code_writes_is_documented() -> None:
