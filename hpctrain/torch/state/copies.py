@@ -74,16 +74,8 @@ class BlockCopies:
 
     def parts(self, block: int) -> Iterator[tuple[int, torch.Tensor]]:
         """Give what is copied into a block, and to where in it, in bytes. Not collective."""
-        for copy in self._prepare(block):
-            start = copy.start
-            for source in copy.sources:
-                yield start, source
-                start += source.numel() * source.element_size()
-
-    def _prepare(self, block: int) -> list[_Copy]:
         start, stop = self._layout.extent(block)
         starts, pieces = self._layout.starts, self._layout.pieces
-        copies: list[_Copy] = []
         position = 0
         for index in range(bisect_right(starts, start) - 1, len(pieces)):
             if starts[index] >= stop:
@@ -92,9 +84,11 @@ class BlockCopies:
             first = max(start - starts[index], 0) // width
             last = min(stop - starts[index], pieces[index].size) // width
             for source in _elements(self.tensors[index], first, last):
-                copies += _copies(source, position)
-                position = copies[-1].stop
-        return copies
+                yield position, source
+                position += source.numel() * source.element_size()
+
+    def _prepare(self, block: int) -> list[_Copy]:
+        return [copy for start, source in self.parts(block) for copy in _copies(source, start)]
 
 
 def _elements(tensor: torch.Tensor, first: int, last: int) -> Iterator[torch.Tensor]:
