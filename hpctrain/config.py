@@ -25,6 +25,8 @@ Stop = Mapping[str, float] | Callable[[int, Mapping[str, Any]], bool]
 
 LAUNCHERS: tuple[Launcher, ...] = ("auto", "local", "allocation", "slurm", "spmd", "inline")
 _PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+# Whoever says less has said megabytes.
+_MIN_BYTES_PER_S = 1e6
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
 
 
@@ -269,9 +271,26 @@ class SyncConfig:
     """Whether `hpctrain.artifact_dir` leads to `scratch_dir` too. What is new there is copied to
     ``artifacts/`` behind the training function, with each checkpoint and at the end. Without a
     `scratch_dir` artifacts are written where they belong, and nothing has to be copied."""
+    max_writers: int | None = None
+    """Ranks of the whole job that may write their parts of a checkpoint at the same time; the
+    others wait for their turn, and have to get it within `sync_timeout`. None lets all write. It
+    is for what ``report()`` and `hpctrain.torch.report_state` write, not for what a training
+    function writes into `hpctrain.checkpoint_dir`, which is only made durable in its turn."""
+    max_bytes_per_s: float | None = None
+    """Bytes a second at which each rank copies checkpoints and artifacts, from `scratch_dir` or
+    from a directory of its own; None is as fast as it can. With `max_writers` the job as a whole
+    copies at most at the product of the two."""
 
     def __post_init__(self) -> None:
         """Check every field."""
+        check_count("SyncConfig(max_writers=...)", self.max_writers, at_least=1, optional=True)
+        if self.max_bytes_per_s is not None and (
+            not is_number(self.max_bytes_per_s) or self.max_bytes_per_s < _MIN_BYTES_PER_S
+        ):
+            raise ConfigError(
+                f"SyncConfig(max_bytes_per_s={self.max_bytes_per_s!r}): bytes a second of each "
+                f"rank, {_MIN_BYTES_PER_S:.0e} or more; None is as fast as it can."
+            )
         if not is_number(self.sync_timeout) or self.sync_timeout <= 0:
             raise ConfigError(
                 f"SyncConfig(sync_timeout={self.sync_timeout!r}): seconds, more than 0."

@@ -168,6 +168,14 @@ def test_an_impossible_scaling_config_is_refused(arguments: dict, message: str):
         (SyncConfig, {"sync_timeout": 0}, r"SyncConfig\(sync_timeout=0\): seconds, more than 0\."),
         (SyncConfig, {"sync_timeout": "1 h"}, r"sync_timeout='1 h'\): seconds, more than 0"),
         (SyncConfig, {"sync_timeout": float("inf")}, r"sync_timeout=inf\): seconds, more than 0"),
+        (SyncConfig, {"max_writers": 0}, r"max_writers=\.\.\.\) is 0\. It must be 1 or more"),
+        (SyncConfig, {"max_writers": 1.5}, r"max_writers=\.\.\.\) is 1\.5\. A whole number"),
+        (
+            SyncConfig,
+            {"max_bytes_per_s": 500},
+            r"max_bytes_per_s=500\): bytes a second of each rank, 1e\+06 or more",
+        ),
+        (SyncConfig, {"max_bytes_per_s": "1G"}, r"max_bytes_per_s='1G'\): bytes a second"),
         (
             DataConfig,
             {"datasets_to_split": "train"},

@@ -20,6 +20,7 @@ from hpctrain.execute.failure_policy import StopKind, StopNotice, classify_failu
 from hpctrain.execute.journal import Journal
 from hpctrain.execute.run_checkpoints import RunCheckpoints
 from hpctrain.execute.tracker import AttemptTracker, ReportRound
+from hpctrain.execute.turns import Turns
 from hpctrain.result import Result
 from hpctrain.rundir.files import write_atomic
 from hpctrain.rundir.history import FailureKind
@@ -64,6 +65,7 @@ class Recorder:
         self._config = run_config
         self._last_line = b""
         self._recorded = 0
+        self._turns = Turns(None)
 
     @property
     def wants_stop(self) -> str | None:
@@ -116,6 +118,7 @@ class Recorder:
             checkpoint=checkpoint,
         )
         self._recorded = start.first_report
+        self._turns = Turns(self._config.sync_config.max_writers)
         journal.change(
             state=RunState.STARTING,
             attempt=attempt,
@@ -173,7 +176,16 @@ class Recorder:
         self._recorded = round_.report
 
     def answer(self, tracker: AttemptTracker, broadcast: Callable[..., None]) -> None:
-        """Tell ranks that ask which checkpoints there are, once all that they made are recorded."""
+        """Answer ranks that ask for a turn to write, or for the checkpoints that there are.
+
+        The latter once all reports that they made are recorded.
+        """
+        if tracker.turns:
+            for rank, number, wanted in tracker.turns:
+                self._turns.hear(rank, number, wanted=wanted)
+            tracker.turns.clear()
+            for rank, number in self._turns.grant().items():
+                broadcast("turn", ranks=[rank], number=number)
         due = {report for report in tracker.asked if report <= self._recorded}
         if due:
             tracker.asked -= due

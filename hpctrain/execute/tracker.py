@@ -63,6 +63,9 @@ class AttemptTracker:
         """Signals that ranks have passed on."""
         self.asked: set[int] = set()
         """Reports whose checkpoints ranks want to know of; whoever answers removes them."""
+        self.turns: list[tuple[int, int, bool]] = []
+        """Ranks, the numbers of their turns to write, and whether these are wanted, or over;
+        whoever answers removes them."""
         self.was_told = False
         """Whether a rank that returned knew that it should."""
 
@@ -115,7 +118,9 @@ class AttemptTracker:
         if frame.op == "checkpoints":
             self.asked.add(frame.header["report"])
             return []
-        if frame.op == "phase":
+        if frame.op == "turn":
+            self.turns.append((rank, frame.header["number"], frame.header["wanted"]))
+        elif frame.op == "phase":
             self._phases[rank] = frame.header["phase"]
         elif frame.op == "done":
             self._phases[rank] = "done"

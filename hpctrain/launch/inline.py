@@ -43,6 +43,11 @@ class InlineChannel:
         """Answer with all checkpoints."""
         self._feed({"op": "checkpoints", "rank": 0, "report": report}, b"")
 
+    def turn(self, number: int, wanted: bool) -> None:
+        """Let the only rank write."""
+        if wanted and self.session is not None:
+            self.session.writing.begin(number)
+
     def progress(self, op: str, **details: str) -> None:
         """Do nothing: who would watch this process from inside it."""
 

@@ -195,6 +195,8 @@ def make_spec(request: Request, plan: LaunchPlan) -> RunSpec:
             commit_timeout_s=sync.sync_timeout,
             scratch_dir=None if sync.scratch_dir is None else str(sync.scratch_dir),
             sync_artifacts=sync.sync_artifacts,
+            max_writers=sync.max_writers,
+            max_bytes_per_s=sync.max_bytes_per_s,
         ),
         worker=worker,
         executor=pack(

@@ -33,6 +33,10 @@ class RankSettings:
     """Node-local directory for checkpoints on their way, variables not replaced."""
     sync_artifacts: bool = False
     """Whether artifacts are written there, too."""
+    max_writers: int | None = None
+    """Ranks that may write their parts of checkpoints at a time."""
+    max_bytes_per_s: float | None = None
+    """How fast each of them may copy."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,6 +32,10 @@ class LinkChannel:
         """Ask for all checkpoints up to a report."""
         self._link.post("checkpoints", report=report)
 
+    def turn(self, number: int, wanted: bool) -> None:
+        """Ask for a turn to write, or give it back."""
+        self._link.post("turn", number=number, wanted=wanted)
+
     def progress(self, op: str, **details: str) -> None:
         """Pass on that this rank goes on."""
         self._link.post(op, b"", **details)
@@ -50,11 +54,15 @@ def connect_session(link: Link, session: Session) -> None:
         header = frame.header
         session.decide(header["report"], Verdict(header["path"], header["error"]))
 
+    def begin_turn(frame: Frame) -> None:
+        session.writing.begin(frame.header["number"])
+
     link.handle("freeze", freeze)
     link.handle("stop", stop)
 
     def list_checkpoints(frame: Frame) -> None:
         session.hear_checkpoints(frame.header["report"], json.loads(frame.body))
 
+    link.handle("turn", begin_turn)
     link.handle("committed", decide)
     link.handle("checkpoints", list_checkpoints)

@@ -13,6 +13,7 @@ from hpctrain.rundir.paths import RunPaths
 from hpctrain.worker.commits import Commits, Verdict
 from hpctrain.worker.metrics import MetricsFile, encode_line, encode_metrics
 from hpctrain.worker.report_count import ReportCount
+from hpctrain.worker.writing import Writing
 from hpctrain.world import World
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ class Channel(Protocol):
 
     def ask(self, report: int) -> None:
         """Ask for all checkpoints up to a report."""
+
+    def turn(self, number: int, wanted: bool) -> None:
+        """Ask for a turn to write, or give it back."""
 
     def progress(self, op: str, **details: str) -> None:
         """Pass on that this rank goes on: ``heartbeat``, or ``phase``."""
@@ -85,6 +89,8 @@ class Session:
             newest=(first_report, None if checkpoint is None else str(checkpoint.path)),
             timeout_s=commit_timeout_s,
         )
+        self.writing = Writing(rank=world.world_rank, timeout_s=commit_timeout_s, ask=channel.turn)
+        """How this rank writes what it shares with others."""
         self.commit_timeout_s = commit_timeout_s
         """Seconds to wait for whatever a commit needs."""
         self._in_background = in_background
@@ -310,7 +316,7 @@ class Session:
 
         def copy() -> None:
             try:
-                scratch.copy_artifacts(self._paths.artifacts)
+                scratch.copy_artifacts(self._paths.artifacts, self.writing.bulk)
             except OSError as error:
                 self._commits.fail(
                     CheckpointError(
@@ -327,7 +333,13 @@ class Session:
     def _stage(self, number: int, upload: Upload) -> StagedPart:
         directory = self._staging_directory(number)
         try:
-            return upload.stage(directory, paths=self._paths, preprocessor=self.preprocessor)
+            with self.writing.turn():
+                return upload.stage(
+                    directory,
+                    paths=self._paths,
+                    preprocessor=self.preprocessor,
+                    bulk=self.writing.bulk,
+                )
         except OSError as error:
             raise CheckpointError(
                 f"rank {self.world.world_rank} could not write its part of the checkpoint of "

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from hpctrain.errors import ConfigError
-from hpctrain.rundir.bulk import BULK, Bulk
+from hpctrain.rundir.bulk import Bulk
 
 
 class Scratch:
@@ -69,7 +69,7 @@ class Scratch:
         """Return whether a path is in here. Not collective."""
         return self.path in path.parents
 
-    def copy_artifacts(self, target: Path, bulk: Bulk = BULK) -> None:
+    def copy_artifacts(self, target: Path, bulk: Bulk) -> None:
         """Copy the artifacts that are new or have changed. Not collective."""
         for folder, _, names in os.walk(self.artifacts):
             for name in names:

@@ -72,6 +72,12 @@ def run_training(
         datasets_to_split=worker_spec.datasets_to_split,
         preprocessor=_fit_preprocessor(worker_spec, session, comm, on_phase),
     )
+    # Where all may write at a time, nobody need ask.
+    limited = (settings.max_writers or session.world.world_size) < session.world.world_size
+    session.writing.limit(
+        max_writers=settings.max_writers if limited else None,
+        max_bytes_per_s=settings.max_bytes_per_s,
+    )
     if settings.scratch_dir is not None:
         session.use_scratch(
             environ.expand_path(settings.scratch_dir), artifacts=settings.sync_artifacts

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from hpctrain.checkpoint import Checkpoint, CheckpointUploadMode
 from hpctrain.errors import ConfigError
-from hpctrain.rundir.bulk import BULK, Bulk
+from hpctrain.rundir.bulk import Bulk
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.staging import (
     StagedFile,
@@ -99,7 +99,7 @@ class Upload:
         *,
         paths: RunPaths,
         preprocessor: Mapping[str, bytes],
-        bulk: Bulk = BULK,
+        bulk: Bulk,
     ) -> StagedPart:
         """Bring the part into `directory`, which is inside the commit, and make it durable.
 

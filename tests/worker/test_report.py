@@ -46,6 +46,7 @@ class FakeExecutor:
         self.parts: dict[int, StagedPart] = {}
         self.found: list[tuple[str, dict[str, Any]]] = []
         self.signs: list[str] = []
+        self.turns: list[tuple[int, bool]] = []
         self.decide: Callable[[int], Verdict | None] = lambda number: None
 
     def report(self, line: bytes) -> None:
@@ -66,6 +67,12 @@ class FakeExecutor:
     def ask(self, report: int) -> None:
         assert self.session is not None
         self.session.hear_checkpoints(report, self.found)
+
+    def turn(self, number: int, wanted: bool) -> None:
+        self.turns.append((number, wanted))
+        if wanted:
+            assert self.session is not None
+            self.session.writing.begin(number)
 
     def progress(self, op: str, **details: str) -> None:
         self.signs.append(details.get("phase", op))
@@ -362,6 +369,21 @@ def test_who_cannot_write_its_part_has_made_its_report_and_can_go_on(
     assert executor.parts[2].error is None
     assert [report["report"] for report in read_reports(paths)] == [1, 2]
     session.drain()
+
+
+def test_a_rank_writes_in_its_turn_and_asks_for_none_where_all_may_write(
+    start: Start, executor: FakeExecutor, paths: RunPaths, model: Path
+):
+    executor.decide = commit_to(paths.checkpoints)
+    session = start()
+    session.report({}, part_of(model))
+    assert executor.turns == []
+    session.writing.limit(max_writers=1, max_bytes_per_s=None)
+    session.report({}, part_of(model))
+    session.report({}, part_of(model, ASYNC))
+    session.report({})
+    session.drain()
+    assert executor.turns == [(1, True), (1, False), (2, True), (2, False)]
 
 
 def test_a_full_disk_under_the_metrics_is_told_with_the_file(

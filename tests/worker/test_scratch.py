@@ -106,24 +106,22 @@ def test_without_syncing_artifacts_are_written_where_they_belong(tmp_path: Path,
     assert result.return_value == str(result.path / "artifacts")
 
 
-def test_only_artifacts_that_are_new_or_changed_are_copied(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_only_artifacts_that_are_new_or_changed_are_copied(tmp_path: Path):
     copied: list[str] = []
-    copy = Bulk.copy
 
-    def counted(self: Bulk, source: Path, target: Path) -> Copied | None:
-        copied.append(source.name)
-        return copy(self, source, target)
+    class Counted(Bulk):
+        def copy(self, source: Path, target: Path) -> Copied | None:
+            copied.append(source.name)
+            return super().copy(source, target)
 
-    monkeypatch.setattr(Bulk, "copy", counted)
+    bulk = Counted()
     scratch = Scratch(tmp_path, run=tmp_path / "run", rank=0)
     (scratch.artifacts / "a").write_text("a")
-    scratch.copy_artifacts(tmp_path / "artifacts")
+    scratch.copy_artifacts(tmp_path / "artifacts", bulk)
     (scratch.artifacts / "b").write_text("b")
-    scratch.copy_artifacts(tmp_path / "artifacts")
+    scratch.copy_artifacts(tmp_path / "artifacts", bulk)
     (scratch.artifacts / "a").write_text("longer")
-    scratch.copy_artifacts(tmp_path / "artifacts")
+    scratch.copy_artifacts(tmp_path / "artifacts", bulk)
     assert copied == ["a", "b", "a"]
     assert sorted(p.name for p in (tmp_path / "artifacts").iterdir()) == ["a", "b"]
 
