@@ -15,7 +15,7 @@ import xxhash
 
 from hpctrain.bulk.direct import LARGE_BYTES, BlockReader, open_new, write_at
 from hpctrain.bulk.pace import Pace
-from hpctrain.bulk.ring import Ring
+from hpctrain.bulk.ring import Ring, make_ring
 from hpctrain.bulk.state_file import BLOCK_BYTES, PAGE_BYTES, StateFile, file_digest
 from hpctrain.bulk.verify import read_state_header
 from hpctrain.errors import CheckpointError
@@ -106,11 +106,7 @@ class Copier:
         blocks = min(_BLOCKS, -(-size // BLOCK_BYTES))
         if self._ring is None or self._ring.blocks < blocks:
             self._ring = None
-            try:
-                self._ring = Ring(blocks)
-            except (OSError, MemoryError):
-                # Slower, since nothing is read while it is written.
-                self._ring = Ring(1)
+            self._ring = make_ring(blocks)
         return self._ring
 
     def _wait(self, size: int) -> None:

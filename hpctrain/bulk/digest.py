@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import xxhash
 
 from hpctrain.bulk.direct import LARGE_BYTES, BlockReader
-from hpctrain.bulk.ring import Ring
+from hpctrain.bulk.ring import make_ring
 
 
 def digest_file(path: Path) -> tuple[int, str]:
@@ -20,13 +22,32 @@ def digest_file(path: Path) -> tuple[int, str]:
         content = path.read_bytes()
         return len(content), xxhash.xxh3_128_hexdigest(content)
     digest, size = xxhash.xxh3_128(), 0
-    ring = Ring(2)
-    block, other = ring.take(), ring.take()
-    with BlockReader(path) as reader, ThreadPoolExecutor(1, "hpctrain-read") as ahead:
-        coming = ahead.submit(reader.read, block, 0)
-        while count := coming.result():
-            size += count
-            coming = ahead.submit(reader.read, other, size)
-            digest.update(block[:count])
-            block, other = other, block
+    with BlockReader(path) as reader:
+        for block in _blocks(reader):
+            digest.update(block)
+            size += len(block)
     return size, digest.hexdigest()
+
+
+def _blocks(reader: BlockReader) -> Iterator[memoryview]:
+    """Yield a file's blocks, each of which is good until the next; one is read ahead."""
+    ring = make_ring(2)
+    block, position = ring.take(), 0
+    coming = None
+    if ring.blocks > 1:
+        ahead = ThreadPoolExecutor(1, "hpctrain-read")
+        with suppress(RuntimeError):
+            # Unless there is no memory for its stack.
+            coming = ahead.submit(reader.read, block, position)
+    if coming is None:
+        while count := reader.read(block, position):
+            position += count
+            yield block[:count]
+        return
+    other = ring.take()
+    with ahead:
+        while count := coming.result():
+            position += count
+            coming = ahead.submit(reader.read, other, position)
+            yield block[:count]
+            block, other = other, block

@@ -52,6 +52,15 @@ class Ring:
         self._free.put(block)
 
 
+def make_ring(blocks: int) -> Ring:
+    """Return a ring of so many blocks, or of one where memory is short. Not collective."""
+    try:
+        return Ring(blocks)
+    except (OSError, MemoryError):
+        # Slower, since nothing is read while it is written.
+        return Ring(1)
+
+
 def map_blocks(blocks: int) -> memoryview:
     """Return memory of so many blocks, on a huge page, that no child gets. Not collective.
 

@@ -188,7 +188,7 @@ class Commits:
     # Called from the thread of the link.
 
     def decide(self, report: int, verdict: Verdict) -> Upload | None:
-        """Take note of what became of a checkpoint; return what was uploaded behind, and is safe.
+        """Take note of what became of a checkpoint; return what was uploaded behind.
 
         Not collective.
         """
@@ -201,9 +201,7 @@ class Commits:
             elif flight is not None and verdict.path is None:
                 self.failure = self.failure or _not_committed(report, verdict)
             self._change.notify_all()
-        if flight is not None and flight.upload.is_behind and verdict.path is not None:
-            return flight.upload
-        return None
+        return flight.upload if flight is not None and flight.upload.is_behind else None
 
     def hear_all(self, report: int, found: Sequence[Any]) -> None:
         """Take note of the checkpoints that there are, all up to `report` decided on."""

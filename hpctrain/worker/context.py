@@ -292,7 +292,8 @@ def checkpoint_dir() -> Iterator[str]:
     """Give an empty directory of this rank that lies inside the next report's commit.
 
     Not collective. Save into it, then pass it to `report` in a Checkpoint: nothing is copied. With
-    ``SyncConfig(scratch_dir=...)`` it lies on the node's own disk, and is copied, once.
+    ``SyncConfig(scratch_dir=...)`` it lies on the node's own disk, and is copied, once. It is
+    deleted if an exception leaves the block before a report.
 
     Examples
     --------
@@ -302,7 +303,17 @@ def checkpoint_dir() -> Iterator[str]:
             torch.save(model.state_dict(), f"{d}/model.pt")
             hpctrain.report({"loss": loss}, Checkpoint.from_directory(d))
     """
-    yield str(active_worker("checkpoint_dir()").session.staging())
+    session = active_worker("checkpoint_dir()").session
+    directory, reports = session.staging(), session.reports
+    try:
+        yield str(directory)
+    except BaseException:
+        if session.reports == reports:
+            import shutil
+
+            # Whoever goes on after a full disk needs the room.
+            shutil.rmtree(directory, ignore_errors=True)
+        raise
 
 
 def artifact_dir() -> Path:

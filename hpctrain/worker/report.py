@@ -228,9 +228,13 @@ class Session:
 
     def decide(self, report: int, verdict: Verdict) -> None:
         """Take note of what became of a checkpoint."""
-        safe = self._commits.decide(report, verdict)
-        if safe is not None:
-            self._behind(safe.delete_source)
+        upload = self._commits.decide(report, verdict)
+        if upload is None:
+            return
+        if verdict.path is not None:
+            self._behind(upload.delete_source)
+        else:
+            self._behind(lambda: self._drop(upload))
 
     def hear_checkpoints(self, report: int, found: Sequence[Any]) -> None:
         """Take note of the checkpoints that there are, all up to `report` decided on."""
@@ -278,7 +282,11 @@ class Session:
         self._append(line)
         self._channel.announce(line)
         self._channel.part(number, part.to_bytes())
-        self._commits.wait_for(number)
+        try:
+            self._commits.wait_for(number)
+        except CheckpointError:
+            self._drop(upload)
+            raise
         upload.delete_source()
 
     def _stage_in_time(self, number: int, upload: Upload) -> StagedPart:
@@ -340,13 +348,21 @@ class Session:
                     preprocessor=self.preprocessor,
                     bulk=self.writing.bulk,
                 )
-        except OSError as error:
+        except BaseException as error:
+            self._drop(upload)
+            if not isinstance(error, OSError):
+                raise
             raise CheckpointError(
                 f"rank {self.world.world_rank} could not write its part of the checkpoint of "
                 f"report {number} to {directory}: {error.strerror or error}. The last complete "
                 f"checkpoint is {self._commits.newest[1] or 'none'}; free space, or choose another "
                 f"storage_path."
             ) from error
+
+    def _drop(self, upload: Upload) -> None:
+        """Delete what will be in no checkpoint, if it is in the scratch: it needs the room."""
+        if self._is_in_scratch(upload):
+            upload.delete_source()
 
     def _give_no_part(self, number: int, error: BaseException) -> None:
         """Let the other ranks know that there will be no checkpoint, and why."""
