@@ -33,19 +33,18 @@ def _blocks(reader: BlockReader) -> Iterator[memoryview]:
     """Yield a file's blocks, each of which is good until the next; one is read ahead."""
     ring = make_ring(2)
     block, position = ring.take(), 0
-    coming = None
-    if ring.blocks > 1:
-        ahead = ThreadPoolExecutor(1, "hpctrain-read")
-        with suppress(RuntimeError):
-            # Unless there is no memory for its stack.
-            coming = ahead.submit(reader.read, block, position)
-    if coming is None:
-        while count := reader.read(block, position):
-            position += count
-            yield block[:count]
-        return
-    other = ring.take()
-    with ahead:
+    with ThreadPoolExecutor(1, "hpctrain-read") as ahead:
+        coming = None
+        if ring.blocks > 1:
+            with suppress(RuntimeError):
+                # Unless there is no memory for its stack.
+                coming = ahead.submit(reader.read, block, position)
+        if coming is None:
+            while count := reader.read(block, position):
+                position += count
+                yield block[:count]
+            return
+        other = ring.take()
         while count := coming.result():
             position += count
             coming = ahead.submit(reader.read, other, position)
