@@ -162,7 +162,8 @@ class StateWriter:
         if self._snapshot is not None:
             written = self._snapshot.finish(path)
         else:
-            written = write_state_file(path, self._plan.layout, self._plan.fill, ring=shared_ring())
+            layout = self._plan.layout
+            written = write_state_file(path, layout, self._plan.fill, ring=shared_ring(layout))
         staged = [StagedFile(path.name, written.size, written.digest, "header")]
         for name, content in self._files.items():
             write_atomic(directory / name, content, durable=True)

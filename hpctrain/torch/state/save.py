@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpctrain.bulk.index import INDEX_NAME, StateIndex
 from hpctrain.bulk.ring import Ring
+from hpctrain.bulk.state_file import StateFile
 from hpctrain.bulk.writer import write_state_file
 from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.rundir.files import fsync_directory, write_atomic
@@ -20,8 +21,10 @@ from hpctrain.world import Communicator
 if TYPE_CHECKING:
     import torch
 
-# One block is filled, two are written, and one is ready for the thread that is done first.
-_RING_BLOCKS = 4
+# One block is filled, two are written, and one is ready for the thread that is done first. Of a
+# small state they would be a large part: there, one is filled while the other is written.
+_RING_BLOCKS = range(2, 4 + 1)
+_BLOCKS_PER_RING_BLOCK = 20
 _ring: Ring | None = None
 
 
@@ -37,8 +40,8 @@ def save_state(
     Collective: every rank calls it, with the same names. It returns when all of it is on disk.
 
     Each rank writes one file, which safetensors can read; a sharded model is not gathered, and of
-    what all ranks have, each writes a part. Every 8 MiB have a digest. Extra memory is 32 MiB a
-    rank, kept for the next time.
+    what all ranks have, each writes a part. Every 8 MiB have a digest. Extra memory is 16 to 32 MiB
+    a rank, kept for the next time.
 
     Parameters
     ----------
@@ -84,7 +87,7 @@ def write_state(target: Path, state: FlatState, *, ranks: Communicator) -> None:
     failure = None
     try:
         target.mkdir(parents=True, exist_ok=True)
-        write_state_file(target / plan.name, plan.layout, plan.fill, ring=shared_ring())
+        write_state_file(target / plan.name, plan.layout, plan.fill, ring=shared_ring(plan.layout))
     except (CheckpointError, OSError) as error:
         failure = str(error)
     failures = [text for text in exchange(ranks, "written", failure) if text is not None]
@@ -95,11 +98,15 @@ def write_state(target: Path, state: FlatState, *, ranks: Communicator) -> None:
         raise CheckpointError(f"{failures[0]} ({len(failures)} of {ranks.size} ranks failed)")
 
 
-def shared_ring() -> Ring:
-    """Return the memory that all of this process's files go through. Not collective."""
+def shared_ring(layout: StateFile) -> Ring:
+    """Return the memory that this process's files go through, for one of this size at least.
+
+    Not collective. It is kept for the next file.
+    """
     global _ring
-    if _ring is None:
-        _ring = Ring(_RING_BLOCKS)
+    wanted = min(max(layout.blocks // _BLOCKS_PER_RING_BLOCK, _RING_BLOCKS[0]), _RING_BLOCKS[-1])
+    if _ring is None or _ring.blocks < wanted:
+        _ring = Ring(wanted)
     return _ring
 
 

@@ -1,0 +1,95 @@
+"""``save``: a state that is on disk, with digests, and complete, on one and more ranks.
+
+Against the quickest way in which as many bytes get to the disk at all: past the page cache, from
+memory that is mapped, with one to four threads, and an fsync. Others save without digests.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import Any
+
+from arms import PROGRAMS, Goal, Measured, Sample, child_environment, judge, mpiexec
+
+MIB = 1024
+TIMEOUT_S = 900.0
+OURS, BEST = "ours", "raw, best"
+
+
+def measure(arguments: Namespace) -> Iterator[Measured]:
+    peers = ["torch.save", "safetensors", "DCP"]
+    raw = ["raw:1", "raw:2", "raw:4"]
+    yield _row(arguments, "save, 1 rank", 1, "sharded", [OURS, *raw, *peers], (1.1, 1.02))
+    yield _row(
+        arguments, "beside a busy thread", 1, "sharded", [OURS, *raw], (1.1, 1.02), busy=True
+    )
+    ranks = [OURS, "raw:1", "raw:2", "DCP", "gather + torch.save"]
+    yield _row(arguments, "save sharded, 4 ranks", 4, "sharded", ranks, (1.2, 1.08))
+    yield _row(arguments, "save DDP, 4 ranks", 4, "replicated", [OURS, "raw:1", "raw:2"], (1.2,))
+
+
+def _row(
+    arguments: Namespace,
+    name: str,
+    ranks: int,
+    kind: str,
+    arms: Sequence[str],
+    factors: Sequence[float],
+    *,
+    busy: bool = False,
+) -> Measured:
+    mib = getattr(arguments, "mib", MIB)
+    with tempfile.TemporaryDirectory(
+        prefix="hpctrain-bench-", dir=getattr(arguments, "folder", None)
+    ) as folder:
+        lines = _run(arguments, ranks, [folder, mib, kind, arguments.rounds, _word(busy), *arms])
+    samples: dict[str, list[Sample]] = {arm: [] for arm in arms}
+    for line in lines:
+        # The first round finds code and memory for the first time.
+        if line["round"] > 0:
+            samples[line["arm"]].append(Sample(line["wall_s"], line["cpu_s"]))
+    raw = [samples[arm] for arm in arms if arm.startswith("raw:")]
+    samples[BEST] = [
+        min(taken, key=lambda sample: sample.wall_s) for taken in zip(*raw, strict=True)
+    ]
+    goals = [Goal(against=BEST, factor=factor) for factor in factors]
+    ours = [line for line in lines if line["arm"] == OURS]
+    return judge(name, OURS, samples, goals, notes=_notes(ours, mib * 2**20, ranks))
+
+
+def _run(arguments: Namespace, ranks: int, words: Sequence[Any]) -> list[dict[str, Any]]:
+    start = [] if ranks == 1 else [mpiexec(), "-n", str(ranks)]
+    done = subprocess.run(
+        [*start, sys.executable, PROGRAMS / "save_on_ranks.py", *map(str, words)],
+        env=child_environment(arguments.tree),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    if done.returncode != 0:
+        raise SystemExit(f"status {done.returncode}:\n{done.stdout}{done.stderr}")
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def _word(busy: bool) -> str:
+    return "busy" if busy else "calm"
+
+
+def _notes(ours: Sequence[dict[str, Any]], size: int, ranks: int) -> dict[str, Any]:
+    written = ours[-1]["written"]
+    cpu_s = median(line["cpu_s"] for line in ours if line["round"] or len(ours) == 1)
+    return {
+        "CPU seconds / GiB": round(cpu_s / size * 2**30, 3),
+        "bytes written / bytes of the state": round(sum(written) / size, 5),
+        "bytes of the rank that writes most / mean": round(max(written) * ranks / sum(written), 5),
+        "most extra memory / state of a rank": round(
+            max(line["grown"] for line in ours) / (size / ranks), 4
+        ),
+    }
