@@ -1,0 +1,170 @@
+"""Loads states on one or more ranks, arm by arm in turns, and prints what each took.
+
+Usage: load_on_ranks.py FOLDER save NAME MIB KIND | load ROUNDS COLD ARM...
+
+KIND is ``plain``, ``sharded`` or ``replicated``. ARM is the name of a state; or
+``raw:NAME:THREADS``, which reads the bytes of its files past the page cache and nothing else, and with a ``w`` at its end
+through it; or ``torch:NAME:WAY`` of `checkpoint_peers`.
+Every line of the output is a round of an arm: wall seconds of the slowest rank, CPU seconds and
+bytes read of all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import checkpoint_peers
+import raw_disk
+import torch
+from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+
+from hpctrain.torch.state.flatten import flatten_state
+from hpctrain.torch.state.load import load_into
+from hpctrain.torch.state.save import write_state
+from hpctrain.world import SerialComm
+
+TENSOR_ROWS = 4096
+"""Of float32 tensors of 16 MiB that are sharded."""
+
+
+class Ranks:
+    """The ranks that MPI started, with a process group for the sharded tensors."""
+
+    def __init__(self, folder: Path) -> None:
+        self.comm: Any = SerialComm()
+        self.mesh: DeviceMesh | None = None
+        if int(os.environ.get("PMI_SIZE", os.environ.get("OMPI_COMM_WORLD_SIZE", "1"))) > 1:
+            from hpctrain.worker import mpi
+
+            self.comm = mpi.initialize()
+            store = folder / f".store-{self.comm.bcast(time.time_ns())}"
+            distributed.init_process_group(
+                "gloo",
+                init_method=f"file://{store}",
+                rank=self.comm.rank,
+                world_size=self.comm.size,
+            )
+            self.mesh = init_device_mesh("cpu", (self.comm.size,))
+
+    def barrier(self) -> None:
+        """Wait without spinning, since ranks share cores."""
+        if self.comm.size > 1:
+            from hpctrain.worker import mpi
+
+            assert mpi.wait_barrier(self.comm, timeout_s=300)
+
+    def state(self, mib: int, kind: str) -> dict[str, torch.Tensor]:
+        """Return tensors of this size in all, this rank's part of which has been touched."""
+        if kind != "sharded" or self.mesh is None:
+            return checkpoint_peers.make_state(mib * 2**20)
+        rows = TENSOR_ROWS * 1024
+        size = self.comm.size
+        chunk = -(-TENSOR_ROWS // size)
+        mine = max(0, min(chunk, TENSOR_ROWS - self.comm.rank * chunk))
+        return {
+            f"layers.{i:04d}.weight": DTensor.from_local(
+                torch.full((mine, 1024), float(i)),
+                self.mesh,
+                [Shard(0)],
+                run_check=False,
+                shape=torch.Size((TENSOR_ROWS, 1024)),
+                stride=(1024, 1),
+            )
+            for i in range(mib * 2**20 // (4 * rows))
+        }
+
+
+def main() -> None:
+    """Save or load."""
+    torch.set_num_threads(1)
+    folder, verb, *rest = sys.argv[1:]
+    ranks = Ranks(Path(folder))
+    if verb == "save":
+        _save(ranks, Path(folder), *rest)
+    else:
+        _load(ranks, Path(folder), *rest)
+    ranks.barrier()
+    if ranks.comm.size > 1:
+        from hpctrain.worker import mpi
+
+        distributed.destroy_process_group()
+        mpi.finalize()
+
+
+def _save(ranks: Ranks, folder: Path, name: str, mib: str, kind: str) -> None:
+    tensors = ranks.state(int(mib), kind)
+    if kind == "plain":
+        for way, save in checkpoint_peers.SAVES.items():
+            checkpoint_peers.empty(folder / f"{name}-{way}")
+            save(folder / f"{name}-{way}", tensors)
+    write_state(folder / name, flatten_state(others={"state": tensors}), ranks=ranks.comm)
+    if ranks.comm.rank == 0:
+        (folder / name / "kind").write_text(f"{mib} {kind}")
+
+
+def _load(ranks: Ranks, folder: Path, rounds: str, cold: str, *arms: str) -> None:
+    names = [arm.split(":")[1] if ":" in arm else arm for arm in arms]
+    mib, kind = (folder / names[0] / "kind").read_text().split()
+    tensors = ranks.state(int(mib), kind)
+    for number in range(int(rounds) + 1):
+        for arm, name in zip(arms, names, strict=True):
+            action = _action(arm, folder, tensors, ranks)
+            places = [folder / name, *folder.glob(f"{name}-*")]
+            if ranks.comm.rank == 0:
+                for path in (path for place in places for path in place.iterdir()):
+                    (raw_disk.make_cold if cold == "cold" else raw_disk.make_warm)(path)
+            ranks.barrier()
+            begin, cpu = time.perf_counter(), raw_disk.cpu_s()
+            read = action()
+            cpu = raw_disk.cpu_s() - cpu
+            ranks.barrier()
+            wall = time.perf_counter() - begin
+            cpu = sum(ranks.comm.allgather(cpu))
+            # The first finds code and memory for the first time.
+            if ranks.comm.rank == 0 and number > 0:
+                line = {"arm": arm, "wall_s": wall, "cpu_s": cpu, "bytes_read": read}
+                print(json.dumps(line), flush=True)
+
+
+_buffers: dict[int, Any] = {}
+
+
+def _action(
+    arm: str, folder: Path, tensors: dict[str, torch.Tensor], ranks: Ranks
+) -> Callable[[], int]:
+    kind, _, rest = arm.partition(":")
+    if not rest:
+        return lambda: (
+            load_into(
+                folder / arm,
+                model=None,
+                optimizer=None,
+                others={"state": tensors},
+                ranks=ranks.comm,
+            ).bytes_read
+        )
+    name, way = rest.split(":")
+    if kind == "torch":
+        load = checkpoint_peers.LOADS[way]
+        place = folder / f"{name}-{'torch.save' if way.startswith('torch.') else way}"
+        return lambda: load(place, tensors) or 0  # type: ignore[func-returns-value]
+    path = sorted((folder / name).glob("*.safetensors"))[ranks.comm.rank]
+    # In whole blocks: what is not is less than one, and the header.
+    size = path.stat().st_size // raw_disk.BLOCK_BYTES * raw_disk.BLOCK_BYTES
+    if size not in _buffers:
+        _buffers[size] = raw_disk.buffer(size)
+    threads = int(way.removesuffix("w"))
+    read = raw_disk.read_buffered if way.endswith("w") else raw_disk.read_direct
+    return lambda: read(path, _buffers[size], threads=threads) or size  # type: ignore[func-returns-value]
+
+
+if __name__ == "__main__":
+    main()
