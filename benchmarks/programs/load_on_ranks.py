@@ -3,8 +3,8 @@
 Usage: load_on_ranks.py FOLDER save NAME MIB KIND | load ROUNDS COLD ARM...
 
 KIND is ``plain``, ``sharded`` or ``replicated``. ARM is the name of a state; or
-``raw:NAME:THREADS``, which reads the bytes of its files past the page cache and nothing else, and with a ``w`` at its end
-through it; or ``torch:NAME:WAY`` of `checkpoint_peers`.
+``raw:NAME:THREADS``, which reads the bytes of its files past the page cache and nothing else, and
+with a ``w`` at its end through it; or ``torch:NAME:WAY`` of `checkpoint_peers`.
 Every line of the output is a round of an arm: wall seconds of the slowest rank, CPU seconds and
 bytes read of all.
 """

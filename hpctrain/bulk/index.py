@@ -86,7 +86,9 @@ class StateIndex:
                 aliases=loaded["aliases"],
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{name} is damaged: it is torn.") from error
+            raise CheckpointError(
+                f"{name} is damaged: it is torn. Load another checkpoint."
+            ) from error
 
 
 def _decode_file(file: Mapping[str, Any]) -> IndexedFile:

@@ -53,7 +53,7 @@ def read_header(path: Path) -> bytes:
             while len(header) < length and (more := file.read(length - len(header))):
                 header += more
     except FileNotFoundError as error:
-        raise CheckpointError(f"{path} is missing. Load another checkpoint.") from error
+        raise CheckpointError(f"{path} is missing.") from error
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
     return header[:length]

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from hpctrain.errors import CheckpointError
 from hpctrain.testing.thread_comm import run_on_threads
-from hpctrain.torch import StateReader, load_state, save_state
+from hpctrain.torch import StateReader, StateWriter, load_state, save_state
 from hpctrain.torch.state.flatten import flatten_state
 from hpctrain.torch.state.save import write_state
 
@@ -105,6 +105,31 @@ def test_torch_loads_what_we_wrote_through_our_reader(tmp_path: Path) -> None:
     assert (group["lr"], group["betas"]) == (1 / 8, (0.9, 0.999))
     live[1].param_groups[0]["lr"] = 1 / 8
     _assert_same(saved, live)
+
+
+def test_what_torch_wrote_through_our_writer_comes_back_both_ways(tmp_path: Path) -> None:
+    saved, live, other = _trained(1), _trained(2), _trained(3, 0)
+    content = {**_state_dict(*saved), "progress": {"epoch": 3, "names": ["a"]}}
+    dcp.save(content, storage_writer=StateWriter(tmp_path / "s"))
+    found = {**_state_dict(*live), "progress": {"epoch": 0, "names": []}}
+    dcp.load(found, storage_reader=StateReader(tmp_path / "s"))
+    assert found["progress"] == {"epoch": 3, "names": ["a"]}
+    live[1].load_state_dict(_by_number(found["optimizer"]))
+    _assert_same(saved, live)
+    load_state(tmp_path / "s", model=other[0], optimizer=other[1])
+    _assert_same(saved, other)
+
+
+def _by_number(state: Any) -> Any:
+    """Return the state of an optimizer with numbers for parameters, as the optimizer has it."""
+    names = [name for group in state["param_groups"] for name in group["params"]]
+    return {
+        "state": {names.index(name): entry for name, entry in state["state"].items()},
+        "param_groups": [
+            {**group, "params": [names.index(name) for name in group["params"]]}
+            for group in state["param_groups"]
+        ],
+    }
 
 
 def test_our_reader_tells_torch_of_damage(tmp_path: Path) -> None:

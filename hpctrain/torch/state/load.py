@@ -76,6 +76,9 @@ def load_state(
         )
 
 
+_NEXT = "Load another checkpoint."
+
+
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
     """What a load did."""
@@ -189,7 +192,7 @@ def _agreed_index(directory: Path, ranks: Communicator) -> StateIndex:
     found: tuple[StateIndex | None, str | None]
     found = exchange(ranks, "finding", (index, complaint))[0]
     if found[0] is None:
-        raise CheckpointError(str(found[1]))
+        raise CheckpointError(f"{found[1]} Nothing was changed.")
     return found[0]
 
 
@@ -208,12 +211,12 @@ def _read_headers(directory: Path, files: Sequence[IndexedFile], ranks: Communic
         try:
             layout = read_layout(directory / file.name)
         except CheckpointError as error:
-            return _Headers(digests={}, size=size, complaint=f"{error} Nothing was changed.")
+            return _Headers(digests={}, size=size, complaint=f"{error} {_NEXT}")
         size += layout.header_bytes
         if replace(layout, digests=()) != replace(file.layout, digests=()):
             complaint = (
                 f"{directory / file.name} is not the file that the index of {directory} tells of. "
-                f"Load another checkpoint. Nothing was changed."
+                f"{_NEXT}"
             )
             return _Headers(digests={}, size=size, complaint=complaint)
         digests[number] = layout.digests
@@ -225,4 +228,4 @@ def _raise_first(complaints: Sequence[str | None]) -> None:
     if told:
         rank, text = told[0]
         others = "" if len(complaints) == 1 else f" (rank {rank}; {len(told)} of {len(complaints)})"
-        raise CheckpointError(f"{text}{others}")
+        raise CheckpointError(f"{text} Nothing was changed.{others}")

@@ -129,7 +129,7 @@ def _check_names(
         raise CheckpointError(
             f"{'; and '.join(filter(None, complaints))}. Make model, optimizer and all else as "
             f"they were when it was saved, give them the same names, or leave out what is not to "
-            f"be loaded. Nothing was changed."
+            f"be loaded."
         )
 
 
@@ -139,7 +139,7 @@ def _check_kind(local: LocalBox, piece: Piece, index: StateIndex, directory: Pat
         raise CheckpointError(
             f"{box.name} is {box.dtype}{list(box.shape)}, and in {directory} it is "
             f"{piece.dtype}{list(shape)}. Make the model as it was when it was saved, or convert "
-            f"it after loading. Nothing was changed."
+            f"it after loading."
         )
 
 
