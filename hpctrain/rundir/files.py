@@ -34,6 +34,14 @@ def write_atomic(path: Path, content: bytes, *, mode: int = 0o644, durable: bool
         fsync_directory(path.parent)
 
 
+def write_unseen(path: Path, content: bytes) -> None:
+    """Write a file durably, in a directory that nobody reads yet. Not collective."""
+    with open(path, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def fsync_file(path: Path) -> None:
     """Make the content of a file durable, whoever wrote it. Not collective."""
     with open(path, "rb", buffering=0) as file:

@@ -18,7 +18,7 @@ from hpctrain.bulk.reader import verify_state_file
 from hpctrain.checkpoint import MANIFEST_NAME, Checkpoint, hold_for_deletion
 from hpctrain.errors import CheckpointError
 from hpctrain.rundir.bulk import BULK, Bulk
-from hpctrain.rundir.files import fsync_directory, write_atomic
+from hpctrain.rundir.files import fsync_directory, write_unseen
 from hpctrain.rundir.manifest import (
     DamagedManifestError,
     Manifest,
@@ -113,7 +113,7 @@ class CheckpointStore:
             created_at=time.time(),
             versions=first.versions,
         )
-        write_atomic(merged / MANIFEST_NAME, encode_manifest(manifest), durable=True)
+        write_unseen(merged / MANIFEST_NAME, encode_manifest(manifest))
         for folder, _, _ in os.walk(merged):
             fsync_directory(Path(folder))
         target = self._directory / name

@@ -599,9 +599,12 @@ def test_a_source_that_vanished_before_its_copy_is_an_error(start: Start, model:
         session.drain()
 
 
-def test_what_is_under_way_for_too_long_says_what_it_waits_for(start: Start, model: Path):
+def test_what_is_under_way_for_too_long_says_what_it_waits_for(
+    start: Start, executor: FakeExecutor, model: Path
+):
     session = start(rank=2, commit_timeout_s=0.05)
     session.report({}, part_of(model, ASYNC))
+    wait_for(lambda: 1 in executor.parts)
     message = r"rank 2: the checkpoint of report 1 is not committed after .*: not every rank made"
     with pytest.raises(CheckpointError, match=message):
         session.drain()

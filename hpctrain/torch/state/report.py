@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -12,7 +13,7 @@ import xxhash
 from hpctrain.bulk.index import INDEX_NAME
 from hpctrain.bulk.writer import write_state_file
 from hpctrain.checkpoint import Checkpoint, CheckpointUploadMode
-from hpctrain.rundir.files import write_atomic
+from hpctrain.rundir.files import write_unseen
 from hpctrain.rundir.staging import StagedFile
 from hpctrain.torch.state.flatten import flatten_state
 from hpctrain.torch.state.plan import StatePlan, plan_state
@@ -159,14 +160,20 @@ class StateWriter:
     def write(self, directory: Path) -> list[StagedFile]:
         """Write the files, durably. Not collective."""
         path = directory / self._plan.name
-        if self._snapshot is not None:
-            written = self._snapshot.finish(path)
-        else:
-            layout = self._plan.layout
-            written = write_state_file(path, layout, self._plan.fill, ring=shared_ring(layout))
-        staged = [StagedFile(path.name, written.size, written.digest, "header")]
+        # Each small file costs the disk a flush: while the large one is written, they cost no time.
+        with ThreadPoolExecutor(1, thread_name_prefix="hpctrain-report") as beside:
+            small = beside.submit(self._write_files, directory)
+            if self._snapshot is not None:
+                written = self._snapshot.finish(path)
+            else:
+                layout = self._plan.layout
+                written = write_state_file(path, layout, self._plan.fill, ring=shared_ring(layout))
+            return [StagedFile(path.name, written.size, written.digest, "header"), *small.result()]
+
+    def _write_files(self, directory: Path) -> list[StagedFile]:
+        staged = []
         for name, content in self._files.items():
-            write_atomic(directory / name, content, durable=True)
+            write_unseen(directory / name, content)
             digest = xxhash.xxh3_128_hexdigest(content)
             staged.append(StagedFile(name, len(content), digest))
         return staged
