@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hpctrain import Result, RunConfig, ScalingConfig, SyncConfig
+from hpctrain import FailureConfig, Result, RunConfig, ScalingConfig, SyncConfig
 from hpctrain.errors import ConfigError, WorkerContextError
 from hpctrain.rundir.store import CheckpointStore
 from hpctrain.torch import TorchTrainer, report_state
@@ -20,6 +21,7 @@ def _run(
     directory: Path, train: Callable[[dict[str, Any]], Any], *, workers: int = 0, **config: Any
 ) -> Result:
     scratch = config.pop("scratch", None)
+    failure_config = config.pop("failure_config", FailureConfig())
     return TorchTrainer(
         train,
         train_loop_config=config,
@@ -28,6 +30,7 @@ def _run(
             name="states",
             storage_path=directory,
             sync_config=SyncConfig(scratch_dir=scratch),
+            failure_config=failure_config,
             launcher="local" if workers else "auto",
             verbose=0,
         ),
@@ -153,3 +156,56 @@ def test_ranks_whose_state_does_not_fit_are_told_and_go_on(tmp_path: Path, mode:
     ]
     for manifest in store.manifests():
         store.verify(manifest)
+
+
+def _damaging() -> Callable[[dict[str, Any]], list[float]]:
+    """Report a state in each of four reports; flip a bit of the third, and die."""
+
+    def train(config: dict[str, Any]) -> list[float]:
+        import os
+        import signal
+
+        import torch
+
+        import hpctrain.torch
+
+        weights = {"w": torch.zeros(100_000), "step": 0}
+        checkpoint = hpctrain.get_checkpoint()
+        if checkpoint is not None:
+            hpctrain.torch.load_state(checkpoint, weights=weights)
+        world = hpctrain.get_context().world
+        for step in range(int(weights["step"]) + 1, 5):
+            weights["w"] += step
+            weights["step"] = step
+            hpctrain.torch.report_state({"step": step}, weights=weights)
+            if (step, world.attempt, world.world_rank) == (3, 1, 0):
+                path = hpctrain.get_checkpoint().path / "state-00001-of-00002.safetensors"
+                with open(path, "r+b") as file:
+                    file.seek(5000)
+                    (byte,) = file.read(1)
+                    file.seek(5000)
+                    file.write(bytes([byte ^ 1]))
+                os.kill(os.getpid(), signal.SIGKILL)
+        return [weights["w"].min().item(), weights["w"].max().item()]
+
+    return train
+
+
+@pytest.mark.mpi
+def test_a_state_that_loading_finds_damaged_is_set_aside_by_the_next_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Before ranks start, of a large state the headers are verified; to load it, each block.
+    monkeypatch.setattr("hpctrain.rundir.store._SCANNED_BYTES", 0)
+    result = _run(
+        tmp_path,
+        _damaging(),
+        workers=2,
+        failure_config=FailureConfig(max_failures=2),
+    )
+    events = map(json.loads, (result.path / "ledger.jsonl").read_text().splitlines())
+    attempts = [event for event in events if event["event"].startswith("attempt-")]
+    assert [e["first_report"] for e in attempts if "first_report" in e] == [0, 3, 2]
+    assert "is damaged: block 0 of 1" in attempts[3]["cause"]
+    assert (result.path / "checkpoints" / "000003.damaged").is_dir()
+    assert result.return_value == [10.0, 10.0]
