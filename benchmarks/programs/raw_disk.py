@@ -19,8 +19,10 @@ BLOCK_BYTES = 8 * 2**20
 
 
 def buffer(size: int) -> mmap.mmap:
-    """Return memory on a page, all of which is there."""
-    memory = mmap.mmap(-1, size)
+    """Return memory on huge pages, all of which is there."""
+    # Memory that is shared has none, as a rule: past the page cache it is read into at a third of
+    # the speed, and written from at two thirds.
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE)
     memory.madvise(mmap.MADV_HUGEPAGE)
     for start in range(0, size, 4096):
         memory[start] = start // 4096 % 251
