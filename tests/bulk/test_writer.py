@@ -141,18 +141,44 @@ def test_a_full_disk_is_an_error_that_names_file_bytes_and_what_to_do(
     assert not (tmp_path / "f").exists()
 
 
-def test_a_disk_without_room_says_so(
-    tmp_path: Path, ring: Ring, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (errno.ENOSPC, r"No space left on device.*num_to_keep"),
+        (errno.EDQUOT, r"Disk quota exceeded.*num_to_keep"),
+        (errno.EIO, r"Input/output error, after 0 bytes\. Look at the filesystem"),
+    ],
+)
+def test_a_disk_that_fails_is_explained_and_the_next_file_is_written(
+    tmp_path: Path, ring: Ring, monkeypatch: pytest.MonkeyPatch, number: int, message: str
 ) -> None:
-    def full(descriptor: int, data: memoryview, position: int) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def fail(descriptor: int, data: memoryview, position: int) -> int:
+        raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(CheckpointError, match=r"No space left on device.*num_to_keep"):
+    monkeypatch.setattr(os, "pwrite", fail)
+    with pytest.raises(CheckpointError, match=message):
         write_state_file(tmp_path / "f", _layout(5 * BLOCK_BYTES), _fill, ring=ring)
     assert not list(tmp_path.iterdir())
     monkeypatch.undo()
     write_state_file(tmp_path / "f", _layout(5 * BLOCK_BYTES), _fill, ring=ring)
+
+
+def test_a_small_disk_takes_what_fits_and_keeps_what_it_has(tmp_path: Path, ring: Ring) -> None:
+    mounting = ["mount", "-t", "tmpfs", "-o", "size=40m", "none", str(tmp_path)]
+    mounted = subprocess.run(mounting, capture_output=True, check=False)
+    if mounted.returncode != 0:
+        pytest.skip(f"this user may not mount tmpfs: {mounted.stderr.decode()}")
+    try:
+        small, large = _layout(BLOCK_BYTES + 1), _layout(6 * BLOCK_BYTES)
+        write_state_file(tmp_path / "first", small, _fill, ring=ring)
+        with pytest.raises(CheckpointError, match="No space left on device"):
+            write_state_file(tmp_path / "second", large, _fill, ring=ring)
+        write_state_file(tmp_path / "third", small, _fill, ring=ring)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "third"]
+        for name in ("first", "third"):
+            assert (tmp_path / name).read_bytes() == b"".join(_expected(small))
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
 
 
 def test_a_file_that_cannot_be_made_is_explained(tmp_path: Path, ring: Ring) -> None:

@@ -82,8 +82,9 @@ class LocalBox:
         """Return the content of a piece of the box. Not collective."""
         view = self.content
         for dimension, size in enumerate(piece.shape):
-            start = piece.offsets[dimension] - self.box.offsets[dimension]
-            view = view.narrow(dimension, start, size)
+            if size != view.shape[dimension]:
+                start = piece.offsets[dimension] - self.box.offsets[dimension]
+                view = view.narrow(dimension, start, size)
         return view
 
 
