@@ -60,7 +60,8 @@ def plan_exchange(wants: Sequence[Wants]) -> Schedule:
     load = [len(blocks) for blocks in own.values()]
     rounds: list[tuple[int, int, Block]] = []
     for block in sorted(block for block, who in wanted.items() if len(who) > 1):
-        reader = min((rank for rank, _, _ in wanted[block]), key=lambda rank: (load[rank], rank))
+        # Of those that have read least, who wants most: less is sent then.
+        reader, _, _ = min(wanted[block], key=lambda want: (load[want[0]], want[1] - want[2]))
         load[reader] += 1
         rounds.append((len(shared[reader]), reader, block))
         shared[reader].append(block)

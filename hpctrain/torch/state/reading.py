@@ -177,7 +177,9 @@ class StateReading:
     def _exchange(self, transport: Transport, pool: ThreadPoolExecutor) -> None:
         """Take part in all transfers, in their order: who waits, waits for one that can go on."""
         rank = self._rank
-        arriving = _Arriving([t for t in self._transfers if t.receiver == rank], transport)
+        arriving = _Arriving(
+            [(t, self._straight(t)) for t in self._transfers if t.receiver == rank], transport
+        )
         leaving = _Leaving(
             self._shared,
             lambda block, memory: pool.submit(self._read_shared, block, memory),
@@ -186,10 +188,11 @@ class StateReading:
             target = self._targets[block[0]].blocks[block[1]]
             transfers = list(group)
             if transfers[0].reader != rank:
-                transfer, memory, pending = arriving.next()
-                self._wait(pending, transfer)
-                target.scatter(memory[: transfer.high - transfer.low], start=transfer.low)
-                arriving.give(memory)
+                arrival = arriving.next()
+                self._wait(arrival.pending, arrival.transfer)
+                if arrival.scratch is not None:
+                    target.scatter(arrival.content, start=arrival.transfer.low)
+                arriving.give(arrival.scratch)
             else:
                 while not leaving.is_reading(block):
                     self._finish_oldest(leaving)
@@ -203,6 +206,10 @@ class StateReading:
             target.finish()
         while leaving.on_their_way:
             self._finish_oldest(leaving)
+
+    def _straight(self, transfer: Transfer) -> memoryview | None:
+        number, block = transfer.block
+        return self._targets[number].blocks[block].straight(transfer.low, transfer.high)
 
     def _finish_oldest(self, leaving: _Leaving) -> None:
         memory, pendings = leaving.on_their_way.popleft()
@@ -249,25 +256,45 @@ class StateReading:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Arrival:
+    transfer: Transfer
+    content: memoryview
+    scratch: memoryview | None
+    """What the content is in, if it has to go somewhere else."""
+    pending: Pending
+
+
 class _Arriving:
-    """Memory for what comes in, given to the transport ahead of time."""
+    """What comes in; memory for it is given to the transport ahead of time."""
 
-    def __init__(self, transfers: Sequence[Transfer], transport: Transport) -> None:
+    def __init__(
+        self, transfers: Sequence[tuple[Transfer, memoryview | None]], transport: Transport
+    ) -> None:
         self._left, self._transport = deque(transfers), transport
-        self._begun: deque[tuple[Transfer, memoryview, Pending]] = deque()
+        self._begun: deque[_Arrival] = deque()
+        self._scratch: list[memoryview] = []
         for _ in range(min(_INCOMING, len(transfers))):
-            self.give(scratch_memory())
+            self.give(None)
 
-    def next(self) -> tuple[Transfer, memoryview, Pending]:
+    def next(self) -> _Arrival:
         return self._begun.popleft()
 
-    def give(self, memory: memoryview) -> None:
-        """Use memory for the next one."""
-        if self._left:
-            transfer = self._left.popleft()
-            into = memory[: transfer.high - transfer.low]
-            pending = self._transport.receive(into, transfer.reader)
-            self._begun.append((transfer, memory, pending))
+    def give(self, scratch: memoryview | None) -> None:
+        """Begin with the next one, for which there may be memory that was used before."""
+        if scratch is not None:
+            self._scratch.append(scratch)
+        if not self._left:
+            return
+        transfer, content = self._left.popleft()
+        used = None
+        if content is None:
+            used = self._scratch.pop() if self._scratch else scratch_memory()
+            content = used[: transfer.high - transfer.low]
+        pending = self._transport.receive(content, transfer.reader)
+        self._begun.append(
+            _Arrival(transfer=transfer, content=content, scratch=used, pending=pending)
+        )
 
 
 class _Leaving:

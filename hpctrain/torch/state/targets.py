@@ -51,6 +51,25 @@ class BlockTarget:
             memories.append(memoryview(memory.array[runs.target : runs.target + runs.length].data))
         return memories if position == size else None
 
+    def straight(self, low: int, high: int) -> memoryview | None:
+        """Return the memory that a part of the block goes into as it is, or None. Not collective.
+
+        Parameters
+        ----------
+        low, high
+            Of the part; all that is wanted is in it.
+        """
+        if len(self.copies) != 1:
+            return None
+        ((memory, runs),) = self.copies
+        if (
+            runs.count > 1
+            or memory.array is None
+            or (runs.source, runs.length) != (low, high - low)
+        ):
+            return None
+        return memoryview(memory.array[runs.target : runs.target + runs.length].data)
+
     def scatter(self, content: memoryview, *, start: int = 0) -> None:
         """Copy what was read to where it goes. Not collective.
 
