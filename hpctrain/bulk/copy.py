@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 
 import xxhash
 
-from hpctrain.bulk.direct import LARGE_BYTES, BlockReader, open_new, write_at
+from hpctrain.bulk.direct import LARGE_BYTES, FileReader, open_new, write_at
 from hpctrain.bulk.pace import Pace
 from hpctrain.bulk.ring import Ring, make_ring
 from hpctrain.bulk.state_file import BLOCK_BYTES, PAGE_BYTES, StateFile, file_digest
@@ -87,7 +87,7 @@ class Copier:
     def _copy_large(self, source: Path, target: Path, digest: _Digest) -> int:
         size, copied = source.stat().st_size, 0
         ring = self._ring_of(size)
-        with BlockReader(source) as reader, _Writer(target, size, ring, self._wait) as writer:
+        with FileReader(source) as reader, _Writer(target, size, ring, self._wait) as writer:
             for start, stop in digest.extents(size):
                 memory = ring.take()
                 try:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import xxhash
 
-from hpctrain.bulk.direct import LARGE_BYTES, BlockReader
+from hpctrain.bulk.direct import LARGE_BYTES, FileReader
 from hpctrain.bulk.ring import make_ring
 
 
@@ -22,14 +22,14 @@ def digest_file(path: Path) -> tuple[int, str]:
         content = path.read_bytes()
         return len(content), xxhash.xxh3_128_hexdigest(content)
     digest, size = xxhash.xxh3_128(), 0
-    with BlockReader(path) as reader:
+    with FileReader(path) as reader:
         for block in _blocks(reader):
             digest.update(block)
             size += len(block)
     return size, digest.hexdigest()
 
 
-def _blocks(reader: BlockReader) -> Iterator[memoryview]:
+def _blocks(reader: FileReader) -> Iterator[memoryview]:
     """Yield a file's blocks, each of which is good until the next; one is read ahead."""
     ring = make_ring(2)
     block, position = ring.take(), 0

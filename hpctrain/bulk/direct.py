@@ -66,7 +66,7 @@ def _leave_direct(descriptor: int) -> bool:
     return True
 
 
-class BlockReader:
+class FileReader:
     """A file that is read block by block: what is in the page cache from there, the rest past it.
 
     What was written a moment ago is in the cache and perhaps nowhere else; reading it past the
@@ -111,7 +111,7 @@ class BlockReader:
             done += more
         return done
 
-    def __enter__(self) -> BlockReader:
+    def __enter__(self) -> FileReader:
         return self
 
     def __exit__(

@@ -16,7 +16,7 @@ import xxhash
 from hpctrain.bulk import direct
 from hpctrain.bulk.copy import Copier
 from hpctrain.bulk.digest import digest_file
-from hpctrain.bulk.direct import LARGE_BYTES, BlockReader
+from hpctrain.bulk.direct import LARGE_BYTES, FileReader
 from hpctrain.bulk.pace import Pace
 from hpctrain.bulk.page_cache import is_cached
 from hpctrain.bulk.ring import Ring
@@ -119,7 +119,7 @@ def test_what_was_just_written_is_read_from_the_page_cache(
 
     monkeypatch.setattr(os, "preadv", watched)
     memory = Ring(1).take()
-    with BlockReader(tmp_path / "source") as reader:
+    with FileReader(tmp_path / "source") as reader:
         for position in (0, BLOCK_BYTES):
             assert reader.read(memory, position) == BLOCK_BYTES
             assert memory == content[position : position + BLOCK_BYTES]
@@ -214,13 +214,13 @@ def test_a_source_that_ends_early_is_copied_as_far_as_it_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     content = write(tmp_path / "source", 3 * BLOCK_BYTES)
-    read = BlockReader.read
+    read = FileReader.read
 
-    def shrinking(self: BlockReader, memory: memoryview, position: int) -> int:
+    def shrinking(self: FileReader, memory: memoryview, position: int) -> int:
         os.truncate(tmp_path / "source", BLOCK_BYTES + 17)
         return read(self, memory, position)
 
-    monkeypatch.setattr(BlockReader, "read", shrinking)
+    monkeypatch.setattr(FileReader, "read", shrinking)
     copied = Copier().copy(tmp_path / "source", tmp_path / "target")
     rest = content[: BLOCK_BYTES + 17]
     assert (copied.size, copied.digest) == (len(rest), xxhash.xxh3_128_hexdigest(rest))
