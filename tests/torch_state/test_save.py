@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +242,30 @@ def test_what_cannot_be_saved_is_refused_by_name(tmp_path: Path, other: Any, mes
     assert not (tmp_path / "s").exists()
 
 
+def test_what_a_device_raises_on_one_rank_is_told_on_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hpctrain.torch.state.copies import BlockCopies
+
+    fill = BlockCopies.fill
+
+    def fail(copies: BlockCopies, block: int, memory: memoryview) -> None:
+        if threading.current_thread().name.endswith("1"):
+            raise torch.OutOfMemoryError("out of memory")
+        fill(copies, block, memory)
+
+    state = flatten_state(model=_model())
+
+    def save(comm: ThreadComm) -> str:
+        threading.current_thread().name = f"rank {comm.rank}"
+        with pytest.raises(CheckpointError, match=r"out of memory \(1 of 2 ranks") as raised:
+            write_state(tmp_path / "s", state, ranks=comm)
+        return type(raised.value.__cause__).__name__
+
+    monkeypatch.setattr(BlockCopies, "fill", fail)
+    assert run_on_threads(2, save) == ["NoneType", "OutOfMemoryError"]
+
+
 def test_a_full_disk_on_one_rank_is_an_error_on_all_and_the_next_save_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,7 +294,7 @@ def test_a_full_disk_on_one_rank_is_an_error_on_all_and_the_next_save_works(
     assert "state-00002-of-00003.safetensors" in answers[0]
     assert "No space left on device" in answers[0]
     assert "1 of 3 ranks" in answers[0]
-    assert not (tmp_path / "s" / INDEX_NAME).exists()
+    assert not list((tmp_path / "s").iterdir())
     monkeypatch.undo()
     assert run_on_threads(3, save) == [""] * 3
     _read(tmp_path / "s")

@@ -84,18 +84,21 @@ def write_state(target: Path, state: FlatState, *, ranks: Communicator) -> None:
             f"{target} holds a state already, which would be lost if this one were not finished. "
             f"Save into a new directory, or remove it first."
         )
-    failure = None
+    path, failure, cause = target / plan.name, None, None
     try:
         target.mkdir(parents=True, exist_ok=True)
-        write_state_file(target / plan.name, plan.layout, plan.fill, ring=shared_ring(plan.layout))
-    except (CheckpointError, OSError) as error:
-        failure = str(error)
+        write_state_file(path, plan.layout, plan.fill, ring=shared_ring(plan.layout))
+    # Whatever it is, a device without memory for instance: the others wait for this rank.
+    except Exception as error:
+        failure, cause = str(error) or type(error).__name__, error
     failures = [text for text in exchange(ranks, "written", failure) if text is not None]
-    if not failures and plan.index is not None:
-        failure = write_index(target, plan.index)
-    failures = failures or [t for t in exchange(ranks, "indexed", failure) if t is not None]
+    if not failures:
+        failure = None if plan.index is None else write_index(target, plan.index)
+        failures = [text for text in exchange(ranks, "indexed", failure) if text is not None]
     if failures:
-        raise CheckpointError(f"{failures[0]} ({len(failures)} of {ranks.size} ranks failed)")
+        path.unlink(missing_ok=True)
+        text = f"{failures[0]} ({len(failures)} of {ranks.size} ranks failed)"
+        raise CheckpointError(text) from cause
 
 
 def shared_ring(layout: StateFile) -> Ring:
@@ -106,7 +109,13 @@ def shared_ring(layout: StateFile) -> Ring:
     global _ring
     wanted = min(max(layout.blocks // _BLOCKS_PER_RING_BLOCK, _RING_BLOCKS[0]), _RING_BLOCKS[-1])
     if _ring is None or _ring.blocks < wanted:
+        import torch
+
         _ring = Ring(wanted)
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            from hpctrain.torch.state.streams import pin
+
+            pin(_ring)
     return _ring
 
 

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
+from hpctrain.bulk.ring import Ring
 from hpctrain.bulk.slots import Slots
 
 
@@ -42,7 +43,7 @@ class Moment:
             yield
 
 
-def pin(slots: Slots) -> None:
+def pin(slots: Slots | Ring) -> None:
     """Let CUDA copy into memory on its own, if the limit on locked memory allows it."""
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     address = torch.frombuffer(slots.memory, dtype=torch.uint8).data_ptr()
