@@ -27,8 +27,7 @@ from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
-from hpctrain.torch.state.flatten import flatten_state
-from hpctrain.torch.state.save import write_state
+from hpctrain.torch.state.save import save_state
 from hpctrain.world import SerialComm
 
 ROW_BYTES = 4096
@@ -110,7 +109,8 @@ def _action(
     arm: str, place: Path, state: dict[str, torch.Tensor], raw: Any, comm: Any
 ) -> Callable[[], None]:
     if arm == "ours":
-        return lambda: write_state(place, flatten_state(others={"state": state}), ranks=comm)
+        # With a process group ranks talk to each other through that, else there is one rank.
+        return lambda: save_state(place, state=state)
     if arm.startswith("raw:"):
         path, threads = place / f"{comm.rank}.raw", int(arm.removeprefix("raw:"))
         return lambda: raw_disk.write_direct(path, raw, threads=threads)

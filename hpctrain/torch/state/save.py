@@ -7,6 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpctrain.bulk.handover import prompt_handover
 from hpctrain.bulk.index import INDEX_NAME, StateIndex
 from hpctrain.bulk.ring import Ring
 from hpctrain.bulk.state_file import StateFile
@@ -63,8 +64,10 @@ def save_state(
     CheckpointError
         If the disk is full or fails: on all ranks, so that all of them can go on.
     """
-    state = flatten_state(model=model, optimizer=optimizer, others=others)
-    write_state(Path(directory), state, ranks=communicator())
+    # Not only for the blocks: each of some twenty calls of the system gives the lock away.
+    with prompt_handover():
+        state = flatten_state(model=model, optimizer=optimizer, others=others)
+        write_state(Path(directory), state, ranks=communicator())
 
 
 def write_state(target: Path, state: FlatState, *, ranks: Communicator) -> None:
