@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _READERS = 4
 """Files that are verified at a time."""
-_SCANNED_BYTES = 256 * 2**20
+_SCANNED_BYTES = 64 * 2**20
 """Of a state that are verified before ranks start: more would keep them waiting."""
 
 
