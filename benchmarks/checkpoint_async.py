@@ -1,0 +1,92 @@
+"""``async``: how long steps stand still for a save behind them, and what it adds to the training.
+
+Against one copy of the state into mapped memory, which no snapshot that is taken at once can
+do without. Beside it torch.distributed.checkpoint.async_save, whose memory is used again too, and
+torch.save in a thread. Forward, backward and optimizer are real ones on one thread.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from arms import PROGRAMS, Goal, Measured, Sample, child_environment, judge, run_command
+
+STATE_MIB = 1032
+OURS, COPY = "ours", "one copy"
+ARMS = (OURS, "ours, SYNC", "DCP async", "torch.save in a thread")
+STILL_MUST, STILL_AIM = 1.05, 0.03
+ADDED_MUST, ADDED_AIM = 1.2, 0.5
+
+
+def measure(arguments: Namespace) -> Iterator[Measured]:
+    found = _run(arguments, ARMS, rounds=arguments.rounds)
+    alone = _run(arguments, (OURS,), rounds=2)
+    rounds, gib = found["rounds"], found["state_bytes"] / 2**30
+    if arguments.say is not None:
+        for number, taken in enumerate(rounds, 1):
+            added = {arm: round(taken[arm]["added_s"], 3) for arm in ARMS}
+            arguments.say(f"async round {number}: copy {taken['copy_s']:.3f} s, added {added}")
+    copies = [Sample(taken["copy_s"]) for taken in rounds]
+
+    def samples(seconds: Any) -> dict[str, list[Sample]]:
+        return {
+            **{
+                arm: [Sample(seconds(taken[arm]), taken[arm]["cpu_s"]) for taken in rounds]
+                for arm in ARMS
+            },
+            COPY: copies,
+        }
+
+    steps = [step for taken in rounds for arm in ARMS for step in taken[arm]["usual_s"]]
+    yield judge(
+        "async: steps stand still",
+        OURS,
+        samples(lambda arm: arm["call_s"] + arm["gate_s"]),
+        [Goal(against=COPY, factor=factor) for factor in (STILL_MUST, STILL_AIM)],
+        notes={
+            "of that the call, ms": round(1e3 * median(r[OURS]["call_s"] for r in rounds), 1),
+            "steps without a save, s": round(median(steps), 3),
+            "CPU s a GiB": {
+                arm: round(median(taken[arm]["cpu_s"] for taken in rounds) / gib, 2) for arm in ARMS
+            },
+            "until it is committed, s": {
+                arm: round(median(taken[arm]["done_s"] for taken in rounds), 2) for arm in ARMS
+            },
+            "more memory at most, of the state": round(alone["peak_of_state"], 3),
+        },
+    )
+    yield judge(
+        "async: training time added",
+        OURS,
+        samples(lambda arm: arm["added_s"]),
+        [Goal(against=COPY, factor=factor) for factor in (ADDED_MUST, ADDED_AIM)],
+        notes={
+            "least, ms": {
+                arm: round(1e3 * min(taken[arm]["added_s"] for taken in rounds)) for arm in ARMS
+            },
+            "steps_s": {arm: [taken[arm]["steps_s"] for taken in rounds] for arm in ARMS}
+            | {"without a save": [taken[OURS]["usual_s"] for taken in rounds]},
+        },
+    )
+
+
+def _run(arguments: Namespace, arms: tuple[str, ...], *, rounds: int) -> dict[str, Any]:
+    # /tmp may be memory; the directory of the benchmarks is on a disk.
+    with tempfile.TemporaryDirectory(prefix=".bench-", dir=arguments.tree) as folder:
+        answer = Path(folder, "answer.json")
+        words = [folder, str(STATE_MIB), str(rounds), str(answer), *arms]
+        run_command(
+            [sys.executable, PROGRAMS / "saving_steps.py", *words],
+            cwd=folder,
+            env=child_environment(arguments.tree),
+            timeout_s=900,
+        )
+        measured: dict[str, Any] = json.loads(answer.read_bytes())
+    return measured
