@@ -1,0 +1,84 @@
+"""Lets ranks take turns to write, when nothing is written, and prints how long all take.
+
+Usage: take_turns.py RANKS ROUNDS
+
+Ranks are threads of this process; each has a link of its own to the executor's hub.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import raw_disk
+
+from hpctrain.control.hub import Hub
+from hpctrain.control.link import Link, connect_unix
+from hpctrain.execute.tracker import AttemptTracker
+from hpctrain.execute.turns import Turns
+from hpctrain.worker.writing import Writing
+
+LIMIT = 8
+
+
+def main() -> None:
+    """Take turns with a limit and without."""
+    ranks, rounds = int(sys.argv[1]), int(sys.argv[2])
+    with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as folder:
+        hub = Hub(attempt=1)
+        hub.listen_unix(Path(folder, "s"))
+        threading.Thread(target=serve, args=(hub, ranks), daemon=True).start()
+        for arm, limit in (("8 at a time", LIMIT), ("no limit", None)):
+            everyone = [join(Path(folder, "s"), rank, limit) for rank in range(ranks)]
+            for number in range(rounds + 1):
+                wall_s, cpu_s = raw_disk.timed(lambda who=everyone: write(who))
+                line = {"arm": arm, "round": number, "wall_s": wall_s, "cpu_s": cpu_s}
+                print(json.dumps(line), flush=True)
+
+
+def serve(hub: Hub, ranks: int) -> None:
+    """Do what an executor does."""
+    tracker, turns = AttemptTracker(world_size=ranks, first_report=0), Turns(LIMIT)
+    while True:
+        for frame in hub.poll(0.25):
+            tracker.feed(frame)
+        for rank, number, wanted in tracker.turns:
+            turns.hear(rank, number, wanted=wanted)
+        tracker.turns.clear()
+        for rank, number in turns.grant().items():
+            hub.send("turn", ranks=[rank], number=number)
+
+
+def join(path: Path, rank: int, limit: int | None) -> Writing:
+    """Return the writing of a rank that is connected."""
+    link = Link(connect_unix(str(path), timeout_s=10), attempt=1, on_lost=lambda: None)
+    link.introduce(rank, {})
+    writing = Writing(
+        rank=rank,
+        timeout_s=60,
+        ask=lambda number, wanted: link.post("turn", number=number, wanted=wanted),
+    )
+    writing.limit(max_writers=limit, max_bytes_per_s=None)
+    link.handle("turn", lambda frame: writing.begin(frame.header["number"]))
+    return writing
+
+
+def write(everyone: list[Writing]) -> None:
+    """Let all ranks write nothing at the same moment."""
+
+    def take(writing: Writing) -> None:
+        with writing.turn():
+            pass
+
+    threads = [threading.Thread(target=take, args=[writing]) for writing in everyone]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+if __name__ == "__main__":
+    main()
