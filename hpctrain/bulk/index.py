@@ -38,6 +38,8 @@ class StateIndex:
     """Of the whole tensors, by name; of all types that safetensors has."""
     values: Mapping[str, Any]
     """What is no tensor, by name; JSON."""
+    plain_names: bool = False
+    """Whether other programs may have named the tensors, without the name of the whole model."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Names of tensors that are another one, which `shapes` and a file have: shared weights."""
 

@@ -315,6 +315,27 @@ def test_an_index_that_cannot_be_read_is_told(
     assert str(tmp_path / "s") in message
 
 
+def test_an_optimizer_with_other_groups_is_refused_before_anything_is_changed(
+    saved: tuple[Path, Model, torch.optim.Optimizer],
+) -> None:
+    other = Model(2)
+    before = {name: value.clone() for name, value in other.state_dict().items()}
+    first, *rest = other.parameters()
+    its_optimizer = torch.optim.AdamW([{"params": [first]}, {"params": rest}])
+    with pytest.raises(CheckpointError, match=r"has a group of 1 parameters.*Nothing was changed"):
+        load_state(saved[0], model=other, optimizer=its_optimizer)
+    _assert_equal(before, other.state_dict())
+    assert not its_optimizer.state
+
+
+def test_what_the_checkpoint_lacks_is_not_taken_from_something_else(
+    saved: tuple[Path, Model, torch.optim.Optimizer],
+) -> None:
+    ema = {f"model.{name}": value for name, value in Model(2).state_dict().items()}
+    with pytest.raises(CheckpointError, match=r"has no ema.model"):
+        load_state(saved[0], ema=ema)
+
+
 def test_an_optimizer_keeps_what_it_had_if_nothing_is_loaded(
     saved: tuple[Path, Model, torch.optim.Optimizer],
 ) -> None:

@@ -45,7 +45,7 @@ def find_index(directory: Path) -> StateIndex:
             f"checkpoint."
         )
     files = tuple(IndexedFile(name=name, layout=read_layout(directory / name)) for name in names)
-    return StateIndex(files=files, shapes=_shapes(files), values={})
+    return StateIndex(files=files, shapes=_shapes(files), values={}, plain_names=True)
 
 
 def _shapes(files: tuple[IndexedFile, ...]) -> dict[str, tuple[int, ...]]:

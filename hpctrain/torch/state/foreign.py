@@ -73,6 +73,7 @@ def find_dcp_index(directory: Path) -> StateIndex:
         files=(IndexedFile(name=METADATA_NAME, layout=StateFile.plan(pieces)),),
         shapes={piece.name: piece.shape for piece in pieces},
         values=values,
+        plain_names=True,
     )
 
 

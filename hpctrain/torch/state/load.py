@@ -20,7 +20,7 @@ from hpctrain.torch.state.foreign import METADATA_NAME as DCP_METADATA_NAME
 from hpctrain.torch.state.foreign import read_dcp
 from hpctrain.torch.state.gate import wait_for_all
 from hpctrain.torch.state.match import match
-from hpctrain.torch.state.optimizer_state import give_state
+from hpctrain.torch.state.optimizer_state import check_groups, give_state
 from hpctrain.torch.state.ranks import communicator, exchange
 from hpctrain.torch.state.reading import TIMEOUT_S, ReadFile, StateReading, wants_of
 from hpctrain.torch.state.targets import FileTargets
@@ -130,6 +130,7 @@ def load_into(
         try:
             undo.callback(give_state(optimizer, model, index))
             state = flatten_state(model=model, optimizer=optimizer, others=others)
+            check_groups(state.values, index)
             targets = match(state, index, directory=directory)
             if is_dcp:
                 targets = {}
@@ -163,7 +164,6 @@ def load_into(
         with reading:
             _raise_first(exchange(ranks, "opened", reading.complaint))
             undo.pop_all()
-            wait_for_all()
             if is_dcp and state is not None:
                 read_dcp(directory, state, index)
             reading.run()

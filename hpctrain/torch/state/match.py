@@ -84,7 +84,7 @@ def match(state: FlatState, index: StateIndex, *, directory: Path) -> dict[int, 
 def saved_name(name: str, index: StateIndex) -> str | None:
     """Return the name of a live tensor in the checkpoint, or None. Not collective."""
     # Other programs have no name for the model as a whole.
-    for candidate in (name, name.partition(".")[2]):
+    for candidate in (name, name.partition(".")[2]) if index.plain_names else (name,):
         if candidate in index.aliases:
             return index.aliases[candidate]
         if candidate in index.shapes:
@@ -113,7 +113,7 @@ def _check_names(
     ]
     missing += [name for name in state.values if name not in index.values]
     parts = {part.name for part in state.parts}
-    plain = not any(name.partition(".")[0] in parts for name in index.shapes)
+    plain = index.plain_names and not any(name.partition(".")[0] in parts for name in index.shapes)
     unexpected = [
         name
         for name in index.shapes

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.bulk.index import StateIndex
+from hpctrain.errors import CheckpointError
 from hpctrain.torch.state.boxes import dtype_called
 from hpctrain.torch.state.flatten import parameter_names
 from hpctrain.torch.state.values import decode
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 _PREFIX = "optimizer.state."
+_GROUPS = "optimizer.param_groups"
 # Numbers that optimizers keep on the CPU, wherever the parameter is.
 _COUNTERS = ("step", "mu_product")
 
@@ -59,6 +61,34 @@ def give_state(
             each.state.update(state)
 
     return take_back
+
+
+def check_groups(values: Mapping[str, Any], index: StateIndex) -> None:
+    """Compare which parameters an optimizer groups with those of a checkpoint. Not collective.
+
+    Parameters
+    ----------
+    values
+        Of the live state.
+    index
+        Of the checkpoint.
+
+    Raises
+    ------
+    CheckpointError
+        If the checkpoint has no such group.
+    """
+    if _GROUPS not in values or _GROUPS not in index.values:
+        return
+    saved = [list(group["params"]) for group in decode(index.values[_GROUPS])]
+    for group in decode(values[_GROUPS]):
+        if list(group["params"]) not in saved:
+            raise CheckpointError(
+                f"the optimizer has a group of {len(group['params'])} parameters, the first of "
+                f"which is {next(iter(group['params']), 'none')}, and the checkpoint has groups "
+                f"of {[len(names) for names in saved]} parameters, none of which is the same. "
+                f"Group the parameters as they were when it was saved."
+            )
 
 
 def _saved_state(index: StateIndex, parameters: set[str]) -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""`read_state`: all that ranks want of the files of a state, each byte read once."""
+"""`StateReading`: all that a rank reads of the files of a state, sends on and receives."""
 
 from __future__ import annotations
 
@@ -152,7 +152,8 @@ class StateReading:
                 self._await(future, block)
         finally:
             for pool in pools:
-                pool.shutdown(cancel_futures=True)
+                # Whoever hangs in a filesystem does so for ever: without an error all have ended.
+                pool.shutdown(wait=False, cancel_futures=True)
 
     def _read_own(self, block: Block) -> None:
         """Read what nobody else wants, straight to where it goes."""
