@@ -107,7 +107,7 @@ def report_state(
             checkpoint=Checkpoint(session.staging()),
             dir_name=checkpoint_dir_name,
             mode=mode,
-            writer=StateWriter(
+            writer=ShareWriter(
                 plan,
                 files,
                 session=session,
@@ -121,7 +121,7 @@ def report_state(
 _snapshots: WeakKeyDictionary[Session, Snapshots] = WeakKeyDictionary()
 
 
-class StateWriter:
+class ShareWriter:
     """Writes a rank's share of a state: in the report itself, or behind the training function.
 
     Parameters
