@@ -88,3 +88,31 @@ def test_a_killed_rank_changes_neither_losses_nor_a_bit_of_the_state(
         "state-00002-of-00002.safetensors",
         "state.json",
     ]
+
+
+@pytest.mark.mpi
+def test_steps_go_on_while_a_checkpoint_is_written(tmp_path: Path) -> None:
+    result = _run_steps(tmp_path, "ASYNC")
+    assert sum(under_way for _, under_way in result.return_value) >= 3
+    # A report that waits returns when its checkpoint is committed.
+    waited = _run_steps(tmp_path, "SYNC")
+    assert not any(under_way for _, under_way in waited.return_value)
+    assert _state(result) == _state(waited)
+
+
+def _run_steps(directory: Path, mode: str) -> Result:
+    import steps_go_on
+
+    return TorchTrainer(
+        steps_go_on.train,
+        train_loop_config={
+            "mode": mode,
+            "steps": 16,
+            "steps_between": 5,
+            "width": 1024,
+            "layers": 8,
+            "batch_size": 2,
+        },
+        scaling_config=ScalingConfig(num_workers=1),
+        run_config=RunConfig(storage_path=directory, name=mode, verbose=0),
+    ).fit()
