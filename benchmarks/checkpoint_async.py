@@ -26,8 +26,8 @@ ADDED_MUST, ADDED_AIM = 1.2, 0.5
 
 
 def measure(arguments: Namespace) -> Iterator[Measured]:
-    found = _run(arguments, ARMS, rounds=arguments.rounds)
-    alone = _run(arguments, (OURS,), rounds=2)
+    found = run_steps(arguments, ARMS, rounds=arguments.rounds)
+    alone = run_steps(arguments, (OURS,), rounds=2)
     rounds, gib = found["rounds"], found["state_bytes"] / 2**30
     if arguments.say is not None:
         for number, taken in enumerate(rounds, 1):
@@ -77,7 +77,7 @@ def measure(arguments: Namespace) -> Iterator[Measured]:
     )
 
 
-def _run(arguments: Namespace, arms: tuple[str, ...], *, rounds: int) -> dict[str, Any]:
+def run_steps(arguments: Namespace, arms: tuple[str, ...], *, rounds: int) -> dict[str, Any]:
     # /tmp may be memory; the directory of the benchmarks is on a disk.
     with tempfile.TemporaryDirectory(prefix=".bench-", dir=arguments.tree) as folder:
         answer = Path(folder, "answer.json")
