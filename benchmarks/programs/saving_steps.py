@@ -134,7 +134,7 @@ def train(config):
         cpu_before, begin = cpu_s(), time.perf_counter()
         is_done = arm.save()
         call_s = time.perf_counter() - begin
-        taken_s, done_s = [], None
+        taken_s, done_s = [], call_s if is_done() else None
         while done_s is None or len(taken_s) < config["steps"]:
             taken_s.append(step())
             if done_s is None and is_done():
