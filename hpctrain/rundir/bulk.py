@@ -16,7 +16,7 @@ _FICLONE = 0x40049409
 
 
 class Bulk:
-    """Copies and reads files. Used by ranks when they stage, and by the store when it verifies.
+    """Copies and reads files. Used by ranks when they stage.
 
     Parameters
     ----------

@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpctrain.bulk.digest import digest_file
 from hpctrain.bulk.reader import verify_state_file
 from hpctrain.checkpoint import MANIFEST_NAME, Checkpoint, hold_for_deletion
 from hpctrain.errors import CheckpointError
-from hpctrain.rundir.bulk import BULK, Bulk
 from hpctrain.rundir.files import fsync_directory, write_unseen
 from hpctrain.rundir.manifest import (
     DamagedManifestError,
@@ -61,13 +61,10 @@ class CheckpointStore:
     ----------
     directory
         ``checkpoints/`` of the run directory.
-    bulk
-        How files are read.
     """
 
-    def __init__(self, directory: Path, bulk: Bulk = BULK) -> None:
+    def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._bulk = bulk
 
     def commit(
         self,
@@ -263,7 +260,7 @@ class CheckpointStore:
     def _difference(self, path: Path, file: StagedFile, *, quick: bool) -> str | None:
         if file.kind == "header":
             return verify_state_file(path, file.digest, quick=quick)
-        size, digest = self._bulk.digest(path)
+        size, digest = digest_file(path)
         if (size, digest) == (file.size, file.digest):
             return None
         return (
