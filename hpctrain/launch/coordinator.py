@@ -84,7 +84,20 @@ class Coordinator(threading.Thread):
         self._follower = Follower(request.paths, verbose=0) if verbose else None
 
     def run(self) -> None:
-        """Watch the ranks until they have ended, and write it all down."""
+        """Watch the ranks until they have ended, write it all down, and tell them."""
+        try:
+            op, body = self._outcome()
+        except BaseException as error:
+            # A run directory that is gone, a full disk: the ranks wait for a word all the same.
+            op, body = "run-failed", spec.pack(_plain(error), what="the error")
+        self._hub.send(op, body)
+        deadline = time.monotonic() + GRACE_S
+        while self._hub.num_ranks and time.monotonic() < deadline:
+            self._hub.poll(_POLL_S)
+        self._hub.close()
+
+    def _outcome(self) -> tuple[str, bytes]:
+        """Return what the ranks are told once the run has ended: which word, and its content."""
         error: BaseException | None = None
         try:
             self._watch()
@@ -94,19 +107,11 @@ class Coordinator(threading.Thread):
         self._recorder.end(error)
         if self._follower is not None:
             self._follower.step(final=True)
-        if error is None or self._tracker.is_done:
-            result = Result.from_path(self._recorder.paths.root)
-            body = spec.pack(
-                Result(path=result.path, status=result.status, error=_plain(error)),
-                what="the result",
-            )
-            self._hub.send("finished", body)
-        else:
-            self._hub.send("run-failed", spec.pack(_plain(error), what="the error"))
-        deadline = time.monotonic() + GRACE_S
-        while self._hub.num_ranks and time.monotonic() < deadline:
-            self._hub.poll(_POLL_S)
-        self._hub.close()
+        if error is not None and not self._tracker.is_done:
+            return "run-failed", spec.pack(_plain(error), what="the error")
+        result = Result.from_path(self._recorder.paths.root)
+        result = Result(path=result.path, status=result.status, error=_plain(error))
+        return "finished", spec.pack(result, what="the result")
 
     def _watch(self) -> None:
         tracker, recorder = self._tracker, self._recorder

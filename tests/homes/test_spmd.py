@@ -18,6 +18,7 @@ pytestmark = pytest.mark.mpi
 MPIEXEC = str(Path(sys.executable).with_name("mpiexec"))
 
 SCRIPT = """
+import shutil
 import sys
 import hpctrain
 import hpctrain.collective
@@ -35,6 +36,9 @@ def train(config):
             hpctrain.collective.barrier(timeout_s=600)
         saved = Checkpoint.from_dict({"step": step}) if rank == 0 else None
         hpctrain.report({"step": step, "rank": rank}, saved)
+    if config["what"] == "lose" and rank == 0:
+        shutil.rmtree(context.get_storage())
+        context.get_storage().touch()
     return context.get_world_size()
 
 def fit(name):
@@ -87,6 +91,14 @@ def test_a_failing_rank_ends_all_of_them_within_seconds(tmp_path: Path) -> None:
     assert result.state == "failed"
     assert result.checkpoint is not None
     assert "rank 1 of 4" in str(result.error)
+
+
+def test_ranks_are_told_when_the_end_of_the_run_cannot_be_written_down(tmp_path: Path) -> None:
+    started = time.monotonic()
+    done = start(tmp_path, "lose", 4)
+    assert time.monotonic() - started < 60
+    assert done.returncode != 0
+    assert str(tmp_path / "one") in done.stderr
 
 
 def test_a_world_of_another_size_is_refused(tmp_path: Path) -> None:
