@@ -7,7 +7,7 @@ optimizer and then a wait up to its length, as a host waits for its GPU; there i
 import json
 import sys
 
-from hpctrain import FailureConfig, RunConfig, ScalingConfig
+from hpctrain import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from hpctrain.torch import TorchTrainer
 
 
@@ -88,6 +88,7 @@ if __name__ == "__main__":
             name="run",
             storage_path=folder,
             verbose=0,
+            checkpoint_config=CheckpointConfig(num_to_keep=2),
             failure_config=FailureConfig(max_failures=-1),
         ),
     ).fit()
