@@ -16,8 +16,10 @@ from hpctrain.bulk.state_file import BLOCK_BYTES
 from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.testing.thread_comm import ThreadComm, run_on_threads
 from hpctrain.torch.state.flatten import flatten_state
+from hpctrain.torch.state.plan import StatePlan, plan_state
 from hpctrain.torch.state.save import save_state, write_state
 from hpctrain.torch.state.values import decode
+from hpctrain.world import SerialComm
 
 
 def _read(directory: Path) -> tuple[StateIndex, dict[str, torch.Tensor]]:
@@ -298,3 +300,26 @@ def test_a_full_disk_on_one_rank_is_an_error_on_all_and_the_next_save_works(
     monkeypatch.undo()
     assert run_on_threads(3, save) == [""] * 3
     _read(tmp_path / "s")
+
+
+def test_a_plan_that_is_in_use_is_the_next_one_too_until_a_tensor_moves() -> None:
+    model, optimizer = _trained()
+
+    def planned() -> StatePlan:
+        state = flatten_state(
+            model=model, optimizer=optimizer, others={"at": {"step": next(steps)}}
+        )
+        return plan_state(state, communicator=SerialComm())
+
+    steps = iter(range(9))
+    first = planned()
+    second = planned()
+    assert second.copies is first.copies
+    assert first.index is not None
+    assert second.index is not None
+    assert [plan.index.values["at"] for plan in (first, second)] == [{"step": 0}, {"step": 1}]
+    with torch.no_grad():
+        model[0].weight.data = model[0].weight.data.clone()
+    moved = planned()
+    assert moved.copies is not first.copies
+    assert moved.layout is first.layout

@@ -80,10 +80,10 @@ class CopiesAhead:
         self, plan: StatePlan, optimizers: Sequence[torch.optim.Optimizer], slots: Slots
     ) -> None:
         self.layout, self.slots = plan.layout, slots
-        self._tensors = plan.copies.tensors
         self._optimizers = tuple(optimizers)
-        self._addresses = _addresses(self._tensors)
-        self.devices = {tensor.device for tensor in self._tensors}
+        # Kept, so that the next plan of the same tensors has them again.
+        self._copies = plan.copies
+        self.devices = {tensor.device for tensor in plan.copies.tensors}
         self.until = [0] * len(self._optimizers)
         """How many blocks each optimizer waits for."""
         self.now = Transfer()
@@ -120,17 +120,13 @@ class CopiesAhead:
 
     def are_for(self, plan: StatePlan, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
         """Return whether a plan is of the same tensors, and optimizers are the same."""
-        return (
-            plan.layout is self.layout
-            and list(map(id, optimizers)) == list(map(id, self._optimizers))
-            and _addresses(plan.copies.tensors) == self._addresses
-        )
+        return plan.copies is self._copies and tuple(optimizers) == self._optimizers
 
     def name_of(self, source: torch.Tensor) -> str:
         """Return the name of the tensor that a source is a part of. Not collective."""
         storage = _storage(source)
         names = (piece.name for piece in self.layout.pieces)
-        tensors = zip(names, self._tensors, strict=True)
+        tensors = zip(names, self._copies.tensors, strict=True)
         return next(name for name, tensor in tensors if _storage(tensor) == storage)
 
 
@@ -149,10 +145,6 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _tensors(item)
-
-
-def _addresses(tensors: Sequence[torch.Tensor]) -> list[tuple[int, tuple[int, ...]]]:
-    return [(tensor.data_ptr(), tensor.stride()) for tensor in tensors]
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import pickle
+import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 
@@ -19,6 +21,9 @@ from hpctrain.torch.state.flatten import FlatState
 from hpctrain.torch.state.ranks import exchange
 from hpctrain.torch.state.share import Held, share_out
 from hpctrain.world import Communicator
+
+if TYPE_CHECKING:
+    import torch
 
 # A run has a plan for its state, perhaps one from before the optimizer's first step, and some for
 # states that are saved apart.
@@ -76,13 +81,26 @@ def plan_state(state: FlatState, *, communicator: Communicator) -> StatePlan:
     CheckpointError
         If ranks do not plan at the same time, or have other types or shapes of a tensor.
     """
-    boxes = boxes_of(state.tensors)
-    held = _Held(boxes=tuple(local.box for local in boxes.values()), aliases=_aliases(boxes))
-    key = (held.digest(), communicator.rank, communicator.size)
-    if key not in _assignments:
-        _assignments[key] = _assign(held, communicator)
-        while len(_assignments) > _KEPT_PLANS:
-            _assignments.popitem(last=False)
+    global _last
+    ranks = (communicator.rank, communicator.size)
+    memory = _memory(state.tensors)
+    copies = None
+    if _last is not None and (_last.memory, _last.key[1:]) == (memory, ranks):
+        copies = _last.copies()
+    # What was forgotten, on all ranks alike, they have to agree on again.
+    if _last is not None and copies is not None and _last.key in _assignments:
+        key = _last.key
+    else:
+        boxes = boxes_of(state.tensors)
+        held = _Held(boxes=tuple(local.box for local in boxes.values()), aliases=_aliases(boxes))
+        key = (held.digest(), *ranks)
+        if key not in _assignments:
+            _assignments[key] = _assign(held, communicator)
+            while len(_assignments) > _KEPT_PLANS:
+                _assignments.popitem(last=False)
+        layout = _assignments[key].layout
+        copies = BlockCopies(layout, [boxes[piece.name].view(piece) for piece in layout.pieces])
+        _last = _Last(memory=memory, key=key, copies=weakref.ref(copies))
     _assignments.move_to_end(key)
     assignment = _assignments[key]
     index = None
@@ -93,12 +111,11 @@ def plan_state(state: FlatState, *, communicator: Communicator) -> StatePlan:
             values=state.values,
             aliases=assignment.aliases,
         )
-    views = [boxes[piece.name].view(piece) for piece in assignment.layout.pieces]
     return StatePlan(
         name=file_name(communicator.rank, communicator.size),
         layout=assignment.layout,
         index=index,
-        copies=BlockCopies(assignment.layout, views),
+        copies=copies,
     )
 
 
@@ -124,7 +141,38 @@ class _Assignment:
     aliases: Mapping[str, str]
 
 
-_assignments: OrderedDict[tuple[bytes, int, int], _Assignment] = OrderedDict()
+_Key = tuple[bytes, int, int]
+_assignments: OrderedDict[_Key, _Assignment] = OrderedDict()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Last:
+    """The plan before. It is the next one too, if it is still in use and no tensor has moved."""
+
+    memory: list[tuple[Any, ...]] | None
+    key: _Key
+    copies: weakref.ref[BlockCopies]
+
+
+_last: _Last | None = None
+
+
+def _memory(tensors: Mapping[str, torch.Tensor]) -> list[tuple[Any, ...]] | None:
+    """Return all that a plan depends on, and where tensors are; None if some are at no address."""
+    import torch
+
+    found = []
+    for name, tensor in tensors.items():
+        local = getattr(tensor, "_local_tensor", tensor)
+        if local.layout is not torch.strided:
+            return None
+        found.append(
+            (
+                *(name, local.data_ptr(), local.dtype, local.shape, local.stride(), local.device),
+                *(local.is_conj(), local.is_neg(), tensor.shape, getattr(tensor, "_spec", None)),
+            )
+        )
+    return found
 
 
 def _aliases(boxes: Mapping[str, LocalBox]) -> dict[str, str]:

@@ -97,8 +97,6 @@ def report_state(
     state = flatten_state(model=model, optimizer=optimizer, others=others)
     plan = plan_state(state, communicator=worker.comm)
     files = {} if loop is None else loop.to_files()
-    if plan.index is not None:
-        files[INDEX_NAME] = plan.index.encode()
     several = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer or ()
     session = worker.session
     session.report(
@@ -172,7 +170,10 @@ class ShareWriter:
 
     def _write_files(self, directory: Path) -> list[StagedFile]:
         staged = []
-        for name, content in self._files.items():
+        files = dict(self._files)
+        if self._plan.index is not None:
+            files[INDEX_NAME] = self._plan.index.encode()
+        for name, content in files.items():
             write_unseen(directory / name, content)
             digest = xxhash.xxh3_128_hexdigest(content)
             staged.append(StagedFile(name, len(content), digest))
