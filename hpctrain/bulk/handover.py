@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 # A thread that runs Python keeps the lock for 5 ms once another one wants it, by default. That is
 # twice as long as a disk takes for a block, and each block needs the lock a few times.
-_INTERVAL_S = 0.0002
+_INTERVAL_S = 0.00002
 
 _lock = threading.Lock()
 _users = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,9 +36,12 @@ class Written:
     """`hpctrain.bulk.state_file.file_digest` of its header, which stands for all of it."""
 
 
-def write_state_file(
-    path: Path, layout: StateFile, fill: Callable[[int, memoryview], None], *, ring: Ring
-) -> Written:
+Fill = Callable[[int, memoryview], Iterable[int]]
+"""Copies the data of a block, by its number, into memory; gives how many bytes are there, as they
+become more. Parts of `CACHED_BYTES` are hashed before they leave the cache."""
+
+
+def write_state_file(path: Path, layout: StateFile, fill: Fill, *, ring: Ring) -> Written:
     """Write a file of tensors, durably.
 
     Not collective. Blocks are filled and hashed in this thread, while others write. Until the file
@@ -52,7 +55,7 @@ def write_state_file(
     layout
         What is in it.
     fill
-        Called with each block's number, in order, and memory for it: copies the block's data there.
+        Called with each block's number, in order, and memory for it.
     ring
         Memory of two blocks or more.
 
@@ -66,12 +69,21 @@ def write_state_file(
             memory = ring.take()
             try:
                 start, stop = layout.extent(block)
-                fill(block, memory[: stop - start])
+                digest = _digest(memory, fill(block, memory[: stop - start]))
             except BaseException:
                 ring.give(memory)
                 raise
-            writer.put(block, memory)
+            writer.put(block, memory, digest=digest)
         return writer.finish()
+
+
+def _digest(memory: memoryview, reached: Iterable[int]) -> str:
+    """Return the digest of memory that is being filled."""
+    digest, done = xxhash.xxh3_64(), 0
+    for stop in reached:
+        digest.update(memory[done:stop])
+        done = stop
+    return digest.hexdigest()
 
 
 class StateFileWriter:
@@ -112,8 +124,8 @@ class StateFileWriter:
         for thread in self._threads:
             thread.start()
 
-    def put(self, block: int, memory: memoryview) -> None:
-        """Take a block that is filled: hash it here, and have it written. Not collective.
+    def put(self, block: int, memory: memoryview, *, digest: str | None = None) -> None:
+        """Take a block that is filled, and have it written. Not collective.
 
         Parameters
         ----------
@@ -121,6 +133,8 @@ class StateFileWriter:
             Its number; they may come in any order.
         memory
             Of the ring, to which it is given back when it is written.
+        digest
+            Of it; None has it hashed here.
 
         Raises
         ------
@@ -129,7 +143,7 @@ class StateFileWriter:
         """
         start, stop = self._layout.extent(block)
         size = stop - start
-        self._digests[block] = xxhash.xxh3_64_hexdigest(memory[:size])
+        self._digests[block] = digest or xxhash.xxh3_64_hexdigest(memory[:size])
         padded = -(-size // PAGE_BYTES) * PAGE_BYTES
         memory[size:padded] = bytes(padded - size)
         self._jobs.put((self._layout.header_bytes + start, memory, padded))

@@ -64,9 +64,10 @@ def write_state(path: Path, size: int = 2 * BLOCK_BYTES + 100) -> bytes:
     layout = StateFile.plan([Piece(name="a", dtype="U8", shape=(size,), offsets=(0,))])
     content = memoryview(os.urandom(1000) * (size // 1000 + 1))
 
-    def fill(block: int, memory: memoryview) -> None:
+    def fill(block: int, memory: memoryview) -> list[int]:
         start, stop = layout.extent(block)
         memory[:] = content[start:stop]
+        return [len(memory)]
 
     write_state_file(path, layout, fill, ring=Ring(2))
     return path.read_bytes()[: layout.header_bytes]

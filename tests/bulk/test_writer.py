@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,8 +33,11 @@ def _content(block: int, size: int) -> bytes:
     return bytes([block + 1]) * size
 
 
-def _fill(block: int, memory: memoryview) -> None:
-    memory[:] = _content(block, len(memory))
+def _fill(block: int, memory: memoryview) -> Iterator[int]:
+    """Fill it in two parts."""
+    for part in (memory[: len(memory) // 2], memory):
+        part[:] = _content(block, len(part))
+        yield len(part)
 
 
 def _expected(layout: StateFile) -> tuple[bytes, bytes]:
@@ -124,7 +128,7 @@ def test_a_full_disk_is_an_error_that_names_file_bytes_and_what_to_do(
         shape = (4 * BLOCK_BYTES,)
         layout = StateFile.plan([Piece(name="w", dtype="U8", shape=shape, offsets=(0,))])
         ring = Ring(2)
-        fill = lambda block, memory: memory.__setitem__(slice(None), bytes(len(memory)))
+        fill = lambda block, memory: [len(memory)]
         for _ in range(2):
             try:
                 write_state_file(Path({str(tmp_path / "f")!r}), layout, fill, ring=ring)
@@ -187,10 +191,10 @@ def test_a_file_that_cannot_be_made_is_explained(tmp_path: Path, ring: Ring) -> 
 
 
 def test_what_fill_raises_leaves_no_file_and_the_ring_whole(tmp_path: Path, ring: Ring) -> None:
-    def fail(block: int, memory: memoryview) -> None:
+    def fail(block: int, memory: memoryview) -> Iterator[int]:
         if block == 2:
             raise ValueError("block 2")
-        _fill(block, memory)
+        return _fill(block, memory)
 
     with pytest.raises(ValueError, match="block 2"):
         write_state_file(tmp_path / "f", _layout(4 * BLOCK_BYTES), fail, ring=ring)
@@ -205,7 +209,7 @@ def test_the_header_is_the_last_to_be_written(tmp_path: Path, ring: Ring) -> Non
     with StateFileWriter(tmp_path / "f", layout, ring=ring) as writer:
         for block in (2, 0, 1):
             memory = ring.take()
-            _fill(block, memory)
+            list(_fill(block, memory))
             writer.put(block, memory)
         assert not any((tmp_path / "f").read_bytes()[: layout.header_bytes])
         writer.finish()

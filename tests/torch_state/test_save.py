@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -251,10 +252,10 @@ def test_what_a_device_raises_on_one_rank_is_told_on_all(
 
     fill = BlockCopies.fill
 
-    def fail(copies: BlockCopies, block: int, memory: memoryview) -> None:
+    def fail(copies: BlockCopies, block: int, memory: memoryview) -> Iterator[int]:
         if threading.current_thread().name.endswith("1"):
             raise torch.OutOfMemoryError("out of memory")
-        fill(copies, block, memory)
+        return fill(copies, block, memory)
 
     state = flatten_state(model=_model())
 

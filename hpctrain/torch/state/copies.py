@@ -5,30 +5,23 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from hpctrain.bulk.state_file import DTYPE_BYTES, StateFile
+from hpctrain.bulk.state_file import CACHED_BYTES, DTYPE_BYTES, StateFile
 
 if TYPE_CHECKING:
     import torch
 
-# torch copies tensors of fewer than 32768 elements in the calling thread. With several threads it
-# takes eight times the CPU time on a machine that does other things too: they spin. A word is as
-# wide as an element can be, so that a part is as large as it can be.
-_PART_WORDS = 2**15 - 1
-_WORD_BYTES = 16
 
+@dataclass(frozen=True, kw_only=True)
+class _Sources:
+    """What goes into a block, each with the byte where it begins there."""
 
-class _Copy(NamedTuple):
-    """What goes to a stretch of a block."""
-
-    start: int
-    stop: int
-    dtype: torch.dtype
-    """As which the stretch is seen."""
-    shape: tuple[int, ...] | None
-    """Of a tensor that is copied whole; None: elements one after the other, in parts."""
-    sources: tuple[torch.Tensor, ...]
+    tensors: Sequence[tuple[int, torch.Tensor]]
+    """On devices, or with strides: torch copies them."""
+    contents: Sequence[tuple[int, memoryview]]
+    """In the memory of the CPU, one after the other."""
 
 
 class BlockCopies:
@@ -45,32 +38,40 @@ class BlockCopies:
     def __init__(self, layout: StateFile, tensors: Sequence[torch.Tensor]) -> None:
         self._layout = layout
         self.tensors = tensors
-        self._prepared: dict[int, list[_Copy]] = {}
+        self._prepared: dict[int, _Sources] = {}
 
-    def fill(self, block: int, memory: memoryview) -> None:
-        """Copy a block's data into memory. Not collective."""
-        import torch
+    def fill(self, block: int, memory: memoryview) -> Iterator[int]:
+        """Copy a block's data, as they are now, into memory. Not collective.
 
+        Any thread may call it. Python's lock is held while a part is copied, which takes less time
+        than to get it again, and given away while whoever takes the parts hashes them.
+
+        Parameters
+        ----------
+        block
+            Its number.
+        memory
+            As many bytes as the block has.
+
+        Yields
+        ------
+        int
+            How many bytes are there, after each part that stays in the cache, and at the end.
+        """
         if block not in self._prepared:
             self._prepared[block] = self._prepare(block)
-        copies = self._prepared[block]
-        if not copies:
-            return
-        whole = torch.frombuffer(memory, dtype=torch.uint8, count=copies[-1].stop)
-        sources: list[torch.Tensor] = []
-        targets: list[torch.Tensor] = []
-        for copy in copies:
-            target = whole[copy.start : copy.stop].view(copy.dtype)
-            sources += copy.sources
-            if copy.shape is None:
-                targets += torch.split(target, _PART_WORDS)
-            else:
-                targets.append(target.view(copy.shape))
-        # Copies from a device go on behind the call, all at a time.
-        devices = {source.device for source in sources if not source.is_cpu}
-        torch._foreach_copy_(targets, sources, non_blocking=bool(devices))
-        for device in devices:
-            torch.get_device_module(device).current_stream(device).synchronize()
+        sources = self._prepared[block]
+        _copy_tensors(sources.tensors, memory)
+        done = 0
+        for start, content in sources.contents:
+            for first in range(0, len(content), CACHED_BYTES):
+                part = content[first : first + CACHED_BYTES]
+                stop = start + first + len(part)
+                memory[stop - len(part) : stop] = part
+                if stop - done >= CACHED_BYTES:
+                    yield stop
+                    done = stop
+        yield len(memory)
 
     def parts(self, block: int) -> Iterator[tuple[int, torch.Tensor]]:
         """Give what is copied into a block, and to where in it, in bytes. Not collective."""
@@ -87,8 +88,17 @@ class BlockCopies:
                 yield position, source
                 position += source.numel() * source.element_size()
 
-    def _prepare(self, block: int) -> list[_Copy]:
-        return [copy for start, source in self.parts(block) for copy in _copies(source, start)]
+    def _prepare(self, block: int) -> _Sources:
+        import torch
+
+        tensors, contents = [], []
+        for start, source in self.parts(block):
+            flat = source.dtype is torch.uint8 and source.dim() == 1 and source.is_contiguous()
+            if flat and source.is_cpu:
+                contents.append((start, source.numpy().data))
+            else:
+                tensors.append((start, source))
+        return _Sources(tensors=tensors, contents=contents)
 
 
 def _elements(tensor: torch.Tensor, first: int, last: int) -> Iterator[torch.Tensor]:
@@ -114,19 +124,18 @@ def _elements(tensor: torch.Tensor, first: int, last: int) -> Iterator[torch.Ten
         yield from _elements(tensor[end], 0, last - end * row) if last > end * row else ()
 
 
-def _copies(source: torch.Tensor, start: int) -> Iterator[_Copy]:
-    """Cut bytes of the CPU into parts that one thread copies, in words where they are aligned."""
+def _copy_tensors(sources: Sequence[tuple[int, torch.Tensor]], memory: memoryview) -> None:
     import torch
 
-    stop = start + source.numel() * source.element_size()
-    if source.dtype is not torch.uint8 or source.dim() != 1 or not source.is_cpu:
-        yield _Copy(start, stop, source.dtype, tuple(source.shape), (source,))
+    if not sources:
         return
-    aligned = start % _WORD_BYTES == source.storage_offset() % _WORD_BYTES == 0
-    words = source.numel() // _WORD_BYTES * _WORD_BYTES if aligned else 0
-    if words:
-        parts = torch.split(source[:words].view(torch.complex128), _PART_WORDS)
-        yield _Copy(start, start + words, torch.complex128, None, tuple(parts))
-    if words < source.numel():
-        parts = torch.split(source[words:], _PART_WORDS)
-        yield _Copy(start + words, stop, torch.uint8, None, tuple(parts))
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    targets = []
+    for start, source in sources:
+        part = whole[start : start + source.numel() * source.element_size()]
+        targets.append(part.view(source.dtype).view(source.shape))
+    # Copies from a device go on behind the call, all at a time.
+    devices = {source.device for _, source in sources if not source.is_cpu}
+    torch._foreach_copy_(targets, [source for _, source in sources], non_blocking=bool(devices))
+    for device in devices:
+        torch.get_device_module(device).current_stream(device).synchronize()

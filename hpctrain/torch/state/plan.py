@@ -42,20 +42,6 @@ class StatePlan:
     """Of all files, on rank 0."""
     copies: BlockCopies
 
-    def fill(self, block: int, memory: memoryview) -> None:
-        """Copy a block of the file's data, as they are now, into memory. Not collective.
-
-        Any thread may call it. It is one call into torch, which lets go of Python's lock.
-
-        Parameters
-        ----------
-        block
-            Its number.
-        memory
-            As many bytes as the block has, at least, aligned to 8.
-        """
-        self.copies.fill(block, memory)
-
 
 def plan_state(state: FlatState, *, communicator: Communicator) -> StatePlan:
     """Share a state out over the ranks.

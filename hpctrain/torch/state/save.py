@@ -64,10 +64,13 @@ def save_state(
     CheckpointError
         If the disk is full or fails: on all ranks, so that all of them can go on.
     """
-    # Not only for the blocks: each of some twenty calls of the system gives the lock away.
+    # Not only for the blocks: calls of the system give the lock away, and views of tensors that go.
     with prompt_handover():
-        state = flatten_state(model=model, optimizer=optimizer, others=others)
-        write_state(Path(directory), state, ranks=communicator())
+        write_state(
+            Path(directory),
+            flatten_state(model=model, optimizer=optimizer, others=others),
+            ranks=communicator(),
+        )
 
 
 def write_state(target: Path, state: FlatState, *, ranks: Communicator) -> None:
@@ -90,7 +93,7 @@ def write_state(target: Path, state: FlatState, *, ranks: Communicator) -> None:
     path, failure, cause = target / plan.name, None, None
     try:
         target.mkdir(parents=True, exist_ok=True)
-        write_state_file(path, plan.layout, plan.fill, ring=shared_ring(plan.layout))
+        write_state_file(path, plan.layout, plan.copies.fill, ring=shared_ring(plan.layout))
     # Whatever it is, a device without memory for instance: the others wait for this rank.
     except Exception as error:
         failure, cause = str(error) or type(error).__name__, error
