@@ -12,6 +12,8 @@ from hpctrain.world import Communicator, SerialComm
 
 # A rank may come later than others by as long as a large checkpoint takes.
 _TIMEOUT_S = 1800.0
+# Objects up to this size go around in one collective, without a word about their sizes before.
+_TOLD_BYTES = 248
 
 
 def communicator() -> Communicator:
@@ -104,11 +106,25 @@ class GroupComm:
 
     def allgather(self, obj: Any) -> list[Any]:
         """Return every rank's object, by rank. Collective."""
-        import torch.distributed
+        content = pickle.dumps(obj)
+        told = self._allgather_bytes(content[:_TOLD_BYTES], _TOLD_BYTES, len(content))
+        longest = max(size for size, _ in told)
+        if longest > _TOLD_BYTES:
+            told = self._allgather_bytes(content, longest, len(content))
+        return [pickle.loads(content[:size]) for size, content in told]
 
-        objects: list[Any] = [None] * self.size
-        torch.distributed.all_gather_object(objects, obj)
-        return objects
+    def _allgather_bytes(self, content: bytes, room: int, size: int) -> list[tuple[int, bytes]]:
+        """Return every rank's size, and its content with zeros up to `room`."""
+        import torch
+        from torch import distributed
+
+        sent = size.to_bytes(8, "little") + content.ljust(room, b"\0")
+        device = distributed.distributed_c10d._get_object_coll_device()
+        mine = torch.frombuffer(bytearray(sent), dtype=torch.uint8).to(device)
+        all_of_them = [torch.empty_like(mine) for _ in range(self.size)]
+        distributed.all_gather(all_of_them, mine)
+        received = [tensor.cpu().numpy().tobytes() for tensor in all_of_them]
+        return [(int.from_bytes(one[:8], "little"), one[8:]) for one in received]
 
     def gather(self, obj: Any, root: int = 0) -> list[Any] | None:
         """Return every rank's object, by rank, on the root, and None elsewhere. Collective."""
