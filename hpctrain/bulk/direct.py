@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
 from hpctrain.bulk.page_cache import is_cached
+from hpctrain.bulk.state_file import PAGE_BYTES
 from hpctrain.bulk.striping import prepare_stripes
 
 LARGE_BYTES = 2**20
@@ -70,20 +72,37 @@ class FileReader:
     """A file that is read block by block: what is in the page cache from there, the rest past it.
 
     What was written a moment ago is in the cache and perhaps nowhere else; reading it past the
-    cache would wait for the disk twice. A context, which closes the file.
+    cache would wait for the disk twice. A context, which closes the file. Any number of threads may
+    read.
 
     Parameters
     ----------
     path
         Of the file.
+    aligned
+        Whether what is read begins on pages of the file; if not, nothing is read past the cache.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, aligned: bool = True) -> None:
         self._cached = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._direct: int | None = None
+        if not aligned:
+            return
         try:
-            self._direct: int | None = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
+            self._direct = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
         except OSError:
-            self._direct = None
+            return
+        # Whoever asks whether a page is in the cache may bring it there: it alone, then.
+        os.posix_fadvise(self._cached, 0, 0, os.POSIX_FADV_RANDOM)
+
+    @property
+    def reads_directly(self) -> bool:
+        """Whether what is not in the page cache is read past it."""
+        return self._direct is not None
+
+    def is_cached(self, position: int, size: int) -> bool:
+        """Return whether a part is in the page cache, or all is read through it. Not collective."""
+        return self._direct is None or is_cached(self._cached, position, size)
 
     def read(self, memory: memoryview, position: int) -> int:
         """Fill `memory` as far as the file goes; return how many bytes that are. Not collective.
@@ -93,23 +112,45 @@ class FileReader:
         memory
             Begins on a page and consists of pages.
         position
-            In the file, in bytes; a multiple of a page.
+            In the file, in bytes; a multiple of a page, if parts are aligned.
         """
+        if self.is_cached(position, len(memory)):
+            return self.read_cached([memory], position)
+        return self.read_past(memory, position)
+
+    def read_past(self, memory: memoryview, position: int) -> int:
+        """Do as `read` does, past the page cache if that is possible. Not collective."""
         done = 0
-        if self._direct is not None and not is_cached(self._cached, position, len(memory)):
-            try:
-                done = os.preadv(self._direct, [memory], position)
-            except OSError as error:
-                if error.errno != errno.EINVAL:
-                    raise
-                os.close(self._direct)
-                self._direct = None
-        while done < len(memory):
-            more = os.preadv(self._cached, [memory[done:]], position + done)
+        try:
+            # Of the end of the file the disk gives less than a page.
+            while self._direct is not None and done % PAGE_BYTES == 0 and done < len(memory):
+                more = os.preadv(self._direct, [memory[done:]], position + done)
+                if not more:
+                    break
+                done += more
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            # Open until the end: another thread may be reading.
+        return done + self.read_cached([memory[done:]], position + done)
+
+    def read_cached(self, memories: Sequence[memoryview], position: int) -> int:
+        """Fill memories, one after the other, through the page cache. Not collective."""
+        done = 0
+        left = [memory for memory in memories if len(memory)]
+        while left:
+            more = os.preadv(self._cached, left, position + done)
             if not more:
                 break
-            done += more
+            done, left = done + more, _after(left, more)
         return done
+
+    def close(self) -> None:
+        """Close the file. Not collective."""
+        os.close(self._cached)
+        if self._direct is not None:
+            os.close(self._direct)
+            self._direct = None
 
     def __enter__(self) -> FileReader:
         return self
@@ -120,6 +161,13 @@ class FileReader:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        os.close(self._cached)
-        if self._direct is not None:
-            os.close(self._direct)
+        self.close()
+
+
+def _after(memories: list[memoryview], count: int) -> list[memoryview]:
+    """Return what is left of memories when some bytes of them are filled."""
+    for index, memory in enumerate(memories):
+        if count < len(memory):
+            return [memory[count:], *memories[index + 1 :]]
+        count -= len(memory)
+    return []

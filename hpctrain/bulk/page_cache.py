@@ -13,21 +13,28 @@ from hpctrain.bulk.state_file import PAGE_BYTES
 def is_cached(descriptor: int, position: int, size: int) -> bool:
     """Return whether a part of a file is in the page cache, to judge by its ends. Not collective.
 
-    A look with ``RWF_NOWAIT`` would bring a page there, and the next look would find it. Linux
-    tells nobody but a file's owner: to others, all of it seems to be there.
-
     Parameters
     ----------
     descriptor
         Of the file.
     position
-        Where the part begins; a multiple of a page.
+        Where the part begins, in bytes.
     size
         Of the part, in bytes; what is beyond the end of the file does not count.
     """
-    size = min(size, os.fstat(descriptor).st_size - position)
+    status = os.fstat(descriptor)
+    size = min(size, status.st_size - position)
     if size <= 0:
         return True
+    # To others than a file's owner, Linux says of all pages that they are there.
+    if status.st_uid == os.geteuid():
+        return _are_resident(descriptor, position, size)
+    return _can_be_read_at_once(descriptor, position, size)
+
+
+def _are_resident(descriptor: int, position: int, size: int) -> bool:
+    within = position % PAGE_BYTES
+    position, size = position - within, size + within
     try:
         # Private, so that the address can be had although nothing is to be written.
         window = mmap.mmap(descriptor, size, mmap.MAP_PRIVATE, offset=position)
@@ -44,6 +51,18 @@ def is_cached(descriptor: int, position: int, size: int) -> bool:
     del first
     window.close()
     return all(found)
+
+
+def _can_be_read_at_once(descriptor: int, position: int, size: int) -> bool:
+    # Brings a page of each end there, so that whoever asks again finds it.
+    byte = bytearray(1)
+    try:
+        for at in (position, position + size - 1):
+            os.preadv(descriptor, [byte], at, os.RWF_NOWAIT)
+    except OSError:
+        # Not at once; or not at all, which whoever reads it finds.
+        return False
+    return True
 
 
 @cache

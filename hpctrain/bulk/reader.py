@@ -6,19 +6,21 @@ of the CPU time, and does not push out what others have there.
 
 from __future__ import annotations
 
+import itertools
 import mmap
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from errno import EAGAIN, EINVAL, EOPNOTSUPP
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
 
 import xxhash
 
+from hpctrain.bulk.direct import FileReader
 from hpctrain.bulk.state_file import (
     BLOCK_BYTES,
+    CACHED_BYTES,
     PAGE_BYTES,
     StateFile,
     file_digest,
@@ -27,10 +29,6 @@ from hpctrain.bulk.state_file import (
 from hpctrain.errors import CheckpointError
 
 _IOV_MAX = 1024
-# That is in the second level of the cache, also of older processors.
-_PART_BYTES = 2**20
-# Of blocks that are not in the page cache, until it is asked no longer.
-_MISSES = 3
 _VERIFYING_THREADS = 2
 
 
@@ -141,28 +139,16 @@ class BlockReader:
     def __init__(self, path: Path, layout: StateFile) -> None:
         self.path = path
         self.layout = layout
-        self._misses = 0
-        self._direct = -1
         try:
-            self._cached = os.open(path, os.O_RDONLY)
+            # Of other programs' files, data begin anywhere.
+            self._file = FileReader(path, aligned=layout.header_bytes % PAGE_BYTES == 0)
         except OSError as error:
             raise CheckpointError(f"{path} cannot be opened: {error.strerror}.") from error
-        in_memory = _is_in_memory(os.fstat(self._cached).st_dev)
-        if not in_memory and layout.header_bytes % PAGE_BYTES == 0:
-            try:
-                self._direct = os.open(path, os.O_RDONLY | os.O_DIRECT)
-            except OSError as error:
-                if error.errno != EINVAL:
-                    raise CheckpointError(f"{path} cannot be opened: {error.strerror}.") from error
-        if self.reads_directly:
-            # To ask for a page that is not in the page cache then reads that page, not as many as
-            # the kernel thinks will be wanted next.
-            os.posix_fadvise(self._cached, 0, 0, os.POSIX_FADV_RANDOM)
 
     @property
     def reads_directly(self) -> bool:
         """Whether what is not in the page cache is read past it."""
-        return self._direct >= 0
+        return self._file.reads_directly
 
     def __enter__(self) -> BlockReader:
         """Return itself."""
@@ -179,37 +165,35 @@ class BlockReader:
 
     def close(self) -> None:
         """Close the file. Not collective."""
-        for descriptor in (self._cached, self._direct):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._cached = self._direct = -1
+        self._file.close()
 
-    def read_into(self, block: int, memories: Sequence[memoryview]) -> bool:
-        """Read a block into memories, one after the other, if the page cache has it.
-
-        Not collective.
+    def read_into(self, block: int, memories: Sequence[memoryview], scratch: memoryview) -> None:
+        """Read a block into memories, one after the other. Not collective.
 
         Parameters
         ----------
         memories
             Writable bytes, as many together as the block has.
-
-        Returns
-        -------
-        bool
-            Whether it was read. If not, the memories hold anything, and `read` reads it.
+        scratch
+            Memory of `scratch_memory`, which is used if the page cache has not got the block.
 
         Raises
         ------
         CheckpointError
             If it cannot be read, or is not what was written. The memories hold anything then.
         """
-        if self.reads_directly and self._misses >= _MISSES:
-            return False
-        if not (self._is_cached(block) and self._read_cached(block, memories)):
-            self._misses += 1
-            return False
-        return True
+        if self._is_cached(block):
+            self._read_cached(block, memories)
+            return
+        import numpy as np
+
+        content, digest = self._read_past(block, scratch), xxhash.xxh3_64()
+        for memory in itertools.chain.from_iterable(_parts(memories)):
+            part, content = content[: len(memory)], content[len(memory) :]
+            digest.update(part)
+            # Unlike a copy of Python's own, it gives the lock away.
+            np.frombuffer(memory, dtype=np.uint8)[:] = np.frombuffer(part, dtype=np.uint8)
+        self._verify(block, digest.hexdigest())
 
     def read(self, block: int, scratch: memoryview) -> memoryview:
         """Read a block and return its bytes, the first ones of `scratch`. Not collective.
@@ -226,64 +210,43 @@ class BlockReader:
         """
         start, stop = self.layout.extent(block)
         memory = scratch[: stop - start]
-        if not self.read_into(block, [memory]):
-            self._read_direct(block, scratch)
-            if self.layout.digests:
-                self._verify(block, xxhash.xxh3_64_hexdigest(memory))
+        if self._is_cached(block):
+            self._read_cached(block, [memory])
+        else:
+            self._read_past(block, scratch)
+            self._verify(block, xxhash.xxh3_64_hexdigest(memory))
         return memory
 
     def _is_cached(self, block: int) -> bool:
-        """Return whether the page cache has the ends of a block; True if there is no other way."""
-        if not self.reads_directly:
-            return True
         start, stop = self.layout.extent(block)
-        byte = bytearray(1)
-        try:
-            for position in (start, stop - 1):
-                os.preadv(self._cached, [byte], self.layout.header_bytes + position, os.RWF_NOWAIT)
-        except OSError as error:
-            if error.errno in (EAGAIN, EOPNOTSUPP):
-                return False
-            raise self._unreadable(block, error) from error
-        return True
+        return self._file.is_cached(self.layout.header_bytes + start, stop - start)
 
-    def _read_cached(self, block: int, memories: Sequence[memoryview]) -> bool:
-        """Read through the page cache; not from the disk if that can be read past it."""
+    def _read_cached(self, block: int, memories: Sequence[memoryview]) -> None:
         position = self.layout.header_bytes + self.layout.extent(block)[0]
-        flags = os.RWF_NOWAIT if self.reads_directly else 0
         digest = xxhash.xxh3_64()
-        try:
-            for part in _parts(memories):
-                wanted = part
-                while wanted:
-                    count = os.preadv(self._cached, wanted, position, flags)
-                    if count == 0:
-                        raise self._torn(block)
-                    position += count
-                    wanted = _after(wanted, count)
-                if self.layout.digests:
-                    for memory in part:
-                        digest.update(memory)
-        except OSError as error:
-            if flags and error.errno in (EAGAIN, EOPNOTSUPP):
-                return False
-            raise self._unreadable(block, error) from error
+        for part in _parts(memories):
+            wanted = sum(map(len, part))
+            self._check(block, wanted, partial(self._file.read_cached, part, position))
+            position += wanted
+            for memory in part:
+                digest.update(memory)
         self._verify(block, digest.hexdigest())
-        return True
 
-    def _read_direct(self, block: int, scratch: memoryview) -> None:
+    def _read_past(self, block: int, scratch: memoryview) -> memoryview:
         start, stop = self.layout.extent(block)
         # In whole pages. At the end of the file the disk gives fewer bytes.
-        done, asked = 0, -(-(stop - start) // PAGE_BYTES) * PAGE_BYTES
+        memory = scratch[: -(-(stop - start) // PAGE_BYTES) * PAGE_BYTES]
+        position = self.layout.header_bytes + start
+        self._check(block, stop - start, partial(self._file.read_past, memory, position))
+        return memory[: stop - start]
+
+    def _check(self, block: int, wanted: int, read: Callable[[], int]) -> None:
         try:
-            while done < stop - start:
-                position = self.layout.header_bytes + start + done
-                count = os.preadv(self._direct, [scratch[done:asked]], position)
-                if count == 0:
-                    raise self._torn(block)
-                done += count
+            count = read()
         except OSError as error:
             raise self._unreadable(block, error) from error
+        if count < wanted:
+            raise self._torn(block)
 
     def _verify(self, block: int, found: str) -> None:
         if self.layout.digests and found != (wanted := self.layout.digests[block]):
@@ -316,33 +279,13 @@ class BlockReader:
 
 def _parts(memories: Sequence[memoryview]) -> Iterator[list[memoryview]]:
     """Yield memories, cut where a part of them would not stay in the cache until it is hashed."""
-    part, room = list[memoryview](), _PART_BYTES
+    part, room = list[memoryview](), CACHED_BYTES
     for memory in memories:
         while len(memory):
             part.append(memory[:room])
             memory, room = memory[room:], room - len(part[-1])
             if not room or len(part) == _IOV_MAX:
                 yield part
-                part, room = [], _PART_BYTES
+                part, room = [], CACHED_BYTES
     if part:
         yield part
-
-
-def _after(memories: list[memoryview], count: int) -> list[memoryview]:
-    """Return what is left of memories when some bytes of them are filled."""
-    for index, memory in enumerate(memories):
-        if count < len(memory):
-            return [memory[count:], *memories[index + 1 :]]
-        count -= len(memory)
-    return []
-
-
-def _is_in_memory(device: int) -> bool:
-    """Return whether a filesystem, by its device, has no disk behind it."""
-    wanted = f"{os.major(device)}:{os.minor(device)}"
-    try:
-        lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    except OSError:
-        return False
-    mounts = (line.split() for line in lines)
-    return any(m[2] == wanted and m[m.index("-") + 1] in ("tmpfs", "ramfs") for m in mounts)

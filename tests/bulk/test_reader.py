@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import xxhash
 
+from hpctrain.bulk.page_cache import is_cached
 from hpctrain.bulk.reader import (
     BlockReader,
     read_header,
@@ -15,7 +16,7 @@ from hpctrain.bulk.reader import (
     scratch_memory,
     verify_state_file,
 )
-from hpctrain.bulk.state_file import BLOCK_BYTES, Piece, StateFile, file_digest
+from hpctrain.bulk.state_file import BLOCK_BYTES, PAGE_BYTES, Piece, StateFile, file_digest
 from hpctrain.errors import CheckpointError
 
 PIECES = [
@@ -63,13 +64,15 @@ def test_blocks_are_read_past_the_page_cache_and_from_it(written: tuple[Path, by
         path.read_bytes()
 
 
-def test_a_cached_block_goes_into_many_memories(written: tuple[Path, bytes]) -> None:
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_block_goes_into_many_memories(written: tuple[Path, bytes], cached: bool) -> None:
     path, data = written
-    path.read_bytes()
+    if cached:
+        path.read_bytes()
     memories = [memoryview(bytearray(size)) for size in (1, 4096, *[0] * 3, *[5] * 1500, 77)]
     memories.append(memoryview(bytearray(BLOCK_BYTES - sum(map(len, memories)))))
     with BlockReader(path, read_layout(path)) as reader:
-        assert reader.read_into(0, memories)
+        reader.read_into(0, memories, scratch_memory())
     assert b"".join(memories) == data[:BLOCK_BYTES]
 
 
@@ -77,13 +80,16 @@ def test_what_is_not_cached_is_not_read_through_the_page_cache(
     written: tuple[Path, bytes],
 ) -> None:
     path, data = written
-    memory = memoryview(bytearray(BLOCK_BYTES))
-    with BlockReader(path, read_layout(path)) as reader:
+    memory, scratch = memoryview(bytearray(BLOCK_BYTES)), scratch_memory()
+    with BlockReader(path, read_layout(path)) as reader, open(path, "rb") as file:
         if not reader.reads_directly:
             pytest.skip("this filesystem has no O_DIRECT")
-        assert not reader.read_into(1, [memory])
-        assert reader.read(1, scratch_memory()) == data[BLOCK_BYTES : 2 * BLOCK_BYTES]
-        assert not reader.read_into(1, [memory])
+        reader.read_into(0, [memory], scratch)
+        assert memory == data[:BLOCK_BYTES]
+        assert reader.read(1, scratch) == data[BLOCK_BYTES : 2 * BLOCK_BYTES]
+        # Behind what the kernel read ahead of the header.
+        for page in range(2**20, 2 * BLOCK_BYTES, PAGE_BYTES):
+            assert not is_cached(file.fileno(), page, PAGE_BYTES)
 
 
 @pytest.mark.parametrize("cached", [False, True])

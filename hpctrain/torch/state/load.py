@@ -9,6 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpctrain.bulk.handover import prompt_handover
 from hpctrain.bulk.index import IndexedFile, StateIndex
 from hpctrain.bulk.reader import read_layout
 from hpctrain.checkpoint import Checkpoint
@@ -166,7 +167,8 @@ def load_into(
             undo.pop_all()
             if is_dcp and state is not None:
                 read_dcp(directory, state, index)
-            reading.run()
+            with prompt_handover():
+                reading.run()
     outcomes = exchange(ranks, "read", (reading.bytes_read, reading.damage))
     damage = [text for _, texts in outcomes for text in texts]
     if damage:

@@ -21,8 +21,8 @@ from hpctrain.torch.state.exchange import Block, Schedule, Transfer, Wants
 from hpctrain.torch.state.targets import FileTargets
 from hpctrain.torch.state.transport import Pending, Transport
 
-# Two read at a time: while one hashes or copies, the other has the disk.
-_THREADS = 2
+# While two hash or copy, the others have the disk.
+_THREADS = 4
 # Blocks that are read ahead, or still on their way out; and that are on their way in.
 _OUTGOING = 4
 _INCOMING = 4
@@ -137,7 +137,7 @@ class StateReading:
         CheckpointError
             If a block does not come in time.
         """
-        for _ in range(_THREADS if self._own else 0):
+        for _ in range(min(_THREADS, len(self._own))):
             self._memory.put(scratch_memory())
         # What others wait for does not queue behind what nobody else wants.
         pools = [
@@ -162,13 +162,14 @@ class StateReading:
         number, index = block
         reader, target = self._readers[number], self._targets[number].blocks[index]
         start, stop = reader.layout.extent(index)
-        memories = target.memories(stop - start)
-        if memories is None or not reader.read_into(index, memories):
-            memory = self._memory.get()
-            try:
-                target.scatter(reader.read(index, memory))
-            finally:
-                self._memory.put(memory)
+        memories, scratch = target.memories(stop - start), self._memory.get()
+        try:
+            if memories is None:
+                target.scatter(reader.read(index, scratch))
+            else:
+                reader.read_into(index, memories, scratch)
+        finally:
+            self._memory.put(scratch)
         target.finish()
 
     def _read_shared(self, block: Block, memory: memoryview) -> None:
