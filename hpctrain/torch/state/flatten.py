@@ -133,7 +133,7 @@ def _model_part(name: str, model: torch.nn.Module) -> Part:
         extra = {
             key: rebuilt[plain(key)]
             for key in model.state_dict()
-            if _as_tensor(rebuilt[plain(key)]) is None
+            if not _is_tensor(rebuilt[plain(key)])
         }
         if extra:
             model.load_state_dict(extra, strict=False)
@@ -227,8 +227,8 @@ def _other_part(name: str, other: Any) -> Part:
 
 
 def _leaves(name: str, tree: Any, *, keep: bool = False) -> Iterator[tuple[str, Any, bool]]:
-    if (tensor := _as_tensor(tree)) is not None:
-        yield name, tensor, True
+    if _is_tensor(tree):
+        yield name, _as_tensor(tree), True
     elif keep or _holds_tensor(tree):
         for key, item in tree.items() if isinstance(tree, dict) else enumerate(tree):
             yield from _leaves(f"{name}.{key}", item)
@@ -236,29 +236,34 @@ def _leaves(name: str, tree: Any, *, keep: bool = False) -> Iterator[tuple[str, 
         yield name, tree, False
 
 
-def _as_tensor(leaf: Any) -> torch.Tensor | None:
+def _is_tensor(leaf: Any) -> bool:
     import numpy as np
     import torch
 
-    if isinstance(leaf, torch.Tensor):
-        return leaf.detach()
-    if isinstance(leaf, np.ndarray) and leaf.nbytes > _SMALL_ARRAY_BYTES and leaf.flags.writeable:
-        return torch.from_numpy(leaf) if leaf.dtype.kind in "biufc" else None
-    return None
+    if isinstance(leaf, np.ndarray):
+        large = leaf.nbytes > _SMALL_ARRAY_BYTES and leaf.flags.writeable
+        return bool(large and leaf.dtype.kind in "biufc")
+    return isinstance(leaf, torch.Tensor)
+
+
+def _as_tensor(leaf: Any) -> torch.Tensor:
+    import torch
+
+    return leaf.detach() if isinstance(leaf, torch.Tensor) else torch.from_numpy(leaf)
 
 
 def _holds_tensor(tree: Any) -> bool:
     if isinstance(tree, dict):
-        return any(_as_tensor(item) is not None or _holds_tensor(item) for item in tree.values())
+        return any(_is_tensor(item) or _holds_tensor(item) for item in tree.values())
     if isinstance(tree, list | tuple):
-        return any(_as_tensor(item) is not None or _holds_tensor(item) for item in tree)
+        return any(_is_tensor(item) or _holds_tensor(item) for item in tree)
     return False
 
 
 def _rebuilt(name: str, tree: Any, values: Mapping[str, Any]) -> Any:
     if name in values:
         return decode(values[name])
-    if _as_tensor(tree) is not None:
+    if _is_tensor(tree):
         return tree
     if isinstance(tree, dict):
         return {key: _rebuilt(f"{name}.{key}", item, values) for key, item in tree.items()}
