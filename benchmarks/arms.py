@@ -279,6 +279,32 @@ def mpiexec() -> str:
     return str(beside) if beside.exists() else "mpiexec"
 
 
+class OthersShare:
+    """What of this machine's CPUs others have used, the kernel's own threads among them."""
+
+    def __init__(self) -> None:
+        self._begin()
+
+    def note(self) -> dict[str, str]:
+        """Return what they used since the last call."""
+        own_s = _children_cpu_s() + time.process_time() - self._own_s
+        others_s = _machine_cpu_s() - self._machine_s - own_s
+        share = others_s / (time.perf_counter() - self._began) / (os.cpu_count() or 1)
+        self._begin()
+        return {"of all CPUs, others used": f"{max(share, 0):.0%}"}
+
+    def _begin(self) -> None:
+        self._own_s = _children_cpu_s() + time.process_time()
+        self._machine_s, self._began = _machine_cpu_s(), time.perf_counter()
+
+
+def _machine_cpu_s() -> float:
+    user, nice, system, _, _, irq, softirq, steal, *_ = map(
+        int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    )
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
 def _children_cpu_s() -> float:
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime

@@ -81,7 +81,7 @@ def run_steps(arguments: Namespace, arms: tuple[str, ...], *, rounds: int) -> di
     # /tmp may be memory; the directory of the benchmarks is on a disk.
     with tempfile.TemporaryDirectory(prefix=".bench-", dir=arguments.tree) as folder:
         answer = Path(folder, "answer.json")
-        words = [folder, str(STATE_MIB), str(rounds), str(answer), *arms]
+        words = [folder, str((arguments.sizes or [STATE_MIB])[0]), str(rounds), str(answer), *arms]
         run_command(
             [sys.executable, PROGRAMS / "saving_steps.py", *words],
             cwd=folder,

@@ -24,10 +24,9 @@ PEERS = ("torch.load", "torch.load mmap", "safetensors", "DCP")
 
 
 def measure(arguments: Namespace) -> Iterator[Measured]:
-    mib = getattr(arguments, "mib", MIB)
-    with tempfile.TemporaryDirectory(
-        prefix="hpctrain-bench-", dir=getattr(arguments, "folder", None)
-    ) as folder:
+    mib = (arguments.sizes or [MIB])[0]
+    # /tmp may be memory; the directory of the benchmarks is on a disk.
+    with tempfile.TemporaryDirectory(prefix=".bench-", dir=arguments.tree) as folder:
         bench = _Bench(folder, arguments)
         bench.run(1, "save", "plain", str(mib), "plain")
         for kind, ways, goals in (("warm", ("1w", "2w"), (2.0, 1.5)), ("cold", "124", (1.05, 1.0))):

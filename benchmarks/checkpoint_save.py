@@ -44,10 +44,9 @@ def _row(
     *,
     busy: bool = False,
 ) -> Measured:
-    mib = getattr(arguments, "mib", MIB)
-    with tempfile.TemporaryDirectory(
-        prefix="hpctrain-bench-", dir=getattr(arguments, "folder", None)
-    ) as folder:
+    mib = (arguments.sizes or [MIB])[0]
+    # /tmp may be memory; the directory of the benchmarks is on a disk.
+    with tempfile.TemporaryDirectory(prefix=".bench-", dir=arguments.tree) as folder:
         lines = _run(arguments, ranks, [folder, mib, kind, arguments.rounds, _word(busy), *arms])
     samples: dict[str, list[Sample]] = {arm: [] for arm in arms}
     for line in lines:

@@ -36,7 +36,7 @@ def measure(arguments: Namespace) -> Iterator[Measured]:
 
 
 def _row(arguments: Namespace, name: str, source: str, arms: Sequence[str]) -> Measured:
-    mib = getattr(arguments, "mib", MIB)
+    mib = (arguments.sizes or [MIB])[0]
     # /tmp may be memory; the directory of the benchmarks is on a disk.
     with tempfile.TemporaryDirectory(prefix=".bench-", dir=arguments.tree) as folder:
         lines = _run(arguments, "copy_file.py", folder, mib, source, arguments.rounds, *arms)

@@ -4,20 +4,34 @@
 
     python benchmarks/checkpoints.py                    # everything, about half an hour
     python benchmarks/checkpoints.py --only save load
+    python benchmarks/checkpoints.py --only save load --sizes 64
 """
 
 from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import checkpoint_async
 import checkpoint_goodput
 import checkpoint_load
 import checkpoint_save
 import checkpoint_staging
-from arms import Measured
+from arms import Measured, OthersShare
 from spine import run_rows
+
+
+def _noted(
+    measure: Callable[[Namespace], Iterator[Measured]],
+) -> Callable[[Namespace], Iterator[Measured]]:
+    def rows(arguments: Namespace) -> Iterator[Measured]:
+        others = OthersShare()
+        for row in measure(arguments):
+            yield replace(row, notes={**row.notes, **others.note()})
+
+    return rows
+
 
 ROWS: dict[str, Callable[[Namespace], Iterator[Measured]]] = {
     "save": checkpoint_save.measure,
@@ -28,4 +42,6 @@ ROWS: dict[str, Callable[[Namespace], Iterator[Measured]]] = {
 }
 
 if __name__ == "__main__":
-    run_rows(ROWS, description=__doc__, rounds=7)
+    run_rows(
+        {name: _noted(measure) for name, measure in ROWS.items()}, description=__doc__, rounds=7
+    )

@@ -22,7 +22,7 @@ from typing import Any
 import h5py
 import hdf5plugin
 import numpy as np
-from arms import Arm, Goal, Measured, Row, Sample, alternate
+from arms import Arm, Goal, Measured, OthersShare, Row, Sample, alternate
 
 ROWS = 9_000_000
 COLUMNS = 28
@@ -149,11 +149,9 @@ def run(
         others=[arm(other, function) for other, function in others.items()],
         goals=goals,
     )
-    busy_s, own_s, began = busy_cpu_s(), time.process_time(), time.perf_counter()
+    others_share = OthersShare()
     measured = alternate(row, rounds=arguments.rounds, say=arguments.say)
-    others_s = busy_cpu_s() - busy_s - (time.process_time() - own_s)
-    share = others_s / (time.perf_counter() - began) / (os.cpu_count() or 1)
-    return replace(measured, notes={"of all CPUs, others used": f"{max(share, 0):.0%}"})
+    return replace(measured, notes=others_share.note())
 
 
 def arm(name: str, function: Callable[[], Any]) -> Arm:
@@ -164,14 +162,6 @@ def arm(name: str, function: Callable[[], Any]) -> Arm:
         return Sample(wall_s, time.process_time() - cpu_s)
 
     return Arm(name=name, measure=measure)
-
-
-def busy_cpu_s() -> float:
-    """Return the CPU time of everything on this machine."""
-    user, nice, system, _, _, irq, softirq, steal, *_ = map(
-        int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
-    )
-    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
 
 
 def timed(function: Callable[[], None]) -> float:

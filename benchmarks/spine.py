@@ -41,7 +41,10 @@ def parse_arguments(rows: Rows, *, description: str, rounds: int) -> argparse.Na
     parser.add_argument("--rounds", type=int, default=rounds, help="measured rounds of each row")
     parser.add_argument("--only", nargs="+", choices=rows, default=list(rows), metavar="ROW")
     parser.add_argument(
-        "--sizes", nargs="+", type=int, help="ranks, or thousands of rows, in place of a row's own"
+        "--sizes",
+        nargs="+",
+        type=int,
+        help="ranks, thousands of rows or MiB, in place of a row's own",
     )
     parser.add_argument("--json", type=Path, help="file for all samples")
     parser.add_argument(

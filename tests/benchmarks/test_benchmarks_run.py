@@ -90,6 +90,29 @@ def test_runs_are_struck_at_random_points_and_written_down(tmp_path):
 
 
 @pytest.mark.mpi
+def test_checkpoints_are_measured_against_the_disk_and_other_libraries(tmp_path):
+    pytest.importorskip("torch")
+    file = tmp_path / "checkpoints.json"
+    rows = ["--only", "save", "load", "--sizes", "48"]
+
+    done = subprocess.run(
+        [sys.executable, SPINE.with_name("checkpoints.py"), "--rounds", "1", *rows, "--json", file],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+
+    assert done.returncode == 0, done.stderr
+    measured = {row["name"]: row for row in json.loads(file.read_text())["rows"]}
+    assert {"DCP", "gather + torch.save", "ours"} <= set(
+        measured["save sharded, 4 ranks"]["samples"]
+    )
+    for name in ("resume cold, 4 ranks", "reshard 2 to 3 ranks", "replicated, 4 ranks"):
+        assert measured[name]["notes"]["bytes read / bytes of the files"] == 1.0
+
+
+@pytest.mark.mpi
 def test_boosting_is_measured_against_the_library_and_its_models_are_compared(tmp_path):
     pytest.importorskip("xgboost")
     file = tmp_path / "trees.json"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import re
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ import torch
 from torch import nn
 
 from hpctrain.bulk.index import INDEX_NAME
+from hpctrain.bulk.reader import BlockReader
 from hpctrain.errors import CheckpointError
 from hpctrain.testing.thread_comm import ThreadComm, run_on_threads
 from hpctrain.torch import load_state, save_state
 from hpctrain.torch.state.flatten import flatten_state
 from hpctrain.torch.state.load import load_into
 from hpctrain.torch.state.save import write_state
+from hpctrain.world import SerialComm
 
 
 class Model(nn.Module):
@@ -237,6 +240,62 @@ def _refused(directory: Path, state: dict[str, Any]) -> str:
     messages = run_on_threads(2, attempt)
     assert len(set(messages)) == 1
     return messages[0]
+
+
+class LostTransport(ThreadTransport):
+    """Sends nothing."""
+
+    def send(self, content: memoryview, rank: int) -> _Done:
+        return _Done()
+
+
+def test_who_waits_for_a_block_of_another_rank_in_vain_is_told_which(tmp_path: Path) -> None:
+    _two_written(tmp_path / "s", CONTENT)
+    lines = {(a, b): queue.SimpleQueue[bytes]() for a in range(2) for b in range(2)}
+
+    def attempt(comm: ThreadComm) -> str:
+        with pytest.raises(CheckpointError) as caught:
+            load_into(
+                tmp_path / "s",
+                model=None,
+                optimizer=None,
+                others={"part": {name: torch.zeros_like(t) for name, t in CONTENT.items()}},
+                ranks=comm,
+                carrier=LostTransport(comm.rank, lines),
+                timeout_s=1,
+            )
+        return str(caught.value)
+
+    for rank, message in enumerate(run_on_threads(2, attempt)):
+        assert f"rank {rank} waited 1 s for rank {1 - rank}, with which it shares block" in message
+        assert "Every rank must call load_state()" in message
+
+
+def test_a_disk_that_does_not_answer_is_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, second = _two_written(tmp_path / "s", CONTENT)
+    released = threading.Event()
+    read = BlockReader.read_into
+
+    def hang(reader: BlockReader, block: int, *memories: Any) -> None:
+        if (reader.path, block) == (second, 1):
+            released.wait(60)
+        read(reader, block, *memories)
+
+    monkeypatch.setattr(BlockReader, "read_into", hang)
+    try:
+        with pytest.raises(CheckpointError, match=f"{second} did not give its block 1 in 1 s"):
+            load_into(
+                tmp_path / "s",
+                model=None,
+                optimizer=None,
+                others={"part": {name: torch.zeros_like(t) for name, t in CONTENT.items()}},
+                ranks=SerialComm(),
+                timeout_s=1,
+            )
+    finally:
+        released.set()
 
 
 def test_a_flipped_bit_is_told_on_all_ranks_with_file_and_tensor(tmp_path: Path) -> None:
