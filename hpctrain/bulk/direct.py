@@ -6,6 +6,8 @@ import errno
 import fcntl
 import os
 from collections.abc import Sequence
+from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 
@@ -49,23 +51,21 @@ def write_at(descriptor: int, memory: memoryview, position: int) -> None:
     position
         In the file, in bytes; a multiple of a page.
     """
+    may_leave = True
     while memory:
         try:
             done = os.pwrite(descriptor, memory, position)
         except OSError as error:
-            if error.errno != errno.EINVAL or not _leave_direct(descriptor):
+            if error.errno != errno.EINVAL or not may_leave:
                 raise
+            # Once in each call: another thread, whose write was refused too, may have done it.
+            may_leave = False
+            flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+            fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
             continue
+        if done == 0:
+            raise OSError(errno.EIO, "nothing was written")
         position, memory = position + done, memory[done:]
-
-
-def _leave_direct(descriptor: int) -> bool:
-    """Go on through the page cache; False if that is what was done."""
-    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-    if not flags & os.O_DIRECT:
-        return False
-    fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
-    return True
 
 
 class FileReader:
@@ -84,25 +84,21 @@ class FileReader:
     """
 
     def __init__(self, path: Path, *, aligned: bool = True) -> None:
-        self._cached = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._direct: int | None = None
+        # Not their descriptors: a closed file's number may soon be that of another one.
+        self._cached = open(path, "rb", buffering=0)  # noqa: SIM115 - closed by `close`
+        self._direct: FileIO | None = None
+        self._refuses = False
         if not aligned:
             return
-        try:
-            self._direct = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
-        except OSError:
-            return
-        # Whoever asks whether a page is in the cache may bring it there: it alone, then.
-        os.posix_fadvise(self._cached, 0, 0, os.POSIX_FADV_RANDOM)
-
-    @property
-    def reads_directly(self) -> bool:
-        """Whether what is not in the page cache is read past it."""
-        return self._direct is not None
+        with suppress(OSError):
+            self._direct = open(path, "rb", buffering=0, opener=_open_direct)  # noqa: SIM115
+            # Whoever asks whether a page is in the cache may bring it there: it alone, then.
+            os.posix_fadvise(self._cached.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
 
     def is_cached(self, position: int, size: int) -> bool:
         """Return whether a part is in the page cache, or all is read through it. Not collective."""
-        return self._direct is None or is_cached(self._cached, position, size)
+        direct = self._direct is not None and not self._refuses
+        return not direct or is_cached(self._cached.fileno(), position, size)
 
     def read(self, memory: memoryview, position: int) -> int:
         """Fill `memory` as far as the file goes; return how many bytes that are. Not collective.
@@ -120,18 +116,19 @@ class FileReader:
 
     def read_past(self, memory: memoryview, position: int) -> int:
         """Do as `read` does, past the page cache if that is possible. Not collective."""
-        done = 0
+        done, direct = 0, None if self._refuses else self._direct
         try:
             # Of the end of the file the disk gives less than a page.
-            while self._direct is not None and done % PAGE_BYTES == 0 and done < len(memory):
-                more = os.preadv(self._direct, [memory[done:]], position + done)
+            while direct is not None and done % PAGE_BYTES == 0 and done < len(memory):
+                more = os.preadv(direct.fileno(), [memory[done:]], position + done)
                 if not more:
                     break
                 done += more
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-            # Open until the end: another thread may be reading.
+            self._refuses = True
+            os.posix_fadvise(self._cached.fileno(), 0, 0, os.POSIX_FADV_NORMAL)
         return done + self.read_cached([memory[done:]], position + done)
 
     def read_cached(self, memories: Sequence[memoryview], position: int) -> int:
@@ -139,7 +136,7 @@ class FileReader:
         done = 0
         left = [memory for memory in memories if len(memory)]
         while left:
-            more = os.preadv(self._cached, left, position + done)
+            more = os.preadv(self._cached.fileno(), left, position + done)
             if not more:
                 break
             done, left = done + more, _after(left, more)
@@ -147,10 +144,9 @@ class FileReader:
 
     def close(self) -> None:
         """Close the file. Not collective."""
-        os.close(self._cached)
+        self._cached.close()
         if self._direct is not None:
-            os.close(self._direct)
-            self._direct = None
+            self._direct.close()
 
     def __enter__(self) -> FileReader:
         return self
@@ -162,6 +158,10 @@ class FileReader:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _open_direct(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_DIRECT | os.O_CLOEXEC)
 
 
 def _after(memories: list[memoryview], count: int) -> list[memoryview]:

@@ -1,4 +1,4 @@
-"""What of a file is in the page cache, found out without reading it."""
+"""What of a file is in the page cache."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import ctypes
 import mmap
 import os
 from functools import cache
-
-from hpctrain.bulk.state_file import PAGE_BYTES
 
 
 def is_cached(descriptor: int, position: int, size: int) -> bool:
@@ -33,7 +31,7 @@ def is_cached(descriptor: int, position: int, size: int) -> bool:
 
 
 def _are_resident(descriptor: int, position: int, size: int) -> bool:
-    within = position % PAGE_BYTES
+    within = position % mmap.PAGESIZE
     position, size = position - within, size + within
     try:
         # Private, so that the address can be had although nothing is to be written.
@@ -45,8 +43,8 @@ def _are_resident(descriptor: int, position: int, size: int) -> bool:
     address, page = ctypes.addressof(first), ctypes.c_ubyte()
     # All of them would take as long as their copy.
     found = [
-        _mincore()(address + offset, PAGE_BYTES, ctypes.byref(page)) == 0 and page.value & 1
-        for offset in (0, (size - 1) // PAGE_BYTES * PAGE_BYTES)
+        _mincore()(address + offset, mmap.PAGESIZE, ctypes.byref(page)) == 0 and page.value & 1
+        for offset in (0, (size - 1) // mmap.PAGESIZE * mmap.PAGESIZE)
     ]
     del first
     window.close()

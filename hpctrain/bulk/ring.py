@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Protocol
 
@@ -65,13 +66,15 @@ def map_blocks(blocks: int) -> memoryview:
     """Return memory of so many blocks, on a huge page, that no child gets. Not collective.
 
     What is forked, like the workers of a loader, would otherwise make each page be copied at its
-    next use. Pages come with their first use.
+    next use, and what a disk reads into it past the page cache meanwhile may be lost (open(2),
+    O_DIRECT). Pages come with their first use.
     """
     size = blocks * BLOCK_BYTES
     mapped = mmap.mmap(-1, size + _HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE)
+    mapped.madvise(mmap.MADV_DONTFORK)
+    # Kernels that are built without huge pages do not know it.
+    with suppress(OSError):
+        mapped.madvise(mmap.MADV_HUGEPAGE)
     address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
     start = -address % _HUGE_PAGE_BYTES
-    for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
-        if hasattr(mmap, advice):
-            mapped.madvise(getattr(mmap, advice))
     return memoryview(mapped)[start : start + size]

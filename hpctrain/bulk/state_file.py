@@ -19,8 +19,8 @@ import xxhash
 from hpctrain.errors import CheckpointError
 
 BLOCK_BYTES = 8 * 2**20
-"""Of data that have one digest, and are written or read in one call."""
-CACHED_BYTES = 2**19
+"""Of data that have one digest, and are written in one call."""
+HASHED_BYTES = 2**19
 """Of a block, what is copied and hashed in turns: source and copy stay in a core's cache, which has
 1 MiB and more. Both together then take little longer than the copy."""
 PAGE_BYTES = 4096

@@ -38,20 +38,21 @@ class Written:
 
 Fill = Callable[[int, memoryview], Iterable[int]]
 """Copies the data of a block, by its number, into memory; gives how many bytes are there, as they
-become more. Parts of `CACHED_BYTES` are hashed before they leave the cache."""
+become more. Parts of `HASHED_BYTES` are hashed before they leave the cache."""
 
 
 def write_state_file(path: Path, layout: StateFile, fill: Fill, *, ring: Ring) -> Written:
     """Write a file of tensors, durably.
 
-    Not collective. Blocks are filled and hashed in this thread, while others write. Until the file
-    is complete, its first page holds zeros, which no reader takes for a header. If it cannot be
-    written, it is removed.
+    Not collective. Blocks are filled and hashed in this thread, while others write. The header is
+    written last: until then the first page holds zeros, which no reader takes for one. If the file
+    cannot be written, it is removed.
 
     Parameters
     ----------
     path
-        Of the file, which is replaced if there is one. Its directory exists.
+        Of the file; one that is there is emptied. Its directory exists, and whoever made that has
+        it written to the disk.
     layout
         What is in it.
     fill
@@ -69,7 +70,8 @@ def write_state_file(path: Path, layout: StateFile, fill: Fill, *, ring: Ring) -
             memory = ring.take()
             try:
                 start, stop = layout.extent(block)
-                digest = _digest(memory, fill(block, memory[: stop - start]))
+                content = memory[: stop - start]
+                digest = _digest(content, fill(block, content))
             except BaseException:
                 ring.give(memory)
                 raise
@@ -83,6 +85,7 @@ def _digest(memory: memoryview, reached: Iterable[int]) -> str:
     for stop in reached:
         digest.update(memory[done:stop])
         done = stop
+    assert done == len(memory), f"{done} of {len(memory)} bytes were filled"
     return digest.hexdigest()
 
 
@@ -108,21 +111,30 @@ class StateFileWriter:
         self._path, self._layout, self._ring = path, layout, ring
         self._digests = [""] * layout.blocks
         self._jobs: SimpleQueue[tuple[int, memoryview, int] | None] = SimpleQueue()
-        self._error: OSError | None = None
+        self._error: BaseException | None = None
         self._written = 0
         self._finished = False
-        self._exits = ExitStack()
-        try:
-            self._descriptor = open_new(path, layout.size)
-        except OSError as error:
-            raise self._explained(error) from error
-        self._exits.enter_context(prompt_handover())
-        self._threads = [
-            threading.Thread(target=self._write, name=f"hpctrain-write-{number}", daemon=True)
-            for number in range(_THREADS)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[threading.Thread] = []
+        with ExitStack() as undo:
+            try:
+                self._descriptor = open_new(path, layout.size)
+            except OSError as error:
+                raise self._explained(error) from error
+            undo.callback(self._remove_unfinished)
+            undo.callback(os.close, self._descriptor)
+            undo.enter_context(prompt_handover())
+            undo.callback(self._join)
+            for number in range(_THREADS):
+                thread = threading.Thread(
+                    target=self._write_all, name=f"hpctrain-write-{number}", daemon=True
+                )
+                try:
+                    thread.start()
+                except RuntimeError:
+                    # No memory for a stack: the others write, or `put` does.
+                    break
+                self._threads.append(thread)
+            self._exits = undo.pop_all()
 
     def put(self, block: int, memory: memoryview, *, digest: str | None = None) -> None:
         """Take a block that is filled, and have it written. Not collective.
@@ -146,9 +158,12 @@ class StateFileWriter:
         self._digests[block] = digest or xxhash.xxh3_64_hexdigest(memory[:size])
         padded = -(-size // PAGE_BYTES) * PAGE_BYTES
         memory[size:padded] = bytes(padded - size)
-        self._jobs.put((self._layout.header_bytes + start, memory, padded))
-        if self._error is not None:
-            raise self._explained(self._error) from self._error
+        job = (self._layout.header_bytes + start, memory, padded)
+        if self._threads:
+            self._jobs.put(job)
+        else:
+            self._write(*job)
+        self._raise()
 
     def finish(self) -> Written:
         """Wait for all blocks, write the header, and have all of it on disk. Not collective.
@@ -159,10 +174,10 @@ class StateFileWriter:
             If something of it could not be written.
         """
         self._join()
+        self._raise()
+        assert all(self._digests), "a block is missing"
         header = self._layout.header(self._digests)
         try:
-            if self._error is not None:
-                raise self._error
             # The last page is written whole, as O_DIRECT wants it.
             os.ftruncate(self._descriptor, self._layout.size)
             memory = self._ring.take()
@@ -188,11 +203,7 @@ class StateFileWriter:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._join()
-        os.close(self._descriptor)
         self._exits.close()
-        if not self._finished:
-            self._path.unlink(missing_ok=True)
 
     def _join(self) -> None:
         for _ in self._threads:
@@ -201,17 +212,30 @@ class StateFileWriter:
             thread.join()
         self._threads = []
 
-    def _write(self) -> None:
+    def _remove_unfinished(self) -> None:
+        if not self._finished:
+            self._path.unlink(missing_ok=True)
+
+    def _write_all(self) -> None:
         while (job := self._jobs.get()) is not None:
-            position, memory, size = job
-            try:
-                if self._error is None:
-                    write_at(self._descriptor, memory[:size], position)
-                    self._written += size
-            except OSError as error:
-                self._error = error
-            finally:
-                self._ring.give(memory)
+            self._write(*job)
+
+    def _write(self, position: int, memory: memoryview, size: int) -> None:
+        try:
+            if self._error is None:
+                write_at(self._descriptor, memory[:size], position)
+                self._written += size
+        # Whatever it is: a file with a hole must not be finished.
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._ring.give(memory)
+
+    def _raise(self) -> None:
+        if isinstance(self._error, OSError):
+            raise self._explained(self._error) from self._error
+        if self._error is not None:
+            raise self._error
 
     def _explained(self, error: OSError) -> CheckpointError:
         reason = error.strerror or str(error)

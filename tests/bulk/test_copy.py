@@ -124,7 +124,7 @@ def test_what_was_just_written_is_read_from_the_page_cache(
         for position in (0, BLOCK_BYTES):
             assert reader.read(memory, position) == BLOCK_BYTES
             assert memory == content[position : position + BLOCK_BYTES]
-        assert read == [reader._cached, reader._cached]
+        assert read == [reader._cached.fileno()] * 2
 
 
 def test_where_the_filesystem_refuses_to_go_past_the_cache_it_works_all_the_same(

@@ -87,9 +87,13 @@ def test_a_filesystem_that_refuses_o_direct_only_when_written_to_gets_the_same_f
 
     layout = _layout(2 * BLOCK_BYTES + 1)
     write = os.pwrite
+    # Both threads are refused before either can do something about it.
+    first_writes = [threading.Barrier(2)]
 
     def refuse(descriptor: int, data: memoryview, position: int) -> int:
         if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+            if threading.current_thread() is not threading.main_thread():
+                first_writes[0].wait(20)
             raise OSError(errno.EINVAL, "Invalid argument")
         return write(descriptor, data, position)
 
@@ -204,15 +208,55 @@ def test_what_fill_raises_leaves_no_file_and_the_ring_whole(tmp_path: Path, ring
         ring.give(block)
 
 
-def test_the_header_is_the_last_to_be_written(tmp_path: Path, ring: Ring) -> None:
+def test_a_thread_that_fails_whatever_it_is_finishes_no_file(
+    tmp_path: Path, ring: Ring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(descriptor: int, data: memoryview, position: int) -> int:
+        raise MemoryError
+
+    monkeypatch.setattr(os, "pwrite", fail)
+    with pytest.raises(MemoryError):
+        write_state_file(tmp_path / "f", _layout(9 * BLOCK_BYTES), _fill, ring=ring)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("threads", [0, 1])
+def test_where_no_memory_is_left_for_threads_the_file_is_written_all_the_same(
+    tmp_path: Path, ring: Ring, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    start, started = threading.Thread.start, []
+
+    def refuse(thread: threading.Thread) -> None:
+        if len(started) == threads:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    layout = _layout(5 * BLOCK_BYTES - 1)
+    write_state_file(tmp_path / "f", layout, _fill, ring=ring)
+    assert (tmp_path / "f").read_bytes() == b"".join(_expected(layout))
+
+
+def test_the_header_is_the_last_to_be_written(
+    tmp_path: Path, ring: Ring, monkeypatch: pytest.MonkeyPatch
+) -> None:
     layout = _layout(3 * BLOCK_BYTES)
+    write, positions = os.pwrite, []
+
+    def watched(descriptor: int, data: memoryview, position: int) -> int:
+        positions.append(position)
+        return write(descriptor, data, position)
+
+    monkeypatch.setattr(os, "pwrite", watched)
     with StateFileWriter(tmp_path / "f", layout, ring=ring) as writer:
         for block in (2, 0, 1):
             memory = ring.take()
             list(_fill(block, memory))
             writer.put(block, memory)
-        assert not any((tmp_path / "f").read_bytes()[: layout.header_bytes])
         writer.finish()
+    assert positions[-1] == 0
+    assert 0 not in positions[:-1]
     assert (tmp_path / "f").read_bytes() == b"".join(_expected(layout))
 
 

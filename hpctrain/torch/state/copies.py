@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hpctrain.bulk.state_file import CACHED_BYTES, DTYPE_BYTES, StateFile
+from hpctrain.bulk.state_file import DTYPE_BYTES, HASHED_BYTES, StateFile
 
 if TYPE_CHECKING:
     import torch
@@ -64,11 +64,11 @@ class BlockCopies:
         _copy_tensors(sources.tensors, memory)
         done = 0
         for start, content in sources.contents:
-            for first in range(0, len(content), CACHED_BYTES):
-                part = content[first : first + CACHED_BYTES]
+            for first in range(0, len(content), HASHED_BYTES):
+                part = content[first : first + HASHED_BYTES]
                 stop = start + first + len(part)
                 memory[stop - len(part) : stop] = part
-                if stop - done >= CACHED_BYTES:
+                if stop - done >= HASHED_BYTES:
                     yield stop
                     done = stop
         yield len(memory)
