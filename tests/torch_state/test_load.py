@@ -19,6 +19,7 @@ from hpctrain.bulk.reader import BlockReader
 from hpctrain.errors import CheckpointError
 from hpctrain.testing.thread_comm import ThreadComm, run_on_threads
 from hpctrain.torch import load_state, save_state
+from hpctrain.torch.state import optimizer_state
 from hpctrain.torch.state.flatten import flatten_state
 from hpctrain.torch.state.load import load_into
 from hpctrain.torch.state.save import write_state
@@ -128,6 +129,34 @@ def test_an_optimizer_that_has_not_stepped_gets_its_state(
         trained(torch.arange(8)).backward()
         stepping.step()
     _assert_equal(model.state_dict(), other.state_dict())
+
+
+def test_what_goes_wrong_before_reading_is_told_on_all_ranks_and_nothing_is_changed(
+    saved: tuple[Path, Model, torch.optim.Optimizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, _, _ = saved
+    entry = optimizer_state._entry
+
+    def fail(name: str, *rest: Any) -> Any:
+        # In the middle of its parameters, on one rank.
+        if threading.current_thread().name == "rank 1" and "norm" in name:
+            raise torch.OutOfMemoryError("out of memory")
+        return entry(name, *rest)
+
+    monkeypatch.setattr(optimizer_state, "_entry", fail)
+
+    def attempt(comm: ThreadComm) -> tuple[str, int]:
+        threading.current_thread().name = f"rank {comm.rank}"
+        model = Model(3)
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.25)
+        with pytest.raises(CheckpointError) as caught:
+            load_into(directory, model=model, optimizer=optimizer, others={}, ranks=comm)
+        _assert_equal(model.state_dict(), before)
+        return str(caught.value), len(optimizer.state)
+
+    told = run_on_threads(2, attempt)
+    assert told == [("out of memory Nothing was changed. (rank 1; 1 of 2)", 0)] * 2
 
 
 class ThreadTransport:
@@ -269,6 +298,7 @@ def test_who_waits_for_a_block_of_another_rank_in_vain_is_told_which(tmp_path: P
     for rank, message in enumerate(run_on_threads(2, attempt)):
         assert f"rank {rank} waited 1 s for rank {1 - rank}, with which it shares block" in message
         assert "Every rank must call load_state()" in message
+        assert "Part of the state was changed" in message
 
 
 def test_a_disk_that_does_not_answer_is_not_waited_for_for_ever(

@@ -245,6 +245,14 @@ def test_what_cannot_be_saved_is_refused_by_name(tmp_path: Path, other: Any, mes
     assert not (tmp_path / "s").exists()
 
 
+def test_a_parameter_of_two_optimizers_is_refused(tmp_path: Path) -> None:
+    model = _model()
+    several = [torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9) for lr in (0.1, 0.2)]
+    with pytest.raises(ConfigError, match="is in two groups of optimizer, which would have one"):
+        save_state(tmp_path / "s", model=model, optimizer=several)
+    assert not (tmp_path / "s").exists()
+
+
 def test_what_a_device_raises_on_one_rank_is_told_on_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import pickle
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from hpctrain.bulk.state_file import BLOCK_BYTES
 from hpctrain.bulk.writer import Written
@@ -139,6 +144,27 @@ def test_a_step_waits_until_the_disk_has_what_memory_has_no_room_for(tmp_path: P
     content = Finishing(snapshot, tmp_path / "f").content()
     step.end()
     assert not any(tensor.any() for tensor in content.values())
+
+
+def test_what_was_copied_is_kept_by_nobody_and_the_model_can_be_copied(tmp_path: Path) -> None:
+    model = torch.nn.Linear(1000, 1000)
+    optimizer = CountingOptimizer(list(model.parameters()))
+    snapshots = Snapshots(timeout_s=TIMEOUT_S)
+    taken, old = [], []
+    for number in range(3):
+        plan = _plan(_tensors_of(optimizer))
+        snapshot = snapshots.take(plan, changed_by=[optimizer, model], name="it")
+        copy.deepcopy(model)
+        pickle.dumps(model)
+        Finishing(snapshot, tmp_path / f"{number}").content()
+        optimizer.step()
+        taken.append(weakref.ref(snapshot))
+        old.append(StorageWeakRef(model.weight.untyped_storage()))
+        model.weight.data = model.weight.data.clone()
+        del snapshot, plan
+    gc.collect()
+    assert [reference() is None for reference in taken[:2]] == [True, True]
+    assert [storage.expired() for storage in old[:2]] == [True, True]
 
 
 def test_an_optimizer_waits_only_for_what_it_changes(tmp_path: Path) -> None:

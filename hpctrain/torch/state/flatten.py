@@ -168,10 +168,18 @@ def _optimizer_part(
 ) -> Part:
     state: dict[str, Any] = {}
     groups: list[dict[str, Any]] = []
+    grouped = set()
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             called = [_name_of(parameter, names, name) for parameter in group["params"]]
             for parameter, its_name in zip(group["params"], called, strict=True):
+                if its_name in grouped:
+                    raise ConfigError(
+                        f"{its_name} is in two groups of {name}, which would have one state "
+                        f"between them. Give each optimizer that shares parameters by a name of "
+                        f"its own: save_state(directory, first=..., second=...)."
+                    )
+                grouped.add(its_name)
                 if parameter in optimizer.state:
                     state[its_name] = optimizer.state[parameter]
             groups.append({**group, "params": called})

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+
+
+class Awaited(Protocol):
+    """A snapshot that is being copied."""
+
+    def is_copied(self, blocks: int | None) -> bool:
+        """Return whether so many blocks are copied, or all. Not collective."""
+
+    def wait_until_copied(self, blocks: int | None) -> None:
+        """Wait until they are. Not collective."""
+
 
 _gates: weakref.WeakKeyDictionary[torch.optim.Optimizer | torch.nn.Module, Gate]
 _gates = weakref.WeakKeyDictionary()
@@ -19,7 +29,8 @@ class Gate:
     """
 
     def __init__(self) -> None:
-        self._waits: list[Callable[[], None]] = []
+        # Weak: who copies a snapshot keeps it, and once nobody does, nothing is to be waited for.
+        self._waits: list[tuple[weakref.ref[Awaited], int | None]] = []
 
     @staticmethod
     def of(changing: torch.optim.Optimizer | torch.nn.Module) -> Gate:
@@ -33,14 +44,29 @@ class Gate:
                 changing.register_step_pre_hook(gate)
         return gate
 
-    def close(self, wait: Callable[[], None]) -> None:
-        """Call this once, before the next change. Not collective."""
-        self._waits.append(wait)
+    def close(self, snapshot: Awaited, blocks: int | None = None) -> None:
+        """Hold back the next change until a snapshot is copied, or so many blocks of it.
+
+        Not collective.
+        """
+        self._waits = [wait for wait in self._waits if _is_open(*wait)]
+        self._waits.append((weakref.ref(snapshot), blocks))
 
     def __call__(self, *_: Any, **__: Any) -> None:
         """Wait, as a hook of whatever signature. Not collective."""
         while self._waits:
-            self._waits.pop(0)()
+            reference, blocks = self._waits.pop(0)
+            if (snapshot := reference()) is not None:
+                snapshot.wait_until_copied(blocks)
+
+    def __reduce__(self) -> tuple[type[Gate], tuple[()]]:
+        # Of a model that is copied or pickled, hooks and all: nobody copies that one.
+        return Gate, ()
+
+
+def _is_open(reference: weakref.ref[Awaited], blocks: int | None) -> bool:
+    snapshot = reference()
+    return snapshot is not None and not snapshot.is_copied(blocks)
 
 
 def wait_for_all() -> None:

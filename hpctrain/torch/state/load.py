@@ -13,7 +13,7 @@ from hpctrain.bulk.handover import prompt_handover
 from hpctrain.bulk.index import IndexedFile, StateIndex
 from hpctrain.bulk.reader import read_layout
 from hpctrain.checkpoint import Checkpoint
-from hpctrain.errors import CheckpointError, ConfigError
+from hpctrain.errors import CheckpointError
 from hpctrain.torch.state.exchange import Wants, plan_exchange
 from hpctrain.torch.state.find import find_index
 from hpctrain.torch.state.flatten import flatten_state
@@ -78,6 +78,10 @@ def load_state(
 
 
 _NEXT = "Load another checkpoint."
+_TORN = (
+    "Part of the state was changed, so what was to be loaded cannot be used any more: load another "
+    "checkpoint into all of it, or start again."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +130,7 @@ def load_into(
     wait_for_all()
     index = _agreed_index(directory, ranks)
     is_dcp = any(file.name == DCP_METADATA_NAME for file in index.files)
-    complaint, targets, state = None, dict[int, FileTargets](), None
+    complaint, cause, targets, state = None, None, dict[int, FileTargets](), None
     with ExitStack() as undo:
         try:
             undo.callback(give_state(optimizer, model, index))
@@ -135,8 +139,9 @@ def load_into(
             targets = match(state, index, directory=directory)
             if is_dcp:
                 targets = {}
-        except (CheckpointError, ConfigError) as error:
-            complaint = str(error)
+        # Whatever it is, a device without memory for instance: the others wait for this rank.
+        except Exception as error:
+            complaint, cause = str(error) or type(error).__name__, error
         headers = _read_headers(directory, () if is_dcp else index.files, ranks)
         told = _Prepared(
             wants=wants_of(targets),
@@ -145,7 +150,7 @@ def load_into(
             complaint=complaint or headers.complaint,
         )
         prepared = exchange(ranks, "loading", told)
-        _raise_first([p.complaint for p in prepared])
+        _raise_first([p.complaint for p in prepared], cause)
         digests = {number: d for p in prepared for number, d in p.digests.items()}
         files = [
             ReadFile(
@@ -165,18 +170,18 @@ def load_into(
         with reading:
             _raise_first(exchange(ranks, "opened", reading.complaint))
             undo.pop_all()
-            if is_dcp and state is not None:
-                read_dcp(directory, state, index)
-            with prompt_handover():
-                reading.run()
+            try:
+                if is_dcp and state is not None:
+                    read_dcp(directory, state, index)
+                with prompt_handover():
+                    reading.run()
+            except CheckpointError as error:
+                raise CheckpointError(f"{error} {_TORN}") from error
     outcomes = exchange(ranks, "read", (reading.bytes_read, reading.damage))
     damage = [text for _, texts in outcomes for text in texts]
     if damage:
-        raise CheckpointError(
-            f"{damage[0]} {'' if len(damage) == 1 else f'{len(damage)} blocks are damaged. '}Part "
-            f"of the state was changed, so what was to be loaded cannot be used any more: load "
-            f"another checkpoint into all of it, or start again."
-        )
+        several = f"{len(damage)} blocks are damaged. " if len(damage) > 1 else ""
+        raise CheckpointError(f"{damage[0]} {several}{_TORN}")
     assert state is not None
     state.restore({name: index.values[name] for name in state.values})
     headers_read = sum(p.header_bytes for p in prepared)
@@ -185,16 +190,16 @@ def load_into(
 
 def _agreed_index(directory: Path, ranks: Communicator) -> StateIndex:
     """Return the index, which one rank reads. Collective."""
-    index, complaint = None, None
+    index, complaint, cause = None, None, None
     if ranks.rank == 0:
         try:
             index = find_index(directory)
-        except (CheckpointError, ConfigError) as error:
-            complaint = str(error)
+        except Exception as error:
+            complaint, cause = str(error) or type(error).__name__, error
     found: tuple[StateIndex | None, str | None]
     found = exchange(ranks, "finding", (index, complaint))[0]
     if found[0] is None:
-        raise CheckpointError(f"{found[1]} Nothing was changed.")
+        raise CheckpointError(f"{found[1]} Nothing was changed.") from cause
     return found[0]
 
 
@@ -225,9 +230,9 @@ def _read_headers(directory: Path, files: Sequence[IndexedFile], ranks: Communic
     return _Headers(digests=digests, size=size)
 
 
-def _raise_first(complaints: Sequence[str | None]) -> None:
+def _raise_first(complaints: Sequence[str | None], cause: Exception | None = None) -> None:
     told = [(rank, text) for rank, text in enumerate(complaints) if text is not None]
     if told:
         rank, text = told[0]
         others = "" if len(complaints) == 1 else f" (rank {rank}; {len(told)} of {len(complaints)})"
-        raise CheckpointError(f"{text} Nothing was changed.{others}")
+        raise CheckpointError(f"{text} Nothing was changed.{others}") from cause

@@ -52,14 +52,18 @@ def give_state(
     names = {} if model is None else parameter_names(model)
     saved = _saved_state(index, set(names.values()))
     dtypes = {piece.name: piece.dtype for file in index.files for piece in file.layout.pieces}
-    for each in optimizers:
-        _give_state(each, names, saved, index, dtypes)
 
     def take_back() -> None:
         for each, state in before:
             each.state.clear()
             each.state.update(state)
 
+    try:
+        for each in optimizers:
+            _give_state(each, names, saved, index, dtypes)
+    except BaseException:
+        take_back()
+        raise
     return take_back
 
 
@@ -108,9 +112,12 @@ def _give_state(
     index: StateIndex,
     dtypes: Mapping[str, str],
 ) -> None:
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            name = names.get(parameter, "")
+    groups = {tuple(group["params"]): group for group in decode(index.values.get(_GROUPS, []))}
+    for live in optimizer.param_groups:
+        called = [names.get(parameter, "") for parameter in live["params"]]
+        # Whose settings it will have in a moment.
+        group = groups.get(tuple(called), live)
+        for parameter, name in zip(live["params"], called, strict=True):
             if name not in saved:
                 optimizer.state.pop(parameter, None)
                 continue

@@ -133,6 +133,7 @@ def write_index(directory: Path, index: StateIndex) -> str | None:
     try:
         write_atomic(directory / INDEX_NAME, index.encode(), durable=True)
         fsync_directory(directory.parent)
-    except OSError as error:
-        return f"{directory / INDEX_NAME} could not be written: {error.strerror}."
+    # Whatever it is: all ranks wait to be told.
+    except Exception as error:
+        return f"{directory / INDEX_NAME} could not be written: {error}."
     return None

@@ -95,10 +95,10 @@ class Snapshots:
         snapshot.copy_now()
         for optimizer, until in zip(optimizers, self._copies.until, strict=True):
             if until:
-                Gate.of(optimizer).close(partial(snapshot.wait_until_copied, until))
+                Gate.of(optimizer).close(snapshot, until)
         for model in changed_by:
             if isinstance(model, torch.nn.Module):
-                Gate.of(model).close(snapshot.wait_until_copied)
+                Gate.of(model).close(snapshot)
         self._newest = snapshot
         self._background.submit(snapshot.copy)
         return snapshot
@@ -185,8 +185,14 @@ class Snapshot:
         CheckpointError
             If that takes too long. The snapshot is discarded.
         """
-        wanted = self._blocks if blocks is None else blocks
-        self._wait(lambda: self._closed or self._copied >= wanted)
+        self._wait(lambda: self.is_copied(blocks))
+
+    def is_copied(self, blocks: int | None = None) -> bool:
+        """Return whether all blocks are copied, or so many, or nobody wants them any more.
+
+        Not collective.
+        """
+        return self._closed or self._copied >= (self._blocks if blocks is None else blocks)
 
     def wait_until_written(self) -> None:
         """Wait until all memory is free again. Not collective.
