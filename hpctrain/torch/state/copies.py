@@ -36,7 +36,7 @@ class BlockCopies:
     """
 
     def __init__(self, layout: StateFile, tensors: Sequence[torch.Tensor]) -> None:
-        self._layout = layout
+        self.layout = layout
         self.tensors = tensors
         self._prepared: dict[int, _Sources] = {}
 
@@ -75,8 +75,8 @@ class BlockCopies:
 
     def parts(self, block: int) -> Iterator[tuple[int, torch.Tensor]]:
         """Give what is copied into a block, and to where in it, in bytes. Not collective."""
-        start, stop = self._layout.extent(block)
-        starts, pieces = self._layout.starts, self._layout.pieces
+        start, stop = self.layout.extent(block)
+        starts, pieces = self.layout.starts, self.layout.pieces
         position = 0
         for index in range(bisect_right(starts, start) - 1, len(pieces)):
             if starts[index] >= stop:

@@ -46,8 +46,8 @@ class StatePlan:
 def plan_state(state: FlatState, *, communicator: Communicator) -> StatePlan:
     """Share a state out over the ranks.
 
-    Collective at first. A plan is kept for a state with the same names, shapes and types, so that
-    later calls are not: those of all ranks must change together.
+    Collective: ranks tell each other a digest of what they hold, and all of it the first time. So
+    the state of some ranks alone may change from call to call.
 
     Tensors that are sharded are written by who holds them. Those that are replicated are shared
     out, so that each byte is written once, and all ranks write equally many. Of tensors that share
@@ -65,30 +65,34 @@ def plan_state(state: FlatState, *, communicator: Communicator) -> StatePlan:
     ConfigError
         If a tensor cannot be saved.
     CheckpointError
-        If ranks do not plan at the same time, or have other types or shapes of a tensor.
+        If not all ranks call, or they have other types or shapes of a tensor.
     """
     global _last
-    ranks = (communicator.rank, communicator.size)
     memory = _memory(state.tensors)
-    copies = None
-    if _last is not None and (_last.memory, _last.key[1:]) == (memory, ranks):
-        copies = _last.copies()
-    # What was forgotten, on all ranks alike, they have to agree on again.
-    if _last is not None and copies is not None and _last.key in _assignments:
-        key = _last.key
+    # The plan before is this one too, if it is still in use and no tensor has moved.
+    last = _last if _last is not None and memory is not None and _last.memory == memory else None
+    copies = None if last is None else last.copies()
+    boxes: dict[str, LocalBox] | None = None
+    if last is not None and copies is not None:
+        digest = last.digest
     else:
         boxes = boxes_of(state.tensors)
-        held = _Held(boxes=tuple(local.box for local in boxes.values()), aliases=_aliases(boxes))
-        key = (held.digest(), *ranks)
-        if key not in _assignments:
-            _assignments[key] = _assign(held, communicator)
-            while len(_assignments) > _KEPT_PLANS:
-                _assignments.popitem(last=False)
-        layout = _assignments[key].layout
-        copies = BlockCopies(layout, [boxes[piece.name].view(piece) for piece in layout.pieces])
-        _last = _Last(memory=memory, key=key, copies=weakref.ref(copies))
+        digest = _Held.of(boxes).digest()
+    digests = exchange(communicator, "planning", digest)
+    key = (xxhash.xxh3_128_digest(b"".join(digests)), communicator.rank, communicator.size)
+    if key not in _assignments:
+        boxes = boxes or boxes_of(state.tensors)
+        replicated = len(set(digests)) == 1
+        _assignments[key] = _assign(_Held.of(boxes), communicator, replicated=replicated)
+        while len(_assignments) > _KEPT_PLANS:
+            _assignments.popitem(last=False)
     _assignments.move_to_end(key)
     assignment = _assignments[key]
+    if copies is None or copies.layout is not assignment.layout:
+        boxes = boxes or boxes_of(state.tensors)
+        views = [boxes[piece.name].view(piece) for piece in assignment.layout.pieces]
+        copies = BlockCopies(assignment.layout, views)
+        _last = _Last(memory=memory, digest=digest, copies=weakref.ref(copies))
     index = None
     if communicator.rank == 0:
         index = StateIndex(
@@ -113,6 +117,10 @@ class _Held:
     aliases: Mapping[str, str]
     """Names of tensors that have the memory of one before them, and its name."""
 
+    @classmethod
+    def of(cls, boxes: Mapping[str, LocalBox]) -> _Held:
+        return cls(boxes=tuple(local.box for local in boxes.values()), aliases=_aliases(boxes))
+
     def digest(self) -> bytes:
         content = pickle.dumps((self.boxes, tuple(self.aliases.items())), protocol=4)
         return xxhash.xxh3_128_digest(content)
@@ -133,10 +141,10 @@ _assignments: OrderedDict[_Key, _Assignment] = OrderedDict()
 
 @dataclass(frozen=True, kw_only=True)
 class _Last:
-    """The plan before. It is the next one too, if it is still in use and no tensor has moved."""
+    """The plan before."""
 
     memory: list[Any] | None
-    key: _Key
+    digest: bytes
     copies: weakref.ref[BlockCopies]
 
 
@@ -173,9 +181,8 @@ def _aliases(boxes: Mapping[str, LocalBox]) -> dict[str, str]:
     return aliases
 
 
-def _assign(own: _Held, ranks: Communicator) -> _Assignment:
-    digest = own.digest()
-    if all(other == digest for other in exchange(ranks, "planning", digest)):
+def _assign(own: _Held, ranks: Communicator, *, replicated: bool) -> _Assignment:
+    if replicated:
         # All of it is replicated, and each rank can tell by itself what every rank would say.
         held = [own]
         holders = {box: tuple(range(ranks.size)) for box in own.boxes}

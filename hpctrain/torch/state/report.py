@@ -42,7 +42,7 @@ def report_state(
     """Report metrics, and a checkpoint with the state of model, optimizer and all else.
 
     Collective: every rank calls it instead of `hpctrain.report`, with the same names. Each writes
-    its share into the run directory, with a digest of every 8 MiB; nothing is copied or read again.
+    its share into the run directory, with a digest of every 8 MiB, and nothing is read again.
     `hpctrain.torch.load_state` reads it, on any number of ranks.
 
     Parameters
