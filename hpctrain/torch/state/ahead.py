@@ -20,7 +20,7 @@ _RUNS = 16
 
 
 @dataclass
-class Transfer:
+class CopyList:
     """Tensors, and where each is copied to."""
 
     targets: list[torch.Tensor] = field(default_factory=list)
@@ -57,9 +57,9 @@ class Run:
     """Blocks that are copied in one call behind the training function."""
 
     blocks: range
-    gated: Transfer
+    gated: CopyList
     """What only the step of an optimizer changes."""
-    late: Transfer
+    late: CopyList
     """What anything may change, and has no place of its own."""
 
 
@@ -86,7 +86,7 @@ class CopiesAhead:
         self.devices = {tensor.device for tensor in plan.copies.tensors}
         self.until = [0] * len(self._optimizers)
         """How many blocks each optimizer waits for."""
-        self.now = Transfer()
+        self.now = CopyList()
         """What anything may change."""
         self.now_blocks: set[int] = set()
         owners = {
@@ -100,7 +100,7 @@ class CopiesAhead:
         self.runs = []
         for first in range(0, blocks, step):
             numbers = range(first, min(first + step, blocks))
-            run = Run(blocks=numbers, gated=Transfer(), late=Transfer())
+            run = Run(blocks=numbers, gated=CopyList(), late=CopyList())
             for block in numbers:
                 place = block % slots.blocks * BLOCK_BYTES
                 for start, source in plan.copies.parts(block):

@@ -83,15 +83,12 @@ def flatten_state(
     ConfigError
         If something of it cannot be saved.
     """
-    import torch
-
     parts = []
     if model is not None:
         parts.append(_model_part("model", model))
     if optimizer is not None:
-        several = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
         names = {} if model is None else parameter_names(model)
-        parts.append(_optimizer_part("optimizer", several, names))
+        parts.append(_optimizer_part("optimizer", optimizers_of(optimizer), names))
     for name, other in (others or {}).items():
         parts.append(_other_part(name, other))
     tensors: dict[str, torch.Tensor] = {}
@@ -108,6 +105,17 @@ def flatten_state(
             else:
                 values[name] = encode(leaf, name=name)
     return FlatState(tensors=tensors, values=values, parts=tuple(parts))
+
+
+def optimizers_of(
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
+) -> list[torch.optim.Optimizer]:
+    """Return one, several or no optimizers as a list. Not collective."""
+    import torch
+
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return [optimizer]
+    return list(optimizer or ())
 
 
 def parameter_names(model: torch.nn.Module) -> dict[torch.Tensor, str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hpctrain.bulk.index import StateIndex
 from hpctrain.errors import CheckpointError
 from hpctrain.torch.state.boxes import dtype_called
-from hpctrain.torch.state.flatten import parameter_names
+from hpctrain.torch.state.flatten import optimizers_of, parameter_names
 from hpctrain.torch.state.values import decode
 
 if TYPE_CHECKING:
@@ -44,10 +44,7 @@ def give_state(
     Callable[[], None]
         Takes it back.
     """
-    import torch
-
-    optimizers: Sequence[torch.optim.Optimizer]
-    optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer or []
+    optimizers = optimizers_of(optimizer)
     before = [(each, dict(each.state)) for each in optimizers]
     names = {} if model is None else parameter_names(model)
     saved = _saved_state(index, set(names.values()))

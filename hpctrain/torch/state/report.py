@@ -15,7 +15,7 @@ from hpctrain.bulk.writer import write_state_file
 from hpctrain.checkpoint import Checkpoint, CheckpointUploadMode
 from hpctrain.rundir.files import write_unseen
 from hpctrain.rundir.staging import StagedFile
-from hpctrain.torch.state.flatten import flatten_state
+from hpctrain.torch.state.flatten import flatten_state, optimizers_of
 from hpctrain.torch.state.plan import StatePlan, plan_state
 from hpctrain.torch.state.save import shared_ring
 from hpctrain.worker.context import active_worker
@@ -91,13 +91,10 @@ def report_state(
                         {"loss": loss.item()}, model=model, optimizer=optimizer, loop=loop
                     )
     """
-    import torch
-
     worker = active_worker("report_state()")
     state = flatten_state(model=model, optimizer=optimizer, others=others)
     plan = plan_state(state, communicator=worker.comm)
     files = {} if loop is None else loop.to_files()
-    several = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer or ()
     session = worker.session
     session.report(
         metrics,
@@ -109,7 +106,7 @@ def report_state(
                 plan,
                 files,
                 session=session,
-                changed_by=[model, *several, *others.values()],
+                changed_by=[model, *optimizers_of(optimizer), *others.values()],
             ),
         ),
     )
