@@ -26,7 +26,7 @@ _THREADS = 4
 # Blocks that are read ahead, or still on their way out; and that are on their way in.
 _OUTGOING = 4
 _INCOMING = 4
-_POLL_S = 1e-3
+_POLL_S = 1e-4
 TIMEOUT_S = 1800.0
 """Seconds to wait for one block, of another rank or of the disk."""
 
@@ -173,8 +173,10 @@ class StateReading:
         target.finish()
 
     def _read_shared(self, block: Block, memory: memoryview) -> None:
+        """Read what others want too into memory, and copy from there what is wanted here."""
         number, index = block
-        self._readers[number].read(index, memory)
+        content = self._readers[number].read(index, memory)
+        self._targets[number].blocks[index].scatter(content)
 
     def _exchange(self, transport: Transport, pool: ThreadPoolExecutor) -> None:
         """Take part in all transfers, in their order: who waits, waits for one that can go on."""
@@ -202,9 +204,6 @@ class StateReading:
                 self._await(future, block, meanwhile=transport.progress)
                 pendings = [transport.send(memory[t.low : t.high], t.receiver) for t in transfers]
                 leaving.sent(memory, list(zip(pendings, transfers, strict=True)))
-                # Damaged or not, as the others do with it: the state is lost if it is.
-                start, stop = self._files[block[0]].layout.extent(block[1])
-                target.scatter(memory[: stop - start])
             target.finish()
         while leaving.on_their_way:
             self._finish_oldest(leaving)
