@@ -137,14 +137,22 @@ class StateFile:
         Raises
         ------
         CheckpointError
-            If it is no header, or not of a file of this size. Files of other programs have no
-            digests, and need not begin on a page.
+            If it is no header, or not of a file of this size; or if another program's file has
+            tensors of a type that is not in `DTYPE_BYTES`. Files of other programs have no digests,
+            and need not begin on a page.
         """
         try:
             stop = header_length(header[: _LENGTH.size], name=name)
             content = json.loads(header[_LENGTH.size : stop])
             metadata = content.pop(_METADATA, {})
             sharding = json.loads(metadata.get(_SHARDING_KEY, "{}"))
+            unknown = {value["dtype"] for value in content.values()} - DTYPE_BYTES.keys()
+            # In a file of ours there is none: its header is torn.
+            if unknown and _DIGESTS_KEY not in metadata:
+                raise CheckpointError(
+                    f"{name} has tensors of type {', '.join(sorted(unknown))}, and hpctrain reads "
+                    f"{', '.join(DTYPE_BYTES)}. Save them as another type."
+                )
             found = [
                 (
                     value["data_offsets"],

@@ -94,6 +94,19 @@ def test_a_short_file_is_damage() -> None:
         StateFile.parse(content[: layout.header_bytes], size=len(content) - 1, name="f")
 
 
+def test_a_type_that_is_not_read_is_no_damage() -> None:
+    header = b'{"a":{"dtype":"F8_E8M0","shape":[2],"data_offsets":[0,2]}}'
+    content = len(header).to_bytes(8, "little") + header
+    with pytest.raises(CheckpointError, match="f has tensors of type F8_E8M0, and hpctrain reads"):
+        StateFile.parse(content, size=len(content) + 2, name="f")
+
+
+def test_a_type_that_a_file_of_ours_cannot_have_is_damage() -> None:
+    _, content = _written()
+    with pytest.raises(CheckpointError, match="f is damaged: its header is torn"):
+        StateFile.parse(content.replace(b'"F32"', b'"F33"'), size=len(content), name="f")
+
+
 def test_an_index_is_read_back() -> None:
     layout = StateFile.plan(PIECES)
     index = StateIndex(
