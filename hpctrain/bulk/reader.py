@@ -8,8 +8,10 @@ cache, and does not push out what others have there.
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -36,25 +38,45 @@ class DamagedError(CheckpointError):
     """A block cannot be read, or is not what was written."""
 
 
-def read_header(path: Path) -> bytes:
-    """Return the first bytes of a file, up to its data. Not collective.
+@dataclass(frozen=True, kw_only=True)
+class FileStart:
+    """What a file of tensors begins with, and its size, both of the same moment."""
+
+    path: Path
+    header: bytes
+    """The bytes before the data: fewer if the file ends there, or is of another kind."""
+    size: int
+    """Bytes of the whole file."""
+
+    def layout(self) -> StateFile:
+        """Return the layout that the header describes; see `StateFile.parse`. Not collective."""
+        return StateFile.parse(self.header, size=self.size, name=str(self.path))
+
+
+def read_start(path: Path) -> FileStart:
+    """Return the first bytes of a file, up to its data, and its size. Not collective.
 
     Raises
     ------
     CheckpointError
-        If it is missing, cannot be read, or is no safetensors file.
+        If it is missing, or cannot be read.
     """
     try:
         with open(path, "rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
             header = file.read(PAGE_BYTES)
-            length = header_length(header[:8], name=str(path))
+            try:
+                length = header_length(header[:8], name=str(path))
+            except CheckpointError:
+                # No safetensors file. Whoever asks for its layout is told so.
+                length = len(header)
             while len(header) < length and (more := file.read(length - len(header))):
                 header += more
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing.") from error
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
-    return header[:length]
+    return FileStart(path=path, header=header[:length], size=size)
 
 
 def read_layout(path: Path) -> StateFile:
@@ -65,8 +87,7 @@ def read_layout(path: Path) -> StateFile:
     CheckpointError
         If it is missing, cannot be read, or is damaged.
     """
-    header = read_header(path)
-    return StateFile.parse(header, size=path.stat().st_size, name=str(path))
+    return read_start(path).layout()
 
 
 def verify_state_file(path: Path, digest: str, *, quick: bool = False) -> str | None:
@@ -81,9 +102,9 @@ def verify_state_file(path: Path, digest: str, *, quick: bool = False) -> str | 
         exchanged files, not flipped bits.
     """
     try:
-        header = read_header(path)
-        layout = StateFile.parse(header, size=path.stat().st_size, name=str(path))
-        if (found := file_digest(header)) != digest:
+        start = read_start(path)
+        layout = start.layout()
+        if (found := file_digest(start.header)) != digest:
             return f"{path} has a header of digest {found}, but {digest} was written."
         if quick or not layout.digests:
             return None

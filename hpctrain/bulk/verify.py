@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpctrain.bulk.reader import read_header
+from hpctrain.bulk.reader import read_start
 from hpctrain.bulk.state_file import StateFile, file_digest
 from hpctrain.errors import CheckpointError
 
@@ -26,8 +26,8 @@ def read_state_header(path: Path) -> tuple[StateFile, bytes] | None:
     if path.suffix != ".safetensors":
         return None
     try:
-        header = read_header(path)
-        layout = StateFile.parse(header, size=path.stat().st_size, name=str(path))
+        start = read_start(path)
+        layout = start.layout()
     except CheckpointError:
         return None
-    return (layout, header) if layout.digests else None
+    return (layout, start.header) if layout.digests else None

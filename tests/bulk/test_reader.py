@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -11,8 +12,8 @@ import xxhash
 from hpctrain.bulk.page_cache import is_cached
 from hpctrain.bulk.reader import (
     BlockReader,
-    read_header,
     read_layout,
+    read_start,
     scratch_memory,
     verify_state_file,
 )
@@ -169,14 +170,14 @@ def test_a_file_that_is_closed_again_closes_no_other(written: tuple[Path, bytes]
 
 def test_a_sound_file_verifies(written: tuple[Path, bytes]) -> None:
     path, _ = written
-    digest = file_digest(read_header(path))
+    digest = file_digest(read_start(path).header)
     assert verify_state_file(path, digest) is None
     assert verify_state_file(path, digest, quick=True) is None
 
 
 def test_verifying_finds_every_kind_of_damage(written: tuple[Path, bytes]) -> None:
     path, _ = written
-    digest = file_digest(read_header(path))
+    digest = file_digest(read_start(path).header)
     assert "but 0123 was written" in str(verify_state_file(path, "0123", quick=True))
     _flip(path, path.stat().st_size // 2)
     assert verify_state_file(path, digest, quick=True) is None
@@ -187,6 +188,35 @@ def test_verifying_finds_every_kind_of_damage(written: tuple[Path, bytes]) -> No
     assert str(path) in str(verify_state_file(path, digest, quick=True))
     path.unlink()
     assert "is missing" in str(verify_state_file(path, digest))
+
+
+def test_a_file_that_is_deleted_while_its_header_is_read_has_the_size_it_had(
+    written: tuple[Path, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _ = written
+    size, begin = path.stat().st_size, os.fstat
+
+    def deleting(descriptor: int) -> os.stat_result:
+        path.unlink(missing_ok=True)
+        return begin(descriptor)
+
+    monkeypatch.setattr(os, "fstat", deleting)
+    digest = file_digest(path.read_bytes()[:PAGE_BYTES])
+    assert read_layout(path).size == size
+    assert "is missing" in str(verify_state_file(path, digest))
+
+
+def test_a_filesystem_that_does_not_tell_the_size_is_a_complaint(
+    written: tuple[Path, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(descriptor: int) -> os.stat_result:
+        raise OSError(errno.EIO, "Input/output error")
+
+    path, _ = written
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fstat", fail)
+        with pytest.raises(CheckpointError, match="cannot be read: Input/output error"):
+            read_layout(path)
 
 
 def test_files_in_memory_and_of_other_programs_are_read(tmp_path: Path) -> None:
