@@ -61,7 +61,7 @@ class Copier:
         OSError
             If one cannot be read, or the other not be written: a full disk, for instance.
         CheckpointError
-            If a block of a state's file is not what was saved.
+            If a state's file is not what was saved, or cannot be read.
         """
         found = read_state_header(source)
         digest: _Digest = _ContentDigest() if found is None else _StateDigest(source, *found)
@@ -78,11 +78,12 @@ class Copier:
 
     def _copy_small(self, source: Path, target: Path, digest: _Digest) -> int:
         content = source.read_bytes()
-        for start, stop in digest.extents(len(content)):
-            digest.update(start, memoryview(content)[start:stop])
-        self._wait(len(content))
-        target.write_bytes(content)
-        return len(content)
+        size = 0
+        for start, size in digest.extents(len(content)):
+            digest.update(start, memoryview(content)[start:size])
+        self._wait(size)
+        target.write_bytes(content[:size])
+        return size
 
     def _copy_large(self, source: Path, target: Path, digest: _Digest) -> int:
         size, copied = source.stat().st_size, 0
@@ -191,7 +192,13 @@ class _Digest(Protocol):
     kind: Literal["content", "header"]
 
     def extents(self, size: int) -> Iterator[tuple[int, int]]:
-        """Yield where blocks begin and end in a file of this size; they begin on pages."""
+        """Yield where blocks begin and end that are copied; they begin on pages.
+
+        Parameters
+        ----------
+        size
+            Bytes that the file has now.
+        """
 
     def update(self, position: int, memory: memoryview) -> None:
         """Take in the block that begins there."""
@@ -228,7 +235,8 @@ class _StateDigest:
 
     def extents(self, size: int) -> Iterator[tuple[int, int]]:
         yield from _split(0, self._layout.header_bytes)
-        yield from _split(self._layout.header_bytes, size)
+        # Whatever the size is by now: what is missing differs, and what is more was not saved.
+        yield from _split(self._layout.header_bytes, self._layout.size)
 
     def update(self, position: int, memory: memoryview) -> None:
         data = position - self._layout.header_bytes

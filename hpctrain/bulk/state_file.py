@@ -202,6 +202,11 @@ def header_length(first: bytes, *, name: str) -> int:
     return int(length) + _LENGTH.size
 
 
+def is_ours(header: bytes) -> bool:
+    """Return whether a header, whole or torn, has digests of blocks. Not collective."""
+    return _DIGESTS_KEY.encode() in header
+
+
 def file_digest(header: bytes) -> str:
     """Return the digest that stands for a file with this header, and so for its data.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from hpctrain.bulk import direct
+from hpctrain.bulk import copy, direct
 from hpctrain.bulk.copy import Copier
 from hpctrain.bulk.digest import digest_file
 from hpctrain.bulk.direct import LARGE_BYTES, FileReader
@@ -196,6 +196,53 @@ def test_a_states_file_that_was_damaged_meanwhile_is_not_copied(tmp_path: Path, 
     with pytest.raises(CheckpointError, match=r"state\.safetensors is damaged: what begins at"):
         Copier().copy(source, target)
     assert not target.exists()
+
+
+@pytest.mark.parametrize("kept", [4096 + BLOCK_BYTES, 4096 + 100, 3000])
+def test_what_is_left_of_a_states_file_is_not_copied_as_if_it_were_all(tmp_path: Path, kept: int):
+    source, target = tmp_path / "state.safetensors", tmp_path / "copy.safetensors"
+    write_state(source)
+    os.truncate(source, kept)
+    with pytest.raises(CheckpointError, match=r"state\.safetensors is damaged"):
+        Copier().copy(source, target)
+    assert not target.exists()
+
+
+def resized_once_its_header_is_read(monkeypatch: pytest.MonkeyPatch, path: Path, size: int) -> None:
+    read = copy.read_state_header
+
+    def resizing(source: Path) -> tuple[StateFile, bytes] | None:
+        found = read(source)
+        os.truncate(path, size)
+        return found
+
+    monkeypatch.setattr(copy, "read_state_header", resizing)
+
+
+@pytest.mark.parametrize("saved", [100, 2 * BLOCK_BYTES + 100])
+def test_a_states_file_that_shrinks_by_whole_blocks_is_not_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: int
+):
+    source, target = tmp_path / "state.safetensors", tmp_path / "copy.safetensors"
+    header = write_state(source, saved)
+    left = len(header) + (saved - 1) // BLOCK_BYTES * BLOCK_BYTES
+    resized_once_its_header_is_read(monkeypatch, source, left)
+    with pytest.raises(CheckpointError, match=r"state\.safetensors is damaged: what begins at"):
+        Copier().copy(source, target)
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("saved", [100, 2 * BLOCK_BYTES])
+def test_of_a_states_file_that_grows_the_state_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: int
+):
+    source, target = tmp_path / "state.safetensors", tmp_path / "copy.safetensors"
+    write_state(source, saved)
+    content = source.read_bytes()
+    resized_once_its_header_is_read(monkeypatch, source, len(content) + BLOCK_BYTES + 5)
+    copied = Copier().copy(source, target)
+    assert target.read_bytes() == content
+    assert (copied.size, copied.kind) == (len(content), "header")
 
 
 @pytest.mark.parametrize("size", [LARGE_BYTES - 1, 6 * BLOCK_BYTES])

@@ -84,6 +84,24 @@ def test_of_a_states_file_the_header_is_digested_and_of_others_the_content(tmp_p
     assert sorted(reading.names) == ["loop.pt", "model.safetensors"]
 
 
+@pytest.mark.parametrize("kept", [4096 + BLOCK_BYTES, 4096, 3000])
+def test_a_states_file_that_was_cut_off_before_the_commit_is_not_committed(
+    tmp_path: Path, kept: int
+):
+    write_state(tmp_path / NAME)
+    os.truncate(tmp_path / NAME, kept)
+    with pytest.raises(CheckpointError, match=rf"{NAME} is damaged"):
+        seal(tmp_path)
+
+
+def test_a_file_that_only_has_the_name_of_one_of_a_state_is_digested_by_its_content(
+    tmp_path: Path,
+):
+    (tmp_path / NAME).write_bytes(b"anything")
+    (tmp_path / "empty.safetensors").write_bytes(b"")
+    assert [file.kind for file in seal(tmp_path)] == ["content", "content"]
+
+
 def test_what_a_writer_has_digested_is_not_read_again(tmp_path: Path):
     write_state(tmp_path / NAME)
     (tmp_path / "state.json").write_bytes(b"{}")
