@@ -325,11 +325,13 @@ class Session:
         def copy() -> None:
             try:
                 scratch.copy_artifacts(self._paths.artifacts, self.writing.bulk)
-            except OSError as error:
+            except (OSError, CheckpointError) as error:
+                # A state's file among them may be changed while it is copied.
+                reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
                 self._commits.fail(
                     CheckpointError(
                         f"rank {self.world.world_rank} could not copy its artifacts to "
-                        f"{self._paths.artifacts}: {error.strerror or error}."
+                        f"{self._paths.artifacts}: {reason.rstrip('.')}."
                     )
                 )
 
@@ -377,7 +379,7 @@ class Session:
         if self._background is None:
             from hpctrain.worker.upload import Background
 
-            self._background = Background(threaded=self._in_background)
+            self._background = Background(threaded=self._in_background, on_error=self._commits.fail)
         self._background.submit(job)
 
     def _staging_directory(self, report: int) -> Path:

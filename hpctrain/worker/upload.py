@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -177,18 +178,27 @@ class Background:
     ----------
     threaded
         Whether there is a thread for it, made at first use; else jobs are done at once.
+    on_error
+        Is given what a job raises in the thread, which keeps no other job from being done. Unless
+        it is given, the log of the rank has it.
     name
         Of the thread.
     """
 
-    def __init__(self, *, threaded: bool, name: str = "hpctrain-upload") -> None:
-        self._threaded, self._name = threaded, name
+    def __init__(
+        self,
+        *,
+        threaded: bool,
+        on_error: Callable[[BaseException], None] = traceback.print_exception,
+        name: str = "hpctrain-upload",
+    ) -> None:
+        self._threaded, self._on_error, self._name = threaded, on_error, name
         self._jobs: deque[Callable[[], None]] = deque()
         self._change = threading.Condition()
         self._thread: threading.Thread | None = None
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Do a job after those before it. It must not raise."""
+        """Do a job after those before it. It tells of its own errors; others go to `on_error`."""
         if not self._threaded:
             job()
             return
@@ -209,9 +219,13 @@ class Background:
             with self._change:
                 self._change.wait_for(lambda: bool(self._jobs))
                 job = self._jobs[0]
-            job()
-            # What it had is free before the next one comes.
-            del job
-            with self._change:
-                self._jobs.popleft()
-                self._change.notify_all()
+            try:
+                job()
+            except BaseException as error:
+                self._on_error(error)
+            finally:
+                # What it had is free before the next one comes.
+                del job
+                with self._change:
+                    self._jobs.popleft()
+                    self._change.notify_all()

@@ -15,6 +15,7 @@ from typing import Any
 import numpy
 import pytest
 
+from hpctrain.bulk.state_file import Piece, StateFile
 from hpctrain.checkpoint import (
     MANIFEST_NAME,
     Checkpoint,
@@ -30,7 +31,7 @@ from hpctrain.worker import upload
 from hpctrain.worker.commits import MAX_IN_FLIGHT, Verdict
 from hpctrain.worker.metrics import encode_metrics
 from hpctrain.worker.report import Session
-from hpctrain.worker.upload import Upload
+from hpctrain.worker.upload import Background, Upload
 from hpctrain.world import World
 
 PATIENCE_S = 10.0
@@ -597,6 +598,58 @@ def test_a_source_that_vanished_before_its_copy_is_an_error(start: Start, model:
     session.report({}, upload)
     with pytest.raises(CheckpointError, match=r"could not write its part .* of report 1"):
         session.drain()
+
+
+def test_a_job_that_raises_keeps_none_behind_it_from_being_done():
+    errors: list[BaseException] = []
+    background = Background(threaded=True, on_error=errors.append)
+    done = []
+
+    def fail() -> None:
+        raise CheckpointError("damaged")
+
+    background.submit(fail)
+    background.submit(lambda: done.append("next"))
+    assert background.wait(PATIENCE_S)
+    assert done == ["next"]
+    assert [str(error) for error in errors] == ["damaged"]
+
+
+def test_what_goes_wrong_behind_is_raised_by_the_next_report(
+    start: Start, executor: FakeExecutor, model: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def fail(checkpoint: Upload) -> None:
+        raise ValueError("no such directory")
+
+    monkeypatch.setattr(Upload, "delete_source", fail)
+    executor.decide = lambda number: Verdict(str(model), None)
+    session = start()
+    session.report({}, part_of(model, ASYNC))
+    wait_for(lambda: session._commits.failure is not None)
+    with pytest.raises(ValueError, match="no such directory"):
+        session.report({})
+    session.report({}, part_of(model, ASYNC))
+    wait_for(lambda: 3 in executor.parts)
+
+
+def test_artifacts_with_a_damaged_state_are_told_of_and_later_checkpoints_go_on(
+    start: Start, executor: FakeExecutor, model: Path, tmp_path: Path
+):
+    session = start()
+    (tmp_path / "nvme").mkdir()
+    session.use_scratch(tmp_path / "nvme", artifacts=True)
+    layout = StateFile.plan([Piece(name="a", dtype="U8", shape=(9,), offsets=(0,))])
+    state = session.artifacts() / "state.safetensors"
+    state.write_bytes(layout.header(["0" * 16]) + bytes(9))
+    session.report({}, part_of(model, ASYNC))
+    wait_for(lambda: session._commits.failure is not None)
+    message = r"rank 0 could not copy its artifacts to .*: .*state\.safetensors is damaged.*node\.$"
+    with pytest.raises(CheckpointError, match=message):
+        session.report({})
+    state.unlink()
+    session.report({}, part_of(model, ASYNC))
+    wait_for(lambda: 3 in executor.parts)
+    session.close()
 
 
 def test_what_is_under_way_for_too_long_says_what_it_waits_for(
