@@ -10,6 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from hpctrain.bulk.unreadable import UnreadableError
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.config import CheckpointConfig
 from hpctrain.errors import (
@@ -246,5 +247,6 @@ def _stored_error(paths: RunPaths, status: RunStatus) -> Exception | None:
         blamed = re.match(r"rank (-?\d+) of \d+ on (\S+) (?:failed|hangs)", message)
         rank, hostname = (int(blamed.group(1)), blamed.group(2)) if blamed else (-1, "")
         return kind(message, rank=rank, hostname=hostname)
-    kinds = {kind.__name__: kind for kind in (ConfigError, LaunchError, CheckpointError)}
+    known = (ConfigError, LaunchError, CheckpointError, UnreadableError)
+    kinds: dict[str, type[Exception]] = {kind.__name__: kind for kind in known}
     return kinds.get(status.error_type or "", TrainingFailedError)(message)

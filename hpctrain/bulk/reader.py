@@ -28,6 +28,7 @@ from hpctrain.bulk.state_file import (
     file_digest,
     header_length,
 )
+from hpctrain.bulk.unreadable import UnreadableError, is_passing
 from hpctrain.errors import CheckpointError
 
 _IOV_MAX = 1024
@@ -59,7 +60,7 @@ def read_start(path: Path) -> FileStart:
     Raises
     ------
     CheckpointError
-        If it is missing, or cannot be read.
+        If it is missing, or cannot be read: `UnreadableError` if that may pass.
     """
     try:
         with open(path, "rb", buffering=0) as file:
@@ -75,7 +76,8 @@ def read_start(path: Path) -> FileStart:
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing.") from error
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+        kind = UnreadableError if is_passing(error) else CheckpointError
+        raise kind(f"{path} cannot be read: {error.strerror}.") from error
     return FileStart(path=path, header=header[:length], size=size)
 
 
@@ -100,6 +102,11 @@ def verify_state_file(path: Path, digest: str, *, quick: bool = False) -> str | 
     quick
         Compare the size and the header only, which takes no time: what tells torn, truncated and
         exchanged files, not flipped bits.
+
+    Raises
+    ------
+    UnreadableError
+        If it cannot be read just now, so that nobody knows.
     """
     try:
         start = read_start(path)
@@ -108,7 +115,7 @@ def verify_state_file(path: Path, digest: str, *, quick: bool = False) -> str | 
             return f"{path} has a header of digest {found}, but {digest} was written."
         if quick or not layout.digests:
             return None
-        with BlockReader(path, layout) as reader:
+        with _open(path, layout) as reader:
             threads = min(_VERIFYING_THREADS, layout.blocks)
             scratch: SimpleQueue[memoryview] = SimpleQueue()
             for _ in range(threads):
@@ -128,9 +135,20 @@ def verify_state_file(path: Path, digest: str, *, quick: bool = False) -> str | 
                 except CheckpointError:
                     pool.shutdown(cancel_futures=True)
                     raise
+    except UnreadableError:
+        raise
     except CheckpointError as error:
         return str(error)
     return None
+
+
+def _open(path: Path, layout: StateFile) -> BlockReader:
+    try:
+        return BlockReader(path, layout)
+    except CheckpointError as error:
+        if is_passing(error.__cause__):
+            raise UnreadableError(str(error)) from error
+        raise
 
 
 def scratch_memory() -> memoryview:
@@ -273,8 +291,9 @@ class BlockReader:
             f"{self.path} is damaged: it ends before block {block} of {self.layout.blocks} does."
         )
 
-    def _unreadable(self, block: int, error: OSError) -> DamagedError:
-        return DamagedError(
+    def _unreadable(self, block: int, error: OSError) -> CheckpointError:
+        kind = UnreadableError if is_passing(error) else DamagedError
+        return kind(
             f"{self.path} cannot be read in block {block} of {self.layout.blocks}, with "
             f"{self._contents(block)}: {error.strerror}."
         )

@@ -24,10 +24,11 @@ class CheckpointView:
 
     name: str
     state: str
-    """``complete``, ``verified``, ``damaged``, or ``set aside`` when a run resumed."""
+    """``complete``, ``verified``, ``damaged``, ``unreadable`` just now, or ``set aside`` when a run
+    resumed."""
     manifest: Manifest | None = None
     complaint: str | None = None
-    """Why it is damaged."""
+    """Why it is damaged or unreadable."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints."""
@@ -59,14 +60,13 @@ def checkpoints(
 ) -> None:
     """List the checkpoints of a run, oldest first, and say what resuming would use.
 
-    Changes nothing. Ends with 4 if one is damaged.
+    Changes nothing. Ends with 4 if one is damaged, or cannot be read.
     """
     from hpctrain.cli.run_view import find_run, print_json
 
     paths = find_run(run, storage)
     views = list(_views(paths, verify=verify))
-    usable = [view.name for view in views if view.state in ("complete", "verified")]
-    resumes_from = usable[-1] if usable else None
+    resumes_from = find_resumed(views)
     if json:
         print_json(
             {
@@ -77,8 +77,21 @@ def checkpoints(
         )
     else:
         print(render(views, resumes_from, verified=verify))
-    if any(view.state == "damaged" for view in views):
+    if any(view.state in ("damaged", "unreadable") for view in views):
         raise typer.Exit(FAILED)
+
+
+def find_resumed(views: list[CheckpointView]) -> str | None:
+    """Return what resuming would use, or None. Pure."""
+    if any(view.state == "unreadable" and view.manifest is None for view in views):
+        # It may be the newest.
+        return None
+    for view in reversed(views):
+        if view.state in ("complete", "verified"):
+            return view.name
+        if view.state == "unreadable":
+            break
+    return None
 
 
 def render(views: list[CheckpointView], resumes_from: str | None, *, verified: bool) -> str:
@@ -107,7 +120,9 @@ def render(views: list[CheckpointView], resumes_from: str | None, *, verified: b
         )
     lines = [render_rows(rows, _COLUMNS)] if rows else []
     lines += [view.complaint for view in views if view.complaint is not None]
-    if resumes_from is None:
+    if resumes_from is None and any(view.state == "unreadable" for view in views):
+        lines.append("fit() would not resume before what is unreadable can be read.")
+    elif resumes_from is None:
         lines.append("There is no usable checkpoint: fit() would begin at the beginning.")
     elif verified:
         lines.append(f"Resuming would use {resumes_from}.")
@@ -127,6 +142,7 @@ def format_size(num_bytes: int) -> str:
 
 
 def _views(paths: RunPaths, *, verify: bool) -> Iterator[CheckpointView]:
+    from hpctrain.bulk.unreadable import UnreadableError
     from hpctrain.errors import CheckpointError
     from hpctrain.rundir.store import CheckpointStore
 
@@ -136,7 +152,8 @@ def _views(paths: RunPaths, *, verify: bool) -> Iterator[CheckpointView]:
     for entry in store.entries():
         name, manifest = entry.path.name, entry.manifest
         if manifest is None:
-            yield CheckpointView(name=name, state="damaged", complaint=entry.complaint)
+            state = "damaged" if entry.is_damaged else "unreadable"
+            yield CheckpointView(name=name, state=state, complaint=entry.complaint)
             continue
         if not verify:
             yield CheckpointView(name=name, state="complete", manifest=manifest)
@@ -147,8 +164,9 @@ def _views(paths: RunPaths, *, verify: bool) -> Iterator[CheckpointView]:
                 store.verify(manifest)
         except CheckpointError as error:
             if entry.path.exists():
+                state = "unreadable" if isinstance(error, UnreadableError) else "damaged"
                 yield CheckpointView(
-                    name=name, state="damaged", manifest=manifest, complaint=str(error)
+                    name=name, state=state, manifest=manifest, complaint=str(error)
                 )
         else:
             yield CheckpointView(name=name, state="verified", manifest=manifest)

@@ -10,6 +10,7 @@ from typing import Any
 
 import xxhash
 
+from hpctrain.bulk.unreadable import UnreadableError, is_passing
 from hpctrain.checkpoint import MANIFEST_NAME
 from hpctrain.errors import CheckpointError
 from hpctrain.rundir import FORMAT
@@ -70,7 +71,7 @@ def read_manifest(directory: Path) -> Manifest:
     DamagedManifestError
         If it is missing, torn or altered, with the reason.
     CheckpointError
-        If it is of a newer format.
+        If it is of a newer format; `UnreadableError` if it cannot be read just now.
     """
     try:
         content = json.loads((directory / MANIFEST_NAME).read_bytes())
@@ -95,6 +96,10 @@ def read_manifest(directory: Path) -> Manifest:
     except FileNotFoundError as error:
         raise DamagedManifestError("its manifest is missing") from error
     except OSError as error:
+        if is_passing(error):
+            raise UnreadableError(
+                f"{directory / MANIFEST_NAME} cannot be read: {error.strerror}."
+            ) from error
         raise DamagedManifestError(f"its manifest cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedManifestError("its manifest is torn") from error

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpctrain.bulk.digest import digest_file
 from hpctrain.bulk.reader import verify_state_file
+from hpctrain.bulk.unreadable import UnreadableError, is_passing
 from hpctrain.checkpoint import MANIFEST_NAME, Checkpoint, hold_for_deletion
 from hpctrain.errors import CheckpointError
 from hpctrain.rundir.files import fsync_directory, write_unseen
@@ -38,6 +39,9 @@ from hpctrain.rundir.staging import (
 if TYPE_CHECKING:
     from hpctrain.config import CheckpointConfig
 
+_AGAIN = (
+    "That does not say that it is damaged, and nothing was changed: try again once it can be read."
+)
 _READERS = 4
 """Files that are verified at a time."""
 _SCANNED_BYTES = 64 * 2**20
@@ -52,6 +56,8 @@ class Entry:
     manifest: Manifest | None
     complaint: str | None
     """Why it is no checkpoint; None if it is one."""
+    is_damaged: bool = False
+    """Whether it never will be one: its manifest was read, and is none."""
 
 
 class CheckpointStore:
@@ -167,22 +173,35 @@ class CheckpointStore:
         -------
         tuple
             Its manifest, or None; and why others were set aside (renamed to ``NAME.damaged``):
-            newer ones that are damaged, and all without a readable manifest.
+            newer ones that are damaged, and all without a manifest.
+
+        Raises
+        ------
+        UnreadableError
+            If one that may be the newest good one cannot be read just now. Nothing is set aside: in
+            an outage that would be all of them.
         """
         entries = self.entries()
         complaints = [entry.complaint for entry in entries if entry.complaint is not None]
         for entry in entries:
-            if entry.manifest is None:
-                self._set_aside(entry.path)
+            if entry.manifest is None and not entry.is_damaged:
+                raise UnreadableError(entry.complaint)
+        damaged = [entry.path for entry in entries if entry.is_damaged]
+        newest = None
         for manifest in reversed([e.manifest for e in entries if e.manifest is not None]):
             try:
                 self.verify(manifest, quick=_is_large(manifest) and manifest.name not in doubtful)
+            except UnreadableError:
+                raise
             except CheckpointError as error:
                 complaints.append(str(error))
-                self._set_aside(self._directory / manifest.name)
+                damaged.append(self._directory / manifest.name)
                 continue
-            return manifest, complaints
-        return None, complaints
+            newest = manifest
+            break
+        for path in damaged:
+            self._set_aside(path)
+        return newest, complaints
 
     def verify(self, manifest: Manifest, *, quick: bool = False) -> None:
         """Check sizes and digests of a checkpoint's files. Not collective.
@@ -195,7 +214,7 @@ class CheckpointStore:
         Raises
         ------
         CheckpointError
-            If a file is missing, differs, or cannot be read.
+            If a file is missing, differs, or cannot be read: `UnreadableError` if that may pass.
         """
         readers = ThreadPoolExecutor(_READERS, thread_name_prefix="hpctrain-verify")
         try:
@@ -250,10 +269,13 @@ class CheckpointStore:
             complaint = self._difference(path, file, quick=quick)
         except FileNotFoundError as error:
             raise CheckpointError(f"checkpoint {manifest.name} has lost {path}.") from error
+        except UnreadableError as error:
+            raise UnreadableError(f"checkpoint {manifest.name}: {error} {_AGAIN}") from error
         except OSError as error:
-            raise CheckpointError(
-                f"checkpoint {manifest.name}: {path} cannot be read: {error.strerror}."
-            ) from error
+            told = f"checkpoint {manifest.name}: {path} cannot be read: {error.strerror}."
+            if is_passing(error):
+                raise UnreadableError(f"{told} {_AGAIN}") from error
+            raise CheckpointError(told) from error
         if complaint is not None:
             raise CheckpointError(f"checkpoint {manifest.name}: {complaint}")
 
@@ -329,11 +351,15 @@ class CheckpointStore:
             path = self._directory / name
             try:
                 yield Entry(path=path, manifest=read_manifest(path), complaint=None)
+            except UnreadableError as error:
+                yield Entry(
+                    path=path, manifest=None, complaint=f"checkpoint {name}: {error} {_AGAIN}"
+                )
             except DamagedManifestError as error:
                 # Deleted meanwhile, if it is gone.
                 if path.exists():
                     complaint = f"checkpoint {name}: {error} ({path / MANIFEST_NAME})."
-                    yield Entry(path=path, manifest=None, complaint=complaint)
+                    yield Entry(path=path, manifest=None, complaint=complaint, is_damaged=True)
 
     def _set_aside(self, path: Path) -> None:
         damaged = path.with_name(path.name + DAMAGED)

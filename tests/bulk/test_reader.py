@@ -19,6 +19,7 @@ from hpctrain.bulk.reader import (
 )
 from hpctrain.bulk.state_file import BLOCK_BYTES, PAGE_BYTES, Piece, StateFile, file_digest
 from hpctrain.bulk.striping import filesystem_type
+from hpctrain.bulk.unreadable import UnreadableError
 from hpctrain.errors import CheckpointError
 
 PIECES = [
@@ -217,6 +218,19 @@ def test_a_filesystem_that_does_not_tell_the_size_is_a_complaint(
         patch.setattr(os, "fstat", fail)
         with pytest.raises(CheckpointError, match="cannot be read: Input/output error"):
             read_layout(path)
+
+
+def test_what_says_nothing_of_a_file_is_no_difference(
+    written: tuple[Path, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(descriptor: int) -> os.stat_result:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    path, _ = written
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fstat", fail)
+        with pytest.raises(UnreadableError, match="cannot be read: Cannot allocate memory"):
+            verify_state_file(path, "0123")
 
 
 def test_files_in_memory_and_of_other_programs_are_read(tmp_path: Path) -> None:

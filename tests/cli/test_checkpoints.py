@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hpctrain.checkpoint import MANIFEST_NAME
-from hpctrain.cli.checkpoints import format_size
+from hpctrain.cli.checkpoints import CheckpointView, find_resumed, format_size, render
 from hpctrain.rundir.staging import StagedPart, seal, staging_directory
 from hpctrain.rundir.store import CheckpointStore
 
@@ -67,6 +67,22 @@ def test_a_checkpoint_without_its_manifest_is_damage_that_needs_no_verifying(
     assert found["returncode"] == 4
     assert found["resumes_from"] == "000002"
     assert [c["state"] for c in found["checkpoints"]] == ["damaged", "complete", "complete"]
+
+
+def view(name: str, state: str, *, manifest: Any = "one") -> CheckpointView:
+    return CheckpointView(name=name, state=state, manifest=manifest)
+
+
+def test_resuming_passes_over_what_is_damaged_and_not_over_what_cannot_be_read():
+    old, new = view("1", "verified"), view("2", "verified")
+    assert find_resumed([old, new, view("3", "damaged")]) == "2"
+    assert find_resumed([old, new, view("3", "unreadable")]) is None
+    assert find_resumed([view("1", "unreadable"), new]) == "2"
+    # Nobody knows its report.
+    assert find_resumed([view("1", "unreadable", manifest=None), new]) is None
+    assert find_resumed([]) is None
+    text = render([view("3", "unreadable", manifest=None)], None, verified=False)
+    assert text.endswith("fit() would not resume before what is unreadable can be read.")
 
 
 def test_what_was_set_aside_is_listed_and_no_failure(workplace: Any, run: Path):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -8,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from hpctrain.bulk.unreadable import UnreadableError
 from hpctrain.callback import RunContext, UserCallback
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.config import CheckpointConfig, RunConfig, SyncConfig
 from hpctrain.control.wire import Frame
-from hpctrain.errors import RunStoppedError, WorkerError
+from hpctrain.errors import CheckpointError, RunStoppedError, WorkerError
 from hpctrain.execute import journal as journal_module
 from hpctrain.execute.failure_policy import StopKind, StopNotice
 from hpctrain.execute.recorder import Recorder
@@ -339,6 +341,29 @@ def test_an_attempt_begins_at_the_newest_good_checkpoint_and_says_what_it_set_as
     assert recorder.journal.status.checkpoint == "000001"
     assert len(events(paths, "checkpoint-damaged")) == 1
     assert [e["first_report"] for e in events(paths, "attempt-started")] == [0, 1]
+
+
+def test_an_attempt_does_not_begin_while_the_newest_checkpoint_cannot_be_read(
+    paths: RunPaths, broadcasts: Broadcasts, monkeypatch: pytest.MonkeyPatch
+):
+    recorder = make_recorder(paths)
+    recorder.record(make_round(1, paths=paths), broadcasts)
+    read_bytes = Path.read_bytes
+
+    def away(path: Path) -> bytes:
+        if path.name == "model.bin":
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return read_bytes(path)
+
+    with monkeypatch.context() as outage:
+        outage.setattr(Path, "read_bytes", away)
+        with pytest.raises(UnreadableError, match=r"Stale file handle\..*try again") as raised:
+            recorder.begin_attempt(None)
+    assert events(paths, "attempt-started") == []
+    recorder.end(raised.value)
+    # What fit() raises where the run was in another process.
+    assert isinstance(Result.from_path(paths.root).error, CheckpointError)
+    assert recorder.begin_attempt(None).first_report == 1
 
 
 def test_a_checkpoint_that_an_attempt_began_with_is_doubtful_to_the_next(

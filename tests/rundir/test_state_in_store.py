@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -9,7 +10,11 @@ from pathlib import Path
 import pytest
 import xxhash
 
+from hpctrain.bulk import reader
+from hpctrain.bulk.direct import FileReader
+from hpctrain.bulk.reader import BlockReader
 from hpctrain.bulk.state_file import BLOCK_BYTES, Piece, StateFile, file_digest
+from hpctrain.bulk.unreadable import UnreadableError
 from hpctrain.checkpoint import MANIFEST_NAME, Checkpoint
 from hpctrain.errors import CheckpointError
 from hpctrain.rundir.bulk import Bulk
@@ -151,6 +156,33 @@ def test_a_states_file_that_was_cut_off_or_exchanged_is_found(tmp_path: Path):
     write_state(checkpoint.path / NAME, blocks=3)
     with pytest.raises(CheckpointError, match=r"has a header of digest .* was written"):
         store.verify(manifest, quick=True)
+
+
+@pytest.mark.parametrize("moment", ["open", "read"])
+def test_a_states_file_that_cannot_be_read_just_now_is_not_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+):
+    checkpoint = commit_state(tmp_path, 1)
+
+    error = OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    def closed(*args: object, **options: object) -> FileReader:
+        raise error
+
+    def away(reader: BlockReader, block: int, scratch: memoryview) -> memoryview:
+        raise reader._unreadable(block, error)
+
+    store = CheckpointStore(tmp_path)
+    with monkeypatch.context() as outage:
+        if moment == "open":
+            outage.setattr(reader, "FileReader", closed)
+        else:
+            outage.setattr(BlockReader, "read", away)
+        message = rf"^checkpoint 000001: .*{NAME} cannot be .*Stale file handle.*try again"
+        with pytest.raises(UnreadableError, match=message):
+            store.newest_good()
+    assert checkpoint.path.is_dir()
+    assert store.newest_good()[1] == []
 
 
 def test_of_a_large_state_blocks_are_left_to_those_that_load_it(tmp_path: Path):

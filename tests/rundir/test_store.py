@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import math
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from hpctrain.bulk.unreadable import UnreadableError
 from hpctrain.checkpoint import MANIFEST_NAME, Checkpoint
 from hpctrain.config import CheckpointConfig
 from hpctrain.errors import CheckpointError
@@ -215,6 +217,61 @@ def test_a_file_that_cannot_be_read_is_damage(directory: Path, store: Checkpoint
     assert manifest is not None
     assert manifest.report == 1
     assert "cannot be read: Is a directory" in told
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EMFILE, errno.EACCES, errno.ENOTCONN])
+@pytest.mark.parametrize("unreadable", ["model.bin", MANIFEST_NAME])
+def test_what_cannot_be_read_just_now_is_not_set_aside_and_nothing_else_is_begun_with(
+    directory: Path,
+    store: CheckpointStore,
+    monkeypatch: pytest.MonkeyPatch,
+    unreadable: str,
+    number: int,
+):
+    commit(directory, 1)
+    commit(directory, 2)
+    torn, _ = commit(directory, 3)
+    damage_by_truncation(torn.path / "model.bin")
+    (commit(directory, 4)[0].path / MANIFEST_NAME).unlink()
+    read_bytes = Path.read_bytes
+
+    def away(path: Path) -> bytes:
+        if path.name == unreadable and path.parent.name in ("000001", "000002"):
+            raise OSError(number, os.strerror(number), str(path))
+        return read_bytes(path)
+
+    with monkeypatch.context() as outage:
+        outage.setattr(Path, "read_bytes", away)
+        with pytest.raises(UnreadableError) as raised:
+            store.newest_good()
+    message = str(raised.value)
+    if unreadable == "model.bin":
+        assert message.startswith("checkpoint 000002: ")
+    assert f"{unreadable} cannot be read: {os.strerror(number)}." in message
+    assert "nothing was changed: try again" in message
+    assert names(directory) == ["000001", "000002", "000003", "000004"]
+    manifest, complaints = store.newest_good()
+    assert manifest is not None
+    assert (manifest.report, len(complaints)) == (2, 2)
+    assert names(directory) == ["000001", "000002", "000003.damaged", "000004.damaged"]
+
+
+def test_a_disk_that_fails_is_damage(
+    directory: Path, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+):
+    commit(directory, 1)
+    read_bytes = Path.read_bytes
+
+    def failing(path: Path) -> bytes:
+        if path.name == "model.bin":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", failing)
+    manifest, (told,) = store.newest_good()
+    assert manifest is None
+    assert "cannot be read: Input/output error" in told
+    assert names(directory) == ["000001.damaged"]
 
 
 def test_a_manifest_of_an_earlier_hpctrain_has_no_checksum_and_no_versions(

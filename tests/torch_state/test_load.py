@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
 import re
@@ -334,6 +335,25 @@ def test_a_flipped_bit_is_told_on_all_ranks_with_file_and_tensor(tmp_path: Path)
     live = {name: torch.zeros_like(value) for name, value in CONTENT.items()}
     message = _refused(tmp_path / "s", live)
     assert f"{second} is damaged: block 1 of 2, with part.w, has digest" in message
+    assert "cannot be used any more: load another checkpoint" in message
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+def test_a_block_that_cannot_be_read_is_told_on_all_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    _, second = _two_written(tmp_path / "s", CONTENT)
+    read = BlockReader.read
+
+    def failing(reader: BlockReader, block: int, scratch: memoryview) -> memoryview:
+        if (reader.path, block) == (second, 1):
+            raise reader._unreadable(block, OSError(number, os.strerror(number)))
+        return read(reader, block, scratch)
+
+    monkeypatch.setattr(BlockReader, "read", failing)
+    live = {name: torch.zeros_like(value) for name, value in CONTENT.items()}
+    message = _refused(tmp_path / "s", live)
+    assert f"{second} cannot be read in block 1 of 2, with part.w: {os.strerror(number)}" in message
     assert "cannot be used any more: load another checkpoint" in message
 
 

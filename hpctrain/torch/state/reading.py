@@ -16,6 +16,7 @@ from types import TracebackType
 
 from hpctrain.bulk.reader import BlockReader, DamagedError, scratch_memory
 from hpctrain.bulk.state_file import StateFile
+from hpctrain.bulk.unreadable import UnreadableError
 from hpctrain.errors import CheckpointError
 from hpctrain.torch.state.exchange import Block, Schedule, Transfer, Wants
 from hpctrain.torch.state.targets import FileTargets
@@ -237,7 +238,7 @@ class StateReading:
                         ) from None
                     if meanwhile is not None:
                         meanwhile()
-        except DamagedError as error:
+        except (DamagedError, UnreadableError) as error:
             self.damage.append(str(error))
         start, stop = file.layout.extent(block[1])
         self.bytes_read += stop - start
