@@ -141,3 +141,16 @@ def test_our_reader_tells_torch_of_damage(tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(BaseException, match="is damaged: block 1 of 2"):
         dcp.load({"model": saved[0].state_dict()}, storage_reader=StateReader(tmp_path / "s"))
+
+
+def test_a_reader_that_is_used_again_reads_the_other_directory(tmp_path: Path) -> None:
+    a, b = torch.full((3,), 1.0), torch.full((3,), 2.0)
+    dcp.save({"a": a, "b": b, "old": 3}, storage_writer=StateWriter(tmp_path / "first"))
+    dcp.save({"b": b, "a": a}, storage_writer=StateWriter(tmp_path / "second"))
+    reader = StateReader()
+    for name in ("first", "second"):
+        found = {"a": torch.zeros(3), "b": torch.zeros(3)}
+        dcp.load(found, storage_reader=reader, checkpoint_id=tmp_path / name)
+        assert torch.equal(found["a"], a)
+        assert torch.equal(found["b"], b)
+    assert "old" not in reader.read_metadata().state_dict_metadata

@@ -65,6 +65,9 @@ class StateReader(StorageReader):
         CheckpointError
             If there is no state, or its index is damaged.
         """
+        # A reader may be used for one directory after another.
+        self._values.clear()
+        self._places.clear()
         index = self._index = find_index(self._directory)
         tensors: dict[str, Any] = {}
         for number, file in enumerate(index.files):
