@@ -160,6 +160,41 @@ def test_what_goes_wrong_before_reading_is_told_on_all_ranks_and_nothing_is_chan
     assert told == [("out of memory Nothing was changed. (rank 1; 1 of 2)", 0)] * 2
 
 
+CONJUGATED = {
+    "complex64": torch.randn(5, 4, dtype=torch.complex64).conj(),
+    "complex128": torch.randn(5, 4, dtype=torch.complex128).conj(),
+    "scalar": torch.tensor(1 - 2j, dtype=torch.complex128).conj(),
+    "empty": torch.empty(0, 4, dtype=torch.complex128).conj(),
+    "turned": torch.randn(5, 4, dtype=torch.complex128).t().conj(),
+    "negated": torch.randn(9, dtype=torch.complex64).conj().imag,
+}
+
+
+@pytest.mark.parametrize("live_is_conjugated", [False, True])
+@pytest.mark.parametrize("saved_is_conjugated", [False, True])
+def test_conjugated_and_negated_tensors_come_back(
+    tmp_path: Path, saved_is_conjugated: bool, live_is_conjugated: bool
+) -> None:
+    resolved = {name: t.resolve_conj().resolve_neg() for name, t in CONJUGATED.items()}
+    save_state(tmp_path / "s", x=CONJUGATED if saved_is_conjugated else resolved)
+    live = {name: torch.zeros_like(t) for name, t in resolved.items()}
+    if live_is_conjugated:
+        for name, tensor in live.items():
+            live[name] = tensor.conj() if tensor.is_complex() else _negated(tensor)
+        assert all(tensor.is_conj() or tensor.is_neg() for tensor in live.values())
+    places = {name: tensor.data_ptr() for name, tensor in live.items()}
+    tensors = dict(live)
+    load_state(tmp_path / "s", x=live)
+    for name, tensor in tensors.items():
+        assert live[name] is tensor
+        assert tensor.data_ptr() == places[name]
+        assert torch.equal(tensor, resolved[name]), name
+
+
+def _negated(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.complex(tensor, tensor).conj().imag
+
+
 class ThreadTransport:
     """Sends bytes between threads of this process."""
 

@@ -189,6 +189,26 @@ def test_complex_numbers_of_two_doubles_are_saved_as_two_doubles(tmp_path: Path)
     assert torch.equal(torch.view_as_complex(tensors["x.w"]), value)
 
 
+def test_a_conjugated_tensor_is_not_an_alias_of_the_tensor_it_is_a_view_of(tmp_path: Path) -> None:
+    for dtype in (torch.complex64, torch.complex128):
+        value = torch.randn(7, 3, dtype=dtype)
+        views = {"a": value, "b": value.conj(), "c": value.conj()}
+        save_state(tmp_path / str(dtype), x=views)
+        index, tensors = _read(tmp_path / str(dtype))
+        assert index.aliases == {"x.c": "x.b"}
+        for name in ("a", "b"):
+            saved = tensors[f"x.{name}"]
+            saved = saved if saved.is_complex() else torch.view_as_complex(saved)
+            assert torch.equal(saved, views[name])
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
+def test_a_conjugated_tensor_of_a_rare_type_is_refused(tmp_path: Path) -> None:
+    value = torch.zeros(3, dtype=torch.complex64).to(torch.complex32).conj()
+    with pytest.raises(ConfigError, match=r"x\.w is a conjugated .* Give x\.w\.resolve_conj"):
+        save_state(tmp_path / "s", x={"w": value})
+
+
 def test_shared_weights_are_written_once(tmp_path: Path) -> None:
     embed, head = nn.Embedding(50, 8), nn.Linear(8, 50, bias=False)
     head.weight = embed.weight
@@ -338,3 +358,13 @@ def test_a_plan_that_is_in_use_is_the_next_one_too_until_a_tensor_moves() -> Non
     moved = planned()
     assert moved.copies is not first.copies
     assert moved.layout is first.layout
+
+
+def test_a_plan_that_holds_a_copy_is_not_the_next_one() -> None:
+    value = torch.ones(3, dtype=torch.complex128)
+    state = flatten_state(others={"x": {"w": value.conj()}})
+    first = plan_state(state, communicator=SerialComm())
+    value.fill_(1 + 2j)
+    second = plan_state(state, communicator=SerialComm())
+    assert second.copies is not first.copies
+    assert torch.equal(second.copies.tensors[0], torch.tensor([[1.0, -2.0]] * 3).double())

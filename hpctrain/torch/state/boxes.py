@@ -76,7 +76,9 @@ class LocalBox:
 
     box: Box
     content: torch.Tensor
-    """Of the box's shape and type, on any device; a view of the live tensor."""
+    """Of the box's shape and type, on any device; a view of the live tensor, or a copy of it."""
+    copied: torch.Tensor | None = None
+    """The live tensor, if the content is a copy of it."""
 
     def view(self, piece: Piece) -> torch.Tensor:
         """Return the content of a piece of the box. Not collective."""
@@ -86,6 +88,25 @@ class LocalBox:
                 start = piece.offsets[dimension] - self.box.offsets[dimension]
                 view = view.narrow(dimension, start, size)
         return view
+
+    def views(self) -> tuple[LocalBox, ...]:
+        """Return boxes that are views of the live tensor, and this one together.
+
+        Not collective.
+        """
+        if self.copied is None:
+            return (self,)
+        # There is no view of a conjugated tensor as pairs of numbers, but of each half of them.
+        *offsets, _ = self.box.offsets
+        *sizes, _ = self.box.sizes
+        halves = (self.copied.real, self.copied.imag)
+        return tuple(
+            LocalBox(
+                box=self.box._replace(offsets=(*offsets, number), sizes=(*sizes, 1)),
+                content=half.unsqueeze(-1),
+            )
+            for number, half in enumerate(halves)
+        )
 
 
 def dtype_called(name: str) -> torch.dtype:
@@ -183,15 +204,23 @@ def box_of(
             f"__tensor_flatten__() names them."
         )
     dtype = str(local.dtype).removeprefix("torch.")
+    copied = None
     if dtype == "complex128":
         # safetensors has no such type: the real and the imaginary part are a dimension more.
-        local = torch.view_as_real(local.resolve_conj())
+        if local.is_conj() or local.is_neg():
+            copied, local = local, local.resolve_conj().resolve_neg()
+        local = torch.view_as_real(local)
         dtype, shape, offsets = "float64", (*shape, 2), (*offsets, 0)
     elif dtype not in _SAFETENSORS_NAMES:
         # Float8 of rarer kinds, for instance: their bits, in integers as wide.
         width = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
         if local.element_size() not in width:
             raise ConfigError(f"{name} has elements of type {dtype}, which cannot be saved.")
+        if local.is_conj() or local.is_neg():
+            raise ConfigError(
+                f"{name} is a conjugated or negated tensor of type {dtype}, of whose bits there is "
+                f"no view. Give {name}.resolve_conj().resolve_neg()."
+            )
         local = local.view(width[local.element_size()])
         dtype = str(local.dtype).removeprefix("torch.")
     box = Box(
@@ -201,7 +230,7 @@ def box_of(
         offsets=tuple(offsets),
         sizes=tuple(local.shape),
     )
-    return LocalBox(box=box, content=local)
+    return LocalBox(box=box, content=local, copied=copied)
 
 
 def _place(name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]] | None:

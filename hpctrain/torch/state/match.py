@@ -42,11 +42,14 @@ def match(state: FlatState, index: StateIndex, *, directory: Path) -> dict[int, 
     live: dict[str, list[LocalBox]] = {}
     places = set()
     for name, local in boxes.items():
-        # Shared weights are read once.
-        place = (saved_names[name], local.content.data_ptr(), local.content.stride())
-        if saved_names[name] is not None and place not in places:
-            places.add(place)
-            live.setdefault(str(saved_names[name]), []).append(local)
+        if (saved := saved_names[name]) is None:
+            continue
+        for view in local.views():
+            # Shared weights are read once.
+            place = (saved, view.content.data_ptr(), view.content.stride())
+            if place not in places:
+                places.add(place)
+                live.setdefault(saved, []).append(view)
     targets: dict[int, FileTargets] = {}
     found: dict[int, int] = {}
     seen = set()

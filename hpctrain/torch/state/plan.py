@@ -92,6 +92,9 @@ def plan_state(state: FlatState, *, communicator: Communicator) -> StatePlan:
         boxes = boxes or boxes_of(state.tensors)
         views = [boxes[piece.name].view(piece) for piece in assignment.layout.pieces]
         copies = BlockCopies(assignment.layout, views)
+        if any(local.copied is not None for local in boxes.values()):
+            # Such a copy is of this moment.
+            memory = None
         _last = _Last(memory=memory, digest=digest, copies=weakref.ref(copies))
     index = None
     if communicator.rank == 0:
@@ -144,6 +147,7 @@ class _Last:
     """The plan before."""
 
     memory: list[Any] | None
+    """None if it cannot be the next one."""
     digest: bytes
     copies: weakref.ref[BlockCopies]
 
@@ -172,10 +176,18 @@ def _aliases(boxes: Mapping[str, LocalBox]) -> dict[str, str]:
     first: dict[tuple[object, ...], str] = {}
     aliases = {}
     for name, local in boxes.items():
-        content = local.content
-        if not content.numel():
+        live = local.content if local.copied is None else local.copied
+        if not live.numel():
             continue
-        memory = (content.data_ptr(), content.stride(), content.device, *local.box[1:])
+        memory = (
+            live.data_ptr(),
+            live.stride(),
+            live.device,
+            # Of the same memory they make other numbers.
+            live.is_conj(),
+            live.is_neg(),
+            *local.box[1:],
+        )
         if first.setdefault(memory, name) != name:
             aliases[name] = first[memory]
     return aliases

@@ -173,11 +173,11 @@ class FileTargets:
             target_strides=[stride * item for stride in tensor.stride()],
             item_bytes=item,
         )
-        if runs is not None:
+        if runs is not None and not tensor.is_conj() and not tensor.is_neg():
             self._add(memory or Memory(tensor), runs)
             return
-        # Memory in another order, channels_last for instance: read as it is in the file, and
-        # put into order once it is complete.
+        # Memory in another order, channels_last for instance, or of a conjugated or negated tensor:
+        # read as it is in the file, and put into order once it is complete.
         staged = torch.empty(shape, dtype=tensor.dtype)
         box = staged[tuple(slice(o, o + n) for o, n in zip(offsets, tensor.shape, strict=True))]
         low = self._layout.starts[piece]
