@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
+from weakref import ref
 
 from hpctrain.torch.state.ranks import GroupComm
 from hpctrain.world import Communicator
@@ -104,20 +104,23 @@ class _GroupPending:
             return False
 
 
+# The default group, and the one that sends for it. torch keeps both until they are destroyed.
+_host_groups: tuple[ref[ProcessGroup], ref[ProcessGroup]] | None = None
+
+
 def _host_group() -> ProcessGroup:
     """Return a group that sends from the memory of the host. Collective at first."""
     from torch import distributed
 
-    default = distributed.distributed_c10d._get_default_group()
-    # One that is destroyed is not asked for again: another has another name.
-    return _host_group_of(default.group_name)
-
-
-@cache
-def _host_group_of(name: str) -> ProcessGroup:
-    from torch import distributed
-
-    group: ProcessGroup = distributed.distributed_c10d._get_default_group()
+    global _host_groups
+    default: ProcessGroup = distributed.distributed_c10d._get_default_group()
+    # After destroy_process_group() torch gives the same names again, so names do not tell.
+    if _host_groups is not None and _host_groups[0]() is default:
+        group = _host_groups[1]()
+        if group is not None:
+            return group
+    group = default
     if "gloo" not in distributed.get_backend():
         group = distributed.new_group(backend="gloo")
+    _host_groups = (ref(default), ref(group))
     return group
