@@ -472,6 +472,30 @@ def test_an_optimizer_with_other_groups_is_refused_before_anything_is_changed(
     assert not its_optimizer.state
 
 
+@pytest.mark.parametrize("all_have_tensors", [True, False])
+def test_other_groups_with_a_learning_rate_in_a_tensor_are_refused_before_anything_is_changed(
+    tmp_path: Path, all_have_tensors: bool
+) -> None:
+    def grouped(size: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+        parameters = list(model.parameters())
+        groups: list[dict[str, Any]]
+        groups = [{"params": parameters[:size], "lr": torch.tensor(0.5)}]
+        groups += [{"params": parameters[size:], "lr": 0.5}]
+        if all_have_tensors:
+            groups[1]["lr"] = torch.tensor(0.5)
+        return model, torch.optim.AdamW(groups, foreach=False)
+
+    model, optimizer = grouped(1)
+    save_state(tmp_path / "s", model=model, optimizer=optimizer)
+    load_state(tmp_path / "s", model=model, optimizer=optimizer)
+    model, optimizer = grouped(2)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(CheckpointError, match=r"has a group of 2 parameters.*Nothing was changed"):
+        load_state(tmp_path / "s", model=model, optimizer=optimizer)
+    _assert_equal(before, model.state_dict())
+
+
 def test_what_the_checkpoint_lacks_is_not_taken_from_something_else(
     saved: tuple[Path, Model, torch.optim.Optimizer],
 ) -> None:

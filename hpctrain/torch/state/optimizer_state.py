@@ -79,17 +79,34 @@ def check_groups(values: Mapping[str, Any], index: StateIndex) -> None:
     CheckpointError
         If the checkpoint has no such group.
     """
-    if _GROUPS not in values or _GROUPS not in index.values:
+    saved = _groups_in(index.values)
+    if not saved:
         return
-    saved = [list(group["params"]) for group in decode(index.values[_GROUPS])]
-    for group in decode(values[_GROUPS]):
-        if list(group["params"]) not in saved:
+    for group in _groups_in(values):
+        if group not in saved:
             raise CheckpointError(
-                f"the optimizer has a group of {len(group['params'])} parameters, the first of "
-                f"which is {next(iter(group['params']), 'none')}, and the checkpoint has groups "
-                f"of {[len(names) for names in saved]} parameters, none of which is the same. "
-                f"Group the parameters as they were when it was saved."
+                f"the optimizer has a group of {len(group)} parameters, the first of which is "
+                f"{next(iter(group), 'none')}, and the checkpoint has groups of "
+                f"{[len(names) for names in saved]} parameters, none of which is the same. Group "
+                f"the parameters as they were when it was saved."
             )
+
+
+def _groups_in(values: Mapping[str, Any]) -> list[list[str]]:
+    """Return which parameters each group has."""
+    if _GROUPS in values:
+        return [list(group["params"]) for group in decode(values[_GROUPS])]
+    # One of them has a tensor, a learning rate for instance: what is no tensor has names of its
+    # own, in such a group down to its entries.
+    groups: list[list[str]] = []
+    while True:
+        name = f"{_GROUPS}.{len(groups)}"
+        if name in values:
+            groups.append(list(decode(values[name])["params"]))
+        elif f"{name}.params" in values:
+            groups.append(list(decode(values[f"{name}.params"])))
+        else:
+            return groups
 
 
 def _saved_state(index: StateIndex, parameters: set[str]) -> dict[str, list[str]]:
