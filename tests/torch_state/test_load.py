@@ -9,7 +9,7 @@ import re
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -494,6 +494,27 @@ def test_other_groups_with_a_learning_rate_in_a_tensor_are_refused_before_anythi
     with pytest.raises(CheckpointError, match=r"has a group of 2 parameters.*Nothing was changed"):
         load_state(tmp_path / "s", model=model, optimizer=optimizer)
     _assert_equal(before, model.state_dict())
+
+
+class Statistics(NamedTuple):
+    """What a training function may keep."""
+
+    mean: torch.Tensor
+    seen: int
+
+
+def test_tuples_with_names_come_back_as_such(tmp_path: Path) -> None:
+    kept = {"a": Statistics(torch.ones(3), 7), "b": [(torch.ones(2), 3)]}
+    save_state(tmp_path / "s", kept=kept)
+    live = {"a": Statistics(torch.zeros(3), 0), "b": [(torch.zeros(2), 0)]}
+    load_state(tmp_path / "s", kept=live)
+    mean, seen = live["a"]
+    assert isinstance(live["a"], Statistics)
+    assert torch.equal(mean, torch.ones(3))
+    assert seen == 7
+    ((other, three),) = live["b"]
+    assert torch.equal(other, torch.ones(2))
+    assert three == 3
 
 
 def test_what_the_checkpoint_lacks_is_not_taken_from_something_else(

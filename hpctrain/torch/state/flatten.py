@@ -284,5 +284,9 @@ def _rebuilt(name: str, tree: Any, values: Mapping[str, Any]) -> Any:
     if isinstance(tree, dict):
         return {key: _rebuilt(f"{name}.{key}", item, values) for key, item in tree.items()}
     if isinstance(tree, list | tuple):
-        return type(tree)(_rebuilt(f"{name}.{i}", item, values) for i, item in enumerate(tree))
+        items = [_rebuilt(f"{name}.{i}", item, values) for i, item in enumerate(tree)]
+        if hasattr(tree, "_fields"):
+            named: Any = type(tree)
+            return named._make(items)
+        return items if isinstance(tree, list) else tuple(items)
     raise CheckpointError(f"the checkpoint has no {name}. Load it into what it was saved from.")
