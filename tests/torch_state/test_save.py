@@ -239,6 +239,19 @@ def test_an_optimizer_that_has_not_stepped_is_not_made_to(tmp_path: Path) -> Non
     )
 
 
+@pytest.mark.parametrize(
+    ("key", "called"), [("global", "the key 'global'"), (torch.zeros(3), r"of shape \(3,\)")]
+)
+def test_state_of_an_optimizer_that_is_of_no_parameter_is_refused(
+    tmp_path: Path, key: Any, called: str
+) -> None:
+    model, optimizer = _trained()
+    optimizer.state[key] = {"step": 3}
+    with pytest.raises(ConfigError, match=rf"optimizer has state of .*{called}, which is no param"):
+        save_state(tmp_path / "s", model=model, optimizer=optimizer)
+    assert not (tmp_path / "s").exists()
+
+
 def test_names_are_those_of_the_plain_model(tmp_path: Path) -> None:
     inner: Any = torch.compile(nn.Sequential(nn.Linear(2, 2)))
     model = nn.ModuleDict({"module": nn.DataParallel(inner)})

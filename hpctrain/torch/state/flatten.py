@@ -89,6 +89,7 @@ def flatten_state(
     if optimizer is not None:
         names = {} if model is None else parameter_names(model)
         parts.append(_optimizer_part("optimizer", optimizers_of(optimizer), names))
+        _check_state_keys("optimizer", optimizers_of(optimizer), names)
     for name, other in (others or {}).items():
         parts.append(_other_part(name, other))
     tensors: dict[str, torch.Tensor] = {}
@@ -211,6 +212,24 @@ def _optimizer_part(
     return Part(
         name=name, tree={"state": state, "param_groups": groups}, restore=restore, keep_top=True
     )
+
+
+def _check_state_keys(
+    name: str,
+    optimizers: Sequence[torch.optim.Optimizer],
+    names: Mapping[torch.Tensor, str],
+) -> None:
+    import torch
+
+    for key in (key for optimizer in optimizers for key in optimizer.state if key not in names):
+        called = (
+            f"a tensor of shape {tuple(key.shape)}" if torch.is_tensor(key) else f"the key {key!r}"
+        )
+        raise ConfigError(
+            f"{name} has state of {called}, which is no parameter of the model: it has no name to "
+            f"be saved by. Give the optimizer by a name of its own, save_state(directory, "
+            f"other_optimizer=...), or keep such state elsewhere."
+        )
 
 
 def _name_of_type(kind: type) -> str:
