@@ -38,7 +38,6 @@ class BlockCopies:
     def __init__(self, layout: StateFile, tensors: Sequence[torch.Tensor]) -> None:
         self.layout = layout
         self.tensors = tensors
-        self._prepared: dict[int, _Sources] = {}
 
     def fill(self, block: int, memory: memoryview) -> Iterator[int]:
         """Copy a block's data, as they are now, into memory. Not collective.
@@ -58,9 +57,7 @@ class BlockCopies:
         int
             How many bytes are there, after each part that stays in the cache, and at the end.
         """
-        if block not in self._prepared:
-            self._prepared[block] = self._prepare(block)
-        sources = self._prepared[block]
+        sources = self._sources(block)
         _copy_tensors(sources.tensors, memory)
         done = 0
         for start, content in sources.contents:
@@ -88,7 +85,7 @@ class BlockCopies:
                 yield position, source
                 position += source.numel() * source.element_size()
 
-    def _prepare(self, block: int) -> _Sources:
+    def _sources(self, block: int) -> _Sources:
         import torch
 
         tensors, contents = [], []

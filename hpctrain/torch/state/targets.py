@@ -142,14 +142,7 @@ class FileTargets:
         self.blocks: dict[int, BlockTarget] = {}
         """Those of which something is wanted, by number."""
 
-    def add(
-        self,
-        piece: int,
-        tensor: torch.Tensor,
-        *,
-        offsets: Sequence[int],
-        memory: Memory | None = None,
-    ) -> None:
+    def add(self, piece: int, tensor: torch.Tensor, *, offsets: Sequence[int]) -> None:
         """Have a box of a piece read into a tensor. Not collective.
 
         Parameters
@@ -160,8 +153,6 @@ class FileTargets:
             Of the box's shape and the piece's type.
         offsets
             Where in the piece the box begins.
-        memory
-            That of the tensor, if it is known.
         """
         shape, item = self._layout.pieces[piece].shape, tensor.element_size()
         runs = runs_of(
@@ -174,7 +165,7 @@ class FileTargets:
             item_bytes=item,
         )
         if runs is not None and not tensor.is_conj() and not tensor.is_neg():
-            self._add(memory or Memory(tensor), runs)
+            self._add(Memory(tensor), runs)
             return
         # Memory in another order, channels_last for instance, or of a conjugated or negated tensor:
         # read as it is in the file, and put into order once it is complete.
