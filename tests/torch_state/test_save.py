@@ -273,7 +273,7 @@ def test_a_directory_that_holds_a_state_is_not_overwritten(tmp_path: Path) -> No
     [
         ({"w": torch.eye(3).to_sparse()}, r"x\.w is a tensor of kind torch\.sparse_coo"),
         ({"w": torch.empty(3, device="meta")}, r"x\.w is a tensor of kind meta"),
-        ({"f": print}, r"x is a .*|x\.f is a builtins\.builtin_function_or_method"),
+        ({"f": print}, r"x\.f is a builtins\.builtin_function_or_method"),
         (3, "x is a int, which has no state_dict"),
         ({"a": {"b": torch.zeros(1)}, "a.b": torch.zeros(1)}, r"two things .* called x\.a\.b"),
     ],

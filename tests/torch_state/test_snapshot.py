@@ -336,6 +336,7 @@ def test_a_second_snapshot_is_taken_while_the_first_waits_to_be_written(tmp_path
 
 def test_memory_is_used_again_and_grows_with_the_state(tmp_path: Path) -> None:
     snapshots = Snapshots(timeout_s=TIMEOUT_S)
+    slots = []
     for blocks in (2, 2, 6):
         optimizer = CountingOptimizer(_parameters(blocks))
         plan = _plan(_tensors_of(optimizer))
@@ -343,6 +344,11 @@ def test_memory_is_used_again_and_grows_with_the_state(tmp_path: Path) -> None:
         finishing = Finishing(snapshot, tmp_path / "f")
         optimizer.step()
         assert not any(tensor.any() for tensor in finishing.content().values())
+        assert snapshots._slots is not None
+        slots.append(snapshots._slots)
+    first, second, third = slots
+    assert second is first
+    assert third.blocks > first.blocks
 
 
 def test_a_snapshot_that_nobody_wants_any_more_lets_the_step_go_on(tmp_path: Path) -> None:
