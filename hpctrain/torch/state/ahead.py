@@ -10,6 +10,7 @@ import torch
 
 from hpctrain.bulk.slots import Slots
 from hpctrain.bulk.state_file import BLOCK_BYTES
+from hpctrain.torch.state.streams import copy_tensors
 
 if TYPE_CHECKING:
     from hpctrain.torch.state.plan import StatePlan
@@ -39,13 +40,8 @@ class CopyList:
         sources
             In place of the others.
         """
-        if not self.targets:
-            return
-        sources = self.sources if sources is None else sources
-        devices = {source.device for source in sources if source.device.type != "cpu"}
-        torch._foreach_copy_(self.targets, sources, non_blocking=bool(devices))
-        for device in devices:
-            torch.get_device_module(device).current_stream(device).synchronize()
+        if self.targets:
+            copy_tensors(self.targets, self.sources if sources is None else sources)
 
     def versions(self) -> list[int]:
         """Return how often each source was changed in place, as torch counts. Not collective."""

@@ -122,17 +122,15 @@ def _elements(tensor: torch.Tensor, first: int, last: int) -> Iterator[torch.Ten
 
 
 def _copy_tensors(sources: Sequence[tuple[int, torch.Tensor]], memory: memoryview) -> None:
-    import torch
-
     if not sources:
         return
+    import torch
+
+    from hpctrain.torch.state.streams import copy_tensors
+
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     targets = []
     for start, source in sources:
         part = whole[start : start + source.numel() * source.element_size()]
         targets.append(part.view(source.dtype).view(source.shape))
-    # Copies from a device go on behind the call, all at a time.
-    devices = {source.device for _, source in sources if not source.is_cpu}
-    torch._foreach_copy_(targets, [source for _, source in sources], non_blocking=bool(devices))
-    for device in devices:
-        torch.get_device_module(device).current_stream(device).synchronize()
+    copy_tensors(targets, [source for _, source in sources])

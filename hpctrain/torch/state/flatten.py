@@ -219,12 +219,10 @@ def _check_state_keys(
     optimizers: Sequence[torch.optim.Optimizer],
     names: Mapping[torch.Tensor, str],
 ) -> None:
-    import torch
-
     for key in (key for optimizer in optimizers for key in optimizer.state if key not in names):
-        called = (
-            f"a tensor of shape {tuple(key.shape)}" if torch.is_tensor(key) else f"the key {key!r}"
-        )
+        # Annotated as tensors, and some optimizers keep what is common to all by a string.
+        shape = getattr(key, "shape", None)
+        called = f"the key {key!r}" if shape is None else f"a tensor of shape {tuple(shape)}"
         raise ConfigError(
             f"{name} has state of {called}, which is no parameter of the model: it has no name to "
             f"be saved by. Give the optimizer by a name of its own, save_state(directory, "

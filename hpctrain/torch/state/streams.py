@@ -1,6 +1,6 @@
 """Copies from devices, behind what the training function's thread gives them to do.
 
-Not run in the project's own tests, which have no GPU.
+The project's own tests have no GPU: there, all is in the memory of the CPU.
 """
 
 from __future__ import annotations
@@ -13,6 +13,18 @@ import torch
 
 from hpctrain.bulk.ring import Ring
 from hpctrain.bulk.slots import Slots
+
+
+def copy_tensors(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    """Copy tensors into others, and return when all is there. Not collective.
+
+    It is one call, which does not hold Python's lock. Copies from a device go on behind it, all at
+    a time.
+    """
+    devices = {source.device for source in sources if not source.is_cpu}
+    torch._foreach_copy_(targets, sources, non_blocking=bool(devices))
+    for device in devices:
+        torch.get_device_module(device).current_stream(device).synchronize()
 
 
 class Moment:
