@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable
 
+from hpctrain.bulk.unreadable import UnreadableError
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.config import CheckpointConfig
 from hpctrain.errors import CheckpointError
@@ -13,6 +15,10 @@ from hpctrain.execute.journal import Journal
 from hpctrain.execute.tracker import ReportRound
 from hpctrain.rundir.manifest import Manifest
 from hpctrain.rundir.store import CheckpointStore
+
+# A server of a parallel filesystem that fails over is away for about as long; who has to stop waits
+# no longer than Slurm does before it kills (KillWait, 30 s).
+_PAUSES_S = (1.0, 4.0, 16.0)
 
 
 class RunCheckpoints:
@@ -41,9 +47,14 @@ class RunCheckpoints:
         return max((manifest.report for manifest in self.store.manifests()), default=0)
 
     def begin_attempt(self) -> Manifest | None:
-        """Find the newest good one, to resume from; it is kept until the attempt ends."""
-        self.store.prepare()
-        manifest, complaints = self.store.newest_good(doubtful=self._journal.begun_with)
+        """Find the newest good one, to resume from; it is kept until the attempt ends.
+
+        Raises
+        ------
+        UnreadableError
+            If it cannot be read, some looks later neither.
+        """
+        manifest, complaints = self._newest_good()
         for complaint in complaints:
             self._journal.note("checkpoint-damaged", error=complaint)
             print(f"hpctrain: {complaint} It is set aside.", file=sys.stderr, flush=True)
@@ -53,6 +64,23 @@ class RunCheckpoints:
             self.latest = self.store.open(manifest)
             self.saved, self._in_use = manifest.report, manifest.name
         return manifest
+
+    def _newest_good(self) -> tuple[Manifest | None, list[str]]:
+        for pause_s in (*_PAUSES_S, None):
+            try:
+                self.store.prepare()
+                return self.store.newest_good(doubtful=self._journal.begun_with)
+            except UnreadableError as error:
+                if pause_s is None:
+                    raise
+                self._journal.note("checkpoint-unreadable", error=str(error))
+                print(
+                    f"hpctrain: {error} Looking again in {pause_s:.0f} s.",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                time.sleep(pause_s)
+        raise AssertionError("the last look raises or returns")
 
     def end_attempt(self) -> None:
         """Let go of what the attempt resumed from."""

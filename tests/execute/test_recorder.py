@@ -16,6 +16,7 @@ from hpctrain.config import CheckpointConfig, RunConfig, SyncConfig
 from hpctrain.control.wire import Frame
 from hpctrain.errors import CheckpointError, RunStoppedError, WorkerError
 from hpctrain.execute import journal as journal_module
+from hpctrain.execute import run_checkpoints
 from hpctrain.execute.failure_policy import StopKind, StopNotice
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.tracker import AttemptTracker, ReportRound
@@ -357,13 +358,38 @@ def test_an_attempt_does_not_begin_while_the_newest_checkpoint_cannot_be_read(
 
     with monkeypatch.context() as outage:
         outage.setattr(Path, "read_bytes", away)
+        outage.setattr(run_checkpoints, "_PAUSES_S", (0.01, 0.01))
         with pytest.raises(UnreadableError, match=r"Stale file handle\..*try again") as raised:
             recorder.begin_attempt(None)
     assert events(paths, "attempt-started") == []
+    assert len(events(paths, "checkpoint-unreadable")) == 2
     recorder.end(raised.value)
     # What fit() raises where the run was in another process.
     assert isinstance(Result.from_path(paths.root).error, CheckpointError)
     assert recorder.begin_attempt(None).first_report == 1
+
+
+def test_a_short_outage_is_waited_for(
+    paths: RunPaths,
+    broadcasts: Broadcasts,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    recorder = make_recorder(paths)
+    recorder.record(make_round(1, paths=paths), broadcasts)
+    newest_good, looks = CheckpointStore.newest_good, []
+
+    def away_at_first(store: CheckpointStore, **how: Any) -> Any:
+        looks.append(store)
+        if len(looks) < 3:
+            raise UnreadableError("the filesystem is away.")
+        return newest_good(store, **how)
+
+    monkeypatch.setattr(CheckpointStore, "newest_good", away_at_first)
+    monkeypatch.setattr(run_checkpoints, "_PAUSES_S", (0.01, 0.02, 0.03))
+    assert recorder.begin_attempt(None).first_report == 1
+    assert len(looks) == 3
+    assert "hpctrain: the filesystem is away. Looking again in " in capsys.readouterr().err
 
 
 def test_a_checkpoint_that_an_attempt_began_with_is_doubtful_to_the_next(
