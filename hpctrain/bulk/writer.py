@@ -65,7 +65,7 @@ def write_state_file(path: Path, layout: StateFile, fill: Fill, *, ring: Ring) -
     CheckpointError
         If the disk is full or fails.
     """
-    with StateFileWriter(path, layout, ring=ring) as writer:
+    with prompt_handover(awaited=True), StateFileWriter(path, layout, ring=ring) as writer:
         for block in range(layout.blocks):
             memory = ring.take()
             try:

@@ -13,5 +13,7 @@ def test_the_interval_is_short_until_the_last_user_is_done() -> None:
         short = sys.getswitchinterval()
         with prompt_handover():
             assert sys.getswitchinterval() == short < before
+        with prompt_handover(awaited=True):
+            assert sys.getswitchinterval() < short
         assert sys.getswitchinterval() == short
     assert sys.getswitchinterval() == before

@@ -173,7 +173,7 @@ def load_into(
             try:
                 if is_dcp and state is not None:
                     read_dcp(directory, state, index)
-                with prompt_handover():
+                with prompt_handover(awaited=True):
                     reading.run()
             except CheckpointError as error:
                 raise CheckpointError(f"{error} {_TORN}") from error

@@ -65,7 +65,7 @@ def save_state(
         If the disk is full or fails: on all ranks, so that all of them can go on.
     """
     # Not only for the blocks: calls of the system give the lock away, and views of tensors that go.
-    with prompt_handover():
+    with prompt_handover(awaited=True):
         write_state(
             Path(directory),
             flatten_state(model=model, optimizer=optimizer, others=others),
