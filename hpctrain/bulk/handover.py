@@ -10,7 +10,7 @@ from contextlib import contextmanager
 # A thread that runs Python keeps the lock for 5 ms once another one wants it, by default. That is
 # twice as long as a disk takes for a block, and each block needs the lock a few times.
 _BEHIND_S = 0.0002
-# Who waits for the blocks has nothing else to do; a training function would lose a tenth more.
+# Who waits for the blocks has nothing else to do; a training function would be interrupted more.
 _AWAITED_S = 0.00002
 
 _lock = threading.Lock()

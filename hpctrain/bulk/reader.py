@@ -115,7 +115,7 @@ def verify_state_file(path: Path, digest: str, *, quick: bool = False) -> str | 
             return f"{path} has a header of digest {found}, but {digest} was written."
         if quick or not layout.digests:
             return None
-        with _open(path, layout) as reader:
+        with BlockReader(path, layout) as reader:
             threads = min(_VERIFYING_THREADS, layout.blocks)
             scratch: SimpleQueue[memoryview] = SimpleQueue()
             for _ in range(threads):
@@ -142,15 +142,6 @@ def verify_state_file(path: Path, digest: str, *, quick: bool = False) -> str | 
     return None
 
 
-def _open(path: Path, layout: StateFile) -> BlockReader:
-    try:
-        return BlockReader(path, layout)
-    except CheckpointError as error:
-        if is_passing(error.__cause__):
-            raise UnreadableError(str(error)) from error
-        raise
-
-
 def scratch_memory() -> memoryview:
     """Return memory for one block. Not collective."""
     return map_blocks(1)
@@ -169,7 +160,7 @@ class BlockReader:
     Raises
     ------
     CheckpointError
-        If it cannot be opened.
+        If it cannot be opened: `UnreadableError` if that may pass.
     """
 
     def __init__(self, path: Path, layout: StateFile) -> None:
@@ -179,7 +170,8 @@ class BlockReader:
             # Of other programs' files, data begin anywhere.
             self._file = FileReader(path, aligned=layout.header_bytes % PAGE_BYTES == 0)
         except OSError as error:
-            raise CheckpointError(f"{path} cannot be opened: {error.strerror}.") from error
+            kind = UnreadableError if is_passing(error) else CheckpointError
+            raise kind(f"{path} cannot be opened: {error.strerror}.") from error
 
     def __enter__(self) -> BlockReader:
         """Return itself."""
