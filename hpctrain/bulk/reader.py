@@ -1,13 +1,12 @@
 """Read a state's files block by block, into the memory they are for, and verified.
 
-What the page cache has is read from there, straight into place. What it has not is read past it,
-and copied into place while it is hashed: that takes less CPU time than to go through the page
-cache, and does not push out what others have there.
+What the page cache has is read from there, straight into place. What it has not is read past it, a
+part at a time, and is hashed and copied into place while the processor's caches have it: that takes
+less CPU time than to go through the page cache, and does not push out what others have there.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,7 @@ from types import TracebackType
 import xxhash
 
 from hpctrain.bulk.direct import FileReader
-from hpctrain.bulk.ring import map_blocks
+from hpctrain.bulk.ring import map_pages
 from hpctrain.bulk.state_file import (
     HASHED_BYTES,
     PAGE_BYTES,
@@ -30,6 +29,10 @@ from hpctrain.bulk.state_file import (
 )
 from hpctrain.bulk.unreadable import UnreadableError, is_passing
 from hpctrain.errors import CheckpointError
+
+PART_BYTES = 2 * 2**20
+"""What is read past the page cache at a time, into the same memory again and again. Both disk and
+processor wait for memory: with a quarter of a block, loading takes a sixth less time."""
 
 _IOV_MAX = 1024
 _VERIFYING_THREADS = 2
@@ -124,7 +127,8 @@ def verify_state_file(path: Path, digest: str, *, quick: bool = False) -> str | 
             def verify(block: int) -> None:
                 memory = scratch.get()
                 try:
-                    reader.read(block, memory)
+                    for _ in reader.read_parts(block, memory):
+                        pass
                 finally:
                     scratch.put(memory)
 
@@ -143,8 +147,8 @@ def verify_state_file(path: Path, digest: str, *, quick: bool = False) -> str | 
 
 
 def scratch_memory() -> memoryview:
-    """Return memory for one block. Not collective."""
-    return map_blocks(1)
+    """Return memory for one part of a block. Not collective."""
+    return map_pages(PART_BYTES)
 
 
 class BlockReader:
@@ -166,6 +170,7 @@ class BlockReader:
     def __init__(self, path: Path, layout: StateFile) -> None:
         self.path = path
         self.layout = layout
+        self._cached: dict[int, bool] = {}
         try:
             # Of other programs' files, data begin anywhere.
             self._file = FileReader(path, aligned=layout.header_bytes % PAGE_BYTES == 0)
@@ -198,7 +203,7 @@ class BlockReader:
         memories
             Writable bytes, as many together as the block has.
         scratch
-            Memory of `scratch_memory`, which is used if the page cache has not got the block.
+            Of `scratch_memory`, which is used if the page cache has not got the block.
 
         Raises
         ------
@@ -210,39 +215,97 @@ class BlockReader:
             return
         import numpy as np
 
-        content, digest = self._read_past(block, scratch), xxhash.xxh3_64()
-        for memory in itertools.chain.from_iterable(_parts(memories)):
-            part, content = content[: len(memory)], content[len(memory) :]
-            digest.update(part)
-            # Unlike a copy of Python's own, it gives the lock away.
-            np.frombuffer(memory, dtype=np.uint8)[:] = np.frombuffer(part, dtype=np.uint8)
-        self._verify(block, digest.hexdigest())
+        left = [memory for memory in memories if len(memory)][::-1]
+        for part in self.read_parts(block, scratch):
+            done = 0
+            while done < len(part):
+                memory = left.pop()
+                size = min(len(memory), len(part) - done)
+                # Unlike a copy of Python's own, it gives the lock away.
+                source = np.frombuffer(part[done : done + size], dtype=np.uint8)
+                np.frombuffer(memory[:size], dtype=np.uint8)[:] = source
+                done += size
+                if size < len(memory):
+                    left.append(memory[size:])
 
-    def read(self, block: int, scratch: memoryview) -> memoryview:
-        """Read a block and return its bytes, the first ones of `scratch`. Not collective.
+    def read_parts(self, block: int, scratch: memoryview) -> Iterator[memoryview]:
+        """Read a block part by part. Not collective.
 
         Parameters
         ----------
         scratch
             Memory of `scratch_memory`.
 
+        Yields
+        ------
+        memoryview
+            The bytes of a part, in `scratch`, until the next one is asked for.
+
         Raises
         ------
         CheckpointError
-            If it cannot be read, or is not what was written.
+            If it cannot be read; or, after the last part, if it is not what was written.
         """
         start, stop = self.layout.extent(block)
-        memory = scratch[: stop - start]
+        digest = xxhash.xxh3_64()
+        for first in range(0, stop - start, PART_BYTES):
+            part = self.read_part(block, first, scratch)
+            digest.update(part)
+            yield part
+        self.verify(block, digest.hexdigest())
+
+    def read_part(self, block: int, first: int, scratch: memoryview) -> memoryview:
+        """Read a part of a block, and return its bytes, in `scratch`. Not collective.
+
+        Parameters
+        ----------
+        first
+            Where in the block it begins: a multiple of `PART_BYTES`.
+        scratch
+            Memory of `scratch_memory`.
+
+        Raises
+        ------
+        CheckpointError
+            If it cannot be read. Nothing is verified.
+        """
+        start, stop = self.layout.extent(block)
+        size = min(PART_BYTES, stop - start - first)
+        # In whole pages. At the end of the file the disk gives fewer bytes.
+        memory = scratch[: -(-size // PAGE_BYTES) * PAGE_BYTES]
+        position = self.layout.header_bytes + start + first
         if self._is_cached(block):
-            self._read_cached(block, [memory])
+            self._check(block, size, partial(self._file.read_cached, [memory], position))
         else:
-            self._read_past(block, scratch)
-            self._verify(block, xxhash.xxh3_64_hexdigest(memory))
-        return memory
+            self._check(block, size, partial(self._file.read_past, memory, position))
+        return scratch[:size]
+
+    def verify(self, block: int, digest: str) -> None:
+        """Compare a block that was read with what was written. Not collective.
+
+        Parameters
+        ----------
+        digest
+            The xxh3_64 of what was read, in hexadecimal digits.
+
+        Raises
+        ------
+        CheckpointError
+            If they differ. A file of another program has nothing to be compared with.
+        """
+        if self.layout.digests and digest != (wanted := self.layout.digests[block]):
+            raise DamagedError(
+                f"{self.path} is damaged: block {block} of {self.layout.blocks}, with "
+                f"{self._contents(block)}, has digest {digest}, but {wanted} was written."
+            )
 
     def _is_cached(self, block: int) -> bool:
-        start, stop = self.layout.extent(block)
-        return self._file.is_cached(self.layout.header_bytes + start, stop - start)
+        # To ask is not cheap, and once is enough for all its parts.
+        if (found := self._cached.get(block)) is None:
+            start, stop = self.layout.extent(block)
+            found = self._file.is_cached(self.layout.header_bytes + start, stop - start)
+            self._cached[block] = found
+        return found
 
     def _read_cached(self, block: int, memories: Sequence[memoryview]) -> None:
         position = self.layout.header_bytes + self.layout.extent(block)[0]
@@ -253,15 +316,7 @@ class BlockReader:
             position += wanted
             for memory in part:
                 digest.update(memory)
-        self._verify(block, digest.hexdigest())
-
-    def _read_past(self, block: int, scratch: memoryview) -> memoryview:
-        start, stop = self.layout.extent(block)
-        # In whole pages. At the end of the file the disk gives fewer bytes.
-        memory = scratch[: -(-(stop - start) // PAGE_BYTES) * PAGE_BYTES]
-        position = self.layout.header_bytes + start
-        self._check(block, stop - start, partial(self._file.read_past, memory, position))
-        return memory[: stop - start]
+        self.verify(block, digest.hexdigest())
 
     def _check(self, block: int, wanted: int, read: Callable[[], int]) -> None:
         try:
@@ -270,13 +325,6 @@ class BlockReader:
             raise self._unreadable(block, error) from error
         if count < wanted:
             raise self._torn(block)
-
-    def _verify(self, block: int, found: str) -> None:
-        if self.layout.digests and found != (wanted := self.layout.digests[block]):
-            raise DamagedError(
-                f"{self.path} is damaged: block {block} of {self.layout.blocks}, with "
-                f"{self._contents(block)}, has digest {found}, but {wanted} was written."
-            )
 
     def _torn(self, block: int) -> DamagedError:
         return DamagedError(

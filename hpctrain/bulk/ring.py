@@ -37,7 +37,7 @@ class Ring:
 
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
-        self.memory = map_blocks(blocks)
+        self.memory = map_pages(blocks * BLOCK_BYTES)
         """All of it, block after block."""
         self.memory[::PAGE_BYTES] = bytes(len(self.memory) // PAGE_BYTES)
         self._free: SimpleQueue[memoryview] = SimpleQueue()
@@ -62,14 +62,13 @@ def make_ring(blocks: int) -> Ring:
         return Ring(1)
 
 
-def map_blocks(blocks: int) -> memoryview:
-    """Return memory of so many blocks, on a huge page, that no child gets. Not collective.
+def map_pages(size: int) -> memoryview:
+    """Return memory of so many bytes, on huge pages, that no child gets. Not collective.
 
     What is forked, like the workers of a loader, would otherwise make each page be copied at its
     next use, and what a disk reads into it past the page cache meanwhile may be lost (open(2),
     O_DIRECT). Pages come with their first use.
     """
-    size = blocks * BLOCK_BYTES
     mapped = mmap.mmap(-1, size + _HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE)
     mapped.madvise(mmap.MADV_DONTFORK)
     # Kernels that are built without huge pages do not know it.

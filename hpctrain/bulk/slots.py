@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-from hpctrain.bulk.ring import map_blocks
+from hpctrain.bulk.ring import map_pages
 from hpctrain.bulk.state_file import BLOCK_BYTES
 
 
@@ -23,7 +23,7 @@ class Slots:
 
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
-        self.memory = map_blocks(blocks)
+        self.memory = map_pages(blocks * BLOCK_BYTES)
         """All of it, place after place."""
         self.change = threading.Condition()
         """Is notified when a place becomes free; whoever copies may use it for more."""
@@ -34,7 +34,7 @@ class Slots:
         self._numbers = {id(place): number for number, place in enumerate(self._places)}
         self._is_free = [True] * blocks
         # Of a header, while all places may wait for the writer that writes it.
-        self._spare = map_blocks(1)
+        self._spare = map_pages(BLOCK_BYTES)
 
     def place(self, block: int) -> memoryview:
         """Return the place of a block. Not collective."""

@@ -171,12 +171,6 @@ def start_receiving(comm: Comm, into: Buffer, rank: int, *, tag: int) -> Request
     return comm.Irecv([into, MPI.BYTE], rank, tag)
 
 
-def wait_for(request: Request, *, timeout_s: float) -> bool:
-    """Wait until what was begun is done; return False after the timeout. Not collective."""
-    # Long messages get on only while somebody asks for them.
-    return _wait(request, timeout_s=timeout_s, longest_pause_s=2e-5)
-
-
 def sum_in_place(comm: Comm, values: Buffer) -> None:
     """Replace float64 values by their sums over ranks. Collective. Spins."""
     from mpi4py import MPI

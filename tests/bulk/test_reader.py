@@ -60,12 +60,15 @@ def _flip(path: Path, position: int) -> None:
         file.write(bytes([byte[0] ^ 1]))
 
 
+def _read(reader: BlockReader, block: int) -> bytes:
+    return b"".join(map(bytes, reader.read_parts(block, scratch_memory())))
+
+
 def test_blocks_are_read_past_the_page_cache_and_from_it(written: tuple[Path, bytes]) -> None:
     path, data = written
-    scratch = scratch_memory()
     for _ in range(2):
         with BlockReader(path, read_layout(path)) as reader:
-            blocks = [bytes(reader.read(block, scratch)) for block in range(reader.layout.blocks)]
+            blocks = [_read(reader, block) for block in range(reader.layout.blocks)]
         assert len(blocks) == 3
         assert b"".join(blocks) == data
         path.read_bytes()
@@ -98,7 +101,7 @@ def test_what_is_not_cached_is_not_read_through_the_page_cache(
     with BlockReader(path, read_layout(path)) as reader, open(path, "rb") as file:
         reader.read_into(0, [memory], scratch)
         assert memory == data[:BLOCK_BYTES]
-        assert reader.read(1, scratch) == data[BLOCK_BYTES : 2 * BLOCK_BYTES]
+        assert _read(reader, 1) == data[BLOCK_BYTES : 2 * BLOCK_BYTES]
         # Behind what the kernel read ahead of the header. Looking at others' files reads pages.
         os.fchown(file.fileno(), os.geteuid(), -1)
         cached = [is_cached(file.fileno(), page, PAGE_BYTES) for page in PAGES]
@@ -119,7 +122,7 @@ def test_a_flipped_bit_names_block_tensors_and_both_digests(
 
     def read(block: int) -> memoryview:
         if not in_place:
-            return reader.read(block, scratch_memory())
+            return memoryview(_read(reader, block))
         memory = memoryview(bytearray(reader.layout.extent(block)[1] - block * BLOCK_BYTES))
         reader.read_into(block, [memory[:70_001], memory[70_001:]], scratch_memory())
         return memory
@@ -138,7 +141,7 @@ def test_a_file_that_shrank_meanwhile_is_torn(written: tuple[Path, bytes]) -> No
         BlockReader(path, layout) as reader,
         pytest.raises(CheckpointError, match="it ends before block 2 of 3 does"),
     ):
-        reader.read(2, scratch_memory())
+        _read(reader, 2)
 
 
 @pytest.mark.parametrize("most", [3 * 2**20, 3 * 2**20 + 17])
@@ -156,7 +159,7 @@ def test_reads_that_end_early_are_gone_on_with(
 
     with BlockReader(path, read_layout(path)) as reader:
         monkeypatch.setattr(os, "preadv", short)
-        blocks = [bytes(reader.read(block, scratch_memory())) for block in range(3)]
+        blocks = [_read(reader, block) for block in range(3)]
     assert b"".join(blocks) == data
 
 
@@ -246,6 +249,6 @@ def test_files_in_memory_and_of_other_programs_are_read(tmp_path: Path) -> None:
         layout = read_layout(path)
         assert layout.digests == ()
         with BlockReader(path, layout) as reader:
-            assert reader.read(0, scratch_memory()) == tensor.numpy().tobytes()
+            assert _read(reader, 0) == tensor.numpy().tobytes()
     finally:
         path.unlink(missing_ok=True)

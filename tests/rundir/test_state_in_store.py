@@ -169,7 +169,7 @@ def test_a_states_file_that_cannot_be_read_just_now_is_not_set_aside(
     def closed(*args: object, **options: object) -> FileReader:
         raise error
 
-    def away(reader: BlockReader, block: int, scratch: memoryview) -> memoryview:
+    def away(reader: BlockReader, block: int, first: int, scratch: memoryview) -> memoryview:
         raise reader._unreadable(block, error)
 
     store = CheckpointStore(tmp_path)
@@ -177,7 +177,7 @@ def test_a_states_file_that_cannot_be_read_just_now_is_not_set_aside(
         if moment == "open":
             outage.setattr(reader, "FileReader", closed)
         else:
-            outage.setattr(BlockReader, "read", away)
+            outage.setattr(BlockReader, "read_part", away)
         message = rf"^checkpoint 000001: .*{NAME} cannot be .*Stale file handle.*try again"
         with pytest.raises(UnreadableError, match=message):
             store.newest_good()

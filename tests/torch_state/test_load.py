@@ -210,9 +210,6 @@ class ThreadTransport:
     def receive(self, into: memoryview, rank: int) -> _Done:
         return _Done(self._lines[rank, self._rank], into)
 
-    def progress(self) -> None:
-        pass
-
 
 class _Done:
     def __init__(
@@ -220,10 +217,10 @@ class _Done:
     ) -> None:
         self._line, self._into = line, into
 
-    def wait(self, timeout_s: float) -> bool:
+    def done(self) -> bool:
         if self._line is not None and self._into is not None:
             try:
-                self._into[:] = self._line.get(timeout=timeout_s)
+                self._into[:] = self._line.get_nowait()
             except queue.Empty:
                 return False
         return True
@@ -378,14 +375,14 @@ def test_a_block_that_cannot_be_read_is_told_on_all_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     _, second = _two_written(tmp_path / "s", CONTENT)
-    read = BlockReader.read
+    read = BlockReader.read_part
 
-    def failing(reader: BlockReader, block: int, scratch: memoryview) -> memoryview:
+    def failing(reader: BlockReader, block: int, first: int, scratch: memoryview) -> memoryview:
         if (reader.path, block) == (second, 1):
             raise reader._unreadable(block, OSError(number, os.strerror(number)))
-        return read(reader, block, scratch)
+        return read(reader, block, first, scratch)
 
-    monkeypatch.setattr(BlockReader, "read", failing)
+    monkeypatch.setattr(BlockReader, "read_part", failing)
     live = {name: torch.zeros_like(value) for name, value in CONTENT.items()}
     message = _refused(tmp_path / "s", live)
     assert f"{second} cannot be read in block 1 of 2, with part.w: {os.strerror(number)}" in message

@@ -59,7 +59,10 @@ def plan_exchange(wants: Sequence[Wants]) -> Schedule:
             own[wanted[block][0][0]].append(block)
     load = [len(blocks) for blocks in own.values()]
     rounds: list[tuple[int, int, Block]] = []
-    for block in sorted(block for block, who in wanted.items() if len(who) > 1):
+    # Of each file the first, then of each the second: who wants what differs from file to file.
+    for block in sorted(
+        (block for block, who in wanted.items() if len(who) > 1), key=lambda block: block[::-1]
+    ):
         # Of those that have read least, who wants most: less is sent then.
         reader, _, _ = min(wanted[block], key=lambda want: (load[want[0]], want[1] - want[2]))
         load[reader] += 1

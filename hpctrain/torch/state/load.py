@@ -164,7 +164,8 @@ def load_into(
             targets,
             plan_exchange([p.wants for p in prepared]),
             rank=ranks.rank,
-            transport=carrier or (transport(ranks) if ranks.size > 1 else None),
+            transport=carrier
+            or (transport(ranks, timeout_s=timeout_s) if ranks.size > 1 else None),
             timeout_s=timeout_s,
         )
         with reading:

@@ -27,6 +27,11 @@ class Runs:
     source_step: int = 0
     target_step: int = 0
 
+    @property
+    def end(self) -> int:
+        """Where the last ends in the source."""
+        return self.source + (self.count - 1) * self.source_step + self.length
+
     def clip(self, start: int, stop: int) -> Iterator[Runs]:
         """Yield what of the runs lies in a part of the source, counted from its beginning."""
         if self.count == 1:

@@ -57,20 +57,19 @@ class BlockTarget:
         Parameters
         ----------
         low, high
-            Of the part; all that is wanted is in it.
+            Of the part.
         """
-        if len(self.copies) != 1:
+        if len(self.copies) > _MAX_MEMORIES:
             return None
-        ((memory, runs),) = self.copies
-        if (
-            runs.count > 1
-            or memory.array is None
-            or (runs.source, runs.length) != (low, high - low)
-        ):
+        found = [(memory, part) for memory, runs in self.copies for part in runs.clip(low, high)]
+        if len(found) != 1:
+            return None
+        ((memory, runs),) = found
+        if runs.count > 1 or memory.array is None or (runs.source, runs.length) != (0, high - low):
             return None
         return memoryview(memory.array[runs.target : runs.target + runs.length].data)
 
-    def scatter(self, content: memoryview, *, start: int = 0) -> None:
+    def scatter(self, content: memoryview, start: int) -> None:
         """Copy what was read to where it goes. Not collective.
 
         Parameters
@@ -81,8 +80,12 @@ class BlockTarget:
             Where in the block they begin.
         """
         array = np.frombuffer(content, dtype=np.uint8)
+        stop = start + len(content)
         for memory, runs in self.copies:
-            memory.copy(array, runs, runs.source - start)
+            # Most are elsewhere, if there are many.
+            if runs.source < stop and runs.end > start:
+                for part in runs.clip(start, stop):
+                    memory.copy(array, part)
 
     def finish(self) -> None:
         """Say that the block is where it goes. Not collective."""
@@ -107,20 +110,20 @@ class Memory:
         if tensor.device.type == "cpu":
             self.array = self._bytes.numpy()
 
-    def copy(self, content: NDArray[np.uint8], runs: Runs, start: int) -> None:
-        """Copy runs of bytes, which begin at `start` of the content, into it. Not collective."""
+    def copy(self, content: NDArray[np.uint8], runs: Runs) -> None:
+        """Copy runs of bytes of the content into it. Not collective."""
         shape = (runs.count, runs.length)
         if self.array is None:
             source = torch.from_numpy(content)
             torch.as_strided(self._bytes, shape, (runs.target_step, 1), runs.target).copy_(
-                torch.as_strided(source, shape, (runs.source_step, 1), start)
+                torch.as_strided(source, shape, (runs.source_step, 1), runs.source)
             )
         elif runs.count == 1:
-            stop = runs.target + runs.length
-            self.array[runs.target : stop] = content[start : start + runs.length]
+            source_stop, stop = runs.source + runs.length, runs.target + runs.length
+            self.array[runs.target : stop] = content[runs.source : source_stop]
         else:
             source_rows = np.ndarray(
-                shape, np.uint8, content, offset=start, strides=(runs.source_step, 1)
+                shape, np.uint8, content, offset=runs.source, strides=(runs.source_step, 1)
             )
             target_rows = np.ndarray(
                 shape, np.uint8, self.array, runs.target, strides=(runs.target_step, 1)
@@ -184,8 +187,7 @@ class FileTargets:
     ) -> None:
         touched = []
         for runs in all_runs:
-            stop = runs.source + (runs.count - 1) * runs.source_step + runs.length
-            for block in range(runs.source // BLOCK_BYTES, -(-stop // BLOCK_BYTES)):
+            for block in range(runs.source // BLOCK_BYTES, -(-runs.end // BLOCK_BYTES)):
                 for clipped in runs.clip(*self._layout.extent(block)):
                     target = self._target(block, clipped)
                     target.copies.append((memory, clipped))
@@ -196,8 +198,7 @@ class FileTargets:
                 target.finished.append(count_down)
 
     def _target(self, block: int, runs: Runs) -> BlockTarget:
-        low = runs.source
-        high = low + (runs.count - 1) * runs.source_step + runs.length
+        low, high = runs.source, runs.end
         target = self.blocks.setdefault(block, BlockTarget(low, high))
         target.low, target.high = min(target.low, low), max(target.high, high)
         return target

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import ref
 
+from hpctrain.errors import CheckpointError
 from hpctrain.torch.state.ranks import GroupComm
 from hpctrain.world import Communicator
 
@@ -14,31 +16,35 @@ if TYPE_CHECKING:
 
 # What is begun between two ranks arrives in order.
 _TAG = 1914
+_WAITING_THREADS = 16
 
 
 class Pending(Protocol):
     """Bytes that are on their way."""
 
-    def wait(self, timeout_s: float) -> bool:
-        """Wait until they have left, or arrived; return False after the timeout."""
+    def done(self) -> bool:
+        """Return whether they have left, or arrived; let them get on. Not collective."""
 
 
 class Transport(Protocol):
     """Sends bytes from rank to rank. Only the main thread uses it."""
 
     def send(self, content: memoryview, rank: int) -> Pending:
-        """Begin to send. The content stays as it is until that is waited for. Not collective."""
+        """Begin to send. The content stays as it is until that is done. Not collective."""
 
     def receive(self, into: memoryview, rank: int) -> Pending:
         """Begin to receive. Not collective."""
 
-    def progress(self) -> None:
-        """Let what is on its way get on, if it does not by itself. Not collective."""
 
+def transport(ranks: Communicator, *, timeout_s: float) -> Transport:
+    """Return how these ranks send each other bytes. Collective at first.
 
-def transport(ranks: Communicator) -> Transport:
-    """Return how these ranks send each other bytes. Collective at first."""
-    return _GroupTransport() if isinstance(ranks, GroupComm) else _MpiTransport(ranks)
+    Parameters
+    ----------
+    timeout_s
+        Seconds after which nobody waits for them any more.
+    """
+    return _GroupTransport(timeout_s) if isinstance(ranks, GroupComm) else _MpiTransport(ranks)
 
 
 class _MpiTransport:
@@ -55,53 +61,54 @@ class _MpiTransport:
 
         return _MpiPending(start_receiving(self._comm, into, rank, tag=_TAG))
 
-    def progress(self) -> None:
-        self._comm.Iprobe()
-
 
 class _MpiPending:
     def __init__(self, request: Any) -> None:
         self._request = request
 
-    def wait(self, timeout_s: float) -> bool:
-        from hpctrain.worker.mpi import wait_for
-
-        return wait_for(self._request, timeout_s=timeout_s)
+    def done(self) -> bool:
+        return bool(self._request.Test())
 
 
 class _GroupTransport:
-    def __init__(self) -> None:
-        self._group = _host_group()
+    def __init__(self, timeout_s: float) -> None:
+        self._group, self._timeout = _host_group(), timedelta(seconds=timeout_s)
+        # What gloo has begun can only be waited for. Apart, so that what has arrived is seen while
+        # others are slow to take what is sent.
+        self._leaving, self._arriving = (
+            ThreadPoolExecutor(_WAITING_THREADS, thread_name_prefix=f"hpctrain-{direction}")
+            for direction in ("send", "receive")
+        )
 
     def send(self, content: memoryview, rank: int) -> Pending:
         import torch
         from torch import distributed
 
         tensor = torch.frombuffer(content, dtype=torch.uint8)
-        return _GroupPending(distributed.isend(tensor, rank, group=self._group, tag=_TAG))
+        work = distributed.isend(tensor, rank, group=self._group, tag=_TAG)
+        return _GroupPending(self._leaving.submit(self._wait, work), rank)
 
     def receive(self, into: memoryview, rank: int) -> Pending:
         import torch
         from torch import distributed
 
         tensor = torch.frombuffer(into, dtype=torch.uint8)
-        return _GroupPending(distributed.irecv(tensor, rank, group=self._group, tag=_TAG))
+        work = distributed.irecv(tensor, rank, group=self._group, tag=_TAG)
+        return _GroupPending(self._arriving.submit(self._wait, work), rank)
 
-    def progress(self) -> None:
-        pass
+    def _wait(self, work: Work | None) -> bool:
+        return work is None or bool(work.wait(self._timeout))
 
 
 class _GroupPending:
-    def __init__(self, work: Work | None) -> None:
-        self._work = work
+    def __init__(self, waiting: Future[bool], rank: int) -> None:
+        self._waiting, self._rank = waiting, rank
 
-    def wait(self, timeout_s: float) -> bool:
-        if self._work is None:
-            return True
+    def done(self) -> bool:
         try:
-            return bool(self._work.wait(timedelta(seconds=timeout_s)))
-        except RuntimeError:
-            return False
+            return self._waiting.done() and self._waiting.result()
+        except RuntimeError as error:
+            raise CheckpointError(f"rank {self._rank} cannot be reached: {error}.") from error
 
 
 # The default group, and the one that sends for it. torch keeps both until they are destroyed.
