@@ -11,7 +11,7 @@ from io import FileIO
 from pathlib import Path
 from types import TracebackType
 
-from hpctrain.bulk.page_cache import is_cached
+from hpctrain.bulk.page_cache import CachedPages
 from hpctrain.bulk.state_file import PAGE_BYTES
 from hpctrain.bulk.striping import prepare_stripes
 
@@ -86,6 +86,7 @@ class FileReader:
     def __init__(self, path: Path, *, aligned: bool = True) -> None:
         # Not their descriptors: a closed file's number may soon be that of another one.
         self._cached = open(path, "rb", buffering=0)  # noqa: SIM115 - closed by `close`
+        self._pages = CachedPages(self._cached.fileno())
         self._direct: FileIO | None = None
         self._refuses = False
         if not aligned:
@@ -98,7 +99,7 @@ class FileReader:
     def is_cached(self, position: int, size: int) -> bool:
         """Return whether a part is in the page cache, or all is read through it. Not collective."""
         direct = self._direct is not None and not self._refuses
-        return not direct or is_cached(self._cached.fileno(), position, size)
+        return not direct or self._pages.has(position, size)
 
     def read(self, memory: memoryview, position: int) -> int:
         """Fill `memory` as far as the file goes; return how many bytes that are. Not collective.
@@ -144,6 +145,7 @@ class FileReader:
 
     def close(self) -> None:
         """Close the file. Not collective."""
+        self._pages.close()
         self._cached.close()
         if self._direct is not None:
             self._direct.close()

@@ -191,7 +191,6 @@ def _wait(
     *,
     timeout_s: float,
     meanwhile: Callable[[], None] = lambda: None,
-    longest_pause_s: float = 1e-2,
 ) -> bool:
     deadline = time.monotonic() + timeout_s
     pause = 0.0
@@ -200,7 +199,7 @@ def _wait(
             return False
         meanwhile()
         time.sleep(pause)
-        pause = min(pause + 1e-4, longest_pause_s)
+        pause = min(pause + 1e-4, 1e-2)
     return True
 
 

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from hpctrain.bulk.copy import Copier
 from hpctrain.bulk.digest import digest_file
 from hpctrain.bulk.direct import LARGE_BYTES, FileReader
 from hpctrain.bulk.pace import Pace
-from hpctrain.bulk.page_cache import is_cached
+from hpctrain.bulk.page_cache import CachedPages
 from hpctrain.bulk.ring import Ring
 from hpctrain.bulk.state_file import BLOCK_BYTES, PAGE_BYTES, Piece, StateFile, file_digest
 from hpctrain.bulk.writer import write_state_file
@@ -99,9 +100,9 @@ def test_a_large_file_that_is_on_the_disk_does_not_fill_the_page_cache(tmp_path:
     Copier().copy(source, target)
     digest_file(source)
     for path in (source, target):
-        with open(path, "rb") as file:
+        with open(path, "rb") as file, closing(CachedPages(file.fileno())) as pages:
             for position in range(0, 3 * BLOCK_BYTES, PAGE_BYTES):
-                assert not is_cached(file.fileno(), position, PAGE_BYTES)
+                assert not pages.has(position, PAGE_BYTES)
     assert target.read_bytes() == content
 
 

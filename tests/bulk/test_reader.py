@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import xxhash
 
-from hpctrain.bulk.page_cache import is_cached
+from hpctrain.bulk.page_cache import CachedPages
 from hpctrain.bulk.reader import (
     BlockReader,
     read_layout,
@@ -104,7 +105,8 @@ def test_what_is_not_cached_is_not_read_through_the_page_cache(
         assert _read(reader, 1) == data[BLOCK_BYTES : 2 * BLOCK_BYTES]
         # Behind what the kernel read ahead of the header. Looking at others' files reads pages.
         os.fchown(file.fileno(), os.geteuid(), -1)
-        cached = [is_cached(file.fileno(), page, PAGE_BYTES) for page in PAGES]
+        with closing(CachedPages(file.fileno())) as pages:
+            cached = [pages.has(page, PAGE_BYTES) for page in PAGES]
         assert sum(cached) <= (0 if owned else 4)
 
 
