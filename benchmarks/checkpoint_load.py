@@ -1,7 +1,8 @@
 """``checkpoint_load``: states that are loaded into live tensors, verified, on one and more ranks.
 
 Against the quickest way in which the same files can be read at all: through the page cache where
-they are in it, past it where not, with one to four threads. Others load without verifying.
+they are in it, past it where not, with one to four threads. Others load without verifying. Beside
+the cold resume stands ``bare``, which hashes and copies what it reads, and does nothing else.
 """
 
 from __future__ import annotations
@@ -30,13 +31,14 @@ def measure(arguments: Namespace) -> Iterator[Measured]:
         bench = _Bench(folder, arguments)
         bench.run(1, "save", "plain", str(mib), "plain")
         for kind, ways, goals in (("warm", ("1w", "2w"), (2.0, 1.5)), ("cold", "124", (1.05, 1.0))):
+            bare = ["bare:plain:4"] if kind == "cold" else []
             yield bench.row(
                 f"resume {kind}, 1 rank",
                 1,
                 kind,
                 ["plain", *(f"raw:plain:{way}" for way in ways)],
                 goals,
-                peers=[f"torch:plain:{way}" for way in PEERS],
+                peers=[*bare, *(f"torch:plain:{way}" for way in PEERS)],
             )
         for ranks in (4, 3, 2):
             bench.run(ranks, "save", f"of {ranks}", str(mib), "sharded")

@@ -103,7 +103,8 @@ def main() -> None:
     print(f"steps           {len(taken)}, {len(during)} of them while a checkpoint was written")
     print(f"a step          {usual * 1e3:.0f} ms", end="")
     print(f", {median(during) * 1e3:.0f} ms while one was written" if during else "")
-    print(f"the longest     {max(seconds for seconds, _ in taken) * 1e3:.0f} ms")
+    longest, step = max((seconds, step) for step, (seconds, _) in enumerate(taken, 1))
+    print(f"the longest     {longest * 1e3:.0f} ms, of step {step}")
     print(f"run directory   {result.path}")
 
 

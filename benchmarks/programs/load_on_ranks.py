@@ -4,7 +4,8 @@ Usage: load_on_ranks.py FOLDER save NAME MIB KIND | load ROUNDS COLD ARM...
 
 KIND is ``plain``, ``sharded`` or ``replicated``. ARM is the name of a state; or
 ``raw:NAME:THREADS``, which reads the bytes of its files past the page cache and nothing else, and
-with a ``w`` at its end through it; or ``torch:NAME:WAY`` of `checkpoint_peers`.
+with a ``w`` at its end through it; or ``bare:NAME:THREADS``, which hashes and copies them besides;
+or ``torch:NAME:WAY`` of `checkpoint_peers`.
 Every line of the output is a round of an arm: wall seconds of the slowest rank, CPU seconds and
 bytes read of all.
 """
@@ -134,12 +135,14 @@ def _load(ranks: Ranks, folder: Path, rounds: str, cold: str, *arms: str) -> Non
                 print(json.dumps(line), flush=True)
 
 
-_buffers: dict[int, Any] = {}
+_buffers: dict[tuple[str, int], Any] = {}
 
 
 def _action(
     arm: str, folder: Path, tensors: dict[str, torch.Tensor], ranks: Ranks
 ) -> Callable[[], int]:
+    make: Callable[[int], Any]
+    read: Callable[..., Any]
     kind, _, rest = arm.partition(":")
     if not rest:
         return lambda: (
@@ -159,11 +162,21 @@ def _action(
     path = sorted((folder / name).glob("*.safetensors"))[ranks.comm.rank]
     # In whole blocks: what is not is less than one, and the header.
     size = path.stat().st_size // raw_disk.BLOCK_BYTES * raw_disk.BLOCK_BYTES
-    if size not in _buffers:
-        _buffers[size] = raw_disk.buffer(size)
-    threads = int(way.removesuffix("w"))
-    read = raw_disk.read_buffered if way.endswith("w") else raw_disk.read_direct
-    return lambda: read(path, _buffers[size], threads=threads) or size  # type: ignore[func-returns-value]
+    if kind == "bare":
+        make, read = _memory_of_a_tensor, raw_disk.read_verified
+    else:
+        make = raw_disk.buffer
+        read = raw_disk.read_buffered if way.endswith("w") else raw_disk.read_direct
+    if (kind, size) not in _buffers:
+        _buffers[kind, size] = make(size)
+    memory, threads = _buffers[kind, size], int(way.removesuffix("w"))
+    return lambda: read(path, memory, threads=threads) or size
+
+
+def _memory_of_a_tensor(size: int) -> memoryview:
+    """Return memory that is not on huge pages, as tensors are not, all of which is there."""
+    content: memoryview = torch.ones(size, dtype=torch.uint8).numpy().data
+    return content
 
 
 if __name__ == "__main__":

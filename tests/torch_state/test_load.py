@@ -7,7 +7,8 @@ import os
 import queue
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -332,6 +333,54 @@ def test_who_waits_for_a_block_of_another_rank_in_vain_is_told_which(tmp_path: P
         assert f"rank {rank} waited 1 s for rank {1 - rank}, with which it shares block" in message
         assert "Every rank must call load_state()" in message
         assert "Part of the state was changed" in message
+
+
+class LateTransport(ThreadTransport):
+    """Sends nothing before something has happened."""
+
+    def __init__(self, *line: Any, happened: Callable[[], bool]) -> None:
+        super().__init__(*line)
+        self._happened = happened
+
+    def send(self, content: memoryview, rank: int) -> Any:
+        return _Late(self._happened, partial(super().send, content, rank))
+
+
+class _Late:
+    def __init__(self, happened: Callable[[], bool], send: Callable[[], object]) -> None:
+        self._happened, self._send = happened, send
+        self._sent = False
+
+    def done(self) -> bool:
+        if not self._sent and self._happened():
+            self._send()
+            self._sent = True
+        return self._sent
+
+
+def test_who_waits_for_another_rank_reads_and_sends_meanwhile(tmp_path: Path) -> None:
+    content = {"w": torch.arange(12_000_000.0)}
+    _two_written(tmp_path / "s", content)
+    lines = {(a, b): queue.SimpleQueue[bytes]() for a in range(2) for b in range(2)}
+    first = ThreadTransport(0, lines)
+    # Nearly all that it reads, and more than it has memory for.
+    last = LateTransport(1, lines, happened=lambda: first.sent > 18 * 2**20)
+
+    def load(comm: ThreadComm) -> bool:
+        live = torch.zeros_like(content["w"])
+        load_into(
+            tmp_path / "s",
+            model=None,
+            optimizer=None,
+            others={"part": {"w": live}},
+            ranks=comm,
+            carrier=(first, last)[comm.rank],
+            timeout_s=20,
+        )
+        return torch.equal(live, content["w"])
+
+    assert run_on_threads(2, load) == [True, True]
+    assert 18 * 2**20 < first.sent < 48_000_000 - 18 * 2**20
 
 
 def test_a_disk_that_does_not_answer_is_not_waited_for_for_ever(
