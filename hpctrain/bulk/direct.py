@@ -86,20 +86,20 @@ class FileReader:
     def __init__(self, path: Path, *, aligned: bool = True) -> None:
         # Not their descriptors: a closed file's number may soon be that of another one.
         self._cached = open(path, "rb", buffering=0)  # noqa: SIM115 - closed by `close`
-        self._pages = CachedPages(self._cached.fileno())
         self._direct: FileIO | None = None
+        self._pages: CachedPages | None = None
         self._refuses = False
         if not aligned:
             return
         with suppress(OSError):
             self._direct = open(path, "rb", buffering=0, opener=_open_direct)  # noqa: SIM115
+            self._pages = CachedPages(self._cached.fileno())
             # Whoever asks whether a page is in the cache may bring it there: it alone, then.
             os.posix_fadvise(self._cached.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
 
     def is_cached(self, position: int, size: int) -> bool:
         """Return whether a part is in the page cache, or all is read through it. Not collective."""
-        direct = self._direct is not None and not self._refuses
-        return not direct or self._pages.has(position, size)
+        return self._refuses or self._pages is None or self._pages.has(position, size)
 
     def read(self, memory: memoryview, position: int) -> int:
         """Fill `memory` as far as the file goes; return how many bytes that are. Not collective.
@@ -145,7 +145,8 @@ class FileReader:
 
     def close(self) -> None:
         """Close the file. Not collective."""
-        self._pages.close()
+        if self._pages is not None:
+            self._pages.close()
         self._cached.close()
         if self._direct is not None:
             self._direct.close()

@@ -7,6 +7,7 @@ import os
 import queue
 import re
 import threading
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from hpctrain.torch.state import optimizer_state
 from hpctrain.torch.state.flatten import flatten_state
 from hpctrain.torch.state.load import load_into
 from hpctrain.torch.state.save import write_state
+from hpctrain.torch.state.targets import Memory
 from hpctrain.world import SerialComm
 
 
@@ -284,6 +286,13 @@ UNTOUCHED = "Nothing was changed"
 
 def _refused(directory: Path, state: dict[str, Any]) -> str:
     """Load on two ranks; return what all of them raise."""
+    messages = _refusals(directory, state)
+    assert len(set(messages)) == 1
+    return messages[0]
+
+
+def _refusals(directory: Path, state: dict[str, Any], *, timeout_s: float = 20) -> list[str]:
+    """Load on two ranks; return what each raises."""
     lines: dict[tuple[int, int], queue.SimpleQueue[bytes]]
     lines = {(a, b): queue.SimpleQueue() for a in range(2) for b in range(2)}
 
@@ -296,13 +305,11 @@ def _refused(directory: Path, state: dict[str, Any]) -> str:
                 others={"part": state},
                 ranks=comm,
                 carrier=ThreadTransport(comm.rank, lines),
-                timeout_s=20,
+                timeout_s=timeout_s,
             )
         return str(caught.value)
 
-    messages = run_on_threads(2, attempt)
-    assert len(set(messages)) == 1
-    return messages[0]
+    return run_on_threads(2, attempt)
 
 
 class LostTransport(ThreadTransport):
@@ -408,6 +415,63 @@ def test_a_disk_that_does_not_answer_is_not_waited_for_for_ever(
             )
     finally:
         released.set()
+
+
+def test_a_disk_that_does_not_answer_is_told_of_on_the_rank_that_reads_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, second = _two_written(tmp_path / "s", CONTENT)
+    released = threading.Event()
+    read = BlockReader.read_part
+
+    def hang(reader: BlockReader, block: int, first: int, scratch: memoryview) -> memoryview:
+        if (reader.path, block) == (second, 1):
+            released.wait(60)
+        return read(reader, block, first, scratch)
+
+    monkeypatch.setattr(BlockReader, "read_part", hang)
+    live = {name: torch.zeros_like(value) for name, value in CONTENT.items()}
+    try:
+        messages = _refusals(tmp_path / "s", live, timeout_s=1)
+    finally:
+        released.set()
+    (reads,) = [text for text in messages if f"{second} did not give its block 1 in 1 s" in text]
+    (waits,) = [text for text in messages if text != reads]
+    assert f"shares block 1 of {second}" in waits
+
+
+def test_what_a_device_raises_on_one_rank_is_told_on_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _two_written(tmp_path / "s", CONTENT)
+    lives = [{name: torch.zeros_like(value) for name, value in CONTENT.items()} for _ in range(2)]
+    lines = {(a, b): queue.SimpleQueue[bytes]() for a in range(2) for b in range(2)}
+    copy = Memory.copy
+
+    def fail(memory: Memory, *content: Any) -> None:
+        if memory.array is not None and memory.array.ctypes.data == lives[1]["w"].data_ptr():
+            raise torch.OutOfMemoryError("out of memory")
+        copy(memory, *content)
+
+    def attempt(comm: ThreadComm) -> str:
+        with pytest.raises(CheckpointError) as caught:
+            load_into(
+                tmp_path / "s",
+                model=None,
+                optimizer=None,
+                others={"part": lives[comm.rank]},
+                ranks=comm,
+                carrier=ThreadTransport(comm.rank, lines),
+                timeout_s=60,
+            )
+        return str(caught.value)
+
+    monkeypatch.setattr(Memory, "copy", fail)
+    begin = time.monotonic()
+    (message,) = set(run_on_threads(2, attempt))
+    assert message.startswith("out of memory")
+    assert "load another checkpoint" in message
+    assert time.monotonic() - begin < 30
 
 
 def test_a_flipped_bit_is_told_on_all_ranks_with_file_and_tensor(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def load_into(
     carrier
         How ranks send each other blocks; None chooses.
     timeout_s
-        Seconds to wait for any one block.
+        Seconds to wait for other ranks or the disk, if nothing moves meanwhile.
     """
     # What is about to be overwritten may be being copied for an ASYNC report.
     wait_for_all()
@@ -164,8 +164,7 @@ def load_into(
             targets,
             plan_exchange([p.wants for p in prepared]),
             rank=ranks.rank,
-            transport=carrier
-            or (transport(ranks, timeout_s=timeout_s) if ranks.size > 1 else None),
+            transport=carrier or (transport(ranks) if ranks.size > 1 else None),
             timeout_s=timeout_s,
         )
         with reading:

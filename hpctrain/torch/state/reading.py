@@ -11,19 +11,18 @@ from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
 
-from hpctrain.bulk.reader import BlockReader, DamagedError, scratch_memory
+from hpctrain.bulk.reader import BlockReader, scratch_memory
 from hpctrain.bulk.state_file import StateFile
-from hpctrain.bulk.unreadable import UnreadableError
 from hpctrain.errors import CheckpointError
 from hpctrain.torch.state.exchange import Block, Schedule, Transfer, Wants
-from hpctrain.torch.state.sharing import Incoming, Outgoing, StuckError, share
+from hpctrain.torch.state.relay import Incoming, Outgoing, StuckError, relay, told
 from hpctrain.torch.state.targets import FileTargets
 from hpctrain.torch.state.transport import Transport
 
 # While two hash or copy, the others have the disk.
 _THREADS = 4
 TIMEOUT_S = 1800.0
-"""Seconds to wait for one block, of another rank or of the disk."""
+"""Seconds to wait for other ranks or the disk, if nothing moves meanwhile."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +71,7 @@ class StateReading:
     transport
         How blocks are sent; None if there is only one rank.
     timeout_s
-        Seconds to wait for one block, of another rank or of the disk.
+        Seconds to wait for other ranks or the disk, if nothing moves meanwhile.
     """
 
     def __init__(
@@ -97,6 +96,7 @@ class StateReading:
         self.bytes_read = 0
         """Of the data of files, by this rank."""
         self._damage: dict[Block, str] = {}
+        self._stopped = False
 
     def __enter__(self) -> StateReading:
         """Open the files that this rank reads, or say why not in `complaint`."""
@@ -120,7 +120,7 @@ class StateReading:
 
     @property
     def damage(self) -> list[str]:
-        """What could not be read as it was written."""
+        """What could not be read as it was written, or not be put into place."""
         return list(self._damage.values())
 
     def run(self) -> None:
@@ -147,6 +147,10 @@ class StateReading:
                 self._share(self._transport, pools[1])
             for block, future in zip(self._own, futures, strict=True):
                 self._await(block, future)
+        except BaseException:
+            # What a disk gives later is not put into place any more.
+            self._stopped = True
+            raise
         finally:
             for pool in pools:
                 # Whoever hangs in a filesystem does so for ever: without an error all have ended.
@@ -154,7 +158,7 @@ class StateReading:
 
     def _read_own(self, block: Block) -> None:
         """Read what nobody else wants, straight to where it goes."""
-        if self._damage:
+        if self._damage or self._stopped:
             return
         number, index = block
         reader, target = self._readers[number], self._targets[number].blocks[index]
@@ -164,6 +168,8 @@ class StateReading:
             if memories is None:
                 first = 0
                 for part in reader.read_parts(index, scratch):
+                    if self._stopped:
+                        return
                     target.scatter(part, first)
                     first += len(part)
             else:
@@ -187,10 +193,10 @@ class StateReading:
             transport=transport,
         )
         try:
-            share(outgoing, incoming, timeout_s=self._timeout_s)
+            relay(outgoing, incoming, timeout_s=self._timeout_s)
         except StuckError as error:
             raise self._late(error.awaited) from None
-        self._damage.update(outgoing.damage)
+        self._damage |= outgoing.damage | incoming.damage
         self.bytes_read += outgoing.bytes_read
 
     def _await(self, block: Block, future: Future[None]) -> None:
@@ -199,8 +205,9 @@ class StateReading:
             future.result(self._timeout_s)
         except FutureTimeoutError:
             raise self._late(block) from None
-        except (DamagedError, UnreadableError) as error:
-            self._damage[block] = str(error)
+        except Exception as error:
+            # Whatever it is, a device without memory for instance: the others wait for this rank.
+            self._damage[block] = told(error)
         start, stop = self._files[block[0]].layout.extent(block[1])
         self.bytes_read += stop - start
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
+import itertools
+import threading
 from datetime import timedelta
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
-from weakref import ref
+from weakref import finalize, ref
 
 from hpctrain.errors import CheckpointError
 from hpctrain.torch.state.ranks import GroupComm
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 # What is begun between two ranks arrives in order.
 _TAG = 1914
-_WAITING_THREADS = 16
+_TAGS = 1024
 
 
 class Pending(Protocol):
@@ -36,30 +38,31 @@ class Transport(Protocol):
         """Begin to receive. Not collective."""
 
 
-def transport(ranks: Communicator, *, timeout_s: float) -> Transport:
-    """Return how these ranks send each other bytes. Collective at first.
+_loads = itertools.count()
 
-    Parameters
-    ----------
-    timeout_s
-        Seconds after which nobody waits for them any more.
-    """
-    return _GroupTransport(timeout_s) if isinstance(ranks, GroupComm) else _MpiTransport(ranks)
+
+def transport(ranks: Communicator) -> Transport:
+    """Return how these ranks send each other bytes. Collective."""
+    # Of a load that failed, something may still be on its way: the next one must not receive it.
+    tag = _TAG + next(_loads) % _TAGS
+    if isinstance(ranks, GroupComm):
+        return _GroupTransport(tag)
+    return _MpiTransport(ranks, tag)
 
 
 class _MpiTransport:
-    def __init__(self, comm: Any) -> None:
-        self._comm = comm
+    def __init__(self, comm: Any, tag: int) -> None:
+        self._comm, self._tag = comm, tag
 
     def send(self, content: memoryview, rank: int) -> Pending:
         from hpctrain.worker.mpi import start_sending
 
-        return _MpiPending(start_sending(self._comm, content, rank, tag=_TAG))
+        return _MpiPending(start_sending(self._comm, content, rank, tag=self._tag))
 
     def receive(self, into: memoryview, rank: int) -> Pending:
         from hpctrain.worker.mpi import start_receiving
 
-        return _MpiPending(start_receiving(self._comm, into, rank, tag=_TAG))
+        return _MpiPending(start_receiving(self._comm, into, rank, tag=self._tag))
 
 
 class _MpiPending:
@@ -71,44 +74,69 @@ class _MpiPending:
 
 
 class _GroupTransport:
-    def __init__(self, timeout_s: float) -> None:
-        self._group, self._timeout = _host_group(), timedelta(seconds=timeout_s)
-        # What gloo has begun can only be waited for. Apart, so that what has arrived is seen while
-        # others are slow to take what is sent.
-        self._leaving, self._arriving = (
-            ThreadPoolExecutor(_WAITING_THREADS, thread_name_prefix=f"hpctrain-{direction}")
-            for direction in ("send", "receive")
-        )
+    def __init__(self, tag: int) -> None:
+        self._group, self._tag = _host_group(), tag
+        # Apart, so that what has arrived is seen while others are slow to take what is sent.
+        self._leaving, self._arriving = _Waiting("send"), _Waiting("receive")
 
     def send(self, content: memoryview, rank: int) -> Pending:
         import torch
         from torch import distributed
 
         tensor = torch.frombuffer(content, dtype=torch.uint8)
-        work = distributed.isend(tensor, rank, group=self._group, tag=_TAG)
-        return _GroupPending(self._leaving.submit(self._wait, work), rank)
+        work = distributed.isend(tensor, rank, group=self._group, tag=self._tag)
+        return self._leaving.add(work, rank)
 
     def receive(self, into: memoryview, rank: int) -> Pending:
         import torch
         from torch import distributed
 
         tensor = torch.frombuffer(into, dtype=torch.uint8)
-        work = distributed.irecv(tensor, rank, group=self._group, tag=_TAG)
-        return _GroupPending(self._arriving.submit(self._wait, work), rank)
+        work = distributed.irecv(tensor, rank, group=self._group, tag=self._tag)
+        return self._arriving.add(work, rank)
 
-    def _wait(self, work: Work | None) -> bool:
-        return work is None or bool(work.wait(self._timeout))
+
+class _Waiting:
+    """A thread that waits for what gloo has begun, in order: gloo does not tell what is done.
+
+    It ends with this object, and does not keep a process from its end.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._begun: SimpleQueue[tuple[Work | None, _GroupPending] | None] = SimpleQueue()
+        threading.Thread(
+            target=_wait_for_all, args=[self._begun], name=f"hpctrain-{name}", daemon=True
+        ).start()
+        finalize(self, self._begun.put, None)
+
+    def add(self, work: Work | None, rank: int) -> _GroupPending:
+        pending = _GroupPending(rank)
+        self._begun.put((work, pending))
+        return pending
+
+
+def _wait_for_all(begun: SimpleQueue[tuple[Work | None, _GroupPending] | None]) -> None:
+    while (each := begun.get()) is not None:
+        work, pending = each
+        try:
+            if work is not None:
+                # Whoever asks whether it is done knows how long that may take.
+                work.wait(timedelta(days=365))
+        except RuntimeError as error:
+            pending.error = error
+        pending.is_over.set()
 
 
 class _GroupPending:
-    def __init__(self, waiting: Future[bool], rank: int) -> None:
-        self._waiting, self._rank = waiting, rank
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self.is_over = threading.Event()
+        self.error: RuntimeError | None = None
 
     def done(self) -> bool:
-        try:
-            return self._waiting.done() and self._waiting.result()
-        except RuntimeError as error:
-            raise CheckpointError(f"rank {self._rank} cannot be reached: {error}.") from error
+        if self.is_over.is_set() and self.error is not None:
+            raise CheckpointError(f"rank {self._rank} cannot be reached: {self.error}.")
+        return self.is_over.is_set()
 
 
 # The default group, and the one that sends for it. torch keeps both until they are destroyed.

@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 
 import xxhash
 
-from hpctrain.bulk.reader import PART_BYTES, BlockReader, DamagedError, scratch_memory
-from hpctrain.bulk.unreadable import UnreadableError
+from hpctrain.bulk.reader import PART_BYTES, BlockReader, scratch_memory
 from hpctrain.torch.state.exchange import Block, Transfer
 from hpctrain.torch.state.targets import BlockTarget, FileTargets
 from hpctrain.torch.state.transport import Pending, Transport
@@ -72,10 +71,12 @@ class Outgoing:
         self._reading: deque[_Reading] = deque()
         self._leaving: list[_Leaving] = []
         self._digest = xxhash.xxh3_64()
+        self._stopped = False
         self.damage: dict[Block, str] = {}
-        """What could not be read as it was written."""
+        """What could not be read as it was written, or not be put into place."""
         self.bytes_read = 0
         """Of the data of files."""
+        _unfinished.append(self)
         for part in itertools.islice(self._left, _PARTS):
             self._read(part, scratch_memory())
 
@@ -90,9 +91,13 @@ class Outgoing:
             if not leaving.pendings:
                 self._leaving.remove(leaving)
                 moved = True
-                for part in itertools.islice(self._left, 1):
+                if (part := next(self._left, None)) is not None:
                     self._read(part, leaving.memory)
         return moved
+
+    def stop(self) -> None:
+        """Have what is still being read not be put into place any more. Not collective."""
+        self._stopped = True
 
     @property
     def awaited(self) -> Block | Transfer | None:
@@ -116,19 +121,19 @@ class Outgoing:
         reader, target = self._readers[number], self._targets[number].blocks[index]
 
         def read() -> None:
-            # What is wanted here is copied at once, while the processor's caches have it.
-            target.scatter(reader.read_part(index, part.first, memory), part.first)
+            content = reader.read_part(index, part.first, memory)
+            if not self._stopped:
+                # At once, while the processor's caches have it.
+                target.scatter(content, part.first)
 
         self._reading.append(_Reading(part=part, memory=memory, future=self._submit(read)))
 
     def _send(self, read: _Reading) -> None:
         part, content = read.part, read.memory[: read.part.size]
         number, index = part.block
-        try:
-            read.future.result()
-        except (DamagedError, UnreadableError) as error:
+        if (error := read.future.exception()) is not None:
             # Of a block of which nothing can be read, one complaint will do.
-            self.damage.setdefault(part.block, str(error))
+            self.damage.setdefault(part.block, told(error))
         sent = [content[cut.low - part.first : cut.high - part.first] for cut in part.cuts]
         pendings = [
             (self._transport.send(piece, cut.receiver), cut)
@@ -143,9 +148,9 @@ class Outgoing:
         if part.block not in self.damage:
             try:
                 self._readers[number].verify(index, digest)
-            except DamagedError as error:
-                self.damage[part.block] = str(error)
-        self._targets[number].blocks[index].finish()
+                self._targets[number].blocks[index].finish()
+            except Exception as error:
+                self.damage[part.block] = told(error)
 
 
 class Incoming:
@@ -174,6 +179,9 @@ class Incoming:
         self._arriving: list[_Arriving] = []
         self._scratch: list[memoryview] = []
         self._missing = Counter({t.block: sum(1 for _ in _cuts(t)) for t in transfers})
+        self.damage: dict[Block, str] = {}
+        """What could not be put into place."""
+        _unfinished.append(self)
         for cut in itertools.islice(self._left, _PARTS):
             self._receive(cut)
 
@@ -184,8 +192,13 @@ class Incoming:
             if arriving.pending.done():
                 self._arriving.remove(arriving)
                 moved = True
-                self._place(arriving)
-                for cut in itertools.islice(self._left, 1):
+                try:
+                    self._place(arriving)
+                except Exception as error:
+                    self.damage.setdefault(arriving.cut.block, told(error))
+                if arriving.scratch is not None:
+                    self._scratch.append(arriving.scratch)
+                if (cut := next(self._left, None)) is not None:
                     self._receive(cut)
         return moved
 
@@ -210,17 +223,19 @@ class Incoming:
         target = self._target(cut.block)
         if arrived.scratch is not None:
             target.scatter(arrived.content, cut.low)
-            self._scratch.append(arrived.scratch)
         self._missing[cut.block] -= 1
         if not self._missing[cut.block]:
             target.finish()
 
 
-_abandoned: list[tuple[Outgoing, Incoming]] = []
+# Their memory may be written to until all has arrived, whatever becomes of the load.
+_unfinished: list[Outgoing | Incoming] = []
 
 
-def share(outgoing: Outgoing, incoming: Incoming, *, timeout_s: float) -> None:
+def relay(outgoing: Outgoing, incoming: Incoming, *, timeout_s: float) -> None:
     """Go on with both until all is done. Collective.
+
+    What fails on one rank is told of in `damage`, so that no rank waits in vain.
 
     Raises
     ------
@@ -228,16 +243,25 @@ def share(outgoing: Outgoing, incoming: Incoming, *, timeout_s: float) -> None:
         If nothing has moved for so long.
     """
     moved_at = time.monotonic()
-    while (awaited := outgoing.awaited or incoming.awaited) is not None:
-        # Both, always.
-        if outgoing.go_on() + incoming.go_on():
-            moved_at = time.monotonic()
-        elif time.monotonic() - moved_at > timeout_s:
-            # Their memory may still be written to.
-            _abandoned.append((outgoing, incoming))
-            raise StuckError(awaited)
-        else:
-            time.sleep(_PAUSE_S)
+    try:
+        while (awaited := outgoing.awaited or incoming.awaited) is not None:
+            # Both, always.
+            if outgoing.go_on() + incoming.go_on():
+                moved_at = time.monotonic()
+            elif time.monotonic() - moved_at > timeout_s:
+                raise StuckError(awaited)
+            else:
+                time.sleep(_PAUSE_S)
+    except BaseException:
+        outgoing.stop()
+        raise
+    _unfinished.remove(outgoing)
+    _unfinished.remove(incoming)
+
+
+def told(error: BaseException) -> str:
+    """Return what an error says, or else what it is. Not collective."""
+    return str(error) or type(error).__name__
 
 
 @dataclass(frozen=True, kw_only=True)
