@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import queue
 import re
@@ -18,11 +19,11 @@ import torch
 from torch import nn
 
 from hpctrain.bulk.index import INDEX_NAME
-from hpctrain.bulk.reader import BlockReader
+from hpctrain.bulk.reader import BlockReader, scratch_memory
 from hpctrain.errors import CheckpointError
 from hpctrain.testing.thread_comm import ThreadComm, run_on_threads
 from hpctrain.torch import load_state, save_state
-from hpctrain.torch.state import optimizer_state
+from hpctrain.torch.state import optimizer_state, reading
 from hpctrain.torch.state.flatten import flatten_state
 from hpctrain.torch.state.load import load_into
 from hpctrain.torch.state.save import write_state
@@ -438,6 +439,28 @@ def test_a_disk_that_does_not_answer_is_told_of_on_the_rank_that_reads_for_other
     (reads,) = [text for text in messages if f"{second} did not give its block 1 in 1 s" in text]
     (waits,) = [text for text in messages if text != reads]
     assert f"shares block 1 of {second}" in waits
+
+
+def test_too_little_memory_on_one_rank_is_told_on_all_before_anything_is_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _two_written(tmp_path / "s", CONTENT)
+    taken = itertools.count()
+
+    def run_out() -> memoryview:
+        # Both ranks take some, and one of them gets no more.
+        if next(taken) == 15:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        return scratch_memory()
+
+    monkeypatch.setattr(reading, "scratch_memory", run_out)
+    live = {name: torch.full_like(value, 7) for name, value in CONTENT.items()}
+    begin = time.monotonic()
+    message = _refused(tmp_path / "s", live)
+    assert "no memory to read a checkpoint through: [Errno 12] Cannot allocate memory" in message
+    assert "Nothing was changed" in message
+    assert all((value == 7).all() for value in live.values())
+    assert time.monotonic() - begin < 30
 
 
 def test_what_a_device_raises_on_one_rank_is_told_on_all(

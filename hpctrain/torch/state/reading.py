@@ -21,6 +21,8 @@ from hpctrain.torch.state.transport import Transport
 
 # While two hash or copy, the others have the disk.
 _THREADS = 4
+# Of a rank that reads for others, read ahead or on their way out; of one they read for, under way.
+_PARTS = 6
 TIMEOUT_S = 1800.0
 """Seconds to wait for other ranks or the disk, if nothing moves meanwhile."""
 
@@ -86,27 +88,39 @@ class StateReading:
     ) -> None:
         self._files, self._targets = files, targets
         self._own, self._shared = schedule.own[rank], schedule.shared[rank]
-        self._transfers = [t for t in schedule.transfers if rank in (t.reader, t.receiver)]
+        self._sent = [t for t in schedule.transfers if t.reader == rank]
+        self._received = [t for t in schedule.transfers if t.receiver == rank]
         self._rank, self._transport, self._timeout_s = rank, transport, timeout_s
         self._readers: dict[int, BlockReader] = {}
         self._memory: SimpleQueue[memoryview] = SimpleQueue()
+        self._for_sent: list[memoryview] = []
+        self._for_received: list[memoryview] = []
         self._open = ExitStack()
         self.complaint: str | None = None
-        """Why a file could not be opened."""
+        """Why a file could not be opened, or that memory is short."""
         self.bytes_read = 0
         """Of the data of files, by this rank."""
         self._damage: dict[Block, str] = {}
         self._stopped = False
 
     def __enter__(self) -> StateReading:
-        """Open the files that this rank reads, or say why not in `complaint`."""
+        """Open the files that this rank reads, or say why not in `complaint`.
+
+        Memory to read through is taken now as well, while nothing has been changed.
+        """
         try:
+            for _ in range(min(_THREADS, len(self._own))):
+                self._memory.put(scratch_memory())
+            self._for_sent = [scratch_memory() for _ in range(_PARTS if self._sent else 0)]
+            self._for_received = [scratch_memory() for _ in range(_PARTS if self._received else 0)]
             for number in sorted({number for number, _ in (*self._own, *self._shared)}):
                 file = self._files[number]
                 reader = BlockReader(file.path, file.layout)
                 self._readers[number] = self._open.enter_context(reader)
         except CheckpointError as error:
             self.complaint = str(error)
+        except (OSError, MemoryError) as error:
+            self.complaint = f"there is no memory to read a checkpoint through: {told(error)}."
         return self
 
     def __exit__(
@@ -134,8 +148,6 @@ class StateReading:
         CheckpointError
             If a block does not come in time.
         """
-        for _ in range(min(_THREADS, len(self._own))):
-            self._memory.put(scratch_memory())
         # What others wait for does not queue behind what nobody else wants.
         pools = [
             ThreadPoolExecutor(_THREADS, thread_name_prefix=f"hpctrain-read-{blocks}")
@@ -181,16 +193,18 @@ class StateReading:
     def _share(self, transport: Transport, pool: ThreadPoolExecutor) -> None:
         """Read, send and receive what several ranks want."""
         outgoing = Outgoing(
-            [t for t in self._transfers if t.reader == self._rank],
+            self._sent,
             readers=self._readers,
             targets=self._targets,
             transport=transport,
+            memories=self._for_sent,
             submit=pool.submit,
         )
         incoming = Incoming(
-            [t for t in self._transfers if t.receiver == self._rank],
+            self._received,
             targets=self._targets,
             transport=transport,
+            memories=self._for_received,
         )
         try:
             relay(outgoing, incoming, timeout_s=self._timeout_s)

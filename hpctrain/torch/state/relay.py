@@ -16,13 +16,11 @@ from dataclasses import dataclass, replace
 
 import xxhash
 
-from hpctrain.bulk.reader import PART_BYTES, BlockReader, scratch_memory
+from hpctrain.bulk.reader import PART_BYTES, BlockReader
 from hpctrain.torch.state.exchange import Block, Transfer
 from hpctrain.torch.state.targets import BlockTarget, FileTargets
 from hpctrain.torch.state.transport import Pending, Transport
 
-# Parts that are read ahead, or still on their way out; and that are on their way in.
-_PARTS = 6
 # Long messages get on only while somebody asks for them.
 _PAUSE_S = 2e-4
 
@@ -52,6 +50,8 @@ class Outgoing:
         By the number of the file.
     transport
         How parts are sent.
+    memories
+        Of `scratch_memory`: as many parts are read ahead, or still on their way out.
     submit
         Has a part read in another thread.
     """
@@ -63,6 +63,7 @@ class Outgoing:
         readers: Mapping[int, BlockReader],
         targets: Mapping[int, FileTargets],
         transport: Transport,
+        memories: Sequence[memoryview],
         submit: Callable[[Callable[[], None]], Future[None]],
     ) -> None:
         self._readers, self._targets = readers, targets
@@ -77,8 +78,8 @@ class Outgoing:
         self.bytes_read = 0
         """Of the data of files."""
         _unfinished.append(self)
-        for part in itertools.islice(self._left, _PARTS):
-            self._read(part, scratch_memory())
+        for memory, part in zip(memories, self._left, strict=False):
+            self._read(part, memory)
 
     def go_on(self) -> bool:
         """Send what has been read, and read into what has left; return whether there was any."""
@@ -164,6 +165,9 @@ class Incoming:
         By the number of the file.
     transport
         How parts are received.
+    memories
+        Of `scratch_memory`: as many parts are on their way in. Those that do not go straight into a
+        tensor arrive there.
     """
 
     def __init__(
@@ -172,17 +176,18 @@ class Incoming:
         *,
         targets: Mapping[int, FileTargets],
         transport: Transport,
+        memories: Sequence[memoryview],
     ) -> None:
         self._targets, self._transport = targets, transport
         self._left = (cut for transfer in transfers for cut in _cuts(transfer))
         # Given to the transport ahead of time.
         self._arriving: list[_Arriving] = []
-        self._scratch: list[memoryview] = []
+        self._scratch = list(memories)
         self._missing = Counter({t.block: sum(1 for _ in _cuts(t)) for t in transfers})
         self.damage: dict[Block, str] = {}
         """What could not be put into place."""
         _unfinished.append(self)
-        for cut in itertools.islice(self._left, _PARTS):
+        for cut in itertools.islice(self._left, len(memories)):
             self._receive(cut)
 
     def go_on(self) -> bool:
@@ -213,7 +218,7 @@ class Incoming:
     def _receive(self, cut: Transfer) -> None:
         content, scratch = self._target(cut.block).straight(cut.low, cut.high), None
         if content is None:
-            scratch = self._scratch.pop() if self._scratch else scratch_memory()
+            scratch = self._scratch.pop()
             content = scratch[: cut.high - cut.low]
         pending = self._transport.receive(content, cut.reader)
         self._arriving.append(_Arriving(cut=cut, content=content, scratch=scratch, pending=pending))
