@@ -9,6 +9,7 @@ import queue
 import re
 import threading
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ from hpctrain.torch.state.flatten import flatten_state
 from hpctrain.torch.state.load import load_into
 from hpctrain.torch.state.save import write_state
 from hpctrain.torch.state.targets import Memory
+from hpctrain.torch.state.transport import Pending
 from hpctrain.world import SerialComm
 
 
@@ -204,30 +206,35 @@ class ThreadTransport:
 
     def __init__(self, rank: int, lines: Mapping[tuple[int, int], queue.SimpleQueue[bytes]]):
         self._rank, self._lines = rank, lines
+        self._waiting: defaultdict[int, deque[memoryview]] = defaultdict(deque)
         self.sent = 0
 
-    def send(self, content: memoryview, rank: int) -> _Done:
+    def send(self, content: memoryview, rank: int) -> Pending:
         self.sent += len(content)
         self._lines[self._rank, rank].put(bytes(content))
-        return _Done()
+        return _Left()
 
-    def receive(self, into: memoryview, rank: int) -> _Done:
-        return _Done(self._lines[rank, self._rank], into)
+    def receive(self, into: memoryview, rank: int) -> Pending:
+        return _Arriving(self._lines[rank, self._rank], self._waiting[rank], into)
 
 
-class _Done:
+class _Left:
+    def done(self) -> bool:
+        return True
+
+
+class _Arriving:
     def __init__(
-        self, line: queue.SimpleQueue[bytes] | None = None, into: memoryview | None = None
+        self, line: queue.SimpleQueue[bytes], waiting: deque[memoryview], into: memoryview
     ) -> None:
-        self._line, self._into = line, into
+        self._line, self._waiting, self._into = line, waiting, into
+        waiting.append(into)
 
     def done(self) -> bool:
-        if self._line is not None and self._into is not None:
-            try:
-                self._into[:] = self._line.get_nowait()
-            except queue.Empty:
-                return False
-        return True
+        # As with MPI: what arrives goes to who asked first, whoever looks for it.
+        while self._waiting and not self._line.empty():
+            self._waiting.popleft()[:] = self._line.get_nowait()
+        return all(each is not self._into for each in self._waiting)
 
 
 def _load_on(ranks: int, directory: Path, states: list[dict[str, Any]]) -> list[Any]:
@@ -316,8 +323,8 @@ def _refusals(directory: Path, state: dict[str, Any], *, timeout_s: float = 20) 
 class LostTransport(ThreadTransport):
     """Sends nothing."""
 
-    def send(self, content: memoryview, rank: int) -> _Done:
-        return _Done()
+    def send(self, content: memoryview, rank: int) -> Pending:
+        return _Left()
 
 
 def test_who_waits_for_a_block_of_another_rank_in_vain_is_told_which(tmp_path: Path) -> None:
@@ -349,21 +356,23 @@ class LateTransport(ThreadTransport):
     def __init__(self, *line: Any, happened: Callable[[], bool]) -> None:
         super().__init__(*line)
         self._happened = happened
+        self._kept: deque[Callable[[], object]] = deque()
 
-    def send(self, content: memoryview, rank: int) -> Any:
-        return _Late(self._happened, partial(super().send, content, rank))
+    def send(self, content: memoryview, rank: int) -> Pending:
+        self._kept.append(partial(super().send, content, rank))
+        return _Late(self._happened, self._kept)
 
 
 class _Late:
-    def __init__(self, happened: Callable[[], bool], send: Callable[[], object]) -> None:
-        self._happened, self._send = happened, send
-        self._sent = False
+    def __init__(self, happened: Callable[[], bool], kept: deque[Callable[[], object]]) -> None:
+        self._happened, self._kept = happened, kept
+        self._send = kept[-1]
 
     def done(self) -> bool:
-        if not self._sent and self._happened():
-            self._send()
-            self._sent = True
-        return self._sent
+        # In order, whichever of them is looked for.
+        while self._kept and self._happened():
+            self._kept.popleft()()
+        return self._send not in self._kept
 
 
 def test_who_waits_for_another_rank_reads_and_sends_meanwhile(tmp_path: Path) -> None:
