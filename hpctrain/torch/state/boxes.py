@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from hpctrain.bulk.state_file import DTYPE_BYTES, Piece
@@ -70,8 +69,7 @@ class Box(NamedTuple):
         return Piece(name=self.name, dtype=self.dtype, shape=tuple(sizes), offsets=tuple(offsets))
 
 
-@dataclass(frozen=True, kw_only=True)
-class LocalBox:
+class LocalBox(NamedTuple):
     """A box with its content."""
 
     box: Box
@@ -235,21 +233,18 @@ def box_of(
 
 def _place(name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]] | None:
     """Return the local shard and its offsets; None on ranks that have no part in the tensor."""
-    from torch.distributed.checkpoint.default_planner import create_default_local_save_plan
-
     if any(placement.is_partial() for placement in tensor.placements):  # type: ignore[attr-defined]
         raise ConfigError(
             f"{name} is a DTensor whose ranks hold terms of a sum. Save it with placements that "
             f"are Shard or Replicate: tensor.redistribute(...)."
         )
-    items = create_default_local_save_plan({name: tensor}, False).items
-    if not items:
+    if tensor.device_mesh.get_coordinate() is None:  # type: ignore[attr-defined]
         return None
-    if len(items) > 1:
+    # As torch.distributed.checkpoint asks tensors for them.
+    chunks = tensor.__create_chunk_list__()  # type: ignore[attr-defined]
+    if len(chunks) > 1:
         raise ConfigError(
-            f"{name} is a DTensor of which this rank holds {len(items)} boxes. One can be saved."
+            f"{name} is a DTensor of which this rank holds {len(chunks)} boxes. One can be saved."
         )
-    data = items[0].tensor_data
-    assert data is not None
     local = tensor.to_local().detach()  # type: ignore[attr-defined]
-    return local, tuple(data.chunk.offsets)
+    return local, tuple(chunks[0].offsets)

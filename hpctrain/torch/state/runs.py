@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 # Of runs that are regular; boxes that need more are rare, and read in another way.
@@ -14,8 +13,7 @@ _MAX_GROUPS = 4096
 _MIN_RUN_BYTES = 16
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Runs:
+class Runs(NamedTuple):
     """Some runs of bytes of the same length, at regular distances. All numbers are bytes."""
 
     source: int
@@ -23,7 +21,7 @@ class Runs:
     target: int
     """Where it goes in the memory of a tensor."""
     length: int
-    count: int = 1
+    rows: int = 1
     """How many runs."""
     source_step: int = 0
     target_step: int = 0
@@ -31,16 +29,16 @@ class Runs:
     @property
     def end(self) -> int:
         """Where the last ends in the source."""
-        return self.source + (self.count - 1) * self.source_step + self.length
+        return self.source + (self.rows - 1) * self.source_step + self.length
 
     def clip(self, start: int, stop: int) -> Iterator[Runs]:
         """Yield what of the runs lies in a part of the source, counted from its beginning."""
-        if self.count == 1:
+        if self.rows == 1:
             yield from self._row(0, start, stop)
             return
         ends_after = (start - self.source - self.length) // self.source_step + 1
         first = max(0, ends_after)
-        last = min(self.count, -((self.source - stop) // self.source_step)) - 1
+        last = min(self.rows, -((self.source - stop) // self.source_step)) - 1
         if first > last:
             return
         whole = range(first, last + 1)
@@ -55,7 +53,7 @@ class Runs:
                 source=self.source + whole[0] * self.source_step - start,
                 target=self.target + whole[0] * self.target_step,
                 length=self.length,
-                count=len(whole),
+                rows=len(whole),
                 source_step=self.source_step,
                 target_step=self.target_step,
             )
@@ -152,7 +150,7 @@ def runs_of(
             target=target
             + sum(n * target_strides[axis] for n, axis in zip(place, outer, strict=True)),
             length=length,
-            count=lengths[inner],
+            rows=lengths[inner],
             source_step=strides[inner],
             target_step=target_strides[inner],
         )

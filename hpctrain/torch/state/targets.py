@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,7 +46,7 @@ class BlockTarget:
             return None
         position, memories = 0, []
         for memory, runs in sorted(self.copies, key=lambda copy: copy[1].source):
-            if runs.count > 1 or runs.source != position or memory.array is None:
+            if runs.rows > 1 or runs.source != position or memory.array is None:
                 return None
             position += runs.length
             memories.append(memoryview(memory.array[runs.target : runs.target + runs.length].data))
@@ -65,7 +66,7 @@ class BlockTarget:
         if len(found) != 1:
             return None
         ((memory, runs),) = found
-        if runs.count > 1 or memory.array is None or (runs.source, runs.length) != (0, high - low):
+        if runs.rows > 1 or memory.array is None or (runs.source, runs.length) != (0, high - low):
             return None
         return memoryview(memory.array[runs.target : runs.target + runs.length].data)
 
@@ -103,22 +104,28 @@ class Memory:
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        storage = tensor.untyped_storage()
-        self._bytes = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
-        self.array: NDArray[np.uint8] | None = None
-        """The same, on the CPU."""
-        if tensor.device.type == "cpu":
-            self.array = self._bytes.numpy()
+        self._tensor = tensor
+
+    # Made where blocks are read, so that nothing waits for it.
+    @cached_property
+    def array(self) -> NDArray[np.uint8] | None:
+        """The bytes, if they are on the CPU."""
+        return self._bytes.numpy() if self._tensor.device.type == "cpu" else None
+
+    @cached_property
+    def _bytes(self) -> torch.Tensor:
+        storage = self._tensor.untyped_storage()
+        return torch.empty(0, dtype=torch.uint8, device=self._tensor.device).set_(storage)
 
     def copy(self, content: NDArray[np.uint8], runs: Runs) -> None:
         """Copy runs of bytes of the content into it. Not collective."""
-        shape = (runs.count, runs.length)
+        shape = (runs.rows, runs.length)
         if self.array is None:
             source = torch.from_numpy(content)
             torch.as_strided(self._bytes, shape, (runs.target_step, 1), runs.target).copy_(
                 torch.as_strided(source, shape, (runs.source_step, 1), runs.source)
             )
-        elif runs.count == 1:
+        elif runs.rows == 1:
             source_stop, stop = runs.source + runs.length, runs.target + runs.length
             self.array[runs.target : stop] = content[runs.source : source_stop]
         else:
