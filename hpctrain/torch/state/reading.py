@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,7 +134,7 @@ class StateReading:
     @property
     def damage(self) -> list[str]:
         """What could not be read as it was written, or not be put into place."""
-        return list(self._damage.values())
+        return [text for _, text in sorted(self._damage.items())]
 
     def run(self) -> None:
         """Read, send and receive. Collective if something is sent.
@@ -157,8 +156,7 @@ class StateReading:
             futures = [pools[0].submit(self._read_own, block) for block in self._own]
             if self._transport is not None:
                 self._share(self._transport, pools[1])
-            for block, future in zip(self._own, futures, strict=True):
-                self._await(block, future)
+            self._await(dict(zip(futures, self._own, strict=True)))
         except BaseException:
             # What a disk gives later is not put into place any more.
             self._stopped = True
@@ -169,10 +167,16 @@ class StateReading:
                 pool.shutdown(wait=False, cancel_futures=True)
 
     def _read_own(self, block: Block) -> None:
-        """Read what nobody else wants, straight to where it goes."""
+        """Read what nobody else wants, unless that is in vain already."""
         if self._damage or self._stopped:
             return
-        number, index = block
+        try:
+            self._read_into_place(*block)
+        # Whatever it is, a device without memory for instance: the others wait for this rank.
+        except Exception as error:
+            self._damage[block] = told(error)
+
+    def _read_into_place(self, number: int, index: int) -> None:
         reader, target = self._readers[number], self._targets[number].blocks[index]
         start, stop = reader.layout.extent(index)
         memories, scratch = target.memories(stop - start), self._memory.get()
@@ -213,17 +217,17 @@ class StateReading:
         self._damage |= outgoing.damage | incoming.damage
         self.bytes_read += outgoing.bytes_read
 
-    def _await(self, block: Block, future: Future[None]) -> None:
-        """Wait for a block that nobody else wants."""
-        try:
-            future.result(self._timeout_s)
-        except FutureTimeoutError:
-            raise self._late(block) from None
-        except Exception as error:
-            # Whatever it is, a device without memory for instance: the others wait for this rank.
-            self._damage[block] = told(error)
-        start, stop = self._files[block[0]].layout.extent(block[1])
-        self.bytes_read += stop - start
+    def _await(self, blocks: Mapping[Future[None], Block]) -> None:
+        """Wait for the blocks that nobody else wants."""
+        left: Collection[Future[None]] = blocks
+        while left:
+            # For all at once: to be woken by each would take time from those who read.
+            done, left = wait(left, self._timeout_s)
+            if not done:
+                raise self._late(min(blocks[future] for future in left))
+        for number, block in blocks.values():
+            start, stop = self._files[number].layout.extent(block)
+            self.bytes_read += stop - start
 
     def _late(self, awaited: Block | Transfer) -> CheckpointError:
         waited = f"{self._timeout_s:.0f} s"
