@@ -103,6 +103,15 @@ def _training(directory: str) -> Callable[[], None]:
         part = distribute_tensor(whole, two, [Shard(0)])
         hpctrain.torch.save_state(f"{directory}/some ranks", x={"w": part, "scale": whole[0]})
         keep_expected("some ranks", {"x.w": whole, "x.scale": whole[0]})
+        live = {
+            "w": distribute_tensor(torch.zeros_like(whole), two, [Shard(0)]),
+            "scale": torch.zeros_like(whole[0]),
+        }
+        hpctrain.torch.load_state(f"{directory}/some ranks", x=live)
+        torch.save(
+            {"w": live["w"].to_local(), "saved": part.to_local(), "scale": live["scale"]},
+            f"{directory}/some ranks, {rank}.pt",
+        )
 
         write_state(
             pathlib.Path(directory, "by torch"),
@@ -138,6 +147,15 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
         run_config=RunConfig(name="run", storage_path=str(saved / "runs")),
     ).fit()
     return saved
+
+
+def test_ranks_that_have_no_part_of_a_tensor_load_the_others(directory: Path) -> None:
+    loaded = [torch.load(directory / f"some ranks, {rank}.pt") for rank in range(RANKS)]
+    assert [part["w"].numel() > 0 for part in loaded] == [False, True, False, True]
+    expected = torch.load(directory / "some ranks.pt")
+    for part in loaded:
+        assert torch.equal(part["w"], part["saved"])
+        assert torch.equal(part["scale"], expected["x.scale"])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -37,7 +37,8 @@ def match(state: FlatState, index: StateIndex, *, directory: Path) -> dict[int, 
         If names, shapes or types differ, or something is missing.
     """
     boxes = boxes_of(state.tensors)
-    saved_names = {name: saved_name(name, index) for name in boxes}
+    # Also of tensors that other ranks have.
+    saved_names = {name: saved_name(name, index) for name in state.tensors}
     _check_names(state, boxes, saved_names, index, directory)
     live: dict[str, list[LocalBox]] = {}
     places = set()
