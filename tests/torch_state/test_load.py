@@ -413,18 +413,21 @@ def test_a_disk_that_does_not_answer_is_not_waited_for_for_ever(
         read(reader, block, *memories)
 
     monkeypatch.setattr(BlockReader, "read_into", hang)
+    begin = time.monotonic()
     try:
-        with pytest.raises(CheckpointError, match=f"{second} did not give its block 1 in 1 s"):
+        with pytest.raises(CheckpointError, match=f"{second} did not give its block 1 in 3 s"):
             load_into(
                 tmp_path / "s",
                 model=None,
                 optimizer=None,
                 others={"part": {name: torch.zeros_like(t) for name, t in CONTENT.items()}},
                 ranks=SerialComm(),
-                timeout_s=1,
+                timeout_s=3,
             )
     finally:
         released.set()
+    # Since the last of the others came, which took no time.
+    assert time.monotonic() - begin < 5.5
 
 
 def test_a_disk_that_does_not_answer_is_told_of_on_the_rank_that_reads_for_others(
@@ -464,12 +467,10 @@ def test_too_little_memory_on_one_rank_is_told_on_all_before_anything_is_changed
 
     monkeypatch.setattr(reading, "scratch_memory", run_out)
     live = {name: torch.full_like(value, 7) for name, value in CONTENT.items()}
-    begin = time.monotonic()
     message = _refused(tmp_path / "s", live)
     assert "no memory to read a checkpoint through: [Errno 12] Cannot allocate memory" in message
     assert "Nothing was changed" in message
     assert all((value == 7).all() for value in live.values())
-    assert time.monotonic() - begin < 30
 
 
 def test_what_a_device_raises_on_one_rank_is_told_on_all(

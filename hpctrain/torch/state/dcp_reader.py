@@ -143,10 +143,11 @@ class StateReader(StorageReader):
             transport=None,
             timeout_s=TIMEOUT_S,
         ) as reading:
-            if reading.complaint is None:
-                reading.run()
-        if damage := [*filter(None, [reading.complaint]), *reading.damage]:
-            raise CheckpointError(f"{damage[0]} Load another checkpoint.")
+            if reading.complaint is not None:
+                raise CheckpointError(reading.complaint)
+            reading.run()
+        if reading.damage:
+            raise CheckpointError(f"{reading.damage[0]} Load another checkpoint.")
         for item, target, memory in begun:
             if memory is not target:
                 target.copy_(memory)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
@@ -101,11 +102,12 @@ class StateReading:
         """Of the data of files, by this rank."""
         self._damage: dict[Block, str] = {}
         self._stopped = False
+        self._moved_at = 0.0
 
     def __enter__(self) -> StateReading:
         """Open the files that this rank reads, or say why not in `complaint`.
 
-        Memory to read through is taken now as well, while nothing has been changed.
+        Memory to read through is mapped now as well, while nothing has been changed.
         """
         try:
             for _ in range(min(_THREADS, len(self._own))):
@@ -119,7 +121,10 @@ class StateReading:
         except CheckpointError as error:
             self.complaint = str(error)
         except (OSError, MemoryError) as error:
-            self.complaint = f"there is no memory to read a checkpoint through: {told(error)}."
+            self.complaint = (
+                f"there is no memory to read a checkpoint through: {told(error)}. Raise the limit "
+                f"of this process (ulimit -v), or give the job more memory."
+            )
         return self
 
     def __exit__(
@@ -175,6 +180,8 @@ class StateReading:
         # Whatever it is, a device without memory for instance: the others wait for this rank.
         except Exception as error:
             self._damage[block] = told(error)
+        finally:
+            self._moved_at = time.monotonic()
 
     def _read_into_place(self, number: int, index: int) -> None:
         reader, target = self._readers[number], self._targets[number].blocks[index]
@@ -220,12 +227,14 @@ class StateReading:
     def _await(self, blocks: Mapping[Future[None], Block]) -> None:
         """Wait for the blocks that nobody else wants."""
         left: Collection[Future[None]] = blocks
+        self._moved_at = time.monotonic()
         while left:
             # For all at once: to be woken by each would take time from those who read.
-            done, left = wait(left, self._timeout_s)
-            if not done:
+            _, left = wait(left, self._moved_at + self._timeout_s - time.monotonic())
+            if left and time.monotonic() - self._moved_at >= self._timeout_s:
                 raise self._late(min(blocks[future] for future in left))
-        for number, block in blocks.values():
+        for future, (number, block) in blocks.items():
+            future.result()
             start, stop = self._files[number].layout.extent(block)
             self.bytes_read += stop - start
 
