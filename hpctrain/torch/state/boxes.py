@@ -242,6 +242,8 @@ def _place(name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ..
         return None
     # As torch.distributed.checkpoint asks tensors for them.
     chunks = tensor.__create_chunk_list__()  # type: ignore[attr-defined]
+    if not chunks:
+        return None
     if len(chunks) > 1:
         raise ConfigError(
             f"{name} is a DTensor of which this rank holds {len(chunks)} boxes. One can be saved."

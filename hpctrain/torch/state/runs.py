@@ -21,7 +21,7 @@ class Runs(NamedTuple):
     target: int
     """Where it goes in the memory of a tensor."""
     length: int
-    rows: int = 1
+    num_runs: int = 1
     """How many runs."""
     source_step: int = 0
     target_step: int = 0
@@ -29,16 +29,16 @@ class Runs(NamedTuple):
     @property
     def end(self) -> int:
         """Where the last ends in the source."""
-        return self.source + (self.rows - 1) * self.source_step + self.length
+        return self.source + (self.num_runs - 1) * self.source_step + self.length
 
     def clip(self, start: int, stop: int) -> Iterator[Runs]:
         """Yield what of the runs lies in a part of the source, counted from its beginning."""
-        if self.rows == 1:
+        if self.num_runs == 1:
             yield from self._row(0, start, stop)
             return
         ends_after = (start - self.source - self.length) // self.source_step + 1
         first = max(0, ends_after)
-        last = min(self.rows, -((self.source - stop) // self.source_step)) - 1
+        last = min(self.num_runs, -((self.source - stop) // self.source_step)) - 1
         if first > last:
             return
         whole = range(first, last + 1)
@@ -53,7 +53,7 @@ class Runs(NamedTuple):
                 source=self.source + whole[0] * self.source_step - start,
                 target=self.target + whole[0] * self.target_step,
                 length=self.length,
-                rows=len(whole),
+                num_runs=len(whole),
                 source_step=self.source_step,
                 target_step=self.target_step,
             )
@@ -150,7 +150,7 @@ def runs_of(
             target=target
             + sum(n * target_strides[axis] for n, axis in zip(place, outer, strict=True)),
             length=length,
-            rows=lengths[inner],
+            num_runs=lengths[inner],
             source_step=strides[inner],
             target_step=target_strides[inner],
         )

@@ -46,7 +46,7 @@ class BlockTarget:
             return None
         position, memories = 0, []
         for memory, runs in sorted(self.copies, key=lambda copy: copy[1].source):
-            if runs.rows > 1 or runs.source != position or memory.array is None:
+            if runs.num_runs > 1 or runs.source != position or memory.array is None:
                 return None
             position += runs.length
             memories.append(memoryview(memory.array[runs.target : runs.target + runs.length].data))
@@ -66,7 +66,11 @@ class BlockTarget:
         if len(found) != 1:
             return None
         ((memory, runs),) = found
-        if runs.rows > 1 or memory.array is None or (runs.source, runs.length) != (0, high - low):
+        if (
+            runs.num_runs > 1
+            or memory.array is None
+            or (runs.source, runs.length) != (0, high - low)
+        ):
             return None
         return memoryview(memory.array[runs.target : runs.target + runs.length].data)
 
@@ -119,13 +123,13 @@ class Memory:
 
     def copy(self, content: NDArray[np.uint8], runs: Runs) -> None:
         """Copy runs of bytes of the content into it. Not collective."""
-        shape = (runs.rows, runs.length)
+        shape = (runs.num_runs, runs.length)
         if self.array is None:
             source = torch.from_numpy(content)
             torch.as_strided(self._bytes, shape, (runs.target_step, 1), runs.target).copy_(
                 torch.as_strided(source, shape, (runs.source_step, 1), runs.source)
             )
-        elif runs.rows == 1:
+        elif runs.num_runs == 1:
             source_stop, stop = runs.source + runs.length, runs.target + runs.length
             self.array[runs.target : stop] = content[runs.source : source_stop]
         else:
