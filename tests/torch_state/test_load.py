@@ -453,6 +453,24 @@ def test_a_disk_that_does_not_answer_is_told_of_on_the_rank_that_reads_for_other
     assert f"shares block 1 of {second}" in waits
 
 
+def test_a_file_that_cannot_be_opened_is_told_on_all_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, second = _two_written(tmp_path / "s", CONTENT)
+
+    def refuse(path: Path, layout: Any) -> BlockReader:
+        if path == second:
+            raise CheckpointError(f"{path} cannot be opened: {os.strerror(errno.EACCES)}.")
+        return BlockReader(path, layout)
+
+    monkeypatch.setattr(reading, "BlockReader", refuse)
+    live = {name: torch.full_like(value, 7) for name, value in CONTENT.items()}
+    message = _refused(tmp_path / "s", live)
+    expected = f"{second} cannot be opened: Permission denied. Load another checkpoint. Nothing was"
+    assert message.startswith(expected)
+    assert all((value == 7).all() for value in live.values())
+
+
 def test_too_little_memory_on_one_rank_is_told_on_all_before_anything_is_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,6 +69,7 @@ class Box(NamedTuple):
         return Piece(name=self.name, dtype=self.dtype, shape=tuple(sizes), offsets=tuple(offsets))
 
 
+# Every tensor has one before a load reads its first byte, and a tuple is soonest made.
 class LocalBox(NamedTuple):
     """A box with its content."""
 

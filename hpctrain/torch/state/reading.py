@@ -21,7 +21,7 @@ from hpctrain.torch.state.transport import Transport
 
 # While two hash or copy, the others have the disk.
 _THREADS = 4
-# Of a rank that reads for others, read ahead or on their way out; of one they read for, under way.
+# That are read ahead for other ranks or on their way to them; as many may be on their way here.
 _PARTS = 6
 TIMEOUT_S = 1800.0
 """Seconds to wait for other ranks or the disk, if nothing moves meanwhile."""
@@ -119,7 +119,7 @@ class StateReading:
                 reader = BlockReader(file.path, file.layout)
                 self._readers[number] = self._open.enter_context(reader)
         except CheckpointError as error:
-            self.complaint = str(error)
+            self.complaint = f"{error} Load another checkpoint."
         except (OSError, MemoryError) as error:
             self.complaint = (
                 f"there is no memory to read a checkpoint through: {told(error)}. Raise the limit "

@@ -78,6 +78,7 @@ class Outgoing:
         self.bytes_read = 0
         """Of the data of files."""
         _unfinished.append(self)
+        # Memory first: a part that there is none for stays to be read later.
         for memory, part in zip(memories, self._left, strict=False):
             self._read(part, memory)
 

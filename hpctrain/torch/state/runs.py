@@ -13,6 +13,7 @@ _MAX_GROUPS = 4096
 _MIN_RUN_BYTES = 16
 
 
+# Every tensor has some before a load reads its first byte, and a tuple is soonest made.
 class Runs(NamedTuple):
     """Some runs of bytes of the same length, at regular distances. All numbers are bytes."""
 
