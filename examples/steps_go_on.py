@@ -1,8 +1,9 @@
 """Train while checkpoints are written, and print how long steps take meanwhile.
 
 Every ten steps the whole state is reported. With ``--mode async`` the next steps go on while it is
-copied and written: only the optimizer waits until its parameters are copied. With ``--mode sync``
-each report returns when its checkpoint is on disk.
+copied and written: only the optimizer waits until its parameters are copied, longest at the first
+save, when the memory of the copy is new. With ``--mode sync`` each report returns when its
+checkpoint is on disk.
 """
 
 from __future__ import annotations
