@@ -262,8 +262,12 @@ class Snapshot:
         return True
 
     def _hand_over(self, block: int) -> None:
+        # While something copies, a thread that hashes would take a core from training. So only
+        # blocks whose memory is needed again do not wait for the last one.
+        is_in_the_way = block + self._slots.blocks < self._blocks
+        copied = block + 1 if is_in_the_way else self._blocks
         with self._change:
-            self._wait(lambda: self._closed or self._copied > block)
+            self._wait(lambda: self._closed or self._copied >= copied)
             if self._closed:
                 raise self._error or CheckpointError(f"{self._name} was discarded.")
             self._held.remove(block)
