@@ -18,8 +18,9 @@ from safetensors.torch import load_file
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from hpctrain.bulk.state_file import BLOCK_BYTES
-from hpctrain.bulk.writer import Written
+from hpctrain.bulk.writer import StateFileWriter
 from hpctrain.errors import CheckpointError
+from hpctrain.torch.state import ahead
 from hpctrain.torch.state.flatten import flatten_state
 from hpctrain.torch.state.gate import wait_for_all
 from hpctrain.torch.state.plan import StatePlan, plan_state
@@ -67,29 +68,6 @@ def _tensors_of(optimizer: torch.optim.Optimizer, name: str = "") -> dict[str, t
     return found
 
 
-class Finishing:
-    """`Snapshot.finish` in a thread, as an upload does."""
-
-    def __init__(self, snapshot: Snapshot, path: Path) -> None:
-        self._result: list[Written | BaseException] = []
-        self._snapshot, self._path = snapshot, path
-        self._thread = threading.Thread(target=self._finish, daemon=True)
-        self._thread.start()
-
-    def _finish(self) -> None:
-        try:
-            self._result.append(self._snapshot.finish(self._path))
-        except BaseException as error:
-            self._result.append(error)
-
-    def content(self) -> dict[str, torch.Tensor]:
-        self._thread.join(TIMEOUT_S)
-        (result,) = self._result
-        if isinstance(result, BaseException):
-            raise result
-        return {k.removeprefix("its."): v for k, v in load_file(self._path).items()}
-
-
 class Waiting:
     """A call in a thread, of which it is known that it waits."""
 
@@ -115,6 +93,18 @@ class Waiting:
         assert not self._thread.is_alive()
         if self.error is not None:
             raise self.error
+
+
+class Finishing(Waiting):
+    """`Snapshot.finish` in a thread, as an upload does."""
+
+    def __init__(self, snapshot: Snapshot, path: Path) -> None:
+        self._path = path
+        super().__init__(lambda: snapshot.finish(path))
+
+    def content(self) -> dict[str, torch.Tensor]:
+        self.end()
+        return {k.removeprefix("its."): v for k, v in load_file(self._path).items()}
 
 
 @pytest.mark.parametrize("memory_blocks", [4, None], ids=["little", "enough"])
@@ -144,6 +134,37 @@ def test_a_step_waits_until_the_disk_has_what_memory_has_no_room_for(tmp_path: P
     content = Finishing(snapshot, tmp_path / "f").content()
     step.end()
     assert not any(tensor.any() for tensor in content.values())
+
+
+def test_only_what_makes_room_is_written_while_something_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    optimizer = CountingOptimizer(_parameters(4))
+    plan = _plan(_tensors_of(optimizer))
+    may_copy = threading.Semaphore(plan.layout.blocks - 1)
+    written: list[int] = []
+
+    def copy_when_told(*arguments: Any) -> None:
+        assert may_copy.acquire(timeout=TIMEOUT_S)
+        copy_tensors(*arguments)
+
+    def put_and_note(writer: StateFileWriter, block: int, *arguments: Any) -> None:
+        written.append(block)
+        put(writer, block, *arguments)
+
+    copy_tensors, put = ahead.copy_tensors, StateFileWriter.put
+    monkeypatch.setattr(ahead, "copy_tensors", copy_when_told)
+    monkeypatch.setattr(StateFileWriter, "put", put_and_note)
+    memory = (plan.layout.blocks - 2) * BLOCK_BYTES
+    snapshots = Snapshots(timeout_s=TIMEOUT_S, memory=memory)
+    snapshot = snapshots.take(plan, changed_by=[optimizer], name="it")
+    finishing = Finishing(snapshot, tmp_path / "f")
+    snapshot.wait_until_copied(plan.layout.blocks - 1)
+    assert finishing.still_waits()
+    assert written == [0, 1]
+    may_copy.release()
+    assert len(finishing.content()) == 24
+    assert written == list(range(plan.layout.blocks))
 
 
 def test_what_was_copied_is_kept_by_nobody_and_the_model_can_be_copied(tmp_path: Path) -> None:
