@@ -1,7 +1,7 @@
 """Steps whose ranks are killed: ``python useful_steps.py FOLDER STEPS EVERY STATE_MIB STEP_S``.
 
-Each of two ranks has half of an Adam's state, sharded as FSDP2 shards it. A step is the real
-optimizer and then a wait up to its length, as a host waits for its GPU; there is none here.
+Each of two ranks has half of an Adam's state, sharded as FSDP2 shards it. A step is a wait, as
+a host waits for its GPU to go forward and backward, the real optimizer, and a wait up to its length.
 """
 
 import json
@@ -40,7 +40,7 @@ def train(config):
                 self.register_parameter(f"w{i:03d}", torch.nn.Parameter(part))
 
     model = Model()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, foreach=True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
     gradient = torch.full(model.w000.to_local().shape, 0.5)
     for parameter in model.parameters():
         parameter.grad = DTensor.from_local(gradient, mesh, [Shard(0)], run_check=False)
@@ -59,6 +59,8 @@ def train(config):
     note(entered=entered, loaded=time.time() - begin)
     for step in range(first, config["steps"]):
         begin = time.time()
+        # Forward and backward: there is no GPU.
+        time.sleep(config["step_s"] * 2 / 3)
         optimizer.step()
         rest = config["step_s"] - (time.time() - begin)
         if rest > 0:
