@@ -1,7 +1,7 @@
 """Steps whose ranks are killed: ``python useful_steps.py FOLDER STEPS EVERY STATE_MIB STEP_S``.
 
 Each of two ranks has half of an Adam's state, sharded as FSDP2 shards it. A step is a wait, as
-a host waits for its GPU to go forward and backward, the real optimizer, and a wait up to its length.
+a host waits for its GPU to go forward and backward, the real optimizer, and the rest of its length.
 """
 
 import json
