@@ -26,8 +26,9 @@ ADDED_MUST, ADDED_AIM = 1.2, 0.5
 
 
 def measure(arguments: Namespace) -> Iterator[Measured]:
-    found = run_steps(arguments, ARMS, rounds=arguments.rounds)
-    alone = run_steps(arguments, (OURS,), rounds=2)
+    (state_mib,) = arguments.sizes or [STATE_MIB]
+    found = run_steps(arguments.tree, ARMS, rounds=arguments.rounds, state_mib=state_mib)
+    alone = run_steps(arguments.tree, (OURS,), rounds=2, state_mib=state_mib)
     rounds, gib = found["rounds"], found["state_bytes"] / 2**30
     if arguments.say is not None:
         for number, taken in enumerate(rounds, 1):
@@ -77,15 +78,17 @@ def measure(arguments: Namespace) -> Iterator[Measured]:
     )
 
 
-def run_steps(arguments: Namespace, arms: tuple[str, ...], *, rounds: int) -> dict[str, Any]:
+def run_steps(
+    tree: Path, arms: tuple[str, ...], *, rounds: int, state_mib: int = STATE_MIB
+) -> dict[str, Any]:
     # /tmp may be memory; the directory of the benchmarks is on a disk.
-    with tempfile.TemporaryDirectory(prefix=".bench-", dir=arguments.tree) as folder:
+    with tempfile.TemporaryDirectory(prefix=".bench-", dir=tree) as folder:
         answer = Path(folder, "answer.json")
-        words = [folder, str((arguments.sizes or [STATE_MIB])[0]), str(rounds), str(answer), *arms]
+        words = [folder, str(state_mib), str(rounds), str(answer), *arms]
         run_command(
             [sys.executable, PROGRAMS / "saving_steps.py", *words],
             cwd=folder,
-            env=child_environment(arguments.tree),
+            env=child_environment(tree),
             timeout_s=900,
         )
         measured: dict[str, Any] = json.loads(answer.read_bytes())

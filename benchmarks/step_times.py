@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import median
@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="of which the calmest is drawn")
     parser.add_argument("--output", type=Path, default=TREE / "docs" / "step-times.svg")
     arguments = parser.parse_args()
-    found = run_steps(Namespace(tree=TREE), ARMS, rounds=arguments.rounds)
+    found = run_steps(TREE, ARMS, rounds=arguments.rounds)
     calmest = min(found["rounds"], key=lambda taken: max(taken[arm]["others"] for arm in ARMS))
     arguments.output.write_text(draw(calmest))
     for arm in ARMS:
