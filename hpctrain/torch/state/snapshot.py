@@ -148,7 +148,7 @@ class Snapshot:
         self._moment: Moment
 
     def finish(self, path: Path) -> Written:
-        """Write the file, durably, each block once it is copied.
+        """Write the file, durably, once all is copied, or what makes room for the rest is.
 
         Not collective. Whatever comes of it, the memory is free again, and nobody waits any more.
 
