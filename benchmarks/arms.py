@@ -283,19 +283,19 @@ class OthersShare:
     """What of this machine's CPUs others have used, the kernel's own threads among them."""
 
     def __init__(self) -> None:
-        self._share = 0.0
         self._begin()
 
     def note(self) -> dict[str, str]:
-        """Return what they used since the last call."""
+        """Return what they used since the last one; nothing, if that is less than a second ago."""
         elapsed_s = time.perf_counter() - self._began
-        # Rows of one measurement come at once, and the kernel counts in ticks: it is the same then.
-        if elapsed_s > 1:
-            own_s = _children_cpu_s() + time.process_time() - self._own_s
-            others_s = _machine_cpu_s() - self._machine_s - own_s
-            self._share = max(others_s / elapsed_s / (os.cpu_count() or 1), 0)
-            self._begin()
-        return {"of all CPUs, others used": f"{self._share:.0%}"}
+        if elapsed_s < 1:
+            # The kernel counts in ticks, which say nothing of so short a time.
+            return {}
+        own_s = _children_cpu_s() + time.process_time() - self._own_s
+        others_s = _machine_cpu_s() - self._machine_s - own_s
+        self._begin()
+        share = max(others_s / elapsed_s / (os.cpu_count() or 1), 0)
+        return {"of all CPUs, others used": f"{share:.0%}"}
 
     def _begin(self) -> None:
         self._own_s = _children_cpu_s() + time.process_time()

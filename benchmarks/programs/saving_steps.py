@@ -35,7 +35,8 @@ def train(config):
     # A parameter of 4 MiB, and Adam's two averages.
     layers = [torch.nn.Linear(1024, 1024, bias=False) for _ in range(config["state_mib"] // 12)]
     for layer in layers:
-        # With the usual weights so many layers give denormal gradients, which take a CPU for long.
+        # With the usual weights so many layers give denormal gradients, which take a CPU for long;
+        # these stay as they are, as the optimizer's rate is small.
         torch.nn.init.normal_(layer.weight, std=1024**-0.5)
     model = torch.nn.Sequential(*layers)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-8, fused=True)
