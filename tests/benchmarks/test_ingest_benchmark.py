@@ -40,7 +40,8 @@ def test_rows_of_ingest_are_measured_and_written_down(tmp_path):
     rows = json.loads(file.read_text())["rows"]
     assert [row["name"] for row in rows] == ["in order", "shuffled", "compressed"]
     for row in rows:
-        assert row["notes"]
+        # So few rows may be read in less time than the kernel can tell it of.
+        assert row["others_share"] is None or 0 <= row["others_share"] <= 1
         assert len(row["verdicts"]) == 2
         assert all(sample["wall_s"] > 0 for taken in row["samples"].values() for sample in taken)
 
