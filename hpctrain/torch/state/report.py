@@ -162,9 +162,7 @@ class ShareWriter:
                 written = self._snapshot.finish(path)
             else:
                 layout = self._plan.layout
-                written = write_state_file(
-                    path, layout, self._plan.copies.fill, ring=shared_ring(layout)
-                )
+                written = write_state_file(path, layout, self._plan.copies.fill, ring=shared_ring())
             return [StagedFile(path.name, written.size, written.digest, "header"), *small.result()]
 
     def _write_files(self, directory: Path) -> list[StagedFile]:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from hpctrain.bulk.handover import prompt_handover
 from hpctrain.bulk.index import INDEX_NAME, StateIndex
 from hpctrain.bulk.ring import Ring
-from hpctrain.bulk.state_file import StateFile
 from hpctrain.bulk.writer import write_state_file
 from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.rundir.files import fsync_directory, write_atomic
@@ -22,10 +21,9 @@ from hpctrain.world import Communicator
 if TYPE_CHECKING:
     import torch
 
-# One block is filled, two are written, and one is ready for the thread that is done first. Of a
-# small state they would be a large part: there, one is filled while the other is written.
-_RING_BLOCKS = range(2, 4 + 1)
-_BLOCKS_PER_RING_BLOCK = 20
+# One is filled while the other is written. With more of them the disk is not faster, but a block
+# has left the cache when it is used again, and each GiB takes a core a fifth longer.
+_RING_BLOCKS = 2
 _ring: Ring | None = None
 
 
@@ -41,8 +39,8 @@ def save_state(
     Collective: every rank calls it, with the same names. It returns when all of it is on disk.
 
     Each rank writes one file, which safetensors can read; a sharded model is not gathered, and of
-    what all ranks have, each writes a part. Every 8 MiB have a digest. Extra memory is 16 to 32 MiB
-    a rank, kept for the next time.
+    what all ranks have, each writes a part. Every 8 MiB have a digest. Extra memory is 16 MiB a
+    rank, kept for the next time.
 
     Parameters
     ----------
@@ -93,7 +91,7 @@ def write_state(target: Path, state: FlatState, *, ranks: Communicator) -> None:
     path, failure, cause = target / plan.name, None, None
     try:
         target.mkdir(parents=True, exist_ok=True)
-        write_state_file(path, plan.layout, plan.copies.fill, ring=shared_ring(plan.layout))
+        write_state_file(path, plan.layout, plan.copies.fill, ring=shared_ring())
     # Whatever it is, a device without memory for instance: the others wait for this rank.
     except Exception as error:
         failure, cause = str(error) or type(error).__name__, error
@@ -107,17 +105,16 @@ def write_state(target: Path, state: FlatState, *, ranks: Communicator) -> None:
         raise CheckpointError(text) from cause
 
 
-def shared_ring(layout: StateFile) -> Ring:
-    """Return the memory that this process's files go through, for one of this size at least.
+def shared_ring() -> Ring:
+    """Return the memory that this process's files go through.
 
-    Not collective. It is kept for the next file.
+    Not collective. It is made for the first file, and kept for the next.
     """
     global _ring
-    wanted = min(max(layout.blocks // _BLOCKS_PER_RING_BLOCK, _RING_BLOCKS[0]), _RING_BLOCKS[-1])
-    if _ring is None or _ring.blocks < wanted:
+    if _ring is None:
         import torch
 
-        _ring = Ring(wanted)
+        _ring = Ring(_RING_BLOCKS)
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             from hpctrain.torch.state.streams import pin
 
