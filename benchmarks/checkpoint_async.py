@@ -72,8 +72,6 @@ def measure(arguments: Namespace) -> Iterator[Measured]:
             "least, ms": {
                 arm: round(1e3 * min(taken[arm]["added_s"] for taken in rounds)) for arm in ARMS
             },
-            "steps_s": {arm: [taken[arm]["steps_s"] for taken in rounds] for arm in ARMS}
-            | {"without a save": [taken[OURS]["usual_s"] for taken in rounds]},
         },
     )
 
