@@ -24,6 +24,7 @@ from hpctrain.torch.state.match import match
 from hpctrain.torch.state.optimizer_state import check_groups, give_state
 from hpctrain.torch.state.ranks import communicator, exchange
 from hpctrain.torch.state.reading import TIMEOUT_S, ReadFile, StateReading, wants_of
+from hpctrain.torch.state.streams import wait_for_devices
 from hpctrain.torch.state.targets import FileTargets
 from hpctrain.torch.state.transport import Transport, transport
 from hpctrain.world import Communicator
@@ -137,6 +138,7 @@ def load_into(
             state = flatten_state(model=model, optimizer=optimizer, others=others)
             check_groups(state.values, index)
             targets = match(state, index, directory=directory)
+            wait_for_devices({tensor.device for tensor in state.tensors.values()})
             if is_dcp:
                 targets = {}
         # Whatever it is, a device without memory for instance: the others wait for this rank.

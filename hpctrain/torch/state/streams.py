@@ -1,13 +1,13 @@
 """Copies from devices, behind what the training function's thread gives them to do.
 
-The project's own tests have no GPU: there, all is in the memory of the CPU.
+Where the project's own tests run there is no GPU: a stand-in says what is asked of one.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import torch
 
@@ -23,8 +23,17 @@ def copy_tensors(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> No
     """
     devices = {source.device for source in sources if not source.is_cpu}
     torch._foreach_copy_(targets, sources, non_blocking=bool(devices))
+    wait_for_devices(devices)
+
+
+def wait_for_devices(devices: Iterable[torch.device]) -> None:
+    """Wait until devices have done what they have got from this thread. Not collective.
+
+    Others, whose streams do not wait for this one's, may then write to its tensors.
+    """
     for device in devices:
-        torch.get_device_module(device).current_stream(device).synchronize()
+        if device.type != "cpu":
+            torch.get_device_module(device).current_stream(device).synchronize()
 
 
 class Moment:
@@ -56,9 +65,16 @@ class Moment:
 
 
 def pin(slots: Slots | Ring) -> None:
-    """Let CUDA copy into memory on its own, if the limit on locked memory allows it."""
+    """Let CUDA copy into memory on its own, if the system allows it.
+
+    Not collective. Otherwise copies go through a small buffer of the driver, and take longer.
+    """
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     address = torch.frombuffer(slots.memory, dtype=torch.uint8).data_ptr()
-    # Without it, copies go through a small buffer of the driver, and take longer.
     if int(runtime.cudaHostRegister(address, len(slots.memory), 0)) == 0:
         weakref.finalize(slots, runtime.cudaHostUnregister, address)
+        return
+    # CUDA keeps the error for whoever asks next (cudaGetLastError), which torch does after each
+    # kernel: this one is told instead of the model's.
+    with suppress(RuntimeError):
+        torch.zeros(1, device="cuda")
