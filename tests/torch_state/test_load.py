@@ -686,6 +686,19 @@ def test_what_the_checkpoint_lacks_is_not_taken_from_something_else(
         load_state(saved[0], ema=ema)
 
 
+def test_counters_that_a_fused_step_cannot_reach_are_made_anew(tmp_path: Path) -> None:
+    model, optimizer = _trained(1, fused=True)
+    save_state(tmp_path / "s", model=model, optimizer=optimizer)
+    model, optimizer = _trained(2, fused=False)
+    # On another device than the parameters, as they are without fused if those are on a GPU.
+    for state in optimizer.state.values():
+        state["step"] = torch.empty((), device="meta")
+    load_state(tmp_path / "s", model=model, optimizer=optimizer)
+    assert [state["step"].item() for state in optimizer.state.values()] == [1] * len(
+        optimizer.state
+    )
+
+
 def test_an_optimizer_keeps_what_it_had_if_nothing_is_loaded(
     saved: tuple[Path, Model, torch.optim.Optimizer],
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,10 @@ def give_state(
     """
     optimizers = optimizers_of(optimizer)
     before = [(each, dict(each.state)) for each in optimizers]
-    names = {} if model is None else parameter_names(model)
+    names = {}
+    if model is not None:
+        _shard_again(model)
+        names = parameter_names(model)
     saved = _saved_state(index, set(names.values()))
     dtypes = {piece.name: piece.dtype for file in index.files for piece in file.layout.pieces}
 
@@ -62,6 +66,19 @@ def give_state(
         take_back()
         raise
     return take_back
+
+
+def _shard_again(model: torch.nn.Module) -> None:
+    """Give a model of FSDP2 the parameters that optimizers know.
+
+    After a forward pass without a backward one its root has whole ones.
+    """
+    # Who has not imported it has no such model, and need not wait for it.
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is not None:
+        for module in model.modules():
+            if isinstance(module, fsdp.FSDPModule):
+                module.reshard()
 
 
 def check_groups(values: Mapping[str, Any], index: StateIndex) -> None:
@@ -137,7 +154,7 @@ def _give_state(
                 continue
             state = dict(optimizer.state.get(parameter, {}))
             for entry in saved[name]:
-                if entry not in state:
+                if entry not in state or _is_out_of_reach(entry, state[entry], parameter, group):
                     state[entry] = _entry(
                         f"{_PREFIX}{name}.{entry}", parameter, group, index, dtypes
                     )
@@ -160,5 +177,17 @@ def _entry(
     shape, dtype = index.shapes[name], dtype_called(dtypes[name])
     if shape == tuple(parameter.shape) and shape:
         return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
-    on_device = entry not in _COUNTERS or group.get("capturable") or group.get("fused")
+    on_device = entry not in _COUNTERS or _counts_on_device(group)
     return torch.empty(shape, dtype=dtype, device=parameter.device if on_device else "cpu")
+
+
+def _counts_on_device(group: Mapping[str, Any]) -> bool:
+    return bool(group.get("capturable") or group.get("fused"))
+
+
+def _is_out_of_reach(
+    entry: str, live: Any, parameter: torch.Tensor, group: Mapping[str, Any]
+) -> bool:
+    """Return whether steps would look for a counter on a device that it is not on."""
+    is_counter = entry in _COUNTERS and hasattr(live, "device")
+    return is_counter and _counts_on_device(group) and live.device != parameter.device
