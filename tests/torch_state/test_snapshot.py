@@ -201,6 +201,28 @@ def test_an_optimizer_waits_only_for_what_it_changes(tmp_path: Path) -> None:
     assert not any(tensor.any() for tensor in content.values())
 
 
+def test_optimizers_with_parts_of_one_memory_both_wait(tmp_path: Path) -> None:
+    # As cuDNN keeps the weights of a layer of an LSTM.
+    both = torch.zeros(4, BLOCK_BYTES // 4)
+    parts = [torch.nn.Parameter(both[:2]), torch.nn.Parameter(both[2:])]
+    optimizers = [torch.optim.SGD([part], lr=1.0) for part in parts]
+    plan = _plan({"first": parts[0], "second": parts[1]})
+    snapshots = Snapshots(timeout_s=TIMEOUT_S, memory=4 * BLOCK_BYTES)
+    other = snapshots.take(plan, changed_by=optimizers, name="one before")
+    other.wait_until_copied()
+    snapshot = snapshots.take(plan, changed_by=optimizers, name="it")
+    for part in parts:
+        part.grad = torch.ones_like(part)
+    steps = [Waiting(optimizer.step) for optimizer in optimizers]
+    # Its memory is that of the one before, which is not written yet.
+    assert [step.still_waits() for step in steps] == [True, True]
+    other.discard()
+    content = Finishing(snapshot, tmp_path / "f").content()
+    for step in steps:
+        step.end()
+    assert not any(tensor.any() for tensor in content.values())
+
+
 @pytest.mark.parametrize("memory_blocks", [4, None], ids=["little", "enough"])
 def test_what_no_optimizer_changes_is_as_it_was_in_the_call(
     tmp_path: Path, memory_blocks: int | None

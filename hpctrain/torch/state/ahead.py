@@ -85,11 +85,10 @@ class CopiesAhead:
         self.now = CopyList()
         """What anything may change."""
         self.now_blocks: set[int] = set()
-        owners = {
-            address: number
-            for number, optimizer in enumerate(self._optimizers)
-            for address in map(_storage, _changed_by(optimizer))
-        }
+        owners: dict[int, set[int]] = {}
+        for number, optimizer in enumerate(self._optimizers):
+            for tensor in _changed_by(optimizer):
+                owners.setdefault(_storage(tensor), set()).add(number)
         memory = torch.frombuffer(slots.memory, dtype=torch.uint8)
         blocks = self.layout.blocks
         step = max(1, min(blocks, slots.blocks) // _RUNS)
@@ -103,10 +102,12 @@ class CopiesAhead:
                     size = source.numel() * source.element_size()
                     part = memory[place + start : place + start + size]
                     target = part.view(source.dtype).view(source.shape)
-                    owner = owners.get(_storage(source))
-                    if owner is not None:
-                        run.gated.add(target, source)
+                    # Several have parts of what cuDNN keeps in one piece, a layer of an LSTM.
+                    its_owners = owners.get(_storage(source), set())
+                    for owner in its_owners:
                         self.until[owner] = block + 1
+                    if its_owners:
+                        run.gated.add(target, source)
                     elif block < slots.blocks:
                         self.now.add(target, source)
                         self.now_blocks.add(block)
