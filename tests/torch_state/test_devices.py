@@ -76,7 +76,7 @@ def _train(config: dict[str, Any]) -> dict[str, Any]:
         )
     memory = Slots(4)
     if device.type == "cuda":
-        pin(memory)
+        pin(memory, model.parameters())
     return {
         "device": device.type,
         "pinned": torch.frombuffer(memory.memory, dtype=torch.uint8).is_pinned(),

@@ -87,6 +87,29 @@ def test_a_reported_state_is_as_it_was_at_the_call(
     assert list((tmp_path / "node").rglob("*.safetensors")) == []
 
 
+def test_steps_that_a_graph_may_replay_are_saved_before_the_report_returns(tmp_path: Path) -> None:
+    def train(config: dict[str, Any]) -> list[int]:
+        import torch
+
+        import hpctrain.torch
+        from hpctrain import CheckpointUploadMode
+        from hpctrain.torch.state import report
+
+        snapshots = []
+        for capturable in (True, False):
+            model = torch.nn.Linear(3, 3)
+            hpctrain.torch.report_state(
+                {"capturable": capturable},
+                model=model,
+                optimizer=torch.optim.Adam(model.parameters(), capturable=capturable),
+                mode=CheckpointUploadMode.ASYNC,
+            )
+            snapshots.append(len(report._snapshots))
+        return snapshots
+
+    assert _run(tmp_path, train).return_value == [0, 1]
+
+
 def test_metrics_that_are_none_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     def train(config: dict[str, Any]) -> None:
         import torch

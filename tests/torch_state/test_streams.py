@@ -26,6 +26,7 @@ class StandInModule:
     def __init__(self) -> None:
         self.log: list[str] = []
         self.used = "the usual stream"
+        self.current = torch.device("cuda", 0)
 
     def current_stream(self, device: torch.device) -> StandInStream:
         assert device != torch.device("cpu")
@@ -36,7 +37,15 @@ class StandInModule:
         return StandInStream(self, "its own")
 
     @contextmanager
+    def device(self, device: torch.device) -> Iterator[None]:
+        before, self.current = self.current, device
+        yield
+        self.current = before
+
+    @contextmanager
     def stream(self, stream: StandInStream) -> Iterator[None]:
+        # Going back to another device's stream would begin to use that device.
+        assert self.current == DEVICE
         before, self.used = self.used, stream.name
         yield
         self.used = before
@@ -104,22 +113,47 @@ class StandInRuntime:
     def __init__(self, status: int) -> None:
         self._status = status
         self.registered: dict[int, int] = {}
+        self.current = torch.device("cuda", 0)
         self.has_error = False
 
+    @contextmanager
+    def device(self, device: torch.device) -> Iterator[None]:
+        before, self.current = self.current, device
+        yield
+        self.current = before
+
     def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802
-        assert flags == 0
+        assert (flags, self.current) == (1, DEVICE)
         if self._status == 0:
             self.registered[address] = size
         self.has_error = self._status != 0
         return self._status
 
     def cudaHostUnregister(self, address: int) -> None:  # noqa: N802
+        assert self.current == DEVICE
         del self.registered[address]
 
-    def run_a_kernel(self, *_: Any, **__: Any) -> None:
+    def run_a_kernel(self, *_: Any, device: torch.device) -> None:
+        assert device == self.current == DEVICE
         if self.has_error:
             self.has_error = False
             raise RuntimeError("CUDA error: out of memory")
+
+
+class StandInTensor:
+    """Somewhere."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.is_cuda = device, device.type == "cuda"
+
+
+TENSORS: Any = [StandInTensor(torch.device("cpu")), StandInTensor(DEVICE)]
+
+
+def _use(runtime: StandInRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(torch.cuda, "device", runtime.device)
+    monkeypatch.setattr(torch, "zeros", runtime.run_a_kernel)
 
 
 @pytest.mark.parametrize("kind", [Ring, Slots])
@@ -127,9 +161,11 @@ def test_memory_is_pinned_for_as_long_as_it_is_used(
     monkeypatch: pytest.MonkeyPatch, kind: type[Ring] | type[Slots]
 ) -> None:
     runtime = StandInRuntime(0)
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    _use(runtime, monkeypatch)
     memory = kind(2)
-    pin(memory)
+    pin(memory, TENSORS[:1])
+    assert runtime.registered == {}
+    pin(memory, TENSORS)
     assert list(runtime.registered.values()) == [2 * BLOCK_BYTES]
     del memory
     assert runtime.registered == {}
@@ -139,7 +175,6 @@ def test_memory_that_cannot_be_pinned_leaves_no_error_to_the_next_kernel(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     runtime = StandInRuntime(2)
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
-    monkeypatch.setattr(torch, "zeros", runtime.run_a_kernel)
-    pin(Ring(1))
+    _use(runtime, monkeypatch)
+    pin(Ring(1), TENSORS)
     assert not runtime.has_error

@@ -27,6 +27,7 @@ from hpctrain.torch.state.boxes import dtype_called
 from hpctrain.torch.state.exchange import plan_exchange
 from hpctrain.torch.state.find import find_index
 from hpctrain.torch.state.reading import TIMEOUT_S, ReadFile, StateReading, wants_of
+from hpctrain.torch.state.streams import wait_for_devices
 from hpctrain.torch.state.targets import FileTargets
 from hpctrain.torch.state.values import decode
 
@@ -135,6 +136,7 @@ class StateReader(StorageReader):
                 memory = target if target.dtype == dtype else torch.empty_like(target, dtype=dtype)
                 targets[number].add(piece, memory, offsets=item.storage_offsets)
                 begun.append((item, target, memory))
+        wait_for_devices({memory.device for _, _, memory in begun})
         with StateReading(
             files,
             targets,

@@ -128,7 +128,7 @@ class StateWriter(StorageWriter):
         layout = _layout(results)
         copies = BlockCopies(layout, [boxes[piece.name].content for piece in layout.pieces])
         path = self._directory / plan.storage_data
-        write_state_file(path, layout, copies.fill, ring=shared_ring())
+        write_state_file(path, layout, copies.fill, ring=shared_ring(copies.tensors))
         done: Future[list[WriteResult]] = Future()
         done.set_result(results)
         return done

@@ -59,7 +59,9 @@ def report_state(
     mode
         SYNC returns when the checkpoint is committed. With ASYNC training goes on meanwhile: all is
         saved as it is at the call. The next step of the optimizer waits until the state is copied,
-        not until it is written.
+        not until it is written. Steps that a CUDA graph replays run no Python and cannot wait: an
+        optimizer with ``capturable=True`` has SYNC in place of it, and if you capture the steps of
+        another one, ask for SYNC.
     **others
         What else there is, by name, as in `hpctrain.torch.save_state`.
 
@@ -95,6 +97,9 @@ def report_state(
     state = flatten_state(model=model, optimizer=optimizer, others=others)
     plan = plan_state(state, communicator=worker.comm)
     files = {} if loop is None else loop.to_files()
+    changed_by = [model, *optimizers_of(optimizer), *others.values()]
+    if _steps_may_be_replayed(changed_by):
+        mode = CheckpointUploadMode.SYNC
     session = worker.session
     session.report(
         metrics,
@@ -106,9 +111,20 @@ def report_state(
                 plan,
                 files,
                 session=session,
-                changed_by=[model, *optimizers_of(optimizer), *others.values()],
+                changed_by=changed_by,
             ),
         ),
+    )
+
+
+def _steps_may_be_replayed(changed_by: Sequence[Any]) -> bool:
+    import torch
+
+    return any(
+        group.get("capturable", False)
+        for part in changed_by
+        if isinstance(part, torch.optim.Optimizer)
+        for group in part.param_groups
     )
 
 
@@ -139,9 +155,13 @@ class ShareWriter:
         session: Session,
         changed_by: Sequence[Any],
     ) -> None:
+        from hpctrain.torch.state.streams import Moment
+
         self._plan, self._files = plan, files
         self._session, self._changed_by = session, changed_by
         self._snapshot: Snapshot | None = None
+        # It may be written in another thread, behind what this one has given its devices to do.
+        self._moment = Moment({tensor.device for tensor in plan.copies.tensors})
 
     def capture(self) -> None:
         """Take a snapshot of the share. Not collective."""
@@ -161,8 +181,10 @@ class ShareWriter:
             if self._snapshot is not None:
                 written = self._snapshot.finish(path)
             else:
-                layout = self._plan.layout
-                written = write_state_file(path, layout, self._plan.copies.fill, ring=shared_ring())
+                copies = self._plan.copies
+                with self._moment.after():
+                    ring = shared_ring(copies.tensors)
+                    written = write_state_file(path, copies.layout, copies.fill, ring=ring)
             return [StagedFile(path.name, written.size, written.digest, "header"), *small.result()]
 
     def _write_files(self, directory: Path) -> list[StagedFile]:

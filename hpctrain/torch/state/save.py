@@ -91,7 +91,8 @@ def write_state(target: Path, state: FlatState, *, ranks: Communicator) -> None:
     path, failure, cause = target / plan.name, None, None
     try:
         target.mkdir(parents=True, exist_ok=True)
-        write_state_file(path, plan.layout, plan.copies.fill, ring=shared_ring())
+        ring = shared_ring(plan.copies.tensors)
+        write_state_file(path, plan.layout, plan.copies.fill, ring=ring)
     # Whatever it is, a device without memory for instance: the others wait for this rank.
     except Exception as error:
         failure, cause = str(error) or type(error).__name__, error
@@ -105,20 +106,22 @@ def write_state(target: Path, state: FlatState, *, ranks: Communicator) -> None:
         raise CheckpointError(text) from cause
 
 
-def shared_ring() -> Ring:
+def shared_ring(tensors: Sequence[torch.Tensor]) -> Ring:
     """Return the memory that this process's files go through.
 
     Not collective. It is made for the first file, and kept for the next.
+
+    Parameters
+    ----------
+    tensors
+        What is written.
     """
     global _ring
     if _ring is None:
-        import torch
+        from hpctrain.torch.state.streams import pin
 
         _ring = Ring(_RING_BLOCKS)
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            from hpctrain.torch.state.streams import pin
-
-            pin(_ring)
+        pin(_ring, tensors)
     return _ring
 
 

@@ -116,8 +116,7 @@ class Snapshots:
                 self._newest.wait_until_written()
             self._newest = self._slots = None
             self._slots = Slots(wanted)
-            if any(tensor.is_cuda for tensor in plan.copies.tensors):
-                pin(self._slots)
+            pin(self._slots, plan.copies.tensors)
         return self._slots
 
 

@@ -14,6 +14,9 @@ import torch
 from hpctrain.bulk.ring import Ring
 from hpctrain.bulk.slots import Slots
 
+# cudaHostRegisterPortable: pinned for all devices.
+_PORTABLE = 1
+
 
 def copy_tensors(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
     """Copy tensors into others, and return when all is there. Not collective.
@@ -58,23 +61,42 @@ class Moment:
         with ExitStack() as stack:
             for device, event in self._events.items():
                 module = torch.get_device_module(device)
+                # Else the thread would go back to the first device, and take memory there.
+                stack.enter_context(module.device(device))
                 stream = module.Stream(device)
                 stream.wait_event(event)
                 stack.enter_context(module.stream(stream))
             yield
 
 
-def pin(slots: Slots | Ring) -> None:
+def pin(memory: Slots | Ring, tensors: Iterable[torch.Tensor]) -> None:
     """Let CUDA copy into memory on its own, if the system allows it.
 
     Not collective. Otherwise copies go through a small buffer of the driver, and take longer.
+
+    Parameters
+    ----------
+    memory
+        What is copied into. It is let go when nobody uses it any more.
+    tensors
+        What is copied; if none of them is CUDA's, nothing is done.
     """
-    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    address = torch.frombuffer(slots.memory, dtype=torch.uint8).data_ptr()
-    if int(runtime.cudaHostRegister(address, len(slots.memory), 0)) == 0:
-        weakref.finalize(slots, runtime.cudaHostUnregister, address)
+    device = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
+    if device is None:
         return
-    # CUDA keeps the error for whoever asks next (cudaGetLastError), which torch does after each
-    # kernel: this one is told instead of the model's.
-    with suppress(RuntimeError):
-        torch.zeros(1, device="cuda")
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    address = torch.frombuffer(memory.memory, dtype=torch.uint8).data_ptr()
+    # In a thread that has used no device yet CUDA would take the first, and memory there.
+    with torch.cuda.device(device):
+        if int(runtime.cudaHostRegister(address, len(memory.memory), _PORTABLE)) == 0:
+            weakref.finalize(memory, _unpin, address, device)
+            return
+        # CUDA keeps the error for whoever asks next (cudaGetLastError), which torch does after
+        # each kernel: this one is told instead of the model's.
+        with suppress(RuntimeError):
+            torch.zeros(1, device=device)
+
+
+def _unpin(address: int, device: torch.device) -> None:
+    with torch.cuda.device(device):
+        torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]

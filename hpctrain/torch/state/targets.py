@@ -13,6 +13,7 @@ import torch
 
 from hpctrain.bulk.state_file import BLOCK_BYTES, StateFile
 from hpctrain.torch.state.runs import Runs, runs_of
+from hpctrain.torch.state.streams import wait_for_devices
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -126,8 +127,9 @@ class Memory:
         shape = (runs.num_runs, runs.length)
         if self.array is None:
             source = torch.from_numpy(content)
-            torch.as_strided(self._bytes, shape, (runs.target_step, 1), runs.target).copy_(
-                torch.as_strided(source, shape, (runs.source_step, 1), runs.source)
+            _copy(
+                torch.as_strided(self._bytes, shape, (runs.target_step, 1), runs.target),
+                torch.as_strided(source, shape, (runs.source_step, 1), runs.source),
             )
         elif runs.num_runs == 1:
             source_stop, stop = runs.source + runs.length, runs.target + runs.length
@@ -187,7 +189,7 @@ class FileTargets:
         box = staged[tuple(slice(o, o + n) for o, n in zip(offsets, tensor.shape, strict=True))]
         low = self._layout.starts[piece]
         whole = Runs(source=low, target=0, length=staged.numel() * item)
-        self._add(Memory(staged), [whole], finished=lambda: tensor.copy_(box))
+        self._add(Memory(staged), [whole], finished=lambda: _copy(tensor, box))
 
     def _add(
         self,
@@ -213,6 +215,12 @@ class FileTargets:
         target = self.blocks.setdefault(block, BlockTarget(low, high))
         target.low, target.high = min(target.low, low), max(target.high, high)
         return target
+
+
+def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy, and return when it is there: who loads may use another stream than this thread."""
+    target.copy_(source)
+    wait_for_devices({target.device})
 
 
 class _CountDown:
