@@ -88,12 +88,13 @@ def test_a_reported_state_is_as_it_was_at_the_call(
 
 
 def test_steps_that_a_graph_may_replay_are_saved_before_the_report_returns(tmp_path: Path) -> None:
-    def train(config: dict[str, Any]) -> list[int]:
+    def train(config: dict[str, Any]) -> list[bool]:
         import torch
 
         import hpctrain.torch
         from hpctrain import CheckpointUploadMode
         from hpctrain.torch.state import report
+        from hpctrain.worker.context import active_worker
 
         snapshots = []
         for capturable in (True, False):
@@ -104,10 +105,10 @@ def test_steps_that_a_graph_may_replay_are_saved_before_the_report_returns(tmp_p
                 optimizer=torch.optim.Adam(model.parameters(), capturable=capturable),
                 mode=CheckpointUploadMode.ASYNC,
             )
-            snapshots.append(len(report._snapshots))
+            snapshots.append(active_worker("here").session in report._snapshots)
         return snapshots
 
-    assert _run(tmp_path, train).return_value == [0, 1]
+    assert _run(tmp_path, train).return_value == [False, True]
 
 
 def test_metrics_that_are_none_are_refused_before_anything_is_written(tmp_path: Path) -> None:
