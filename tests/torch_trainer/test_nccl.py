@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,26 +11,12 @@ import pytest
 from hpctrain import Result, RunConfig, ScalingConfig
 from hpctrain.torch import TorchTrainer
 
-
-def _num_gpus() -> int:
-    # Without torch, which would initialise CUDA in this process.
-    if shutil.which("nvidia-smi") is None:
-        return 0
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60)
-    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
-
-
-NUM_GPUS = _num_gpus()
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.mpi,
-    pytest.mark.skipif(NUM_GPUS == 0, reason="no CUDA GPU on this machine"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.mpi]
 
 
 @pytest.fixture(autouse=True)
-def _all_gpus_are_visible(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(NUM_GPUS))))
+def _all_gpus_are_visible(monkeypatch: pytest.MonkeyPatch, num_gpus: int) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(num_gpus))))
 
 
 def fit(train: Callable[[], Any], tmp_path: Path, num_workers: int) -> Result:
@@ -43,7 +27,9 @@ def fit(train: Callable[[], Any], tmp_path: Path, num_workers: int) -> Result:
     ).fit()
 
 
-def test_ranks_have_their_own_gpu_and_train_together_with_nccl(tmp_path: Path) -> None:
+def test_ranks_have_their_own_gpu_and_train_together_with_nccl(
+    tmp_path: Path, num_gpus: int
+) -> None:
     def train() -> list[dict[str, Any]]:
         import os
 
@@ -79,7 +65,7 @@ def test_ranks_have_their_own_gpu_and_train_together_with_nccl(tmp_path: Path) -
         distributed.all_gather_object(found, mine)
         return found
 
-    size = min(NUM_GPUS, 2)
+    size = min(num_gpus, 2)
     found = fit(train, tmp_path, size).return_value
     assert len(found) == size
     for rank, mine in enumerate(found):
@@ -92,8 +78,8 @@ def test_ranks_have_their_own_gpu_and_train_together_with_nccl(tmp_path: Path) -
         assert mine["weights"] == found[0]["weights"]
 
 
-def test_fsdp_shards_on_gpus(tmp_path: Path) -> None:
-    if NUM_GPUS < 2:
+def test_fsdp_shards_on_gpus(tmp_path: Path, num_gpus: int) -> None:
+    if num_gpus < 2:
         pytest.skip("one CUDA GPU on this machine; shards need two")
 
     def train() -> list[str]:
