@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
-from types import TracebackType
 from typing import Literal, Protocol
 
 import xxhash
 
-from hpctrain.bulk.direct import LARGE_BYTES, FileReader, open_new, write_at
+from hpctrain.bulk.block_writer import BlockWriter
+from hpctrain.bulk.direct import LARGE_BYTES, FileReader
 from hpctrain.bulk.pace import Pace
 from hpctrain.bulk.ring import Ring, make_ring
-from hpctrain.bulk.state_file import BLOCK_BYTES, PAGE_BYTES, StateFile, file_digest
+from hpctrain.bulk.state_file import BLOCK_BYTES, StateFile, file_digest, whole_pages
 from hpctrain.bulk.verify import read_state_header
 from hpctrain.errors import CheckpointError
 
@@ -88,17 +86,20 @@ class Copier:
     def _copy_large(self, source: Path, target: Path, digest: _Digest) -> int:
         size, copied = source.stat().st_size, 0
         ring = self._ring_of(size)
-        with FileReader(source) as reader, _Writer(target, size, ring, self._wait) as writer:
+        with (
+            FileReader(source) as reader,
+            BlockWriter(target, size, memory=ring, threads=1, pace=self._pace) as writer,
+        ):
             for start, stop in digest.extents(size):
                 memory = ring.take()
                 try:
-                    read = reader.read(memory[: _pages(stop - start)], start)
+                    read = reader.read(memory[: whole_pages(stop - start)], start)
                     count = min(read, stop - start)
                     digest.update(start, memory[:count])
                 except BaseException:
                     ring.give(memory)
                     raise
-                writer.put(start, memory, count)
+                writer.put(memory, start, count)
                 copied += count
             writer.finish(copied)
         return copied
@@ -113,77 +114,6 @@ class Copier:
     def _wait(self, size: int) -> None:
         if self._pace is not None:
             self._pace.spend(size)
-
-
-class _Writer:
-    """A file that a thread of its own writes; a context, which waits for that and closes it."""
-
-    def __init__(self, path: Path, size: int, ring: Ring, wait: Callable[[int], None]) -> None:
-        self._ring, self._wait = ring, wait
-        self._jobs: SimpleQueue[tuple[int, memoryview, int] | None] = SimpleQueue()
-        self._error: BaseException | None = None
-        self._descriptor = open_new(path, size)
-        self._thread = threading.Thread(target=self._work, name="hpctrain-copy", daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError:
-            # No memory for a stack: `put` writes.
-            self._threaded = False
-        else:
-            self._threaded = True
-
-    def put(self, position: int, memory: memoryview, size: int) -> None:
-        """Have a block of the ring written, which is given back then."""
-        whole = _pages(size)
-        # The last page is written whole, as O_DIRECT wants it, and cut off later.
-        memory[size:whole] = bytes(whole - size)
-        if self._threaded:
-            self._jobs.put((position, memory, whole))
-        else:
-            self._write(position, memory, whole)
-        self._raise()
-
-    def finish(self, size: int) -> None:
-        """Wait until all is written, and let the file end after `size` bytes."""
-        self._join()
-        self._raise()
-        os.ftruncate(self._descriptor, size)
-
-    def __enter__(self) -> _Writer:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._join()
-        os.close(self._descriptor)
-
-    def _join(self) -> None:
-        if self._threaded:
-            self._jobs.put(None)
-            self._thread.join()
-            self._threaded = False
-
-    def _raise(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            self._write(*job)
-
-    def _write(self, position: int, memory: memoryview, size: int) -> None:
-        try:
-            if self._error is None:
-                self._wait(size)
-                write_at(self._descriptor, memory[:size], position)
-        except BaseException as error:
-            self._error = error
-        finally:
-            self._ring.give(memory)
 
 
 class _Digest(Protocol):
@@ -258,8 +188,3 @@ class _StateDigest:
 def _split(start: int, stop: int) -> Iterator[tuple[int, int]]:
     for first in range(start, stop, BLOCK_BYTES):
         yield first, min(first + BLOCK_BYTES, stop)
-
-
-def _pages(size: int) -> int:
-    """Return the next multiple of a page."""
-    return -(-size // PAGE_BYTES) * PAGE_BYTES

@@ -26,6 +26,7 @@ from hpctrain.bulk.state_file import (
     StateFile,
     file_digest,
     header_length,
+    whole_pages,
 )
 from hpctrain.bulk.unreadable import UnreadableError, is_passing
 from hpctrain.errors import CheckpointError
@@ -273,7 +274,7 @@ class BlockReader:
         start, stop = self.layout.extent(block)
         size = min(PART_BYTES, stop - start - first)
         # In whole pages. At the end of the file the disk gives fewer bytes.
-        memory = scratch[: -(-size // PAGE_BYTES) * PAGE_BYTES]
+        memory = scratch[: whole_pages(size)]
         position = self.layout.header_bytes + start + first
         if self._is_cached(block):
             self._check(block, size, partial(self._file.read_cached, [memory], position))

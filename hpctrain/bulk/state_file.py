@@ -98,7 +98,7 @@ class StateFile:
             pieces=file.pieces,
             starts=file.starts,
             data_bytes=position,
-            header_bytes=-(-unpadded // PAGE_BYTES) * PAGE_BYTES,
+            header_bytes=whole_pages(unpadded),
         )
 
     @property
@@ -186,6 +186,11 @@ class StateFile:
                 f"{name} is damaged: it has {size} bytes, and its header tells of {file.size}."
             )
         return file
+
+
+def whole_pages(size: int) -> int:
+    """Return the next multiple of a page, in bytes. Not collective."""
+    return -(-size // PAGE_BYTES) * PAGE_BYTES
 
 
 def header_length(first: bytes, *, name: str) -> int:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import errno
-import os
-import threading
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
 from types import TracebackType
 
 import xxhash
 
-from hpctrain.bulk.direct import open_new, write_at
+from hpctrain.bulk.block_writer import BlockWriter
 from hpctrain.bulk.handover import prompt_handover
 from hpctrain.bulk.ring import BlockMemory, Ring
-from hpctrain.bulk.state_file import BLOCK_BYTES, PAGE_BYTES, StateFile, file_digest
+from hpctrain.bulk.state_file import BLOCK_BYTES, StateFile, file_digest
 from hpctrain.errors import CheckpointError
 
 # Two, so that the disk has the next block while Python lets go of the last one.
@@ -110,30 +107,15 @@ class StateFileWriter:
     def __init__(self, path: Path, layout: StateFile, *, ring: BlockMemory) -> None:
         self._path, self._layout, self._ring = path, layout, ring
         self._digests = [""] * layout.blocks
-        self._jobs: SimpleQueue[tuple[int, memoryview, int] | None] = SimpleQueue()
-        self._error: BaseException | None = None
-        self._written = 0
         self._finished = False
-        self._threads: list[threading.Thread] = []
         with ExitStack() as undo:
             try:
-                self._descriptor = open_new(path, layout.size)
+                file = BlockWriter(path, layout.size, memory=ring, threads=_THREADS)
             except OSError as error:
-                raise self._explained(error) from error
+                raise _explained(error, path, layout.size) from error
             undo.callback(self._remove_unfinished)
-            undo.callback(os.close, self._descriptor)
             undo.enter_context(prompt_handover())
-            undo.callback(self._join)
-            for number in range(_THREADS):
-                thread = threading.Thread(
-                    target=self._write_all, name=f"hpctrain-write-{number}", daemon=True
-                )
-                try:
-                    thread.start()
-                except RuntimeError:
-                    # No memory for a stack: the others write, or `put` does.
-                    break
-                self._threads.append(thread)
+            self._file = undo.enter_context(file)
             self._exits = undo.pop_all()
 
     def put(self, block: int, memory: memoryview, *, digest: str | None = None) -> None:
@@ -156,14 +138,10 @@ class StateFileWriter:
         start, stop = self._layout.extent(block)
         size = stop - start
         self._digests[block] = digest or xxhash.xxh3_64_hexdigest(memory[:size])
-        padded = -(-size // PAGE_BYTES) * PAGE_BYTES
-        memory[size:padded] = bytes(padded - size)
-        job = (self._layout.header_bytes + start, memory, padded)
-        if self._threads:
-            self._jobs.put(job)
-        else:
-            self._write(*job)
-        self._raise()
+        try:
+            self._file.put(memory, self._layout.header_bytes + start, size)
+        except OSError as error:
+            raise self._explained(error) from error
 
     def finish(self) -> Written:
         """Wait for all blocks, write the header, and have all of it on disk. Not collective.
@@ -173,22 +151,16 @@ class StateFileWriter:
         CheckpointError
             If something of it could not be written.
         """
-        self._join()
-        self._raise()
-        assert all(self._digests), "a block is missing"
-        header = self._layout.header(self._digests)
         try:
-            # The last page is written whole, as O_DIRECT wants it.
-            os.ftruncate(self._descriptor, self._layout.size)
-            memory = self._ring.take()
-            try:
-                for start in range(0, len(header), BLOCK_BYTES):
-                    part = header[start : start + BLOCK_BYTES]
-                    memory[: len(part)] = part
-                    write_at(self._descriptor, memory[: len(part)], start)
-            finally:
-                self._ring.give(memory)
-            os.fsync(self._descriptor)
+            self._file.finish(self._layout.size)
+            assert all(self._digests), "a block is missing"
+            header = self._layout.header(self._digests)
+            for start in range(0, len(header), BLOCK_BYTES):
+                part = header[start : start + BLOCK_BYTES]
+                memory = self._ring.take()
+                memory[: len(part)] = part
+                self._file.put(memory, start, len(part))
+            self._file.sync()
         except OSError as error:
             raise self._explained(error) from error
         self._finished = True
@@ -205,45 +177,20 @@ class StateFileWriter:
     ) -> None:
         self._exits.close()
 
-    def _join(self) -> None:
-        for _ in self._threads:
-            self._jobs.put(None)
-        for thread in self._threads:
-            thread.join()
-        self._threads = []
-
     def _remove_unfinished(self) -> None:
         if not self._finished:
             self._path.unlink(missing_ok=True)
 
-    def _write_all(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            self._write(*job)
-
-    def _write(self, position: int, memory: memoryview, size: int) -> None:
-        try:
-            if self._error is None:
-                write_at(self._descriptor, memory[:size], position)
-                self._written += size
-        # Whatever it is: a file with a hole must not be finished.
-        except BaseException as error:
-            self._error = error
-        finally:
-            self._ring.give(memory)
-
-    def _raise(self) -> None:
-        if isinstance(self._error, OSError):
-            raise self._explained(self._error) from self._error
-        if self._error is not None:
-            raise self._error
-
     def _explained(self, error: OSError) -> CheckpointError:
-        reason = error.strerror or str(error)
-        if error.errno in _NO_ROOM:
-            todo = "Free some, or keep fewer checkpoints: CheckpointConfig(num_to_keep=...)"
-        else:
-            todo = "Look at the filesystem"
-        return CheckpointError(
-            f"{self._path} of {self._layout.size} bytes could not be written: {reason}, after "
-            f"{self._written} bytes. {todo}; training can go on, and earlier checkpoints are whole."
-        )
+        return _explained(error, self._path, self._layout.size, written=self._file.written)
+
+
+def _explained(error: OSError, path: Path, size: int, *, written: int = 0) -> CheckpointError:
+    if error.errno in _NO_ROOM:
+        todo = "Free some, or keep fewer checkpoints: CheckpointConfig(num_to_keep=...)"
+    else:
+        todo = "Look at the filesystem"
+    return CheckpointError(
+        f"{path} of {size} bytes could not be written: {error.strerror or error}, after {written} "
+        f"bytes. {todo}; training can go on, and earlier checkpoints are whole."
+    )

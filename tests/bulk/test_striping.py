@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.bulk import copy, direct, striping
+from hpctrain.bulk import block_writer, direct, striping
 from hpctrain.bulk.copy import Copier
 from hpctrain.bulk.striping import (
     LUSTRE,
@@ -101,7 +101,7 @@ def test_a_copy_asks_for_stripes_and_keeps_the_file_that_has_them(
         inode = (log.read_text().splitlines()[-1], path.stat().st_ino)
         return descriptor
 
-    monkeypatch.setattr(copy, "open_new", watched)
+    monkeypatch.setattr(block_writer, "open_new", watched)
     Copier().copy(tmp_path / "source", lustre / "target")
     assert (lustre / "target").read_bytes() == b"x" * 3 * 2**20
     assert inode == (f"setstripe -c 3 {lustre / 'target'}", (lustre / "target").stat().st_ino)
