@@ -188,6 +188,39 @@ def test_what_was_copied_is_kept_by_nobody_and_the_model_can_be_copied(tmp_path:
     assert [storage.expired() for storage in old[:2]] == [True, True]
 
 
+def test_a_model_that_nobody_has_any_more_goes_with_all_that_was_prepared_for_it(
+    tmp_path: Path,
+) -> None:
+    snapshots = Snapshots(timeout_s=TIMEOUT_S)
+
+    def phase() -> list[weakref.ref[Any]]:
+        model = torch.nn.Linear(1000, 1000)
+        optimizer = CountingOptimizer(list(model.parameters()))
+        plan = _plan(_tensors_of(optimizer))
+        snapshots.take(plan, changed_by=[model, optimizer], name="it").finish(tmp_path / "f")
+        return [weakref.ref(part) for part in (model.weight, optimizer)]
+
+    gone = phase()
+    # The thread that copies has nothing else to do by then.
+    snapshots.take(_plan({"x": torch.zeros(3)}), changed_by=[], name="it").wait_until_copied()
+    gc.collect()
+    assert [reference() for reference in gone] == [None, None]
+
+
+def test_all_who_come_while_a_snapshot_is_copied_wait(tmp_path: Path) -> None:
+    optimizer = CountingOptimizer(_parameters(4))
+    snapshots = Snapshots(timeout_s=TIMEOUT_S, memory=4 * BLOCK_BYTES)
+    snapshot = snapshots.take(_plan(_tensors_of(optimizer)), changed_by=[optimizer], name="it")
+    loading = Waiting(wait_for_all)
+    assert loading.still_waits()
+    step = Waiting(optimizer.step)
+    assert step.still_waits()
+    content = Finishing(snapshot, tmp_path / "f").content()
+    loading.end()
+    step.end()
+    assert not any(tensor.any() for tensor in content.values())
+
+
 def test_an_optimizer_waits_only_for_what_it_changes(tmp_path: Path) -> None:
     first, second = CountingOptimizer(_parameters(1)), CountingOptimizer(_parameters(4))
     plan = _plan(_tensors_of(first, "a") | _tensors_of(second, "b"))

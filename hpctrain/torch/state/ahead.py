@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -76,17 +77,17 @@ class CopiesAhead:
         self, plan: StatePlan, optimizers: Sequence[torch.optim.Optimizer], slots: Slots
     ) -> None:
         self.layout, self.slots = plan.layout, slots
-        self._optimizers = tuple(optimizers)
+        self._optimizers = tuple(map(weakref.ref, optimizers))
         # Kept, so that the next plan of the same tensors has them again.
         self._copies = plan.copies
         self.devices = {tensor.device for tensor in plan.copies.tensors}
-        self.until = [0] * len(self._optimizers)
+        self.until = [0] * len(optimizers)
         """How many blocks each optimizer waits for."""
         self.now = CopyList()
         """What anything may change."""
         self.now_blocks: set[int] = set()
         owners: dict[int, set[int]] = {}
-        for number, optimizer in enumerate(self._optimizers):
+        for number, optimizer in enumerate(optimizers):
             for tensor in _changed_by(optimizer):
                 owners.setdefault(_storage(tensor), set()).add(number)
         memory = torch.frombuffer(slots.memory, dtype=torch.uint8)
@@ -117,7 +118,8 @@ class CopiesAhead:
 
     def are_for(self, plan: StatePlan, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
         """Return whether a plan is of the same tensors, and optimizers are the same."""
-        return plan.copies is self._copies and tuple(optimizers) == self._optimizers
+        known = [reference() for reference in self._optimizers]
+        return plan.copies is self._copies and known == list(optimizers)
 
     def name_of(self, source: torch.Tensor) -> str:
         """Return the name of the tensor that a source is a part of. Not collective."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from contextlib import suppress
 from typing import Any, Protocol
 
 import torch
@@ -55,9 +56,12 @@ class Gate:
     def __call__(self, *_: Any, **__: Any) -> None:
         """Wait, as a hook of whatever signature. Not collective."""
         while self._waits:
-            reference, blocks = self._waits.pop(0)
+            reference, blocks = wait = self._waits[0]
             if (snapshot := reference()) is not None:
                 snapshot.wait_until_copied(blocks)
+            # Only now: another thread that comes meanwhile has to wait as well.
+            with suppress(ValueError):
+                self._waits.remove(wait)
 
     def __reduce__(self) -> tuple[type[Gate], tuple[()]]:
         # Of a model that is copied or pickled, hooks and all: nobody copies that one.

@@ -7,6 +7,7 @@ copied in the call.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -56,7 +57,9 @@ class Snapshots:
         torch.set_num_threads(torch.get_num_threads())
         self._slots: Slots | None = None
         self._copies: CopiesAhead | None = None
-        self._newest: Snapshot | None = None
+        # Weak: who copies or writes a snapshot keeps it, and then nothing is to be waited for.
+        self._newest: weakref.ref[Snapshot] | None = None
+        self._watched: list[weakref.ref[Any]] = []
 
     def take(
         self,
@@ -85,23 +88,35 @@ class Snapshots:
             If the snapshot before is not copied in time.
         """
         optimizers = [part for part in changed_by if isinstance(part, torch.optim.Optimizer)]
-        if self._newest is not None:
-            self._newest.wait_until_copied()
-        if self._copies is None or not self._copies.are_for(plan, optimizers):
-            self._copies = None
-            slots = self._slots_for(plan)
-            self._copies = CopiesAhead(plan, optimizers, slots)
-        snapshot = Snapshot(self._copies, name=name, timeout_s=self._timeout_s)
+        if (newest := self._newest_alive()) is not None:
+            newest.wait_until_copied()
+            del newest
+        copies = self._copies
+        if copies is None or not copies.are_for(plan, optimizers):
+            self._copies = copies = None
+            self._copies = copies = CopiesAhead(plan, optimizers, self._slots_for(plan))
+            changing = torch.optim.Optimizer | torch.nn.Module
+            self._watched = [
+                weakref.ref(part, self._forget) for part in changed_by if isinstance(part, changing)
+            ]
+        snapshot = Snapshot(copies, name=name, timeout_s=self._timeout_s)
         snapshot.copy_now()
-        for optimizer, until in zip(optimizers, self._copies.until, strict=True):
+        for optimizer, until in zip(optimizers, copies.until, strict=True):
             if until:
                 Gate.of(optimizer).close(snapshot, until)
         for model in changed_by:
             if isinstance(model, torch.nn.Module):
                 Gate.of(model).close(snapshot)
-        self._newest = snapshot
+        self._newest = weakref.ref(snapshot)
         self._background.submit(snapshot.copy)
         return snapshot
+
+    def _forget(self, _: object) -> None:
+        """Let go of what is prepared for a model that nobody else has any more."""
+        self._copies = None
+
+    def _newest_alive(self) -> Snapshot | None:
+        return None if self._newest is None else self._newest()
 
     def _slots_for(self, plan: StatePlan) -> Slots:
         blocks, memory = plan.layout.blocks, self._memory
@@ -111,9 +126,10 @@ class Snapshots:
             memory = min(int(blocks * _OF_STATE) * BLOCK_BYTES, free)
         wanted = max(min(memory // BLOCK_BYTES, blocks), _MIN_BLOCKS)
         if self._slots is None or self._slots.blocks != wanted:
-            if self._newest is not None:
+            if (newest := self._newest_alive()) is not None:
                 # Else there would be the memory of two.
-                self._newest.wait_until_written()
+                newest.wait_until_written()
+                del newest
             self._newest = self._slots = None
             self._slots = Slots(wanted)
             pin(self._slots, plan.copies.tensors)
