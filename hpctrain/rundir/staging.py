@@ -187,11 +187,19 @@ def seal(
     Raises
     ------
     CheckpointError
-        If it is empty.
+        If it is empty, or has a link to a directory.
+    OSError
+        If it cannot be read or written.
     """
     known = {file.path: file for file in written}
     staged = []
-    for folder, _, names in os.walk(directory):
+    for folder, folders, names in os.walk(directory, onerror=_raise):
+        for name in folders:
+            if (path := Path(folder, name)).is_symlink():
+                raise CheckpointError(
+                    f"{path} is a link to a directory, whose files would not be in the checkpoint. "
+                    f"Copy them, or save into the checkpoint directory."
+                )
         for name in names:
             path = Path(folder, name)
             relative = str(path.relative_to(directory))
@@ -203,6 +211,11 @@ def seal(
             f"report without a checkpoint on this rank."
         )
     return sorted(staged, key=lambda file: file.path)
+
+
+def _raise(error: OSError) -> None:
+    # What cannot be listed would be left out of the checkpoint.
+    raise error
 
 
 def _digest(path: Path, relative: str, bulk: Bulk) -> StagedFile:

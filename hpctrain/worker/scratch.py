@@ -71,7 +71,12 @@ class Scratch:
 
     def copy_artifacts(self, target: Path, bulk: Bulk) -> None:
         """Copy the artifacts that are new or have changed. Not collective."""
-        for folder, _, names in os.walk(self.artifacts):
+
+        def fail(error: OSError) -> None:
+            # What cannot be listed would be left out.
+            raise error
+
+        for folder, _, names in os.walk(self.artifacts, onerror=fail):
             for name in names:
                 source = Path(folder, name)
                 stat = source.stat()

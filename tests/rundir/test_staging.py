@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,3 +53,32 @@ def test_copying_leaves_the_source_as_it_was(tmp_path: Path):
     after = (source / "sub" / "model.bin").stat()
     assert (source / "sub" / "model.bin").read_bytes() == b"weights"
     assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+
+
+def test_what_cannot_be_listed_is_an_error_and_not_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "sub" / "b.txt").write_text("b")
+    scandir = os.scandir
+
+    def fail(path: str) -> Any:
+        if str(path).endswith("sub"):
+            raise OSError(errno.EIO, "Input/output error")
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        seal(tmp_path)
+
+
+def test_a_link_to_a_directory_is_refused_and_not_left_out(tmp_path: Path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "b.txt").write_text("b")
+    part = tmp_path / "part"
+    part.mkdir()
+    (part / "a.txt").write_text("a")
+    (part / "model").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match=f"{part / 'model'} is a link to a directory"):
+        seal(part)
