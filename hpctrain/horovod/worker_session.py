@@ -86,6 +86,13 @@ class WorkerSession:
         self._spare = TemporaryDirectory(prefix="hpctrain-checkpoint-")
         return Path(self._spare.name)
 
+    def staging_path(self) -> Path:
+        """Refuse what writes a checkpoint while its report is made."""
+        raise ConfigError(
+            "report_state() is not for elastic runs, whose reports are made by the rank behind the "
+            "worker. Save into hpctrain.checkpoint_dir(), and report that."
+        )
+
     def artifacts(self) -> Path:
         """Return the directory for artifacts."""
         return Path(self._ask("artifacts"))
@@ -113,7 +120,7 @@ class WorkerSession:
                 "report(checkpoint_upload_fn=...) is not for elastic runs, whose checkpoints are "
                 "uploaded by the rank behind the worker. Leave it out."
             )
-        source = upload.checkpoint.path
+        source = upload.source
         if source != self._staging:
             directory = self._ask("staging", number)
             if directory is not None:

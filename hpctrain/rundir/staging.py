@@ -81,6 +81,15 @@ def staging_directory(checkpoints: Path, *, attempt: int, report: int, rank: int
     return commit_directory(checkpoints, attempt=attempt, report=report) / f"rank-{rank:05d}"
 
 
+def make_empty(directory: Path) -> None:
+    """Make a directory, without what an earlier report left there. Not collective."""
+    import shutil
+
+    if directory.exists():
+        shutil.rmtree(directory)
+    directory.mkdir(parents=True)
+
+
 def commit_directory(checkpoints: Path, *, attempt: int, report: int) -> Path:
     """Return the temporary directory in which a checkpoint comes together. Not collective."""
     return checkpoints / f".tmp-{attempt}-{report:06d}"

@@ -98,6 +98,8 @@ class Commits:
         """
         with self._change:
             if not self._change.wait_for(lambda: report in self._verdicts, self._timeout_s):
+                # Nobody asks for its verdict any more.
+                self._flights.pop(report, None)
                 raise CheckpointError(
                     f"rank {self._rank} waited {self._timeout_s:.0f} s in report {report} for its "
                     f"checkpoint: not every rank made this report. "

@@ -186,16 +186,18 @@ class Session:
         return self._count.should_stop()
 
     def staging(self) -> Path:
-        """Return an empty directory for the next report: inside its commit, or in the scratch."""
-        import shutil
+        """Return an empty directory for the next report; see `staging_path`."""
+        from hpctrain.rundir.staging import make_empty
 
+        directory = self.staging_path()
+        make_empty(directory)
+        return directory
+
+    def staging_path(self) -> Path:
+        """Return where the next report's checkpoint is: inside its commit, or in the scratch."""
         if self._scratch is not None:
             return self._scratch.checkpoint(self.reports + 1)
-        directory = self._staging_directory(self.reports + 1)
-        if directory.exists():
-            shutil.rmtree(directory)
-        directory.mkdir(parents=True)
-        return directory
+        return self._staging_directory(self.reports + 1)
 
     def all_checkpoints(self, timeout_s: float | None) -> list[ReportedCheckpoint]:
         """Return the run's checkpoints, oldest first, once those reported so far are decided on."""
@@ -278,6 +280,7 @@ class Session:
             self._give_no_part(number, error)
             raise
         self._commits.expect(number, upload)
+        self._commits.staged(number)
         # Before the commit: a run that resumes from this checkpoint does not report it again.
         self._append(line)
         self._channel.announce(line)
@@ -338,7 +341,7 @@ class Session:
         self._behind(copy)
 
     def _is_in_scratch(self, upload: Upload) -> bool:
-        return self._scratch is not None and self._scratch.holds(upload.checkpoint.path)
+        return self._scratch is not None and self._scratch.holds(upload.source)
 
     def _stage(self, number: int, upload: Upload) -> StagedPart:
         directory = self._staging_directory(number)
@@ -352,6 +355,8 @@ class Session:
                 )
         except BaseException as error:
             self._drop(upload)
+            if upload.writer is not None:
+                upload.writer.discard()
             if not isinstance(error, OSError):
                 raise
             raise CheckpointError(

@@ -58,12 +58,8 @@ class Scratch:
         return self.path / "artifacts"
 
     def checkpoint(self, report: int) -> Path:
-        """Return an empty directory for a report's checkpoint. Not collective."""
-        directory = self.path / f"checkpoint-{report:06d}"
-        if directory.exists():
-            shutil.rmtree(directory)
-        directory.mkdir()
-        return directory
+        """Return where a report's checkpoint is saved. Not collective."""
+        return self.path / f"checkpoint-{report:06d}"
 
     def holds(self, path: Path) -> bool:
         """Return whether a path is in here. Not collective."""

@@ -20,6 +20,7 @@ from hpctrain.rundir.staging import (
     check_name,
     copy_into,
     link_into,
+    make_empty,
     seal,
     versions,
 )
@@ -30,29 +31,45 @@ UploadFunction = Callable[[Checkpoint, str], Checkpoint]
 class PartWriter(Protocol):
     """Writes a rank's part once its report has begun, in place of a directory that is filled."""
 
+    @property
+    def directory(self) -> Path:
+        """Where to, of `Session.staging_path`; made for it."""
+
     def capture(self) -> None:
         """Keep what the training function may change when it goes on: in ASYNC reports."""
 
-    def write(self, directory: Path) -> Sequence[StagedFile]:
+    def write(self) -> Sequence[StagedFile]:
         """Write the files, and return those that are durable and digested. In any thread."""
+
+    def discard(self) -> None:
+        """Let go of what was kept, as nothing will be written. In any thread."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Upload:
     """What ``report()`` was asked to do with a checkpoint."""
 
-    checkpoint: Checkpoint
+    checkpoint: Checkpoint | None
+    """None if a writer makes it."""
     dir_name: str | None
     mode: CheckpointUploadMode
     delete_local: bool = False
     upload_fn: UploadFunction | None = None
     writer: PartWriter | None = None
-    """Fills the checkpoint's directory, which is empty."""
+    """Makes the checkpoint."""
 
     @property
     def is_behind(self) -> bool:
         """Whether it goes on behind the training function."""
         return self.mode is CheckpointUploadMode.ASYNC
+
+    @property
+    def source(self) -> Path:
+        """The directory of this part, before it is in the commit."""
+        if self.writer is not None:
+            return self.writer.directory
+        assert self.checkpoint is not None
+        return self.checkpoint.path
 
     def check(self, *, report: int, paths: RunPaths) -> None:
         """Refuse what cannot work.
@@ -63,7 +80,7 @@ class Upload:
             If the name is none for a checkpoint, what is to be deleted is the run's own, or a value
             is of another type.
         """
-        if not isinstance(self.checkpoint, Checkpoint):
+        if self.writer is None and not isinstance(self.checkpoint, Checkpoint):
             raise ConfigError(
                 f"report(checkpoint={self.checkpoint!r}): a Checkpoint is needed. "
                 f"Checkpoint.from_directory(path) makes one of a directory."
@@ -76,7 +93,7 @@ class Upload:
             if complaint is not None:
                 raise ConfigError(f"report(checkpoint_dir_name={self.dir_name!r}): {complaint}.")
         if self.delete_local:
-            source, checkpoints = self.checkpoint.path.resolve(), paths.checkpoints.resolve()
+            source, checkpoints = self.source.resolve(), paths.checkpoints.resolve()
             inside = (
                 source.relative_to(checkpoints).parts if _is_within(source, checkpoints) else ()
             )
@@ -126,10 +143,11 @@ class Upload:
         """
         import shutil
 
-        source = self.checkpoint.path
+        source = self.source
         written: Sequence[StagedFile] = ()
         if self.writer is not None:
-            written = self.writer.write(source)
+            make_empty(source)
+            written = self.writer.write()
         if source != directory:
             if directory.exists() and directory not in source.parents:
                 # checkpoint_dir() gave it out, and something else is reported now.
@@ -153,10 +171,11 @@ class Upload:
         if self.delete_local:
             import shutil
 
-            shutil.rmtree(self.checkpoint.path, ignore_errors=True)
+            shutil.rmtree(self.source, ignore_errors=True)
 
     def _call_upload_fn(self, upload_fn: UploadFunction, directory: Path, paths: RunPaths) -> Path:
         directory.mkdir(parents=True)
+        assert self.checkpoint is not None
         uploaded: object = upload_fn(self.checkpoint, str(directory.relative_to(paths.root)))
         root = paths.root.resolve()
         if not isinstance(uploaded, Checkpoint) or root not in uploaded.path.resolve().parents:

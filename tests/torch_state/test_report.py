@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from hpctrain import FailureConfig, Result, RunConfig, ScalingConfig, SyncConfig
-from hpctrain.errors import ConfigError, WorkerContextError
+from hpctrain.errors import ConfigError, TrainingFailedError, WorkerContextError
 from hpctrain.rundir.store import CheckpointStore
 from hpctrain.torch import TorchTrainer, report_state
 
@@ -180,6 +180,70 @@ def test_ranks_whose_state_does_not_fit_are_told_and_go_on(tmp_path: Path, mode:
     ]
     for manifest in store.manifests():
         store.verify(manifest)
+
+
+def _no_directory() -> Callable[[dict[str, Any]], list[str]]:
+    """Report a state in each of three reports; on rank 1 there is no room for a directory once."""
+
+    def train(config: dict[str, Any]) -> list[str]:
+        import errno
+        from pathlib import Path
+
+        import torch
+
+        import hpctrain.torch
+        from hpctrain.errors import CheckpointError
+
+        mkdir, told = Path.mkdir, []
+
+        def full(path: Path, *arguments: Any, **options: Any) -> None:
+            if ".tmp-" in str(path):
+                raise OSError(errno.ENOSPC, "No space left on device")
+            mkdir(path, *arguments, **options)
+
+        for step in range(1, 4):
+            is_full = hpctrain.get_context().get_world_rank() == 1 and step == 2
+            Path.mkdir = full if is_full else mkdir
+            try:
+                hpctrain.torch.report_state({"step": step}, weights={"w": torch.full((9,), step)})
+            except CheckpointError as error:
+                told.append(str(error))
+        return told
+
+    return train
+
+
+@pytest.mark.mpi
+def test_a_rank_that_has_no_room_for_a_directory_has_made_its_report(tmp_path: Path) -> None:
+    result = _run(tmp_path, _no_directory(), workers=2)
+    (told,) = result.return_value
+    assert "the checkpoint of report 2 was not committed: rank 1 could not write" in told
+    assert sorted(path.name for path in (result.path / "checkpoints").iterdir()) == [
+        "000001",
+        "000003",
+    ]
+
+
+def _one_more_report() -> Callable[[dict[str, Any]], None]:
+    """Report a state on two ranks, one of which has made a report more."""
+
+    def train(config: dict[str, Any]) -> None:
+        import torch
+
+        import hpctrain.torch
+
+        if hpctrain.get_context().get_world_rank() == 1:
+            hpctrain.report({"of": "one rank"})
+        hpctrain.torch.report_state({"of": "both"}, weights={"w": torch.zeros(9)})
+
+    return train
+
+
+@pytest.mark.mpi
+def test_ranks_at_different_reports_save_no_state_of_two_moments(tmp_path: Path) -> None:
+    with pytest.raises(TrainingFailedError, match=r"is at 'report \d', and others are not"):
+        _run(tmp_path, _one_more_report(), workers=2)
+    assert list((tmp_path / "states" / "checkpoints").iterdir()) == []
 
 
 def _damaging() -> Callable[[dict[str, Any]], list[float]]:

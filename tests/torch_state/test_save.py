@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from hpctrain.bulk.index import INDEX_NAME, StateIndex
 from hpctrain.bulk.state_file import BLOCK_BYTES
 from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.testing.thread_comm import ThreadComm, run_on_threads
+from hpctrain.torch.state import save as saving
 from hpctrain.torch.state.flatten import flatten_state
 from hpctrain.torch.state.plan import StatePlan, plan_state
 from hpctrain.torch.state.save import save_state, write_state
@@ -151,6 +153,53 @@ def test_another_shape_on_another_rank_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(CheckpointError, match=r"x\.w is F32\[5, 2\] on one rank and F32\[5, 3\]"):
         run_on_threads(2, save)
+
+
+def test_what_one_rank_cannot_save_is_an_error_on_all_ranks_at_once(tmp_path: Path) -> None:
+    def save(comm: ThreadComm) -> BaseException | None:
+        tensor = torch.zeros(5)
+        state = {"w": tensor.to_sparse() if comm.rank == 1 else tensor}
+        try:
+            write_state(tmp_path / "s", flatten_state(others={"x": state}), ranks=comm)
+        except (CheckpointError, ConfigError) as error:
+            return error
+        return None
+
+    first, second = run_on_threads(2, save)
+    assert isinstance(second, ConfigError)
+    assert str(first) == f"rank 1 of 2 failed: {second}"
+
+
+def test_a_directory_that_rank_0_cannot_look_at_is_an_error_on_all_ranks_at_once(
+    tmp_path: Path,
+) -> None:
+    def save(comm: ThreadComm) -> BaseException | None:
+        state = flatten_state(others={"x": {"w": torch.zeros(5)}})
+        try:
+            write_state(tmp_path / ("x" * 300), state, ranks=comm)
+        except (CheckpointError, OSError) as error:
+            return error
+        return None
+
+    first, second = run_on_threads(2, save)
+    assert isinstance(first, OSError)
+    assert isinstance(second, CheckpointError)
+    assert "rank 0 of 2 failed: " in str(second)
+    assert "File name too long" in str(second)
+
+
+def test_an_index_that_may_not_be_on_disk_is_removed_with_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(saving, "fsync_directory", fail)
+    with pytest.raises(CheckpointError, match=r"state\.json could not be written"):
+        save_state(tmp_path / "s", x={"w": torch.zeros(5)})
+    assert list((tmp_path / "s").iterdir()) == []
+    monkeypatch.undo()
+    save_state(tmp_path / "s", x={"w": torch.zeros(5)})
 
 
 STRANGE = {

@@ -336,7 +336,7 @@ def test_a_rank_that_waits_in_vain_for_a_commit_says_what_is_missing(start: Star
         start(rank=2, commit_timeout_s=0.05).report({}, part_of(model))
 
 
-def full_disk(*_: object) -> int:
+def full_disk(*_: object, **__: object) -> int:
     raise OSError(28, "No space left on device")
 
 
@@ -370,6 +370,71 @@ def test_who_cannot_write_its_part_has_made_its_report_and_can_go_on(
     assert executor.parts[2].error is None
     assert [report["report"] for report in read_reports(paths)] == [1, 2]
     session.drain()
+
+
+class Writer:
+    """Writes a file; of a part that is given up it is told."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.calls: list[str] = []
+        self.discarded = threading.Event()
+
+    def capture(self) -> None:
+        self.calls.append("capture")
+
+    def write(self) -> list[StagedFile]:
+        assert list(self.directory.iterdir()) == []
+        (self.directory / "model.bin").write_bytes(b"weights")
+        self.calls.append("write")
+        return []
+
+    def discard(self) -> None:
+        self.calls.append("discard")
+        self.discarded.set()
+
+
+def test_a_writer_makes_the_checkpoint_where_it_is_committed(
+    start: Start, paths: RunPaths, executor: FakeExecutor
+):
+    executor.decide = commit_to(paths.checkpoints)
+    session = start()
+    (session.staging() / "of-a-report-that-was-never-made.bin").write_bytes(b"half")
+    writer = Writer(session.staging_path())
+    mode = CheckpointUploadMode.SYNC
+    session.report({}, Upload(checkpoint=None, dir_name=None, mode=mode, writer=writer))
+    assert [file.path for file in executor.staged[1]] == ["model.bin"]
+    assert writer.calls == ["write"]
+
+
+def test_a_writer_whose_turn_does_not_come_lets_go_of_what_it_kept(
+    start: Start, executor: FakeExecutor, paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+):
+    executor.decide = commit_to(paths.checkpoints)
+    monkeypatch.setattr(executor, "turn", lambda *_: None)
+    session = start(commit_timeout_s=1.0)
+    session.writing.limit(max_writers=1, max_bytes_per_s=None)
+    writer = Writer(session.staging_path())
+    mode = CheckpointUploadMode.ASYNC
+    session.report({}, Upload(checkpoint=None, dir_name=None, mode=mode, writer=writer))
+    assert writer.discarded.wait(PATIENCE_S)
+    with pytest.raises(CheckpointError, match="for its turn to write"):
+        session.drain()
+    assert writer.calls == ["capture", "discard"]
+
+
+def test_a_directory_that_cannot_be_made_is_told_to_the_others_and_the_report_counts(
+    start: Start, executor: FakeExecutor, paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+):
+    session = start()
+    writer = Writer(session.staging_path())
+    monkeypatch.setattr(Path, "mkdir", full_disk)
+    mode = CheckpointUploadMode.SYNC
+    with pytest.raises(CheckpointError, match=r"report 1 to .*: No space left on device"):
+        session.report({}, Upload(checkpoint=None, dir_name=None, mode=mode, writer=writer))
+    assert session.reports == 1
+    assert "No space left on device" in str(executor.parts[1].error)
+    assert writer.calls == ["discard"]
 
 
 def test_a_rank_writes_in_its_turn_and_asks_for_none_where_all_may_write(

@@ -18,7 +18,7 @@ from hpctrain.errors import CheckpointError
 from hpctrain.torch.state.boxes import Box, LocalBox, boxes_of
 from hpctrain.torch.state.copies import BlockCopies
 from hpctrain.torch.state.flatten import FlatState
-from hpctrain.torch.state.ranks import exchange
+from hpctrain.torch.state.ranks import exchange, telling_failure
 from hpctrain.torch.state.share import Held, share_out
 from hpctrain.world import Communicator
 
@@ -43,7 +43,11 @@ class StatePlan:
     copies: BlockCopies
 
 
-def plan_state(state: FlatState, *, communicator: Communicator) -> StatePlan:
+PLANNING = "planning"
+"""The first exchange of those who save."""
+
+
+def plan_state(state: FlatState, *, communicator: Communicator, stage: str = PLANNING) -> StatePlan:
     """Share a state out over the ranks.
 
     Collective: ranks tell each other a digest of what they hold, and all of it the first time. So
@@ -59,6 +63,8 @@ def plan_state(state: FlatState, *, communicator: Communicator) -> StatePlan:
         This rank's. Values, which are no tensors, are taken from rank 0.
     communicator
         All ranks, each of which writes one file.
+    stage
+        What all of them must be at.
 
     Raises
     ------
@@ -68,17 +74,18 @@ def plan_state(state: FlatState, *, communicator: Communicator) -> StatePlan:
         If not all ranks call, or they have other types or shapes of a tensor.
     """
     global _last
-    memory = _memory(state.tensors)
-    # The plan before is this one too, if it is still in use and no tensor has moved.
-    last = _last if _last is not None and memory is not None and _last.memory == memory else None
-    copies = None if last is None else last.copies()
-    boxes: dict[str, LocalBox] | None = None
-    if last is not None and copies is not None:
-        digest = last.digest
-    else:
-        boxes = boxes_of(state.tensors)
-        digest = _Held.of(boxes).digest()
-    digests = exchange(communicator, "planning", digest)
+    with telling_failure(communicator, stage):
+        memory = _memory(state.tensors)
+        # The plan before is this one too, if it is still in use and no tensor has moved.
+        last = _last if memory is not None and _last and _last.memory == memory else None
+        copies = None if last is None else last.copies()
+        boxes: dict[str, LocalBox] | None = None
+        if last is not None and copies is not None:
+            digest = last.digest
+        else:
+            boxes = boxes_of(state.tensors)
+            digest = _Held.of(boxes).digest()
+    digests = exchange(communicator, stage, digest)
     key = (xxhash.xxh3_128_digest(b"".join(digests)), communicator.rank, communicator.size)
     if key not in _assignments:
         boxes = boxes or boxes_of(state.tensors)

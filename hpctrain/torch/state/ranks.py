@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 from hpctrain.errors import CheckpointError
@@ -46,16 +48,48 @@ def exchange(ranks: Communicator, stage: str, value: Any) -> list[Any]:
     Raises
     ------
     CheckpointError
-        If ranks are at different stages, since the state of some has changed, or do not come.
+        If ranks are at different stages, since the state of some has changed, or do not come; or if
+        one failed before, see `telling_failure`.
     """
     answers = _gathered(ranks, stage, (stage, value))
     others = {rank: other for rank, (other, _) in enumerate(answers) if other != stage}
     if others:
         raise CheckpointError(
-            f"rank {ranks.rank} is at {stage!r}, and others are not: {others}. Names, shapes or "
-            f"types of tensors have changed on some ranks alone. Save the same state on every rank."
+            f"rank {ranks.rank} is at {stage!r}, and others are not: {others}. Every rank must "
+            f"make the same calls, with tensors of the same names, shapes and types."
         )
-    return [answer for _, answer in answers]
+    values = [answer for _, answer in answers]
+    for rank, failed in enumerate(values):
+        if isinstance(failed, _Failed):
+            raise CheckpointError(f"rank {rank} of {ranks.size} failed: {failed.reason}")
+    return values
+
+
+@dataclass(frozen=True)
+class _Failed:
+    reason: str
+
+
+@contextmanager
+def telling_failure(ranks: Communicator, stage: str) -> Iterator[None]:
+    """Do something before an exchange, so that an error here is an error on all ranks.
+
+    Not collective, if all goes well: other ranks are told in place of what they wait for.
+
+    Parameters
+    ----------
+    ranks
+        All ranks.
+    stage
+        Of the exchange that comes next.
+    """
+    try:
+        yield
+    except Exception as error:
+        # The other ranks raise that; this one knows better.
+        with suppress(CheckpointError):
+            exchange(ranks, stage, _Failed(str(error) or type(error).__name__))
+        raise
 
 
 def _gathered(ranks: Communicator, stage: str, told: Any) -> list[Any]:

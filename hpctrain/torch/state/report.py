@@ -12,11 +12,12 @@ import xxhash
 
 from hpctrain.bulk.index import INDEX_NAME
 from hpctrain.bulk.writer import write_state_file
-from hpctrain.checkpoint import Checkpoint, CheckpointUploadMode
+from hpctrain.checkpoint import CheckpointUploadMode
 from hpctrain.rundir.files import write_unseen
 from hpctrain.rundir.staging import StagedFile
 from hpctrain.torch.state.flatten import flatten_state, optimizers_of
 from hpctrain.torch.state.plan import StatePlan, plan_state
+from hpctrain.torch.state.ranks import telling_failure
 from hpctrain.torch.state.save import shared_ring
 from hpctrain.worker.context import active_worker
 from hpctrain.worker.upload import Upload
@@ -94,22 +95,26 @@ def report_state(
                     )
     """
     worker = active_worker("report_state()")
-    state = flatten_state(model=model, optimizer=optimizer, others=others)
-    plan = plan_state(state, communicator=worker.comm)
-    files = {} if loop is None else loop.to_files()
+    session = worker.session
+    directory = session.staging_path()
+    # Ranks that have made fewer reports than others would save a state of several moments.
+    stage = f"report {session.reports + 1}"
+    with telling_failure(worker.comm, stage):
+        state = flatten_state(model=model, optimizer=optimizer, others=others)
+    plan = plan_state(state, communicator=worker.comm, stage=stage)
     changed_by = [model, *optimizers_of(optimizer), *others.values()]
     if _steps_may_be_replayed(changed_by):
         mode = CheckpointUploadMode.SYNC
-    session = worker.session
     session.report(
         metrics,
         Upload(
-            checkpoint=Checkpoint(session.staging()),
+            checkpoint=None,
             dir_name=checkpoint_dir_name,
             mode=mode,
             writer=ShareWriter(
                 plan,
-                files,
+                directory=directory,
+                loop=loop,
                 session=session,
                 changed_by=changed_by,
             ),
@@ -139,8 +144,10 @@ class ShareWriter:
     ----------
     plan
         What to write.
-    files
-        Content of small files that go with it, by name.
+    directory
+        Where to.
+    loop
+        Whose small files go with it, if any.
     session
         Which reports it.
     changed_by
@@ -150,14 +157,18 @@ class ShareWriter:
     def __init__(
         self,
         plan: StatePlan,
-        files: Mapping[str, bytes],
         *,
+        directory: Path,
+        loop: LoopState | None,
         session: Session,
         changed_by: Sequence[Any],
     ) -> None:
         from hpctrain.torch.state.streams import Moment
 
-        self._plan, self._files = plan, files
+        self._plan, self._loop = plan, loop
+        self.directory = directory
+        """Where to."""
+        self._files: Mapping[str, bytes] | None = None
         self._session, self._changed_by = session, changed_by
         self._snapshot: Snapshot | None = None
         # It may be written in another thread, behind what this one has given its devices to do.
@@ -165,6 +176,7 @@ class ShareWriter:
 
     def capture(self) -> None:
         """Take a snapshot of the share. Not collective."""
+        self._files = self._files_of_loop()
         self._snapshot = _snapshots_of(self._session).take(
             self._plan,
             changed_by=self._changed_by,
@@ -172,12 +184,14 @@ class ShareWriter:
         )
         self._changed_by = ()
 
-    def write(self, directory: Path) -> list[StagedFile]:
+    def write(self) -> list[StagedFile]:
         """Write the files, durably. Not collective."""
-        path = directory / self._plan.name
+        if self._files is None:
+            self._files = self._files_of_loop()
+        path = self.directory / self._plan.name
         # Each small file costs the disk a flush: while the large one is written, they cost no time.
         with ThreadPoolExecutor(1, thread_name_prefix="hpctrain-report") as beside:
-            small = beside.submit(self._write_files, directory)
+            small = beside.submit(self._write_files, self._files)
             if self._snapshot is not None:
                 written = self._snapshot.finish(path)
             else:
@@ -187,13 +201,21 @@ class ShareWriter:
                     written = write_state_file(path, copies.layout, copies.fill, ring=ring)
             return [StagedFile(path.name, written.size, written.digest, "header"), *small.result()]
 
-    def _write_files(self, directory: Path) -> list[StagedFile]:
+    def discard(self) -> None:
+        """Free the memory of a snapshot. Not collective."""
+        if self._snapshot is not None:
+            self._snapshot.discard()
+
+    def _files_of_loop(self) -> Mapping[str, bytes]:
+        return {} if self._loop is None else self._loop.to_files()
+
+    def _write_files(self, files_of_loop: Mapping[str, bytes]) -> list[StagedFile]:
         staged = []
-        files = dict(self._files)
+        files = dict(files_of_loop)
         if self._plan.index is not None:
             files[INDEX_NAME] = self._plan.index.encode()
         for name, content in files.items():
-            write_unseen(directory / name, content)
+            write_unseen(self.directory / name, content)
             digest = xxhash.xxh3_128_hexdigest(content)
             staged.append(StagedFile(name, len(content), digest))
         return staged

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,8 @@ from hpctrain.bulk.writer import write_state_file
 from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.rundir.files import fsync_directory, write_atomic
 from hpctrain.torch.state.flatten import FlatState, flatten_state
-from hpctrain.torch.state.plan import plan_state
-from hpctrain.torch.state.ranks import communicator, exchange
+from hpctrain.torch.state.plan import PLANNING, plan_state
+from hpctrain.torch.state.ranks import communicator, exchange, telling_failure
 from hpctrain.world import Communicator
 
 if TYPE_CHECKING:
@@ -63,12 +64,11 @@ def save_state(
         If the disk is full or fails: on all ranks, so that all of them can go on.
     """
     # Not only for the blocks: calls of the system give the lock away, and views of tensors that go.
+    ranks = communicator()
     with prompt_handover(awaited=True):
-        write_state(
-            Path(directory),
-            flatten_state(model=model, optimizer=optimizer, others=others),
-            ranks=communicator(),
-        )
+        with telling_failure(ranks, PLANNING):
+            state = flatten_state(model=model, optimizer=optimizer, others=others)
+        write_state(Path(directory), state, ranks=ranks)
 
 
 def write_state(target: Path, state: FlatState, *, ranks: Communicator) -> None:
@@ -82,7 +82,8 @@ def write_state(target: Path, state: FlatState, *, ranks: Communicator) -> None:
         If the disk is full or fails.
     """
     plan = plan_state(state, communicator=ranks)
-    occupied = ranks.rank == 0 and (target / INDEX_NAME).exists()
+    with telling_failure(ranks, "saving"):
+        occupied = ranks.rank == 0 and (target / INDEX_NAME).exists()
     if exchange(ranks, "saving", occupied)[0]:
         raise ConfigError(
             f"{target} holds a state already, which would be lost if this one were not finished. "
@@ -135,5 +136,8 @@ def write_index(directory: Path, index: StateIndex) -> str | None:
         fsync_directory(directory.parent)
     # Whatever it is: all ranks wait to be told.
     except Exception as error:
+        with suppress(OSError):
+            # It would be one of files that are removed.
+            (directory / INDEX_NAME).unlink(missing_ok=True)
         return f"{directory / INDEX_NAME} could not be written: {error}."
     return None
