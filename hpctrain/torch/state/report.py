@@ -69,7 +69,8 @@ def report_state(
     Raises
     ------
     ConfigError
-        If something of it cannot be saved, or the metrics are not a dict of plain values.
+        If something of it cannot be saved, or the metrics are not a dict of plain values. Of what
+        cannot be saved other ranks raise a CheckpointError, and no rank has made the report.
     CheckpointError
         If the checkpoint could not be written, on all ranks: the checkpoints before it are whole,
         the report has been made, and who catches this on all ranks may go on. With ASYNC the next
