@@ -42,6 +42,10 @@ class StateIndex:
     """Whether other programs may have named the tensors, without the name of the whole model."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Names of tensors that are another one, which `shapes` and a file have: shared weights."""
+    types: Mapping[str, str] | None = None
+    """What torch calls the type of a tensor, by name, where safetensors has none: the files have
+    its bits in another type, and the real and imaginary parts of complex128 in a dimension more,
+    which `shapes` has too. None if nobody knows, as of other programs' files."""
 
     def encode(self) -> bytes:
         """Return the content of the index's file. Not collective."""
@@ -62,6 +66,7 @@ class StateIndex:
             "shapes": {name: list(shape) for name, shape in self.shapes.items()},
             "values": dict(self.values),
             "aliases": dict(self.aliases),
+            "types": None if self.types is None else dict(self.types),
         }
         return json.dumps(content, separators=(",", ":")).encode()
 
@@ -86,6 +91,8 @@ class StateIndex:
                 shapes={key: tuple(shape) for key, shape in loaded["shapes"].items()},
                 values=loaded["values"],
                 aliases=loaded["aliases"],
+                # Older versions did not write them.
+                types=loaded.get("types"),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(

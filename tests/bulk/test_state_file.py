@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -113,7 +114,14 @@ def test_an_index_is_read_back() -> None:
         files=(IndexedFile(name="a.safetensors", layout=layout),),
         shapes={"weight": (2000, 3000)},
         values={"optimizer.lr": 0.1},
+        types={"weight": "float8_e8m0fnu"},
     )
     assert StateIndex.decode(index.encode(), name="state.json") == index
     with pytest.raises(CheckpointError, match=r"state\.json is damaged"):
         StateIndex.decode(index.encode()[:-1], name="state.json")
+
+
+def test_an_index_of_an_older_version_tells_of_no_types() -> None:
+    index = StateIndex(files=(), shapes={}, values={}, types={})
+    content = index.encode().replace(b',"types":{}', b"")
+    assert StateIndex.decode(content, name="state.json") == replace(index, types=None)

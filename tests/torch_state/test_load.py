@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import json
 import os
 import queue
 import re
@@ -166,6 +167,7 @@ def test_what_goes_wrong_before_reading_is_told_on_all_ranks_and_nothing_is_chan
     assert told == [("out of memory Nothing was changed. (rank 1; 1 of 2)", 0)] * 2
 
 
+UNTOUCHED = "Nothing was changed"
 CONJUGATED = {
     "complex64": torch.randn(5, 4, dtype=torch.complex64).conj(),
     "complex128": torch.randn(5, 4, dtype=torch.complex128).conj(),
@@ -195,6 +197,101 @@ def test_conjugated_and_negated_tensors_come_back(
         assert live[name] is tensor
         assert tensor.data_ptr() == places[name]
         assert torch.equal(tensor, resolved[name]), name
+
+
+BITS = torch.arange(120, dtype=torch.uint8)
+RARE = {
+    "pairs": torch.randn(70, 30, dtype=torch.complex128),
+    "pair": torch.tensor(1 - 2j, dtype=torch.complex128),
+    "no pair": torch.empty(0, 4, dtype=torch.complex128),
+    "turned": torch.randn(7, 9, dtype=torch.complex128).t(),
+    "fnuz": BITS.view(torch.float8_e4m3fnuz),
+    "powers": BITS.view(torch.float8_e8m0fnu).reshape(40, 3),
+    "halves": torch.arange(60, dtype=torch.int16).view(torch.complex32),
+}
+
+
+@pytest.mark.parametrize(("writers", "readers"), [(1, 1), (3, 2), (2, 3)])
+def test_types_that_safetensors_lacks_come_back_on_any_ranks(
+    tmp_path: Path, writers: int, readers: int
+) -> None:
+    state = flatten_state(others={"part": RARE})
+    run_on_threads(writers, lambda comm: write_state(tmp_path / "s", state, ranks=comm))
+    mine = [{name: _zeros(tensor) for name, tensor in RARE.items()} for _ in range(readers)]
+    _load_on(readers, tmp_path / "s", mine)
+    for loaded in mine:
+        for name, tensor in RARE.items():
+            assert torch.equal(_bits(loaded[name]), _bits(tensor)), name
+
+
+def _zeros(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(_bits(tensor)).view(tensor.dtype).reshape(tensor.shape)
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("saved", "live", "complaint"),
+    [
+        ("fnuz", BITS.view(torch.float8_e5m2fnuz), r"float8_e5m2fnuz\[120\].* float8_e4m3fnuz\["),
+        ("fnuz", BITS.clone(), r"x\.w is uint8\[120\], .* it is float8_e4m3fnuz\[120\]"),
+        ("pair", torch.zeros(2, dtype=torch.float64), r"is float64\[2\], .* it is complex128\[\]"),
+    ],
+)
+def test_other_types_with_the_same_bits_are_refused(
+    tmp_path: Path, saved: str, live: torch.Tensor, complaint: str
+) -> None:
+    before = live.clone()
+    save_state(tmp_path / "s", x={"w": RARE[saved]})
+    with pytest.raises(CheckpointError, match=complaint):
+        load_state(tmp_path / "s", x={"w": live})
+    save_state(tmp_path / "other", x={"w": live})
+    with pytest.raises(CheckpointError, match=UNTOUCHED):
+        load_state(tmp_path / "other", x={"w": RARE[saved].clone()})
+    assert torch.equal(_bits(live), _bits(before))
+
+
+def test_a_state_whose_index_tells_of_no_types_is_loaded_as_before(tmp_path: Path) -> None:
+    save_state(tmp_path / "s", part=RARE)
+    index = json.loads((tmp_path / "s" / INDEX_NAME).read_bytes())
+    del index["types"]
+    (tmp_path / "s" / INDEX_NAME).write_text(json.dumps(index))
+    live = {name: _zeros(tensor) for name, tensor in RARE.items()}
+    load_state(tmp_path / "s", part=live)
+    for name, tensor in RARE.items():
+        assert torch.equal(_bits(live[name]), _bits(tensor)), name
+
+
+@pytest.mark.parametrize("dtype", [torch.complex128, torch.float8_e4m3fnuz])
+def test_an_optimizer_that_has_not_stepped_gets_state_of_the_type_it_had(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    def made() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = nn.Module()
+        weight = torch.arange(1, 4).to(torch.complex128)
+        model.weight = nn.Parameter(weight)
+        return model, torch.optim.Adam(model.parameters())
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+        model.get_parameter("weight").abs().square().sum().backward()
+        optimizer.step()
+
+    one, other = made(), made()
+    step(*one)
+    for state in one[1].state.values():
+        state["compressed"] = torch.ones(5).to(dtype)
+    save_state(tmp_path / "s", model=one[0], optimizer=one[1])
+    load_state(tmp_path / "s", model=other[0], optimizer=other[1])
+    (state,) = other[1].state.values()
+    assert state["exp_avg"].dtype == torch.complex128
+    assert state["exp_avg"].shape == (3,)
+    assert state["compressed"].dtype == dtype
+    for each in (one, other):
+        step(*each)
+    assert torch.equal(one[0].get_parameter("weight"), other[0].get_parameter("weight"))
 
 
 def _negated(tensor: torch.Tensor) -> torch.Tensor:
@@ -289,7 +386,6 @@ def _two_written(directory: Path, content: dict[str, torch.Tensor]) -> list[Path
 
 
 CONTENT = {"w": torch.arange(5_000_000.0), "b": torch.arange(7)}
-UNTOUCHED = "Nothing was changed"
 
 
 def _refused(directory: Path, state: dict[str, Any]) -> str:
@@ -582,9 +678,12 @@ def _without(name: str) -> dict[str, Any]:
         ({**_without(""), "more": torch.zeros(2)}, r"s has no part.more, which the state"),
         (
             {**_without("w"), "w": torch.zeros(2, 3)},
-            r"part.w is F32\[2, 3\], and in .* it is F32\[50",
+            r"part.w is float32\[2, 3\], and in .* it is float32\[50",
         ),
-        ({**_without("b"), "b": torch.zeros(7)}, r"part.b is F32\[7\], and in .* it is I64\[7\]"),
+        (
+            {**_without("b"), "b": torch.zeros(7)},
+            r"part.b is float32\[7\], and in .* it is int64\[7\]",
+        ),
         ({**_without(""), "value": 3}, r"s has no part.value, which the state"),
     ],
 )

@@ -132,6 +132,46 @@ def _by_number(state: Any) -> Any:
     }
 
 
+RARE = {
+    "pairs": torch.randn(70, 30, dtype=torch.complex128),
+    "pair": torch.tensor(1 - 2j, dtype=torch.complex128),
+    "turned": torch.randn(7, 9, dtype=torch.complex128).t(),
+    "fnuz": torch.randn(5, 9).to(torch.float8_e4m3fnuz),
+    "powers": torch.tensor([1.0, 2.0, 4.0]).to(torch.float8_e8m0fnu),
+}
+
+
+@pytest.mark.parametrize("by", ["save_state on three ranks", "our writer"])
+def test_our_reader_gives_torch_types_that_safetensors_lacks(tmp_path: Path, by: str) -> None:
+    if by == "our writer":
+        dcp.save({"x": RARE}, storage_writer=StateWriter(tmp_path / "s"))
+    else:
+        state = flatten_state(others={"x": RARE})
+        run_on_threads(3, lambda comm: write_state(tmp_path / "s", state, ranks=comm))
+    metadata = StateReader(tmp_path / "s").read_metadata().state_dict_metadata
+    for name, tensor in RARE.items():
+        found: Any = metadata[f"x.{name}"]
+        assert (found.properties.dtype, found.size) == (tensor.dtype, tensor.shape)
+        assert sum(chunk.sizes.numel() for chunk in found.chunks) == tensor.numel()
+    loaded = {name: torch.ones(tensor.shape).to(tensor.dtype) for name, tensor in RARE.items()}
+    dcp.load({"x": loaded}, storage_reader=StateReader(tmp_path / "s"))
+    for name, tensor in RARE.items():
+        assert loaded[name].dtype == tensor.dtype
+        assert loaded[name].tolist() == tensor.tolist(), name
+    load_state(tmp_path / "s", x={name: tensor.clone() for name, tensor in RARE.items()})
+
+
+def test_our_reader_reads_such_types_into_conjugated_tensors_and_into_other_types(
+    tmp_path: Path,
+) -> None:
+    dcp.save({"x": RARE}, storage_writer=StateWriter(tmp_path / "s"))
+    pairs = RARE["pairs"]
+    loaded = {"pairs": torch.zeros_like(pairs).conj(), "powers": torch.zeros(3)}
+    dcp.load({"x": loaded}, storage_reader=StateReader(tmp_path / "s"))
+    assert torch.equal(loaded["pairs"], pairs)
+    assert loaded["powers"].tolist() == [1, 2, 4]
+
+
 def test_our_reader_tells_torch_of_damage(tmp_path: Path) -> None:
     saved = _trained(1)
     save_state(tmp_path / "s", model=saved[0])

@@ -151,7 +151,19 @@ def test_another_shape_on_another_rank_is_refused(tmp_path: Path) -> None:
         state = flatten_state(others={"x": {"w": torch.zeros(5, 2 + comm.rank)}})
         write_state(tmp_path / "s", state, ranks=comm)
 
-    with pytest.raises(CheckpointError, match=r"x\.w is F32\[5, 2\] on one rank and F32\[5, 3\]"):
+    with pytest.raises(
+        CheckpointError, match=r"x\.w is float32\[5, 2\] on one rank and float32\[5, 3"
+    ):
+        run_on_threads(2, save)
+
+
+def test_another_type_of_the_same_bits_on_another_rank_is_refused(tmp_path: Path) -> None:
+    def save(comm: ThreadComm) -> None:
+        bits = torch.zeros(5, dtype=torch.uint8)
+        state = {"w": bits.view(torch.float8_e4m3fnuz) if comm.rank else bits}
+        write_state(tmp_path / "s", flatten_state(others={"x": state}), ranks=comm)
+
+    with pytest.raises(CheckpointError, match=r"x\.w is uint8\[5\] on one rank and float8_e4m3f"):
         run_on_threads(2, save)
 
 
@@ -234,8 +246,25 @@ def test_tensors_of_any_type_and_strides_are_saved(tmp_path: Path, ranks: int) -
 def test_complex_numbers_of_two_doubles_are_saved_as_two_doubles(tmp_path: Path) -> None:
     value = torch.randn(7, 3, dtype=torch.complex128)
     save_state(tmp_path / "s", x={"w": value})
-    _, tensors = _read(tmp_path / "s")
+    index, tensors = _read(tmp_path / "s")
     assert torch.equal(torch.view_as_complex(tensors["x.w"]), value)
+    assert index.types == {"x.w": "complex128"}
+
+
+def test_a_complex_number_is_not_cut_in_two(tmp_path: Path) -> None:
+    state = flatten_state(others={"x": {"w": torch.tensor(1 - 2j, dtype=torch.complex128)}})
+    run_on_threads(2, lambda comm: write_state(tmp_path / "s", state, ranks=comm))
+    index, _ = _read(tmp_path / "s")
+    assert [p.shape for file in index.files for p in file.layout.pieces] == [(2,)]
+
+
+def test_bits_are_not_an_alias_of_the_tensor_they_are_a_view_of(tmp_path: Path) -> None:
+    value = torch.randn(9).to(torch.float8_e4m3fnuz)
+    save_state(tmp_path / "s", x={"a": value, "b": value.view(torch.uint8)})
+    index, tensors = _read(tmp_path / "s")
+    assert index.types == {"x.a": "float8_e4m3fnuz"}
+    assert not index.aliases
+    assert torch.equal(tensors["x.a"], tensors["x.b"])
 
 
 def test_a_conjugated_tensor_is_not_an_alias_of_the_tensor_it_is_a_view_of(tmp_path: Path) -> None:

@@ -127,6 +127,32 @@ def test_shared_weights_statistics_and_what_is_no_tensor_come_along(tmp_path: Pa
         assert value == other if isinstance(value, dict) else torch.equal(value, other), name
 
 
+def test_types_that_safetensors_lacks_come_along(tmp_path: Path) -> None:
+    def made(*numbers: float) -> nn.Module:
+        model = nn.Module()
+        values = torch.tensor(numbers)
+        model.register_buffer("wide", values.to(torch.complex128))
+        model.register_buffer("scale", values.to(torch.float8_e8m0fnu))
+        model.register_buffer("same", model.get_buffer("scale"))
+        return model
+
+    save_state(tmp_path / "s", model=made(1, 2, 4))
+    loaded = TorchCheckpoint(tmp_path / "s").get_model(made(1, 1, 1))
+    for name, buffer in made(1, 2, 4).named_buffers():
+        assert loaded.get_buffer(name).dtype == buffer.dtype
+        assert loaded.get_buffer(name).tolist() == buffer.tolist(), name
+
+
+def test_a_type_that_this_torch_lacks_is_told(tmp_path: Path) -> None:
+    model = nn.Module()
+    model.register_buffer("b", torch.zeros(3).to(torch.float8_e8m0fnu))
+    save_state(tmp_path / "s", model=model)
+    index = tmp_path / "s" / "state.json"
+    index.write_text(index.read_text().replace("float8_e8m0fnu", "float8_of_later"))
+    with pytest.raises(CheckpointError, match=r"model\.b .* float8_of_later.* Use a newer torch"):
+        TorchCheckpoint(tmp_path / "s").get_state_dict()
+
+
 def test_a_state_without_a_model_is_refused_by_what_it_has(tmp_path: Path) -> None:
     save_state(tmp_path / "s", averages={"w": torch.ones(3)})
     with pytest.raises(CheckpointError, match=r"holds the state of averages, and of no model"):

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from hpctrain.bulk.state_file import DTYPE_BYTES, Piece
-from hpctrain.errors import ConfigError
+from hpctrain.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     import torch
+
+    from hpctrain.bulk.index import StateIndex
 
 _SAFETENSORS_NAMES = {
     "bool": "BOOL",
@@ -30,6 +32,9 @@ _SAFETENSORS_NAMES = {
     "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2",
 }
+_TORCH_NAMES = {theirs: ours for ours, theirs in _SAFETENSORS_NAMES.items()}
+# Files have its real and its imaginary part, in a dimension more.
+_PAIRS = "complex128"
 
 
 class Box(NamedTuple):
@@ -44,16 +49,24 @@ class Box(NamedTuple):
     """Where the box begins."""
     sizes: tuple[int, ...]
     """Shape of the box."""
+    torch_type: str = ""
+    """What torch calls the type, if safetensors has none and `dtype` is that of its bits."""
+
+    @property
+    def kind(self) -> str:
+        """Type and shape of the whole tensor, as torch calls them."""
+        called = self.torch_type or _TORCH_NAMES[self.dtype]
+        return f"{called}{list(_without_pairs(self.shape, self.torch_type))}"
 
     @property
     def row_dimension(self) -> int:
         """Dimension along which the box is cut: the first that has more than one element."""
-        return row_dimension(self.sizes)
+        return row_dimension(self._live_sizes)
 
     @property
     def rows(self) -> int:
         """Parts into which the box can be cut."""
-        return self.sizes[self.row_dimension] if self.sizes else 1
+        return self._live_sizes[self.row_dimension] if self._live_sizes else 1
 
     @property
     def row_bytes(self) -> int:
@@ -63,10 +76,14 @@ class Box(NamedTuple):
     def piece(self, start: int, stop: int) -> Piece:
         """Return what a file is told of some rows. Not collective."""
         sizes, offsets = list(self.sizes), list(self.offsets)
-        if sizes:
+        if self._live_sizes:
             sizes[self.row_dimension] = stop - start
             offsets[self.row_dimension] += start
         return Piece(name=self.name, dtype=self.dtype, shape=tuple(sizes), offsets=tuple(offsets))
+
+    @property
+    def _live_sizes(self) -> tuple[int, ...]:
+        return _without_pairs(self.sizes, self.torch_type)
 
 
 # Every tensor has one before a load reads its first byte, and a tuple is soonest made.
@@ -112,8 +129,73 @@ def dtype_called(name: str) -> torch.dtype:
     """Return the type of torch that safetensors calls so. Not collective."""
     import torch
 
-    called = next(key for key, value in _SAFETENSORS_NAMES.items() if value == name)
-    return getattr(torch, called)  # type: ignore[no-any-return]
+    return getattr(torch, _TORCH_NAMES[name])  # type: ignore[no-any-return]
+
+
+def live_kind(name: str, dtype: str, index: StateIndex) -> tuple[torch.dtype, tuple[int, ...]]:
+    """Return the type and shape of a tensor that takes in a saved one. Not collective.
+
+    Parameters
+    ----------
+    name
+        As in the shapes of the index.
+    dtype
+        Of its bits in the files, as safetensors calls it.
+    index
+        Of the checkpoint.
+
+    Raises
+    ------
+    CheckpointError
+        If this torch has no such type.
+    """
+    import torch
+
+    shape = index.shapes[name]
+    called = (index.types or {}).get(name)
+    if called is None:
+        return dtype_called(dtype), shape
+    found = getattr(torch, called, None)
+    if not isinstance(found, torch.dtype):
+        raise CheckpointError(
+            f"{name} has elements of type {called}, which torch {torch.__version__} has not. Use a "
+            f"newer torch."
+        )
+    return found, _without_pairs(shape, called)
+
+
+def as_stored(tensor: torch.Tensor, *, name: str) -> torch.Tensor:
+    """Return a view of a tensor with a type that safetensors has. Not collective.
+
+    Parameters
+    ----------
+    tensor
+        Of any type.
+    name
+        Of the tensor, for errors.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such view.
+    """
+    import torch
+
+    called = _name_of(tensor.dtype)
+    if called in _SAFETENSORS_NAMES:
+        return tensor
+    # Float8 of rarer kinds, for instance: their bits, in integers as wide.
+    width = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    if called != _PAIRS and tensor.element_size() not in width:
+        raise ConfigError(f"{name} has elements of type {called}, which cannot be saved.")
+    if tensor.is_conj() or tensor.is_neg():
+        raise ConfigError(
+            f"{name} is a conjugated or negated tensor of type {called}, of whose bits there is no "
+            f"view. Give {name}.resolve_conj().resolve_neg()."
+        )
+    if called == _PAIRS:
+        return torch.view_as_real(tensor)
+    return tensor.view(width[tensor.element_size()])
 
 
 def row_dimension(sizes: Sequence[int]) -> int:
@@ -129,7 +211,7 @@ def safetensors_name(dtype: torch.dtype, *, name: str) -> str:
     ConfigError
         If it has no such type; names the tensor.
     """
-    called = str(dtype).removeprefix("torch.")
+    called = _name_of(dtype)
     if called not in _SAFETENSORS_NAMES:
         raise ConfigError(f"{name} has elements of type {called}, which safetensors has not.")
     return _SAFETENSORS_NAMES[called]
@@ -202,34 +284,33 @@ def box_of(
             f"{name} is a {type(local).__qualname__}, a tensor that wraps others. Save those: its "
             f"__tensor_flatten__() names them."
         )
-    dtype = str(local.dtype).removeprefix("torch.")
+    dtype = _name_of(local.dtype)
+    torch_type = "" if dtype in _SAFETENSORS_NAMES else dtype
     copied = None
-    if dtype == "complex128":
-        # safetensors has no such type: the real and the imaginary part are a dimension more.
+    if torch_type == _PAIRS:
+        shape, offsets = (*shape, 2), (*offsets, 0)
         if local.is_conj() or local.is_neg():
             copied, local = local, local.resolve_conj().resolve_neg()
-        local = torch.view_as_real(local)
-        dtype, shape, offsets = "float64", (*shape, 2), (*offsets, 0)
-    elif dtype not in _SAFETENSORS_NAMES:
-        # Float8 of rarer kinds, for instance: their bits, in integers as wide.
-        width = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-        if local.element_size() not in width:
-            raise ConfigError(f"{name} has elements of type {dtype}, which cannot be saved.")
-        if local.is_conj() or local.is_neg():
-            raise ConfigError(
-                f"{name} is a conjugated or negated tensor of type {dtype}, of whose bits there is "
-                f"no view. Give {name}.resolve_conj().resolve_neg()."
-            )
-        local = local.view(width[local.element_size()])
-        dtype = str(local.dtype).removeprefix("torch.")
+    if torch_type:
+        local = as_stored(local, name=name)
+        dtype = _name_of(local.dtype)
     box = Box(
         name=name,
         dtype=_SAFETENSORS_NAMES[dtype],
         shape=tuple(shape),
         offsets=tuple(offsets),
         sizes=tuple(local.shape),
+        torch_type=torch_type,
     )
     return LocalBox(box=box, content=local, copied=copied)
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _without_pairs(sizes: tuple[int, ...], torch_type: str) -> tuple[int, ...]:
+    return sizes[:-1] if torch_type == _PAIRS else sizes
 
 
 def _place(name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]] | None:

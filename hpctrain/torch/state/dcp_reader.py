@@ -22,8 +22,9 @@ from torch.futures import Future
 
 from hpctrain.bulk.index import StateIndex
 from hpctrain.bulk.reader import read_layout
+from hpctrain.bulk.state_file import Piece
 from hpctrain.errors import CheckpointError
-from hpctrain.torch.state.boxes import dtype_called
+from hpctrain.torch.state.boxes import as_stored, live_kind
 from hpctrain.torch.state.exchange import plan_exchange
 from hpctrain.torch.state.find import find_index
 from hpctrain.torch.state.reading import TIMEOUT_S, ReadFile, StateReading, wants_of
@@ -73,13 +74,16 @@ class StateReader(StorageReader):
         tensors: dict[str, Any] = {}
         for number, file in enumerate(index.files):
             for piece_number, piece in enumerate(file.layout.pieces):
-                self._places.setdefault((piece.name, piece.offsets), (number, piece_number))
-                properties = TensorProperties(dtype=dtype_called(piece.dtype))
-                size = torch.Size(index.shapes[piece.name])
+                dtype, shape = live_kind(piece.name, piece.dtype, index)
+                # In a file some types have a dimension more.
+                offsets, sizes = piece.offsets[: len(shape)], piece.shape[: len(shape)]
+                self._places.setdefault((piece.name, offsets), (number, piece_number))
+                properties = TensorProperties(dtype=dtype)
+                size = torch.Size(shape)
                 found = tensors.setdefault(
                     piece.name, TensorStorageMetadata(properties=properties, size=size, chunks=[])
                 )
-                chunk = ChunkStorageMetadata(torch.Size(piece.offsets), torch.Size(piece.shape))
+                chunk = ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
                 if chunk not in found.chunks:
                     found.chunks.append(chunk)
         for name, other in index.aliases.items():
@@ -132,9 +136,9 @@ class StateReader(StorageReader):
                     files[number] = ReadFile(path=path, layout=read_layout(path))
                     targets[number] = FileTargets(files[number].layout)
                 target = planner.resolve_tensor(item).detach()
-                dtype = dtype_called(files[number].layout.pieces[piece].dtype)
-                memory = target if target.dtype == dtype else torch.empty_like(target, dtype=dtype)
-                targets[number].add(piece, memory, offsets=item.storage_offsets)
+                memory, stored = self._memory(target, files[number].layout.pieces[piece])
+                offsets = (*item.storage_offsets, *(0,) * (stored.dim() - memory.dim()))
+                targets[number].add(piece, stored, offsets=offsets)
                 begun.append((item, target, memory))
         wait_for_devices({memory.device for _, _, memory in begun})
         with StateReading(
@@ -175,8 +179,18 @@ class StateReader(StorageReader):
         assert self._index is not None
         name = item.storage_index.fqn
         name = self._index.aliases.get(name, name)
-        shape = self._index.shapes[name]
-        return self._places[name, tuple(item.storage_index.offset or (0,) * len(shape))]
+        offsets = item.storage_index.offset or (0,) * len(item.storage_offsets)
+        return self._places[name, tuple(offsets)]
+
+    def _memory(self, target: torch.Tensor, piece: Piece) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what a piece is read into, and a view of it with the type of the file."""
+        assert self._index is not None
+        dtype, _ = live_kind(piece.name, piece.dtype, self._index)
+        memory = target
+        # Of conjugated and negated numbers there may be no such view.
+        if target.dtype != dtype or target.is_conj() or target.is_neg():
+            memory = torch.empty(target.shape, dtype=dtype, device=target.device)
+        return memory, as_stored(memory, name=piece.name)
 
     def _add_values(self, name: str, value: Any) -> None:
         """Take a value by its name, and what is in it by the names that torch gives that."""

@@ -31,6 +31,7 @@ class _Tensor(NamedTuple):
 
     piece: Piece
     shape: tuple[int, ...]
+    torch_type: str
 
 
 class _Value(NamedTuple):
@@ -123,7 +124,7 @@ class StateWriter(StorageWriter):
                     )
                 boxes[name] = box
                 piece = box.box.piece(0, box.box.rows)
-                size, told = piece.size, _Tensor(piece, box.box.shape)
+                size, told = piece.size, _Tensor(piece, box.box.shape, box.box.torch_type)
             results.append(WriteResult(index=item.index, size_in_bytes=size, storage_data=told))
         layout = _layout(results)
         copies = BlockCopies(layout, [boxes[piece.name].content for piece in layout.pieces])
@@ -142,11 +143,14 @@ class StateWriter(StorageWriter):
             If the disk is full or fails.
         """
         shapes: dict[str, tuple[int, ...]] = {}
+        types: dict[str, str] = {}
         values: dict[str, _Value] = {}
         for result in (result for its in results for result in its):
             told = result.storage_data
             if isinstance(told, _Tensor):
                 shapes[result.index.fqn] = told.shape
+                if told.torch_type:
+                    types[result.index.fqn] = told.torch_type
             elif isinstance(told, _Value):
                 values[result.index.fqn] = told
         files = tuple(
@@ -154,7 +158,9 @@ class StateWriter(StorageWriter):
             for number, its in enumerate(results)
         )
         paths = metadata.planner_data if isinstance(metadata.planner_data, dict) else {}
-        index = StateIndex(files=files, shapes=shapes, values=_nested(values, shapes, paths))
+        index = StateIndex(
+            files=files, shapes=shapes, values=_nested(values, shapes, paths), types=types
+        )
         if failure := write_index(self._directory, index):
             raise CheckpointError(failure)
 

@@ -74,6 +74,7 @@ def find_dcp_index(directory: Path) -> StateIndex:
         shapes={piece.name: piece.shape for piece in pieces},
         values=values,
         plain_names=True,
+        types={},
     )
 
 

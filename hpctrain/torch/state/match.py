@@ -138,12 +138,13 @@ def _check_names(
 
 
 def _check_kind(local: LocalBox, piece: Piece, index: StateIndex, directory: Path) -> None:
-    box, shape = local.box, index.shapes[piece.name]
-    if (box.dtype, box.shape) != (piece.dtype, shape):
+    box, shape, types = local.box, index.shapes[piece.name], index.types
+    known = None if types is None else types.get(piece.name, "")
+    if (box.dtype, box.shape) != (piece.dtype, shape) or known not in (None, box.torch_type):
+        saved = box._replace(dtype=piece.dtype, shape=shape, torch_type=known or "")
         raise CheckpointError(
-            f"{box.name} is {box.dtype}{list(box.shape)}, and in {directory} it is "
-            f"{piece.dtype}{list(shape)}. Make the model as it was when it was saved, or convert "
-            f"it after loading."
+            f"{box.name} is {box.kind}, and in {directory} it is {saved.kind}. Make the model as "
+            f"it was when it was saved, or convert it after loading."
         )
 
 

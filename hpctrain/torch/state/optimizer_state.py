@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpctrain.bulk.index import StateIndex
 from hpctrain.errors import CheckpointError
-from hpctrain.torch.state.boxes import dtype_called
+from hpctrain.torch.state.boxes import live_kind
 from hpctrain.torch.state.flatten import optimizers_of, parameter_names
 from hpctrain.torch.state.values import decode
 
@@ -174,7 +174,7 @@ def _entry(
         return decode(index.values[name])
     entry = name.rpartition(".")[2]
     name = index.aliases.get(name, name)
-    shape, dtype = index.shapes[name], dtype_called(dtypes[name])
+    dtype, shape = live_kind(name, dtypes[name], index)
     if shape == tuple(parameter.shape) and shape:
         return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
     on_device = entry not in _COUNTERS or _counts_on_device(group)

@@ -110,6 +110,7 @@ def plan_state(state: FlatState, *, communicator: Communicator, stage: str = PLA
             shapes=assignment.shapes,
             values=state.values,
             aliases=assignment.aliases,
+            types=assignment.types,
         )
     return StatePlan(
         name=file_name(communicator.rank, communicator.size),
@@ -143,6 +144,7 @@ class _Assignment:
     """On rank 0, as all below."""
     shapes: Mapping[str, tuple[int, ...]]
     aliases: Mapping[str, str]
+    types: Mapping[str, str]
 
 
 _Key = tuple[bytes, int, int]
@@ -221,12 +223,13 @@ def _assign(own: _Held, ranks: Communicator, *, replicated: bool) -> _Assignment
             pieces[part.rank].append(box.piece(part.start, part.stop))
     layout = StateFile.plan(pieces[ranks.rank])
     if ranks.rank != 0:
-        return _Assignment(layout=layout, files=(), shapes={}, aliases={})
+        return _Assignment(layout=layout, files=(), shapes={}, aliases={}, types={})
     files = tuple(
         IndexedFile(name=file_name(rank, ranks.size), layout=StateFile.plan(pieces[rank]))
         for rank in range(ranks.size)
     )
-    return _Assignment(layout=layout, files=files, shapes=shapes, aliases=aliases)
+    types = {box.name: box.torch_type for box in boxes if box.torch_type}
+    return _Assignment(layout=layout, files=files, shapes=shapes, aliases=aliases, types=types)
 
 
 def _holders(held: Sequence[_Held]) -> dict[Box, tuple[int, ...]]:
@@ -256,11 +259,11 @@ def _checked_shapes(boxes: Sequence[Box]) -> dict[str, tuple[int, ...]]:
     elements: Counter[str] = Counter()
     for box in boxes:
         known = kinds.setdefault(box.name, box)
-        if (known.shape, known.dtype) != (box.shape, box.dtype):
+        kind = (box.shape, box.dtype, box.torch_type)
+        if (known.shape, known.dtype, known.torch_type) != kind:
             raise CheckpointError(
-                f"{box.name} is {known.dtype}{list(known.shape)} on one rank and "
-                f"{box.dtype}{list(box.shape)} on another. Give it the same shape and type on all "
-                f"ranks, or save it under a name of each rank's own."
+                f"{box.name} is {known.kind} on one rank and {box.kind} on another. Give it the "
+                f"same shape and type on all ranks, or save it under a name of each rank's own."
             )
         elements[box.name] += math.prod(box.sizes)
     for name, box in kinds.items():

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hpctrain.errors import CheckpointError
-from hpctrain.torch.state.boxes import dtype_called
+from hpctrain.torch.state.boxes import live_kind
 from hpctrain.torch.state.find import find_index
 from hpctrain.torch.state.load import load_into
 from hpctrain.torch.state.values import decode
@@ -29,11 +29,11 @@ def read_weights(directory: Path) -> dict[str, Any]:
     """
     index = find_index(directory)
     dtypes = {piece.name: piece.dtype for file in index.files for piece in file.layout.pieces}
-    weights: dict[str, Any] = {
-        key: torch.empty(shape, dtype=dtype_called(dtypes[name]))
-        for name, shape in index.shapes.items()
-        if (key := _key_of(name)) is not None
-    }
+    weights: dict[str, Any] = {}
+    for name in index.shapes:
+        if (key := _key_of(name)) is not None:
+            dtype, shape = live_kind(name, dtypes[name], index)
+            weights[key] = torch.empty(shape, dtype=dtype)
     if not weights:
         parts = sorted({name.partition(".")[0] for name in (*index.shapes, *index.values)})
         raise CheckpointError(
