@@ -294,6 +294,36 @@ def test_an_optimizer_that_has_not_stepped_gets_state_of_the_type_it_had(
     assert torch.equal(one[0].get_parameter("weight"), other[0].get_parameter("weight"))
 
 
+EXPANDED = {
+    "all": torch.zeros(1).expand(1000),
+    "rows": torch.zeros(1, 1000).expand(30, 1000),
+    "columns": torch.zeros(1000, 1).expand(1000, 30),
+    "conjugated": torch.zeros(1, dtype=torch.complex128).expand(9).conj(),
+}
+
+
+@pytest.mark.parametrize("name", EXPANDED)
+def test_a_tensor_whose_elements_share_memory_is_refused_before_anything_is_changed(
+    tmp_path: Path, name: str
+) -> None:
+    live = {"first": torch.zeros(7), name: EXPANDED[name]}
+    save_state(tmp_path / "s", x={"first": torch.ones(7), name: EXPANDED[name] + 1})
+    message = rf"x\.{name} is .* as after expand\(\).* Put x\.{name}\.clone\(\) .*{UNTOUCHED}"
+    with pytest.raises(CheckpointError, match=message):
+        load_state(tmp_path / "s", x=live)
+    assert not any(tensor.any() for tensor in live.values())
+    live[name] = live[name].clone()
+    load_state(tmp_path / "s", x=live)
+    assert all((tensor == 1).all() for tensor in live.values())
+
+
+def test_strides_of_zero_that_nothing_shares_are_loaded(tmp_path: Path) -> None:
+    live = {"one": torch.zeros(1, 5).as_strided((1, 5), (0, 1)), "none": torch.ones(0).expand(4, 0)}
+    save_state(tmp_path / "s", x={name: torch.ones_like(tensor) for name, tensor in live.items()})
+    load_state(tmp_path / "s", x=live)
+    assert live["one"].all()
+
+
 def _negated(tensor: torch.Tensor) -> torch.Tensor:
     return torch.complex(tensor, tensor).conj().imag
 

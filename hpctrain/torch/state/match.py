@@ -34,7 +34,8 @@ def match(state: FlatState, index: StateIndex, *, directory: Path) -> dict[int, 
     Raises
     ------
     CheckpointError
-        If names, shapes or types differ, or something is missing.
+        If names, shapes or types differ, something is missing, or elements of a live tensor share
+        their memory.
     """
     boxes = boxes_of(state.tensors)
     # Also of tensors that other ranks have.
@@ -49,6 +50,8 @@ def match(state: FlatState, index: StateIndex, *, directory: Path) -> dict[int, 
             # Shared weights are read once.
             place = (saved, view.content.data_ptr(), view.content.stride())
             if place not in places:
+                if 0 in place[2]:
+                    _check_memory(view)
                 places.add(place)
                 live.setdefault(saved, []).append(view)
     targets: dict[int, FileTargets] = {}
@@ -145,6 +148,20 @@ def _check_kind(local: LocalBox, piece: Piece, index: StateIndex, directory: Pat
         raise CheckpointError(
             f"{box.name} is {box.kind}, and in {directory} it is {saved.kind}. Make the model as "
             f"it was when it was saved, or convert it after loading."
+        )
+
+
+def _check_memory(local: LocalBox) -> None:
+    """Refuse what `torch.Tensor.expand` made: its elements cannot be written one by one."""
+    content = local.content
+    if content.numel() and any(
+        size > 1 and not stride
+        for size, stride in zip(content.shape, content.stride(), strict=True)
+    ):
+        raise CheckpointError(
+            f"{local.box.name} is {local.box.kind} in less memory: some of its elements are one "
+            f"and the same, as after expand(), and cannot be loaded one by one. Put "
+            f"{local.box.name}.clone() in its place before loading."
         )
 
 
