@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -346,9 +347,17 @@ def test_a_directory_that_holds_a_state_is_not_overwritten(tmp_path: Path) -> No
     assert torch.equal(_read(tmp_path)[1]["x.a"], torch.zeros(3))
 
 
+BACKWARD = np.arange(100_000.0)[::-1]
+FOREIGN = np.arange(100_000).astype(np.dtype(np.int64).newbyteorder())
+WIDE = np.zeros(100_000, dtype=np.longdouble)
+
+
 @pytest.mark.parametrize(
     ("other", "message"),
     [
+        ({"a": BACKWARD}, r"x\.a .* strides \(-8,\).* numpy\.ascontiguousarray\(x\.a, dtype='fl"),
+        ({"a": [FOREIGN]}, r"x\.a\.0 is a NumPy array of type '[<>]i8'.*x\.a\.0, dtype='int64'"),
+        ({"a": WIDE}, r"x\.a is a NumPy array .*x\.a, dtype='float64'"),
         ({"w": torch.eye(3).to_sparse()}, r"x\.w is a tensor of kind torch\.sparse_coo"),
         ({"w": torch.empty(3, device="meta")}, r"x\.w is a tensor of kind meta"),
         ({"f": print}, r"x\.f is a builtins\.builtin_function_or_method"),

@@ -261,7 +261,7 @@ def _other_part(name: str, other: Any) -> Part:
 
 def _leaves(name: str, tree: Any, *, keep: bool = False) -> Iterator[tuple[str, Any, bool]]:
     if _is_tensor(tree):
-        yield name, _as_tensor(tree), True
+        yield name, _as_tensor(tree, name), True
     elif keep or _holds_tensor(tree):
         for key, item in tree.items() if isinstance(tree, dict) else enumerate(tree):
             yield from _leaves(f"{name}.{key}", item)
@@ -279,10 +279,22 @@ def _is_tensor(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor)
 
 
-def _as_tensor(leaf: Any) -> torch.Tensor:
+def _as_tensor(leaf: Any, name: str) -> torch.Tensor:
     import torch
 
-    return leaf.detach() if isinstance(leaf, torch.Tensor) else torch.from_numpy(leaf)
+    if isinstance(leaf, torch.Tensor):
+        return leaf.detach()
+    try:
+        return torch.from_numpy(leaf)
+    except (TypeError, ValueError) as error:
+        # Torch has nothing wider.
+        dtype = {"g": "float64", "G": "complex128"}.get(leaf.dtype.char, leaf.dtype.name)
+        raise ConfigError(
+            f"{name} is a NumPy array of type {leaf.dtype.str!r} and strides {leaf.strides}, which "
+            f"cannot be a tensor: arrays of more than {_SMALL_ARRAY_BYTES} bytes are saved and "
+            f"loaded as tensors. Give numpy.ascontiguousarray({name}, dtype={dtype!r}), and keep "
+            f"that in its place."
+        ) from error
 
 
 def _holds_tensor(tree: Any) -> bool:
