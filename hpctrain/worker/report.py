@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -260,8 +261,7 @@ class Session:
                 self._commits.staged(number)
                 self._channel.part(number, part.to_bytes())
 
-        self._append(line)
-        self._channel.announce(line)
+        self._announce(number, line)
         if upload.writer is not None:
             try:
                 upload.writer.capture()
@@ -275,22 +275,32 @@ class Session:
         try:
             part = self._stage_in_time(number, upload)
         except Exception as error:
-            self._append(line)
+            with suppress(CheckpointError):
+                self._append(line)
             self._channel.announce(line)
             self._give_no_part(number, error)
             raise
-        self._commits.expect(number, upload)
-        self._commits.staged(number)
-        # Before the commit: a run that resumes from this checkpoint does not report it again.
-        self._append(line)
-        self._channel.announce(line)
-        self._channel.part(number, part.to_bytes())
         try:
+            # Before the commit: a run that resumes from this checkpoint does not report it again.
+            self._announce(number, line)
+            self._commits.expect(number, upload)
+            self._commits.staged(number)
+            self._channel.part(number, part.to_bytes())
             self._commits.wait_for(number)
         except CheckpointError:
             self._drop(upload)
             raise
         upload.delete_source()
+
+    def _announce(self, number: int, line: bytes) -> None:
+        """Write a report down, and pass it on; if it cannot be, no part of a checkpoint follows."""
+        try:
+            self._append(line)
+        except CheckpointError as error:
+            self._channel.announce(line)
+            self._give_no_part(number, error)
+            raise
+        self._channel.announce(line)
 
     def _stage_in_time(self, number: int, upload: Upload) -> StagedPart:
         if not self._is_in_scratch(upload):

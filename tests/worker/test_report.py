@@ -464,6 +464,28 @@ def test_a_full_disk_under_the_metrics_is_told_with_the_file(
     assert executor.reports == []
 
 
+@pytest.mark.parametrize("mode", [CheckpointUploadMode.SYNC, CheckpointUploadMode.ASYNC])
+def test_who_cannot_write_its_metrics_gives_no_part_and_the_others_are_told(
+    start: Start,
+    paths: RunPaths,
+    executor: FakeExecutor,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: CheckpointUploadMode,
+):
+    executor.decide = lambda number: Verdict(None, str(executor.parts[number].error))
+    session = start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "write", full_disk)
+        with pytest.raises(CheckpointError, match="report 1 could not be written to"):
+            session.report({}, part_of(model, mode))
+    assert f"could not be written to {paths.metrics}" in str(executor.parts[1].error)
+    executor.decide = commit_to(paths.checkpoints)
+    session.report({}, part_of(model, mode))
+    session.drain()
+    assert [file.path for file in executor.staged[2]] == ["model.bin"]
+
+
 def test_a_report_that_fits_only_in_part_is_an_error(
     start: Start, paths: RunPaths, monkeypatch: pytest.MonkeyPatch
 ):
