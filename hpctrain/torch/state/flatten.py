@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.errors import CheckpointError, ConfigError
@@ -135,19 +136,44 @@ def _model_part(name: str, model: torch.nn.Module) -> Part:
             f"torch.distributed.checkpoint with hpctrain.torch.StateWriter."
         )
     plain = _plain_names(model)
-    tree = {plain(key): value for key, value in model.state_dict().items()}
+    state = model.state_dict()
+    keys = {key: plain(key) for key in state}
+    tree = {plain(key): value for key, value in state.items()}
 
     def restore(rebuilt: Any) -> None:
-        # Tensors are read in place; what a module adds by get_extra_state() is to be handed over.
-        extra = {
-            key: rebuilt[plain(key)]
-            for key in model.state_dict()
-            if not _is_tensor(rebuilt[plain(key)])
+        # Most tensors are read in place. What a module makes anew whenever it is asked for its
+        # state it is to be given.
+        memory = set(map(_memory, chain(model.parameters(), model.buffers())))
+        given = {
+            key: rebuilt[ours]
+            for key, ours in keys.items()
+            if _is_extra(ours) or _is_elsewhere(rebuilt[ours], memory)
         }
-        if extra:
-            model.load_state_dict(extra, strict=False)
+        if given:
+            model.load_state_dict(given, strict=False)
 
     return Part(name=name, tree=tree, restore=restore)
+
+
+def _is_extra(key: str) -> bool:
+    """Return whether torch calls what `torch.nn.Module.get_extra_state` returns so."""
+    return key.rpartition(".")[2] == "_extra_state"
+
+
+def _is_elsewhere(value: Any, memory: Collection[int]) -> bool:
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        return True
+    # Empty tensors have no memory.
+    return value.numel() > 0 and _memory(value) not in memory
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    import torch
+
+    local = getattr(tensor, "_local_tensor", tensor)
+    return local.untyped_storage().data_ptr() if local.layout is torch.strided else 0
 
 
 def _plain_names(model: torch.nn.Module) -> Callable[[str], str]:
