@@ -46,6 +46,9 @@ class StateIndex:
     """What torch calls the type of a tensor, by name, where safetensors has none: the files have
     its bits in another type, and the real and imaginary parts of complex128 in a dimension more,
     which `shapes` has too. None if nobody knows, as of other programs' files."""
+    trees: Mapping[str, Any] = field(default_factory=dict)
+    """The dicts, lists and tuples of trees with tensors in them that may have other ones when they
+    are loaded, by name; JSON. Tensors and values are below them, by their names."""
 
     def encode(self) -> bytes:
         """Return the content of the index's file. Not collective."""
@@ -67,6 +70,7 @@ class StateIndex:
             "values": dict(self.values),
             "aliases": dict(self.aliases),
             "types": None if self.types is None else dict(self.types),
+            "trees": dict(self.trees),
         }
         return json.dumps(content, separators=(",", ":")).encode()
 
@@ -93,6 +97,7 @@ class StateIndex:
                 aliases=loaded["aliases"],
                 # Older versions did not write them.
                 types=loaded.get("types"),
+                trees=loaded.get("trees", {}),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(

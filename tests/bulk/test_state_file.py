@@ -115,6 +115,7 @@ def test_an_index_is_read_back() -> None:
         shapes={"weight": (2000, 3000)},
         values={"optimizer.lr": 0.1},
         types={"weight": "float8_e8m0fnu"},
+        trees={"optimizer": {"state": None}},
     )
     assert StateIndex.decode(index.encode(), name="state.json") == index
     with pytest.raises(CheckpointError, match=r"state\.json is damaged"):

@@ -26,7 +26,8 @@ def _training(
     load
         For each kind of model the names of the states that it loads.
     save
-        Kinds of models to be saved afterwards, under their name and the number of ranks.
+        Kinds of models to be saved afterwards, under their name and the number of ranks: of FSDP2,
+        if no other one, and as ``named`` with the optimizer under a name of its own.
     """
 
     def train() -> list[Findings]:
@@ -85,6 +86,18 @@ def _training(
                 sums[name] = float((flat * torch.arange(1, flat.numel() + 1)).sum())
             return {**sums, "lr": optimizer.param_groups[0]["lr"]}
 
+        def state_of(name: str, model: Any, optimizer: Any) -> Any:
+            if name.startswith("named"):
+                others = {"disc": model, "disc_opt": optimizer}
+                return {"model": None, "optimizer": None, "others": others}
+            return {"model": model, "optimizer": optimizer, "others": {}}
+
+        def is_sharded_alike(optimizer: Any) -> bool:
+            return all(
+                type(own["exp_avg"]) is type(parameter.data)
+                for parameter, own in optimizer.state.items()
+            )
+
         findings: list[Findings] = []
         comms: tuple[Any, ...] = (communicator(), GroupComm())
         for kind, names in load.items():
@@ -96,24 +109,24 @@ def _training(
                     # Without a backward pass FSDP2 leaves the parameters of the root whole.
                     with torch.no_grad():
                         model.eval()(torch.randn(4, 64))
-                loaded = load_into(
-                    path, model=model, optimizer=optimizer, others={}, ranks=comm, timeout_s=60
-                )
+                state = state_of(name, model, optimizer)
+                loaded = load_into(path, **state, ranks=comm, timeout_s=60)
                 findings.append(
                     {
                         "kind": kind,
                         "name": name,
                         "by": type(comm).__name__,
                         "digest": digest(model, optimizer),
+                        "sharded alike": is_sharded_alike(optimizer),
                         "read": loaded.bytes_read,
                         "size": sum(f.stat().st_size for f in path.glob("*.safetensors")),
                     }
                 )
         for kind in save:
             model, optimizer = make(kind, 1)
-            hpctrain.torch.save_state(
-                f"{directory}/{kind}-{ranks}", model=model, optimizer=optimizer
-            )
+            state = state_of(kind, model, optimizer)
+            others = state.pop("others")
+            hpctrain.torch.save_state(f"{directory}/{kind}-{ranks}", **state, **others)
             findings.append({"kind": kind, "digest": digest(model, optimizer)})
         return findings
 
@@ -137,8 +150,8 @@ def _run(
 def findings(tmp_path_factory: pytest.TempPathFactory) -> list[Findings]:
     """Return what was saved on four ranks, and what was loaded on two, then on three."""
     directory = tmp_path_factory.mktemp("ranks")
-    saved = _run(directory, 4, load={}, save=["ddp", "fsdp", "columns"])
-    of_four = ["ddp-4", "fsdp-4", "columns-4"]
+    saved = _run(directory, 4, load={}, save=["ddp", "fsdp", "columns", "named"])
+    of_four = ["ddp-4", "fsdp-4", "columns-4", "named-4"]
     on_two = _run(directory, 2, load={"ddp": of_four, "fsdp": of_four}, save=["fsdp"])
     on_three = _run(
         directory, 3, load={"ddp": ["fsdp-2"], "columns": ["fsdp-2", "columns-4"]}, save=[]
@@ -154,9 +167,10 @@ def _digest_of(findings: list[Findings], name: str) -> Any:
 
 def test_any_ranks_and_any_sharding_get_back_what_was_saved(findings: list[Findings]) -> None:
     loaded = [found for found in findings if "name" in found]
-    assert len(loaded) == 9
+    assert len(loaded) == 11
     for found in loaded:
         assert found["digest"] == _digest_of(findings, found["name"]), found
+        assert found["sharded alike"], found
     assert {found["by"] for found in loaded} == {"Intracomm", "GroupComm"}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -21,12 +21,13 @@ from hpctrain.torch.state.foreign import METADATA_NAME as DCP_METADATA_NAME
 from hpctrain.torch.state.foreign import read_dcp
 from hpctrain.torch.state.gate import wait_for_all
 from hpctrain.torch.state.match import match
-from hpctrain.torch.state.optimizer_state import check_groups, give_state
+from hpctrain.torch.state.optimizer_state import shard_again
 from hpctrain.torch.state.ranks import communicator, exchange
 from hpctrain.torch.state.reading import TIMEOUT_S, ReadFile, StateReading, wants_of
 from hpctrain.torch.state.streams import wait_for_devices
 from hpctrain.torch.state.targets import FileTargets
 from hpctrain.torch.state.transport import Transport, transport
+from hpctrain.torch.state.trees import SavedTrees
 from hpctrain.world import Communicator
 
 if TYPE_CHECKING:
@@ -47,7 +48,9 @@ def load_state(
 
     Each byte is read once by all ranks together, verified while it is in the cache, and sent to the
     ranks that want it too. There is no second copy of the state: what is read goes into the live
-    parameters, buffers and optimizer state, which an optimizer that has not stepped is given.
+    parameters, buffers and optimizer state. State need not have the form that it has now: what an
+    optimizer, a dict or whatever has a ``load_state_dict()`` lacks, it is given, which for an
+    optimizer that has not stepped is all of its state, also under a name of its own.
 
     Parameters
     ----------
@@ -60,7 +63,11 @@ def load_state(
     optimizer
         Of its parameters; one or several.
     **others
-        What else there is, by the names it was saved with. What is not asked for is not read.
+        What else there is, by the names it was saved with. What is not asked for is not read. What
+        has a ``load_state_dict()`` is given what its ``state_dict()`` was: tensors that it has in
+        the same place, with the same shape and type, have been read into, and others are new ones,
+        on the CPU. A dict keeps its tensors, and gets what it has not. Of a state that another
+        program or `hpctrain.torch.StateWriter` wrote, only optimizers get more than they have.
 
     Raises
     ------
@@ -132,53 +139,52 @@ def load_into(
     index = _agreed_index(directory, ranks)
     is_dcp = any(file.name == DCP_METADATA_NAME for file in index.files)
     complaint, cause, targets, state = None, None, dict[int, FileTargets](), None
-    with ExitStack() as undo:
+    try:
+        if model is not None:
+            shard_again(model)
+        saved = SavedTrees(index)
+        state = flatten_state(model=model, optimizer=optimizer, others=others, saved=saved)
+        targets = match(state, index, directory=directory)
+        wait_for_devices({tensor.device for tensor in state.tensors.values()})
+        if is_dcp:
+            targets = {}
+    # Whatever it is, a device without memory for instance: the others wait for this rank.
+    except Exception as error:
+        complaint, cause = str(error) or type(error).__name__, error
+    headers = _read_headers(directory, () if is_dcp else index.files, ranks)
+    told = _Prepared(
+        wants=wants_of(targets),
+        digests=headers.digests,
+        header_bytes=headers.size,
+        complaint=complaint or headers.complaint,
+    )
+    prepared = exchange(ranks, "loading", told)
+    _raise_first([p.complaint for p in prepared], cause)
+    digests = {number: d for p in prepared for number, d in p.digests.items()}
+    files = [
+        ReadFile(
+            path=directory / file.name,
+            layout=replace(file.layout, digests=digests.get(number, ())),
+        )
+        for number, file in enumerate(index.files)
+    ]
+    reading = StateReading(
+        files,
+        targets,
+        plan_exchange([p.wants for p in prepared]),
+        rank=ranks.rank,
+        transport=carrier or (transport(ranks) if ranks.size > 1 else None),
+        timeout_s=timeout_s,
+    )
+    with reading:
+        _raise_first(exchange(ranks, "opened", reading.complaint))
         try:
-            undo.callback(give_state(optimizer, model, index))
-            state = flatten_state(model=model, optimizer=optimizer, others=others)
-            check_groups(state.values, index)
-            targets = match(state, index, directory=directory)
-            wait_for_devices({tensor.device for tensor in state.tensors.values()})
-            if is_dcp:
-                targets = {}
-        # Whatever it is, a device without memory for instance: the others wait for this rank.
-        except Exception as error:
-            complaint, cause = str(error) or type(error).__name__, error
-        headers = _read_headers(directory, () if is_dcp else index.files, ranks)
-        told = _Prepared(
-            wants=wants_of(targets),
-            digests=headers.digests,
-            header_bytes=headers.size,
-            complaint=complaint or headers.complaint,
-        )
-        prepared = exchange(ranks, "loading", told)
-        _raise_first([p.complaint for p in prepared], cause)
-        digests = {number: d for p in prepared for number, d in p.digests.items()}
-        files = [
-            ReadFile(
-                path=directory / file.name,
-                layout=replace(file.layout, digests=digests.get(number, ())),
-            )
-            for number, file in enumerate(index.files)
-        ]
-        reading = StateReading(
-            files,
-            targets,
-            plan_exchange([p.wants for p in prepared]),
-            rank=ranks.rank,
-            transport=carrier or (transport(ranks) if ranks.size > 1 else None),
-            timeout_s=timeout_s,
-        )
-        with reading:
-            _raise_first(exchange(ranks, "opened", reading.complaint))
-            undo.pop_all()
-            try:
-                if is_dcp and state is not None:
-                    read_dcp(directory, state, index)
-                with prompt_handover(awaited=True):
-                    reading.run()
-            except CheckpointError as error:
-                raise CheckpointError(f"{error} {_TORN}") from error
+            if is_dcp and state is not None:
+                read_dcp(directory, state, index)
+            with prompt_handover(awaited=True):
+                reading.run()
+        except CheckpointError as error:
+            raise CheckpointError(f"{error} {_TORN}") from error
     outcomes = exchange(ranks, "read", (reading.bytes_read, reading.damage))
     damage = [text for _, texts in outcomes for text in texts]
     if damage:

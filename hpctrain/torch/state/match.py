@@ -126,6 +126,13 @@ def _check_names(
         for name in index.shapes
         if name not in here and (plain or name.partition(".")[0] in parts)
     ]
+    if not index.plain_names:
+        # Other programs' values have names of their own in those of trees, too.
+        unexpected += [
+            name
+            for name in index.values
+            if name not in state.values and name.partition(".")[0] in parts
+        ]
     complaints = [
         f"{directory} has no {_some(missing)}, which the state to be loaded has" if missing else "",
         f"{directory} has {_some(unexpected)}, which the state to be loaded has not"

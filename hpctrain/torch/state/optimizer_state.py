@@ -1,75 +1,104 @@
-"""Give an optimizer the state that a checkpoint has, for it to be read into."""
+"""The state of optimizers as a tree, also one that a checkpoint has and they have not yet."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.bulk.index import StateIndex
-from hpctrain.errors import CheckpointError
-from hpctrain.torch.state.boxes import live_kind
-from hpctrain.torch.state.flatten import optimizers_of, parameter_names
-from hpctrain.torch.state.values import decode
+from hpctrain.errors import CheckpointError, ConfigError
+from hpctrain.torch.state.part import Part
+from hpctrain.torch.state.trees import SavedTrees, form_of
 
 if TYPE_CHECKING:
     import torch
 
-_PREFIX = "optimizer.state."
-_GROUPS = "optimizer.param_groups"
 # Numbers that optimizers keep on the CPU, wherever the parameter is.
 _COUNTERS = ("step", "mu_product")
 
 
-def give_state(
+def optimizers_of(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
-    model: torch.nn.Module | None,
-    index: StateIndex,
-) -> Callable[[], None]:
-    """Give each parameter the state it has in a checkpoint, not filled yet.
+) -> list[torch.optim.Optimizer]:
+    """Return one, several or no optimizers as a list. Not collective."""
+    import torch
 
-    Not collective. An optimizer that has not stepped has no state, and one that has stepped may
-    have state that the checkpoint has not.
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return [optimizer]
+    return list(optimizer or ())
+
+
+def optimizer_part(
+    name: str,
+    optimizers: Sequence[torch.optim.Optimizer],
+    names: Mapping[torch.Tensor, str] | None,
+    saved: SavedTrees | None,
+) -> Part:
+    """Return the state of one or several optimizers. Not collective.
 
     Parameters
     ----------
-    optimizer
-        Of the model's parameters; one or several.
-    model
-        The model.
-    index
-        Of the checkpoint.
+    name
+        Of the part.
+    optimizers
+        None of which has a state of its own form.
+    names
+        Of the parameters; None numbers them over all groups, as torch does.
+    saved
+        Of the checkpoint that is loaded: the state has its form, and an optimizer is only given it
+        by `Part.restore`.
 
-    Returns
-    -------
-    Callable[[], None]
-        Takes it back.
+    Raises
+    ------
+    ConfigError
+        If state or a parameter has no name.
+    CheckpointError
+        If the checkpoint has other groups, or state of other parameters.
     """
-    optimizers = optimizers_of(optimizer)
-    before = [(each, dict(each.state)) for each in optimizers]
-    names = {}
-    if model is not None:
-        _shard_again(model)
-        names = parameter_names(model)
-    saved = _saved_state(index, set(names.values()))
-    dtypes = {piece.name: piece.dtype for file in index.files for piece in file.layout.pieces}
+    called = _numbers(optimizers) if names is None else names
+    owners, groups = _owners(name, optimizers, called)
+    if names is None:
+        # What is common to all parameters some optimizers keep by a string.
+        others = [(o, key) for o in optimizers for key in o.state if not hasattr(key, "shape")]
+        owners.update({key: (optimizer, key) for optimizer, key in others})
+    _check_state_keys(name, optimizers, {*called, *(key for _, key in owners.values())})
+    state = {
+        its_name: optimizer.state[key]
+        for its_name, (optimizer, key) in owners.items()
+        if key in optimizer.state
+    }
+    tree: Any = {"state": state, "param_groups": groups}
+    if saved is not None:
+        form = saved.form(name) if saved.knows(name) else _guessed_form(name, saved.index, tree)
+        content = _content(name, saved, form)
+        _check_content(name, content)
+        _check_groups(name, groups, content)
+        if names is None:
+            common = [key for key in content["state"] if not isinstance(key, int)]
+            owners.update({key: (optimizers[0], key) for key in common})
+        _check_owners(name, owners, content)
+        tree = _saved_tree(name, saved, form, content, tree, owners)
 
-    def take_back() -> None:
-        for each, state in before:
-            each.state.clear()
-            each.state.update(state)
+    def restore(rebuilt: Any) -> None:
+        loaded = {tuple(group["params"]): group for group in rebuilt["param_groups"]}
+        live = [group for optimizer in optimizers for group in optimizer.param_groups]
+        for group, here in zip(live, groups, strict=True):
+            found = loaded[tuple(here["params"])]
+            group.update({key: found[key] for key in found if key != "params"})
+        for its_name, (optimizer, key) in owners.items():
+            optimizer.state.pop(key, None)
+            if its_name in rebuilt["state"]:
+                optimizer.state[key] = rebuilt["state"][its_name]
 
-    try:
-        for each in optimizers:
-            _give_state(each, names, saved, index, dtypes)
-    except BaseException:
-        take_back()
-        raise
-    return take_back
+    return Part(
+        name=name, tree=tree, restore=restore, keep_top=names is not None, grown={name: tree}
+    )
 
 
-def _shard_again(model: torch.nn.Module) -> None:
-    """Give a model of FSDP2 the parameters that optimizers know.
+def shard_again(model: torch.nn.Module) -> None:
+    """Give a model of FSDP2 the parameters that optimizers know. Not collective.
 
     After a forward pass without a backward one its root has whole ones.
     """
@@ -81,113 +110,190 @@ def _shard_again(model: torch.nn.Module) -> None:
                 module.reshard()
 
 
-def check_groups(values: Mapping[str, Any], index: StateIndex) -> None:
-    """Compare which parameters an optimizer groups with those of a checkpoint. Not collective.
-
-    Parameters
-    ----------
-    values
-        Of the live state.
-    index
-        Of the checkpoint.
-
-    Raises
-    ------
-    CheckpointError
-        If the checkpoint has no such group.
-    """
-    saved = _groups_in(index.values)
-    if not saved:
-        return
-    for group in _groups_in(values):
-        if group not in saved:
-            raise CheckpointError(
-                f"the optimizer has a group of {len(group)} parameters, the first of which is "
-                f"{next(iter(group), 'none')}, and the checkpoint has groups of "
-                f"{[len(names) for names in saved]} parameters, none of which is the same. Group "
-                f"the parameters as they were when it was saved."
-            )
+# By the name that state has: the optimizer, and its key there, which most often is a parameter.
+_Owners = dict[Any, tuple["torch.optim.Optimizer", Any]]
 
 
-def _groups_in(values: Mapping[str, Any]) -> list[list[str]]:
-    """Return which parameters each group has."""
-    if _GROUPS in values:
-        return [list(group["params"]) for group in decode(values[_GROUPS])]
-    # One of them has a tensor, a learning rate for instance: what is no tensor has names of its
-    # own, in such a group down to its entries.
-    groups: list[list[str]] = []
-    while True:
-        name = f"{_GROUPS}.{len(groups)}"
-        if name in values:
-            groups.append(list(decode(values[name])["params"]))
-        elif f"{name}.params" in values:
-            groups.append(list(decode(values[f"{name}.params"])))
-        else:
-            return groups
-
-
-def _saved_state(index: StateIndex, parameters: set[str]) -> dict[str, list[str]]:
-    """Return which entries the state of each parameter has."""
-    saved: dict[str, list[str]] = {}
-    for name in (*index.shapes, *index.aliases, *index.values):
-        parameter, _, entry = name.removeprefix(_PREFIX).rpartition(".")
-        if name.startswith(_PREFIX) and parameter in parameters:
-            saved.setdefault(parameter, []).append(entry)
-    return saved
-
-
-def _give_state(
-    optimizer: torch.optim.Optimizer,
-    names: Mapping[torch.Tensor, str],
-    saved: Mapping[str, Sequence[str]],
-    index: StateIndex,
-    dtypes: Mapping[str, str],
-) -> None:
-    groups = {tuple(group["params"]): group for group in decode(index.values.get(_GROUPS, []))}
-    for live in optimizer.param_groups:
-        called = [names.get(parameter, "") for parameter in live["params"]]
-        # Whose settings it will have in a moment.
-        group = groups.get(tuple(called), live)
-        for parameter, name in zip(live["params"], called, strict=True):
-            if name not in saved:
-                optimizer.state.pop(parameter, None)
-                continue
-            state = dict(optimizer.state.get(parameter, {}))
-            for entry in saved[name]:
-                if entry not in state or _is_out_of_reach(entry, state[entry], parameter, group):
-                    state[entry] = _entry(
-                        f"{_PREFIX}{name}.{entry}", parameter, group, index, dtypes
+def _owners(
+    name: str, optimizers: Sequence[torch.optim.Optimizer], names: Mapping[torch.Tensor, Any]
+) -> tuple[_Owners, list[dict[str, Any]]]:
+    owners: _Owners = {}
+    groups = []
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            called = [_name_of(parameter, names, name) for parameter in group["params"]]
+            for parameter, its_name in zip(group["params"], called, strict=True):
+                if its_name in owners:
+                    raise ConfigError(
+                        f"{its_name} is in two groups of {name}, which would have one state "
+                        f"between them. Give each optimizer that shares parameters by a name of "
+                        f"its own: save_state(directory, first=..., second=...)."
                     )
-            optimizer.state[parameter] = state
+                owners[its_name] = (optimizer, parameter)
+            groups.append({**group, "params": called})
+    return owners, groups
 
 
-def _entry(
-    name: str,
-    parameter: torch.Tensor,
-    group: Mapping[str, Any],
-    index: StateIndex,
-    dtypes: Mapping[str, str],
+def _numbers(optimizers: Sequence[torch.optim.Optimizer]) -> dict[torch.Tensor, int]:
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    return {parameter: number for number, parameter in enumerate(parameters)}
+
+
+def _name_of(parameter: torch.Tensor, names: Mapping[torch.Tensor, Any], optimizer: str) -> Any:
+    if parameter not in names:
+        raise ConfigError(
+            f"{optimizer} has a parameter of shape {tuple(parameter.shape)} that is none of the "
+            f"model's. Give model= whose parameters it optimizes, or give it by a name of its own: "
+            f"save_state(directory, other_optimizer=...)."
+        )
+    return names[parameter]
+
+
+def _check_state_keys(
+    name: str, optimizers: Sequence[torch.optim.Optimizer], known: set[Any]
+) -> None:
+    for key in (key for optimizer in optimizers for key in optimizer.state if key not in known):
+        # Annotated as tensors, and some optimizers keep what is common to all by a string.
+        shape = getattr(key, "shape", None)
+        called = f"the key {key!r}" if shape is None else f"a tensor of shape {tuple(shape)}"
+        raise ConfigError(
+            f"{name} has state of {called}, which is no parameter of the model: it has no name to "
+            f"be saved by. Give the optimizer by a name of its own, save_state(directory, "
+            f"other_optimizer=...), or keep such state elsewhere."
+        )
+
+
+def _content(name: str, saved: SavedTrees, form: Any) -> Any:
+    """Return the groups of a checkpoint, and at least the names of what has state."""
+    if not isinstance(form, dict):
+        return saved.values(name, form)
+    return {
+        key: item if key == "state" and item else saved.values(f"{name}.{key}", item)
+        for key, item in form.items()
+    }
+
+
+def _check_content(name: str, content: Any) -> None:
+    if not isinstance(content, dict) or not {"state", "param_groups"} <= content.keys():
+        raise CheckpointError(
+            f"{name} is an optimizer, and in the checkpoint it is something else. Give things the "
+            f"names that they had when they were saved."
+        )
+
+
+def _check_groups(name: str, groups: Sequence[Mapping[str, Any]], content: Any) -> None:
+    """Compare which parameters are grouped with the groups of a checkpoint."""
+    here = [list(group["params"]) for group in groups]
+    found = [group["params"] for group in content["param_groups"] or ()]
+    # What has no groups is found to lack them when names are compared.
+    if not found or None in found:
+        return
+    ours, its = f"{name} has", "the checkpoint has"
+    for one, other, has, lacks in ((here, found, ours, its), (found, here, its, ours)):
+        for group in one:
+            if group not in other:
+                raise CheckpointError(
+                    f"{has} a group of {len(group)} parameters, the first of which is "
+                    f"{next(iter(group), 'none')}, and {lacks} groups of "
+                    f"{[len(names) for names in other]} parameters, none of which is the same. "
+                    f"Group the parameters as they were when it was saved."
+                )
+
+
+def _check_owners(name: str, owners: _Owners, content: Any) -> None:
+    lost = [str(key) for key in content["state"] or () if key not in owners]
+    if lost:
+        raise CheckpointError(
+            f"the checkpoint has state of {len(lost)} parameters, the first of which is {lost[0]}, "
+            f"that {name} does not have. Give the optimizer the parameters that it had when it was "
+            f"saved."
+        )
+
+
+def _saved_tree(
+    name: str, saved: SavedTrees, form: Any, content: Any, live: Any, owners: _Owners
 ) -> Any:
+    """Return the tree of a checkpoint, with the live tensors that fit."""
+    if form is None:
+        return None
+    # Whose settings each parameter will have in a moment.
+    settings = {
+        its_name: group
+        for group in [*live["param_groups"], *(content["param_groups"] or ())]
+        for its_name in group["params"] or ()
+    }
+    state = form["state"]
+    if state is not None:
+        state = {
+            key: saved.tree(
+                f"{name}.state.{key}",
+                item,
+                _in_reach(live["state"].get(key), owners[key][1], settings.get(key, {})),
+                partial(_made, owners[key][1], settings.get(key, {})),
+            )
+            for key, item in state.items()
+        }
+    by_parameters = {tuple(group["params"]): group for group in live["param_groups"]}
+    groups = [
+        by_parameters.get(tuple(group["params"] or ()), {})
+        for group in content["param_groups"] or ()
+    ]
+    return {
+        "state": state,
+        "param_groups": saved.tree(f"{name}.param_groups", form["param_groups"], groups),
+    }
+
+
+def _guessed_form(name: str, index: StateIndex, live: Any) -> Any:
+    """Return the form that names tell, for other programs and older versions wrote no more."""
+    groups = form_of(live["param_groups"])
+    known = {str(key): key for group in live["param_groups"] for key in group["params"]}
+    known |= {str(key): key for key in live["state"]}
+    if f"{name}.state" in index.values and not index.plain_names:
+        return {"state": None, "param_groups": groups}
+    state: dict[Any, Any] = {}
+    for full in (*index.shapes, *index.aliases, *index.values):
+        if full.startswith(f"{name}.state."):
+            rest = full.removeprefix(f"{name}.state.")
+            its_name, _, entry = rest.rpartition(".")
+            if its_name in known:
+                key = known[its_name]
+                own = live["state"].get(key, {})
+                state.setdefault(key, {k: form_of(item) for k, item in own.items()})[entry] = None
+            elif rest in known and not index.plain_names:
+                state[known[rest]] = None
+    return {"state": state, "param_groups": groups}
+
+
+def _made(
+    key: Any,
+    group: Mapping[str, Any],
+    name: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Return state of a parameter, on its device, and sharded as it is."""
     import torch
 
-    if name in index.values:
-        return decode(index.values[name])
-    entry = name.rpartition(".")[2]
-    name = index.aliases.get(name, name)
-    dtype, shape = live_kind(name, dtypes[name], index)
-    if shape == tuple(parameter.shape) and shape:
-        return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
-    on_device = entry not in _COUNTERS or _counts_on_device(group)
-    return torch.empty(shape, dtype=dtype, device=parameter.device if on_device else "cpu")
+    if not isinstance(key, torch.Tensor):
+        return torch.empty(shape, dtype=dtype)
+    if shape == tuple(key.shape) and shape:
+        return torch.empty_like(key, dtype=dtype, requires_grad=False)
+    on_device = name.rpartition(".")[2] not in _COUNTERS or _counts_on_device(group)
+    return torch.empty(shape, dtype=dtype, device=key.device if on_device else "cpu")
 
 
 def _counts_on_device(group: Mapping[str, Any]) -> bool:
     return bool(group.get("capturable") or group.get("fused"))
 
 
-def _is_out_of_reach(
-    entry: str, live: Any, parameter: torch.Tensor, group: Mapping[str, Any]
-) -> bool:
-    """Return whether steps would look for a counter on a device that it is not on."""
-    is_counter = entry in _COUNTERS and hasattr(live, "device")
-    return is_counter and _counts_on_device(group) and live.device != parameter.device
+def _in_reach(own: Any, key: Any, group: Mapping[str, Any]) -> Any:
+    """Return state without counters that steps would look for on another device."""
+    if not isinstance(own, dict) or not _counts_on_device(group) or not hasattr(key, "device"):
+        return own
+    return {
+        entry: value
+        for entry, value in own.items()
+        if entry not in _COUNTERS or getattr(value, "device", key.device) == key.device
+    }

@@ -111,6 +111,7 @@ def plan_state(state: FlatState, *, communicator: Communicator, stage: str = PLA
             values=state.values,
             aliases=assignment.aliases,
             types=assignment.types,
+            trees=state.trees(),
         )
     return StatePlan(
         name=file_name(communicator.rank, communicator.size),

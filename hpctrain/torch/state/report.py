@@ -15,7 +15,8 @@ from hpctrain.bulk.writer import write_state_file
 from hpctrain.checkpoint import CheckpointUploadMode
 from hpctrain.rundir.files import write_unseen
 from hpctrain.rundir.staging import StagedFile
-from hpctrain.torch.state.flatten import flatten_state, optimizers_of
+from hpctrain.torch.state.flatten import flatten_state
+from hpctrain.torch.state.optimizer_state import optimizers_of
 from hpctrain.torch.state.plan import StatePlan, plan_state
 from hpctrain.torch.state.ranks import telling_failure
 from hpctrain.torch.state.save import shared_ring
