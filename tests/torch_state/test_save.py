@@ -147,6 +147,25 @@ def test_a_state_may_change_on_one_rank_alone() -> None:
     assert shapes == [{"x.of 0": (5,), "x.of 1": (size,)} for size in (7, 8, 7)]
 
 
+def test_buffers_are_those_of_the_lowest_rank(tmp_path: Path) -> None:
+    def save(comm: ThreadComm) -> None:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 5000), nn.BatchNorm1d(5000))
+        # As under DDP: each rank counts what it has seen.
+        assert isinstance(mean := model[1].running_mean, torch.Tensor)
+        mean.fill_(1.0 + comm.rank)
+        averaged = torch.optim.swa_utils.AveragedModel(model, use_buffers=True)
+        state = flatten_state(model=model, others={"ema": averaged})
+        write_state(tmp_path / "s", state, ranks=comm)
+
+    run_on_threads(3, save)
+    index, tensors = _read(tmp_path / "s")
+    for name in ("model.1.running_mean", "ema.module.1.running_mean"):
+        assert torch.equal(tensors[name], torch.ones(5000)), name
+    sizes = [file.layout.data_bytes for file in index.files]
+    assert max(sizes) < 1.3 * min(sizes), sizes
+
+
 def test_another_shape_on_another_rank_is_refused(tmp_path: Path) -> None:
     def save(comm: ThreadComm) -> None:
         state = flatten_state(others={"x": {"w": torch.zeros(5, 2 + comm.rank)}})

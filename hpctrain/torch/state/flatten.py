@@ -24,6 +24,8 @@ class FlatState:
 
     tensors: Mapping[str, torch.Tensor]
     """The live ones, or views of them: what is read into them has been loaded."""
+    buffers: frozenset[str]
+    """Names of those tensors that ranks may have with other values: the lowest one's count."""
     values: Mapping[str, Any]
     """JSON; of what has no tensor in it, the whole tree has one name."""
     parts: tuple[Part, ...]
@@ -125,7 +127,8 @@ def flatten_state(
                 tensors[name] = leaf
             else:
                 values[name] = encode(leaf, name=name)
-    return FlatState(tensors=tensors, values=values, parts=tuple(parts))
+    buffers = frozenset(f"{part.name}.{key}" for part in parts for key in part.buffers)
+    return FlatState(tensors=tensors, buffers=buffers, values=values, parts=tuple(parts))
 
 
 def parameter_names(model: torch.nn.Module) -> dict[torch.Tensor, str]:
@@ -165,7 +168,9 @@ def _model_part(name: str, model: torch.nn.Module, saved: SavedTrees | None) -> 
             model.load_state_dict(given, strict=False)
 
     grown = {f"{name}.{key}": tree[key] for key in extra}
-    return Part(name=name, tree=tree, restore=restore, grown=grown)
+    # As DistributedDataParallel has it: it gives rank 0's to the others before each forward pass.
+    buffers = {plain(key) for key, _ in model.named_buffers(remove_duplicate=False)}
+    return Part(name=name, tree=tree, restore=restore, buffers=buffers, grown=grown)
 
 
 def _name_of_type(kind: type) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,5 +19,7 @@ class Part:
     """Take in a tree of the same form, in which the tensors have been read."""
     keep_top: bool = False
     """Whether each key of the tree has a name, also one below which there is no tensor."""
+    buffers: Collection[str] = ()
+    """Which keys of the tree are buffers of a module, of which each rank may have its own."""
     grown: Mapping[str, Any] = field(default_factory=dict)
     """Trees that may have another form when they are loaded, by name."""

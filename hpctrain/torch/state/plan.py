@@ -6,7 +6,7 @@ import math
 import pickle
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +54,8 @@ def plan_state(state: FlatState, *, communicator: Communicator, stage: str = PLA
     the state of some ranks alone may change from call to call.
 
     Tensors that are sharded are written by who holds them. Those that are replicated are shared
-    out, so that each byte is written once, and all ranks write equally many. Of tensors that share
+    out, so that each byte is written once, and all ranks write equally many; buffers of modules,
+    which ranks may have with other values, are the lowest rank's. Of tensors that share
     their memory one is written, and the index has the names of the others.
 
     Parameters
@@ -75,7 +76,7 @@ def plan_state(state: FlatState, *, communicator: Communicator, stage: str = PLA
     """
     global _last
     with telling_failure(communicator, stage):
-        memory = _memory(state.tensors)
+        memory = _memory(state)
         # The plan before is this one too, if it is still in use and no tensor has moved.
         last = _last if memory is not None and _last and _last.memory == memory else None
         copies = None if last is None else last.copies()
@@ -84,13 +85,14 @@ def plan_state(state: FlatState, *, communicator: Communicator, stage: str = PLA
             digest = last.digest
         else:
             boxes = boxes_of(state.tensors)
-            digest = _Held.of(boxes).digest()
+            digest = _Held.of(boxes, state.buffers).digest()
     digests = exchange(communicator, stage, digest)
     key = (xxhash.xxh3_128_digest(b"".join(digests)), communicator.rank, communicator.size)
     if key not in _assignments:
         boxes = boxes or boxes_of(state.tensors)
         replicated = len(set(digests)) == 1
-        _assignments[key] = _assign(_Held.of(boxes), communicator, replicated=replicated)
+        held = _Held.of(boxes, state.buffers)
+        _assignments[key] = _assign(held, communicator, replicated=replicated)
         while len(_assignments) > _KEPT_PLANS:
             _assignments.popitem(last=False)
     _assignments.move_to_end(key)
@@ -128,13 +130,20 @@ class _Held:
     boxes: tuple[Box, ...]
     aliases: Mapping[str, str]
     """Names of tensors that have the memory of one before them, and its name."""
+    buffers: tuple[str, ...]
+    """As in the state."""
 
     @classmethod
-    def of(cls, boxes: Mapping[str, LocalBox]) -> _Held:
-        return cls(boxes=tuple(local.box for local in boxes.values()), aliases=_aliases(boxes))
+    def of(cls, boxes: Mapping[str, LocalBox], buffers: Collection[str]) -> _Held:
+        return cls(
+            boxes=tuple(local.box for local in boxes.values()),
+            aliases=_aliases(boxes),
+            buffers=tuple(sorted(boxes.keys() & set(buffers))),
+        )
 
     def digest(self) -> bytes:
-        content = pickle.dumps((self.boxes, tuple(self.aliases.items())), protocol=4)
+        told = (self.boxes, tuple(self.aliases.items()), self.buffers)
+        content = pickle.dumps(told, protocol=4)
         return xxhash.xxh3_128_digest(content)
 
 
@@ -165,12 +174,12 @@ class _Last:
 _last: _Last | None = None
 
 
-def _memory(tensors: Mapping[str, torch.Tensor]) -> list[Any] | None:
+def _memory(state: FlatState) -> list[Any] | None:
     """Return all that a plan depends on, and where tensors are; None if some are at no address."""
     import torch
 
-    found: list[Any] = []
-    for name, tensor in tensors.items():
+    found: list[Any] = [state.buffers]
+    for name, tensor in state.tensors.items():
         local = getattr(tensor, "_local_tensor", tensor)
         if local.layout is not torch.strided:
             return None
@@ -210,6 +219,8 @@ def _assign(own: _Held, ranks: Communicator, *, replicated: bool) -> _Assignment
     else:
         held = exchange(ranks, "sharing out", own)
         holders = _holders(held)
+    buffers = {name for its in held for name in its.buffers}
+    holders = {box: who[:1] if box.name in buffers else who for box, who in holders.items()}
     aliases = _agreed_aliases(held)
     boxes = [box for box in holders if box.name not in aliases]
     shapes = _checked_shapes(boxes)

@@ -54,7 +54,8 @@ def save_state(
     **others
         What else there is, by name: models, schedulers, scalers, whatever has ``state_dict()``
         and ``load_state_dict()``, and dicts of tensors, numbers, strings, lists ... What is not
-        sharded is taken to be the same on all ranks; of what is no tensor, rank 0's is saved.
+        sharded is taken to be the same on all ranks; of buffers of modules, and of what is no
+        tensor, rank 0's are saved.
 
     Raises
     ------
