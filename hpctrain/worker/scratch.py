@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+from errno import ENOENT
 from pathlib import Path
 
 from hpctrain.errors import ConfigError
@@ -69,13 +70,17 @@ class Scratch:
         """Copy the artifacts that are new or have changed. Not collective."""
 
         def fail(error: OSError) -> None:
-            # What cannot be listed would be left out.
-            raise error
+            # What cannot be listed would be left out; what is gone, a temporary folder, is none.
+            if error.errno != ENOENT:
+                raise error
 
         for folder, _, names in os.walk(self.artifacts, onerror=fail):
             for name in names:
                 source = Path(folder, name)
-                stat = source.stat()
+                try:
+                    stat = source.stat()
+                except FileNotFoundError:
+                    continue
                 mark = (stat.st_size, stat.st_mtime_ns)
                 if self._copied.get(source) == mark:
                     continue

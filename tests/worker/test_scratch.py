@@ -126,6 +126,24 @@ def test_only_artifacts_that_are_new_or_changed_are_copied(tmp_path: Path):
     assert sorted(p.name for p in (tmp_path / "artifacts").iterdir()) == ["a", "b"]
 
 
+def test_what_is_deleted_while_artifacts_are_copied_is_none_of_them(tmp_path: Path):
+    scratch = Scratch(tmp_path, run=tmp_path / "run", rank=0)
+    for folder in ("a", "b"):
+        (scratch.artifacts / folder).mkdir()
+    for name in ("c", "d"):
+        (scratch.artifacts / name).write_text(name)
+
+    class Cleaning(Bulk):
+        def copy(self, source: Path, target: Path) -> Copied | None:
+            for path in set(scratch.artifacts.iterdir()) - {source}:
+                path.rmdir() if path.is_dir() else path.unlink()
+            return super().copy(source, target)
+
+    scratch.copy_artifacts(tmp_path / "artifacts", Cleaning())
+    (copied,) = (tmp_path / "artifacts").iterdir()
+    assert copied.read_text() == copied.name
+
+
 def test_what_a_killed_attempt_left_is_deleted(tmp_path: Path):
     left = Scratch(tmp_path, run=tmp_path / "run", rank=0).checkpoint(3)
     again = Scratch(tmp_path, run=tmp_path / "run", rank=0)
