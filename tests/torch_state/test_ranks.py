@@ -188,7 +188,9 @@ def test_each_byte_is_written_once(directory: Path, kind: str) -> None:
 def test_what_is_replicated_is_written_by_all_ranks_equally(directory: Path) -> None:
     for kind in ("ddp", "hybrid", "tensor parallel", "plug-in and planner"):
         written = [file.layout.data_bytes for file in _index(directory, kind).files]
-        assert max(written) <= 1.02 * sum(written) / len(written), kind
+        # Buffers are rank 0's, so that they do not even out shards of uneven size.
+        most = 1.03 if kind == "hybrid" else 1.02
+        assert max(written) <= most * sum(written) / len(written), kind
 
 
 def test_a_sharded_model_is_written_by_those_who_hold_it(directory: Path) -> None:

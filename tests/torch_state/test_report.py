@@ -111,6 +111,16 @@ def test_steps_that_a_graph_may_replay_are_saved_before_the_report_returns(tmp_p
     assert _run(tmp_path, train).return_value == [False, True]
 
 
+def test_another_mode_is_refused(tmp_path: Path) -> None:
+    def train(config: dict[str, Any]) -> None:
+        import hpctrain.torch
+
+        hpctrain.torch.report_state({}, x={"a": 1}, mode="async")  # type: ignore[arg-type]
+
+    with pytest.raises(ConfigError, match=r"report_state\(mode='async'\): .*\.SYNC or .*\.ASYNC"):
+        _run(tmp_path, train)
+
+
 def test_metrics_that_are_none_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     def train(config: dict[str, Any]) -> None:
         import torch
@@ -241,7 +251,7 @@ def _one_more_report() -> Callable[[dict[str, Any]], None]:
 
 @pytest.mark.mpi
 def test_ranks_at_different_reports_save_no_state_of_two_moments(tmp_path: Path) -> None:
-    with pytest.raises(TrainingFailedError, match=r"is at 'report \d', and others are not"):
+    with pytest.raises(TrainingFailedError, match=r"is in report_state\(\) of report \d"):
         _run(tmp_path, _one_more_report(), workers=2)
     assert list((tmp_path / "states" / "checkpoints").iterdir()) == []
 

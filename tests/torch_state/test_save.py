@@ -134,7 +134,7 @@ def test_a_plan_is_shared_out_once() -> None:
         for width in (11, 11, 12, 11):
             yield {"w": torch.zeros(3, width), f"of {rank}": torch.zeros(2)}
 
-    once, again = ["planning", "sharing out"], ["planning"]
+    once, again = ["save_state()", "sharing out"], ["save_state()"]
     assert [stages for stages, _ in _planned(states)] == [once + again + once + again] * 2
 
 
@@ -152,8 +152,7 @@ def test_buffers_are_those_of_the_lowest_rank(tmp_path: Path) -> None:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(3, 5000), nn.BatchNorm1d(5000))
         # As under DDP: each rank counts what it has seen.
-        assert isinstance(mean := model[1].running_mean, torch.Tensor)
-        mean.fill_(1.0 + comm.rank)
+        model.get_buffer("1.running_mean").fill_(1.0 + comm.rank)
         averaged = torch.optim.swa_utils.AveragedModel(model, use_buffers=True)
         state = flatten_state(model=model, others={"ema": averaged})
         write_state(tmp_path / "s", state, ranks=comm)

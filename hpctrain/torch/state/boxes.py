@@ -35,6 +35,8 @@ _SAFETENSORS_NAMES = {
 _TORCH_NAMES = {theirs: ours for ours, theirs in _SAFETENSORS_NAMES.items()}
 # Files have its real and its imaginary part, in a dimension more.
 _PAIRS = "complex128"
+# By their bytes: as what the bits of other types are written, float8 of rarer kinds for instance.
+_BITS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 
 
 class Box(NamedTuple):
@@ -184,9 +186,7 @@ def as_stored(tensor: torch.Tensor, *, name: str) -> torch.Tensor:
     called = _name_of(tensor.dtype)
     if called in _SAFETENSORS_NAMES:
         return tensor
-    # Float8 of rarer kinds, for instance: their bits, in integers as wide.
-    width = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    if called != _PAIRS and tensor.element_size() not in width:
+    if called != _PAIRS and tensor.element_size() not in _BITS:
         raise ConfigError(f"{name} has elements of type {called}, which cannot be saved.")
     if tensor.is_conj() or tensor.is_neg():
         raise ConfigError(
@@ -195,7 +195,20 @@ def as_stored(tensor: torch.Tensor, *, name: str) -> torch.Tensor:
         )
     if called == _PAIRS:
         return torch.view_as_real(tensor)
-    return tensor.view(width[tensor.element_size()])
+    return tensor.view(getattr(torch, _BITS[tensor.element_size()]))
+
+
+def stored_kind(tensor: torch.Tensor) -> tuple[str, tuple[int, ...]]:
+    """Return the type and shape that a tensor has in files, as safetensors calls them.
+
+    Not collective.
+    """
+    called = _name_of(tensor.dtype)
+    if called == _PAIRS:
+        return "F64", (*tensor.shape, 2)
+    if called not in _SAFETENSORS_NAMES:
+        called = _BITS.get(tensor.element_size(), called)
+    return _SAFETENSORS_NAMES.get(called, called), tuple(tensor.shape)
 
 
 def row_dimension(sizes: Sequence[int]) -> int:

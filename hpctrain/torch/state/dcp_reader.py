@@ -27,6 +27,7 @@ from hpctrain.errors import CheckpointError
 from hpctrain.torch.state.boxes import as_stored, live_kind
 from hpctrain.torch.state.exchange import plan_exchange
 from hpctrain.torch.state.find import find_index
+from hpctrain.torch.state.foreign import METADATA_NAME
 from hpctrain.torch.state.reading import TIMEOUT_S, ReadFile, StateReading, wants_of
 from hpctrain.torch.state.streams import wait_for_devices
 from hpctrain.torch.state.targets import FileTargets
@@ -71,6 +72,12 @@ class StateReader(StorageReader):
         self._values.clear()
         self._places.clear()
         index = self._index = find_index(self._directory)
+        if any(file.name == METADATA_NAME for file in index.files):
+            raise CheckpointError(
+                f"{self._directory} was written by torch.distributed.checkpoint's own writer, and "
+                f"StateReader reads what StateWriter and save_state() wrote. Leave storage_reader= "
+                f"out, and give checkpoint_id=; or call hpctrain.torch.load_state()."
+            )
         tensors: dict[str, Any] = {}
         for number, file in enumerate(index.files):
             for piece_number, piece in enumerate(file.layout.pieces):

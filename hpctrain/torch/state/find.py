@@ -8,6 +8,8 @@ from hpctrain.bulk.index import INDEX_NAME, IndexedFile, StateIndex
 from hpctrain.bulk.reader import read_layout
 from hpctrain.errors import CheckpointError
 
+_NAMED = 3
+
 
 def find_index(directory: Path) -> StateIndex:
     """Return the index of a directory; made from their headers for files of other programs.
@@ -36,8 +38,9 @@ def find_index(directory: Path) -> StateIndex:
     if not names:
         raise CheckpointError(
             f"{directory} has neither {INDEX_NAME} nor files of safetensors, so it holds no state "
-            f"that was completed. Load a directory that save_state(), "
-            f"torch.distributed.checkpoint or safetensors wrote."
+            f"that was completed. It has {_some_of(directory)}. Load a directory that "
+            f"save_state(), torch.distributed.checkpoint or safetensors wrote; what torch.save() "
+            f"wrote is read by torch.load()."
         )
     if any(name.startswith("state-") and "-of-" in name for name in names):
         raise CheckpointError(
@@ -46,6 +49,12 @@ def find_index(directory: Path) -> StateIndex:
         )
     files = tuple(IndexedFile(name=name, layout=read_layout(directory / name)) for name in names)
     return StateIndex(files=files, shapes=_shapes(files), values={}, plain_names=True)
+
+
+def _some_of(directory: Path) -> str:
+    names = sorted(entry.name for entry in directory.iterdir())
+    rest = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {rest} more" if rest > 0 else "") or "nothing"
 
 
 def _shapes(files: tuple[IndexedFile, ...]) -> dict[str, tuple[int, ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -13,7 +13,7 @@ from hpctrain.bulk.handover import prompt_handover
 from hpctrain.bulk.index import IndexedFile, StateIndex
 from hpctrain.bulk.reader import read_layout
 from hpctrain.checkpoint import Checkpoint
-from hpctrain.errors import CheckpointError
+from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.torch.state.exchange import Wants, plan_exchange
 from hpctrain.torch.state.find import find_index
 from hpctrain.torch.state.flatten import flatten_state
@@ -22,7 +22,7 @@ from hpctrain.torch.state.foreign import read_dcp
 from hpctrain.torch.state.gate import wait_for_all
 from hpctrain.torch.state.match import match
 from hpctrain.torch.state.optimizer_state import shard_again
-from hpctrain.torch.state.ranks import communicator, exchange
+from hpctrain.torch.state.ranks import communicator, exchange, telling_failure
 from hpctrain.torch.state.reading import TIMEOUT_S, ReadFile, StateReading, wants_of
 from hpctrain.torch.state.streams import wait_for_devices
 from hpctrain.torch.state.targets import FileTargets
@@ -76,15 +76,41 @@ def load_state(
         types, a header is damaged or a file is missing, nothing has been changed. If a block is
         found to be damaged while it is read, the message says that the model cannot be used.
     """
-    held: AbstractContextManager[str | PathLike[str]] = (
-        source.as_directory() if isinstance(source, Checkpoint) else nullcontext(source)
-    )
-    with held as directory:
-        load_into(
-            Path(directory), model=model, optimizer=optimizer, others=others, ranks=communicator()
+    ranks = communicator()
+    with ExitStack() as held:
+        with telling_failure(ranks, FINDING):
+            if isinstance(source, Checkpoint):
+                source = held.enter_context(source.as_directory())
+            directory = _checked(source)
+            if model is None and optimizer is None and not others:
+                raise ConfigError(
+                    "load_state() was given nothing to load into. Give model=, optimizer=, or what "
+                    "else was saved, by its name."
+                )
+        load_into(directory, model=model, optimizer=optimizer, others=others, ranks=ranks)
+
+
+def _checked(source: Any) -> Path:
+    if not isinstance(source, str | PathLike):
+        next_step = {
+            "NoneType": "At a fresh start there is no checkpoint: call it only if there is one.",
+            "Result": "Give result.checkpoint.",
+        }
+        raise ConfigError(
+            f"load_state({source!r:.60}): a Checkpoint or a directory is needed. "
+            f"{next_step.get(type(source).__name__, 'Give what get_checkpoint() gave.')}"
         )
+    path = Path(source)
+    if path.is_file():
+        raise ConfigError(
+            f"load_state({str(path)!r}): that is a file. Give the directory of a state; what "
+            f"torch.save() wrote is read by torch.load()."
+        )
+    return path
 
 
+FINDING = "load_state()"
+"""The first exchange of those who load."""
 _NEXT = "Load another checkpoint."
 _TORN = (
     "Part of the state was changed, so what was to be loaded cannot be used any more: load another "
@@ -134,8 +160,9 @@ def load_into(
     timeout_s
         Seconds to wait for other ranks or the disk, if nothing moves meanwhile.
     """
-    # What is about to be overwritten may be being copied for an ASYNC report.
-    wait_for_all()
+    with telling_failure(ranks, FINDING):
+        # What is about to be overwritten may be being copied for an ASYNC report.
+        wait_for_all()
     index = _agreed_index(directory, ranks)
     is_dcp = any(file.name == DCP_METADATA_NAME for file in index.files)
     complaint, cause, targets, state = None, None, dict[int, FileTargets](), None
@@ -191,7 +218,14 @@ def load_into(
         several = f"{len(damage)} blocks are damaged. " if len(damage) > 1 else ""
         raise CheckpointError(f"{damage[0]} {several}{_TORN}")
     assert state is not None
-    state.restore({name: index.values[name] for name in state.values})
+    complaint, cause = None, None
+    try:
+        state.restore({name: index.values[name] for name in state.values})
+    except CheckpointError as error:
+        complaint, cause = str(error), error
+    complaints = [text for text in exchange(ranks, "restored", complaint) if text is not None]
+    if complaints:
+        raise CheckpointError(f"{complaints[0]} {_TORN}") from cause
     headers_read = sum(p.header_bytes for p in prepared)
     return Loaded(bytes_read=headers_read + sum(size for size, _ in outcomes))
 
@@ -205,7 +239,7 @@ def _agreed_index(directory: Path, ranks: Communicator) -> StateIndex:
         except Exception as error:
             complaint, cause = str(error) or type(error).__name__, error
     found: tuple[StateIndex | None, str | None]
-    found = exchange(ranks, "finding", (index, complaint))[0]
+    found = exchange(ranks, FINDING, (index, complaint))[0]
     if found[0] is None:
         raise CheckpointError(f"{found[1]} Nothing was changed.") from cause
     return found[0]

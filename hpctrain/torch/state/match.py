@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 from hpctrain.bulk.index import StateIndex
 from hpctrain.bulk.state_file import Piece
@@ -41,19 +42,21 @@ def match(state: FlatState, index: StateIndex, *, directory: Path) -> dict[int, 
     # Also of tensors that other ranks have.
     saved_names = {name: saved_name(name, index) for name in state.tensors}
     _check_names(state, boxes, saved_names, index, directory)
-    live: dict[str, list[LocalBox]] = {}
-    places = set()
+    # Shared weights are read once. If they were not shared, the last are, as torch has it.
+    places: dict[Any, tuple[str, LocalBox]] = {}
     for name, local in boxes.items():
         if (saved := saved_names[name]) is None:
             continue
         for view in local.views():
-            # Shared weights are read once.
-            place = (saved, view.content.data_ptr(), view.content.stride())
-            if place not in places:
-                if 0 in place[2]:
-                    _check_memory(view)
-                places.add(place)
-                live.setdefault(saved, []).append(view)
+            content = view.content
+            if 0 in content.stride():
+                _check_memory(view)
+            memory = content.data_ptr()
+            place = (memory, content.shape, content.stride()) if memory else (saved, view.box)
+            places[place] = (saved, view)
+    live: dict[str, list[LocalBox]] = {}
+    for saved, view in places.values():
+        live.setdefault(saved, []).append(view)
     targets: dict[int, FileTargets] = {}
     found: dict[int, int] = {}
     seen = set()
@@ -126,6 +129,12 @@ def _check_names(
         for name in index.shapes
         if name not in here and (plain or name.partition(".")[0] in parts)
     ]
+    # Of shared weights each has to be asked for.
+    unexpected += [
+        name
+        for name in index.aliases
+        if name not in state.tensors and name.partition(".")[0] in parts
+    ]
     if not index.plain_names:
         # Other programs' values have names of their own in those of trees, too.
         unexpected += [
@@ -140,10 +149,12 @@ def _check_names(
         else "",
     ]
     if any(complaints):
+        names = (*index.shapes, *index.aliases, *index.values)
+        held = sorted({name.partition(".")[0] for name in names})
         raise CheckpointError(
-            f"{'; and '.join(filter(None, complaints))}. Make model, optimizer and all else as "
-            f"they were when it was saved, give them the same names, or leave out what is not to "
-            f"be loaded."
+            f"{'; and '.join(filter(None, complaints))}. It holds {', '.join(held)}. Make model, "
+            f"optimizer and all else as they were when it was saved, give them the same names, or "
+            f"leave out what is not to be loaded."
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from hpctrain.bulk.index import StateIndex
 from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.torch.state.part import Part
 from hpctrain.torch.state.trees import SavedTrees, form_of
+from hpctrain.torch.state.values import decode
 
 if TYPE_CHECKING:
     import torch
@@ -22,12 +23,46 @@ _COUNTERS = ("step", "mu_product")
 def optimizers_of(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
 ) -> list[torch.optim.Optimizer]:
-    """Return one, several or no optimizers as a list. Not collective."""
+    """Return one, several or no optimizers as a list. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If it is something else.
+    """
     import torch
 
-    if isinstance(optimizer, torch.optim.Optimizer):
-        return [optimizer]
-    return list(optimizer or ())
+    if optimizer is None:
+        return []
+    several: list[Any] = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
+    for one in several:
+        if not isinstance(one, torch.optim.Optimizer):
+            raise ConfigError(
+                f"optimizer has a {type(one).__qualname__}, and a torch.optim.Optimizer or a list "
+                f"of them is needed. Give the optimizer itself, or what you have by a name of its "
+                f"own: optimizer_state=..."
+            )
+    return several
+
+
+def saved_by_numbers(name: str, saved: SavedTrees) -> bool | None:
+    """Return whether an optimizer's parameters are numbers in a checkpoint, in place of names.
+
+    Not collective. None, if it cannot be told.
+    """
+    values = saved.index.values
+    whole = decode(values.get(name))
+    groups = decode(values.get(f"{name}.param_groups"))
+    if isinstance(whole, dict):
+        groups = whole.get("param_groups")
+    if groups is None:
+        # Something of a group is a tensor.
+        groups = [{"params": decode(values.get(f"{name}.param_groups.0.params"))}]
+    try:
+        first = next(key for group in groups for key in group["params"] or ())
+    except (StopIteration, KeyError, TypeError):
+        return None
+    return isinstance(first, int)
 
 
 def optimizer_part(
@@ -58,7 +93,7 @@ def optimizer_part(
         If the checkpoint has other groups, or state of other parameters.
     """
     called = _numbers(optimizers) if names is None else names
-    owners, groups = _owners(name, optimizers, called)
+    owners, groups = _owners(name, optimizers, called, is_saved=saved is not None)
     if names is None:
         # What is common to all parameters some optimizers keep by a string.
         others = [(o, key) for o in optimizers for key in o.state if not hasattr(key, "shape")]
@@ -70,6 +105,7 @@ def optimizer_part(
         if key in optimizer.state
     }
     tree: Any = {"state": state, "param_groups": groups}
+    keep_top = names is not None
     if saved is not None:
         form = saved.form(name) if saved.knows(name) else _guessed_form(name, saved.index, tree)
         content = _content(name, saved, form)
@@ -80,8 +116,10 @@ def optimizer_part(
             owners.update({key: (optimizers[0], key) for key in common})
         _check_owners(name, owners, content)
         tree = _saved_tree(name, saved, form, content, tree, owners)
+        keep_top = keep_top or not saved.knows(name)
 
     def restore(rebuilt: Any) -> None:
+        state = rebuilt.get("state") or {}
         loaded = {tuple(group["params"]): group for group in rebuilt["param_groups"]}
         live = [group for optimizer in optimizers for group in optimizer.param_groups]
         for group, here in zip(live, groups, strict=True):
@@ -89,12 +127,30 @@ def optimizer_part(
             group.update({key: found[key] for key in found if key != "params"})
         for its_name, (optimizer, key) in owners.items():
             optimizer.state.pop(key, None)
-            if its_name in rebuilt["state"]:
-                optimizer.state[key] = rebuilt["state"][its_name]
+            if its_name in state:
+                optimizer.state[key] = state[its_name]
+        for optimizer in optimizers:
+            # As torch does: some make other things from it.
+            whole = {"state": optimizer.state, "param_groups": optimizer.param_groups}
+            optimizer.__setstate__(whole)
 
-    return Part(
-        name=name, tree=tree, restore=restore, keep_top=names is not None, grown={name: tree}
-    )
+    return Part(name=name, tree=tree, restore=restore, keep_top=keep_top, grown={name: tree})
+
+
+def maker(name: str, optimizer: torch.optim.Optimizer) -> Callable[..., torch.Tensor]:
+    """Return what makes state of an optimizer, for `SavedTrees.tree`, where it numbers parameters.
+
+    Not collective.
+    """
+    groups = [(p, group) for group in optimizer.param_groups for p in group["params"]]
+    known = {str(number): pair for number, pair in enumerate(groups)}
+
+    def make(full: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        number = full.removeprefix(f"{name}.state.").partition(".")[0]
+        key, group = known.get(number, (None, {}))
+        return _made(key, group, full, shape, dtype)
+
+    return make
 
 
 def shard_again(model: torch.nn.Module) -> None:
@@ -115,14 +171,19 @@ _Owners = dict[Any, tuple["torch.optim.Optimizer", Any]]
 
 
 def _owners(
-    name: str, optimizers: Sequence[torch.optim.Optimizer], names: Mapping[torch.Tensor, Any]
+    name: str,
+    optimizers: Sequence[torch.optim.Optimizer],
+    names: Mapping[torch.Tensor, Any],
+    *,
+    is_saved: bool,
 ) -> tuple[_Owners, list[dict[str, Any]]]:
     owners: _Owners = {}
     groups = []
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            called = [_name_of(parameter, names, name) for parameter in group["params"]]
-            for parameter, its_name in zip(group["params"], called, strict=True):
+            parameters = group["params"]
+            called = [_name_of(parameter, names, name, is_saved) for parameter in parameters]
+            for parameter, its_name in zip(parameters, called, strict=True):
                 if its_name in owners:
                     raise ConfigError(
                         f"{its_name} is in two groups of {name}, which would have one state "
@@ -140,12 +201,15 @@ def _numbers(optimizers: Sequence[torch.optim.Optimizer]) -> dict[torch.Tensor, 
     return {parameter: number for number, parameter in enumerate(parameters)}
 
 
-def _name_of(parameter: torch.Tensor, names: Mapping[torch.Tensor, Any], optimizer: str) -> Any:
+def _name_of(
+    parameter: torch.Tensor, names: Mapping[torch.Tensor, Any], optimizer: str, is_saved: bool
+) -> Any:
     if parameter not in names:
+        other = "or give it by a name of its own: save_state(directory, other_optimizer=...)"
         raise ConfigError(
             f"{optimizer} has a parameter of shape {tuple(parameter.shape)} that is none of the "
-            f"model's. Give model= whose parameters it optimizes, or give it by a name of its own: "
-            f"save_state(directory, other_optimizer=...)."
+            f"model's. Give model= whose parameters it optimizes, "
+            f"{'by whose names its state was saved' if is_saved else other}."
         )
     return names[parameter]
 
@@ -168,7 +232,7 @@ def _content(name: str, saved: SavedTrees, form: Any) -> Any:
     """Return the groups of a checkpoint, and at least the names of what has state."""
     if not isinstance(form, dict):
         return saved.values(name, form)
-    return {
+    return {"state": {}} | {
         key: item if key == "state" and item else saved.values(f"{name}.{key}", item)
         for key, item in form.items()
     }
@@ -223,7 +287,7 @@ def _saved_tree(
         for group in [*live["param_groups"], *(content["param_groups"] or ())]
         for its_name in group["params"] or ()
     }
-    state = form["state"]
+    state = form.get("state")
     if state is not None:
         state = {
             key: saved.tree(
@@ -239,10 +303,8 @@ def _saved_tree(
         by_parameters.get(tuple(group["params"] or ()), {})
         for group in content["param_groups"] or ()
     ]
-    return {
-        "state": state,
-        "param_groups": saved.tree(f"{name}.param_groups", form["param_groups"], groups),
-    }
+    tree = {"param_groups": saved.tree(f"{name}.param_groups", form["param_groups"], groups)}
+    return {"state": state, **tree} if "state" in form else tree
 
 
 def _guessed_form(name: str, index: StateIndex, live: Any) -> Any:
@@ -256,14 +318,27 @@ def _guessed_form(name: str, index: StateIndex, live: Any) -> Any:
     for full in (*index.shapes, *index.aliases, *index.values):
         if full.startswith(f"{name}.state."):
             rest = full.removeprefix(f"{name}.state.")
-            its_name, _, entry = rest.rpartition(".")
-            if its_name in known:
+            its_name, entry = _split(rest, known)
+            if entry:
                 key = known[its_name]
                 own = live["state"].get(key, {})
-                state.setdefault(key, {k: form_of(item) for k, item in own.items()})[entry] = None
+                form = state.setdefault(key, {k: form_of(item) for k, item in own.items()})
+                # Other programs' values have the names of trees, too.
+                form.setdefault(entry, None)
             elif rest in known and not index.plain_names:
                 state[known[rest]] = None
-    return {"state": state, "param_groups": groups}
+    # Torch leaves empty dicts out.
+    return {"state": state, "param_groups": groups} if state else {"param_groups": groups}
+
+
+def _split(name: str, known: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the parameter, and what of its state, a name is of; the latter may be empty."""
+    parts = name.split(".")
+    for end in range(len(parts) - 1, 0, -1):
+        its_name = ".".join(parts[:end])
+        if its_name in known:
+            return its_name, parts[end]
+    return name, ""
 
 
 def _made(
@@ -278,6 +353,9 @@ def _made(
 
     if not isinstance(key, torch.Tensor):
         return torch.empty(shape, dtype=dtype)
+    if shape == (*key.shape, 2) and (dtype, key.dtype) == (torch.float64, torch.complex128):
+        # Older versions did not write what pairs of numbers are.
+        shape, dtype = tuple(key.shape), key.dtype
     if shape == tuple(key.shape) and shape:
         return torch.empty_like(key, dtype=dtype, requires_grad=False)
     on_device = name.rpartition(".")[2] not in _COUNTERS or _counts_on_device(group)

@@ -8,7 +8,7 @@ import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import xxhash
 
@@ -21,9 +21,6 @@ from hpctrain.torch.state.flatten import FlatState
 from hpctrain.torch.state.ranks import exchange, telling_failure
 from hpctrain.torch.state.share import Held, share_out
 from hpctrain.world import Communicator
-
-if TYPE_CHECKING:
-    import torch
 
 # A run has a plan for its state, perhaps one from before the optimizer's first step, and some for
 # states that are saved apart.
@@ -43,7 +40,7 @@ class StatePlan:
     copies: BlockCopies
 
 
-PLANNING = "planning"
+PLANNING = "save_state()"
 """The first exchange of those who save."""
 
 

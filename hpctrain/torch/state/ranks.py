@@ -12,8 +12,10 @@ from hpctrain.errors import CheckpointError
 from hpctrain.worker.context import active_worker, is_active
 from hpctrain.world import Communicator, SerialComm
 
-# A rank may come later than others by as long as a large checkpoint takes.
-_TIMEOUT_S = 1800.0
+_TOGETHER = (
+    "Every rank must make the same calls in the same order, never inside `if rank == 0`, with "
+    "tensors of the same names, shapes and types."
+)
 # Objects up to this size go around in one collective, without a word about their sizes before.
 _TOLD_BYTES = 248
 
@@ -55,8 +57,8 @@ def exchange(ranks: Communicator, stage: str, value: Any) -> list[Any]:
     others = {rank: other for rank, (other, _) in enumerate(answers) if other != stage}
     if others:
         raise CheckpointError(
-            f"rank {ranks.rank} is at {stage!r}, and others are not: {others}. Every rank must "
-            f"make the same calls, with tensors of the same names, shapes and types."
+            f"rank {ranks.rank} is in {stage}, and others are not: "
+            f"{', '.join(f'rank {rank} in {other}' for rank, other in others.items())}. {_TOGETHER}"
         )
     values = [answer for _, answer in answers]
     for rank, failed in enumerate(values):
@@ -98,11 +100,13 @@ def _gathered(ranks: Communicator, stage: str, told: Any) -> list[Any]:
     from hpctrain.worker.mpi import allgather_in_time
 
     comm: Any = ranks
-    contents = allgather_in_time(comm, pickle.dumps(told), timeout_s=_TIMEOUT_S)
+    # A rank may come later than others by as long as a large checkpoint takes.
+    timeout_s = active_worker("hpctrain.torch.state").session.commit_timeout_s
+    contents = allgather_in_time(comm, pickle.dumps(told), timeout_s=timeout_s)
     if contents is None:
         raise CheckpointError(
-            f"rank {ranks.rank} waited {_TIMEOUT_S:.0f} s at {stage!r}, and not all {ranks.size} "
-            f"ranks came. Every rank must save and load the same states, in the same order."
+            f"rank {ranks.rank} waited {timeout_s:.0f} s in {stage}, and not all {ranks.size} "
+            f"ranks came. {_TOGETHER} SyncConfig(sync_timeout=...) sets how long to wait."
         )
     return [pickle.loads(content) for content in contents]
 

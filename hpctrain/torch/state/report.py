@@ -13,6 +13,7 @@ import xxhash
 from hpctrain.bulk.index import INDEX_NAME
 from hpctrain.bulk.writer import write_state_file
 from hpctrain.checkpoint import CheckpointUploadMode
+from hpctrain.errors import ConfigError
 from hpctrain.rundir.files import write_unseen
 from hpctrain.rundir.staging import StagedFile
 from hpctrain.torch.state.flatten import flatten_state
@@ -61,9 +62,11 @@ def report_state(
     mode
         SYNC returns when the checkpoint is committed. With ASYNC training goes on meanwhile: all is
         saved as it is at the call. The next step of the optimizer waits until the state is copied,
-        not until it is written. Steps that a CUDA graph replays run no Python and cannot wait: an
-        optimizer with ``capturable=True`` has SYNC in place of it, and if you capture the steps of
-        another one, ask for SYNC.
+        not until it is written. A change through ``tensor.data`` before that step, as libraries
+        make that swap averaged weights (EMA) in for a validation, is not noticed, and may be saved:
+        use SYNC there. NO_UPLOAD is SYNC. Steps that a CUDA graph replays run no Python and cannot
+        wait: an optimizer with ``capturable=True`` has SYNC in place of it, and if you capture the
+        steps of another one, ask for SYNC.
     **others
         What else there is, by name, as in `hpctrain.torch.save_state`.
 
@@ -97,10 +100,14 @@ def report_state(
                     )
     """
     worker = active_worker("report_state()")
+    if not isinstance(mode, CheckpointUploadMode):
+        raise ConfigError(
+            f"report_state(mode={mode!r}): CheckpointUploadMode.SYNC or CheckpointUploadMode.ASYNC."
+        )
     session = worker.session
     directory = session.staging_path()
     # Ranks that have made fewer reports than others would save a state of several moments.
-    stage = f"report {session.reports + 1}"
+    stage = f"report_state() of report {session.reports + 1}"
     with telling_failure(worker.comm, stage):
         state = flatten_state(model=model, optimizer=optimizer, others=others)
     plan = plan_state(state, communicator=worker.comm, stage=stage)

@@ -7,17 +7,18 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.bulk.index import StateIndex
-from hpctrain.errors import ConfigError
-from hpctrain.torch.state.boxes import live_kind
-from hpctrain.torch.state.values import decode
+from hpctrain.errors import CheckpointError, ConfigError
+from hpctrain.torch.state.boxes import live_kind, stored_kind
+from hpctrain.torch.state.values import decode, encode
 
 if TYPE_CHECKING:
     import torch
 
 # Larger arrays of NumPy are written as tensors.
 _SMALL_ARRAY_BYTES = 64 * 1024
-# In a form, where such an array is; other leaves are None.
+# In a form, where such an array or a DTensor is; other leaves are None.
 _ARRAY = "array"
+_SHARDED = "sharded"
 
 
 def leaves(name: str, tree: Any, *, keep: bool = False) -> Iterator[tuple[str, Any, bool]]:
@@ -54,13 +55,28 @@ def form_of(tree: Any, *, keep: bool = False) -> Any:
         As for `leaves`.
     """
     if is_tensor(tree):
-        return None if hasattr(tree, "detach") else _ARRAY
+        if not hasattr(tree, "detach"):
+            return _ARRAY
+        return _SHARDED if _is_sharded(tree) else None
     if not _is_open(tree, keep=keep):
         return None
     if isinstance(tree, dict):
         return {key: form_of(item) for key, item in tree.items()}
     items = [form_of(item) for item in tree]
     return items if isinstance(tree, list) else tuple(items)
+
+
+def keeps_names(form: Any) -> bool:
+    """Return whether what is read from JSON in place of keys has the same names. Not collective.
+
+    An enum of strings has another one.
+    """
+    if isinstance(form, dict):
+        odd = (key for key in form if type(key) not in (str, int))
+        return all(f"{decode(encode(key, name='key'))}" == f"{key}" for key in odd) and all(
+            map(keeps_names, form.values())
+        )
+    return not isinstance(form, list | tuple) or all(map(keeps_names, form))
 
 
 def filled(name: str, form: Any, leaf: Callable[[str, Any, Any], Any], *, live: Any = None) -> Any:
@@ -167,7 +183,8 @@ class SavedTrees:
 
     def __init__(self, index: StateIndex) -> None:
         self.index = index
-        self._used: set[int] = set()
+        self._used: dict[Any, str] = {}
+        self._made: dict[str, Any] = {}
 
     def knows(self, name: str) -> bool:
         """Return whether the checkpoint tells the form of a tree. Not collective."""
@@ -205,17 +222,38 @@ class SavedTrees:
             Its tensors are taken where they have the shape and type of the checkpoint's.
         make
             Makes another one from its name, shape and type, by default on the CPU.
+
+        Raises
+        ------
+        CheckpointError
+            If nobody can tell how another one is sharded.
         """
+        shapes = None if make else set(map(_shape, filter(_is_sharded, _tensors(live))))
 
         def leaf(name: str, kind: Any, live: Any) -> Any:
             saved = self.index.aliases.get(name, name)
             if saved not in self.index.shapes:
                 return None
-            if is_tensor(live) and self._is_fit(saved, live) and self._is_free(saved, live):
+            is_fit = is_tensor(live) and self._is_fit(saved, live)
+            if is_fit and self._is_free(saved, live):
+                # Another name of it is to have the same tensor, if it has none.
+                self._made.setdefault(saved, live)
                 return live
-            dtype, shape = live_kind(saved, self._dtypes[saved], self.index)
-            made = (make or _make)(name, shape, dtype)
-            return made.numpy() if kind == _ARRAY else made
+            if saved not in self._made:
+                dtype, shape = live_kind(saved, self._dtypes[saved], self.index)
+                if is_fit:
+                    made = _like(live)
+                elif shapes is not None and (kind == _SHARDED or shape in shapes):
+                    raise CheckpointError(
+                        f"{name} is a DTensor of shape {list(shape)} that is not there yet, and "
+                        f"only optimizers tell how such is sharded. Make it first, an optimizer's "
+                        f"by a step, or give model= and optimizer= themselves."
+                    )
+                else:
+                    made = (make or make_whole)(name, shape, dtype)
+                    made = made.numpy() if kind == _ARRAY else made
+                self._made[saved] = made
+            return self._made[saved]
 
         return filled(name, form, leaf, live=live)
 
@@ -231,27 +269,81 @@ class SavedTrees:
         tensor = live if isinstance(live, torch.Tensor) else as_tensor(live, saved)
         if tensor.layout is not torch.strided or tensor.is_meta:
             return False
+        if self.index.types is None:
+            # Older versions wrote the bits of some types, and not which.
+            return stored_kind(tensor) == (self._dtypes[saved], self.index.shapes[saved])
         kind = live_kind(saved, self._dtypes[saved], self.index)
         return (tensor.dtype, tuple(tensor.shape)) == kind
 
     def _is_free(self, saved: str, live: Any) -> bool:
-        """Return whether no other leaf is read into the same memory.
+        """Return whether nothing else is read into the same memory.
 
         Two leaves that are one tensor now need not have been one.
         """
         tensor = live if hasattr(live, "data_ptr") else as_tensor(live, saved)
-        memory = getattr(tensor, "_local_tensor", tensor).data_ptr()
-        is_free = memory not in self._used
-        # Empty ones have none.
-        if memory:
-            self._used.add(memory)
-        return is_free
+        local = getattr(tensor, "_local_tensor", tensor)
+        # Empty ones have no memory.
+        if not local.data_ptr():
+            return True
+        place = (local.data_ptr(), local.shape, local.stride())
+        return self._used.setdefault(place, saved) == saved
 
 
-def _make(_: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def in_saved_form(
+    name: str,
+    live: Any,
+    saved: SavedTrees | None,
+    make: Callable[..., torch.Tensor] | None = None,
+) -> Any:
+    """Return a tree in the form that it has in a checkpoint, if that is known.
+
+    Not collective.
+
+    Parameters
+    ----------
+    name
+        Of the tree.
+    live
+        The tree as it is.
+    saved
+        Of the checkpoint, if one is loaded.
+    make
+        As for `SavedTrees.tree`.
+    """
+    if saved is None or not saved.knows(name):
+        return live
+    return saved.tree(name, saved.form(name), live, make)
+
+
+def make_whole(_: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return an empty tensor on the CPU, for `SavedTrees.tree`. Not collective."""
     import torch
 
     return torch.empty(shape, dtype=dtype)
+
+
+def _like(live: Any) -> Any:
+    import torch
+
+    if isinstance(live, torch.Tensor):
+        return torch.empty_like(live, requires_grad=False)
+    return live.copy()
+
+
+def _tensors(tree: Any) -> Iterator[Any]:
+    if is_tensor(tree):
+        yield tree
+    elif isinstance(tree, dict | list | tuple):
+        for item in tree.values() if isinstance(tree, dict) else tree:
+            yield from _tensors(item)
+
+
+def _is_sharded(leaf: Any) -> bool:
+    return hasattr(leaf, "placements") and hasattr(leaf, "to_local")
+
+
+def _shape(tensor: Any) -> tuple[int, ...]:
+    return tuple(tensor.shape)
 
 
 def _is_open(tree: Any, *, keep: bool) -> bool:

@@ -109,7 +109,8 @@ def _encode_foreign(value: Any, name: str) -> Any:
     # Subclasses, an enum of integers for instance, lose their class.
     for plain in (int, float, str):
         if isinstance(value, plain):
-            return plain(value)
+            # What an enum calls itself is no part of its value.
+            return str.__str__(value) if plain is str else plain(value)
     raise ConfigError(
         f"{name} is a {type(value).__module__}.{type(value).__qualname__}, which is neither a "
         f"tensor nor a value that can be saved without pickle: numbers, strings, bytes, None, "

@@ -8,7 +8,7 @@ from typing import Any
 from hpctrain.errors import CheckpointError
 from hpctrain.torch.state.find import find_index
 from hpctrain.torch.state.load import load_into
-from hpctrain.torch.state.trees import SavedTrees
+from hpctrain.torch.state.trees import SavedTrees, make_whole
 from hpctrain.world import SerialComm
 
 _PART = "model"
@@ -33,15 +33,11 @@ def read_weights(directory: Path) -> dict[str, Any]:
         )
     saved = SavedTrees(index)
     weights: dict[str, Any] = {}
-    for name in (*index.shapes, *index.values):
+    for name in (*index.shapes, *index.aliases, *index.values):
         top = next((tree for tree in index.trees if name.startswith(f"{tree}.")), name)
         if (key := _key_of(top)) is not None and key not in weights:
-            weights[key] = saved.tree(top, saved.form(top), None)
+            weights[key] = saved.tree(top, saved.form(top), None, make_whole)
     load_into(directory, model=None, optimizer=None, others={_PART: weights}, ranks=SerialComm())
-    for name, shared in index.aliases.items():
-        key, other = _key_of(name), _key_of(shared)
-        if key is not None and other is not None:
-            weights[key] = weights[other]
     return weights
 
 
