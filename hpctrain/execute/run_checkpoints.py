@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from hpctrain.bulk.unreadable import UnreadableError
 from hpctrain.checkpoint import Checkpoint
@@ -14,6 +15,7 @@ from hpctrain.errors import CheckpointError
 from hpctrain.execute.journal import Journal
 from hpctrain.execute.tracker import ReportRound
 from hpctrain.rundir.manifest import Manifest
+from hpctrain.rundir.retention import score_of
 from hpctrain.rundir.store import CheckpointStore
 
 # A server of a parallel filesystem that fails over is away for about as long; who has to stop waits
@@ -41,6 +43,7 @@ class RunCheckpoints:
         self._journal = journal
         self._config = config
         self._in_use: str | None = None
+        self._has_told = False
 
     def newest_report(self) -> int:
         """Return the report of the newest one on disk; 0 where there is none."""
@@ -121,6 +124,7 @@ class RunCheckpoints:
                 file=sys.stderr,
                 flush=True,
             )
+        self._tell_of_missing_score(checkpoint.path.name, round_.metrics())
         self._retain()
         journal.change_later(checkpoint=checkpoint.path.name)
         return checkpoint
@@ -132,6 +136,21 @@ class RunCheckpoints:
             for manifest in self.store.manifests()
         ]
         return json.dumps(found).encode()
+
+    def _tell_of_missing_score(self, name: str, metrics: Mapping[str, Any]) -> None:
+        """Say once that a checkpoint is ranked last, in case the metric's name is a slip."""
+        attribute = self._config.checkpoint_score_attribute
+        if attribute is None or self._has_told or score_of(metrics, attribute) is not None:
+            return
+        self._has_told = True
+        print(
+            f"hpctrain: checkpoint {name} has no metric {attribute!r}, by which "
+            f"CheckpointConfig(checkpoint_score_attribute=...) keeps the best; it has "
+            f"{', '.join(sorted(metrics)) or 'none'}. Such checkpoints rank last, and of those the "
+            f"oldest are deleted first.",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def _retain(self) -> None:
         # Ranks may read what the attempt resumed from for as long as it lasts.

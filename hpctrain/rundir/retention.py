@@ -43,13 +43,19 @@ def rank_checkpoints(manifests: Sequence[Manifest], config: CheckpointConfig) ->
     if config.checkpoint_score_attribute is None:
         return sorted(manifests, key=lambda m: -m.report)
     sign = 1 if config.checkpoint_score_order == "max" else -1
-    path = config.checkpoint_score_attribute.split("/")
+    attribute = config.checkpoint_score_attribute
 
     def key(manifest: Manifest) -> tuple[bool, float, int]:
-        value: Any = manifest.metrics
-        for part in path:
-            value = value.get(part) if isinstance(value, Mapping) else None
-        bad = not isinstance(value, (int, float)) or math.isnan(value)
-        return bad, 0.0 if bad else -sign * value, -manifest.report
+        score = score_of(manifest.metrics, attribute)
+        bad = score is None or math.isnan(score)
+        return bad, 0.0 if score is None or bad else -sign * score, -manifest.report
 
     return sorted(manifests, key=key)
+
+
+def score_of(metrics: Mapping[str, Any], attribute: str) -> float | None:
+    """Return the metric that a `CheckpointConfig` names, or None if it is none. Not collective."""
+    value: Any = metrics
+    for part in attribute.split("/"):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value if isinstance(value, (int, float)) else None

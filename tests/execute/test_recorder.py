@@ -229,6 +229,28 @@ def test_different_content_under_one_name_is_told(
     assert said.endswith("the lowest rank's was kept: model.bin\n")
 
 
+def test_a_score_that_checkpoints_do_not_have_is_told_once(
+    paths: RunPaths, broadcasts: Broadcasts, capsys: pytest.CaptureFixture[str]
+):
+    keep = CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="accuracy")
+    recorder = make_recorder(paths, checkpoint_config=keep)
+    for report in (1, 2):
+        recorder.record(make_round(report, {"acc": 0.5, "loss": 1.0}, paths=paths), broadcasts)
+    said = capsys.readouterr().err
+    assert said.count("has no metric 'accuracy'") == 1
+    assert "hpctrain: checkpoint 000001 has" in said
+    assert "it has acc, loss, rank." in said
+
+
+def test_a_score_that_is_no_number_yet_is_not_told(
+    paths: RunPaths, broadcasts: Broadcasts, capsys: pytest.CaptureFixture[str]
+):
+    keep = CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="val/acc")
+    recorder = make_recorder(paths, checkpoint_config=keep)
+    recorder.record(make_round(1, {"val": {"acc": float("nan")}}, paths=paths), broadcasts)
+    assert capsys.readouterr().err == ""
+
+
 def test_a_callback_sees_every_ranks_metrics_and_the_checkpoint(
     paths: RunPaths, broadcasts: Broadcasts
 ):
