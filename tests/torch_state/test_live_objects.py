@@ -138,6 +138,104 @@ def test_an_optimizer_is_told_that_it_was_loaded(tmp_path: Path, name: str) -> N
     assert loaded.decay == 0.25
 
 
+class Wrapping(SGD):
+    """Has what another one has, as LightningOptimizer does."""
+
+    def __init__(self, optimizer: SGD) -> None:
+        self.wrapped = optimizer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.wrapped, name)
+
+    def __setstate__(self, state: Any) -> None:
+        raise AssertionError
+
+
+def test_a_wrapper_keeps_nothing_of_the_optimizer_in_it(tmp_path: Path) -> None:
+    model = _network()
+    save_state(tmp_path / "s", model=model, optimizer=SGD(model.parameters(), lr=0.5))
+    inner = SGD(model.parameters(), lr=0.1)
+    wrapper = Wrapping(inner)
+    load_state(tmp_path / "s", model=model, optimizer=wrapper)
+    assert inner.param_groups[0]["lr"] == 0.5
+    assert vars(wrapper).keys() == {"wrapped"}
+
+
+class Loading(AdamW):
+    """Only loads in another way; what it saves is what torch would."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(super().state_dict())
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        super().load_state_dict(state_dict)
+
+
+def test_an_optimizer_that_saves_what_it_has_is_taken(tmp_path: Path) -> None:
+    model = _network()
+    optimizer = Loading(model.parameters())
+    _step(model, optimizer)
+    save_state(tmp_path / "s", model=model, optimizer=[optimizer])
+    save_state(tmp_path / "t", model=model, optimizer={"a": optimizer}.values())  # type: ignore[arg-type]
+    for directory in ("s", "t"):
+        loaded = Loading(model.parameters())
+        load_state(tmp_path / directory, model=model, optimizer=loaded)
+        assert all(state["step"] == 1 for state in loaded.state.values())
+
+
+class Averages:
+    """Begins with the model's own tensors, as some do."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.shadow = dict(model.state_dict())
+
+    def state_dict(self) -> Any:
+        return self.shadow
+
+    def load_state_dict(self, state: Any) -> None:
+        self.shadow = state
+
+
+@pytest.mark.parametrize("names", [("model", "ema"), ("ema", "net")])
+def test_averages_are_not_read_into_the_model(tmp_path: Path, names: tuple[str, str]) -> None:
+    model = nn.Linear(3, 3)
+    averages = Averages(model)
+    averages.shadow = {key: value + 5 for key, value in model.state_dict().items()}
+    pair: Any = {name: averages if name == "ema" else model for name in names}
+    save_state(tmp_path / "s", **pair)
+    live = nn.Linear(3, 3)
+    loaded = Averages(live)
+    pair = {name: loaded if name == "ema" else live for name in names}
+    load_state(tmp_path / "s", **pair)
+    assert torch.equal(live.weight, model.weight)
+    assert torch.equal(loaded.shadow["weight"], model.weight + 5)
+
+
+def test_a_dict_of_the_model_s_tensors_is_not_overwritten_by_another_one(tmp_path: Path) -> None:
+    model = nn.Linear(3, 3)
+    save_state(tmp_path / "s", model=model, best={"w": model.weight.detach() + 1})
+    live = nn.Linear(3, 3)
+    with pytest.raises(CheckpointError, match=r"best\.w is the same memory as model\.weight"):
+        load_state(tmp_path / "s", model=live, best={"w": live.weight.detach()})
+
+
+def test_a_view_of_the_beginning_is_not_read_into_the_whole(tmp_path: Path) -> None:
+    save_state(tmp_path / "s", x=Own({"a": torch.arange(4.0), "b": torch.tensor([8.0, 9.0])}))
+    whole = torch.zeros(4)
+    loaded = Own({"a": whole, "b": whole[:2]})
+    load_state(tmp_path / "s", x=loaded)
+    assert (loaded.tree["a"].tolist(), loaded.tree["b"].tolist()) == ([0, 1, 2, 3], [8, 9])
+
+
+def test_of_weights_that_are_tied_now_all_must_have_their_shape(tmp_path: Path) -> None:
+    saved = nn.ParameterDict({"a": torch.zeros(3), "b": torch.zeros(4)})
+    save_state(tmp_path / "s", model=saved)
+    one = nn.Parameter(torch.ones(4))
+    tied = nn.ParameterDict({"a": one, "b": one})
+    with pytest.raises(CheckpointError, match=r"model\.a is float32\[4\], and in .* float32\[3\]"):
+        load_state(tmp_path / "s", model=tied)
+
+
 class Lookahead(AdamW):
     """Keeps more than torch's optimizers, where only its own state_dict() tells of it."""
 

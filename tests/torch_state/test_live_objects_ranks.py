@@ -10,7 +10,7 @@ import pytest
 
 from hpctrain import RunConfig, ScalingConfig, SyncConfig
 from hpctrain.errors import TrainingFailedError
-from hpctrain.torch import TorchConfig, TorchTrainer
+from hpctrain.torch import TorchConfig, TorchTrainer, load_state
 
 pytestmark = pytest.mark.mpi
 
@@ -101,6 +101,22 @@ def _sharded(directory: str) -> Callable[[], dict[str, Any]]:
         except hpctrain.errors.CheckpointError as error:
             found["refused"] = str(error)
         found["unchanged"] = torch.equal(whole(live), before)
+
+        class Bag:
+            def __init__(self, **tree: Any) -> None:
+                self.tree = tree
+
+            def state_dict(self) -> Any:
+                return self.tree
+
+            def load_state_dict(self, state: Any) -> None:
+                self.tree = state
+
+        saved = Bag(sharded=live.state_dict(), whole={"w": expected})
+        hpctrain.torch.save_state(f"{directory}/bag", x=saved)
+        loaded = Bag(sharded=live.state_dict(), whole={})
+        hpctrain.torch.load_state(f"{directory}/bag", x=loaded)
+        found["whole"] = type(loaded.tree["whole"]["w"]).__name__
         return found
 
     return train
@@ -115,9 +131,16 @@ def test_what_is_sharded_stays_sharded(tmp_path: Path) -> None:
         "kind": "DTensor",
         "trains alike": True,
         "unchanged": True,
+        "whole": "Tensor",
     }
-    assert "app.optimizer.state.0.exp_avg is a DTensor of shape [8, 4]" in refused
+    assert "app.optimizer.state.0.exp_avg of shape [8, 4] is not there yet" in refused
     assert "Nothing was changed." in refused
+
+    # A process for itself has all of it.
+    alone: dict[str, Any] = {}
+    load_state(tmp_path / "app", app=alone)
+    assert alone["model"]["0.weight"].shape == (8, 4)
+    assert alone["optimizer"]["state"][0]["exp_avg"].shape == (8, 4)
 
 
 def _statistics() -> Callable[[], list[list[float]]]:

@@ -165,6 +165,19 @@ def test_buffers_are_those_of_the_lowest_rank(tmp_path: Path) -> None:
     assert max(sizes) < 1.3 * min(sizes), sizes
 
 
+def test_a_buffer_under_another_name_is_that_of_the_lowest_rank(tmp_path: Path) -> None:
+    def save(comm: ThreadComm) -> None:
+        module = nn.BatchNorm1d(5000)
+        seen = module.get_buffer("running_mean").fill_(1.0 + comm.rank)
+        state = flatten_state(others={"watch": {"seen": seen}, "net": module})
+        write_state(tmp_path / "s", state, ranks=comm)
+
+    run_on_threads(3, save)
+    index, tensors = _read(tmp_path / "s")
+    assert index.aliases == {"net.running_mean": "watch.seen"}
+    assert torch.equal(tensors["watch.seen"], torch.ones(5000))
+
+
 def test_another_shape_on_another_rank_is_refused(tmp_path: Path) -> None:
     def save(comm: ThreadComm) -> None:
         state = flatten_state(others={"x": {"w": torch.zeros(5, 2 + comm.rank)}})

@@ -145,13 +145,15 @@ def flatten_state(
         parts.append(model_part("model", model, saved))
     if optimizer is not None:
         optimizers = optimizers_of(optimizer)
-        for one in optimizers:
-            check_usual_state(one)
+        if saved is None:
+            for one in optimizers:
+                check_usual_state(one)
         names: Mapping[torch.Tensor, str] | None = {} if model is None else parameter_names(model)
         if saved is not None and saved_by_numbers("optimizer", saved):
             names = None
         parts.append(optimizer_part("optimizer", optimizers, names, saved))
-    for name, other in given.items():
+    # A load has to know the memory of models first.
+    for name, other in sorted(given.items(), key=_is_no_module) if saved else given.items():
         parts.append(_other_part(name, other, saved, [model, *given.values()]))
     tensors: dict[str, torch.Tensor] = {}
     values: dict[str, Any] = {}
@@ -168,6 +170,12 @@ def flatten_state(
                 values[name] = encode(leaf, name=name)
     buffers = frozenset(f"{part.name}.{key}" for part in parts for key in part.buffers)
     return FlatState(tensors=tensors, buffers=buffers, values=values, parts=tuple(parts))
+
+
+def _is_no_module(item: tuple[str, Any]) -> bool:
+    import torch
+
+    return not isinstance(item[1], torch.nn.Module)
 
 
 def _other_part(name: str, other: Any, saved: SavedTrees | None, beside: Sequence[Any]) -> Part:

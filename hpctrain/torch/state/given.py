@@ -49,17 +49,30 @@ def has_usual_state(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def check_usual_state(optimizer: torch.optim.Optimizer) -> None:
-    """Raise a ConfigError, if ``optimizer=`` keeps state elsewhere, which would be lost.
+    """Raise a ConfigError, if ``optimizer=`` keeps state elsewhere, which would not be saved.
 
     Not collective.
     """
     check_is_whole("optimizer", optimizer)
-    if not has_usual_state(optimizer):
+    if not has_usual_state(optimizer) and not _saves_what_it_has(optimizer):
         raise ConfigError(
             f"optimizer is a {type(optimizer).__qualname__}, which has a state_dict() of its own, "
             f"so that what it keeps cannot be told from its parameters. Give it by a name of its "
             f"own, other_optimizer=..., or give the optimizer that it wraps."
         )
+
+
+def _saves_what_it_has(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether a state_dict() of its own gives what torch's would."""
+    theirs = optimizer.state_dict()
+    if theirs.keys() != {"state", "param_groups"}:
+        return False
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    ours = {n: optimizer.state[p] for n, p in enumerate(parameters) if p in optimizer.state}
+    return theirs["state"].keys() == ours.keys() and all(
+        isinstance(theirs["state"][number], dict) and theirs["state"][number].keys() == its.keys()
+        for number, its in ours.items()
+    )
 
 
 def check_is_whole(name: str, other: Any) -> None:

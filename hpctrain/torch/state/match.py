@@ -44,6 +44,7 @@ def match(state: FlatState, index: StateIndex, *, directory: Path) -> dict[int, 
     _check_names(state, boxes, saved_names, index, directory)
     # Shared weights are read once. If they were not shared, the last are, as torch has it.
     places: dict[Any, tuple[str, LocalBox]] = {}
+    live: dict[str, list[LocalBox]] = {}
     for name, local in boxes.items():
         if (saved := saved_names[name]) is None:
             continue
@@ -53,10 +54,11 @@ def match(state: FlatState, index: StateIndex, *, directory: Path) -> dict[int, 
                 _check_memory(view)
             memory = content.data_ptr()
             place = (memory, content.shape, content.stride()) if memory else (saved, view.box)
+            if place in places:
+                _check_parts(name, saved, *places[place], index)
             places[place] = (saved, view)
-    live: dict[str, list[LocalBox]] = {}
-    for saved, view in places.values():
-        live.setdefault(saved, []).append(view)
+            live.setdefault(saved, []).append(view)
+    read = {id(view) for _, view in places.values()}
     targets: dict[int, FileTargets] = {}
     found: dict[int, int] = {}
     seen = set()
@@ -69,6 +71,8 @@ def match(state: FlatState, index: StateIndex, *, directory: Path) -> dict[int, 
             seen.add(key)
             for local in live[piece.name]:
                 _check_kind(local, piece, index, directory)
+                if id(local) not in read:
+                    continue
                 common = overlap(piece.offsets, piece.shape, local.box.offsets, local.box.sizes)
                 if common is None:
                     continue
@@ -82,7 +86,7 @@ def match(state: FlatState, index: StateIndex, *, directory: Path) -> dict[int, 
                 targets[number].add(piece_number, part, offsets=common.source_offsets)
     for locals_ in live.values():
         for local in locals_:
-            if found.get(id(local), 0) != math.prod(local.box.sizes):
+            if id(local) in read and found.get(id(local), 0) != math.prod(local.box.sizes):
                 raise CheckpointError(
                     f"{directory} has {found.get(id(local), 0)} of the "
                     f"{math.prod(local.box.sizes)} elements of {local.box.name} that this rank "
@@ -166,6 +170,22 @@ def _check_kind(local: LocalBox, piece: Piece, index: StateIndex, directory: Pat
         raise CheckpointError(
             f"{box.name} is {box.kind}, and in {directory} it is {saved.kind}. Make the model as "
             f"it was when it was saved, or convert it after loading."
+        )
+
+
+def _check_parts(
+    name: str, saved: str, other_saved: str, other: LocalBox, index: StateIndex
+) -> None:
+    """Refuse to read two things that were saved apart into one memory, but for weights of a model.
+
+    Other programs do not tell of shared memory.
+    """
+    one, two = name.partition(".")[0], other.box.name.partition(".")[0]
+    if saved != other_saved and one != two and not index.plain_names:
+        raise CheckpointError(
+            f"{name} is the same memory as {other.box.name}, and was saved apart from it: loading "
+            f"one would overwrite the other. Give {one} tensors of its own, {name}.clone() for "
+            f"instance."
         )
 
 

@@ -42,10 +42,14 @@ def model_part(name: str, model: torch.nn.Module, saved: SavedTrees | None) -> P
     state = model.state_dict()
     keys = {key: plain(key) for key in state}
     tree = {plain(key): value for key, value in state.items()}
-    extra = [key for key, value in tree.items() if _is_extra(key) or not is_tensor(value)]
+    extra = {key for key, value in tree.items() if _is_extra(key) or not is_tensor(value)}
     if saved is not None:
-        for key in extra:
-            tree[key] = in_saved_form(f"{name}.{key}", tree[key], saved)
+        for key, value in tree.items():
+            if key in extra:
+                tree[key] = in_saved_form(f"{name}.{key}", value, saved)
+            else:
+                # Averages may begin as the model's own tensors, and are not to be read into them.
+                saved.keep(f"{name}.{key}", value)
 
     def restore(rebuilt: Any) -> None:
         # Most tensors are read in place. What a module makes anew whenever it is asked for its

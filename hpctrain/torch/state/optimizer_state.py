@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,10 @@ def optimizers_of(
 
     if optimizer is None:
         return []
-    several: list[Any] = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
+    is_one = isinstance(optimizer, torch.optim.Optimizer | Mapping | str)
+    several: list[Any] = [optimizer]
+    if not is_one and isinstance(optimizer, Iterable):
+        several = list(optimizer)
     for one in several:
         if not isinstance(one, torch.optim.Optimizer):
             raise ConfigError(
@@ -130,11 +133,19 @@ def optimizer_part(
             if its_name in state:
                 optimizer.state[key] = state[its_name]
         for optimizer in optimizers:
-            # As torch does: some make other things from it.
-            whole = {"state": optimizer.state, "param_groups": optimizer.param_groups}
-            optimizer.__setstate__(whole)
+            _tell(optimizer)
 
     return Part(name=name, tree=tree, restore=restore, keep_top=keep_top, grown={name: tree})
+
+
+def _tell(optimizer: torch.optim.Optimizer) -> None:
+    """Let an optimizer make what it makes of its state, as torch does after loading it."""
+    own = type(optimizer).__setstate__
+    # Torch's own fill in what older versions of torch had not. A wrapper would keep what belongs to
+    # the optimizer in it.
+    if own.__module__.startswith("torch.optim") or "param_groups" not in vars(optimizer):
+        return
+    own(optimizer, {"state": optimizer.state, "param_groups": optimizer.param_groups})
 
 
 def maker(name: str, optimizer: torch.optim.Optimizer) -> Callable[..., torch.Tensor]:

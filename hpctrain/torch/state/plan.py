@@ -216,9 +216,9 @@ def _assign(own: _Held, ranks: Communicator, *, replicated: bool) -> _Assignment
     else:
         held = exchange(ranks, "sharing out", own)
         holders = _holders(held)
-    buffers = {name for its in held for name in its.buffers}
-    holders = {box: who[:1] if box.name in buffers else who for box, who in holders.items()}
     aliases = _agreed_aliases(held)
+    buffers = {aliases.get(name, name) for its in held for name in its.buffers}
+    holders = {box: who[:1] if box.name in buffers else who for box, who in holders.items()}
     boxes = [box for box in holders if box.name not in aliases]
     shapes = _checked_shapes(boxes)
     boxes = _without_empty(boxes)

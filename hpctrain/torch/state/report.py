@@ -109,9 +109,12 @@ def report_state(
     # Ranks that have made fewer reports than others would save a state of several moments.
     stage = f"report_state() of report {session.reports + 1}"
     with telling_failure(worker.comm, stage):
-        state = flatten_state(model=model, optimizer=optimizer, others=others)
+        optimizers = optimizers_of(optimizer)
+        state = flatten_state(
+            model=model, optimizer=optimizers if optimizer is not None else None, others=others
+        )
     plan = plan_state(state, communicator=worker.comm, stage=stage)
-    changed_by = [model, *optimizers_of(optimizer), *others.values()]
+    changed_by = [model, *optimizers, *others.values()]
     if _steps_may_be_replayed(changed_by):
         mode = CheckpointUploadMode.SYNC
     session.report(

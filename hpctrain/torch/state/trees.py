@@ -183,7 +183,7 @@ class SavedTrees:
 
     def __init__(self, index: StateIndex) -> None:
         self.index = index
-        self._used: dict[Any, str] = {}
+        self._used: dict[int, Any] = {}
         self._made: dict[str, Any] = {}
 
     def knows(self, name: str) -> bool:
@@ -202,6 +202,13 @@ class SavedTrees:
         """Return a tree with None for tensors. Not collective."""
         values = self.index.values
         return filled(name, form, lambda key, *_: decode(values.get(key)))
+
+    def keep(self, name: str, tensor: torch.Tensor) -> None:
+        """Take note of a tensor that is read into by its name, and by no other. Not collective."""
+        import torch
+
+        if tensor.layout is torch.strided:
+            self._is_free(self.index.aliases.get(name, name), tensor)
 
     def tree(
         self,
@@ -228,7 +235,9 @@ class SavedTrees:
         CheckpointError
             If nobody can tell how another one is sharded.
         """
-        shapes = None if make else set(map(_shape, filter(_is_sharded, _tensors(live))))
+        # Without such tensors this may be a process for itself, which has all of each.
+        shapes = set() if make else set(map(_shape, filter(_is_sharded, _tensors(live))))
+        tells = _tells_of_shards(form)
 
         def leaf(name: str, kind: Any, live: Any) -> Any:
             saved = self.index.aliases.get(name, name)
@@ -243,11 +252,11 @@ class SavedTrees:
                 dtype, shape = live_kind(saved, self._dtypes[saved], self.index)
                 if is_fit:
                     made = _like(live)
-                elif shapes is not None and (kind == _SHARDED or shape in shapes):
+                elif shapes and (kind == _SHARDED if tells else shape in shapes):
                     raise CheckpointError(
-                        f"{name} is a DTensor of shape {list(shape)} that is not there yet, and "
-                        f"only optimizers tell how such is sharded. Make it first, an optimizer's "
-                        f"by a step, or give model= and optimizer= themselves."
+                        f"{name} of shape {list(shape)} is not there yet, and beside DTensors only "
+                        f"optimizers tell how theirs are sharded. Make it first, an optimizer's by "
+                        f"a step, or give model= and optimizer= themselves."
                     )
                 else:
                     made = (make or make_whole)(name, shape, dtype)
@@ -285,8 +294,8 @@ class SavedTrees:
         # Empty ones have no memory.
         if not local.data_ptr():
             return True
-        place = (local.data_ptr(), local.shape, local.stride())
-        return self._used.setdefault(place, saved) == saved
+        use = (saved, local.shape, local.stride())
+        return bool(self._used.setdefault(local.data_ptr(), use) == use)
 
 
 def in_saved_form(
@@ -336,6 +345,12 @@ def _tensors(tree: Any) -> Iterator[Any]:
     elif isinstance(tree, dict | list | tuple):
         for item in tree.values() if isinstance(tree, dict) else tree:
             yield from _tensors(item)
+
+
+def _tells_of_shards(form: Any) -> bool:
+    if isinstance(form, dict | list | tuple):
+        return any(map(_tells_of_shards, form.values() if isinstance(form, dict) else form))
+    return bool(form == _SHARDED)
 
 
 def _is_sharded(leaf: Any) -> bool:
