@@ -12,6 +12,8 @@ from hpctrain.errors import CheckpointError
 from hpctrain.worker.context import active_worker, is_active
 from hpctrain.world import Communicator, SerialComm
 
+# Outside of a run. A rank may come later than others by as long as a large checkpoint takes.
+_TIMEOUT_S = 1800.0
 _TOGETHER = (
     "Every rank must make the same calls in the same order, never inside `if rank == 0`, with "
     "tensors of the same names, shapes and types."
@@ -100,8 +102,9 @@ def _gathered(ranks: Communicator, stage: str, told: Any) -> list[Any]:
     from hpctrain.worker.mpi import allgather_in_time
 
     comm: Any = ranks
-    # A rank may come later than others by as long as a large checkpoint takes.
-    timeout_s = active_worker("hpctrain.torch.state").session.commit_timeout_s
+    timeout_s = _TIMEOUT_S
+    if is_active():
+        timeout_s = active_worker("hpctrain.torch.state").session.commit_timeout_s
     contents = allgather_in_time(comm, pickle.dumps(told), timeout_s=timeout_s)
     if contents is None:
         raise CheckpointError(
