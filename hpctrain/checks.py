@@ -47,6 +47,13 @@ def check_type(what: str, value: object, *kinds: type) -> None:
         )
 
 
+def check_text(what: str, value: object) -> None:
+    """Refuse what is not a string, and the empty one."""
+    check_type(what, value, str)
+    if not value:
+        raise ConfigError(f"{what} is ''. Leave it out, or say which.")
+
+
 def given_or_default(what: str, value: object, kind: type[T]) -> T:
     """Return a value, `kind()` where it is None, and refuse what is of another type."""
     if value is None:

@@ -13,7 +13,14 @@ from os import PathLike, fspath
 from typing import Any, Literal
 
 from hpctrain.callback import UserCallback
-from hpctrain.checks import check_choice, check_count, check_seconds, check_type, is_number
+from hpctrain.checks import (
+    check_choice,
+    check_count,
+    check_seconds,
+    check_text,
+    check_type,
+    is_number,
+)
 from hpctrain.errors import ConfigError
 from hpctrain.slurm_config import GpuRequest as GpuRequest
 from hpctrain.slurm_config import SlurmConfig as SlurmConfig
@@ -61,6 +68,7 @@ class ScalingConfig:
     def __post_init__(self) -> None:
         """Check every field, and the fields against each other."""
         self._check_num_workers()
+        check_type("ScalingConfig(use_gpu=...)", self.use_gpu, bool)
         check_type("ScalingConfig(slurm=...)", self.slurm, SlurmConfig)
         check_choice("ScalingConfig(placement_strategy=...)", self.placement_strategy, _PLACEMENTS)
         for name in ("resources_per_worker", "label_selector", "trainer_resources"):
@@ -235,9 +243,15 @@ class CheckpointConfig:
 
     def __post_init__(self) -> None:
         """Check every field."""
+        if self.checkpoint_score_attribute is not None:
+            check_text(
+                "CheckpointConfig(checkpoint_score_attribute=...)", self.checkpoint_score_attribute
+            )
         check_count(
             "CheckpointConfig(checkpoint_frequency=...)", self.checkpoint_frequency, at_least=0
         )
+        if self.checkpoint_at_end is not None:
+            check_type("CheckpointConfig(checkpoint_at_end=...)", self.checkpoint_at_end, bool)
         if self.keep_every_s is not None and not (
             is_number(self.keep_every_s) and self.keep_every_s > 0
         ):
@@ -298,6 +312,8 @@ class SyncConfig:
         if self.scratch_dir is not None:
             check_type("SyncConfig(scratch_dir=...)", self.scratch_dir, str, PathLike)
             object.__setattr__(self, "scratch_dir", fspath(self.scratch_dir))
+            check_text("SyncConfig(scratch_dir=...)", self.scratch_dir)
+        check_type("SyncConfig(sync_artifacts=...)", self.sync_artifacts, bool)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -377,4 +393,5 @@ class RunConfig:
         if self.stop is not None and not callable(self.stop):
             check_type("RunConfig(stop=...)", self.stop, Mapping)
         check_choice("RunConfig(verbose=...)", self.verbose, (0, 1, 2))
+        check_type("RunConfig(log_to_file=...)", self.log_to_file, bool)
         check_choice("RunConfig(launcher=...)", self.launcher, LAUNCHERS)

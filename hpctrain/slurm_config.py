@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Literal
 
-from hpctrain.checks import check_choice, check_count
+from hpctrain.checks import check_choice, check_count, check_type
 from hpctrain.errors import ConfigError
 
 GpuRequest = Literal["auto", "gpus-per-node", "gpus-per-task", "gres", "gpus"]
@@ -88,6 +88,7 @@ class SlurmConfig:
                         f"SlurmConfig({name}=...) holds {argument!r}. Each entry is one option as "
                         f"on a command line, such as '--mail-type=END' (value after '=')."
                     )
+        check_type("SlurmConfig(exclusive=...)", self.exclusive, bool)
         check_choice("SlurmConfig(gpu_request=...)", self.gpu_request, _GPU_REQUESTS)
         for f in fields(self):
             value = getattr(self, f.name)

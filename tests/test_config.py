@@ -98,6 +98,7 @@ def test_an_impossible_slurm_config_is_refused(arguments: dict, message: str):
         ({"num_workers": (0, 4)}, r"num_workers=\(fewest, \.\.\.\)\) is 0\. It must be 1 or more"),
         ({"num_workers": (4, 2)}, r"num_workers=\(\.\.\., most\)\) is 2\. It must be 4 or more"),
         ({"elastic_resize_monitor_interval_s": 0}, r"interval_s=0\): seconds, more than 0"),
+        ({"use_gpu": "no"}, r"use_gpu=\.\.\.\) holds 'no' of type str\. A bool is needed"),
         ({"slurm": {}}, r"slurm=\.\.\.\) holds \{\} of type dict\. A SlurmConfig is needed"),
         (
             {"placement_strategy": "pack"},
@@ -157,6 +158,17 @@ def test_an_impossible_scaling_config_is_refused(arguments: dict, message: str):
         ),
         (FailureConfig, {"max_failures": "3"}, r"max_failures=\.\.\.\) is '3'\. A whole number"),
         (CheckpointConfig, {"num_to_keep": 0}, r"num_to_keep=\.\.\.\) is 0\. It must be 1 or more"),
+        (
+            CheckpointConfig,
+            {"checkpoint_score_attribute": 3},
+            r"score_attribute=\.\.\.\) holds 3 of type int\. A str is needed",
+        ),
+        (
+            CheckpointConfig,
+            {"checkpoint_score_attribute": ""},
+            r"score_attribute=\.\.\.\) is ''\. Leave it out, or say which",
+        ),
+        (CheckpointConfig, {"checkpoint_at_end": "yes"}, r"end=\.\.\.\) holds 'yes' of type str"),
         (CheckpointConfig, {"keep_every_s": 0}, r"keep_every_s=0\): seconds, more than 0, or None"),
         (
             CheckpointConfig,
@@ -176,6 +188,8 @@ def test_an_impossible_scaling_config_is_refused(arguments: dict, message: str):
             r"max_bytes_per_s=500\): bytes a second of each rank, 1e\+06 or more",
         ),
         (SyncConfig, {"max_bytes_per_s": "1G"}, r"max_bytes_per_s='1G'\): bytes a second"),
+        (SyncConfig, {"scratch_dir": ""}, r"scratch_dir=\.\.\.\) is ''\. Leave it out"),
+        (SyncConfig, {"sync_artifacts": "no"}, r"sync_artifacts=\.\.\.\) holds 'no' of type str"),
         (
             DataConfig,
             {"datasets_to_split": "train"},
@@ -206,6 +220,7 @@ def test_an_impossible_scaling_config_is_refused(arguments: dict, message: str):
             r"callbacks=\[\.\.\.\]\) holds .* of type builtin_function_or_method\. A UserCallback",
         ),
         (RunConfig, {"stop": 0.9}, r"stop=\.\.\.\) holds 0\.9 of type float\. A Mapping is needed"),
+        (RunConfig, {"log_to_file": "no"}, r"log_to_file=\.\.\.\) holds 'no' of type str"),
         (RunConfig, {"verbose": 3}, r"verbose=\.\.\.\) is 3\. One of 0, 1, 2 is needed"),
         (RunConfig, {"launcher": "ray"}, r"launcher=\.\.\.\) is 'ray'\. One of 'auto', 'local', "),
     ],
