@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import DataLoader
 
+from hpctrain.bulk.index import INDEX_NAME
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.torch import rng
@@ -281,9 +282,13 @@ def _load(directory: str, name: str) -> Any:
         # Schedulers have states of any class.
         return torch.load(Path(directory, name), map_location="cpu", weights_only=False)
     except FileNotFoundError as error:
-        raise CheckpointError(
-            f"{directory} has no {name}. Every rank has to call save() and to report its part."
-        ) from error
+        next_step = "Every rank has to call save() and to report its part."
+        if name == _SHARED and Path(directory, INDEX_NAME).exists():
+            next_step = (
+                "It holds a state that was saved without a loop: give report_state(loop=...). To "
+                "begin at the first epoch with what load_state() read, leave restore() out."
+            )
+        raise CheckpointError(f"{directory} has no {name}. {next_step}") from error
 
 
 def _is_sharded(optimizer: torch.optim.Optimizer) -> bool:

@@ -92,6 +92,9 @@ def test_a_directory_without_a_state_is_refused_with_what_is_missing(tmp_path: P
         load_state(tmp_path, model=model)
     with pytest.raises(CheckpointError, match="is no directory"):
         load_state(tmp_path / "none", model=model)
+    (tmp_path / "plan.json").touch()
+    with pytest.raises(CheckpointError, match=r"of a run\. .* Result\.from_path\('.*\.checkpoint"):
+        load_state(tmp_path, model=model)
 
 
 def test_torch_loads_what_we_wrote_through_our_reader(tmp_path: Path) -> None:

@@ -300,6 +300,9 @@ def test_what_was_not_saved_cannot_be_restored(tmp_path: Path):
         optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
         with pytest.raises(CheckpointError, match=r"has no loop\.pt\. Every rank has to call save"):
             loop_state().restore(tmp_path)
+        (tmp_path / "state.json").touch()
+        with pytest.raises(CheckpointError, match=r"without a loop: give report_state\(loop=\.\."):
+            loop_state().restore(tmp_path)
         loop_state().save(tmp_path)
         with pytest.raises(ConfigError, match=r"holds no state of optimizer\. It has none"):
             loop_state(optimizer=optimizer).restore(tmp_path)

@@ -7,6 +7,7 @@ from pathlib import Path
 from hpctrain.bulk.index import INDEX_NAME, IndexedFile, StateIndex
 from hpctrain.bulk.reader import read_layout
 from hpctrain.errors import CheckpointError
+from hpctrain.rundir.paths import RunPaths
 
 _NAMED = 3
 
@@ -35,6 +36,11 @@ def find_index(directory: Path) -> StateIndex:
     if not directory.is_dir():
         raise CheckpointError(f"{directory} is no directory. Load another checkpoint.")
     names = sorted(entry.name for entry in directory.glob("*.safetensors"))
+    if not names and RunPaths(directory).plan.is_file():
+        raise CheckpointError(
+            f"{directory} is the directory of a run. Load one of its checkpoints: "
+            f"Result.from_path({str(directory)!r}).checkpoint is the newest."
+        )
     if not names:
         raise CheckpointError(
             f"{directory} has neither {INDEX_NAME} nor files of safetensors, so it holds no state "
