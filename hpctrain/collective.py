@@ -41,7 +41,7 @@ def barrier(*, timeout_s: float = _TIMEOUT_S) -> None:
 
     comm: Any = worker.comm
     started = time.monotonic()
-    if not wait_barrier(comm, timeout_s=timeout_s):
+    if not wait_barrier(comm, timeout_s=timeout_s, meanwhile=worker.session.meet("barrier()")):
         raise TrainingFailedError(
             f"rank {world.world_rank} waited {time.monotonic() - started:.0f} s in barrier(), and "
             f"not all {world.world_size} ranks came. Every rank must call it equally often; "

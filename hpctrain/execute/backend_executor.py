@@ -82,7 +82,7 @@ class BackendExecutor:
             return True
         if self._failed_at is None:
             gone = self.worker_group.exit_status() is not None
-            if self.tracker.has_failed or gone or self.tracker.uneven_reports():
+            if self.tracker.has_failed or gone or self.tracker.unmatched_calls():
                 self._failed_at = time.monotonic()
             return False
         now = time.monotonic()

@@ -275,7 +275,7 @@ class Executor:
 
     def _conclude(self, backend: BackendExecutor) -> None:
         tracker = backend.tracker
-        if complaint := tracker.uneven_reports():
+        if complaint := tracker.unmatched_calls():
             raise TrainingFailedError(complaint)
         value = backend.finish_training()
         if tracker.has_failed:

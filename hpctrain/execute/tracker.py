@@ -50,7 +50,10 @@ class AttemptTracker:
         self._lines: dict[int, dict[int, bytes]] = {}
         self._parts: dict[int, dict[int, StagedPart | None]] = {}
         self._phases = dict.fromkeys(range(world_size), "mpi")
-        self._done: dict[int, int] = {}
+        self._done: set[int] = set()
+        # Reports and meetings of each, and in which meeting ranks wait: see `Session.meet`.
+        self._returned: dict[int, tuple[int, int]] = {}
+        self._waits: dict[int, tuple[int, str]] = {}
         self._frozen: dict[int, int] = {}
         self._return_value = b""
         self.failures: dict[int, RankFailure] = {}
@@ -92,7 +95,7 @@ class AttemptTracker:
     @property
     def num_ended(self) -> int:
         """Number of ranks that have returned, failed or died."""
-        return len(self._done.keys() | self.failures.keys() | self.lost.keys())
+        return len(self._done | self.failures.keys() | self.lost.keys())
 
     @property
     def return_value(self) -> bytes:
@@ -102,10 +105,11 @@ class AttemptTracker:
     @property
     def stop_report(self) -> int | None:
         """After the answers to ``freeze``: the first report that no rank has begun, else None."""
-        if any(rank not in self._frozen and rank not in self._done for rank in self._counts):
+        if any(rank not in self._frozen and rank not in self._returned for rank in self._counts):
             return None
         # One more than any rank has begun: a rank that has, may have asked should_stop() already.
-        return max([*self._frozen.values(), *self._done.values()]) + 1
+        returned = (reports for reports, _ in self._returned.values())
+        return max([*self._frozen.values(), *returned]) + 1
 
     def feed(self, frame: Frame) -> list[ReportRound]:
         """Take a frame in; return the reports that it completed, in order."""
@@ -124,7 +128,7 @@ class AttemptTracker:
             self._phases[rank] = frame.header["phase"]
         elif frame.op == "done":
             self._phases[rank] = "done"
-            self._done[rank] = frame.header["reports"]
+            self._done.add(rank)
             self.was_told |= bool(frame.header.get("told"))
             if rank == 0:
                 self._return_value = frame.body
@@ -134,18 +138,37 @@ class AttemptTracker:
             self.lost.setdefault(rank, bool(frame.header.get("agent")))
             if memory := frame.header.get("memory"):
                 self.memory[rank] = memory
+        elif frame.op == "returned":
+            self._returned[rank] = frame.header["reports"], frame.header["meetings"]
+        elif frame.op == "waits":
+            self._waits[rank] = frame.header["meeting"], frame.header["stage"]
         elif frame.op == "frozen":
             self._frozen[rank] = frame.header["report"]
         elif frame.op == "signal":
             self.signals.append(frame.header["name"])
         return []
 
-    def uneven_reports(self) -> str | None:
-        """Return the complaint if a rank has left and others have reported more often."""
-        if not self._done:
+    def unmatched_calls(self) -> str | None:
+        """Return the complaint if a rank has returned, and others wait for it or reported more."""
+        if not self._returned:
             return None
-        least_rank = min(self._done, key=self._done.__getitem__)
-        least = self._done[least_rank]
+        return self._unmatched_wait() or self._uneven_reports()
+
+    def _unmatched_wait(self) -> str | None:
+        gone = min(self._returned, key=lambda rank: self._returned[rank][1])
+        for rank, (meeting, stage) in self._waits.items():
+            # The number tells a wait that will never end from one that has ended since.
+            if meeting > self._returned[gone][1]:
+                return (
+                    f"rank {gone} returned, but rank {rank} waits for all ranks in {stage}. Every "
+                    f"rank must make the same calls in the same order: move it out of conditions "
+                    f"such as 'if rank == 0'."
+                )
+        return None
+
+    def _uneven_reports(self) -> str | None:
+        least_rank = min(self._returned, key=lambda rank: self._returned[rank][0])
+        least = self._returned[least_rank][0]
         most_rank = max(self._counts, key=self._counts.__getitem__)
         most = self._counts[most_rank]
         # Without a checkpoint nobody waits, so uneven counts only matter once all have left.

@@ -136,11 +136,11 @@ class Coordinator(threading.Thread):
                 self._hang.step()
             if self._hang.stalled != self._journal.status.stalled:
                 self._journal.change(stalled=self._hang.stalled)
-            if failed_at is None and (tracker.has_failed or tracker.uneven_reports()):
+            if failed_at is None and (tracker.has_failed or tracker.unmatched_calls()):
                 failed_at = time.monotonic()
             if failed_at is not None and time.monotonic() - failed_at > 0.5:
                 break
-        if complaint := tracker.uneven_reports():
+        if complaint := tracker.unmatched_calls():
             raise TrainingFailedError(complaint)
         if tracker.has_failed:
             recorder.keep_failures(tracker.failures.values())

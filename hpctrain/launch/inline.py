@@ -48,7 +48,7 @@ class InlineChannel:
         if wanted and self.session is not None:
             self.session.writing.begin(number)
 
-    def progress(self, op: str, **details: str) -> None:
+    def progress(self, op: str, **details: str | int) -> None:
         """Do nothing: who would watch this process from inside it."""
 
     def _feed(self, header: dict[str, Any], body: bytes) -> None:

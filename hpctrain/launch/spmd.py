@@ -253,12 +253,7 @@ def _run_rank(opening: _Opening, world: World, comm: Comm) -> Result:
         value = run_training(
             run_spec, paths=opening.paths, session=session, comm=comm, on_phase=enter
         )
-        link.post(
-            "done",
-            pack_return_value(world, value),
-            reports=session.reports,
-            told=session.was_told,
-        )
+        link.post("done", pack_return_value(world, value), told=session.was_told)
         answer = link.next_command()
     except BaseException as error:
         failure = describe_exception(

@@ -36,8 +36,8 @@ class LinkChannel:
         """Ask for a turn to write, or give it back."""
         self._link.post("turn", number=number, wanted=wanted)
 
-    def progress(self, op: str, **details: str) -> None:
-        """Pass on that this rank goes on."""
+    def progress(self, op: str, **details: str | int) -> None:
+        """Pass on how far this rank is."""
         self._link.post(op, b"", **details)
 
 

@@ -147,7 +147,7 @@ class Rank:
             run_spec, paths=self._paths, session=session, comm=comm, on_phase=self._enter
         )
         body = pack_return_value(self._world, value)
-        self._link.post("done", body, reports=session.reports, told=session.was_told)
+        self._link.post("done", body, told=session.was_told)
 
     def _enter(self, phase: str) -> None:
         self._phase = phase

@@ -142,10 +142,17 @@ def exchange_bytes(
     )
 
 
-def allgather_in_time(comm: Comm, mine: bytes, *, timeout_s: float) -> list[bytes] | None:
+def allgather_in_time(
+    comm: Comm,
+    mine: bytes,
+    *,
+    timeout_s: float,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> list[bytes] | None:
     """Return every rank's bytes, by rank; None after the timeout. Collective."""
     lengths = array("q", bytes(comm.size * 8))
-    if not _wait(comm.Iallgather(array("q", [len(mine)]), lengths), timeout_s=timeout_s):
+    sizes = comm.Iallgather(array("q", [len(mine)]), lengths)
+    if not _wait(sizes, timeout_s=timeout_s, meanwhile=meanwhile):
         return None
     starts = [sum(lengths[:rank]) for rank in range(comm.size)]
     everything = bytearray(sum(lengths))

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hpctrain.worker.upload import Background, Upload
 
 _HEARTBEAT_INTERVAL_S = 1.0
+_LONG_WAIT_S = 1.0
 
 
 class Channel(Protocol):
@@ -43,8 +44,8 @@ class Channel(Protocol):
     def turn(self, number: int, wanted: bool) -> None:
         """Ask for a turn to write, or give it back."""
 
-    def progress(self, op: str, **details: str) -> None:
-        """Pass on that this rank goes on: ``heartbeat``, or ``phase``."""
+    def progress(self, op: str, **details: str | int) -> None:
+        """Pass on that this rank goes on: ``heartbeat``, ``phase``; ``waits``; or ``returned``."""
 
 
 class Session:
@@ -95,6 +96,7 @@ class Session:
         self.commit_timeout_s = commit_timeout_s
         """Seconds to wait for whatever a commit needs."""
         self._in_background = in_background
+        self._meetings = 0
         self.preprocessor: Mapping[str, bytes] = {}
         """Files of the preprocessor, by name; they go into every checkpoint."""
         self.leave: Mapping[str, Any] | None = None
@@ -182,6 +184,22 @@ class Session:
             self._beat_at = now
             self._channel.progress("heartbeat")
 
+    def meet(self, stage: str) -> Callable[[], None]:
+        """Count a call that needs all ranks; return what is called while this one waits there.
+
+        The executor is told of a long wait, and ends it if a rank has returned without that call.
+        """
+        self._meetings += 1
+        meeting, begun_at, is_told = self._meetings, time.monotonic(), False
+
+        def wait() -> None:
+            nonlocal is_told
+            if not is_told and time.monotonic() - begun_at > _LONG_WAIT_S:
+                is_told = True
+                self._channel.progress("waits", meeting=meeting, stage=stage)
+
+        return wait
+
     def should_stop(self) -> bool:
         """Return whether this rank has reached the report at which all ranks stop."""
         return self._count.should_stop()
@@ -209,7 +227,7 @@ class Session:
         ]
 
     def drain(self) -> None:
-        """Wait until what goes on behind the training function has ended well.
+        """Wait until what goes on behind the training function has ended well, and say so.
 
         Not collective, but a checkpoint is only committed once every rank has made its report.
         """
@@ -217,6 +235,8 @@ class Session:
         if self._commits.wait_for_all() and self._background is not None:
             self._finish_background("what was written to the scratch directory")
         self._commits.look(finished=True)
+        # Before the end of the backend, where this rank may wait for one that waits for it.
+        self._channel.progress("returned", reports=self.reports, meetings=self._meetings)
 
     # Called from the thread of the link.
 

@@ -25,6 +25,7 @@ from hpctrain import (
     Result,
     RunConfig,
     ScalingConfig,
+    TrainingFailedError,
     WorkerGroup,
     WorkerHangError,
 )
@@ -148,16 +149,28 @@ def test_ranks_that_wait_for_one_that_has_left_are_named_and_it_is_said_that_it_
         import hpctrain.collective
 
         hpctrain.report({"step": 0})
-        if hpctrain.get_context().get_world_rank() != 1:
-            hpctrain.collective.barrier(timeout_s=600)
+        if hpctrain.get_context().get_world_rank() != 0:
+            hpctrain.collective.broadcast_from_rank_zero(None)
 
     with pytest.raises(WorkerHangError) as caught:
         fit(train, tmp_path)
     message = str(caught.value)
-    assert message.startswith("ranks 0 (")
+    assert message.startswith("ranks 1 (")
     assert "waits for other ranks, which may have left" in message
     assert "Other ranks: 1 returned after report 1" in message
-    assert "wait_barrier" in message
+    assert "broadcast_from_rank_zero" in message
+
+
+def test_a_barrier_that_a_rank_returned_without_is_an_error_at_once(tmp_path: Path) -> None:
+    def train() -> None:
+        import hpctrain
+        import hpctrain.collective
+
+        if hpctrain.get_context().get_world_rank() != 1:
+            hpctrain.collective.barrier(timeout_s=600)
+
+    with pytest.raises(TrainingFailedError, match=r"rank 1 returned, but rank \d waits .* barrier"):
+        fit(train, tmp_path)
 
 
 @pytest.mark.skipif(find_py_spy() is None, reason="py-spy is not installed")

@@ -13,6 +13,10 @@ def frame(op: str, rank: int, body: bytes = b"", **details: Any) -> Frame:
     return Frame({"op": op, "rank": rank, **details}, body, b"")
 
 
+def returned(tracker: AttemptTracker, rank: int, *, reports: int, meetings: int = 0) -> None:
+    tracker.feed(frame("returned", rank, reports=reports, meetings=meetings))
+
+
 def report(tracker: AttemptTracker, rank: int, **metrics: Any) -> list[ReportRound]:
     line = json.dumps({"metrics": metrics}).encode() + b"\n"
     return tracker.feed(frame("report", rank, line))
@@ -87,16 +91,16 @@ def test_the_run_is_in_the_earliest_phase_of_any_rank():
     assert tracker.phase == "mpi"
     tracker.feed(frame("phase", 1, phase="backend"))
     assert tracker.phase == "backend"
-    tracker.feed(frame("done", 0, reports=0))
-    tracker.feed(frame("done", 1, reports=0))
+    tracker.feed(frame("done", 0))
+    tracker.feed(frame("done", 1))
     assert tracker.phase == "done"
 
 
 def test_an_attempt_is_done_when_every_rank_has_returned_and_has_rank_0s_value():
     tracker = AttemptTracker(world_size=2, first_report=0)
-    tracker.feed(frame("done", 1, b"of rank 1", reports=0))
+    tracker.feed(frame("done", 1, b"of rank 1"))
     assert not tracker.is_done
-    tracker.feed(frame("done", 0, b"of rank 0", reports=0))
+    tracker.feed(frame("done", 0, b"of rank 0"))
     assert tracker.is_done
     assert tracker.return_value == b"of rank 0"
     assert not tracker.has_failed
@@ -104,7 +108,7 @@ def test_an_attempt_is_done_when_every_rank_has_returned_and_has_rank_0s_value()
 
 def test_a_connection_that_ends_after_the_rank_was_done_is_no_failure():
     tracker = AttemptTracker(world_size=2, first_report=0)
-    tracker.feed(frame("done", 1, reports=0))
+    tracker.feed(frame("done", 1))
     tracker.feed(frame("lost", 1))
     assert not tracker.has_failed
     tracker.feed(frame("lost", 0, agent=True))
@@ -133,7 +137,7 @@ def test_all_ranks_stop_at_the_first_report_that_none_has_begun():
 
 def test_a_rank_that_has_returned_already_need_not_answer():
     tracker = AttemptTracker(world_size=2, first_report=0)
-    tracker.feed(frame("done", 1, reports=6))
+    returned(tracker, 1, reports=6)
     tracker.feed(frame("frozen", 0, report=5))
     assert tracker.stop_report == 7
 
@@ -149,10 +153,12 @@ def test_ranks_that_reported_unequally_often_are_named_once_all_have_left():
     for _ in range(3):
         report(tracker, 0)
     report(tracker, 1)
-    tracker.feed(frame("done", 1, reports=11))
-    assert tracker.uneven_reports() is None
-    tracker.feed(frame("done", 0, reports=13))
-    complaint = tracker.uneven_reports()
+    returned(tracker, 1, reports=11)
+    tracker.feed(frame("done", 1))
+    assert tracker.unmatched_calls() is None
+    returned(tracker, 0, reports=13)
+    tracker.feed(frame("done", 0))
+    complaint = tracker.unmatched_calls()
     assert complaint is not None
     assert complaint.startswith("rank 1 returned after 1 reports, but rank 0 made 3. Every rank")
 
@@ -160,9 +166,9 @@ def test_ranks_that_reported_unequally_often_are_named_once_all_have_left():
 def test_a_rank_that_waits_for_a_checkpoint_of_one_that_has_left_is_noticed_at_once():
     tracker = AttemptTracker(world_size=2, first_report=0)
     stage(tracker, 0, 1, "model.bin")
-    assert tracker.uneven_reports() is None
-    tracker.feed(frame("done", 1, reports=0))
-    complaint = tracker.uneven_reports()
+    assert tracker.unmatched_calls() is None
+    returned(tracker, 1, reports=0)
+    complaint = tracker.unmatched_calls()
     assert complaint is not None
     assert "rank 1 returned after 0 reports, but rank 0 made 1." in complaint
 
@@ -171,8 +177,9 @@ def test_ranks_that_reported_equally_often_are_no_cause_for_complaint():
     tracker = AttemptTracker(world_size=2, first_report=0)
     for rank in (0, 1):
         stage(tracker, rank, 1, "model.bin")
-        tracker.feed(frame("done", rank, reports=1))
-    assert tracker.uneven_reports() is None
+        returned(tracker, rank, reports=1)
+        tracker.feed(frame("done", rank))
+    assert tracker.unmatched_calls() is None
 
 
 def test_a_part_that_follows_holds_its_report_and_those_after_it():
@@ -198,5 +205,22 @@ def test_parts_of_one_rank_may_follow_while_those_of_another_are_there():
 def test_a_rank_that_left_with_fewer_reports_is_named_while_a_part_is_under_way():
     tracker = AttemptTracker(world_size=2, first_report=0)
     announce(tracker, 0)
-    tracker.feed(frame("done", 1, reports=0))
-    assert "rank 1 returned after 0 reports, but rank 0 made 1" in str(tracker.uneven_reports())
+    returned(tracker, 1, reports=0)
+    assert "rank 1 returned after 0 reports, but rank 0 made 1" in str(tracker.unmatched_calls())
+
+
+def test_a_rank_that_waits_for_one_that_has_left_is_noticed():
+    tracker = AttemptTracker(world_size=2, first_report=0)
+    tracker.feed(frame("waits", 0, meeting=2, stage="load_state()"))
+    assert tracker.unmatched_calls() is None
+    returned(tracker, 1, reports=0, meetings=1)
+    complaint = tracker.unmatched_calls()
+    assert complaint is not None
+    assert "rank 1 returned, but rank 0 waits for all ranks in load_state()." in complaint
+
+
+def test_a_wait_that_ended_since_is_no_cause_for_complaint():
+    tracker = AttemptTracker(world_size=2, first_report=0)
+    tracker.feed(frame("waits", 0, meeting=2, stage="load_state()"))
+    returned(tracker, 1, reports=0, meetings=2)
+    assert tracker.unmatched_calls() is None

@@ -176,10 +176,12 @@ def test_a_run_resumes_with_the_statistics_of_rank_0(tmp_path: Path) -> None:
     assert live == loaded
 
 
-def _alone() -> Callable[[], None]:
+def _alone(*, others_return: bool) -> Callable[[], None]:
     """Report a state on one rank alone, as one saves with torch.save."""
 
     def train() -> None:
+        import threading
+
         import torch
 
         import hpctrain
@@ -187,10 +189,20 @@ def _alone() -> Callable[[], None]:
 
         if hpctrain.get_context().get_world_rank() == 0:
             hpctrain.torch.report_state({"of": "one"}, x={"w": torch.zeros(3)})
+        elif not others_return:
+            threading.Event().wait(600)
 
     return train
 
 
 def test_a_state_that_one_rank_reports_is_an_error_after_the_timeout(tmp_path: Path) -> None:
     with pytest.raises(TrainingFailedError, match=r"waited 3 s .* never inside `if rank == 0`"):
-        _fit(tmp_path, _alone(), sync_timeout=3)
+        _fit(tmp_path, _alone(others_return=False), sync_timeout=3)
+
+
+def test_a_rank_that_returns_while_another_waits_for_it_in_a_report_is_noticed_at_once(
+    tmp_path: Path,
+) -> None:
+    waits = r"rank 1 returned, but rank 0 waits for all ranks in report_state\(\) of report 1\. Ev"
+    with pytest.raises(TrainingFailedError, match=waits):
+        _fit(tmp_path, _alone(others_return=True), sync_timeout=600)

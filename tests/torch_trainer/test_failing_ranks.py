@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hpctrain import Result, RunConfig, ScalingConfig, WorkerError
+from hpctrain import Result, RunConfig, ScalingConfig, TrainingFailedError, WorkerError
 from hpctrain.torch import TorchTrainer
 
 pytestmark = pytest.mark.mpi
@@ -136,3 +136,18 @@ def test_a_rank_that_is_killed_is_named_not_the_one_that_misses_it(tmp_path: Pat
         fit(train, tmp_path)
     assert time.monotonic() - started < SECONDS
     assert caught.value.rank == 1
+
+
+def test_a_checkpoint_that_one_rank_reports_while_the_other_returns_is_an_error_soon(
+    tmp_path: Path,
+) -> None:
+    def train() -> None:
+        import hpctrain
+
+        if hpctrain.get_context().get_world_rank() == 0:
+            hpctrain.report({"of": "one"}, hpctrain.Checkpoint.from_dict({"a": 1}))
+
+    started = time.monotonic()
+    with pytest.raises(TrainingFailedError, match="rank 1 returned after 0 reports, but rank 0"):
+        fit(train, tmp_path)
+    assert time.monotonic() - started < SECONDS

@@ -29,7 +29,7 @@ class SilentChannel:
     def turn(self, number: int, wanted: bool) -> None:
         raise AssertionError("nobody need ask")
 
-    def progress(self, op: str, **details: str) -> None:
+    def progress(self, op: str, **details: str | int) -> None:
         """Take a sign of life."""
 
 

@@ -75,8 +75,8 @@ class FakeExecutor:
             assert self.session is not None
             self.session.writing.begin(number)
 
-    def progress(self, op: str, **details: str) -> None:
-        self.signs.append(details.get("phase", op))
+    def progress(self, op: str, **details: str | int) -> None:
+        self.signs.append(str(details.get("phase", op)))
 
 
 Start = Callable[..., Session]

@@ -102,10 +102,12 @@ def _gathered(ranks: Communicator, stage: str, told: Any) -> list[Any]:
     from hpctrain.worker.mpi import allgather_in_time
 
     comm: Any = ranks
-    timeout_s = _TIMEOUT_S
+    # Outside of a run there is nobody to tell.
+    timeout_s, waits = _TIMEOUT_S, lambda: None
     if is_active():
-        timeout_s = active_worker("hpctrain.torch.state").session.commit_timeout_s
-    contents = allgather_in_time(comm, pickle.dumps(told), timeout_s=timeout_s)
+        session = active_worker("hpctrain.torch.state").session
+        timeout_s, waits = session.commit_timeout_s, session.meet(stage)
+    contents = allgather_in_time(comm, pickle.dumps(told), timeout_s=timeout_s, meanwhile=waits)
     if contents is None:
         raise CheckpointError(
             f"rank {ranks.rank} waited {timeout_s:.0f} s in {stage}, and not all {ranks.size} "
