@@ -34,17 +34,16 @@ def barrier(*, timeout_s: float = _TIMEOUT_S) -> None:
         Outside of a training function.
     """
     worker = active_worker("barrier()")
-    world = worker.context.world
-    if world.world_size == 1:
+    comm: Any = worker.comm
+    if comm.size == 1:
         return
     from hpctrain.worker.mpi import wait_barrier
 
-    comm: Any = worker.comm
     started = time.monotonic()
     if not wait_barrier(comm, timeout_s=timeout_s, meanwhile=worker.session.meet("barrier()")):
         raise TrainingFailedError(
-            f"rank {world.world_rank} waited {time.monotonic() - started:.0f} s in barrier(), and "
-            f"not all {world.world_size} ranks came. Every rank must call it equally often; "
+            f"rank {comm.rank} waited {time.monotonic() - started:.0f} s in barrier(), and "
+            f"not all {comm.size} ranks came. Every rank must call it equally often; "
             f"timeout_s sets how long to wait."
         )
 

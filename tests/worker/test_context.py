@@ -191,6 +191,17 @@ def test_collectives_of_one_rank_need_no_mpi(make_worker: Callable[..., ActiveWo
         assert collective.broadcast_from_rank_zero({"seed": 3}) == {"seed": 3}
 
 
+def test_collectives_of_elastic_workers_say_what_to_use(make_worker: Callable[..., ActiveWorker]):
+    from hpctrain.horovod.elastic_worker import _NoCommunicator
+
+    worker = replace(make_worker(size=2), comm=_NoCommunicator())
+    with activate(worker):
+        with pytest.raises(ConfigError, match=r"Use Horovod's: hvd\.barrier\(\)"):
+            collective.barrier()
+        with pytest.raises(ConfigError, match=r"hvd\.broadcast_object\(value"):
+            collective.broadcast_from_rank_zero(1)
+
+
 def test_a_dataset_of_files_gives_the_same_iterator_each_time_for_the_device_of_the_rank(
     make_worker: Callable[..., ActiveWorker], monkeypatch: pytest.MonkeyPatch
 ):
