@@ -40,7 +40,9 @@ def barrier(*, timeout_s: float = _TIMEOUT_S) -> None:
     from hpctrain.worker.mpi import wait_barrier
 
     started = time.monotonic()
-    if not wait_barrier(comm, timeout_s=timeout_s, meanwhile=worker.session.meet("barrier()")):
+    with worker.session.meeting("barrier()") as waits:
+        has_come = wait_barrier(comm, timeout_s=timeout_s, meanwhile=waits)
+    if not has_come:
         raise TrainingFailedError(
             f"rank {comm.rank} waited {time.monotonic() - started:.0f} s in barrier(), and "
             f"not all {comm.size} ranks came. Every rank must call it equally often; "

@@ -51,7 +51,7 @@ class AttemptTracker:
         self._parts: dict[int, dict[int, StagedPart | None]] = {}
         self._phases = dict.fromkeys(range(world_size), "mpi")
         self._done: set[int] = set()
-        # Reports and meetings of each, and in which meeting ranks wait: see `Session.meet`.
+        # Reports and meetings of each; in which meeting ranks wait, or 0: see `Session.meeting`.
         self._returned: dict[int, tuple[int, int]] = {}
         self._waits: dict[int, tuple[int, str]] = {}
         self._frozen: dict[int, int] = {}
@@ -157,8 +157,9 @@ class AttemptTracker:
     def _unmatched_wait(self) -> str | None:
         gone = min(self._returned, key=lambda rank: self._returned[rank][1])
         for rank, (meeting, stage) in self._waits.items():
-            # The number tells a wait that will never end from one that has ended since.
-            if meeting > self._returned[gone][1]:
+            # Who has returned himself may wait in the end of his backend, for all of them. The
+            # number tells a wait in vain from one that has ended, of which no word has come yet.
+            if rank not in self._returned and meeting > self._returned[gone][1]:
                 return (
                     f"rank {gone} returned, but rank {rank} waits for all ranks in {stage}. Every "
                     f"rank must make the same calls in the same order: move it out of conditions "

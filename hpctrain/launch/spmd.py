@@ -208,8 +208,9 @@ class _Verdict:
 
     def _end_unless_noticed(self) -> None:
         if not self._noticed.wait(GRACE_S):
+            why = f": {spec.unpack(self._body)}" if self._body else "."
             print(
-                "hpctrain: the run has failed elsewhere, and this rank hangs; ending it.",
+                f"hpctrain: the run has failed elsewhere, and this rank hangs; ending it{why}",
                 file=sys.stderr,
                 flush=True,
             )

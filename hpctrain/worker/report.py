@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -184,21 +184,24 @@ class Session:
             self._beat_at = now
             self._channel.progress("heartbeat")
 
-    def meet(self, stage: str) -> Callable[[], None]:
-        """Count a call that needs all ranks; return what is called while this one waits there.
+    @contextmanager
+    def meeting(self, stage: str) -> Iterator[Callable[[], None]]:
+        """Count a call that needs all ranks; give what is to be called while this one waits there.
 
         The executor is told of a long wait, and ends it if a rank has returned without that call.
         """
         self._meetings += 1
-        meeting, begun_at, is_told = self._meetings, time.monotonic(), False
+        begun_at, is_told = time.monotonic(), False
 
         def wait() -> None:
             nonlocal is_told
             if not is_told and time.monotonic() - begun_at > _LONG_WAIT_S:
                 is_told = True
-                self._channel.progress("waits", meeting=meeting, stage=stage)
+                self._channel.progress("waits", meeting=self._meetings, stage=stage)
 
-        return wait
+        yield wait
+        if is_told:
+            self._channel.progress("waits", meeting=0, stage=stage)
 
     def should_stop(self) -> bool:
         """Return whether this rank has reached the report at which all ranks stop."""

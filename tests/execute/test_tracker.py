@@ -224,3 +224,20 @@ def test_a_wait_that_ended_since_is_no_cause_for_complaint():
     tracker.feed(frame("waits", 0, meeting=2, stage="load_state()"))
     returned(tracker, 1, reports=0, meetings=2)
     assert tracker.unmatched_calls() is None
+
+
+def test_a_wait_that_was_given_up_is_no_cause_for_complaint():
+    tracker = AttemptTracker(world_size=2, first_report=0)
+    tracker.feed(frame("waits", 0, meeting=2, stage="barrier()"))
+    tracker.feed(frame("waits", 0, meeting=0, stage="barrier()"))
+    returned(tracker, 1, reports=0, meetings=1)
+    assert tracker.unmatched_calls() is None
+
+
+def test_ranks_that_have_returned_may_wait_for_each_other():
+    tracker = AttemptTracker(world_size=2, first_report=0)
+    returned(tracker, 0, reports=0, meetings=1)
+    tracker.feed(frame("waits", 0, meeting=2, stage="barrier()"))
+    assert tracker.unmatched_calls() is None
+    returned(tracker, 1, reports=0, meetings=1)
+    assert tracker.unmatched_calls() is None

@@ -177,3 +177,36 @@ def test_a_rank_that_hangs_is_written_down_and_not_ended(tmp_path: Path) -> None
     assert Result.from_path(tmp_path / "run").state == "finished"
     stacks = (tmp_path / "run/stacks/1/rank-00001.txt").read_text()
     assert re.search(r"train\.py\", line \d+ in train", stacks)
+
+
+ALONE = """
+import sys
+import hpctrain
+import hpctrain.collective
+from hpctrain import DataParallelTrainer, RunConfig, ScalingConfig
+
+def train():
+    if hpctrain.get_context().get_world_rank() == 0:
+        hpctrain.collective.barrier(timeout_s=600)
+
+if __name__ == "__main__":
+    DataParallelTrainer(
+        train,
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(storage_path=sys.argv[1], name="run"),
+    ).fit()
+"""
+
+
+def test_ranks_that_are_ended_because_one_waits_in_vain_say_so(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(ALONE)
+    done = subprocess.run(
+        [MPIEXEC, "-n", "2", sys.executable, str(script), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode != 0
+    assert "rank 1 returned, but rank 0 waits for all ranks in barrier()." in done.stderr
+    assert Result.from_path(tmp_path / "run").state == "failed"

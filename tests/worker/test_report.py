@@ -27,7 +27,7 @@ from hpctrain.rundir.bulk import clone
 from hpctrain.rundir.metrics import read_reports
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.staging import StagedFile, StagedPart
-from hpctrain.worker import upload
+from hpctrain.worker import report, upload
 from hpctrain.worker.commits import MAX_IN_FLIGHT, Verdict
 from hpctrain.worker.metrics import encode_metrics
 from hpctrain.worker.report import Session
@@ -47,6 +47,7 @@ class FakeExecutor:
         self.parts: dict[int, StagedPart] = {}
         self.found: list[tuple[str, dict[str, Any]]] = []
         self.signs: list[str] = []
+        self.waits: list[Any] = []
         self.turns: list[tuple[int, bool]] = []
         self.decide: Callable[[int], Verdict | None] = lambda number: None
 
@@ -77,6 +78,8 @@ class FakeExecutor:
 
     def progress(self, op: str, **details: str | int) -> None:
         self.signs.append(str(details.get("phase", op)))
+        if op == "waits":
+            self.waits.append(details["meeting"])
 
 
 Start = Callable[..., Session]
@@ -933,3 +936,18 @@ def test_a_checkpoint_is_a_phase_and_heartbeats_are_sent_once_a_second(
     for _ in range(3):
         session.heartbeat()
     assert executor.signs[2:] == ["heartbeat", "heartbeat"]
+
+
+def test_only_a_long_wait_for_all_ranks_is_told_and_that_it_is_over(
+    start: Start, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+):
+    session = start()
+    with session.meeting("barrier()") as waits:
+        waits()
+    assert executor.signs == []
+    monkeypatch.setattr(report, "_LONG_WAIT_S", -1.0)
+    with session.meeting("barrier()") as waits:
+        waits()
+        waits()
+        assert executor.waits == [2]
+    assert executor.waits == [2, 0]

@@ -102,12 +102,15 @@ def _gathered(ranks: Communicator, stage: str, told: Any) -> list[Any]:
     from hpctrain.worker.mpi import allgather_in_time
 
     comm: Any = ranks
-    # Outside of a run there is nobody to tell.
-    timeout_s, waits = _TIMEOUT_S, lambda: None
+    content = pickle.dumps(told)
     if is_active():
         session = active_worker("hpctrain.torch.state").session
-        timeout_s, waits = session.commit_timeout_s, session.meet(stage)
-    contents = allgather_in_time(comm, pickle.dumps(told), timeout_s=timeout_s, meanwhile=waits)
+        timeout_s = session.commit_timeout_s
+        with session.meeting(stage) as waits:
+            contents = allgather_in_time(comm, content, timeout_s=timeout_s, meanwhile=waits)
+    else:
+        timeout_s = _TIMEOUT_S
+        contents = allgather_in_time(comm, content, timeout_s=timeout_s)
     if contents is None:
         raise CheckpointError(
             f"rank {ranks.rank} waited {timeout_s:.0f} s in {stage}, and not all {ranks.size} "
