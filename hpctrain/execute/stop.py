@@ -55,7 +55,8 @@ class StopAgreement:
         self._interpret = interpret or _take_as_preemption
         self._nodes = dict(nodes or {})
         self._signalled_at: float | None = None
-        self._asked_at: float | None = None
+        self._wanted_at: float | None = None
+        self._asked = False
         self._patience_s = STOP_PATIENCE_S
         self._agreed = False
 
@@ -73,14 +74,17 @@ class StopAgreement:
         notice = recorder.stop
         if notice is None:
             return
-        if self._asked_at is None:
-            self._asked_at = time.monotonic()
+        if self._wanted_at is None:
+            self._wanted_at = time.monotonic()
             self._patience_s = patience_s(notice, now=time.time())
+        # Ranks that have no session yet would not hear it.
+        if not self._asked and self._tracker.phase != "mpi":
+            self._asked = True
             self._broadcast("freeze")
         if not self._agreed and self._tracker.stop_report is not None:
             self._agreed = True
             self._broadcast("stop", report=self._tracker.stop_report, **self._describe(notice))
-        if time.monotonic() - self._asked_at > self._patience_s:
+        if time.monotonic() - self._wanted_at > self._patience_s:
             raise RunStoppedError(
                 f"the run was to stop because {notice.why}, but its ranks did not return within "
                 f"{self._patience_s:.0f} s. They were ended; the run resumes from "

@@ -36,6 +36,7 @@ class Attempt:
         paths = RunPaths(path)
         self.recorder = Recorder(paths=paths, run_config=RunConfig(), status=status)
         self.tracker = AttemptTracker(world_size=2, first_report=0)
+        self.say("phase", phase="training")
         self.sent: list[str] = []
         stop = StopAgreement(self.recorder, self.tracker, lambda op, **_: self.sent.append(op))
         self.growth = Growth(self.recorder, self.tracker, NodesAreBack(back), stop)  # type: ignore[arg-type]

@@ -27,7 +27,14 @@ def recorder(tmp_path: Path) -> Recorder:
 
 @pytest.fixture
 def tracker() -> AttemptTracker:
-    return AttemptTracker(world_size=2, first_report=0)
+    tracker = AttemptTracker(world_size=2, first_report=0)
+    for rank in (0, 1):
+        enter(tracker, rank, "training")
+    return tracker
+
+
+def enter(tracker: AttemptTracker, rank: int, phase: str) -> None:
+    tracker.feed(Frame({"op": "phase", "rank": rank, "phase": phase}, b"", b""))
 
 
 @pytest.fixture
@@ -61,6 +68,20 @@ def test_ranks_are_asked_once_and_told_once_when_all_have_answered(
     for _ in range(3):
         agreement.step()
     assert sent == [("freeze", {}), ("stop", {"report": 7})]
+
+
+def test_ranks_that_would_not_hear_it_yet_are_asked_later(recorder: Recorder, sent: Sent):
+    tracker = AttemptTracker(world_size=2, first_report=0)
+    agreement = StopAgreement(recorder, tracker, lambda op, **_: sent.append((op, {})))
+    recorder.ask_to_stop(StopNotice(kind=StopKind.REQUEST, why="it was asked to"))
+    agreement.step()
+    enter(tracker, 1, "importing")
+    agreement.step()
+    assert sent == []
+    enter(tracker, 0, "importing")
+    agreement.step()
+    agreement.step()
+    assert sent == [("freeze", {})]
 
 
 def test_a_signal_that_a_rank_got_is_a_wish_to_stop(
