@@ -13,6 +13,7 @@ from hpctrain import (
     ConfigError,
     DataConfig,
     DataParallelTrainer,
+    FailureConfig,
     Result,
     RunConfig,
     RunContext,
@@ -138,6 +139,42 @@ def test_the_stop_rule_lets_all_ranks_leave_after_the_same_report(
     assert result.state == "finished"
     assert result.return_value >= 3
     assert result.metrics["step"] == result.return_value
+
+
+def test_a_rank_that_fails_although_the_goal_is_met_costs_the_budget(tmp_path: Path) -> None:
+    def train() -> str:
+        import time
+
+        import hpctrain
+
+        attempt = hpctrain.get_context().world.attempt
+        for _ in range(3000):
+            time.sleep(0.01)
+            hpctrain.report({"x": 100})
+            if hpctrain.should_stop():
+                if attempt < 3:
+                    raise ValueError("the last save fails")
+                return f"told in attempt {attempt}"
+        return "never told"
+
+    def fit(name: str, max_failures: int) -> Result:
+        return DataParallelTrainer(
+            train,
+            scaling_config=ScalingConfig(num_workers=2),
+            run_config=RunConfig(
+                storage_path=tmp_path,
+                name=name,
+                verbose=0,
+                stop={"x": 50},
+                failure_config=FailureConfig(max_failures=max_failures),
+            ),
+        ).fit()
+
+    with pytest.raises(WorkerError, match="the last save fails"):
+        fit("one-failure", max_failures=0)
+    assert len(Result.from_path(tmp_path / "one-failure").attempts) == 1
+    # The goal is met before these attempts begin.
+    assert fit("three-attempts", max_failures=2).return_value == "told in attempt 3"
 
 
 def test_datasets_are_split_and_metadata_travels(tmp_path: Path) -> None:

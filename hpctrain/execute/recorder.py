@@ -161,7 +161,7 @@ class Recorder:
     def _failure_kind(self, error: BaseException | None) -> FailureKind | None:
         if self.stop is not None and isinstance(error, (TrainingFailedError, LaunchError)):
             # Whatever ranks say while their job is taken away from them is an effect of it.
-            return self.stop.kind.failure
+            return self.stop.kind.failure or classify_failure(error)
         return classify_failure(error)
 
     def record(self, round_: ReportRound, broadcast: Callable[..., None]) -> None:
