@@ -71,7 +71,7 @@ class Departure:
 
     def step(self) -> None:
         """See if the run is to leave while its ranks are well."""
-        if self._signals and self._recorder.stop is None:
+        if self._signals and self._recorder.would_heed(StopKind.PREEMPTION):
             self._recorder.ask_to_stop(self.interpret(self._signals[0]))
         if self._total_deadline is not None and time.monotonic() > self._total_deadline:
             self._stop_for_total_time()

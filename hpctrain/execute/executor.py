@@ -211,6 +211,7 @@ class Executor:
             self._conclude(backend)
         except BaseException as raised:
             error = raised
+            recorder.forget_goal()
             self._departure.look_after_failure(backend.tracker)
             if isinstance(raised, WorkerError) and (lost := self._allotment.losses(group)):
                 error = self._blame_nodes(lost, raised)

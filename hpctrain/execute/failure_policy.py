@@ -105,6 +105,11 @@ class StopKind(str, Enum):
     """The next attempt has more workers, in the same job."""
 
     @property
+    def weight(self) -> int:
+        """The reason that weighs more takes the place of another."""
+        return _WEIGHTS.get(self, 2)
+
+    @property
     def failure(self) -> FailureKind | None:
         """What it counts as; None where the run is not meant to go on by itself."""
         kinds = {
@@ -112,6 +117,15 @@ class StopKind(str, Enum):
             StopKind.PREEMPTION: FailureKind.PREEMPTION,
         }
         return kinds.get(self)
+
+
+# For more workers a run need not stop, and whoever has reached his goal is in no hurry; a person
+# means it, whatever else there is.
+_WEIGHTS: Mapping[StopKind, int] = {
+    StopKind.RESIZE: 0,
+    StopKind.GOAL: 1,
+    StopKind.REQUEST: 3,
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -62,6 +62,7 @@ class Recorder:
         """What ranks have saved."""
         self.stop: StopNotice | None = None
         """That the run should stop, once it should."""
+        self._goal_is_met = False
         self._config = run_config
         self._last_line = b""
         self._recorded = 0
@@ -73,9 +74,19 @@ class Recorder:
         return None if self.stop is None else self.stop.why
 
     def ask_to_stop(self, notice: StopNotice) -> None:
-        """Let the run stop; a person's request replaces what was there before."""
-        if self.stop is None or notice.kind is StopKind.REQUEST:
+        """Let the run stop; a reason that weighs more replaces what was there before."""
+        if self.would_heed(notice.kind):
             self.stop = notice
+
+    def would_heed(self, kind: StopKind) -> bool:
+        """Return whether nothing that weighs as much is wanted already."""
+        return self.stop is None or kind.weight > self.stop.kind.weight
+
+    def forget_goal(self) -> None:
+        """Take back that the goal is met: what its attempt has not saved will be done again."""
+        self._goal_is_met = False
+        if self.stop is not None and self.stop.kind is StopKind.GOAL:
+            self.stop = None
 
     def tick(self, *, phase: str, reports: int) -> None:
         """Write the status if it is old, and look for a request to stop."""
@@ -171,7 +182,7 @@ class Recorder:
         if self._config.callbacks:
             metrics = [round_.metrics(rank) for rank in sorted(round_.lines)]
             self.call("after_report", metrics, checkpoint)
-        if self._config.stop is not None and self.stop is None:
+        if self._config.stop is not None and not self._goal_is_met:
             self._apply_stop_rule(round_)
         self._recorded = round_.report
 
@@ -229,7 +240,7 @@ class Recorder:
                 self.journal.complain(path.name, error)
 
     def raise_if_stopped(self, reports: int, *, told: bool = True) -> None:
-        """Raise if the ranks returned because they were told to, not because a goal was reached.
+        """Raise if the ranks returned because they were told to, and the goal is not reached.
 
         Parameters
         ----------
@@ -241,7 +252,7 @@ class Recorder:
         RunStoppedError
             With what the run resumes from.
         """
-        if self.stop is not None and self.stop.kind is not StopKind.GOAL and told:
+        if self.stop is not None and told and not self._goal_is_met:
             raise RunStoppedError(
                 f"the run stopped because {self.wants_stop}, at report {reports}. It resumes from "
                 f"{self.checkpoint_path() or 'its beginning'} at the next fit()."
@@ -279,10 +290,13 @@ class Recorder:
         if isinstance(rule, Mapping):
             met = [name for name, goal in rule.items() if _reached(metrics.get(name), goal)]
             if met:
-                why = f"{met[0]}={metrics[met[0]]} reached {rule[met[0]]}"
-                self.ask_to_stop(StopNotice(kind=StopKind.GOAL, why=why))
+                self._note_goal(f"{met[0]}={metrics[met[0]]} reached {rule[met[0]]}")
         elif rule is not None and rule(round_.report, metrics):
-            self.ask_to_stop(StopNotice(kind=StopKind.GOAL, why="the stop function said so"))
+            self._note_goal("the stop function said so")
+
+    def _note_goal(self, why: str) -> None:
+        self._goal_is_met = True
+        self.ask_to_stop(StopNotice(kind=StopKind.GOAL, why=why))
 
     def checkpoint_path(self) -> Path | None:
         """Return where the newest complete checkpoint lies."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,7 +25,9 @@ class StopAgreement:
     """Asks the ranks how far they are (``freeze``), then says where to stop (``stop``).
 
     Until the second message no rank begins a further report, so the answer still holds when it
-    arrives. One object an attempt.
+    arrives. Ranks that do not ask ``should_stop()`` go on where only more workers are to be had
+    (``unwind`` is false); if there is a better reason later, it is all done again, for them. One
+    object an attempt.
 
     Parameters
     ----------
@@ -55,10 +58,11 @@ class StopAgreement:
         self._interpret = interpret or _take_as_preemption
         self._nodes = dict(nodes or {})
         self._signalled_at: float | None = None
-        self._wanted_at: float | None = None
-        self._asked = False
+        self._notice: StopNotice | None = None
+        self._wanted_at = 0.0
         self._patience_s = STOP_PATIENCE_S
-        self._agreed = False
+        self._asked = False
+        self._agreed_on: StopNotice | None = None
 
     def step(self) -> None:
         """Take the next step if there is one to take.
@@ -69,27 +73,42 @@ class StopAgreement:
             If the ranks do not return although they were told to stop.
         """
         recorder = self._recorder
-        if recorder.stop is None:
+        if recorder.would_heed(StopKind.PREEMPTION):
             self._look_at_signals()
         notice = recorder.stop
         if notice is None:
             return
-        if self._wanted_at is None:
+        if notice is not self._notice:
+            self._notice = notice
             self._wanted_at = time.monotonic()
             self._patience_s = patience_s(notice, now=time.time())
-        # Ranks that have no session yet would not hear it.
-        if not self._asked and self._tracker.phase != "mpi":
-            self._asked = True
-            self._broadcast("freeze")
-        if not self._agreed and self._tracker.stop_report is not None:
-            self._agreed = True
-            self._broadcast("stop", report=self._tracker.stop_report, **self._describe(notice))
+        self._agree(notice)
         if time.monotonic() - self._wanted_at > self._patience_s:
             raise RunStoppedError(
                 f"the run was to stop because {notice.why}, but its ranks did not return within "
                 f"{self._patience_s:.0f} s. They were ended; the run resumes from "
                 f"{recorder.checkpoint_path() or 'its beginning'}. A training function that asks "
                 f"should_stop() after each report() can save first."
+            )
+
+    def _agree(self, notice: StopNotice) -> None:
+        if self._agreed_on is not None and notice is not self._agreed_on:
+            if _unwinds(self._agreed_on):
+                # Ranks may have acted on it.
+                return
+            self._asked, self._agreed_on = False, None
+            self._tracker.forget_answers()
+        # Ranks that have no session yet would not hear it.
+        if not self._asked and self._tracker.phase != "mpi":
+            self._asked = True
+            self._broadcast("freeze")
+        if self._agreed_on is None and self._tracker.stop_report is not None:
+            self._agreed_on = notice
+            self._broadcast(
+                "stop",
+                report=self._tracker.stop_report,
+                unwind=_unwinds(notice),
+                **self._describe(notice),
             )
 
     def _look_at_signals(self) -> None:
@@ -111,11 +130,20 @@ class StopAgreement:
 
 
 def patience_s(notice: StopNotice, *, now: float) -> float:
-    """Return how long ranks have to save and return, in seconds. Pure; not collective."""
+    """Return how long ranks have to save and return, in seconds. Pure; not collective.
+
+    Without end where the goal is met: an epoch may last for hours, and nobody waits for its end.
+    """
+    if notice.kind is StopKind.GOAL:
+        return math.inf
     if notice.deadline is None:
         return STOP_PATIENCE_S
     left = max(0.0, notice.deadline - now)
     return max(left / 2, left - _RESERVE_S)
+
+
+def _unwinds(notice: StopNotice) -> bool:
+    return notice.kind is not StopKind.RESIZE
 
 
 def _take_as_preemption(name: str) -> StopNotice:

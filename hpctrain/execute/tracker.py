@@ -111,6 +111,10 @@ class AttemptTracker:
         returned = (reports for reports, _ in self._returned.values())
         return max([*self._frozen.values(), *returned]) + 1
 
+    def forget_answers(self) -> None:
+        """Forget the answers to ``freeze``: it is asked again."""
+        self._frozen.clear()
+
     def feed(self, frame: Frame) -> list[ReportRound]:
         """Take a frame in; return the reports that it completed, in order."""
         rank = int(frame.header.get("rank", -1))

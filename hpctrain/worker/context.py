@@ -258,11 +258,13 @@ def should_stop() -> bool:
     True on every rank after the same report, so ranks that ask after each report leave together. A
     stop is wanted when ``RunConfig(stop=...)`` is met, after ``hpctrain cancel``, when
     ``RunConfig(total_time=...)`` is used up, before the end of the time limit, and when the job is
-    preempted; after the last two the run goes on in another job.
+    preempted; after the last two the run goes on in another job. An elastic run that can have more
+    workers stops too, and goes on with them.
 
     Whoever has been told may make one more report, with a last checkpoint. A function that does
     not ask, or goes on, is unwound by its next ``report()``, which raises a `BaseException`:
-    ``finally`` blocks run, and work since the newest checkpoint is done again.
+    ``finally`` blocks run, and work since the newest checkpoint is done again. For more
+    workers alone, a function that does not ask is not unwound.
     """
     return active_worker("should_stop()").session.should_stop()
 

@@ -48,7 +48,8 @@ def connect_session(link: Link, session: Session) -> None:
         link.post("frozen", report=session.freeze())
 
     def stop(frame: Frame) -> None:
-        session.stop_after(frame.header["report"], frame.header.get("leave"))
+        header = frame.header
+        session.stop_after(header["report"], header.get("leave"), unwind=header["unwind"])
 
     def decide(frame: Frame) -> None:
         header = frame.header

@@ -99,8 +99,7 @@ class Session:
         self._meetings = 0
         self.preprocessor: Mapping[str, bytes] = {}
         """Files of the preprocessor, by name; they go into every checkpoint."""
-        self.leave: Mapping[str, Any] | None = None
-        """What is known of the end of the job, if that is why ranks stop."""
+        self._leave: Mapping[str, Any] | None = None
         self._background: Background | None = None
         self._beat_at = 0.0
         self._scratch: Scratch | None = None
@@ -116,6 +115,11 @@ class Session:
     def was_told(self) -> bool:
         """Whether the training function knows that it should return."""
         return self._count.was_told
+
+    @property
+    def leave(self) -> Mapping[str, Any] | None:
+        """What is known of the end of the job, once this rank is to stop for it."""
+        return self._leave if self._count.is_at_end else None
 
     @property
     def checkpoint(self) -> Checkpoint | None:
@@ -247,10 +251,20 @@ class Session:
         """Promise to begin no further report before `stop_after`; return the last one begun."""
         return self._count.freeze()
 
-    def stop_after(self, report: int | None, leave: Mapping[str, Any] | None = None) -> None:
-        """Go on until `report`, after which `should_stop` is true; None only lifts the promise."""
-        self.leave = leave
-        self._count.stop_after(report)
+    def stop_after(
+        self,
+        report: int | None,
+        leave: Mapping[str, Any] | None = None,
+        *,
+        unwind: bool = True,
+    ) -> None:
+        """Go on until `report`, after which `should_stop` is true; None only lifts the promise.
+
+        Without `unwind` a training function that does not ask goes on, until a second call tells
+        it where to end after all.
+        """
+        self._leave = leave
+        self._count.stop_after(report, unwind=unwind)
 
     def decide(self, report: int, verdict: Verdict) -> None:
         """Take note of what became of a checkpoint."""

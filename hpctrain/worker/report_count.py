@@ -30,10 +30,20 @@ class ReportCount:
         self._turn = threading.Condition()
         self._frozen = False
         self._stop_at: int | None = None
+        self._end_at: int | None = None
+        self._told_at: int | None = None
         self.begun = first
         """Number of the last report begun, counted over all attempts."""
-        self.was_told = False
+
+    @property
+    def was_told(self) -> bool:
         """Whether the training function knows that it should return."""
+        return self._told_at is not None
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether this rank has made the last report that one who does not ask can make."""
+        return self._end_at is not None and self.begun >= self._end_at
 
     def begin(self) -> int:
         """Return the number of the report that begins now.
@@ -56,8 +66,9 @@ class ReportCount:
                         f"at which report to stop."
                     )
             # Whoever has asked should_stop() may save in one more report.
-            if self._stop_at is not None and self.begun >= self._stop_at + self.was_told:
-                self.was_told = True
+            last = self._end_at if self._told_at is None else self._told_at + 1
+            if last is not None and self.begun >= last:
+                self._note_told()
                 raise LeaveTraining
             self.begun += 1
             return self.begun
@@ -65,8 +76,13 @@ class ReportCount:
     def should_stop(self) -> bool:
         """Return whether this rank has reached the report at which all ranks stop."""
         stop = self._stop_at is not None and self.begun >= self._stop_at
-        self.was_told |= stop
+        if stop:
+            self._note_told()
         return stop
+
+    def _note_told(self) -> None:
+        if self._told_at is None:
+            self._told_at = self.begun
 
     # Called from the thread of the link.
 
@@ -76,10 +92,13 @@ class ReportCount:
             self._frozen = True
             return self.begun
 
-    def stop_after(self, report: int | None) -> None:
-        """Go on until `report`, after which `should_stop` is true; None only lifts the promise."""
+    def stop_after(self, report: int | None, *, unwind: bool = True) -> None:
+        """Go on until `report`; see `Session.stop_after`."""
         with self._turn:
-            if report is not None:
+            # The first word stands: some ranks may have acted on it.
+            if self._stop_at is None:
                 self._stop_at = report
+            if self._end_at is None and unwind:
+                self._end_at = report
             self._frozen = False
             self._turn.notify_all()

@@ -324,6 +324,54 @@ def test_a_stop_function_sees_the_number_of_the_report_and_rank_0s_metrics(
     recorder.raise_if_stopped(3)
 
 
+def test_whatever_else_ends_a_run_that_has_reached_its_goal_it_is_finished(
+    paths: RunPaths, broadcasts: Broadcasts
+):
+    recorder = make_recorder(paths, stop={"accuracy": 0.9})
+    recorder.ask_to_stop(StopNotice(kind=StopKind.TIME_LIMIT, why="its time ends"))
+    recorder.record(make_round(1, {"accuracy": 0.95}), broadcasts)
+    assert recorder.wants_stop == "its time ends"
+    recorder.raise_if_stopped(1)
+    recorder.forget_goal()
+    with pytest.raises(RunStoppedError, match="because its time ends"):
+        recorder.raise_if_stopped(1)
+
+
+def test_a_goal_is_looked_for_again_after_the_attempt_that_reached_it_has_failed(
+    paths: RunPaths, broadcasts: Broadcasts
+):
+    recorder = make_recorder(paths, stop={"accuracy": 0.9})
+    recorder.record(make_round(1, {"accuracy": 0.95}), broadcasts)
+    recorder.forget_goal()
+    assert recorder.wants_stop is None
+    recorder.record(make_round(1, {"accuracy": 0.8}), broadcasts)
+    assert recorder.wants_stop is None
+    recorder.record(make_round(2, {"accuracy": 0.9}), broadcasts)
+    assert recorder.wants_stop == "accuracy=0.9 reached 0.9"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "then", "stands"),
+    [
+        (StopKind.RESIZE, StopKind.GOAL, StopKind.GOAL),
+        (StopKind.RESIZE, StopKind.TIME_LIMIT, StopKind.TIME_LIMIT),
+        (StopKind.GOAL, StopKind.RESIZE, StopKind.GOAL),
+        (StopKind.GOAL, StopKind.PREEMPTION, StopKind.PREEMPTION),
+        (StopKind.GOAL, StopKind.TOTAL_TIME, StopKind.TOTAL_TIME),
+        (StopKind.TIME_LIMIT, StopKind.TOTAL_TIME, StopKind.TIME_LIMIT),
+        (StopKind.TIME_LIMIT, StopKind.REQUEST, StopKind.REQUEST),
+        (StopKind.REQUEST, StopKind.PREEMPTION, StopKind.REQUEST),
+    ],
+)
+def test_of_two_reasons_to_stop_the_weightier_stands(
+    paths: RunPaths, wanted: StopKind, then: StopKind, stands: StopKind
+):
+    recorder = make_recorder(paths)
+    for kind in (wanted, then):
+        recorder.ask_to_stop(StopNotice(kind=kind, why=kind.value))
+    assert recorder.wants_stop == stands.value
+
+
 def test_a_stop_from_outside_is_no_success_and_says_where_the_run_resumes(paths: RunPaths):
     recorder = make_recorder(paths)
     recorder.ask_to_stop(StopNotice(kind=StopKind.REQUEST, why="its ranks got SIGUSR2"))

@@ -67,7 +67,7 @@ def test_ranks_are_asked_once_and_told_once_when_all_have_answered(
     answer(tracker, 1, 6)
     for _ in range(3):
         agreement.step()
-    assert sent == [("freeze", {}), ("stop", {"report": 7})]
+    assert sent == [("freeze", {}), ("stop", {"report": 7, "unwind": True})]
 
 
 def test_ranks_that_would_not_hear_it_yet_are_asked_later(recorder: Recorder, sent: Sent):
@@ -91,6 +91,59 @@ def test_a_signal_that_a_rank_got_is_a_wish_to_stop(
     agreement.step()
     assert recorder.wants_stop == "its ranks got SIGUSR2"
     assert sent == [("freeze", {})]
+
+
+def test_who_has_reached_his_goal_has_all_the_time_until_somebody_is_in_a_hurry(
+    agreement: StopAgreement,
+    recorder: Recorder,
+    tracker: AttemptTracker,
+    sent: Sent,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(stop_module, "STOP_PATIENCE_S", -1.0)
+    recorder.ask_to_stop(StopNotice(kind=StopKind.GOAL, why="acc=0.9 reached 0.9"))
+    agreement.step()
+    for rank in (0, 1):
+        answer(tracker, rank, 3)
+    agreement.step()
+    told = list(sent)
+    recorder.ask_to_stop(StopNotice(kind=StopKind.REQUEST, why="it was asked to"))
+    with pytest.raises(RunStoppedError, match="because it was asked to, but its ranks did not"):
+        agreement.step()
+    # Some ranks may have left after report 4 already.
+    assert sent == told == [("freeze", {}), ("stop", {"report": 4, "unwind": True})]
+
+
+def test_a_signal_is_heeded_although_a_stop_for_another_reason_is_under_way(
+    agreement: StopAgreement, recorder: Recorder, tracker: AttemptTracker, sent: Sent
+):
+    recorder.ask_to_stop(StopNotice(kind=StopKind.GOAL, why="acc=0.9 reached 0.9"))
+    agreement.step()
+    tracker.feed(Frame({"op": "signal", "rank": 1, "name": "SIGUSR2"}, b"", b""))
+    agreement.step()
+    assert recorder.wants_stop == "its ranks got SIGUSR2"
+    assert sent == [("freeze", {})]
+
+
+def test_ranks_that_went_on_without_more_workers_are_asked_again_for_a_better_reason(
+    agreement: StopAgreement, recorder: Recorder, tracker: AttemptTracker, sent: Sent
+):
+    recorder.ask_to_stop(StopNotice(kind=StopKind.RESIZE, why="nodes are back"))
+    agreement.step()
+    for rank, report in ((0, 3), (1, 5)):
+        answer(tracker, rank, report)
+    agreement.step()
+    assert sent == [("freeze", {}), ("stop", {"report": 6, "unwind": False})]
+    sent.clear()
+    recorder.ask_to_stop(StopNotice(kind=StopKind.TIME_LIMIT, why="its time ends", deadline=1e10))
+    agreement.step()
+    answer(tracker, 0, 9)
+    agreement.step()
+    assert sent == [("freeze", {})]
+    answer(tracker, 1, 8)
+    agreement.step()
+    leave = {"deadline": 1e10, "nodes": {}}
+    assert sent[1:] == [("stop", {"report": 10, "unwind": True, "leave": leave})]
 
 
 def test_ranks_that_never_ask_should_stop_are_ended_with_a_hint(

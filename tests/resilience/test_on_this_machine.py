@@ -15,11 +15,14 @@ import pytest
 from hpctrain import (
     Checkpoint,
     DataParallelTrainer,
+    FailureConfig,
     Result,
     RunConfig,
     RunStoppedError,
     ScalingConfig,
 )
+from hpctrain.execute import stop
+from hpctrain.execute.allotment import Allotment
 from hpctrain.execute.process import process_start_time
 
 pytestmark = pytest.mark.mpi
@@ -85,9 +88,10 @@ def test_ranks_leave_within_seconds_of_their_executors_death_and_the_next_fit_re
     assert second_attempt.cause == "finished"
 
 
-def fit(train: Any, tmp_path: Path, **run_config: Any) -> Result:
+def fit(train: Any, tmp_path: Path, loop_config: Any = None, **run_config: Any) -> Result:
     return DataParallelTrainer(
         train,
+        train_loop_config=loop_config,
         scaling_config=ScalingConfig(num_workers=2),
         run_config=RunConfig(storage_path=tmp_path, name="run", verbose=0, **run_config),
     ).fit()
@@ -124,6 +128,86 @@ def test_a_function_that_does_not_ask_is_unwound_after_the_same_report_on_every_
     steps = [m["step"] for m in result.metrics_history]
     assert steps == list(range(1, len(steps) + 1))
     assert len(steps) >= 5
+
+
+def test_who_reaches_the_goal_has_all_the_time_to_end_the_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train() -> int:
+        import time
+
+        import hpctrain
+
+        epoch = 0
+        while not hpctrain.should_stop():
+            epoch += 1
+            time.sleep(2 * (epoch > 1))  # an epoch of work, longer than the patience
+            hpctrain.report({"accuracy": 0.95})
+        return epoch
+
+    monkeypatch.setattr(stop, "STOP_PATIENCE_S", 1.0)
+    result = fit(train, tmp_path, stop={"accuracy": 0.9})
+    assert (result.state, result.return_value) == ("finished", 2)
+
+
+def test_a_goal_is_reached_again_after_a_failure_before_anything_was_saved_of_it(
+    tmp_path: Path,
+) -> None:
+    def train() -> int:
+        import time
+
+        import hpctrain
+
+        checkpoint = hpctrain.get_checkpoint()
+        step = checkpoint.to_dict()["step"] if checkpoint else 0
+        while not hpctrain.should_stop():
+            step += 1
+            time.sleep(0.01)  # a step of work
+            hpctrain.report(
+                {"step": step}, Checkpoint.from_dict({"step": step}) if step == 20 else None
+            )
+        if hpctrain.get_context().world.attempt == 1:
+            raise OSError("the last save fails")
+        return step
+
+    budget = FailureConfig(max_failures=1)
+    result = fit(train, tmp_path, stop={"step": 30}, failure_config=budget)
+    assert result.state == "finished"
+    assert len(result.attempts) == 2
+    assert result.return_value >= 30
+
+
+@pytest.mark.parametrize("saves", [True, False], ids=["saves", "never-saves"])
+def test_nobody_who_does_not_ask_is_unwound_for_more_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saves: bool
+) -> None:
+    def train(config: Any) -> None:
+        import time
+
+        import hpctrain
+
+        context = hpctrain.get_context()
+        rank, attempt = context.get_world_rank(), context.world.attempt
+        checkpoint = hpctrain.get_checkpoint()
+        step = checkpoint.to_dict()["step"] if checkpoint else 0
+        while step < 80:
+            step += 1
+            time.sleep(0.05)  # a step of work
+            saved = config["saves"] and step == 60 and rank == 0
+            hpctrain.report(
+                {"step": step, "attempt": attempt},
+                Checkpoint.from_dict({"step": step}) if saved else None,
+            )
+
+    nodes_are_back = iter([True])
+    # Nodes that are lost and come back are a matter of Slurm; what follows is that of any run.
+    monkeypatch.setattr(Allotment, "can_grow", lambda _: next(nodes_are_back, False))
+    monkeypatch.setattr(stop, "STOP_PATIENCE_S", 1.0)
+    result = fit(train, tmp_path, loop_config={"saves": saves})
+    history = [(m["attempt"], m["step"]) for m in result.metrics_history]
+    second = 60 if saves else 80
+    assert [step for _, step in history] == list(range(1, 81))
+    assert [attempt for attempt, _ in history] == [1] * second + [2] * (80 - second)
 
 
 def test_the_total_time_ends_a_run_which_a_person_can_go_on_with(tmp_path: Path) -> None:

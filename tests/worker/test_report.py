@@ -31,6 +31,7 @@ from hpctrain.worker import report, upload
 from hpctrain.worker.commits import MAX_IN_FLIGHT, Verdict
 from hpctrain.worker.metrics import encode_metrics
 from hpctrain.worker.report import Session
+from hpctrain.worker.report_count import LeaveTraining
 from hpctrain.worker.upload import Background, Upload
 from hpctrain.world import World
 
@@ -531,6 +532,42 @@ def test_a_rank_behind_goes_on_and_one_at_the_stop_leaves(start: Start):
     session.report({})
     assert not session.should_stop()
     session.report({})
+    assert session.should_stop()
+
+
+def test_who_has_been_told_late_may_save_once_more_and_no_rank_is_unwound(start: Start):
+    session = start()
+    session.stop_after(1, unwind=False)
+    for _ in range(4):
+        session.report({})
+    assert session.should_stop()
+    session.report({})
+    with pytest.raises(LeaveTraining):
+        session.report({})
+    assert session.reports == 5
+
+
+def test_a_rank_that_was_let_go_on_ends_where_a_second_word_says(start: Start):
+    session = start()
+    session.stop_after(1, unwind=False)
+    for _ in range(3):
+        session.report({})
+    leave = {"deadline": None, "nodes": {}}
+    session.stop_after(4, leave)
+    # As on a rank that hears of it later.
+    assert session.leave is None
+    session.report({})
+    assert session.leave == leave
+    with pytest.raises(LeaveTraining):
+        session.report({})
+    assert session.was_told
+
+
+def test_the_first_word_of_where_to_stop_stands(start: Start):
+    session = start()
+    session.stop_after(1)
+    session.report({})
+    session.stop_after(3)
     assert session.should_stop()
 
 
