@@ -221,7 +221,7 @@ class Executor:
             backend.shutdown(graceful=error is None or isinstance(error, Resize))
             self._allotment.watch(group)
             # First of all, since a full disk is a usual reason: what is half written goes.
-            recorder.checkpoints.store.prepare()
+            recorder.checkpoints.clear()
             recorder.keep_failures(backend.tracker.failures.values())
             recorder.end_attempt(error=error, reports=backend.tracker.reports)
 

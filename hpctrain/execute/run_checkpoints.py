@@ -54,8 +54,8 @@ class RunCheckpoints:
 
         Raises
         ------
-        UnreadableError
-            If it cannot be read, some looks later neither.
+        UnreadableError, OSError
+            If it cannot be read, or they cannot be listed, some looks later neither.
         """
         manifest, complaints = self._newest_good()
         for complaint in complaints:
@@ -73,17 +73,25 @@ class RunCheckpoints:
             try:
                 self.store.prepare()
                 return self.store.newest_good(doubtful=self._journal.begun_with)
-            except UnreadableError as error:
+            except (UnreadableError, OSError) as error:
                 if pause_s is None:
                     raise
                 self._journal.note("checkpoint-unreadable", error=str(error))
                 print(
-                    f"hpctrain: {error} Looking again in {pause_s:.0f} s.",
+                    f"hpctrain: {str(error).rstrip('.')}. Looking again in {pause_s:.0f} s.",
                     file=sys.stderr,
                     flush=True,
                 )
                 time.sleep(pause_s)
         raise AssertionError("the last look raises or returns")
+
+    def clear(self) -> None:
+        """Delete what a failed attempt left half done; call it while no rank runs."""
+        try:
+            self.store.prepare()
+        except OSError as error:
+            # The next attempt looks again, and this one's end has a reason of its own.
+            self._journal.complain("checkpoints/", error)
 
     def end_attempt(self) -> None:
         """Let go of what the attempt resumed from."""

@@ -462,6 +462,37 @@ def test_a_short_outage_is_waited_for(
     assert "hpctrain: the filesystem is away. Looking again in " in capsys.readouterr().err
 
 
+def test_checkpoints_that_cannot_be_listed_for_a_moment_are_waited_for(
+    paths: RunPaths, broadcasts: Broadcasts, monkeypatch: pytest.MonkeyPatch
+):
+    recorder = make_recorder(paths)
+    recorder.record(make_round(1, paths=paths), broadcasts)
+    prepare, looks = CheckpointStore.prepare, []
+
+    def away_at_first(store: CheckpointStore) -> None:
+        looks.append(store)
+        if len(looks) < 3:
+            raise OSError(errno.EIO, "Input/output error")
+        prepare(store)
+
+    monkeypatch.setattr(CheckpointStore, "prepare", away_at_first)
+    monkeypatch.setattr(run_checkpoints, "_PAUSES_S", (0.01, 0.01, 0.01))
+    assert recorder.begin_attempt(None).first_report == 1
+    assert len(looks) == 3
+
+
+def test_what_cannot_be_deleted_after_an_attempt_is_told_and_hides_nothing(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def away(_: CheckpointStore) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(CheckpointStore, "prepare", away)
+    make_recorder(paths).checkpoints.clear()
+    told = f"hpctrain: cannot write checkpoints/ in {paths.root}: Stale file handle\n"
+    assert capsys.readouterr().err == told
+
+
 def test_a_checkpoint_that_an_attempt_began_with_is_doubtful_to_the_next(
     paths: RunPaths, broadcasts: Broadcasts, monkeypatch: pytest.MonkeyPatch
 ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from hpctrain import (
 from hpctrain.execute import stop
 from hpctrain.execute.allotment import Allotment
 from hpctrain.execute.process import process_start_time
+from hpctrain.rundir.store import CheckpointStore
 
 pytestmark = pytest.mark.mpi
 PATIENCE_S = 60.0
@@ -175,6 +177,31 @@ def test_a_goal_is_reached_again_after_a_failure_before_anything_was_saved_of_it
     assert result.state == "finished"
     assert len(result.attempts) == 2
     assert result.return_value >= 30
+
+
+def test_a_disk_that_fails_for_a_moment_after_an_attempt_costs_neither_run_nor_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train() -> str:
+        import hpctrain
+
+        hpctrain.report({"step": 1})
+        if hpctrain.get_context().world.attempt == 1:
+            raise ValueError("of the first attempt")
+        return "the end"
+
+    prepare, calls = CheckpointStore.prepare, []
+
+    def away_after_attempts(store: CheckpointStore) -> None:
+        calls.append(store)
+        if len(calls) % 2 == 0:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        prepare(store)
+
+    monkeypatch.setattr(CheckpointStore, "prepare", away_after_attempts)
+    result = fit(train, tmp_path, failure_config=FailureConfig(max_failures=1))
+    assert (result.state, result.return_value, len(calls)) == ("finished", "the end", 4)
+    assert "Stale file handle" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("saves", [True, False], ids=["saves", "never-saves"])
