@@ -98,8 +98,12 @@ class Executor:
         LaunchError
             If the ranks could not be started.
         """
-        recorder = self.recorder
         self._journal.begin()
+        with self._journal.kept_alive():
+            return self._run_attempts()
+
+    def _run_attempts(self) -> bool:
+        recorder = self.recorder
         try:
             self._departure.begin()
             self._go_on_after_the_last_executor()

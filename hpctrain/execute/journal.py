@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,9 @@ from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunState, RunStatus, read_status, write_status
 
 STATUS_INTERVAL_S = 2.0
+# Ranks that start, a callback or Slurm's controller may take minutes, and an executor that writes
+# nothing for one of them is taken for dead.
+_LIFE_INTERVAL_S = 10.0
 
 
 class Journal:
@@ -46,6 +51,7 @@ class Journal:
         """The status as it was last changed."""
         self._previous = read_status(paths)
         self._written_at = 0.0
+        self._writing = threading.Lock()
         # Kept here too: with a full disk the ledger does not grow, and what is counted must.
         self._events = read_events(paths)
 
@@ -72,12 +78,33 @@ class Journal:
 
     def change(self, **changes: Any) -> None:
         """Change the status and write it."""
-        self.change_later(**changes)
-        self._written_at = time.monotonic()
+        with self._writing:
+            self.change_later(**changes)
+            self._written_at = time.monotonic()
+            try:
+                self.status = write_status(self.paths, self.status)
+            except OSError as error:
+                self.complain("status.json", error)
+
+    @contextmanager
+    def kept_alive(self) -> Iterator[None]:
+        """Write the status now and then, in a thread, while it says that the run is at work."""
+        over = threading.Event()
+
+        def show_life() -> None:
+            while not over.wait(_LIFE_INTERVAL_S):
+                with self._writing, suppress(OSError):
+                    # Another job's executor may write it once this one has handed the run over.
+                    if self.status.state in (RunState.STARTING, RunState.RUNNING):
+                        write_status(self.paths, self.status)
+
+        thread = threading.Thread(target=show_life, name="hpctrain-life", daemon=True)
+        thread.start()
         try:
-            self.status = write_status(self.paths, self.status)
-        except OSError as error:
-            self.complain("status.json", error)
+            yield
+        finally:
+            over.set()
+            thread.join()
 
     def change_later(self, **changes: Any) -> None:
         """Change the status; it is written with the next change."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from hpctrain.execute.journal import Journal
 from hpctrain.rundir.history import FailureKind
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.status import RunState, RunStatus, read_status
+from hpctrain.rundir.status import RunState, RunStatus, read_status, write_status
 
 
 @pytest.fixture
@@ -34,6 +35,31 @@ def test_a_full_disk_does_not_end_the_bookkeeping(
     said = capsys.readouterr().err
     assert f"cannot write status.json in {journal.paths.root}: No space left on device" in said
     assert f"cannot write ledger.jsonl in {journal.paths.root}: No space left on device" in said
+
+
+def wait_until_newer(paths: RunPaths, than: RunStatus) -> RunStatus:
+    deadline = time.monotonic() + 10
+    while (written := read_status(paths)) is None or written.updated_at <= than.updated_at:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    return written
+
+
+def test_the_status_shows_life_until_another_executor_may_write_it(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(journal_module, "_LIFE_INTERVAL_S", 0.01)
+    journal.change(phase="launch")
+    with journal.kept_alive():
+        written = journal.status
+        for _ in range(3):
+            written = wait_until_newer(journal.paths, written)
+        assert written.phase == "launch"
+        journal.change(state=RunState.SUBMITTED)
+        successor = write_status(journal.paths, journal.status.with_changes(job_id="8"))
+        # As long as ten signs of life.
+        time.sleep(0.1)
+    assert read_status(journal.paths) == successor
 
 
 def test_what_is_changed_for_later_is_written_with_the_next_change(journal: Journal):

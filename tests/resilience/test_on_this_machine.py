@@ -19,12 +19,16 @@ from hpctrain import (
     FailureConfig,
     Result,
     RunConfig,
+    RunContext,
     RunStoppedError,
     ScalingConfig,
+    UserCallback,
 )
-from hpctrain.execute import stop
+from hpctrain.execute import journal, stop
 from hpctrain.execute.allotment import Allotment
 from hpctrain.execute.process import process_start_time
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.status import read_status
 from hpctrain.rundir.store import CheckpointStore
 
 pytestmark = pytest.mark.mpi
@@ -177,6 +181,30 @@ def test_a_goal_is_reached_again_after_a_failure_before_anything_was_saved_of_it
     assert result.state == "finished"
     assert len(result.attempts) == 2
     assert result.return_value >= 30
+
+
+def test_an_executor_that_waits_for_others_is_not_taken_for_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Waiting(UserCallback):
+        """As a tracker whose server does not answer."""
+
+        def after_report(self, run_context: RunContext, *_: Any) -> None:
+            paths = RunPaths(run_context.path)
+            before, deadline = read_status(paths), time.monotonic() + PATIENCE_S
+            while read_status(paths) == before:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+
+    def train() -> None:
+        import hpctrain
+
+        hpctrain.report({"step": 1})
+
+    monkeypatch.setattr(journal, "_LIFE_INTERVAL_S", 0.2)
+    waiting = Waiting()
+    waiting.fatal = True
+    assert fit(train, tmp_path, callbacks=[waiting]).state == "finished"
 
 
 def test_a_disk_that_fails_for_a_moment_after_an_attempt_costs_neither_run_nor_restart(
