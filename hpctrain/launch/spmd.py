@@ -19,7 +19,7 @@ from hpctrain import environ
 from hpctrain.config import ScalingConfig
 from hpctrain.control.link import Link, connect_tcp
 from hpctrain.control.wire import Frame
-from hpctrain.errors import ConfigError, HpctrainError, TrainingFailedError
+from hpctrain.errors import ConfigError, HpctrainError, LaunchError, TrainingFailedError
 from hpctrain.execute.recorder import AttemptStart
 from hpctrain.launch.claim import claimed
 from hpctrain.launch.coordinator import GRACE_S, Coordinator
@@ -85,6 +85,13 @@ def fit_spmd(request: Request) -> Result:
             opening, coordinator = _open(request.named(), world)
         except (HpctrainError, SystemExit) as error:
             opening = error
+        except Exception as error:
+            # A full disk: the others wait for a word all the same.
+            opening = LaunchError(
+                f"rank 0 cannot open the run in {request.run_config.storage_path}: "
+                f"{type(error).__name__}: {error}"
+            )
+            opening.__cause__ = error
     opening = comm.bcast(opening)
     if isinstance(opening, BaseException):
         raise opening

@@ -57,12 +57,13 @@ if __name__ == "__main__":
 
 
 def start(
-    tmp_path: Path, what: str, workers: int | tuple[int, int]
+    tmp_path: Path, what: str, workers: int | tuple[int, int], storage: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
+    arguments = [str(storage or tmp_path), what, str(workers)]
     return subprocess.run(
-        [MPIEXEC, "-n", "4", sys.executable, str(script), str(tmp_path), what, str(workers)],
+        [MPIEXEC, "-n", "4", sys.executable, str(script), *arguments],
         capture_output=True,
         text=True,
         timeout=120,
@@ -99,6 +100,15 @@ def test_ranks_are_told_when_the_end_of_the_run_cannot_be_written_down(tmp_path:
     assert time.monotonic() - started < 60
     assert done.returncode != 0
     assert str(tmp_path / "one") in done.stderr
+
+
+def test_ranks_are_told_when_the_run_cannot_be_opened(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = start(tmp_path, "train", 4, storage=tmp_path / "file" / "runs")
+    assert done.returncode != 0
+    told = f"LaunchError: rank 0 cannot open the run in {tmp_path}/file/runs: NotADirectoryError: "
+    # Of rank 0 and of another one at least: mpiexec may end those that are still printing.
+    assert done.stderr.count(told) >= 2
 
 
 def test_a_world_of_another_size_is_refused(tmp_path: Path) -> None:
