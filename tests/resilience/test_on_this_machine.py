@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import json
+import os
 import signal
 import subprocess
 import sys
@@ -27,6 +29,8 @@ from hpctrain import (
 from hpctrain.execute import journal, stop
 from hpctrain.execute.allotment import Allotment
 from hpctrain.execute.process import process_start_time
+from hpctrain.rundir.history import read_history
+from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import read_status
 from hpctrain.rundir.store import CheckpointStore
@@ -42,6 +46,7 @@ def _on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 SCRIPT = """
 import os, time
+from datetime import timedelta
 import hpctrain, hpctrain.collective
 from hpctrain import Checkpoint, DataParallelTrainer, RunConfig, ScalingConfig
 
@@ -61,37 +66,78 @@ if __name__ == "__main__":
     DataParallelTrainer(
         train,
         scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(name="run", storage_path=".", verbose=0),
+        run_config=RunConfig(
+            name="run", storage_path=".", verbose=0, total_time=timedelta(minutes=30)
+        ),
     ).fit()
 """
+ARGV = [sys.executable, "train.py"]
+
+
+def kill_executor_at_work(tmp_path: Path, **environment: str) -> None:
+    """Begin the script, and end its process without a warning."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    first = subprocess.Popen(ARGV, cwd=tmp_path, env={**os.environ, **environment})
+    deadline = time.monotonic() + PATIENCE_S
+    while not (metrics.exists() and '"step":12}' in metrics.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    first.kill()
+    first.wait()
 
 
 def test_ranks_leave_within_seconds_of_their_executors_death_and_the_next_fit_resumes(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
-    argv = [sys.executable, "train.py"]
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    first = subprocess.Popen(argv, cwd=tmp_path)
-    deadline = time.monotonic() + PATIENCE_S
-    while not (metrics.exists() and '"step":12}' in metrics.read_text()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    kill_executor_at_work(tmp_path)
     pids = [int((tmp_path / f"pid-{rank}-1").read_text()) for rank in (0, 1)]
-    first.kill()
-    first.wait()
     deadline = time.monotonic() + 10
     while any(process_start_time(pid) is not None for pid in pids):
         assert time.monotonic() < deadline, "ranks live on without their executor"
         time.sleep(0.05)
 
-    subprocess.run(argv, cwd=tmp_path, check=True, timeout=PATIENCE_S)
+    subprocess.run(ARGV, cwd=tmp_path, check=True, timeout=PATIENCE_S)
     result = Result.from_path(tmp_path / "run")
     assert [m["step"] for m in result.metrics_history] == list(range(1, 41))
     first_attempt, second_attempt = result.attempts
     assert first_attempt.cause is not None
     assert first_attempt.cause.startswith("the executor on ")
     assert second_attempt.cause == "finished"
+
+
+def test_a_script_that_slurm_starts_again_does_not_count_its_time_in_the_queue(
+    tmp_path: Path,
+) -> None:
+    kill_executor_at_work(tmp_path, SLURM_JOB_ID="7")
+    # The hour that the job was in the queue.
+    run = RunPaths(tmp_path / "run")
+    status = json.loads(run.status.read_bytes())
+    run.status.write_text(json.dumps({**status, "updated_at": status["updated_at"] - 3600}))
+    events = [{**event, "time": event["time"] - 3600} for event in read_events(run)]
+    run.ledger.write_text("".join(f"{json.dumps(event)}\n" for event in events))
+
+    again = {**os.environ, "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}
+    subprocess.run(ARGV, cwd=tmp_path, env=again, check=True, timeout=PATIENCE_S)
+    assert Result.from_path(run.root).state == "finished"
+    # The time before that hour does count.
+    ended = [event for event in read_events(run) if event["event"] == "executor-ended"]
+    assert ended[0]["until"] < time.time() - 3000
+    assert 0 < read_history(read_events(run)).used_s < 2 * PATIENCE_S
+
+
+def test_a_request_to_stop_outlives_the_start_of_its_job(tmp_path: Path) -> None:
+    kill_executor_at_work(tmp_path, SLURM_JOB_ID="7")
+    RunPaths(tmp_path / "run").stop_request.touch()
+    again = {**os.environ, "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}
+    stopped = subprocess.run(
+        ARGV, cwd=tmp_path, env=again, timeout=PATIENCE_S, capture_output=True, text=True
+    )
+    assert stopped.returncode == 1
+    assert "RunStoppedError: the run stopped because it was asked to" in stopped.stderr
+    # A person who calls fit() wants it to go on.
+    subprocess.run(ARGV, cwd=tmp_path, check=True, timeout=PATIENCE_S)
+    assert Result.from_path(tmp_path / "run").state == "finished"
 
 
 def fit(train: Any, tmp_path: Path, loop_config: Any = None, **run_config: Any) -> Result:
