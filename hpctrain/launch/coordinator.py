@@ -12,6 +12,7 @@ from typing import Any
 from hpctrain.control.hub import SECRET_BYTES, Hub
 from hpctrain.control.wire import Frame
 from hpctrain.errors import HpctrainError, TrainingFailedError
+from hpctrain.execute.departure import Departure
 from hpctrain.execute.examine import Examiner
 from hpctrain.execute.explain import explain_failure
 from hpctrain.execute.hang import HangWatch
@@ -54,6 +55,13 @@ class Coordinator(threading.Thread):
             status=initial_status(request.paths, submission.plan, request.run_config),
         )
         self._journal = self._recorder.journal
+        self._departure = Departure(
+            plan=submission.plan,
+            run_config=request.run_config,
+            recorder=self._recorder,
+            signals=[],
+        )
+        self._departure.begin()
         self.attempt_start = self._recorder.begin_attempt(request.resume_from)
         self._hub = Hub(attempt=self.attempt_start.attempt)
         self.secret = secrets.token_bytes(SECRET_BYTES)
@@ -131,6 +139,7 @@ class Coordinator(threading.Thread):
             recorder.tick(phase=tracker.phase, reports=tracker.reports)
             if self._follower is not None:
                 self._follower.step()
+            self._departure.step()
             stop.step()
             if len(self._workers) == self._world.world_size:
                 self._hang.step()

@@ -8,6 +8,7 @@ from typing import Any
 
 from hpctrain.control.wire import Frame
 from hpctrain.errors import HpctrainError, WorkerError
+from hpctrain.execute.departure import Departure
 from hpctrain.execute.journal import initial_status
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.tracker import AttemptTracker
@@ -22,8 +23,9 @@ from hpctrain.world import SerialComm, World
 class InlineChannel:
     """Reports that reach their recorder by a function call."""
 
-    def __init__(self, recorder: Recorder, tracker: AttemptTracker) -> None:
+    def __init__(self, recorder: Recorder, tracker: AttemptTracker, departure: Departure) -> None:
         self._recorder = recorder
+        self._departure = departure
         self._tracker = tracker
         self.session: Session | None = None
 
@@ -56,6 +58,7 @@ class InlineChannel:
             self._recorder.record(round_, self._broadcast)
         self._recorder.answer(self._tracker, self._broadcast)
         self._recorder.tick(phase="training", reports=self._tracker.reports)
+        self._departure.step()
         if self._recorder.stop is not None and self.session is not None:
             self.session.stop_after(self._tracker.reports)
 
@@ -80,7 +83,16 @@ def run_inline(submission: Submission) -> None:
         status=initial_status(request.paths, submission.plan, request.run_config),
     )
     journal = recorder.journal
-    start = recorder.begin_attempt(request.resume_from)
+    departure = Departure(
+        plan=submission.plan, run_config=request.run_config, recorder=recorder, signals=[]
+    )
+    departure.begin()
+    try:
+        start = recorder.begin_attempt(request.resume_from)
+    except BaseException as raised:
+        # Or this process would seem to be at work on it for as long as it lives.
+        recorder.end(raised)
+        raise
     world = World(
         attempt=start.attempt,
         world_rank=0,
@@ -93,7 +105,7 @@ def run_inline(submission: Submission) -> None:
     )
     journal.change(state=RunState.RUNNING, world_size=1, nodes=(world.hostname,), phase="training")
     tracker = AttemptTracker(world_size=1, first_report=start.first_report)
-    channel = InlineChannel(recorder, tracker)
+    channel = InlineChannel(recorder, tracker, departure)
     session = channel.session = Session(
         world=world,
         paths=request.paths,

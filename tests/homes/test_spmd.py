@@ -20,6 +20,8 @@ MPIEXEC = str(Path(sys.executable).with_name("mpiexec"))
 SCRIPT = """
 import shutil
 import sys
+import time
+from datetime import timedelta
 import hpctrain
 import hpctrain.collective
 from hpctrain import Checkpoint, DataParallelTrainer, RunConfig, ScalingConfig
@@ -29,7 +31,8 @@ storage, what, workers = sys.argv[1], sys.argv[2], eval(sys.argv[3])
 def train(config):
     context = hpctrain.get_context()
     rank = context.get_world_rank()
-    for step in range(3):
+    for step in range(3 if config["what"] != "run on" else 10_000):
+        time.sleep(0.01 * (step > 2))   # a step of work
         if config["what"] == "fail" and step == 2:
             if rank == 1:
                 raise ValueError("the loss is NaN")
@@ -46,7 +49,11 @@ def fit(name):
         train,
         train_loop_config={"what": what},
         scaling_config=ScalingConfig(num_workers=workers),
-        run_config=RunConfig(storage_path=storage, name=name),
+        run_config=RunConfig(
+            storage_path=storage,
+            name=name,
+            total_time=timedelta(seconds=1) if what == "run on" else None,
+        ),
     ).fit()
 
 if __name__ == "__main__":
@@ -109,6 +116,16 @@ def test_ranks_are_told_when_the_run_cannot_be_opened(tmp_path: Path) -> None:
     told = f"LaunchError: rank 0 cannot open the run in {tmp_path}/file/runs: NotADirectoryError: "
     # Of rank 0 and of another one at least: mpiexec may end those that are still printing.
     assert done.stderr.count(told) >= 2
+
+
+def test_the_total_time_ends_it(tmp_path: Path) -> None:
+    done = start(tmp_path, "run on", 4)
+    assert done.returncode != 0
+    assert "RunStoppedError: the run stopped because its total_time=" in done.stderr
+    result = Result.from_path(tmp_path / "one")
+    assert result.state == "stopped"
+    steps = [m["step"] for m in result.metrics_history]
+    assert steps == list(range(len(steps)))
 
 
 def test_a_world_of_another_size_is_refused(tmp_path: Path) -> None:

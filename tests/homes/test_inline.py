@@ -1,0 +1,59 @@
+"""One rank in this interpreter: how a run there ends that does not come to its own end."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain import (
+    CheckpointError,
+    DataParallelTrainer,
+    Result,
+    RunConfig,
+    RunStoppedError,
+    ScalingConfig,
+)
+from hpctrain.execute.run_checkpoints import RunCheckpoints
+
+
+def fit(train: Any, tmp_path: Path, **run_config: Any) -> Result:
+    return DataParallelTrainer(
+        train,
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(storage_path=tmp_path, name="run", verbose=0, **run_config),
+    ).fit()
+
+
+def test_the_total_time_ends_it(tmp_path: Path) -> None:
+    def train() -> None:
+        import time
+
+        import hpctrain
+
+        while True:
+            time.sleep(0.01)  # a step of work
+            hpctrain.report({})
+
+    with pytest.raises(RunStoppedError, match=r"because its total_time=.* is used up, at report"):
+        fit(train, tmp_path, total_time=timedelta(seconds=1))
+    assert Result.from_path(tmp_path / "run").state == "stopped"
+
+
+def test_a_run_that_could_not_begin_does_not_look_as_if_it_were_at_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(_: RunCheckpoints) -> None:
+        raise CheckpointError("the checkpoints cannot be read just now.")
+
+    def train() -> str:
+        return "the end"
+
+    with monkeypatch.context() as outage:
+        outage.setattr(RunCheckpoints, "begin_attempt", away)
+        with pytest.raises(CheckpointError, match="just now"):
+            fit(train, tmp_path)
+    assert Result.from_path(tmp_path / "run").state == "failed"
+    assert fit(train, tmp_path).return_value == "the end"
