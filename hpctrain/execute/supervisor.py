@@ -20,6 +20,7 @@ from hpctrain.plan import spec
 from hpctrain.plan.spec import RunSpec
 from hpctrain.rundir.ledger import append_event, count_attempts
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.status import RunState, read_status
 
 _MAX_RESTARTS = 3
 _SIGNALS = (signal.SIGUSR2, signal.SIGTERM)
@@ -44,11 +45,17 @@ def supervise(run_dir: str) -> None:
             os._exit(_run_executor(paths))
         _, wait_status = os.waitpid(pid, 0)
         if os.WIFEXITED(wait_status):
-            if status := os.WEXITSTATUS(wait_status):
+            if exit_status := os.WEXITSTATUS(wait_status):
                 # So that the job is FAILED for Slurm, and its dependents with afterok do not start.
-                raise SystemExit(status)
+                raise SystemExit(exit_status)
             return
         append_event(paths, "executor-died", signal=os.WTERMSIG(wait_status), pid=pid)
+        status = read_status(paths)
+        if status is not None and status.state.is_final:
+            # In a callback, as a rule: the run had ended.
+            if status.state is RunState.FINISHED:
+                return
+            break
         # One that could begin an attempt has looked at the budgets; one that could not, has not.
         attempts, before = count_attempts(paths), attempts
         fruitless = 0 if attempts > before else fruitless + 1

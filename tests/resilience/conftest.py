@@ -21,13 +21,17 @@ from hpctrain.testing.slurm import VirtualCluster
 TIMEOUT_S = 120.0
 
 SCRIPT = """
-import argparse, time
+import argparse, os, signal, time
 import hpctrain
 import hpctrain.collective
 from hpctrain import (
     Checkpoint, DataParallelTrainer, FailureConfig, HpctrainError, RunConfig, ScalingConfig,
-    SlurmConfig,
+    SlurmConfig, UserCallback,
 )
+
+class DiesAtTheEnd(UserCallback):
+    def on_finish(self, *_):
+        os.kill(os.getpid(), signal.SIGKILL)
 
 def train(config):
     checkpoint = hpctrain.get_checkpoint()
@@ -61,6 +65,7 @@ if __name__ == "__main__":
     parser.add_argument("--total-time", type=int, help="seconds")
     parser.add_argument("--preemptions", type=int, default=-1)
     parser.add_argument("--partition")
+    parser.add_argument("--dies-at-the-end", action="store_true")
     parser.add_argument("--sbatch", action="append", default=[])
     args = parser.parse_args()
     from datetime import timedelta
@@ -81,6 +86,7 @@ if __name__ == "__main__":
             ),
             run_config=RunConfig(
                 name="run", storage_path=".", total_time=total,
+                callbacks=[DiesAtTheEnd()] * args.dies_at_the_end,
                 failure_config=FailureConfig(max_preemption_failures=args.preemptions),
             ),
         ).fit()

@@ -130,6 +130,13 @@ def test_the_end_of_the_time_limit_is_followed_by_another_job_twice(disturbed: A
     assert len(result.job_ids) == 1
 
 
+def test_a_run_that_has_ended_is_not_begun_again_when_its_executor_dies(disturbed: Any) -> None:
+    disturbed.start("--dies-at-the-end", "--steps=10")
+    disturbed.finish(steps=10)
+    assert len(disturbed.events("executor-died")) == 1
+    assert len(disturbed.events("executor-started")) == 1
+
+
 def test_a_cancelled_run_does_not_go_on_in_the_next_job(disturbed: Any) -> None:
     disturbed.start("--sbatch=--no-requeue")
     disturbed.wait_for_step(12)
