@@ -33,24 +33,10 @@ def barrier(*, timeout_s: float = _TIMEOUT_S) -> None:
     WorkerContextError
         Outside of a training function.
     """
-    worker = active_worker("barrier()")
-    comm: Any = worker.comm
-    if comm.size == 1:
-        return
-    from hpctrain.worker.mpi import wait_barrier
-
-    started = time.monotonic()
-    with worker.session.meeting("barrier()") as waits:
-        has_come = wait_barrier(comm, timeout_s=timeout_s, meanwhile=waits)
-    if not has_come:
-        raise TrainingFailedError(
-            f"rank {comm.rank} waited {time.monotonic() - started:.0f} s in barrier(), and "
-            f"not all {comm.size} ranks came. Every rank must call it equally often; "
-            f"timeout_s sets how long to wait."
-        )
+    _meet("barrier()", timeout_s)
 
 
-def broadcast_from_rank_zero(data: T) -> T:
+def broadcast_from_rank_zero(data: T, *, timeout_s: float = _TIMEOUT_S) -> T:
     """Return rank 0's `data` on every rank. Collective.
 
     Parameters
@@ -58,12 +44,36 @@ def broadcast_from_rank_zero(data: T) -> T:
     data
         Anything that can be pickled; only rank 0's counts. It is meant for small things: a seed, a
         name, a decision.
+    timeout_s
+        Seconds to wait for the slowest rank.
 
     Raises
     ------
+    TrainingFailedError
+        If not every rank called in time.
     WorkerContextError
         Outside of a training function.
     """
-    worker = active_worker("broadcast_from_rank_zero()")
-    result: T = worker.comm.bcast(data)
+    comm = _meet("broadcast_from_rank_zero()", timeout_s)
+    result: T = comm.bcast(data)
     return result
+
+
+def _meet(call: str, timeout_s: float) -> Any:
+    """Wait until every rank has called; return their communicator."""
+    worker = active_worker(call)
+    comm: Any = worker.comm
+    if comm.size == 1:
+        return comm
+    from hpctrain.worker.mpi import wait_barrier
+
+    started = time.monotonic()
+    with worker.session.meeting(call) as waits:
+        has_come = wait_barrier(comm, timeout_s=timeout_s, meanwhile=waits)
+    if not has_come:
+        raise TrainingFailedError(
+            f"rank {comm.rank} waited {time.monotonic() - started:.0f} s in {call}, and "
+            f"not all {comm.size} ranks came. Every rank must call it equally often; "
+            f"timeout_s sets how long to wait."
+        )
+    return comm

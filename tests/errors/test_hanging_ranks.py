@@ -146,11 +146,14 @@ def test_ranks_that_wait_for_one_that_has_left_are_named_and_it_is_said_that_it_
 ) -> None:
     def train() -> None:
         import hpctrain
-        import hpctrain.collective
+        from hpctrain.worker.context import active_worker
+
+        def collective_of_a_framework() -> None:
+            active_worker("train()").comm.bcast(None)
 
         hpctrain.report({"step": 0})
         if hpctrain.get_context().get_world_rank() != 0:
-            hpctrain.collective.broadcast_from_rank_zero(None)
+            collective_of_a_framework()
 
     with pytest.raises(WorkerHangError) as caught:
         fit(train, tmp_path)
@@ -158,18 +161,43 @@ def test_ranks_that_wait_for_one_that_has_left_are_named_and_it_is_said_that_it_
     assert message.startswith("ranks 1 (")
     assert "waits for other ranks, which may have left" in message
     assert "Other ranks: 1 returned after report 1" in message
-    assert "broadcast_from_rank_zero" in message
+    assert "collective_of_a_framework" in message
 
 
-def test_a_barrier_that_a_rank_returned_without_is_an_error_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("call", ["barrier", "broadcast_from_rank_zero"])
+def test_a_collective_that_a_rank_returned_without_is_an_error_at_once(
+    tmp_path: Path, call: str
+) -> None:
     def train() -> None:
         import hpctrain
         import hpctrain.collective
 
-        if hpctrain.get_context().get_world_rank() != 1:
+        if hpctrain.get_context().get_world_rank() == 1:
+            return
+        if call == "barrier":
             hpctrain.collective.barrier(timeout_s=600)
+        else:
+            hpctrain.collective.broadcast_from_rank_zero("a name", timeout_s=600)
 
-    with pytest.raises(TrainingFailedError, match=r"rank 1 returned, but rank \d waits .* barrier"):
+    with pytest.raises(
+        TrainingFailedError, match=rf"rank 1 returned, but rank \d waits .* {call}\(\)"
+    ):
+        fit(train, tmp_path)
+
+
+def test_a_broadcast_without_all_ranks_ends_in_time(tmp_path: Path) -> None:
+    def train() -> None:
+        import time
+
+        import hpctrain
+        import hpctrain.collective
+
+        if hpctrain.get_context().get_world_rank() == 1:
+            time.sleep(600)  # work that the others do not wait for
+        hpctrain.collective.broadcast_from_rank_zero("a name", timeout_s=0.5)
+
+    message = r"waited \d s in broadcast_from_rank_zero\(\), and not all 3 ranks came"
+    with pytest.raises(TrainingFailedError, match=message):
         fit(train, tmp_path)
 
 
