@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ class Recorder:
         """What ranks have saved."""
         self.stop: StopNotice | None = None
         """That the run should stop, once it should."""
-        self._goal_is_met = False
+        self._goal_at: int | None = None
         self._config = run_config
         self._last_line = b""
         self._recorded = 0
@@ -75,16 +76,22 @@ class Recorder:
 
     def ask_to_stop(self, notice: StopNotice) -> None:
         """Let the run stop; a reason that weighs more replaces what was there before."""
-        if self.would_heed(notice.kind):
-            self.stop = notice
+        if not self.would_heed(notice.kind):
+            return
+        if self.stop is not None and self.stop.deadline is not None:
+            # Whatever the reason, the job ends when it ends.
+            notice = replace(notice, deadline=min(self.stop.deadline, notice.deadline or math.inf))
+        self.stop = notice
 
     def would_heed(self, kind: StopKind) -> bool:
         """Return whether nothing that weighs as much is wanted already."""
         return self.stop is None or kind.weight > self.stop.kind.weight
 
     def forget_goal(self) -> None:
-        """Take back that the goal is met: what its attempt has not saved will be done again."""
-        self._goal_is_met = False
+        """Take back that the goal is met, if that report is not saved and will be made again."""
+        if self._goal_at is None or self._goal_at <= self.checkpoints.saved:
+            return
+        self._goal_at = None
         if self.stop is not None and self.stop.kind is StopKind.GOAL:
             self.stop = None
 
@@ -182,7 +189,7 @@ class Recorder:
         if self._config.callbacks:
             metrics = [round_.metrics(rank) for rank in sorted(round_.lines)]
             self.call("after_report", metrics, checkpoint)
-        if self._config.stop is not None and not self._goal_is_met:
+        if self._config.stop is not None and self._goal_at is None:
             self._apply_stop_rule(round_)
         self._recorded = round_.report
 
@@ -252,7 +259,7 @@ class Recorder:
         RunStoppedError
             With what the run resumes from.
         """
-        if self.stop is not None and told and not self._goal_is_met:
+        if self.stop is not None and told and self._goal_at is None:
             raise RunStoppedError(
                 f"the run stopped because {self.wants_stop}, at report {reports}. It resumes from "
                 f"{self.checkpoint_path() or 'its beginning'} at the next fit()."
@@ -290,12 +297,13 @@ class Recorder:
         if isinstance(rule, Mapping):
             met = [name for name, goal in rule.items() if _reached(metrics.get(name), goal)]
             if met:
-                self._note_goal(f"{met[0]}={metrics[met[0]]} reached {rule[met[0]]}")
+                why = f"{met[0]}={metrics[met[0]]} reached {rule[met[0]]}"
+                self._note_goal(round_.report, why)
         elif rule is not None and rule(round_.report, metrics):
-            self._note_goal("the stop function said so")
+            self._note_goal(round_.report, "the stop function said so")
 
-    def _note_goal(self, why: str) -> None:
-        self._goal_is_met = True
+    def _note_goal(self, report: int, why: str) -> None:
+        self._goal_at = report
         self.ask_to_stop(StopNotice(kind=StopKind.GOAL, why=why))
 
     def checkpoint_path(self) -> Path | None:

@@ -350,6 +350,23 @@ def test_a_goal_is_looked_for_again_after_the_attempt_that_reached_it_has_failed
     assert recorder.wants_stop == "accuracy=0.9 reached 0.9"
 
 
+def test_a_goal_whose_report_is_saved_stays_met_as_nobody_will_make_it_again(
+    paths: RunPaths, broadcasts: Broadcasts
+):
+    recorder = make_recorder(paths, stop={"accuracy": 0.9})
+    recorder.record(make_round(1, {"accuracy": 0.95}, paths=paths), broadcasts)
+    recorder.forget_goal()
+    assert recorder.wants_stop == "accuracy=0.95 reached 0.9"
+    recorder.raise_if_stopped(1)
+
+
+def test_a_request_does_not_put_off_the_end_of_the_job(paths: RunPaths):
+    recorder = make_recorder(paths)
+    recorder.ask_to_stop(StopNotice(kind=StopKind.TIME_LIMIT, why="its time ends", deadline=60.0))
+    recorder.ask_to_stop(StopNotice(kind=StopKind.REQUEST, why="it was asked to"))
+    assert recorder.stop == StopNotice(kind=StopKind.REQUEST, why="it was asked to", deadline=60.0)
+
+
 @pytest.mark.parametrize(
     ("wanted", "then", "stands"),
     [
