@@ -61,9 +61,6 @@ class Growth:
         """
         if self._recorder.stop is None and self._allotment.can_grow():
             self._recorder.ask_to_stop(_WISH)
-        if self._tracker.signals:
-            # Somebody else ends this run, or its job; now is not the time to grow.
-            self.withdraw()
         try:
             self._stop.step()
         except RunStoppedError:
@@ -94,6 +91,9 @@ class Growth:
         Resize
             Then.
         """
+        if self._tracker.is_done:
+            # No rank has died, so nothing but the end of the job can be behind a signal.
+            self._stop.heed_signals()
         # Ranks that did not know that they should leave have come to their own end.
         is_room_made = self._recorder.stop is _WISH and self._tracker.was_told
         self.withdraw()

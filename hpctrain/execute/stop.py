@@ -118,9 +118,13 @@ class StopAgreement:
         now = time.monotonic()
         if self._signalled_at is None:
             self._signalled_at = now
-        if signals == ["SIGTERM"] * len(signals) and now - self._signalled_at < _TERM_DOUBT_S:
-            return
-        self._recorder.ask_to_stop(self._interpret(signals[0]))
+        if signals != ["SIGTERM"] * len(signals) or now - self._signalled_at > _TERM_DOUBT_S:
+            self.heed_signals()
+
+    def heed_signals(self) -> None:
+        """Stop for the signals that ranks have passed on, if there are any."""
+        if self._tracker.signals and self._recorder.would_heed(StopKind.PREEMPTION):
+            self._recorder.ask_to_stop(self._interpret(self._tracker.signals[0]))
 
     def _describe(self, notice: StopNotice) -> dict[str, Any]:
         """Return what ranks are told of a job that ends."""

@@ -91,6 +91,18 @@ def test_a_signal_from_outside_comes_before_the_wish_to_grow(attempt: Attempt):
     assert attempt.recorder.stop.kind is StopKind.PREEMPTION
 
 
+def test_ranks_that_get_a_signal_while_they_make_room_have_not_finished(attempt: Attempt):
+    attempt.agree_on(1)
+    attempt.say("report")
+    attempt.tracker.feed(Frame({"op": "signal", "rank": 0, "name": "SIGTERM"}, b"", b""))
+    # Before it is sure that the signal is not srun's, which one whose rank has died sends.
+    attempt.growth.step()
+    attempt.say("done", reports=1, told=True)
+    attempt.growth.conclude()
+    with pytest.raises(RunStoppedError, match="its ranks got SIGTERM"):
+        attempt.recorder.raise_if_stopped(1, told=attempt.tracker.was_told)
+
+
 def test_ranks_that_never_ask_are_ended_after_a_checkpoint_of_their_own(
     attempt: Attempt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
