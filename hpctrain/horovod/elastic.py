@@ -197,10 +197,11 @@ class Keeper:
         if not self._is_made(number):
             self._session.report(metrics, upload)
 
-    def _answer_should_stop(self, reports: int) -> tuple[bool, Any]:
-        if reports < self._session.reports:
-            return False, None
-        return self._session.should_stop(), self._session.leave
+    def _answer_should_stop(self, reports: int) -> bool:
+        return self._session.should_stop_after(reports)
+
+    def _answer_leave(self, reports: int) -> Any:
+        return self._session.leave_after(reports)
 
     def _answer_staging(self, number: int) -> Any:
         return None if self._is_made(number) else self._session.staging()

@@ -48,8 +48,6 @@ class WorkerSession:
         """Whether an elastic state takes `reports` back to its last commit."""
         self.connections = GlooConnections()
         """Of Horovod in this worker."""
-        self.leave: Mapping[str, Any] | None = None
-        """What is known of the end of the job, if that is why workers stop."""
         self._staging: Path | None = None
         self._spare: TemporaryDirectory[str] | None = None
 
@@ -74,8 +72,13 @@ class WorkerSession:
 
     def should_stop(self) -> bool:
         """Return whether all workers stop after the last report."""
-        stop, self.leave = self._ask("should_stop", self.reports)
-        return bool(stop)
+        return bool(self._ask("should_stop", self.reports))
+
+    @property
+    def leave(self) -> Mapping[str, Any] | None:
+        """What is known of the end of the job, once all workers are to stop for it."""
+        found: Mapping[str, Any] | None = self._ask("leave", self.reports)
+        return found
 
     def staging(self) -> Path:
         """Return an empty directory for the next report."""

@@ -278,14 +278,14 @@ def get_preemption_info() -> PreemptionInfo | None:
     that is wanted of it.
     """
     session = active_worker("get_preemption_info()").session
-    if not session.should_stop() or session.leave is None:
+    # In this order: whoever asks should_stop() has been told, of whatever reason there is.
+    leave = session.leave
+    if leave is None or not session.should_stop():
         return None
-    deadline = session.leave["deadline"]
+    deadline = leave["deadline"]
     return PreemptionInfo(
         deadline_ms=None if deadline is None else int(deadline * 1000),
-        preempted_node_to_ranks={
-            node: tuple(ranks) for node, ranks in session.leave["nodes"].items()
-        },
+        preempted_node_to_ranks={node: tuple(ranks) for node, ranks in leave["nodes"].items()},
     )
 
 

@@ -119,7 +119,7 @@ class Session:
     @property
     def leave(self) -> Mapping[str, Any] | None:
         """What is known of the end of the job, once this rank is to stop for it."""
-        return self._leave if self._count.is_at_end else None
+        return self.leave_after(self.reports)
 
     @property
     def checkpoint(self) -> Checkpoint | None:
@@ -209,7 +209,15 @@ class Session:
 
     def should_stop(self) -> bool:
         """Return whether this rank has reached the report at which all ranks stop."""
-        return self._count.should_stop()
+        return self.should_stop_after(self.reports)
+
+    def should_stop_after(self, report: int) -> bool:
+        """Return whether all ranks stop after `report`, or stopped after one before."""
+        return self._count.should_stop_after(report)
+
+    def leave_after(self, report: int) -> Mapping[str, Any] | None:
+        """Return what was known of the end of the job after `report`, if ranks stop for it."""
+        return self._leave if self._count.ends_after(report) else None
 
     def staging(self) -> Path:
         """Return an empty directory for the next report; see `staging_path`."""

@@ -40,10 +40,9 @@ class ReportCount:
         """Whether the training function knows that it should return."""
         return self._told_at is not None
 
-    @property
-    def is_at_end(self) -> bool:
-        """Whether this rank has made the last report that one who does not ask can make."""
-        return self._end_at is not None and self.begun >= self._end_at
+    def ends_after(self, report: int) -> bool:
+        """Return whether one who does not ask can make no report after `report`."""
+        return self._end_at is not None and report >= self._end_at
 
     def begin(self) -> int:
         """Return the number of the report that begins now.
@@ -68,21 +67,19 @@ class ReportCount:
             # Whoever has asked should_stop() may save in one more report.
             last = self._end_at if self._told_at is None else self._told_at + 1
             if last is not None and self.begun >= last:
-                self._note_told()
+                if self._told_at is None:
+                    self._told_at = self.begun
                 raise LeaveTraining
             self.begun += 1
             return self.begun
 
-    def should_stop(self) -> bool:
-        """Return whether this rank has reached the report at which all ranks stop."""
-        stop = self._stop_at is not None and self.begun >= self._stop_at
-        if stop:
-            self._note_told()
+    def should_stop_after(self, report: int) -> bool:
+        """Return whether this rank stops after `report`, as the training function is now told."""
+        first = self._stop_at if self._told_at is None else self._told_at
+        stop = first is not None and report >= first
+        if stop and self._told_at is None:
+            self._told_at = report
         return stop
-
-    def _note_told(self) -> None:
-        if self._told_at is None:
-            self._told_at = self.begun
 
     # Called from the thread of the link.
 

@@ -278,6 +278,27 @@ def test_a_disk_that_fails_for_a_moment_after_an_attempt_costs_neither_run_nor_r
     assert "Stale file handle" in capsys.readouterr().err
 
 
+def test_nobody_who_asks_for_the_end_of_the_job_alone_is_unwound_for_more_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train() -> None:
+        import time
+
+        import hpctrain
+
+        for step in range(40):
+            time.sleep(0.05)  # a step of work
+            hpctrain.report({"step": step})
+            if hpctrain.get_preemption_info() is not None:
+                return
+
+    nodes_are_back = iter([True])
+    monkeypatch.setattr(Allotment, "can_grow", lambda _: next(nodes_are_back, False))
+    result = fit(train, tmp_path)
+    assert len(result.attempts) == 1
+    assert result.metrics["step"] == 39
+
+
 @pytest.mark.parametrize("saves", [True, False], ids=["saves", "never-saves"])
 def test_nobody_who_does_not_ask_is_unwound_for_more_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saves: bool

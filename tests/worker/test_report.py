@@ -563,6 +563,19 @@ def test_a_rank_that_was_let_go_on_ends_where_a_second_word_says(start: Start):
     assert session.was_told
 
 
+def test_whoever_goes_back_stops_after_the_same_report_as_those_who_had_not_made_it(start: Start):
+    session = start()
+    leave = {"deadline": None, "nodes": {}}
+    session.stop_after(2, leave)
+    session.report({})
+    session.report({})
+    assert session.should_stop()
+    session.report({})
+    told = [session.should_stop_after(report) for report in (1, 2, 3)]
+    assert told == [False, True, True]
+    assert [session.leave_after(report) for report in (1, 2, 3)] == [None, leave, leave]
+
+
 def test_the_first_word_of_where_to_stop_stands(start: Start):
     session = start()
     session.stop_after(1)
