@@ -61,8 +61,14 @@ class Coordinator(threading.Thread):
             recorder=self._recorder,
             signals=[],
         )
-        self._departure.begin()
-        self.attempt_start = self._recorder.begin_attempt(request.resume_from)
+        self._journal.begin()
+        try:
+            self._departure.begin()
+            self.attempt_start = self._recorder.begin_attempt(request.resume_from)
+        except BaseException as error:
+            # Or this process would seem to be at work on it for as long as it lives.
+            self._recorder.end(error)
+            raise
         self._hub = Hub(attempt=self.attempt_start.attempt)
         self.secret = secrets.token_bytes(SECRET_BYTES)
         self.addresses = self._hub.listen_tcp(self.secret)
@@ -94,7 +100,8 @@ class Coordinator(threading.Thread):
     def run(self) -> None:
         """Watch the ranks until they have ended, write it all down, and tell them."""
         try:
-            op, body = self._outcome()
+            with self._journal.kept_alive():
+                op, body = self._outcome()
         except BaseException as error:
             # A run directory that is gone, a full disk: the ranks wait for a word all the same.
             op, body = "run-failed", spec.pack(_plain(error), what="the error")

@@ -82,12 +82,18 @@ def run_inline(submission: Submission) -> None:
         run_config=request.run_config,
         status=initial_status(request.paths, submission.plan, request.run_config),
     )
-    journal = recorder.journal
+    recorder.journal.begin()
+    with recorder.journal.kept_alive():
+        _run_attempt(submission, recorder)
+
+
+def _run_attempt(submission: Submission, recorder: Recorder) -> None:
+    request, journal = submission.request, recorder.journal
     departure = Departure(
         plan=submission.plan, run_config=request.run_config, recorder=recorder, signals=[]
     )
-    departure.begin()
     try:
+        departure.begin()
         start = recorder.begin_attempt(request.resume_from)
     except BaseException as raised:
         # Or this process would seem to be at work on it for as long as it lives.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,12 @@ from hpctrain import (
     RunStoppedError,
     ScalingConfig,
 )
+from hpctrain.execute import journal
 from hpctrain.execute.run_checkpoints import RunCheckpoints
+from hpctrain.rundir.history import read_history
+from hpctrain.rundir.ledger import read_events
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.status import read_status
 
 
 def fit(train: Any, tmp_path: Path, **run_config: Any) -> Result:
@@ -40,6 +46,23 @@ def test_the_total_time_ends_it(tmp_path: Path) -> None:
     with pytest.raises(RunStoppedError, match=r"because its total_time=.* is used up, at report"):
         fit(train, tmp_path, total_time=timedelta(seconds=1))
     assert Result.from_path(tmp_path / "run").state == "stopped"
+    # A job that Slurm starts again has what is left.
+    assert read_history(read_events(RunPaths(tmp_path / "run"))).used_s >= 1
+
+
+def test_a_long_epoch_does_not_look_like_death(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = RunPaths(tmp_path / "run")
+
+    def train() -> None:
+        before, deadline = read_status(paths), time.monotonic() + 60
+        while read_status(paths) == before:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    monkeypatch.setattr(journal, "_LIFE_INTERVAL_S", 0.2)
+    assert fit(train, tmp_path).state == "finished"
 
 
 def test_a_run_that_could_not_begin_does_not_look_as_if_it_were_at_work(

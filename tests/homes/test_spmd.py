@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from hpctrain import Result
+from hpctrain.rundir.history import read_history
+from hpctrain.rundir.ledger import read_events
+from hpctrain.rundir.paths import RunPaths
 from hpctrain.testing.slurm import VirtualCluster
 
 pytestmark = pytest.mark.mpi
@@ -24,9 +27,23 @@ import time
 from datetime import timedelta
 import hpctrain
 import hpctrain.collective
-from hpctrain import Checkpoint, DataParallelTrainer, RunConfig, ScalingConfig
+from hpctrain import Checkpoint, DataParallelTrainer, RunConfig, ScalingConfig, UserCallback
+from hpctrain.execute import journal
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.status import read_status
 
 storage, what, workers = sys.argv[1], sys.argv[2], eval(sys.argv[3])
+
+# As a tracker whose server does not answer.
+class Waiting(UserCallback):
+    fatal = True
+
+    def after_report(self, run_context, *_):
+        paths = RunPaths(run_context.path)
+        before, deadline = read_status(paths), time.monotonic() + 60
+        while read_status(paths) == before:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
 def train(config):
     context = hpctrain.get_context()
@@ -53,10 +70,13 @@ def fit(name):
             storage_path=storage,
             name=name,
             total_time=timedelta(seconds=1) if what == "run on" else None,
+            callbacks=[Waiting()] if what == "wait" else [],
         ),
     ).fit()
 
 if __name__ == "__main__":
+    if what == "wait":
+        journal._LIFE_INTERVAL_S = 0.2
     first = fit("one")
     second = fit("two")   # the same ranks, although their launcher's variables are gone
     sys.stdout.write(f"returned {first.return_value} {second.metrics} {second.path.name}\\n")
@@ -126,6 +146,14 @@ def test_the_total_time_ends_it(tmp_path: Path) -> None:
     assert result.state == "stopped"
     steps = [m["step"] for m in result.metrics_history]
     assert steps == list(range(len(steps)))
+    # A job that Slurm starts again has what is left.
+    assert read_history(read_events(RunPaths(tmp_path / "one"))).used_s >= 1
+
+
+def test_a_callback_that_waits_does_not_look_like_death(tmp_path: Path) -> None:
+    done = start(tmp_path, "wait", 4)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("returned 4") == 4
 
 
 def test_a_world_of_another_size_is_refused(tmp_path: Path) -> None:
