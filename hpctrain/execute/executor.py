@@ -215,7 +215,7 @@ class Executor:
             self._conclude(backend)
         except BaseException as raised:
             error = raised
-            recorder.forget_goal()
+            recorder.withdraw_goal()
             self._departure.look_after_failure(backend.tracker)
             if isinstance(raised, WorkerError) and (lost := self._allotment.losses(group)):
                 error = self._blame_nodes(lost, raised)
@@ -301,6 +301,6 @@ class Executor:
             )
             self.recorder.call("after_exception", error.worker_failures)
             raise error from error.worker_failures.get(error.rank)
-        self.recorder.raise_if_stopped(tracker.reports, told=tracker.was_told)
+        self.recorder.raise_if_unfinished(tracker.reports, told=tracker.was_told)
         self.recorder.keep_return_value(value)
         self._journal.change(phase="done", reports=tracker.reports)

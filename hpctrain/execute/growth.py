@@ -70,7 +70,10 @@ class Growth:
                 self._patience_over = True
                 self._checkpoint = self._recorder.checkpoints.latest
             elif self._recorder.checkpoints.latest is not self._checkpoint:
-                raise Resize(_WISH.why) from None
+                # The next attempt would not know of them.
+                self._stop.heed_signals()
+                if self._recorder.stop is _WISH:
+                    raise Resize(_WISH.why) from None
 
     def __enter__(self) -> Growth:
         return self
@@ -91,7 +94,7 @@ class Growth:
         Resize
             Then.
         """
-        if self._tracker.is_done:
+        if self._tracker.is_done and self._recorder.stop is _WISH:
             # No rank has died, so nothing but the end of the job can be behind a signal.
             self._stop.heed_signals()
         # Ranks that did not know that they should leave have come to their own end.

@@ -99,12 +99,15 @@ class Journal:
                         write_status(self.paths, self.status)
 
         thread = threading.Thread(target=show_life, name="hpctrain-life", daemon=True)
-        thread.start()
+        with suppress(RuntimeError):
+            # Where there may be no more threads, the run goes on without.
+            thread.start()
         try:
             yield
         finally:
             over.set()
-            thread.join()
+            if thread.is_alive():
+                thread.join()
 
     def change_later(self, **changes: Any) -> None:
         """Change the status; it is written with the next change."""

@@ -63,7 +63,7 @@ class Recorder:
         """What ranks have saved."""
         self.stop: StopNotice | None = None
         """That the run should stop, once it should."""
-        self._goal_at: int | None = None
+        self._goal: tuple[int, StopNotice] | None = None
         self._config = run_config
         self._last_line = b""
         self._recorded = 0
@@ -87,11 +87,8 @@ class Recorder:
         """Return whether nothing that weighs as much is wanted already."""
         return self.stop is None or kind.weight > self.stop.kind.weight
 
-    def forget_goal(self) -> None:
-        """Take back that the goal is met, if that report is not saved and will be made again."""
-        if self._goal_at is None or self._goal_at <= self.checkpoints.saved:
-            return
-        self._goal_at = None
+    def withdraw_goal(self) -> None:
+        """Want no stop any more because the goal is met: the attempt that met it has failed."""
         if self.stop is not None and self.stop.kind is StopKind.GOAL:
             self.stop = None
 
@@ -127,6 +124,7 @@ class Recorder:
         journal = self.journal
         attempt = journal.num_attempts + 1
         manifest = self.checkpoints.begin_attempt()
+        self._look_for_goal()
         checkpoint = self.checkpoints.latest
         if checkpoint is None and resume_from is not None:
             checkpoint = Checkpoint(resume_from)
@@ -189,7 +187,7 @@ class Recorder:
         if self._config.callbacks:
             metrics = [round_.metrics(rank) for rank in sorted(round_.lines)]
             self.call("after_report", metrics, checkpoint)
-        if self._config.stop is not None and self._goal_at is None:
+        if self._config.stop is not None and self._goal is None:
             self._apply_stop_rule(round_)
         self._recorded = round_.report
 
@@ -246,8 +244,8 @@ class Recorder:
             except OSError as error:
                 self.journal.complain(path.name, error)
 
-    def raise_if_stopped(self, reports: int, *, told: bool = True) -> None:
-        """Raise if the ranks returned because they were told to, and the goal is not reached.
+    def raise_if_unfinished(self, reports: int, *, told: bool) -> None:
+        """Raise if ranks have returned because they were told to, and the goal is not reached.
 
         Parameters
         ----------
@@ -259,7 +257,18 @@ class Recorder:
         RunStoppedError
             With what the run resumes from.
         """
-        if self.stop is not None and told and self._goal_at is None:
+        if told and self._goal is None:
+            self.raise_if_stopped(reports)
+
+    def raise_if_stopped(self, reports: int) -> None:
+        """Raise if the run is to stop, with what it resumes from.
+
+        Raises
+        ------
+        RunStoppedError
+            Then.
+        """
+        if self.stop is not None:
             raise RunStoppedError(
                 f"the run stopped because {self.wants_stop}, at report {reports}. It resumes from "
                 f"{self.checkpoint_path() or 'its beginning'} at the next fit()."
@@ -303,8 +312,18 @@ class Recorder:
             self._note_goal(round_.report, "the stop function said so")
 
     def _note_goal(self, report: int, why: str) -> None:
-        self._goal_at = report
-        self.ask_to_stop(StopNotice(kind=StopKind.GOAL, why=why))
+        self._goal = report, StopNotice(kind=StopKind.GOAL, why=why)
+        self.ask_to_stop(self._goal[1])
+
+    def _look_for_goal(self) -> None:
+        """See if the goal was met by a report that the attempt which begins will not make again."""
+        if self._goal is None:
+            return
+        report, notice = self._goal
+        if report <= self.checkpoints.saved:
+            self.ask_to_stop(notice)
+        else:
+            self._goal = None
 
     def checkpoint_path(self) -> Path | None:
         """Return where the newest complete checkpoint lies."""

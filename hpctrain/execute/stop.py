@@ -143,7 +143,9 @@ def patience_s(notice: StopNotice, *, now: float) -> float:
     if notice.deadline is None:
         return STOP_PATIENCE_S
     left = max(0.0, notice.deadline - now)
-    return max(left / 2, left - _RESERVE_S)
+    patience = max(left / 2, left - _RESERVE_S)
+    # Only for the end of the job ranks have all the time up to it.
+    return patience if notice.kind.failure is not None else min(patience, STOP_PATIENCE_S)
 
 
 def _unwinds(notice: StopNotice) -> bool:

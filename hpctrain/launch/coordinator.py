@@ -172,7 +172,7 @@ class Coordinator(threading.Thread):
             raise failure
         recorder.keep_return_value(tracker.return_value)
         self._journal.change(phase="done", reports=tracker.reports)
-        recorder.raise_if_stopped(tracker.reports, told=tracker.was_told)
+        recorder.raise_if_unfinished(tracker.reports, told=tracker.was_told)
 
     def _examine(self, pids: Mapping[int, int], silent: Sequence[int]) -> None:
         """Look at ranks of this host; nodes have no agents here."""

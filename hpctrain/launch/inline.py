@@ -132,7 +132,7 @@ def _run_attempt(submission: Submission, recorder: Recorder) -> None:
         )
         recorder.keep_return_value(pack_return_value(world, value))
         journal.change(reports=tracker.reports, phase="done")
-        recorder.raise_if_stopped(tracker.reports, told=session.was_told)
+        recorder.raise_if_unfinished(tracker.reports, told=session.was_told)
     except BaseException as raised:
         error = raised
         raise

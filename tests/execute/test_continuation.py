@@ -155,3 +155,7 @@ def test_ranks_have_as_long_as_the_job_leaves_them() -> None:
     # Of a short grace time half is theirs.
     assert patience(NOW + 6) == 3
     assert patience(NOW - 6) == 0
+    # Whoever is asked to go by a person does not wait for it.
+    asked = replace(TIME_LIMIT, kind=StopKind.REQUEST, deadline=NOW + 1800)
+    assert patience_s(asked, now=NOW) == STOP_PATIENCE_S
+    assert patience_s(replace(asked, deadline=NOW + 60), now=NOW) == 40

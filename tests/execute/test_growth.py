@@ -100,7 +100,7 @@ def test_ranks_that_get_a_signal_while_they_make_room_have_not_finished(attempt:
     attempt.say("done", reports=1, told=True)
     attempt.growth.conclude()
     with pytest.raises(RunStoppedError, match="its ranks got SIGTERM"):
-        attempt.recorder.raise_if_stopped(1, told=attempt.tracker.was_told)
+        attempt.recorder.raise_if_unfinished(1, told=attempt.tracker.was_told)
 
 
 def test_ranks_that_never_ask_are_ended_after_a_checkpoint_of_their_own(
@@ -112,6 +112,25 @@ def test_ranks_that_never_ask_are_ended_after_a_checkpoint_of_their_own(
     attempt.recorder.checkpoints.latest = Checkpoint(tmp_path)
     with pytest.raises(Resize):
         attempt.growth.step()
+
+
+def test_a_checkpoint_in_the_moment_of_a_signal_makes_no_room(
+    attempt: Attempt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(stop_module, "STOP_PATIENCE_S", -1.0)
+    attempt.growth.step()
+    attempt.tracker.feed(Frame({"op": "signal", "rank": 0, "name": "SIGTERM"}, b"", b""))
+    attempt.recorder.checkpoints.latest = Checkpoint(tmp_path)
+    attempt.growth.step()
+    assert attempt.recorder.wants_stop == "its ranks got SIGTERM"
+
+
+def test_ranks_that_have_come_to_their_end_need_no_reason(tmp_path: Path):
+    attempt = Attempt(tmp_path, back=False)
+    attempt.tracker.feed(Frame({"op": "signal", "rank": 0, "name": "SIGTERM"}, b"", b""))
+    attempt.say("done", reports=0)
+    attempt.growth.conclude()
+    assert attempt.recorder.stop is None
 
 
 def test_without_a_wish_to_grow_a_stop_is_a_stop(tmp_path: Path, monkeypatch):

@@ -302,7 +302,7 @@ def test_a_goal_of_the_stop_mapping_is_reached_or_passed(paths: RunPaths, broadc
         assert recorder.wants_stop is None
     recorder.record(make_round(2, {"accuracy": 0.9}), broadcasts)
     assert recorder.wants_stop == "accuracy=0.9 reached 0.9"
-    recorder.raise_if_stopped(2)
+    recorder.raise_if_unfinished(2, told=True)
 
 
 def test_a_stop_function_sees_the_number_of_the_report_and_rank_0s_metrics(
@@ -321,7 +321,7 @@ def test_a_stop_function_sees_the_number_of_the_report_and_rank_0s_metrics(
     assert recorder.wants_stop == "the stop function said so"
     recorder.record(make_round(3), broadcasts)
     assert seen == [(1, {"rank": 0}), (2, {"rank": 0})]
-    recorder.raise_if_stopped(3)
+    recorder.raise_if_unfinished(3, told=True)
 
 
 def test_whatever_else_ends_a_run_that_has_reached_its_goal_it_is_finished(
@@ -331,8 +331,9 @@ def test_whatever_else_ends_a_run_that_has_reached_its_goal_it_is_finished(
     recorder.ask_to_stop(StopNotice(kind=StopKind.TIME_LIMIT, why="its time ends"))
     recorder.record(make_round(1, {"accuracy": 0.95}), broadcasts)
     assert recorder.wants_stop == "its time ends"
-    recorder.raise_if_stopped(1)
-    recorder.forget_goal()
+    recorder.raise_if_unfinished(1, told=True)
+    # Unless its ranks have failed.
+    recorder.withdraw_goal()
     with pytest.raises(RunStoppedError, match="because its time ends"):
         recorder.raise_if_stopped(1)
 
@@ -342,7 +343,8 @@ def test_a_goal_is_looked_for_again_after_the_attempt_that_reached_it_has_failed
 ):
     recorder = make_recorder(paths, stop={"accuracy": 0.9})
     recorder.record(make_round(1, {"accuracy": 0.95}), broadcasts)
-    recorder.forget_goal()
+    recorder.withdraw_goal()
+    recorder.begin_attempt(None)
     assert recorder.wants_stop is None
     recorder.record(make_round(1, {"accuracy": 0.8}), broadcasts)
     assert recorder.wants_stop is None
@@ -350,14 +352,21 @@ def test_a_goal_is_looked_for_again_after_the_attempt_that_reached_it_has_failed
     assert recorder.wants_stop == "accuracy=0.9 reached 0.9"
 
 
+@pytest.mark.parametrize("damaged", [False, True])
 def test_a_goal_whose_report_is_saved_stays_met_as_nobody_will_make_it_again(
-    paths: RunPaths, broadcasts: Broadcasts
+    paths: RunPaths, broadcasts: Broadcasts, damaged: bool
 ):
     recorder = make_recorder(paths, stop={"accuracy": 0.9})
     recorder.record(make_round(1, {"accuracy": 0.95}, paths=paths), broadcasts)
-    recorder.forget_goal()
-    assert recorder.wants_stop == "accuracy=0.95 reached 0.9"
-    recorder.raise_if_stopped(1)
+    recorder.withdraw_goal()
+    # In between it is no reason to leave a job, nor not to stop.
+    assert recorder.wants_stop is None
+    if damaged:
+        assert recorder.checkpoints.latest is not None
+        (recorder.checkpoints.latest.path / "model.bin").unlink()
+    recorder.begin_attempt(None)
+    assert recorder.wants_stop == (None if damaged else "accuracy=0.95 reached 0.9")
+    recorder.raise_if_unfinished(1, told=True)
 
 
 def test_a_request_does_not_put_off_the_end_of_the_job(paths: RunPaths):
