@@ -70,7 +70,7 @@ class Growth:
                 self._patience_over = True
                 self._checkpoint = self._recorder.checkpoints.latest
             elif self._recorder.checkpoints.latest is not self._checkpoint:
-                # The next attempt would not know of them.
+                # The next attempt would not know of signals that this one got.
                 self._stop.heed_signals()
                 if self._recorder.stop is _WISH:
                     raise Resize(_WISH.why) from None

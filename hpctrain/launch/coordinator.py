@@ -12,17 +12,15 @@ from typing import Any
 from hpctrain.control.hub import SECRET_BYTES, Hub
 from hpctrain.control.wire import Frame
 from hpctrain.errors import HpctrainError, TrainingFailedError
-from hpctrain.execute.departure import Departure
 from hpctrain.execute.examine import Examiner
 from hpctrain.execute.explain import explain_failure
 from hpctrain.execute.hang import HangWatch
-from hpctrain.execute.journal import initial_status
 from hpctrain.execute.progress import Progress
-from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.roll_call import WorkerMetadata
 from hpctrain.execute.stop import StopAgreement
 from hpctrain.execute.tracker import AttemptTracker
 from hpctrain.launch.follow import Follower
+from hpctrain.launch.only_attempt import begin_only_attempt
 from hpctrain.launch.request import Submission
 from hpctrain.plan import spec
 from hpctrain.result import Result
@@ -49,26 +47,8 @@ class Coordinator(threading.Thread):
         super().__init__(name="hpctrain-coordinator", daemon=True)
         request = submission.request
         self._world = world
-        self._recorder = Recorder(
-            paths=request.paths,
-            run_config=request.run_config,
-            status=initial_status(request.paths, submission.plan, request.run_config),
-        )
+        self._recorder, self._departure, self.attempt_start = begin_only_attempt(submission)
         self._journal = self._recorder.journal
-        self._departure = Departure(
-            plan=submission.plan,
-            run_config=request.run_config,
-            recorder=self._recorder,
-            signals=[],
-        )
-        self._journal.begin()
-        try:
-            self._departure.begin()
-            self.attempt_start = self._recorder.begin_attempt(request.resume_from)
-        except BaseException as error:
-            # Or this process would seem to be at work on it for as long as it lives.
-            self._recorder.end(error)
-            raise
         self._hub = Hub(attempt=self.attempt_start.attempt)
         self.secret = secrets.token_bytes(SECRET_BYTES)
         self.addresses = self._hub.listen_tcp(self.secret)

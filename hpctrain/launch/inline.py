@@ -9,9 +9,9 @@ from typing import Any
 from hpctrain.control.wire import Frame
 from hpctrain.errors import HpctrainError, WorkerError
 from hpctrain.execute.departure import Departure
-from hpctrain.execute.journal import initial_status
-from hpctrain.execute.recorder import Recorder
+from hpctrain.execute.recorder import AttemptStart, Recorder
 from hpctrain.execute.tracker import AttemptTracker
+from hpctrain.launch.only_attempt import begin_only_attempt
 from hpctrain.launch.request import Submission
 from hpctrain.rundir.status import RunState
 from hpctrain.worker.commits import Verdict
@@ -76,29 +76,15 @@ def run_inline(submission: Submission) -> None:
     Not collective. An exception of the training function is raised as it is, so that a debugger
     stops where it happened; the run is marked failed.
     """
-    request = submission.request
-    recorder = Recorder(
-        paths=request.paths,
-        run_config=request.run_config,
-        status=initial_status(request.paths, submission.plan, request.run_config),
-    )
-    recorder.journal.begin()
+    recorder, departure, start = begin_only_attempt(submission)
     with recorder.journal.kept_alive():
-        _run_attempt(submission, recorder)
+        _run_attempt(submission, recorder, departure, start)
 
 
-def _run_attempt(submission: Submission, recorder: Recorder) -> None:
+def _run_attempt(
+    submission: Submission, recorder: Recorder, departure: Departure, start: AttemptStart
+) -> None:
     request, journal = submission.request, recorder.journal
-    departure = Departure(
-        plan=submission.plan, run_config=request.run_config, recorder=recorder, signals=[]
-    )
-    try:
-        departure.begin()
-        start = recorder.begin_attempt(request.resume_from)
-    except BaseException as raised:
-        # Or this process would seem to be at work on it for as long as it lives.
-        recorder.end(raised)
-        raise
     world = World(
         attempt=start.attempt,
         world_rank=0,

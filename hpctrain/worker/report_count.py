@@ -29,6 +29,8 @@ class ReportCount:
         self._timeout_s = timeout_s
         self._turn = threading.Condition()
         self._frozen = False
+        # After which report should_stop() is true; after which those are unwound who never ask; and
+        # after which the training function was told.
         self._stop_at: int | None = None
         self._end_at: int | None = None
         self._told_at: int | None = None

@@ -1,0 +1,39 @@
+"""The one attempt of a home in which nobody starts the ranks, nor starts them again."""
+
+from __future__ import annotations
+
+from hpctrain.execute.departure import Departure
+from hpctrain.execute.journal import initial_status
+from hpctrain.execute.recorder import AttemptStart, Recorder
+from hpctrain.launch.request import Submission
+
+
+def begin_only_attempt(submission: Submission) -> tuple[Recorder, Departure, AttemptStart]:
+    """Write down that a run begins here; return who records it, when it must leave, and its start.
+
+    Not collective.
+
+    Raises
+    ------
+    CheckpointError
+        If what it resumes from cannot be read.
+    """
+    request = submission.request
+    recorder = Recorder(
+        paths=request.paths,
+        run_config=request.run_config,
+        status=initial_status(request.paths, submission.plan, request.run_config),
+    )
+    departure = Departure(
+        plan=submission.plan, run_config=request.run_config, recorder=recorder, signals=[]
+    )
+    recorder.journal.begin()
+    try:
+        with recorder.journal.kept_alive():
+            departure.begin()
+            start = recorder.begin_attempt(request.resume_from)
+    except BaseException as error:
+        # Or this process would seem to be at work on it for as long as it lives.
+        recorder.end(error)
+        raise
+    return recorder, departure, start
