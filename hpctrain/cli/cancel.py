@@ -60,18 +60,14 @@ def _request_stop(paths: RunPaths) -> None:
 
 
 def _withdraw(paths: RunPaths, view: RunView, *, dry_run: bool) -> None:
-    from hpctrain.errors import LaunchError
-    from hpctrain.execute.slurm_command import run_slurm
+    from hpctrain.slurm.job import cancel_argv, cancel_job
 
     assert view.status.job_id is not None
-    # It may begin at any moment; then it is not to be ended like this.
-    command = ["scancel", "--state=PENDING", view.status.job_id]
     if dry_run:
-        print(f"would run: {' '.join(command)}")
+        print(f"would run: {' '.join(cancel_argv(view.status.job_id, only_pending=True))}")
         return
-    answer = run_slurm(command)
-    if answer.returncode != 0:
-        raise LaunchError(f"scancel: {answer.stderr.strip()}", transient=True)
+    # It may begin at any moment; then it is not to be ended like this.
+    cancel_job(view.status.job_id, only_pending=True)
     if _has_job_ended(view.status.job_id, patience_s=5.0):
         _record_end(paths, f"job {view.status.job_id} was cancelled before it began")
     else:
@@ -91,17 +87,14 @@ def _end_now(paths: RunPaths, view: RunView, *, dry_run: bool) -> None:
 
 def _end_job(paths: RunPaths, view: RunView, *, dry_run: bool) -> None:
     from hpctrain.cli.exit_codes import say
-    from hpctrain.errors import LaunchError
-    from hpctrain.execute.slurm_command import run_slurm
+    from hpctrain.slurm.job import cancel_argv, cancel_job
 
     job_id = view.status.job_id
     assert job_id is not None
     if dry_run:
-        print(f"would run: scancel {job_id}")
+        print(f"would run: {' '.join(cancel_argv(job_id))}")
         return
-    answer = run_slurm(["scancel", job_id])
-    if answer.returncode != 0:
-        raise LaunchError(f"scancel: {answer.stderr.strip()}", transient=True)
+    cancel_job(job_id)
     if _has_job_ended(job_id, patience_s=_END_PATIENCE_S):
         _record_end(paths, f"job {job_id} was ended by hpctrain cancel --now")
     else:
@@ -148,11 +141,11 @@ def _end_process(paths: RunPaths, view: RunView) -> None:
 def _has_job_ended(job_id: str, *, patience_s: float) -> bool:
     import time
 
-    from hpctrain.launch.job import job_state
+    from hpctrain.slurm.job import find_job
 
     deadline = time.monotonic() + patience_s
     while True:
-        job = job_state(job_id)
+        job = find_job(job_id)
         if job is None or job.is_final:
             return True
         if job.state == "RUNNING" and patience_s < _END_PATIENCE_S:

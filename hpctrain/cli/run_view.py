@@ -153,12 +153,13 @@ def _look_for_executor(status: RunStatus) -> tuple[bool | None, str | None, str 
     if status.state.is_final:
         return False, None, None
     from hpctrain.launch.existing import is_live
-    from hpctrain.launch.job import JobState, job_state
+    from hpctrain.slurm.job import find_job
+    from hpctrain.slurm.output import Job
 
-    found: list[JobState | None] = []
+    found: list[Job | None] = []
 
     def job_is_alive(job_id: str) -> bool:
-        found.append(job := job_state(job_id))
+        found.append(job := find_job(job_id))
         return job is not None and not job.is_final
 
     try:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from hpctrain.errors import LaunchError, NodeLostError
-from hpctrain.execute.job_nodes import JobNodes
 from hpctrain.execute.worker_group import WorkerGroup
 from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.plan.resources import Placement, place_on_nodes
+from hpctrain.slurm.nodes import JobNodes
 
 
 class Allotment:

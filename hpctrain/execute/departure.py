@@ -8,12 +8,6 @@ import time
 from hpctrain import environ
 from hpctrain.config import RunConfig
 from hpctrain.errors import LaunchError, RunStoppedError, TrainingFailedError
-from hpctrain.execute.continuation import (
-    JobTerms,
-    read_job_terms,
-    requeue,
-    submit_successor,
-)
 from hpctrain.execute.failure_policy import (
     Continuation,
     StopKind,
@@ -25,6 +19,9 @@ from hpctrain.execute.failure_policy import (
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.tracker import AttemptTracker
 from hpctrain.plan.launch_plan import LaunchPlan
+from hpctrain.slurm.job import read_own_job, requeue
+from hpctrain.slurm.output import Job
+from hpctrain.slurm.submit import submit_successor
 from hpctrain.slurm_config import time_limit_minutes
 
 # A controller that is restarted is away for some seconds, one that fails over for a minute.
@@ -79,7 +76,7 @@ class Departure:
     def interpret(self, name: str) -> StopNotice:
         """Return what a signal from outside means; asks Slurm."""
         return interpret_signal(
-            name, self._read_terms(), now=time.time(), notice_s=self._plan.stop_notice_s
+            name, self._read_job(), now=time.time(), notice_s=self._plan.stop_notice_s
         )
 
     def look_after_failure(self, tracker: AttemptTracker) -> None:
@@ -95,8 +92,8 @@ class Departure:
         if self._signals:
             self._recorder.ask_to_stop(self.interpret(self._signals[0]))
         elif self._plan.in_job and (tracker.signals or any(tracker.lost.values())):
-            terms = self._read_terms()
-            if terms is not None and (terms.is_preempted or not terms.is_running):
+            job = self._read_job()
+            if job is not None and (job.is_preempted or not job.is_running):
                 self._recorder.ask_to_stop(self.interpret("SIGTERM"))
 
     def give_job_up(self, why: str) -> None:
@@ -145,20 +142,20 @@ class Departure:
         left = _CONTROLLER_PATIENCE_S
         if notice.deadline is not None:
             left = max(1.0, min(left, notice.deadline - time.time()))
-        terms = read_job_terms(patience_s=left)
+        job = read_own_job(patience_s=left)
         is_ours = self._plan.launcher == "slurm"
         how = choose_continuation(
-            terms,
+            job,
             notice,
             restarts=environ.restart_count(),
             is_ours=is_ours,
             requeue=self._plan.requeue,
         )
-        if how is Continuation.STOP or terms is None:
+        if how is Continuation.STOP or job is None:
             raise stopped from error
         recorder.hand_over()
         if how is Continuation.REQUEUE:
-            refusal = self._requeue(terms, why=notice.why, patience_s=left)
+            refusal = self._requeue(job, why=notice.why, patience_s=left)
             if refusal is not None:
                 if not is_ours:
                     raise stopped from refusal
@@ -167,28 +164,28 @@ class Departure:
             self._journal.name_successor(submit_successor(recorder.paths, patience_s=left))
         return True
 
-    def _requeue(self, terms: JobTerms, *, why: str, patience_s: float) -> LaunchError | None:
+    def _requeue(self, job: Job, *, why: str, patience_s: float) -> LaunchError | None:
         """Let Slurm queue the job again; return why it did not."""
         try:
-            requeue(terms.job_id, patience_s=patience_s)
+            requeue(job.job_id, patience_s=patience_s)
         except LaunchError as refusal:
-            now = self._read_terms()
-            if now is None or now.restarts == terms.restarts:
-                self._journal.note("requeue-refused", job_id=terms.job_id, error=str(refusal))
+            now = self._read_job()
+            if now is None or now.restarts == job.restarts:
+                self._journal.note("requeue-refused", job_id=job.job_id, error=str(refusal))
                 return refusal
-        self._journal.note("requeued", job_id=terms.job_id, why=why)
+        self._journal.note("requeued", job_id=job.job_id, why=why)
         return None
 
     def _stop_for_total_time(self) -> None:
         why = f"its total_time={self._run_config.total_time!r} is used up"
         self._recorder.ask_to_stop(StopNotice(kind=StopKind.TOTAL_TIME, why=why))
 
-    def _read_terms(self) -> JobTerms | None:
+    def _read_job(self) -> Job | None:
         """Return what Slurm says of this job; None where there is no job, or no answer."""
         if not self._plan.in_job:
             return None
         try:
-            return read_job_terms(patience_s=_CONTROLLER_PATIENCE_S)
+            return read_own_job(patience_s=_CONTROLLER_PATIENCE_S)
         except LaunchError as error:
             print(f"hpctrain: {error}", file=sys.stderr, flush=True)
             return None

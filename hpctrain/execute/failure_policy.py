@@ -8,8 +8,8 @@ from enum import Enum
 
 from hpctrain.config import FailureConfig
 from hpctrain.errors import LaunchError, NodeLostError, RunStoppedError, TrainingFailedError
-from hpctrain.execute.continuation import JobTerms
 from hpctrain.rundir.history import FailureKind, History
+from hpctrain.slurm.output import Job
 
 MAX_FRUITLESS_ATTEMPTS = 5
 """A run that fails so often in a row without a newer checkpoint is stopped, whatever it may."""
@@ -139,9 +139,7 @@ class StopNotice:
     """When its job ends, in seconds since the epoch; None if that is not known."""
 
 
-def interpret_signal(
-    name: str, terms: JobTerms | None, *, now: float, notice_s: float
-) -> StopNotice:
+def interpret_signal(name: str, job: Job | None, *, now: float, notice_s: float) -> StopNotice:
     """Return what a signal that a run got from outside means.
 
     Not collective.
@@ -150,23 +148,23 @@ def interpret_signal(
     ----------
     name
         ``SIGUSR2``, by which Slurm warns of the end, or ``SIGTERM``.
-    terms
+    job
         What Slurm says of the job at this moment; None if it says nothing.
     now
         Seconds since the epoch.
     notice_s
         Seconds before the end at which Slurm is to warn.
     """
-    if terms is None:
+    if job is None:
         return StopNotice(kind=StopKind.PREEMPTION, why=f"it got {name}")
-    if terms.is_preempted:
-        why = f"job {terms.job_id} is preempted"
-        return StopNotice(kind=StopKind.PREEMPTION, why=why, deadline=terms.end_time)
-    end = terms.end_time
-    if end is not None and end - now <= notice_s + _SIGNAL_TOLERANCE_S and terms.is_running:
-        why = f"the time limit of job {terms.job_id} ends"
+    if job.is_preempted:
+        why = f"job {job.job_id} is preempted"
+        return StopNotice(kind=StopKind.PREEMPTION, why=why, deadline=job.end_time)
+    end = job.end_time
+    if end is not None and end - now <= notice_s + _SIGNAL_TOLERANCE_S and job.is_running:
+        why = f"the time limit of job {job.job_id} ends"
         return StopNotice(kind=StopKind.TIME_LIMIT, why=why, deadline=end)
-    return StopNotice(kind=StopKind.PREEMPTION, why=f"job {terms.job_id} got {name}")
+    return StopNotice(kind=StopKind.PREEMPTION, why=f"job {job.job_id} got {name}")
 
 
 class Continuation(Enum):
@@ -183,7 +181,7 @@ class Continuation(Enum):
 
 
 def choose_continuation(
-    terms: JobTerms | None, notice: StopNotice, *, restarts: int, is_ours: bool, requeue: bool
+    job: Job | None, notice: StopNotice, *, restarts: int, is_ours: bool, requeue: bool
 ) -> Continuation:
     """Return how a run goes on whose job is about to end.
 
@@ -191,7 +189,7 @@ def choose_continuation(
 
     Parameters
     ----------
-    terms
+    job
         What Slurm says of the job, after the ranks have left; None outside of jobs.
     notice
         Why they left.
@@ -203,16 +201,16 @@ def choose_continuation(
     requeue
         Whether the site lets jobs be requeued.
     """
-    if terms is None:
+    if job is None:
         return Continuation.STOP
-    if terms.restarts > restarts:
+    if job.restarts > restarts:
         return Continuation.LEAVE
-    taken_away = notice.kind is StopKind.PREEMPTION and terms.is_preempted
-    if not terms.is_running:
+    taken_away = notice.kind is StopKind.PREEMPTION and job.is_preempted
+    if not job.is_running:
         # Slurm ends it, and has not queued it again: cancelled by a person, unless it said before
         # why it would.
         ended = taken_away or notice.kind is StopKind.TIME_LIMIT
         return Continuation.SUCCESSOR if is_ours and ended else Continuation.STOP
-    if terms.is_batch and terms.may_requeue and requeue and (is_ours or taken_away):
+    if job.is_batch and job.may_requeue and requeue and (is_ours or taken_away):
         return Continuation.REQUEUE
     return Continuation.SUCCESSOR if is_ours else Continuation.STOP

@@ -12,11 +12,11 @@ import socket
 import time
 from pathlib import Path
 
-from hpctrain.execute.continuation import read_job_terms, requeue, submit_successor
-from hpctrain.execute.slurm_command import run_slurm
 from hpctrain.rundir.ledger import append_event
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunState, read_status, write_status
+from hpctrain.slurm.job import cancel_job, read_own_job, requeue
+from hpctrain.slurm.submit import submit_successor
 from hpctrain.worker.node_socket import node_name
 
 _LOOK_INTERVAL_S = 2.0
@@ -84,18 +84,18 @@ def _is_first(paths: RunPaths, attempt: int) -> bool:
 
 def _continue_elsewhere(paths: RunPaths) -> None:
     """Let the run go on in this job, queued again, or in another one."""
-    terms = read_job_terms(patience_s=_CONTROLLER_PATIENCE_S)
-    if terms is None or not terms.is_running:
+    job = read_own_job(patience_s=_CONTROLLER_PATIENCE_S)
+    if job is None or not job.is_running:
         # Slurm has noticed by itself.
         return
     plan = json.loads(paths.plan.read_bytes())["launch_plan"]
-    if plan["requeue"] and terms.is_batch and terms.may_requeue:
+    if plan["requeue"] and job.is_batch and job.may_requeue:
         # This process ends with the job.
-        requeue(terms.job_id, patience_s=_CONTROLLER_PATIENCE_S)
+        requeue(job.job_id, patience_s=_CONTROLLER_PATIENCE_S)
         return
     if plan["launcher"] == "slurm":
         successor = submit_successor(paths, patience_s=_CONTROLLER_PATIENCE_S)
         present = read_status(paths)
-        if present is not None and present.job_id == terms.job_id:
+        if present is not None and present.job_id == job.job_id:
             write_status(paths, present.with_changes(state=RunState.SUBMITTED, job_id=successor))
-    run_slurm(["scancel", terms.job_id])
+    cancel_job(job.job_id)

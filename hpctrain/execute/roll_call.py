@@ -15,7 +15,7 @@ from hpctrain.errors import LaunchError
 from hpctrain.execute.health import Health, explain_bad_nodes
 from hpctrain.execute.out_of_memory import advise_more_memory, describe_kill
 from hpctrain.execute.process import StepProcess
-from hpctrain.execute.slurm_command import is_passing
+from hpctrain.slurm.client import is_passing
 from hpctrain.worker.failure import RankFailure
 
 _POLL_S = 0.1

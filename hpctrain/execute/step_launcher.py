@@ -11,6 +11,7 @@ from pathlib import Path
 from hpctrain import environ
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.plan.launch_plan import StepLauncher
+from hpctrain.slurm.probe import offered_pmi_types
 
 _PROBE_TIMEOUT_S = 30.0
 # What `srun --mpi=X` must be for ranks to find each other, best first (measured with Slurm 22.05).
@@ -71,7 +72,7 @@ def find_step_launcher(mpi: str) -> StepLauncher:
         return find_mpiexec(mpi)
     if mpi != "auto":
         return StepLauncher(program="srun", kind="srun", pmi=mpi)
-    offered = _offered_pmi_types()
+    offered = offered_pmi_types()
     library = _mpi_library()
     for pmi in _PMI_OF[library]:
         if pmi in offered:
@@ -93,46 +94,6 @@ def other_mpi(mpi: str) -> str:
     """
     has_wheel = (Path(sys.executable).parent / "mpiexec").exists()
     return "wheel" if mpi == "auto" and has_wheel else mpi
-
-
-def parse_pmi_types(output: str) -> set[str]:
-    r"""Return the PMI types that ``srun --mpi=list`` printed. Not collective.
-
-    Examples
-    --------
-    >>> listed = "MPI plugin types are...\n\tnone\n\tpmi2\n"
-    >>> sorted(parse_pmi_types(listed + "specific pmix plugin versions available: pmix_v4"))
-    ['none', 'pmi2', 'pmix_v4']
-    """
-    types: set[str] = set()
-    for line in output.splitlines():
-        # Slurm 20.11 and older prefix every line with "srun: ".
-        text = line.removeprefix("srun: ").strip()
-        if "plugin types are" in text:
-            continue
-        text = text.partition("available:")[2] if "available:" in text else text
-        types.update(re.findall(r"\b(?:none|pmi2|pmix(?:_v\d+)?|cray_shasta|openmpi)\b", text))
-    return types
-
-
-@functools.cache
-def _offered_pmi_types() -> frozenset[str]:
-    try:
-        answer = subprocess.run(
-            ["srun", "--mpi=list"], capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S
-        )
-    except FileNotFoundError as error:
-        raise LaunchError(
-            "srun is not on PATH, but this process is inside a Slurm allocation. Load Slurm's "
-            "module, or name an mpiexec with SlurmConfig(mpi='/path/to/mpiexec')."
-        ) from error
-    except subprocess.TimeoutExpired as error:
-        raise LaunchError(
-            f"srun --mpi=list does not answer after {_PROBE_TIMEOUT_S:.0f} s. Name the type with "
-            f"SlurmConfig(mpi='pmi2') or 'pmix'.",
-            transient=True,
-        ) from error
-    return frozenset(parse_pmi_types(answer.stdout + answer.stderr))
 
 
 @functools.cache

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from hpctrain import environ
 from hpctrain.errors import HpctrainError
-from hpctrain.execute.continuation import Ownership, await_ownership
 from hpctrain.execute.executor import Executor
+from hpctrain.execute.ownership import Ownership, await_ownership
 from hpctrain.plan import spec
 from hpctrain.plan.spec import RunSpec
 from hpctrain.rundir.ledger import append_event, count_attempts

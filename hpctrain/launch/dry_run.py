@@ -43,7 +43,7 @@ def render_plan(submission: Submission) -> str:
         lines.append(f"nodes      {nodes}; goes on with {nodes.enough} when others are lost")
     lines += [f"variable   {name}={value}" for name, value in plan.environment.items()]
     if plan.launcher == "slurm":
-        from hpctrain.launch.slurm import batch_setup
+        from hpctrain.slurm.submit import batch_setup
 
         lines += ["", "#!/bin/bash", *directive_lines(plan.directives, ())]
         lines += batch_setup(plan, paths)

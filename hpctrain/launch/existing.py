@@ -114,10 +114,10 @@ def job_is_alive(job_id: str) -> bool:
     LaunchError
         If the controller does not answer.
     """
-    from hpctrain.launch.job import job_state
+    from hpctrain.slurm.job import find_job
 
-    state = job_state(job_id)
-    return state is not None and not state.is_final
+    job = find_job(job_id)
+    return job is not None and not job.is_final
 
 
 def _was_started_again_since(status: RunStatus) -> bool:

@@ -6,9 +6,10 @@ import time
 
 from hpctrain.errors import LaunchError, RunStoppedError
 from hpctrain.launch.existing import is_live
-from hpctrain.launch.job import JobState, explain_end, job_state
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunState, RunStatus, read_status
+from hpctrain.slurm.job import explain_end, find_job
+from hpctrain.slurm.output import Job
 
 # Many people ask on a login node, and sites throttle those who ask every second: begin quickly,
 # since most things that go wrong do so at once, and then slow down.
@@ -51,7 +52,7 @@ class Liveness:
             return
         assert status.job_id is not None
         try:
-            job = job_state(status.job_id)
+            job = find_job(status.job_id)
         except LaunchError as error:
             if error.transient:
                 return
@@ -59,14 +60,14 @@ class Liveness:
         if job is None or job.is_final:
             self._raise_ended(status, job)
 
-    def _raise_ended(self, status: RunStatus, job: JobState | None) -> None:
+    def _raise_ended(self, status: RunStatus, job: Job | None) -> None:
         # The executor writes its last word before the job ends, so look once more.
         latest = read_status(self._paths)
         if latest is not None and (latest.state.is_final or latest.job_id != status.job_id):
             return
         if job is not None and status.state is RunState.SUBMITTED and not status.attempt:
-            said = _last_lines(self._paths)
-            raise LaunchError(explain_end(job, storage=str(self._paths.root), said=said))
+            log = _last_lines(self._paths)
+            raise LaunchError(explain_end(job, storage=str(self._paths.root), log=log))
         what = f"job {status.job_id}" + (f" ({job.state})" if job else "")
         self._raise_gone(status, what)
 

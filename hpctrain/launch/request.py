@@ -86,7 +86,7 @@ def current_home() -> Home:
     """Return which home this process is in. Not collective. Decided once, at first use."""
     global _home
     if _home is None:
-        from hpctrain.launch.probe import can_submit
+        from hpctrain.slurm.probe import can_submit
 
         _home = environ.detect_home(
             environ.environment(),
@@ -130,7 +130,7 @@ def make_plan(request: Request, launcher: str) -> tuple[LaunchPlan, Site]:
     site = load_site(scaling.slurm.site)
     directives: Mapping[str, str | None] = {}
     if launcher == "slurm":
-        from hpctrain.launch.probe import check_partition, query_partition
+        from hpctrain.slurm.probe import check_partition, query_partition
 
         partition = query_partition(scaling.slurm.partition or site.directives.get("partition"))
         placement = place_workers(scaling, known_shape(site, partition.node_shape))
@@ -229,7 +229,7 @@ def _digests(request: Request) -> dict[str, str]:
 
 
 def _place_in_allocation(scaling: ScalingConfig, site: Site) -> Placement:
-    from hpctrain.launch.probe import allocation_nodes
+    from hpctrain.slurm.probe import allocation_nodes
 
     nodes, shape = allocation_nodes()
     shape = replace(shape, cpus_per_gpu=site.cpus_per_gpu)

@@ -1,25 +1,17 @@
-"""Submit the executor to Slurm. The one module that uses submitit."""
+"""Submit a run to Slurm, and write down that it is submitted."""
 
 from __future__ import annotations
 
-import shlex
 import sys
 import time
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from hpctrain import environ
-from hpctrain.errors import LaunchError
-from hpctrain.launch.probe import explain_refusal
 from hpctrain.launch.request import Submission
-from hpctrain.plan.argv import supervisor_argv
-from hpctrain.plan.launch_plan import LaunchPlan
-from hpctrain.rundir.files import write_atomic
 from hpctrain.rundir.ledger import append_event, count_attempts
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunState, RunStatus, read_status, write_status
-
-# BSD's sysexits.h: EX_NOINPUT.
-_EXIT_STORAGE_INVISIBLE = 66
+from hpctrain.slurm.submit import submit_executor
 
 
 def submit(submission: Submission) -> None:
@@ -34,7 +26,7 @@ def submit(submission: Submission) -> None:
     """
     request, plan = submission.request, submission.plan
     paths = request.paths
-    job_id = _submit_executor(submission)
+    job_id = submit_executor(plan, paths, request.scaling_config)
     status = RunStatus(
         name=paths.root.name,
         state=RunState.SUBMITTED,
@@ -65,87 +57,8 @@ def detach(paths: RunPaths) -> NoReturn:
     raise SystemExit(0)
 
 
-def batch_setup(plan: LaunchPlan, paths: RunPaths) -> list[str]:
-    """Return the shell lines of the batch script before the executor. Pure; not collective."""
-    root = shlex.quote(str(paths.root))
-    return [
-        # Comments to the shell, directives to sbatch as long as no command comes before them.
-        *(f"#SBATCH {option}" for option in plan.extra_directives),
-        # Without a trap the shell ends at the warning of a preemption or scancel, and Slurm kills
-        # the executor with it; with one it waits for its child.
-        "trap : TERM USR2",
-        # First of all, and in shell: what cannot be seen from here cannot say so in Python.
-        f'test -r {root}/spec.pkl || {{ echo "hpctrain: $(hostname) does not see {root}. Choose a '
-        f'storage_path that login and compute nodes share." >&2; '
-        f"exit {_EXIT_STORAGE_INVISIBLE}; }}",
-        *plan.setup,
-    ]
-
-
-def batch_teardown() -> list[str]:
-    """Return the shell lines of the batch script after the executor. Pure; not collective."""
-    return [
-        "status=$?",
-        # Killed, and not by the end of the job, which this shell would not have survived: out of
-        # memory, as a rule. The ledger bounds how often that is tried.
-        'test $status -le 128 || scontrol requeue "$SLURM_JOB_ID"',
-        "exit $status",
-    ]
-
-
-def _submit_executor(submission: Submission) -> str:
-    import submitit
-
-    request, plan = submission.request, submission.plan
-    paths = request.paths
-    # A job whose log directory does not exist dies without a word, so it is made before.
-    paths.submission.mkdir(parents=True, exist_ok=True)
-    executor = submitit.SlurmExecutor(folder=paths.submission)
-    executor.update_parameters(
-        **_parameters(plan),
-        setup=batch_setup(plan, paths),
-        teardown=batch_teardown(),
-        use_srun=False,
-    )
-    command = shlex.join(supervisor_argv(sys.executable, run_dir=str(paths.root)))
-    try:
-        # Not submit() of a function: submitit's own runner would import it, NumPy and asyncio into
-        # the job and keep a pickle of a result that nobody reads, for 0.2 s of every start.
-        job = executor._submit_command(command)
-    except submitit.core.utils.FailedJobError as error:
-        raise LaunchError(
-            explain_refusal(_last_words(str(error)), request.scaling_config)
-        ) from error
-    except FileNotFoundError as error:
-        raise LaunchError(f"sbatch is not on PATH: {error}. Load Slurm's module.") from error
-    # submitit has named it after the job; a successor is submitted with the same.
-    write_atomic(paths.batch_script, job.paths.submission_file.read_bytes())
-    return str(job.job_id)
-
-
-def _parameters(plan: LaunchPlan) -> dict[str, Any]:
-    """Return submitit's parameters: our directives, and none of its own defaults."""
-    directives = {
-        name.replace("-", "_"): True if value is None else value
-        for name, value in plan.directives.items()
-    }
-    return {
-        "job_name": directives.pop("job_name"),
-        "time": None,
-        "wckey": None,
-        "stderr_to_stdout": True,
-        "signal_delay_s": plan.stop_notice_s,
-        "additional_parameters": directives,
-    }
-
-
 def _write_unless_begun(paths: RunPaths, status: RunStatus) -> None:
     # A quick cluster begins before sbatch has returned here: the executor's word then stands.
     present = read_status(paths)
     if present is None or present.job_id != status.job_id:
         write_status(paths, status)
-
-
-def _last_words(text: str) -> str:
-    lines = [line for line in text.splitlines() if "error:" in line or "sbatch" in line]
-    return " ".join(dict.fromkeys(line.strip() for line in lines)) or text

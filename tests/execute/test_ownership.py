@@ -6,13 +6,6 @@ from typing import Any
 
 import pytest
 
-from hpctrain.errors import LaunchError
-from hpctrain.execute.continuation import (
-    JobTerms,
-    Ownership,
-    judge_ownership,
-    parse_job_terms,
-)
 from hpctrain.execute.failure_policy import (
     Continuation,
     StopKind,
@@ -20,7 +13,9 @@ from hpctrain.execute.failure_policy import (
     choose_continuation,
     interpret_signal,
 )
+from hpctrain.execute.ownership import Ownership, judge_ownership
 from hpctrain.execute.stop import STOP_PATIENCE_S, patience_s
+from hpctrain.slurm.output import Job, parse_job
 
 # Slurm 22.05, shortened: a job of low priority in its grace time.
 IN_GRACE = (
@@ -30,33 +25,27 @@ IN_GRACE = (
     "PreemptEligibleTime=2026-11-21T13:53:00 PreemptTime=2026-11-21T13:53:03 NodeList=node1"
 )
 NOW = 1_000_000.0
-RUNNING = JobTerms(
+RUNNING = Job(
     job_id="5",
-    is_running=True,
-    restarts=0,
+    state="RUNNING",
     may_requeue=True,
     is_batch=True,
-    is_preempted=False,
     end_time=NOW + 3600,
 )
 
 
 def test_what_slurm_says_of_a_job_in_its_grace_time_is_read() -> None:
-    terms = parse_job_terms(IN_GRACE)
+    job = parse_job(IN_GRACE)
     end = time.mktime(time.strptime("2026-11-21T13:53:08", "%Y-%m-%dT%H:%M:%S"))
-    assert terms == replace(RUNNING, is_preempted=True, end_time=end)
+    grace = replace(RUNNING, is_preempted=True, end_time=end)
+    assert job == replace(grace, reason="None", exit_code="0:0", nodes="node1")
 
 
 def test_a_job_that_is_being_queued_again_has_no_end_and_one_restart_more() -> None:
     said = IN_GRACE.replace("RUNNING", "COMPLETING").replace("Restarts=0", "Restarts=1")
-    terms = parse_job_terms(said.replace("EndTime=2026-11-21T13:53:08", "EndTime=Unknown"))
-    assert (terms.is_running, terms.restarts, terms.end_time) == (False, 1, None)
-
-
-def test_an_answer_without_a_job_is_an_error_that_passes() -> None:
-    with pytest.raises(LaunchError) as caught:
-        parse_job_terms("")
-    assert caught.value.transient
+    job = parse_job(said.replace("EndTime=2026-11-21T13:53:08", "EndTime=Unknown"))
+    assert job is not None
+    assert (job.is_running, job.restarts, job.end_time) == (False, 1, None)
 
 
 @pytest.mark.parametrize(
@@ -67,13 +56,13 @@ def test_an_answer_without_a_job_is_an_error_that_passes() -> None:
         (replace(RUNNING, end_time=NOW + 180), StopKind.TIME_LIMIT, NOW + 180),
         (RUNNING, StopKind.PREEMPTION, None),
         (replace(RUNNING, end_time=None), StopKind.PREEMPTION, None),
-        (replace(RUNNING, is_running=False, end_time=NOW), StopKind.PREEMPTION, None),
+        (replace(RUNNING, state="COMPLETING", end_time=NOW), StopKind.PREEMPTION, None),
         (None, StopKind.PREEMPTION, None),
     ],
     ids=["preempted", "end-is-near", "by-hand", "no-limit", "ending", "no-answer"],
 )
 def test_a_signal_means_what_slurm_says_of_the_job(
-    terms: JobTerms | None, kind: StopKind, deadline: float | None
+    terms: Job | None, kind: StopKind, deadline: float | None
 ) -> None:
     notice = interpret_signal("SIGUSR2", terms, now=NOW, notice_s=120)
     assert (notice.kind, notice.deadline) == (kind, deadline)
@@ -94,10 +83,10 @@ TIME_LIMIT = StopNotice(kind=StopKind.TIME_LIMIT, why="test")
         # A person's own job: only where Slurm would queue it again itself.
         ({}, TIME_LIMIT, {"is_ours": False}, Continuation.STOP),
         ({"is_preempted": True}, PREEMPTED, {"is_ours": False}, Continuation.REQUEUE),
-        ({"is_running": False, "restarts": 1}, PREEMPTED, {}, Continuation.LEAVE),
-        ({"is_running": False}, PREEMPTED, {}, Continuation.STOP),
-        ({"is_running": False}, TIME_LIMIT, {}, Continuation.SUCCESSOR),
-        ({"is_running": False, "is_preempted": True}, PREEMPTED, {}, Continuation.SUCCESSOR),
+        ({"state": "COMPLETING", "restarts": 1}, PREEMPTED, {}, Continuation.LEAVE),
+        ({"state": "COMPLETING"}, PREEMPTED, {}, Continuation.STOP),
+        ({"state": "COMPLETING"}, TIME_LIMIT, {}, Continuation.SUCCESSOR),
+        ({"state": "COMPLETING", "is_preempted": True}, PREEMPTED, {}, Continuation.SUCCESSOR),
         ({"restarts": 1}, TIME_LIMIT, {"restarts": 1}, Continuation.REQUEUE),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpctrain.execute.slurm_command import is_passing
+from hpctrain.slurm.client import is_passing
 
 
 @pytest.mark.parametrize(

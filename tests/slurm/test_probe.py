@@ -7,17 +7,16 @@ import pytest
 
 from hpctrain.config import ScalingConfig, SlurmConfig
 from hpctrain.errors import ConfigError, LaunchError
-from hpctrain.execute.slurm_command import run_slurm
-from hpctrain.launch import probe
-from hpctrain.launch.probe import (
-    Partition,
+from hpctrain.plan.resources import NodeShape, Placement
+from hpctrain.slurm import probe
+from hpctrain.slurm.client import run_slurm
+from hpctrain.slurm.output import Partition, parse_partitions
+from hpctrain.slurm.probe import (
     allocation_nodes,
     can_submit,
     check_partition,
     explain_refusal,
-    parse_partitions,
 )
-from hpctrain.plan.resources import NodeShape, Placement
 
 # sinfo --noheader --format=%P|%a|%l|%D|%c|%G of a cluster with Slurm 22.05.
 SINFO = """\

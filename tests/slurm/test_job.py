@@ -5,8 +5,9 @@ import subprocess
 import pytest
 
 from hpctrain.errors import LaunchError
-from hpctrain.launch import job as job_module
-from hpctrain.launch.job import JobState, explain_end, job_state, parse_job
+from hpctrain.slurm import job as job_module
+from hpctrain.slurm.job import explain_end, find_job, read_own_job
+from hpctrain.slurm.output import Job, parse_job
 
 # scontrol --oneliner show job, Slurm 22.05.
 RUNNING = (
@@ -21,8 +22,14 @@ RUNNING = (
 
 
 def test_a_job_is_read_from_what_scontrol_says():
-    assert parse_job(RUNNING) == JobState(
-        job_id="12", state="RUNNING", reason="None", exit_code="0:0", nodes="n[1-2]"
+    assert parse_job(RUNNING) == Job(
+        job_id="12",
+        state="RUNNING",
+        reason="None",
+        exit_code="0:0",
+        nodes="n[1-2]",
+        may_requeue=True,
+        is_batch=True,
     )
 
 
@@ -66,34 +73,40 @@ def answer_with(monkeypatch: pytest.MonkeyPatch, returncode: int, out: str, err:
 
 def test_a_job_that_slurm_knows_is_returned(monkeypatch: pytest.MonkeyPatch):
     answer_with(monkeypatch, 0, RUNNING)
-    job = job_state("12")
+    job = find_job("12")
     assert job is not None
     assert job.state == "RUNNING"
 
 
 def test_a_job_that_slurm_has_forgotten_is_none(monkeypatch: pytest.MonkeyPatch):
     answer_with(monkeypatch, 1, "", "slurm_load_jobs error: Invalid job id specified\n")
-    assert job_state("12") is None
+    assert find_job("12") is None
 
 
 def test_a_controller_that_is_away_does_not_mean_that_the_job_is(monkeypatch: pytest.MonkeyPatch):
     answer_with(monkeypatch, 1, "", "slurm_load_jobs error: Unable to contact slurm controller\n")
     with pytest.raises(LaunchError, match=r"show job 12: .*Unable to contact") as raised:
-        job_state("12")
+        find_job("12")
+    assert raised.value.transient
+
+
+def test_an_answer_without_a_job_is_an_error_that_passes(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(job_module.environ, "variable", lambda _: "12")
+    monkeypatch.setattr(job_module, "ask_slurm", lambda *_, **__: "No jobs in the system\n")
+    with pytest.raises(LaunchError, match="show job 12: no job in 'No jobs in the") as raised:
+        read_own_job(patience_s=0)
     assert raised.value.transient
 
 
 def test_a_job_whose_nodes_do_not_see_the_storage_says_so():
-    job = JobState(
-        job_id="12", state="FAILED", reason="NonZeroExitCode", exit_code="0:53", nodes="n1"
-    )
-    message = explain_end(job, storage="/home/me/runs/run", said="")
+    job = Job(job_id="12", state="FAILED", reason="NonZeroExitCode", exit_code="0:53", nodes="n1")
+    message = explain_end(job, storage="/home/me/runs/run", log="")
     assert message.startswith("job 12 ended (FAILED, ExitCode 0:53, Reason NonZeroExitCode)")
     assert "the nodes (n1) do not see /home/me/runs/run. Choose a RunConfig(storage_path" in message
 
 
 def test_a_job_that_ended_early_is_explained_by_its_last_words():
-    job = JobState(job_id="12", state="FAILED", reason="None", exit_code="1:0", nodes="n1")
-    message = explain_end(job, storage="/runs", said="bash: module: command not found")
+    job = Job(job_id="12", state="FAILED", reason="None", exit_code="1:0", nodes="n1")
+    message = explain_end(job, storage="/runs", log="bash: module: command not found")
     assert "before the executor of the run said anything." in message
     assert message.endswith("It said:\nbash: module: command not found")

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from dataclasses import dataclass
 
 from hpctrain import environ
 from hpctrain.config import ScalingConfig
 from hpctrain.errors import ConfigError, LaunchError
-from hpctrain.execute.slurm_command import run_slurm
 from hpctrain.plan.resources import NodeShape, Placement, node_range
+from hpctrain.slurm.client import run_slurm
+from hpctrain.slurm.output import Partition, parse_partitions, parse_pmi_types
 from hpctrain.slurm_config import time_limit_minutes
-
-
-@dataclass(frozen=True, kw_only=True)
-class Partition:
-    """What ``sinfo`` says of a partition."""
-
-    name: str
-    others: tuple[str, ...]
-    """Names of all partitions."""
-    available: bool
-    max_time: str
-    num_nodes: int
-    node_shape: NodeShape
 
 
 def can_submit() -> bool:
@@ -66,38 +54,6 @@ def query_partition(name: str | None) -> Partition:
     if answer.returncode != 0:
         raise LaunchError(f"sinfo: {answer.stderr.strip()}", transient=True)
     return parse_partitions(answer.stdout, name)
-
-
-def parse_partitions(output: str, name: str | None) -> Partition:
-    """Return a partition from the output of ``sinfo``. Pure; not collective.
-
-    Nodes of several shapes count as the smallest of them.
-    """
-    rows = [line.split("|") for line in output.splitlines() if line.count("|") == 5]
-    names = tuple(dict.fromkeys(row[0].rstrip("*") for row in rows))
-    wanted = name or next((row[0].rstrip("*") for row in rows if row[0].endswith("*")), None)
-    if wanted is None:
-        raise ConfigError(
-            f"this cluster has no default partition. Give SlurmConfig(partition=...): one of "
-            f"{', '.join(names)}."
-        )
-    mine = [row for row in rows if row[0].rstrip("*") == wanted]
-    if not mine:
-        raise ConfigError(
-            f"SlurmConfig(partition={wanted!r}): this cluster has {', '.join(names)}. Use one of "
-            f"these."
-        )
-    return Partition(
-        name=wanted,
-        others=names,
-        available=any(row[1] == "up" for row in mine),
-        max_time=mine[0][2],
-        num_nodes=sum(int(row[3]) for row in mine),
-        node_shape=NodeShape(
-            cpus=min(int(row[4].rstrip("+")) for row in mine),
-            gpus=min(_count_gpus(row[5]) for row in mine),
-        ),
-    )
 
 
 def check_partition(scaling: ScalingConfig, placement: Placement, partition: Partition) -> None:
@@ -161,6 +117,26 @@ def allocation_nodes() -> tuple[int, NodeShape]:
     )
 
 
+@functools.cache
+def offered_pmi_types() -> frozenset[str]:
+    """Return the PMI types that srun can set up. Not collective. Asked once for a process.
+
+    Raises
+    ------
+    LaunchError
+        If srun is not there, or does not answer.
+    """
+    try:
+        answer = run_slurm(["srun", "--mpi=list"])
+    except LaunchError as error:
+        raise LaunchError(
+            f"{error} Or say how ranks start: SlurmConfig(mpi='pmi2'), 'pmix', or the path of an "
+            f"mpiexec.",
+            transient=error.transient,
+        ) from error
+    return frozenset(parse_pmi_types(answer.stdout + answer.stderr))
+
+
 def explain_refusal(said: str, scaling: ScalingConfig) -> str:
     """Return what sbatch's refusal means, and what to do. Pure; not collective."""
     slurm = scaling.slurm
@@ -185,11 +161,6 @@ def explain_refusal(said: str, scaling: ScalingConfig) -> str:
     )
     hint = next((text for pattern, text in hints if re.search(pattern, said)), None)
     return f"Slurm refused the job: {said.strip()}." + (f" Look at {hint}." if hint else "")
-
-
-def _count_gpus(gres: str) -> int:
-    # "gpu:4", "gpu:a100:4(S:0-1)", "(null)", "craynetwork:4,gpu:4"
-    return sum(int(n) for n in re.findall(r"gpu(?::[^:,(]+)?:(\d+)", gres))
 
 
 def _clock(partition: Partition) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping
 
 from hpctrain.errors import LaunchError
-from hpctrain.execute.slurm_command import run_slurm
 from hpctrain.plan.argv import node_test_argv
+from hpctrain.slurm.client import run_slurm
+from hpctrain.slurm.output import parse_job_nodes, parse_node_states
 
 _TIMEOUT_S = 15.0
 _TEST_TIMEOUT_S = 10.0
@@ -122,40 +122,3 @@ class JobNodes:
         except LaunchError:
             return False
         return answer.returncode == 0
-
-
-def parse_job_nodes(output: str) -> str:
-    """Return the nodes of a job, as ``scontrol --oneliner show job`` prints them. Pure.
-
-    Not collective.
-
-    Examples
-    --------
-    >>> parse_job_nodes("JobId=7 ReqNodeList=(null) NodeList=node[1-2,4] NumNodes=3")
-    'node[1-2,4]'
-    """
-    found = re.search(r"(?<!\S)NodeList=(\S+)", output)
-    if found is None or found.group(1) == "(null)":
-        raise LaunchError("Slurm says that this job has no nodes.", transient=True)
-    return found.group(1)
-
-
-def parse_node_states(output: str) -> dict[str, set[str]]:
-    """Return the state and flags of nodes from ``scontrol --oneliner show node``. Pure.
-
-    Not collective.
-
-    Examples
-    --------
-    >>> states = parse_node_states("NodeName=node3 Arch=x86_64 State=MIXED+NOT_RESPONDING Weight=1")
-    >>> sorted(states["node3"])
-    ['MIXED', 'NOT_RESPONDING']
-    """
-    states = {}
-    for line in output.splitlines():
-        fields = dict(re.findall(r"(?<!\S)(NodeName|State)=(\S+)", line))
-        if len(fields) == 2:
-            # Before Slurm 21.08 a star stood for NOT_RESPONDING.
-            state = fields["State"].replace("*", "+NOT_RESPONDING")
-            states[fields["NodeName"]] = set(state.split("+"))
-    return states

@@ -1,0 +1,72 @@
+"""Which job owns a run: what the ledger says of those that were submitted for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from typing import Any
+
+from hpctrain import environ
+from hpctrain.rundir.ledger import append_event, read_events
+from hpctrain.rundir.paths import RunPaths
+
+# sbatch has returned long before: this is for a process that died between sbatch and the ledger.
+_OWNER_PATIENCE_S = 60.0
+
+
+class Ownership(Enum):
+    """Whether a job that begins owns the run that it was submitted for."""
+
+    MINE = "this job"
+    OTHERS = "another job"
+    OVER = "nobody: it is over"
+    UNDECIDED = "not written down yet"
+
+
+def await_ownership(paths: RunPaths, *, patience_s: float = _OWNER_PATIENCE_S) -> Ownership:
+    """Return whether the job of this process owns the run. Not collective.
+
+    Parameters
+    ----------
+    paths
+        The run directory.
+    patience_s
+        Seconds to wait for an entry in the ledger that somebody is about to make.
+    """
+    job_id = environ.variable("SLURM_JOB_ID")
+    assert job_id is not None
+    deadline = time.monotonic() + patience_s
+    while True:
+        verdict = judge_ownership(read_events(paths), job_id)
+        if verdict is not Ownership.UNDECIDED:
+            return verdict
+        if time.monotonic() > deadline:
+            # Whoever submitted this job died before it could say so. Nobody else is there.
+            append_event(paths, "successor", job_id=job_id, after=None)
+            return Ownership.MINE
+        time.sleep(0.1)
+
+
+def judge_ownership(events: Iterable[Mapping[str, Any]], job_id: str) -> Ownership:
+    """Return whether a job that begins owns its run. Pure; not collective.
+
+    The last job that the ledger says was submitted does, until the run has ended.
+    """
+    owner: str | None = None
+    is_settled = is_over = False
+    for event in events:
+        name = event["event"]
+        if name == "fit":
+            owner, is_settled, is_over = None, False, False
+        elif name == "handing-over":
+            is_settled = False
+        elif name in ("submitted", "successor"):
+            owner, is_settled = event["job_id"], True
+        elif name == "run-ended":
+            is_over = True
+    if is_over:
+        return Ownership.OVER
+    if owner == job_id:
+        return Ownership.MINE
+    return Ownership.OTHERS if is_settled else Ownership.UNDECIDED

@@ -1,0 +1,108 @@
+"""Run a command of Slurm, bounded in time."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from hpctrain.errors import LaunchError
+
+T = TypeVar("T")
+_TIMEOUT_S = 30.0
+_RETRY_INTERVAL_S = 2.0
+# A step that has just died may still hold what the next one needs: "Unable to create step for job
+# 1: Memory required by task is not available" (seen with Slurm 22.05 in a job queued again).
+_PASSING = re.compile(r"[Uu]nable to (contact|create step)|timed out|try again|temporarily")
+
+
+def run_slurm(
+    argv: Sequence[str],
+    *,
+    timeout_s: float = _TIMEOUT_S,
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run a command of Slurm and return what it printed. Not collective.
+
+    Parameters
+    ----------
+    environment
+        Its whole environment; None is that of this process.
+
+    Raises
+    ------
+    LaunchError
+        If it is not installed, or does not answer in time.
+    """
+    try:
+        return subprocess.run(
+            argv, capture_output=True, text=True, timeout=timeout_s, env=environment
+        )
+    except FileNotFoundError as error:
+        raise LaunchError(
+            f"{argv[0]} is not on PATH. Load Slurm's module, or choose another launcher "
+            f"(HPCTRAIN_LAUNCHER=local)."
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise LaunchError(
+            f"'{' '.join(argv)}' did not answer within {timeout_s:.0f} s.", transient=True
+        ) from error
+
+
+def ask_slurm(
+    argv: Sequence[str],
+    *,
+    timeout_s: float = _TIMEOUT_S,
+    environment: Mapping[str, str] | None = None,
+    may_die: bool = False,
+) -> str:
+    """Return what a command of Slurm prints. Not collective.
+
+    Parameters
+    ----------
+    environment
+        Its whole environment; None is that of this process.
+    may_die
+        Whether a signal may end it: Slurm ends a job so quickly that the command that asked for it
+        dies with it.
+
+    Raises
+    ------
+    LaunchError
+        If it fails, is not installed, or does not answer in time.
+    """
+    answer = run_slurm(argv, timeout_s=timeout_s, environment=environment)
+    if answer.returncode != 0 and not (may_die and answer.returncode < 0):
+        printed = (answer.stderr + answer.stdout).strip()
+        command = " ".join([Path(argv[0]).name, *argv[1:]])
+        raise LaunchError(f"{command}: {printed}", transient=is_passing(printed))
+    return answer.stdout
+
+
+def insist(act: Callable[[], T], *, patience_s: float) -> T:
+    """Return what `act` returns; call it again while Slurm's controller is away. Not collective.
+
+    Raises
+    ------
+    LaunchError
+        Its last one, if that is not transient or `patience_s` seconds are over.
+    """
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            return act()
+        except LaunchError as error:
+            if not error.transient or time.monotonic() > deadline:
+                raise
+        time.sleep(_RETRY_INTERVAL_S)
+
+
+def is_passing(printed: str) -> bool:
+    """Return whether what a command of Slurm printed may be over when it is tried again.
+
+    Not collective.
+    """
+    return bool(_PASSING.search(printed))

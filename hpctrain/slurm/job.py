@@ -1,0 +1,117 @@
+"""One job of Slurm: ask about it, requeue it, cancel it."""
+
+from __future__ import annotations
+
+from hpctrain import environ
+from hpctrain.errors import LaunchError
+from hpctrain.slurm.client import ask_slurm, insist, run_slurm
+from hpctrain.slurm.output import Job, parse_job
+
+_OWN_JOB_TIMEOUT_S = 10.0
+
+
+def find_job(job_id: str) -> Job | None:
+    """Return what Slurm's controller knows of a job, or None if it has forgotten it.
+
+    Not collective. Works without accounting; the controller forgets a job some minutes after its
+    end (MinJobAge).
+
+    Raises
+    ------
+    LaunchError
+        If the controller does not answer.
+    """
+    answer = run_slurm(_show_job_argv(job_id))
+    if answer.returncode != 0:
+        if "Invalid job id" in answer.stderr + answer.stdout:
+            return None
+        raise LaunchError(f"scontrol show job {job_id}: {answer.stderr.strip()}", transient=True)
+    return parse_job(answer.stdout)
+
+
+def read_own_job(*, patience_s: float) -> Job | None:
+    """Return what Slurm knows of the job of this process; None where it is in none.
+
+    Not collective. Asks again while the controller is away.
+
+    Raises
+    ------
+    LaunchError
+        If the controller does not answer within `patience_s`.
+    """
+    job_id = environ.variable("SLURM_JOB_ID")
+    if job_id is None:
+        return None
+
+    def ask() -> Job:
+        output = ask_slurm(_show_job_argv(job_id), timeout_s=_OWN_JOB_TIMEOUT_S)
+        job = parse_job(output)
+        if job is None:
+            raise LaunchError(
+                f"scontrol show job {job_id}: no job in {output.strip()[:200]!r}.", transient=True
+            )
+        return job
+
+    return insist(ask, patience_s=patience_s)
+
+
+def requeue(job_id: str, *, patience_s: float) -> None:
+    """Let Slurm queue the job of this process again. Slurm ends this process soon afterwards.
+
+    Not collective. What has to survive must be written down before.
+
+    Raises
+    ------
+    LaunchError
+        If Slurm refuses, or its controller does not answer within `patience_s`.
+    """
+    argv = ["scontrol", "requeue", job_id]
+    insist(
+        lambda: ask_slurm(argv, timeout_s=_OWN_JOB_TIMEOUT_S, may_die=True), patience_s=patience_s
+    )
+
+
+def cancel_argv(job_id: str, *, only_pending: bool = False) -> list[str]:
+    """Return the command that ends a job; `only_pending`: unless it has begun. Not collective."""
+    return ["scancel", *(["--state=PENDING"] if only_pending else []), job_id]
+
+
+def cancel_job(job_id: str, *, only_pending: bool = False) -> None:
+    """End a job; `only_pending`: unless it has begun. Not collective.
+
+    Raises
+    ------
+    LaunchError
+        If Slurm refuses, or does not answer.
+    """
+    answer = run_slurm(cancel_argv(job_id, only_pending=only_pending))
+    if answer.returncode != 0:
+        raise LaunchError(f"scancel: {answer.stderr.strip()}", transient=True)
+
+
+def explain_end(job: Job, *, storage: str, log: str) -> str:
+    """Return why a job ended before its executor wrote anything. Pure; not collective.
+
+    Parameters
+    ----------
+    storage
+        The run directory.
+    log
+        The end of the job's log.
+    """
+    lines = [f"job {job.job_id} ended ({job.state}, ExitCode {job.exit_code}, Reason {job.reason})"]
+    if job.exit_code.startswith("0:53") or job.exit_code.startswith("53"):
+        # Slurm's answer when the directory of --output is not there (measured with 22.05).
+        lines.append(
+            f"before it could write its log: the nodes ({job.nodes}) do not see {storage}. Choose "
+            f"a RunConfig(storage_path=...) on the filesystem that login and compute nodes share."
+        )
+    else:
+        lines.append("before the executor of the run said anything.")
+    if log:
+        lines.append(f"It said:\n{log}")
+    return " ".join(lines)
+
+
+def _show_job_argv(job_id: str) -> list[str]:
+    return ["scontrol", "--oneliner", "show", "job", job_id]

@@ -1,0 +1,197 @@
+"""What Slurm's commands print, read. Pure; the one module that knows their formats."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+
+from hpctrain.errors import ConfigError, LaunchError
+from hpctrain.plan.resources import NodeShape
+
+_FINAL = frozenset(
+    [
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "DEADLINE",
+        "FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "TIMEOUT",
+    ]
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What Slurm's controller knows of a job."""
+
+    job_id: str
+    state: str
+    """``PENDING``, ``RUNNING``, ``FAILED``, ... as ``man squeue`` lists them."""
+    reason: str = ""
+    exit_code: str = ""
+    """``status:signal``."""
+    nodes: str = ""
+    restarts: int = 0
+    """How often it was started again; counts as soon as it is requeued."""
+    may_requeue: bool = False
+    is_batch: bool = False
+    """Whether it has a batch script that would run again."""
+    is_preempted: bool = False
+    end_time: float | None = None
+    """Seconds since the epoch; None where it has no limit."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it runs and will run on; False as soon as Slurm ends it."""
+        return self.state == "RUNNING"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the job will not run any more."""
+        return self.state in _FINAL
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partition:
+    """What ``sinfo`` prints of a partition."""
+
+    name: str
+    others: tuple[str, ...]
+    """Names of all partitions."""
+    available: bool
+    max_time: str
+    num_nodes: int
+    node_shape: NodeShape
+
+
+def parse_job(output: str) -> Job | None:
+    """Return the job that ``scontrol --oneliner show job`` prints; None if it prints none.
+
+    Not collective.
+    """
+    fields = dict(re.findall(r"(\w+)=(\S*)", output))
+    if "JobId" not in fields:
+        return None
+    return Job(
+        job_id=fields["JobId"],
+        state=fields["JobState"],
+        reason=fields.get("Reason", ""),
+        exit_code=fields.get("ExitCode", ""),
+        nodes=fields.get("NodeList", ""),
+        restarts=int(fields.get("Restarts", 0)),
+        may_requeue=fields.get("Requeue") == "1",
+        is_batch=fields.get("BatchFlag") == "1",
+        is_preempted=fields.get("PreemptTime", "None") not in ("None", ""),
+        end_time=_epoch(fields.get("EndTime", "")),
+    )
+
+
+def parse_job_nodes(output: str) -> str:
+    """Return the nodes of a job, as ``scontrol --oneliner show job`` prints them.
+
+    Not collective.
+
+    Examples
+    --------
+    >>> parse_job_nodes("JobId=7 ReqNodeList=(null) NodeList=node[1-2,4] NumNodes=3")
+    'node[1-2,4]'
+    """
+    found = re.search(r"(?<!\S)NodeList=(\S+)", output)
+    if found is None or found.group(1) == "(null)":
+        raise LaunchError("Slurm says that this job has no nodes.", transient=True)
+    return found.group(1)
+
+
+def parse_node_states(output: str) -> dict[str, set[str]]:
+    """Return the state and flags of nodes from ``scontrol --oneliner show node``.
+
+    Not collective.
+
+    Examples
+    --------
+    >>> states = parse_node_states("NodeName=node3 Arch=x86_64 State=MIXED+NOT_RESPONDING Weight=1")
+    >>> sorted(states["node3"])
+    ['MIXED', 'NOT_RESPONDING']
+    """
+    states = {}
+    for line in output.splitlines():
+        fields = dict(re.findall(r"(?<!\S)(NodeName|State)=(\S+)", line))
+        if len(fields) == 2:
+            # Before Slurm 21.08 a star stood for NOT_RESPONDING.
+            state = fields["State"].replace("*", "+NOT_RESPONDING")
+            states[fields["NodeName"]] = set(state.split("+"))
+    return states
+
+
+def parse_partitions(output: str, name: str | None) -> Partition:
+    """Return a partition from ``sinfo --noheader --format=%P|%a|%l|%D|%c|%G``.
+
+    Not collective. Nodes of several shapes count as the smallest of them.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such partition.
+    """
+    rows = [line.split("|") for line in output.splitlines() if line.count("|") == 5]
+    names = tuple(dict.fromkeys(row[0].rstrip("*") for row in rows))
+    wanted = name or next((row[0].rstrip("*") for row in rows if row[0].endswith("*")), None)
+    if wanted is None:
+        raise ConfigError(
+            f"this cluster has no default partition. Give SlurmConfig(partition=...): one of "
+            f"{', '.join(names)}."
+        )
+    mine = [row for row in rows if row[0].rstrip("*") == wanted]
+    if not mine:
+        raise ConfigError(
+            f"SlurmConfig(partition={wanted!r}): this cluster has {', '.join(names)}. Use one of "
+            f"these."
+        )
+    return Partition(
+        name=wanted,
+        others=names,
+        available=any(row[1] == "up" for row in mine),
+        max_time=mine[0][2],
+        num_nodes=sum(int(row[3]) for row in mine),
+        node_shape=NodeShape(
+            cpus=min(int(row[4].rstrip("+")) for row in mine),
+            gpus=min(_count_gpus(row[5]) for row in mine),
+        ),
+    )
+
+
+def parse_pmi_types(output: str) -> set[str]:
+    r"""Return the PMI types that ``srun --mpi=list`` printed. Not collective.
+
+    Examples
+    --------
+    >>> listed = "MPI plugin types are...\n\tnone\n\tpmi2\n"
+    >>> sorted(parse_pmi_types(listed + "specific pmix plugin versions available: pmix_v4"))
+    ['none', 'pmi2', 'pmix_v4']
+    """
+    types: set[str] = set()
+    for line in output.splitlines():
+        # Slurm 20.11 and older prefix every line with "srun: ".
+        text = line.removeprefix("srun: ").strip()
+        if "plugin types are" in text:
+            continue
+        text = text.partition("available:")[2] if "available:" in text else text
+        types.update(re.findall(r"\b(?:none|pmi2|pmix(?:_v\d+)?|cray_shasta|openmpi)\b", text))
+    return types
+
+
+def _count_gpus(gres: str) -> int:
+    # "gpu:4", "gpu:a100:4(S:0-1)", "(null)", "craynetwork:4,gpu:4"
+    return sum(int(n) for n in re.findall(r"gpu(?::[^:,(]+)?:(\d+)", gres))
+
+
+def _epoch(text: str) -> float | None:
+    try:
+        # In the time zone of this process, like every time that Slurm's commands print.
+        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+    except ValueError:
+        return None
