@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from hpctrain.errors import LaunchError, NodeLostError
+from hpctrain.execute.node_pool import NodePool
 from hpctrain.execute.worker_group import WorkerGroup
 from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.plan.resources import Placement, place_on_nodes
-from hpctrain.slurm.nodes import JobNodes
+from hpctrain.slurm.nodes import SlurmNodes
 
 
 class Allotment:
@@ -38,7 +39,7 @@ class Allotment:
         bad: Mapping[str, str] | None = None,
     ) -> None:
         self._plan = plan
-        self._nodes = None if job_id is None else JobNodes(job_id, bad=bad)
+        self._nodes = None if job_id is None else NodePool(SlurmNodes(job_id), bad=bad)
         self._note = note
         self._suspects: set[str] = set()
         self._used: set[str] = set()
@@ -98,7 +99,7 @@ class Allotment:
         # Otherwise Slurm itself ends the job with a node that it knows to be down.
         return {node: "silent" for node, is_silent in group.lost_nodes.items() if is_silent}
 
-    def _ask_for_living(self, nodes: JobNodes) -> tuple[str, ...]:
+    def _ask_for_living(self, nodes: NodePool) -> tuple[str, ...]:
         known = nodes.lost
         nodes.test(self._suspects)
         self._suspects.clear()

@@ -1,38 +1,45 @@
-"""`JobNodes`: which nodes of the job can be used now."""
+"""`NodePool`: which nodes of the allocation can be used now."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from typing import Protocol
 
 from hpctrain.errors import LaunchError
-from hpctrain.plan.argv import node_test_argv
-from hpctrain.slurm.client import run_slurm
-from hpctrain.slurm.output import parse_job_nodes, parse_node_states
-
-_TIMEOUT_S = 15.0
-_TEST_TIMEOUT_S = 10.0
-# A node that is drained goes on with the job it has.
-_UNUSABLE = frozenset(["DOWN", "FAIL", "POWERING_DOWN", "POWERED_DOWN"])
-# Slurm says it of a node that did not answer once, until it asks again, minutes later.
-_DOUBTFUL = "NOT_RESPONDING"
 
 
-class JobNodes:
-    """The nodes of the job that this process is in. Used from one thread, but for `look_again`.
+class NodeSource(Protocol):
+    """What knows the nodes of an allocation."""
+
+    def usable(self) -> Mapping[str, bool]:
+        """Return the nodes that are not known to be down, in order; true where it is in doubt.
+
+        Raises
+        ------
+        LaunchError
+            If that cannot be found out now.
+        """
+
+    def starts_a_process(self, node: str) -> bool:
+        """Return whether a process starts on a node."""
+
+
+class NodePool:
+    """The nodes of the allocation of this process. Used from one thread, but for `look_again`.
 
     Slurm believes in a dead node for as long as SlurmdTimeout says, five minutes as a rule; the
     silence of its agent says it earlier. So both are heard, and a node is lost if either says so.
 
     Parameters
     ----------
-    job_id
-        The job.
+    source
+        What knows the nodes.
     bad
         Nodes that are not to be used, although they live, and why.
     """
 
-    def __init__(self, job_id: str, *, bad: Mapping[str, str] | None = None) -> None:
-        self._job_id = job_id
+    def __init__(self, source: NodeSource, *, bad: Mapping[str, str] | None = None) -> None:
+        self._source = source
         self._bad = dict(bad or {})
         self._known: tuple[str, ...] = ()
         self._lost: dict[str, str] = {}
@@ -69,23 +76,23 @@ class JobNodes:
             If it has never answered.
         """
         try:
-            states = self._usable()
+            usable = self._source.usable()
         except LaunchError:
             if not self._known:
                 raise
-            states = {node: set() for node in self._known if node not in self._lost}
+            usable = {node: False for node in self._known if node not in self._lost}
         for node in self._known:
-            if node not in states:
+            if node not in usable:
                 self.give_up(node, "Slurm says that it is down")
-        self._known = tuple(dict.fromkeys((*states, *self._known)))
-        self.test(n for n in states if _DOUBTFUL in states[n] and n not in self._lost)
+        self._known = tuple(dict.fromkeys((*usable, *self._known)))
+        self.test(node for node, doubtful in usable.items() if doubtful and node not in self._lost)
         lost = self.lost
         return tuple(node for node in self._known if node not in lost)
 
     def test(self, nodes: Iterable[str]) -> None:
         """Give up those of some nodes on which no process starts. Not collective."""
         for node in nodes:
-            if not self._starts_a_process(node):
+            if not self._source.starts_a_process(node):
                 self.give_up(node, "no process starts there")
 
     def look_again(self) -> set[str]:
@@ -94,31 +101,8 @@ class JobNodes:
         A node that Slurm itself has taken from the job does not come back to it.
         """
         try:
-            usable = self._usable()
+            usable = self._source.usable()
         except LaunchError:
             return set()
         lost = [node for node in self._lost if node in usable and node not in self._bad]
-        return {node for node in lost if self._starts_a_process(node)}
-
-    def _usable(self) -> dict[str, set[str]]:
-        """Return the state of each node that is not down, in Slurm's order."""
-        nodes = parse_job_nodes(self._ask("show", "job", self._job_id))
-        hosts = self._ask("show", "hostnames", nodes).split()
-        states = parse_node_states(self._ask("show", "node", nodes))
-        known = {host: states.get(host, set()) for host in hosts}
-        return {host: state for host, state in known.items() if not state & _UNUSABLE}
-
-    def _ask(self, *words: str) -> str:
-        answer = run_slurm(["scontrol", "--oneliner", *words], timeout_s=_TIMEOUT_S)
-        if answer.returncode != 0:
-            raise LaunchError(
-                f"scontrol {' '.join(words)}: {answer.stderr.strip()}", transient=True
-            )
-        return answer.stdout
-
-    def _starts_a_process(self, node: str) -> bool:
-        try:
-            answer = run_slurm(node_test_argv(node), timeout_s=_TEST_TIMEOUT_S)
-        except LaunchError:
-            return False
-        return answer.returncode == 0
+        return {node for node in lost if self._source.starts_a_process(node)}

@@ -1,0 +1,56 @@
+"""The nodes of a job of Slurm, as its controller sees them."""
+
+from __future__ import annotations
+
+from hpctrain.errors import LaunchError
+from hpctrain.plan.argv import node_test_argv
+from hpctrain.slurm.client import ask_slurm, run_slurm
+from hpctrain.slurm.output import parse_job_nodes, parse_node_states
+
+_TIMEOUT_S = 15.0
+_TEST_TIMEOUT_S = 10.0
+# A node that is drained goes on with the job it has.
+_UNUSABLE = frozenset(["DOWN", "FAIL", "POWERING_DOWN", "POWERED_DOWN"])
+# Slurm says it of a node that did not answer once, until it asks again, minutes later.
+_DOUBTFUL = "NOT_RESPONDING"
+
+
+class SlurmNodes:
+    """The nodes of the job that this process is in: a source for a pool of nodes.
+
+    Parameters
+    ----------
+    job_id
+        The job.
+    """
+
+    def __init__(self, job_id: str) -> None:
+        self._job_id = job_id
+
+    def usable(self) -> dict[str, bool]:
+        """Return the nodes that are not down, in Slurm's order; true where it is in doubt.
+
+        Not collective.
+
+        Raises
+        ------
+        LaunchError
+            If Slurm does not answer.
+        """
+        nodes = parse_job_nodes(_ask("show", "job", self._job_id))
+        hosts = _ask("show", "hostnames", nodes).split()
+        states = parse_node_states(_ask("show", "node", nodes))
+        known = {host: states.get(host, set()) for host in hosts}
+        return {host: _DOUBTFUL in state for host, state in known.items() if not state & _UNUSABLE}
+
+    def starts_a_process(self, node: str) -> bool:
+        """Return whether a process starts on a node of the job. Not collective."""
+        try:
+            answer = run_slurm(node_test_argv(node), timeout_s=_TEST_TIMEOUT_S)
+        except LaunchError:
+            return False
+        return answer.returncode == 0
+
+
+def _ask(*words: str) -> str:
+    return ask_slurm(["scontrol", "--oneliner", *words], timeout_s=_TIMEOUT_S)
