@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hpctrain.plan.visibility import NOT_SEEN, explain_invisible
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
 
@@ -34,19 +35,31 @@ class Verdict:
     """Nodes that cannot be used."""
     doubtful: Mapping[str, str]
     """Nodes that can be used, but of which somebody should know."""
+    unseen: str = ""
+    """What none of the nodes sees, where that is why none can be used."""
+
+    @property
+    def allows_start(self) -> bool:
+        """Whether ranks can be started on all of the nodes."""
+        return not self.bad and not self.unseen
 
 
-def judge(reports: Mapping[str, Mapping[str, Any]], *, gpus_per_node: int = 0) -> Verdict:
+def judge(
+    reports: Mapping[str, Mapping[str, Any]], *, num_nodes: int = 0, gpus_per_node: int = 0
+) -> Verdict:
     """Return what is wrong with the nodes of an attempt. Pure.
 
     Not collective. What all nodes share is not a fault of one of them: where the storage is full
-    for all, the run says so when it has something to write.
+    for all, the run says so when it has something to write; a directory that none of them sees is
+    one that nodes do not share.
 
     Parameters
     ----------
     reports
         What nodes have said, by name: see `describe_node` and `examine_storage`. ``skew`` is by how
         many seconds the clock is ahead at least, or behind if negative.
+    num_nodes
+        How many nodes there are; 0 if that is not known.
     gpus_per_node
         GPUs that the ranks of a node use.
     """
@@ -80,11 +93,18 @@ def judge(reports: Mapping[str, Mapping[str, Any]], *, gpus_per_node: int = 0) -
             doubtful[node] = clock
         elif node in full:
             doubtful[node] = _describe_space(report["storage"], report["storage_free"])
+    if len(bad) == num_nodes and len(reasons := set(bad.values())) == 1:
+        reason = reasons.pop()
+        if reason.startswith(NOT_SEEN):
+            return Verdict(bad={}, doubtful=doubtful, unseen=reason.removeprefix(NOT_SEEN))
     return Verdict(bad=bad, doubtful=doubtful)
 
 
-def explain_bad_nodes(bad: Mapping[str, str], *, in_allocation: bool) -> str:
+def explain_bad_nodes(verdict: Verdict, *, in_allocation: bool) -> str:
     """Return the message for nodes that cannot be used. Not collective."""
+    bad = verdict.bad
+    if verdict.unseen:
+        return explain_invisible("no node of this job sees", verdict.unseen)
     told = "; ".join(f"{node} cannot be used: {reason}" for node, reason in bad.items())
     if not in_allocation:
         return f"{told}. Make it usable, then run the same script again."
@@ -111,11 +131,14 @@ class Health:
 
     Parameters
     ----------
+    num_nodes
+        How many nodes it has.
     gpus_per_node
         GPUs that the ranks of a node use.
     """
 
-    def __init__(self, *, gpus_per_node: int = 0) -> None:
+    def __init__(self, *, num_nodes: int = 0, gpus_per_node: int = 0) -> None:
+        self._num_nodes = num_nodes
         self._gpus_per_node = gpus_per_node
         self._began_at = time.time()
         self.reports: dict[str, dict[str, Any]] = {}
@@ -137,6 +160,14 @@ class Health:
         for node, reason in _ENDED.findall(agents_output):
             self.reports.setdefault(node, {}).setdefault("complaint", f"its agent {reason.lower()}")
 
+    def is_complete(self) -> bool:
+        """Return whether all nodes have said whether they can be used."""
+        return len(self.reports) >= self._num_nodes and not self.unanswered()
+
+    def is_unanimous(self) -> bool:
+        """Return whether all that have said something so far do not see the same thing."""
+        return bool(judge(self.reports, num_nodes=len(self.reports)).unseen)
+
     def unanswered(self) -> Collection[str]:
         """Return the nodes of which it is not known whether they can use the storage."""
         return [
@@ -153,7 +184,7 @@ class Health:
 
     def verdict(self) -> Verdict:
         """Return what is wrong as far as it is known."""
-        return judge(self.reports, gpus_per_node=self._gpus_per_node)
+        return judge(self.reports, num_nodes=self._num_nodes, gpus_per_node=self._gpus_per_node)
 
 
 def _is_short(free: int | None) -> bool:

@@ -109,6 +109,7 @@ class NodeAgents:
         self.socket = f"/tmp/hpctrain-{secrets.token_hex(8)}.%N/ranks"
         command = agent_argv(
             sys.executable,
+            cwd=os.getcwd(),
             attempt=attempt,
             socket=self.socket,
             secret=str(self._secret_file),

@@ -26,6 +26,8 @@ _MAX_NAMED = 8
 # ranks are there, and when the start has failed, for which a bad node may be the reason.
 _STORAGE_PATIENCE_S = 30.0
 _LAST_WORDS_S = 1.0
+# What some nodes do not see is their fault, what none sees is not: so the others are waited for.
+_UNANIMOUS_S = 10.0
 _NUM_LINES = 200
 # What Slurm and MPI libraries print when ranks cannot find each other. Some then hang for ever.
 _MPI_START_ERROR = re.compile(
@@ -108,9 +110,9 @@ class RollCall:
         """
         try:
             self._await_ranks(timeout_s)
-            self._await_storage(_STORAGE_PATIENCE_S, self._take)
+            self._await_storage(_STORAGE_PATIENCE_S)
         except LaunchError as error:
-            self._await_storage(_LAST_WORDS_S, self._take_health)
+            self._await_last_words()
             self._refuse_bad_nodes(error)
             raise
         self._health.give_up(self._health.unanswered(), after_s=_STORAGE_PATIENCE_S)
@@ -121,17 +123,29 @@ class RollCall:
         if self._agents is not None:
             said = self._agents.last_lines(_NUM_LINES)
             self._health.read(said)
-        if bad := self._health.verdict().bad:
-            message = explain_bad_nodes(bad, in_allocation=self._agents is not None)
-            raise LaunchError(
-                f"{message}\nTheir agents said:\n{said}" if said else message
-            ) from error
+        verdict = self._health.verdict()
+        if not verdict.allows_start:
+            message = explain_bad_nodes(verdict, in_allocation=self._agents is not None)
+            if said and not verdict.unseen:
+                message += f"\nTheir agents said:\n{said}"
+            raise LaunchError(message) from error
 
-    def _await_storage(self, timeout_s: float, take: Callable[[Frame], None]) -> None:
+    def _await_last_words(self) -> None:
+        begun = time.monotonic()
+        while not self._health.is_complete():
+            patience_s = _UNANIMOUS_S if self._health.is_unanimous() else _LAST_WORDS_S
+            if time.monotonic() > begun + patience_s:
+                return
+            for frame in self._poll(_POLL_S):
+                self._take_health(frame)
+            if self._agents is not None:
+                self._health.read(self._agents.last_lines(_NUM_LINES))
+
+    def _await_storage(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         while self._health.unanswered() and time.monotonic() < deadline:
             for frame in self._poll(_POLL_S):
-                take(frame)
+                self._take(frame)
 
     def _take_health(self, frame: Frame) -> None:
         if frame.op == "health":
@@ -162,7 +176,7 @@ class RollCall:
                     self._fail(f"{self._size} ranks could not form an MPI world.")
                 if self._agents is not None:
                     self._health.read(self._agents.last_lines(_NUM_LINES))
-                if self._health.verdict().bad and not self._health.unanswered():
+                if not self._health.verdict().allows_start and not self._health.unanswered():
                     self._fail("a node is bad.")
             if now > deadline:
                 self._fail(self._explain_timeout(timeout_s))

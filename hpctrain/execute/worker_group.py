@@ -120,7 +120,9 @@ class WorkerGroup:
         self._num_threads = num_cpus_per_worker
         self._own_path = path is None
         self._paths = RunPaths(path or Path(tempfile.mkdtemp(prefix="hpctrain-group-")))
-        self.health = Health(gpus_per_node=placement.gpus_per_node)
+        self.health = Health(
+            num_nodes=placement.num_nodes + len(idle_nodes), gpus_per_node=placement.gpus_per_node
+        )
         """What its nodes have said of themselves, even if the start failed."""
         self._hub: Hub | None = None
         self._step: StepProcess | None = None

@@ -23,6 +23,7 @@ def render_plan(submission: Submission) -> str:
     Words in capitals are known only where the job runs.
     """
     plan, paths = submission.plan, submission.request.paths
+    cwd = submission.spec.settings.cwd
     placement = plan.placement
     lines = [
         f"run        {paths.root}",
@@ -46,11 +47,16 @@ def render_plan(submission: Submission) -> str:
         from hpctrain.slurm.submit import batch_setup
 
         lines += ["", "#!/bin/bash", *directive_lines(plan.directives, ())]
-        lines += batch_setup(plan, paths)
+        lines += batch_setup(plan, paths, cwd=cwd)
         lines += [shlex.join(supervisor_argv(sys.executable, run_dir=str(paths.root)))]
     if plan.in_job:
         agent = agent_argv(
-            sys.executable, attempt=1, socket="SOCKET", secret="SECRET_FILE", addresses=["ADDRESS"]
+            sys.executable,
+            cwd=cwd,
+            attempt=1,
+            socket="SOCKET",
+            secret="SECRET_FILE",
+            addresses=["ADDRESS"],
         )
         lines += ["", "# on each node, for each attempt:"]
         lines += [shlex.join(agent_step_argv(placement, agent))]

@@ -26,7 +26,8 @@ def submit(submission: Submission) -> None:
     """
     request, plan = submission.request, submission.plan
     paths = request.paths
-    job_id = submit_executor(plan, paths, request.scaling_config)
+    cwd = submission.spec.settings.cwd
+    job_id = submit_executor(plan, paths, request.scaling_config, cwd=cwd)
     status = RunStatus(
         name=paths.root.name,
         state=RunState.SUBMITTED,

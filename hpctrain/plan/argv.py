@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from hpctrain.plan.launch_plan import StepLauncher
 from hpctrain.plan.resources import Placement
+from hpctrain.plan.visibility import checked_argv
 
 # Options of the job that srun takes from the environment, and that contradict --gres=none.
 # With SLURM_GPUS_PER_NODE the step is refused ("Invalid Trackable RESource (TRES) specification"),
@@ -39,6 +40,7 @@ def supervisor_argv(python: str, *, run_dir: str) -> list[str]:
 def agent_argv(
     python: str,
     *,
+    cwd: str,
     attempt: int,
     socket: str,
     secret: str,
@@ -51,12 +53,15 @@ def agent_argv(
 
     Parameters
     ----------
+    cwd
+        The working directory of the run, which every node has to see.
     lease_s
         For an agent that sees to it that the run goes on when the executor's node is lost: seconds
         after which it is.
     """
-    argv = [python, "-m", "hpctrain.execute.agent", str(attempt), socket, secret]
-    return [*argv, *([] if lease_s is None else [f"--lease={lease_s:g}"]), *addresses]
+    lease = [] if lease_s is None else [f"--lease={lease_s:g}"]
+    agent = [python, "-m", "hpctrain.execute.agent", str(attempt), socket, secret]
+    return checked_argv([*agent, *lease, *addresses], cwd=cwd)
 
 
 def worker_step_argv(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 from hpctrain import environ
 from hpctrain.errors import LaunchError
+from hpctrain.plan.visibility import EXIT_INVISIBLE, explain_invisible
 from hpctrain.slurm.client import ask_slurm, insist, run_slurm
 from hpctrain.slurm.output import Job, parse_job
 
@@ -99,12 +102,18 @@ def explain_end(job: Job, *, storage: str, log: str) -> str:
     log
         The end of the job's log.
     """
+    status, _, signal = job.exit_code.partition(":")
+    invisible = status == str(EXIT_INVISIBLE)
+    if invisible and (found := re.search(r"^hpctrain: (.+)$", log, re.MULTILINE)):
+        return f"job {job.job_id} could not begin: {found[1]}"
     lines = [f"job {job.job_id} ended ({job.state}, ExitCode {job.exit_code}, Reason {job.reason})"]
-    if job.exit_code.startswith("0:53") or job.exit_code.startswith("53"):
-        # Slurm's answer when the directory of --output is not there (measured with 22.05).
+    # 53 is Slurm's answer when the directory of --output is not there (measured with 22.05); 26.05
+    # starts the script all the same, which then ends by itself (measured).
+    if "53" in (status, signal) or (invisible and not log):
+        who = f"the nodes ({job.nodes}) do not see"
         lines.append(
-            f"before it could write its log: the nodes ({job.nodes}) do not see {storage}. Choose "
-            f"a RunConfig(storage_path=...) on the filesystem that login and compute nodes share."
+            f"before it could write its log: "
+            f"{explain_invisible(who, f'the run directory {storage}')}"
         )
     else:
         lines.append("before the executor of the run said anything.")

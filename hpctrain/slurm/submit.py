@@ -11,31 +11,40 @@ from hpctrain.config import ScalingConfig
 from hpctrain.errors import LaunchError
 from hpctrain.plan.argv import supervisor_argv
 from hpctrain.plan.launch_plan import LaunchPlan
+from hpctrain.plan.visibility import process_checks, run_directory_check
 from hpctrain.rundir.files import write_atomic
 from hpctrain.rundir.ledger import append_event
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.slurm.client import ask_slurm, insist
 from hpctrain.slurm.probe import explain_refusal
 
-# BSD's sysexits.h: EX_NOINPUT.
-_EXIT_STORAGE_INVISIBLE = 66
 _SBATCH_TIMEOUT_S = 10.0
 
 
-def batch_setup(plan: LaunchPlan, paths: RunPaths) -> list[str]:
-    """Return the shell lines of the batch script before the executor. Pure; not collective."""
-    root = shlex.quote(str(paths.root))
+def batch_setup(plan: LaunchPlan, paths: RunPaths, *, cwd: str) -> list[str]:
+    """Return the shell lines of the batch script before the executor.
+
+    Not collective.
+
+    Parameters
+    ----------
+    plan
+        On what the run runs.
+    paths
+        The run directory.
+    cwd
+        The working directory of its processes.
+    """
     return [
         # Comments to the shell, directives to sbatch as long as no command comes before them.
         *(f"#SBATCH {option}" for option in plan.extra_directives),
         # Without a trap the shell ends at the warning of a preemption or scancel, and Slurm kills
         # the executor with it; with one it waits for its child.
         "trap : TERM USR2",
-        # First of all, and in shell: what cannot be seen from here cannot say so in Python.
-        f'test -r {root}/spec.pkl || {{ echo "hpctrain: $(hostname) does not see {root}. Choose a '
-        f'storage_path that login and compute nodes share." >&2; '
-        f"exit {_EXIT_STORAGE_INVISIBLE}; }}",
+        run_directory_check(str(paths.root)),
+        # It may unpack the environment, or make the directory.
         *plan.setup,
+        *process_checks(cwd, sys.executable),
     ]
 
 
@@ -50,13 +59,15 @@ def batch_teardown() -> list[str]:
     ]
 
 
-def submit_executor(plan: LaunchPlan, paths: RunPaths, scaling: ScalingConfig) -> str:
+def submit_executor(plan: LaunchPlan, paths: RunPaths, scaling: ScalingConfig, *, cwd: str) -> str:
     """Submit the executor of a run; return the id of its job. Not collective.
 
     Parameters
     ----------
     scaling
         What was asked for, in whose words a refusal is explained.
+    cwd
+        The working directory of its processes.
 
     Raises
     ------
@@ -70,7 +81,7 @@ def submit_executor(plan: LaunchPlan, paths: RunPaths, scaling: ScalingConfig) -
     executor = submitit.SlurmExecutor(folder=paths.submission)
     executor.update_parameters(
         **_parameters(plan),
-        setup=batch_setup(plan, paths),
+        setup=batch_setup(plan, paths, cwd=cwd),
         teardown=batch_teardown(),
         use_srun=False,
     )

@@ -13,10 +13,12 @@ from hpctrain.backend import BackendContext
 from hpctrain.errors import ConfigError
 from hpctrain.plan import spec
 from hpctrain.plan.spec import RankSettings, RunSpec, WorkerSpec
+from hpctrain.plan.visibility import explain_invisible
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.worker.address import find_address
 from hpctrain.worker.bootstrap import gpus_of, visible_gpus
 from hpctrain.worker.context import ActiveWorker, TrainContext, activate
+from hpctrain.worker.node_socket import node_name
 from hpctrain.worker.report import Session
 from hpctrain.worker.report_count import LeaveTraining
 from hpctrain.world import Communicator, World
@@ -27,7 +29,14 @@ if TYPE_CHECKING:
 
 def settle(settings: RankSettings) -> None:
     """Give this process the driver's working directory and module path. Not collective."""
-    os.chdir(settings.cwd)
+    try:
+        os.chdir(settings.cwd)
+    except OSError as error:
+        raise ConfigError(
+            explain_invisible(
+                f"{node_name()} does not see", f"the working directory {settings.cwd}"
+            )
+        ) from error
     sys.path[:] = [*settings.sys_path, *(p for p in sys.path if p not in settings.sys_path)]
 
 

@@ -70,7 +70,7 @@ def mount_on_node2(virtual_slurm: VirtualCluster) -> Iterator[Callable[..., None
 
 
 def fit(
-    cluster: VirtualCluster, storage: Path, tmp_path: Path
+    cluster: VirtualCluster, storage: Path, tmp_path: Path, *, cwd: Path | None = None
 ) -> tuple[subprocess.CompletedProcess[str], float]:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
@@ -78,6 +78,7 @@ def fit(
     done = subprocess.run(
         [sys.executable, str(script), str(storage)],
         env={**os.environ, **cluster.environ},
+        cwd=cwd,
         capture_output=True,
         text=True,
         timeout=120,
@@ -129,6 +130,18 @@ def test_a_node_whose_shared_memory_is_full(
     mount_on_node2("-t", "tmpfs", "-o", "size=8m", "tmpfs", "/dev/shm")
     done, _ = fit(virtual_slurm, storage, tmp_path)
     check(done, storage, "/dev/shm has 8.0 MiB free")
+
+
+def test_a_node_that_does_not_see_the_working_directory(
+    virtual_slurm: VirtualCluster,
+    mount_on_node2: Callable[..., None],
+    storage: Path,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "work" / "here").mkdir(parents=True)
+    mount_on_node2("-t", "tmpfs", "tmpfs", str(tmp_path / "work"))
+    done, _ = fit(virtual_slurm, storage, tmp_path, cwd=tmp_path / "work" / "here")
+    check(done, storage, f"it does not see the working directory {tmp_path}/work/here")
 
 
 def test_nodes_that_are_good_leave_nothing_in_ledger_and_run_directory(

@@ -144,7 +144,7 @@ def test_a_storage_path_that_nodes_cannot_see_is_found_by_the_first_action(
     with started(spec) as cluster:
         refused = refuse(cluster, script, tmp_path, '{"num_workers": 1}', "{}")
     assert "LaunchError: job 1 ended (FAILED, ExitCode 0:53" in refused
-    assert f"do not see {tmp_path}/run" in refused
+    assert f"do not see the run directory {tmp_path}/run" in refused
     assert "Choose a RunConfig(storage_path=...)" in refused
 
 

@@ -14,6 +14,7 @@ from hpctrain.execute.health import (
     DOUBTFUL_SKEW_S,
     LEAST_FREE_BYTES,
     Health,
+    Verdict,
     bad_nodes,
     explain_bad_nodes,
     judge,
@@ -117,12 +118,34 @@ def test_what_agents_print_tells_of_nodes_that_cannot_reach_the_executor():
 
 def test_the_message_names_node_reason_and_how_to_leave_it_out():
     bad = {"node2": "its /tmp is full", "node3": "it is gone"}
-    assert explain_bad_nodes(bad, in_allocation=True) == (
+    verdict = Verdict(bad=bad, doubtful={})
+    assert explain_bad_nodes(verdict, in_allocation=True) == (
         "node2 cannot be used: its /tmp is full; node3 cannot be used: it is gone. Tell the site; "
         "until it is repaired, leave it out with "
         "SlurmConfig(sbatch_args=['--exclude=node2,node3'])."
     )
-    assert "sbatch" not in explain_bad_nodes(bad, in_allocation=False)
+    assert "sbatch" not in explain_bad_nodes(verdict, in_allocation=False)
+
+
+def test_what_no_node_sees_is_not_the_fault_of_nodes():
+    health = Health(num_nodes=2)
+    health.read("hpctrain: node1 cannot be used: it does not see the working directory /tmp/me")
+    assert health.verdict().bad.keys() == {"node1"}
+    assert health.is_unanimous()
+    assert not health.is_complete()
+    health.read("hpctrain: node2 cannot be used: it does not see the working directory /tmp/me")
+    verdict = health.verdict()
+    assert health.is_complete()
+    assert not verdict.bad
+    assert not verdict.allows_start
+    assert explain_bad_nodes(verdict, in_allocation=True).startswith(
+        "no node of this job sees the working directory /tmp/me. Start the script from"
+    )
+
+
+def test_a_single_node_with_a_full_tmp_is_bad_all_the_same():
+    verdict = judge({"node1": {**GOOD, "tmp_free": 0}}, num_nodes=1)
+    assert verdict.bad.keys() == {"node1"}
 
 
 def test_the_ledger_remembers_the_bad_nodes_of_a_job(tmp_path: Path):

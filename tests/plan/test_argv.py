@@ -47,6 +47,7 @@ def test_the_command_that_starts_the_ranks(golden, kind: str, local: bool):
 def test_the_command_that_starts_the_agents(golden):
     command = agent_argv(
         "/env/bin/python",
+        cwd="/home/me/my work",
         attempt=3,
         socket="/tmp/hpctrain-abc.%N/ranks",
         secret="/runs/one/.secret-3",
@@ -67,6 +68,7 @@ def test_ranks_start_on_the_nodes_that_are_chosen(golden, kind: str):
 def test_agents_of_a_run_that_goes_on_without_a_node(golden):
     command = agent_argv(
         "/env/bin/python",
+        cwd="/home/me/my work",
         attempt=3,
         socket="/tmp/hpctrain-abc.%N/ranks",
         secret="/runs/one/.secret-3",
@@ -85,7 +87,9 @@ def test_a_rank_without_a_log_file_keeps_its_output():
 
 
 def test_agents_hold_no_gpus_and_the_secret_itself_is_not_in_their_command():
-    command = agent_argv("python", attempt=1, socket="s", secret="/file", addresses=["a:1"])
+    command = agent_argv(
+        "python", cwd="/", attempt=1, socket="s", secret="/file", addresses=["a:1"]
+    )
     argv = agent_step_argv(PLACEMENT, command)
     assert "--gres=none" in argv
     assert "--unset=SLURM_GPUS_PER_NODE" in argv[: argv.index("srun")]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 
 import pytest
 
@@ -102,7 +103,18 @@ def test_a_job_whose_nodes_do_not_see_the_storage_says_so():
     job = Job(job_id="12", state="FAILED", reason="NonZeroExitCode", exit_code="0:53", nodes="n1")
     message = explain_end(job, storage="/home/me/runs/run", log="")
     assert message.startswith("job 12 ended (FAILED, ExitCode 0:53, Reason NonZeroExitCode)")
-    assert "the nodes (n1) do not see /home/me/runs/run. Choose a RunConfig(storage_path" in message
+    assert "the nodes (n1) do not see the run directory /home/me/runs/run. Choose" in message
+    # Slurm 26.05 starts the script without a log.
+    later = explain_end(replace(job, exit_code="66:0"), storage="/home/me/runs/run", log="")
+    assert "do not see the run directory /home/me/runs/run. Choose" in later
+
+
+def test_a_job_whose_node_lacks_something_says_what_and_the_way_out():
+    job = Job(job_id="12", state="FAILED", reason="NonZeroExitCode", exit_code="66:0", nodes="n1")
+    log = "line 9: cd: /tmp/me: No such\nhpctrain: n1 does not see /tmp/me. Start it elsewhere.\n"
+    assert explain_end(job, storage="/runs", log=log) == (
+        "job 12 could not begin: n1 does not see /tmp/me. Start it elsewhere."
+    )
 
 
 def test_a_job_that_ended_early_is_explained_by_its_last_words():
