@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 
 from hpctrain import environ
@@ -18,6 +17,7 @@ from hpctrain.execute.failure_policy import (
 )
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.tracker import AttemptTracker
+from hpctrain.log import log
 from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.slurm.job import read_own_job, requeue
 from hpctrain.slurm.output import Job
@@ -187,5 +187,5 @@ class Departure:
         try:
             return read_own_job(patience_s=_CONTROLLER_PATIENCE_S)
         except LaunchError as error:
-            print(f"hpctrain: {error}", file=sys.stderr, flush=True)
+            log(str(error))
             return None

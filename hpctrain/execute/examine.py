@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hpctrain import environ
 from hpctrain.control.wire import Frame
+from hpctrain.log import log
 from hpctrain.rundir.paths import RunPaths
 
 _PY_SPY_TIMEOUT_S = 10.0
@@ -142,7 +143,7 @@ def _append(path: Path, text: str) -> None:
         with open(path, "a") as file:
             file.write(text)
     except OSError as error:
-        print(f"hpctrain: cannot write {path}: {error.strerror}", file=sys.stderr, flush=True)
+        log(f"cannot write {path}: {error.strerror}")
 
 
 def _read_or_reason(path: str) -> str:

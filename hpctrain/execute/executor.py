@@ -26,6 +26,7 @@ from hpctrain.execute.health import bad_nodes
 from hpctrain.execute.journal import initial_status
 from hpctrain.execute.node_agents import NodeAgents
 from hpctrain.execute.recorder import Recorder
+from hpctrain.execute.room import await_room
 from hpctrain.execute.step_launcher import other_mpi
 from hpctrain.execute.stop import StopAgreement
 from hpctrain.execute.worker_group import WorkerGroup
@@ -111,6 +112,8 @@ class Executor:
                 try:
                     # A request can be older than this process: between two jobs.
                     recorder.look_for_request()
+                    if self._journal.history.failures:
+                        await_room(self._paths, may_wait=self._may_wait)
                     recorder.raise_if_stopped(self._journal.status.reports)
                     self._run_attempt()
                     break
@@ -130,6 +133,12 @@ class Executor:
             self._agents.close(_AGENTS_PATIENCE_S)
         recorder.end(None)
         return True
+
+    def _may_wait(self) -> bool:
+        """Return whether nothing wants the run to stop, between two attempts."""
+        self._departure.step()
+        self.recorder.look_for_request()
+        return self.recorder.stop is None
 
     def _blame_nodes(self, lost: Mapping[str, str], error: WorkerError) -> NodeLostError:
         told = "; ".join(f"node {node} is lost: {reason}" for node, reason in lost.items())

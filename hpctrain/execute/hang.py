@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from hpctrain.config import FailureConfig
 from hpctrain.errors import WorkerHangError
 from hpctrain.execute.progress import Progress
 from hpctrain.execute.roll_call import WorkerMetadata
+from hpctrain.log import log
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.worker.failure import RankFailure
 
@@ -198,7 +200,7 @@ class HangWatch:
             if self._may_end
             else "ranks that somebody else started are not ended"
         )
-        print(f"hpctrain: {message}\n  It is let be: {why}.", flush=True)
+        log(f"{message}\n  It is let be: {why}.", to=sys.stdout)
 
     def failures(self, error: WorkerHangError) -> list[RankFailure]:
         """Return what is written down of each rank that was named."""

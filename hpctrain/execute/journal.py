@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,7 +16,9 @@ from hpctrain import environ
 from hpctrain.config import RunConfig
 from hpctrain.execute.health import Verdict
 from hpctrain.execute.process import process_start_time
+from hpctrain.log import log
 from hpctrain.plan.launch_plan import LaunchPlan
+from hpctrain.rundir.files import insist
 from hpctrain.rundir.history import (
     FailureKind,
     History,
@@ -32,6 +34,9 @@ STATUS_INTERVAL_S = 2.0
 # Ranks that start, a callback or Slurm's controller may take minutes, and an executor that writes
 # nothing for one of them is taken for dead.
 _LIFE_INTERVAL_S = 10.0
+_COMPLAINT_INTERVAL_S = 10.0
+# A server of a parallel filesystem that fails over is away for about as long.
+_READ_PATIENCE_S = 20.0
 
 
 class Journal:
@@ -49,11 +54,13 @@ class Journal:
         self.paths = paths
         self.status = status
         """The status as it was last changed."""
-        self._previous = read_status(paths)
+        self._previous = insist(lambda: read_status(paths), patience_s=_READ_PATIENCE_S)
         self._written_at = 0.0
         self._writing = threading.Lock()
         # Kept here too: with a full disk the ledger does not grow, and what is counted must.
-        self._events = read_events(paths)
+        self._events = insist(lambda: read_events(paths), patience_s=_READ_PATIENCE_S)
+        self._unwritten: deque[dict[str, Any]] = deque()
+        self._complain_at: dict[str, float] = {}
 
     @property
     def history(self) -> History:
@@ -76,13 +83,23 @@ class Journal:
         """Whether it is time to write the status again."""
         return time.monotonic() - self._written_at >= STATUS_INTERVAL_S
 
-    def change(self, **changes: Any) -> None:
-        """Change the status and write it."""
+    def change(self, *, patience_s: float = 0.0, **changes: Any) -> None:
+        """Change the status and write it.
+
+        Parameters
+        ----------
+        patience_s
+            Seconds for which it is tried to write it, where a disk is full, say.
+        **changes
+            Fields of the status.
+        """
         with self._writing:
             self.change_later(**changes)
             self._written_at = time.monotonic()
             try:
-                self.status = write_status(self.paths, self.status)
+                self.status = insist(
+                    lambda: write_status(self.paths, self.status), patience_s=patience_s
+                )
             except OSError as error:
                 self.complain("status.json", error)
 
@@ -114,20 +131,26 @@ class Journal:
         self.status = self.status.with_changes(**changes)
 
     def note(self, event: str, **details: Any) -> None:
-        """Append an event to the ledger."""
-        self._events.append({"event": event, "time": time.time(), **details})
+        """Append an event to the ledger, and before it those for which there was no room."""
+        entry = {"event": event, "time": time.time(), **details}
+        self._events.append(entry)
+        self._unwritten.append(entry)
         try:
-            append_event(self.paths, event, **details)
+            while self._unwritten:
+                append_event(self.paths, **self._unwritten[0])
+                self._unwritten.popleft()
         except OSError as error:
             self.complain("ledger.jsonl", error)
 
     def complain(self, what: str, error: OSError) -> None:
-        """Say that something cannot be written."""
+        """Say that something cannot be written, once in a while."""
+        now = time.monotonic()
+        if now < self._complain_at.get(what, 0.0):
+            return
+        self._complain_at[what] = now + _COMPLAINT_INTERVAL_S
         # A full disk must not end a run whose ranks may never write to it; they say so themselves.
-        print(
-            f"hpctrain: cannot write {what} in {self.paths.root}: {error.strerror}",
-            file=sys.stderr,
-            flush=True,
+        log(
+            f"cannot write {what} in {self.paths.root}: {error.strerror}",
         )
 
     def begin(self) -> None:
@@ -151,7 +174,7 @@ class Journal:
             self.note("node-bad", node=node, reason=reason, **of)
         for node, reason in verdict.doubtful.items():
             self.note("node-doubtful", node=node, reason=reason, **of)
-            print(f"hpctrain: {node} is used, but {reason}.", file=sys.stderr, flush=True)
+            log(f"{node} is used, but {reason}.")
 
     def close_dead_attempts(self, saved: int) -> FailureKind | None:
         """Write down how attempts ended whose executor died without a word.

@@ -6,6 +6,7 @@ import os
 import secrets
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from hpctrain import environ
@@ -67,7 +68,12 @@ class NodeAgents:
         self.close()
         self._nodes = nodes
         self._hub = Hub(attempt=attempt, silence_s=self._node_timeout_s)
-        self._start(self._hub, placement, idle_nodes, attempt=attempt)
+        try:
+            self._start(self._hub, placement, idle_nodes, attempt=attempt)
+        except BaseException:
+            # Half of them is of no use to the next attempt.
+            self.close()
+            raise
         return self._hub
 
     def close(self, patience_s: float = 0.0) -> None:
@@ -82,7 +88,8 @@ class NodeAgents:
             step.wait(0.0 if is_lost else patience_s)
             step.kill(**({"patience_s": LOST_NODE_PATIENCE_S} if is_lost else {}))
         if self._secret_file is not None:
-            self._secret_file.unlink(missing_ok=True)
+            with suppress(OSError):
+                self._secret_file.unlink()
 
     def _are_there(self, nodes: frozenset[str]) -> bool:
         hub = self._hub

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from enum import Enum
 from typing import Any
 
@@ -43,7 +44,8 @@ def await_ownership(paths: RunPaths, *, patience_s: float = _OWNER_PATIENCE_S) -
             return verdict
         if time.monotonic() > deadline:
             # Whoever submitted this job died before it could say so. Nobody else is there.
-            append_event(paths, "successor", job_id=job_id, after=None)
+            with suppress(OSError):
+                append_event(paths, "successor", job_id=job_id, after=None)
             return Ownership.MINE
         time.sleep(0.1)
 

@@ -89,7 +89,7 @@ class StepProcess:
         """Return the end of its output."""
         try:
             lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
-        except FileNotFoundError:
+        except OSError:
             return ""
         return "\n".join(lines[-count:])
 

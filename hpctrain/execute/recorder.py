@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -22,12 +22,16 @@ from hpctrain.execute.journal import Journal
 from hpctrain.execute.run_checkpoints import RunCheckpoints
 from hpctrain.execute.tracker import AttemptTracker, ReportRound
 from hpctrain.execute.turns import Turns
+from hpctrain.log import log
 from hpctrain.result import Result
-from hpctrain.rundir.files import write_atomic
+from hpctrain.rundir.files import insist, write_atomic
 from hpctrain.rundir.history import FailureKind
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunState, RunStatus
 from hpctrain.worker.failure import RankFailure
+
+# A run that nobody has written down as ended has to be run again.
+_LAST_WORD_PATIENCE_S = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,13 +100,14 @@ class Recorder:
         """Write the status if it is old, and look for a request to stop."""
         if not self.journal.is_status_old:
             return
-        metrics = {"metrics": self.progress()} if self._last_line else {}
+        metrics: dict[str, Any] = {"metrics": self.progress()} if self._last_line else {}
         self.journal.change(phase=phase, reports=reports, **metrics)
         self.look_for_request()
 
     def look_for_request(self) -> None:
         """See if a person wants the run to stop."""
-        if self.paths.stop_request.exists():
+        # Unlike Path.exists(), it does not raise where the filesystem does not answer.
+        if os.path.exists(self.paths.stop_request):
             self.ask_to_stop(
                 StopNotice(kind=StopKind.REQUEST, why="it was asked to (hpctrain cancel)")
             )
@@ -204,8 +209,14 @@ class Recorder:
                 broadcast("turn", ranks=[rank], number=number)
         due = {report for report in tracker.asked if report <= self._recorded}
         if due:
+            try:
+                found = self.checkpoints.describe()
+            except OSError as error:
+                # They wait, and are answered when it can be read.
+                self.journal.complain("checkpoints/", error)
+                return
             tracker.asked -= due
-            broadcast("checkpoints", self.checkpoints.describe(), report=self._recorded)
+            broadcast("checkpoints", found, report=self._recorded)
 
     def call(self, hook: str, *args: Any) -> None:
         """Call a hook of every callback; one that raises is logged, and ends the run if fatal."""
@@ -221,7 +232,7 @@ class Recorder:
             except Exception as error:
                 described = f"{type(callback).__name__}.{hook}: {type(error).__name__}: {error}"
                 self.journal.note("callback-failed", error=described)
-                print(f"hpctrain: callback failed: {described}", file=sys.stderr, flush=True)
+                log(f"callback failed: {described}")
                 if callback.fatal:
                     raise
 
@@ -232,7 +243,10 @@ class Recorder:
     def keep_return_value(self, content: bytes) -> None:
         """Store what rank 0's training function returned."""
         if content:
-            write_atomic(self.paths.return_value, content, mode=0o600)
+            insist(
+                lambda: write_atomic(self.paths.return_value, content, mode=0o600),
+                patience_s=_LAST_WORD_PATIENCE_S,
+            )
 
     def keep_failures(self, failures: Iterable[RankFailure]) -> None:
         """Store what failed ranks said of themselves."""
@@ -289,6 +303,7 @@ class Recorder:
             ours = isinstance(error, HpctrainError)
             message = str(error) if ours else f"{type(error).__name__}: {error}"
         self.journal.change(
+            patience_s=_LAST_WORD_PATIENCE_S,
             state=state,
             stalled="",
             error=message,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,6 +13,8 @@ from hpctrain.config import CheckpointConfig
 from hpctrain.errors import CheckpointError
 from hpctrain.execute.journal import Journal
 from hpctrain.execute.tracker import ReportRound
+from hpctrain.log import log
+from hpctrain.rundir.files import insist
 from hpctrain.rundir.manifest import Manifest
 from hpctrain.rundir.retention import score_of
 from hpctrain.rundir.store import CheckpointStore
@@ -47,7 +48,8 @@ class RunCheckpoints:
 
     def newest_report(self) -> int:
         """Return the report of the newest one on disk; 0 where there is none."""
-        return max((manifest.report for manifest in self.store.manifests()), default=0)
+        manifests = insist(self.store.manifests, patience_s=sum(_PAUSES_S))
+        return max((manifest.report for manifest in manifests), default=0)
 
     def begin_attempt(self) -> Manifest | None:
         """Find the newest good one, to resume from; it is kept until the attempt ends.
@@ -60,7 +62,7 @@ class RunCheckpoints:
         manifest, complaints = self._newest_good()
         for complaint in complaints:
             self._journal.note("checkpoint-damaged", error=complaint)
-            print(f"hpctrain: {complaint} It is set aside.", file=sys.stderr, flush=True)
+            log(f"{complaint} It is set aside.")
         if manifest is None:
             self.latest, self.saved, self._in_use = None, 0, None
         else:
@@ -77,10 +79,8 @@ class RunCheckpoints:
                 if pause_s is None:
                     raise
                 self._journal.note("checkpoint-unreadable", error=str(error))
-                print(
-                    f"hpctrain: {str(error).rstrip('.')}. Looking again in {pause_s:.0f} s.",
-                    file=sys.stderr,
-                    flush=True,
+                log(
+                    f"{str(error).rstrip('.')}. Looking again in {pause_s:.0f} s.",
                 )
                 time.sleep(pause_s)
         raise AssertionError("the last look raises or returns")
@@ -126,11 +126,9 @@ class RunCheckpoints:
         self.saved = round_.report
         broadcast("committed", report=round_.report, path=str(checkpoint.path), error=None)
         if conflicts:
-            print(
-                f"hpctrain: checkpoint {checkpoint.path.name}: ranks saved different content under "
+            log(
+                f"checkpoint {checkpoint.path.name}: ranks saved different content under "
                 f"the same name; the lowest rank's was kept: {', '.join(conflicts)}",
-                file=sys.stderr,
-                flush=True,
             )
         self._tell_of_missing_score(checkpoint.path.name, round_.metrics())
         self._retain()
@@ -151,13 +149,11 @@ class RunCheckpoints:
         if attribute is None or self._has_told or score_of(metrics, attribute) is not None:
             return
         self._has_told = True
-        print(
-            f"hpctrain: checkpoint {name} has no metric {attribute!r}, by which "
+        log(
+            f"checkpoint {name} has no metric {attribute!r}, by which "
             f"CheckpointConfig(checkpoint_score_attribute=...) keeps the best; it has "
             f"{', '.join(sorted(metrics)) or 'none'}. Such checkpoints rank last, and of those the "
             f"oldest are deleted first.",
-            file=sys.stderr,
-            flush=True,
         )
 
     def _retain(self) -> None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import traceback
 from pathlib import Path
 
 from hpctrain import environ
 from hpctrain.errors import HpctrainError
 from hpctrain.execute.executor import Executor
 from hpctrain.execute.ownership import Ownership, await_ownership
+from hpctrain.log import log, log_traceback
 from hpctrain.plan import spec
 from hpctrain.plan.spec import RunSpec
 from hpctrain.rundir.ledger import append_event, count_attempts
@@ -36,7 +36,7 @@ def supervise(run_dir: str) -> None:
     owner = await_ownership(paths)
     if owner is not Ownership.MINE:
         job_id = environ.variable("SLURM_JOB_ID")
-        print(f"hpctrain: {paths.root} is run by {owner.value}, not by job {job_id}.", flush=True)
+        log(f"{paths.root} is run by {owner.value}, not by job {job_id}.", to=sys.stdout)
         return
     attempts, fruitless = count_attempts(paths), 0
     while fruitless <= _MAX_RESTARTS:
@@ -49,8 +49,13 @@ def supervise(run_dir: str) -> None:
                 # So that the job is FAILED for Slurm, and its dependents with afterok do not start.
                 raise SystemExit(exit_status)
             return
-        append_event(paths, "executor-died", signal=os.WTERMSIG(wait_status), pid=pid)
-        status = read_status(paths)
+        status = None
+        try:
+            append_event(paths, "executor-died", signal=os.WTERMSIG(wait_status), pid=pid)
+            status = read_status(paths)
+        except OSError as error:
+            # The next executor sees for itself what became of this one.
+            log(f"cannot write down that the executor died: {error}")
         if status is not None and status.state.is_final:
             # In a callback, as a rule: the run had ended.
             if status.state is RunState.FINISHED:
@@ -72,10 +77,10 @@ def _run_executor(paths: RunPaths) -> int:
             signal.signal(number, lambda n, _: executor.signals.append(signal.Signals(n).name))
         executor.run()
     except HpctrainError as error:
-        print(f"hpctrain: {error}", file=sys.stderr, flush=True)
+        log(str(error))
         return 1
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as error:
+        log_traceback(error)
         return 1
     return 0
 

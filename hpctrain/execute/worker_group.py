@@ -18,7 +18,7 @@ from hpctrain import environ
 from hpctrain.config import ScalingConfig
 from hpctrain.control.hub import Hub
 from hpctrain.control.wire import Frame
-from hpctrain.errors import WorkerError
+from hpctrain.errors import LaunchError, WorkerError
 from hpctrain.execute.examine import Examiner
 from hpctrain.execute.health import Health
 from hpctrain.execute.node_agents import LOST_NODE_PATIENCE_S, NodeAgents
@@ -29,6 +29,7 @@ from hpctrain.execute.step_launcher import find_mpiexec, find_step_launcher
 from hpctrain.plan import spec
 from hpctrain.plan.argv import worker_argv, worker_step_argv
 from hpctrain.plan.resources import Placement, place_on_one_node
+from hpctrain.rundir.files import may_pass
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.worker.bootstrap import thread_variables
 
@@ -164,6 +165,15 @@ class WorkerGroup:
         """
         if self._hub is not None:
             raise ValueError("this WorkerGroup is started already; make another one.")
+        try:
+            self._start(timeout_s)
+        except OSError as error:
+            # Of the run directory or of /tmp: full for a moment, or away.
+            raise LaunchError(
+                f"the ranks cannot be started: {error}", transient=may_pass(error)
+            ) from error
+
+    def _start(self, timeout_s: float) -> None:
         self._paths.logs(self.attempt).mkdir(parents=True, exist_ok=True)
         if self._agents is None:
             self._hub = Hub(attempt=self.attempt)

@@ -19,6 +19,7 @@ from typing import Any
 
 from hpctrain import environ
 from hpctrain.horovod.gloo import ask_rendezvous
+from hpctrain.log import log
 from hpctrain.plan import spec
 from hpctrain.worker.context import ActiveWorker, active_worker
 from hpctrain.worker.report_count import LeaveTraining
@@ -61,7 +62,7 @@ class ElasticLoop:
                 except WorkerDiedError as error:
                     if replacements == self.max_replacements:
                         raise
-                    print(f"hpctrain: {error} It is replaced.", file=sys.stderr, flush=True)
+                    log(f"{error} It is replaced.")
                     ask_rendezvous("PUT", f"/replaced/{rank}", timeout_s=_TELL_TIMEOUT_S)
                     continue
                 ask_rendezvous("PUT", f"/finished/{rank}", timeout_s=_TELL_TIMEOUT_S)

@@ -22,6 +22,7 @@ from hpctrain.horovod import installed
 from hpctrain.horovod.backend import select_gpu
 from hpctrain.horovod.gloo import ask_rendezvous
 from hpctrain.horovod.worker_session import WorkerSession
+from hpctrain.log import flush_output, log_traceback
 from hpctrain.plan import spec
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.worker.context import ActiveWorker, activate
@@ -73,7 +74,7 @@ def main(connection: Connection) -> None:
     except LeaveTraining:
         said = ("left",)
     except BaseException as error:
-        traceback.print_exc()
+        log_traceback(error)
         said = ("raised", _pack_exception(error))
     connection.send(said)
     # Until all workers are done: one that leaves breaks the connections of the others.
@@ -81,8 +82,7 @@ def main(connection: Connection) -> None:
         connection.recv()
     # What is registered for the end still happens, as in a rank.
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_output()
     os._exit(0)
 
 

@@ -17,6 +17,7 @@ from hpctrain.launch.request import (
     make_spec,
     override_slurm,
 )
+from hpctrain.log import log
 from hpctrain.result import Result
 
 
@@ -68,7 +69,7 @@ def fit(request: Request) -> Result:
         run_here(submission)
     elif existing is Existing.FINISHED:
         if request.run_config.verbose:
-            print(f"hpctrain: run {request.run_config.name} is finished: {request.paths.root}")
+            log(f"run {request.run_config.name} is finished: {request.paths.root}", to=sys.stdout)
     else:
         if environ.detach_requested():
             from hpctrain.launch.slurm import detach
@@ -103,7 +104,7 @@ def _begin(submission: Submission, changes: list[str]) -> None:
     request = submission.request
     if request.paths.status.exists() and request.run_config.verbose:
         what = f" with a changed {', '.join(changes)}" if changes else ""
-        print(f"hpctrain: resuming run {request.run_config.name}{what}", file=sys.stderr)
+        log(f"resuming run {request.run_config.name}{what}")
     write_plan_and_spec(submission)
     if submission.plan.launcher == "slurm":
         from hpctrain.launch.slurm import submit

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from hpctrain.log import log
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunStatus, read_status
 
@@ -227,8 +228,8 @@ class Follower:
         if status.attempt and not self._logs:
             ranks = range(status.world_size)
             for rank in ranks if self._verbose > 1 else ranks[: self._verbose]:
-                log = self._paths.rank_log(status.attempt, rank)
-                self._logs[rank] = Tail(log, last_bytes=self._last_bytes)
+                path = self._paths.rank_log(status.attempt, rank)
+                self._logs[rank] = Tail(path, last_bytes=self._last_bytes)
 
     def _show_status(self, status: RunStatus) -> None:
         told = status.state.value
@@ -243,10 +244,10 @@ class Follower:
         self._told = told
 
     def _show_logs(self, *, final: bool) -> None:
-        for rank, log in self._logs.items():
+        for rank, tail in self._logs.items():
             label = f"[{rank}] " if self._verbose > 1 else ""
             # At once: above a status line every call draws it anew.
-            if lines := log.read(final=final):
+            if lines := tail.read(final=final):
                 self._say("\n".join(f"{label}{line}" for line in lines))
 
     def _show_reports(self, *, final: bool) -> None:
@@ -280,13 +281,11 @@ class Follower:
         try:
             self.close()
             if not isinstance(error, BrokenPipeError):
-                print(
-                    f"hpctrain: the display ends ({type(error).__name__}: {error}), the run goes "
+                log(
+                    f"the display ends ({type(error).__name__}: {error}), the run goes "
                     f"on. Look at it with: hpctrain status {self._paths.root}",
-                    file=sys.stderr,
-                    flush=True,
                 )
-        except Exception:  # stderr may be what is broken
+        except Exception:  # the terminal may be what is broken
             pass
 
 
@@ -340,11 +339,10 @@ def follow_to_end(paths: RunPaths, *, verbose: int) -> Result:
             follower.step(final=True)
     except KeyboardInterrupt:
         follower.close()
-        print(
-            f"\nhpctrain: detached from {paths.root.name}, which goes on. Follow it again with: "
+        log(
+            f"detached from {paths.root.name}, which goes on. Follow it again with: "
             f"hpctrain attach {paths.root}   End it with: hpctrain cancel {paths.root}",
-            file=sys.stderr,
-            flush=True,
+            new_line=True,
         )
         raise
     finally:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import nullcontext
 
 from hpctrain.errors import RunStoppedError
 from hpctrain.execute.executor import Executor
 from hpctrain.launch.follow import Follower
 from hpctrain.launch.request import Submission
+from hpctrain.log import log
 
 
 def run_here(submission: Submission) -> None:
@@ -30,11 +30,10 @@ def run_here(submission: Submission) -> None:
         with follower.in_background() if follower else nullcontext():
             ended = executor.run()
     except KeyboardInterrupt:
-        print(
-            f"\nhpctrain: interrupted; fit() with name={request.run_config.name!r} and the same "
+        log(
+            f"interrupted; fit() with name={request.run_config.name!r} and the same "
             f"storage_path resumes from {executor.recorder.checkpoint_path() or 'its beginning'}",
-            file=sys.stderr,
-            flush=True,
+            new_line=True,
         )
         raise
     if not ended:

@@ -15,6 +15,7 @@ from hpctrain import environ
 from hpctrain.config import LAUNCHERS, RunConfig, ScalingConfig
 from hpctrain.environ import Home
 from hpctrain.errors import ConfigError
+from hpctrain.log import log
 from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.plan.resources import Placement, node_range, place_on_one_node, place_workers
 from hpctrain.plan.sbatch import make_directives
@@ -176,7 +177,7 @@ def make_spec(request: Request, plan: LaunchPlan) -> RunSpec:
         _refuse_large_datasets(request.worker_spec.datasets)
     worker = pack(request.worker_spec, what="the training function")
     if warning := explain_large_pickle(request.worker_spec, worker):
-        print(f"hpctrain: warning: {warning}", file=sys.stderr, flush=True)
+        log(f"warning: {warning}")
     config_class = type(request.worker_spec.backend_config)
     assert request.run_config.name is not None
     return RunSpec(

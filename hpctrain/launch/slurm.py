@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from hpctrain import environ
 from hpctrain.launch.request import Submission
+from hpctrain.log import log
 from hpctrain.rundir.ledger import append_event, count_attempts
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunState, RunStatus, read_status, write_status
@@ -39,7 +40,7 @@ def submit(submission: Submission) -> None:
     _write_unless_begun(paths, status)
     append_event(paths, "submitted", job_id=job_id, directives=dict(plan.directives))
     if request.run_config.verbose and not environ.detach_requested():
-        print(f"hpctrain: submitted {paths.root.name} as job {job_id}: {paths.root}", flush=True)
+        log(f"submitted {paths.root.name} as job {job_id}: {paths.root}", to=sys.stdout)
 
 
 def detach(paths: RunPaths) -> NoReturn:
@@ -49,11 +50,9 @@ def detach(paths: RunPaths) -> NoReturn:
     job = status.job_id or ""
     # `hpctrain submit` sends what the script itself prints to stderr.
     print(job, file=sys.__stdout__, flush=True)
-    print(
-        f"hpctrain: {status.name} is job {job or '(none: it runs without Slurm)'}. Follow it with: "
+    log(
+        f"{status.name} is job {job or '(none: it runs without Slurm)'}. Follow it with: "
         f"hpctrain attach {paths.root}",
-        file=sys.stderr,
-        flush=True,
     )
     raise SystemExit(0)
 

@@ -10,7 +10,6 @@ import atexit
 import json
 import os
 import signal
-import sys
 import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -26,6 +25,7 @@ from hpctrain.launch.coordinator import GRACE_S, Coordinator
 from hpctrain.launch.existing import Existing, decide_on_existing, job_is_alive
 from hpctrain.launch.record import write_plan_and_spec
 from hpctrain.launch.request import Request, Submission, make_plan, make_spec
+from hpctrain.log import flush_output, log
 from hpctrain.plan import spec
 from hpctrain.result import Result
 from hpctrain.rundir.paths import RunPaths
@@ -131,8 +131,7 @@ def _join(scaling: ScalingConfig) -> tuple[World, Comm]:
 def _leave() -> None:
     """Leave MPI at the end of the script: together after success, at once after a failure."""
     if _failed:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        flush_output()
         assert _joined is not None
         # The abort ends all of them, also one that is still printing why it failed.
         mpi.wait_barrier(_joined[1], timeout_s=GRACE_S)
@@ -216,10 +215,8 @@ class _Verdict:
     def _end_unless_noticed(self) -> None:
         if not self._noticed.wait(GRACE_S):
             why = f": {spec.unpack(self._body)}" if self._body else "."
-            print(
-                f"hpctrain: the run has failed elsewhere, and this rank hangs; ending it{why}",
-                file=sys.stderr,
-                flush=True,
+            log(
+                f"the run has failed elsewhere, and this rank hangs; ending it{why}",
             )
             mpi.abort(1)
 

@@ -11,12 +11,12 @@ import ctypes
 import math
 import os
 import socket
-import traceback
 from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.errors import LaunchError
+from hpctrain.log import log_traceback
 from hpctrain.worker import mpi
 from hpctrain.worker.context import get_context
 
@@ -217,8 +217,8 @@ def _ending_all(function: Callable[..., None]) -> Callable[..., None]:
     def call(*arguments: Any) -> None:
         try:
             function(*arguments)
-        except BaseException:
-            traceback.print_exc()
+        except BaseException as error:
+            log_traceback(error)
             mpi.abort()
 
     return call

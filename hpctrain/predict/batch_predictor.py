@@ -17,6 +17,7 @@ from hpctrain.data.dataset import Dataset
 from hpctrain.data.formats import from_any
 from hpctrain.data.schema import Schema, check_columns
 from hpctrain.errors import ConfigError
+from hpctrain.log import log
 from hpctrain.plan.spec import make_fingerprint, pack
 from hpctrain.predict.batches import PREDICTIONS
 from hpctrain.predict.features import ModelFeatures, columns_of_features
@@ -219,14 +220,14 @@ class BatchPredictor:
             place.check(keep_columns=scoring.keep_columns)
             if place.is_finished(scoring.identity):
                 if run_config.verbose:
-                    print(f"hpctrain: {place.path} is there already, and is returned.")
+                    log(f"{place.path} is there already, and is returned.", to=sys.stdout)
                 return place.read()
         run = BatchPrediction(scoring, scaling_config=scaling_config, run_config=run_config)
         result = run.fit()
         # Where this process is a rank, one of them speaks for all.
         is_speaker = environ.variable(environ.RANK_MARKER) in (None, "0")
         if run_config.verbose and is_speaker and "output" in result.metrics:
-            print(f"hpctrain: {describe_result(result)}", file=sys.stderr, flush=True)
+            log(f"{describe_result(result)}")
         return scoring.output_in(result.path).read()
 
     def _plan(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from hpctrain.data.shard import is_dataset, shard_dataset
 from hpctrain.errors import CheckpointError, ConfigError
+from hpctrain.log import log
 from hpctrain.preprocessors import storage
 from hpctrain.preprocessors.batches import names_of, rows_of
 from hpctrain.preprocessors.preprocessor import FitStatus, Preprocessor
@@ -137,7 +137,7 @@ def _stored(preprocessor: Preprocessor, checkpoint: Path | None) -> str | None:
     try:
         stored = storage.load_same(preprocessor, checkpoint)
     except CheckpointError as error:
-        print(f"hpctrain: {error} It is fitted again.", file=sys.stderr, flush=True)
+        log(f"{error} It is fitted again.")
         return None
     return None if stored is None else stored.serialize()
 

@@ -2,10 +2,48 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from hpctrain.bulk.unreadable import is_passing
+
+T = TypeVar("T")
+
+_PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
+_PAUSE_S = 0.5
+
+
+def may_pass(error: OSError) -> bool:
+    """Return whether a call may go well later: a full disk, a quota, a server that fails over.
+
+    Not collective.
+    """
+    return error.errno in _PASSING or is_passing(error)
+
+
+def insist(call: Callable[[], T], *, patience_s: float) -> T:
+    """Call, and call again as long as it fails for a reason that may pass. Not collective.
+
+    Parameters
+    ----------
+    call
+        Reads or writes files. It may be called any number of times.
+    patience_s
+        Seconds after which its error is raised.
+    """
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            return call()
+        except OSError as error:
+            if not may_pass(error) or time.monotonic() > deadline:
+                raise
+        time.sleep(_PAUSE_S)
 
 
 def write_atomic(path: Path, content: bytes, *, mode: int = 0o644, durable: bool = False) -> None:

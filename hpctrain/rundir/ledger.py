@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -21,11 +22,19 @@ def append_event(paths: RunPaths, event: str, **details: Any) -> None:
         the run directory.
     **details
         JSON values.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written as a whole.
     """
     line = json.dumps({"event": event, "time": time.time(), **details}, default=str) + "\n"
     descriptor = open_append(paths.ledger)
     try:
-        os.write(descriptor, line.encode())
+        written = os.write(descriptor, line.encode())
+        if written < len(line.encode()):
+            # What is there of it is ended, and left out, by whoever writes or reads next.
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(paths.ledger))
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from hpctrain.rundir.files import write_atomic
@@ -90,9 +92,20 @@ def write_status(paths: RunPaths, status: RunStatus) -> RunStatus:
 def read_status(paths: RunPaths) -> RunStatus | None:
     """Return the status, or None where there is none yet. Not collective."""
     try:
-        content = json.loads(paths.status.read_bytes())
+        content = json.loads(_read_replaced(paths.status))
     except (FileNotFoundError, NotADirectoryError):
         return None
     content["state"] = RunState(content["state"])
     content["nodes"] = tuple(content["nodes"])
     return RunStatus(**content)
+
+
+def _read_replaced(path: Path) -> bytes:
+    """Return the content of a file that is often replaced."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        if error.errno != errno.ESTALE:
+            raise
+    # NFS: it was replaced between its opening and its reading. Its name leads to the new one.
+    return path.read_bytes()

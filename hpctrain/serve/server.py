@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +17,7 @@ from hpctrain.checkpoint import Checkpoint
 from hpctrain.config import RunConfig, ScalingConfig
 from hpctrain.data.optional import require
 from hpctrain.errors import ConfigError, TrainingFailedError
+from hpctrain.log import log
 from hpctrain.predict.predictor import Predictor
 from hpctrain.serve.app import make_app
 from hpctrain.serve.model import ServedModel
@@ -200,5 +200,5 @@ def _stop_if_broken(model: ServedModel, server: uvicorn.Server) -> None:
     try:
         model.wait(timeout_s=3600.0)
     except BaseException as error:
-        print(f"hpctrain: the model cannot be loaded: {error}", file=sys.stderr, flush=True)
+        log(f"the model cannot be loaded: {error}")
         server.should_exit = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from contextlib import suppress
 from typing import Any
 
 from hpctrain import environ
@@ -12,6 +13,7 @@ from hpctrain.errors import LaunchError
 from hpctrain.plan.argv import supervisor_argv
 from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.plan.visibility import process_checks, run_directory_check
+from hpctrain.rundir import files
 from hpctrain.rundir.files import write_atomic
 from hpctrain.rundir.ledger import append_event
 from hpctrain.rundir.paths import RunPaths
@@ -111,7 +113,8 @@ def submit_successor(paths: RunPaths, *, patience_s: float) -> str:
         If Slurm refuses, or its controller does not answer within `patience_s`.
     """
     job_id = environ.variable("SLURM_JOB_ID")
-    append_event(paths, "handing-over", job_id=job_id)
+    # Without it the new job takes itself for one that owns nothing.
+    files.insist(lambda: append_event(paths, "handing-over", job_id=job_id), patience_s=patience_s)
     argv = ["sbatch", "--parsable", str(paths.batch_script)]
     # Of this job's variables sbatch would take some for options, and pass on the others.
     environment = environ.without_job_variables(environ.environment())
@@ -120,7 +123,9 @@ def submit_successor(paths: RunPaths, *, patience_s: float) -> str:
         patience_s=patience_s,
     )
     successor = answer.strip().partition(";")[0]
-    append_event(paths, "successor", job_id=successor, after=job_id)
+    with suppress(OSError):
+        # On a full disk: it waits for this word, and then does without.
+        append_event(paths, "successor", job_id=successor, after=job_id)
     return successor
 
 

@@ -21,6 +21,7 @@ from hpctrain import environ
 from hpctrain.control.link import Link, LinkTimeoutError, connect_unix
 from hpctrain.control.wire import Frame
 from hpctrain.errors import HpctrainError
+from hpctrain.log import flush_output, log, log_traceback
 from hpctrain.plan import spec
 from hpctrain.plan.spec import RunSpec
 from hpctrain.rundir.paths import RunPaths
@@ -103,8 +104,8 @@ class Rank:
         # First of all: the sockets of this process close when it ends, and then its peers fail too.
         self._link.post("failed", json.dumps(failure.to_json()).encode())
         self._link.drain(timeout_s=5.0)
-        print(failure.traceback, file=sys.stderr, flush=True)
-        sys.stdout.flush()
+        log_traceback(failure.traceback)
+        flush_output()
         # Without MPI_Finalize, which would wait for ranks that wait for this one.
         os._exit(1)
 
@@ -113,9 +114,7 @@ class Rank:
             function, args, kwargs = pickle.loads(command.body)
             answer: Any = (True, function(*args, **kwargs))
         except Exception as error:
-            import traceback
-
-            traceback.print_exc()
+            log_traceback(error)
             answer = (False, error)
         try:
             body = spec.pack(answer, what="the answer")
@@ -173,14 +172,13 @@ def run_rank(argv: list[str]) -> None:
     # What is registered for the end still happens, but the interpreter is not taken down module by
     # module, which costs half a second of CPU once torch is loaded.
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_output()
     os._exit(0)
 
 
 def _leave() -> None:
     """Leave at once: without its executor a rank's work is not kept, and it holds a node."""
-    print("hpctrain: the executor is gone; this rank leaves.", file=sys.stderr, flush=True)
+    log("the executor is gone; this rank leaves.")
     os._exit(EXIT_EXECUTOR_LOST)
 
 

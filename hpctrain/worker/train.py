@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hpctrain import environ
 from hpctrain.backend import BackendContext
 from hpctrain.errors import ConfigError
+from hpctrain.log import log
 from hpctrain.plan import spec
 from hpctrain.plan.spec import RankSettings, RunSpec, WorkerSpec
 from hpctrain.plan.visibility import explain_invisible
@@ -162,5 +163,5 @@ def pack_return_value(world: World, value: Any) -> bytes:
     try:
         return spec.pack(value, what="the return value of rank 0")
     except ConfigError as error:
-        print(f"hpctrain: {error} It is dropped.", file=sys.stderr, flush=True)
+        log(f"{error} It is dropped.")
         return b""

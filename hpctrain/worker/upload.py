@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from typing import Protocol
 
 from hpctrain.checkpoint import Checkpoint, CheckpointUploadMode
 from hpctrain.errors import ConfigError
+from hpctrain.log import log_traceback
 from hpctrain.rundir.bulk import Bulk
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.staging import (
@@ -208,7 +208,7 @@ class Background:
         self,
         *,
         threaded: bool,
-        on_error: Callable[[BaseException], None] = traceback.print_exception,
+        on_error: Callable[[BaseException], None] = log_traceback,
         name: str = "hpctrain-upload",
     ) -> None:
         self._threaded, self._on_error, self._name = threaded, on_error, name

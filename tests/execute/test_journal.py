@@ -37,6 +37,41 @@ def test_a_full_disk_does_not_end_the_bookkeeping(
     assert f"cannot write ledger.jsonl in {journal.paths.root}: No space left on device" in said
 
 
+def test_events_for_which_there_was_no_room_are_written_before_the_next_one(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+):
+    append_event = journal_module.append_event
+    room = iter([False, False, True, True, True])
+
+    def small_disk(*args: Any, **details: Any) -> None:
+        if not next(room):
+            raise OSError(28, "No space left on device")
+        append_event(*args, **details)
+
+    monkeypatch.setattr(journal_module, "append_event", small_disk)
+    for attempt in (1, 2, 3):
+        journal.note("restart", reason=attempt)
+    written = read_events(journal.paths)
+    assert [event["reason"] for event in written] == [1, 2, 3]
+    assert [event["time"] for event in written] == [e["time"] for e in journal._events]
+
+
+def test_the_last_word_waits_for_room(journal: Journal, monkeypatch: pytest.MonkeyPatch):
+    write_status = journal_module.write_status
+    room = iter([False, True])
+
+    def small_disk(*args: Any) -> RunStatus:
+        if not next(room):
+            raise OSError(28, "No space left on device")
+        return write_status(*args)
+
+    monkeypatch.setattr(journal_module, "write_status", small_disk)
+    journal.change(patience_s=60.0, state=RunState.FINISHED)
+    written = read_status(journal.paths)
+    assert written is not None
+    assert written.state is RunState.FINISHED
+
+
 def wait_until_newer(paths: RunPaths, than: RunStatus) -> RunStatus:
     deadline = time.monotonic() + 10
     while (written := read_status(paths)) is None or written.updated_at <= than.updated_at:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
-from hpctrain.rundir.files import open_append, write_atomic
+from hpctrain.rundir import files
+from hpctrain.rundir.files import insist, open_append, write_atomic
 
 
 def test_a_file_is_replaced_as_a_whole_and_nothing_is_left_beside_it(tmp_path: Path):
@@ -44,3 +46,25 @@ def test_a_torn_last_line_does_not_swallow_what_is_appended_after_it(tmp_path: P
     os.write(descriptor, b'{"report":2}\n')
     os.close(descriptor)
     assert path.read_bytes() == b'{"report":1}\n{"repo\n{"report":2}\n'
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE])
+def test_what_may_pass_is_tried_again(monkeypatch: pytest.MonkeyPatch, number: int):
+    monkeypatch.setattr(files, "_PAUSE_S", 0.0)
+    left = [OSError(number, os.strerror(number))] * 2
+
+    def write() -> str:
+        if left:
+            raise left.pop()
+        return "written"
+
+    assert insist(write, patience_s=60.0) == "written"
+
+
+@pytest.mark.parametrize(("number", "patience_s"), [(errno.ENOENT, 60.0), (errno.ENOSPC, 0.0)])
+def test_what_does_not_pass_is_raised(number: int, patience_s: float):
+    def write() -> None:
+        raise OSError(number, os.strerror(number))
+
+    with pytest.raises(OSError, match=os.strerror(number)):
+        insist(write, patience_s=patience_s)

@@ -1,0 +1,61 @@
+"""Wait until the disk of a run takes files again, before ranks begin that could only fail."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable
+
+from hpctrain.log import log
+from hpctrain.rundir.files import may_pass
+from hpctrain.rundir.paths import RunPaths
+
+ROOM_PATIENCE_S = 600.0
+"""Seconds after which ranks are started all the same. They then say what they cannot write."""
+_LOOK_INTERVAL_S = 1.0
+_PROBE_BYTES = 64 * 1024
+
+
+def await_room(
+    paths: RunPaths, *, may_wait: Callable[[], bool], patience_s: float = ROOM_PATIENCE_S
+) -> None:
+    """Return once a file can be written into the run directory. Not collective.
+
+    Parameters
+    ----------
+    paths
+        The run directory.
+    may_wait
+        Asked once a second: whether to go on waiting.
+    patience_s
+        Seconds to wait at most.
+    """
+    deadline = time.monotonic() + patience_s
+    is_told = False
+    while (error := _write_probe(paths)) is not None:
+        if not is_told:
+            is_told = True
+            log(
+                f"{paths.root} cannot be written to: {error.strerror}. The ranks are started again "
+                f"once it can, in {patience_s:.0f} s at the latest."
+            )
+        if time.monotonic() > deadline or not may_wait():
+            return
+        time.sleep(_LOOK_INTERVAL_S)
+
+
+def _write_probe(paths: RunPaths) -> OSError | None:
+    """Return why nothing can be written, if that may pass."""
+    probe = paths.root / f".room-{os.getpid()}"
+    try:
+        try:
+            # A quota, or a server that is full, may be felt only when the bytes are on their way.
+            with open(probe, "wb", buffering=0) as file:
+                written = file.write(os.urandom(_PROBE_BYTES))
+                os.fsync(file.fileno())
+        finally:
+            probe.unlink(missing_ok=True)
+    except OSError as error:
+        return error if may_pass(error) else None
+    return None if written == _PROBE_BYTES else OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -1,0 +1,52 @@
+"""The one owner of what hpctrain itself prints for a person to read.
+
+A full disk, a closed pipe or a stale file under the job's log must not end a run whose ranks and
+checkpoints may be elsewhere, so nothing here raises. What a person should know for certain belongs
+into the ledger or an error, too.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import TextIO
+
+
+def log(message: str, *, to: TextIO | None = None, new_line: bool = False) -> None:
+    """Print a line that begins with ``hpctrain:``. Not collective. Never raises.
+
+    Parameters
+    ----------
+    message
+        What is said. It may have several lines.
+    to
+        Where to; None is the standard error output.
+    new_line
+        Whether to begin a line of its own: a terminal has just shown ``^C``.
+    """
+    _print(f"{new_line * chr(10)}hpctrain: {message}", to)
+
+
+def log_traceback(error: BaseException | str) -> None:
+    """Print the traceback of an exception, or one that is text. Not collective. Never raises."""
+    if isinstance(error, BaseException):
+        error = "".join(traceback.format_exception(error))
+    _print(error.rstrip("\n"), None)
+
+
+def flush_output() -> None:
+    """Write out what this process has printed, as far as that is possible. Never raises."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:
+            continue
+
+
+def _print(text: str, to: TextIO | None) -> None:
+    try:
+        print(text, file=sys.stderr if to is None else to, flush=True)
+    # ENOSPC, EPIPE, ESTALE; ValueError of a closed file; RuntimeError of a signal handler that
+    # prints while the main thread does.
+    except Exception:
+        return
