@@ -31,6 +31,8 @@ _RANK_VARIABLES = (
 _SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 
 RANK_MARKER = "HPCTRAIN_RANK"
+TOPOLOGY_FILE = "HWLOC_XMLFILE"
+"""Names a file in which hwloc finds the hardware described. Empty: it looks for itself."""
 _LAUNCHER = "HPCTRAIN_LAUNCHER"
 _DETACH = "HPCTRAIN_DETACH"
 _DRY_RUN = "HPCTRAIN_DRY_RUN"
@@ -140,6 +142,9 @@ def scrub_launcher_variables() -> None:
     for name in list(os.environ):
         if name.startswith(_LAUNCHER_PREFIXES) and not name.startswith(_LAUNCHER_KEEP):
             del os.environ[name]
+    if os.environ.get(TOPOLOGY_FILE) == "":
+        # Set for hydra alone.
+        del os.environ[TOPOLOGY_FILE]
 
 
 def without_launcher_variables(environ: Mapping[str, str]) -> dict[str, str]:

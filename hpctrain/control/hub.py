@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import selectors
 import socket
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from hpctrain.control import local_socket
 from hpctrain.control.interfaces import ipv4_addresses
 from hpctrain.control.memory import MemoryWatch
 from hpctrain.control.wire import (
@@ -31,6 +30,7 @@ AUTH_TIMEOUT_S = 10.0
 """Seconds in which whoever connects over TCP has to prove that it knows the secret."""
 BEAT_INTERVAL_S = 2.0
 """Seconds after which agents are asked for a sign of life."""
+_BACKLOG = 4096
 
 
 @dataclass
@@ -71,22 +71,18 @@ class Hub:
         self._peer_of: dict[int, _Peer] = {}
         self._secret: bytes | None = None
         self._strangers: dict[socket.socket, float] = {}
-        self._unix_path: Path | None = None
         self._memory = MemoryWatch()
 
-    def listen_unix(self, path: Path) -> None:
-        """Accept ranks of this machine. The directory of `path` must be the user's alone."""
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(str(path))
-        os.chmod(path, 0o600)
-        self._unix_path = path
-        self._listen(listener, self._accept_local)
+    def listen_locally(self, name: str) -> None:
+        """Accept ranks of this machine and user, which connect to a local socket of that name."""
+        self._listen(local_socket.listen(name, backlog=_BACKLOG), self._accept_local)
 
     def listen_tcp(self, secret: bytes) -> list[str]:
         """Accept agents, or ranks, that know `secret`; return the addresses to try."""
         self._secret = secret
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         listener.bind(("", 0))
+        listener.listen(_BACKLOG)
         self._listen(listener, self._accept_remote)
         port = listener.getsockname()[1]
         return [f"{host}:{port}" for host in [socket.gethostname(), *ipv4_addresses().values()]]
@@ -162,6 +158,11 @@ class Hub:
         return len(self._peer_of)
 
     @property
+    def local_pids(self) -> list[int]:
+        """Processes of the ranks that are connected directly."""
+        return self._memory.pids
+
+    @property
     def num_agents(self) -> int:
         """Number of agents that are connected."""
         return sum(peer.is_agent for peer in self._peers.values())
@@ -175,18 +176,15 @@ class Hub:
             if isinstance(key.fileobj, socket.socket):
                 key.fileobj.close()
         self._selector.close()
-        if self._unix_path is not None:
-            self._unix_path.unlink(missing_ok=True)
 
     def _listen(self, listener: socket.socket, accept: Callable[[socket.socket], None]) -> None:
-        listener.listen(4096)
         listener.setblocking(False)
         self._listeners.append(listener)
         self._selector.register(listener, selectors.EVENT_READ, lambda _: accept(listener))
 
     def _accept_local(self, listener: socket.socket) -> None:
-        sock, _ = listener.accept()
-        self._memory.add(self._add(sock).frames, sock)
+        if (sock := local_socket.accept(listener)) is not None:
+            self._memory.add(self._add(sock).frames, sock)
 
     def _accept_remote(self, listener: socket.socket) -> None:
         sock, _ = listener.accept()

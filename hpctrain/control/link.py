@@ -190,29 +190,6 @@ def encode_header(rank: int, attempt: int) -> bytes:
     return b'{"op":"report","rank":%d,"attempt":%d}' % (rank, attempt)
 
 
-def connect_unix(path: str, *, timeout_s: float) -> socket.socket:
-    """Connect to the agent of this node, which may not be there yet. Not collective.
-
-    Raises
-    ------
-    LinkTimeoutError
-        If nobody listens in time.
-    """
-    deadline = time.monotonic() + timeout_s
-    while True:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            sock.connect(path)
-            return sock
-        except (FileNotFoundError, ConnectionRefusedError) as error:
-            sock.close()
-            if time.monotonic() > deadline:
-                raise LinkTimeoutError(
-                    f"no agent of hpctrain listens on {path} after {timeout_s:.0f} s"
-                ) from error
-        select.select([], [], [], _RETRY_INTERVAL_S)
-
-
 def connect_tcp(addresses: list[str], secret: bytes, *, timeout_s: float) -> socket.socket:
     """Connect to the executor and prove that one knows the secret. Not collective.
 

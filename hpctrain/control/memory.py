@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 import time
 from typing import Any
+
+from hpctrain.control.local_socket import peer_pid
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _SAMPLE_INTERVAL_S = 2.0
@@ -151,11 +152,15 @@ class MemoryWatch:
         self._sharing: dict[str, int] = {}
         self._sampled_at = 0.0
 
+    @property
+    def pids(self) -> list[int]:
+        """The processes that are watched."""
+        return [watched.pid for watched in self._watched.values()]
+
     def add(self, key: object, sock: socket.socket) -> None:
         """Begin to watch the process at the other end of a unix socket."""
-        # struct ucred: pid, uid, gid. The pid is 0 if it has none in our PID namespace.
-        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        self._watched[key] = watched = _Watched(struct.unpack("3i", credentials)[0])
+        # The pid is 0 if it has none in our PID namespace.
+        self._watched[key] = watched = _Watched(peer_pid(sock))
         if watched.limit is not None:
             group = watched.limit[0]
             self._sharing[group] = self._sharing.get(group, 0) + 1

@@ -8,7 +8,6 @@ that the executor has one connection a node, and it notices when a rank dies.
 
 from __future__ import annotations
 
-import os
 import selectors
 import signal
 import socket
@@ -19,17 +18,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpctrain import environ
+from hpctrain.control import local_socket
 from hpctrain.control.link import LinkTimeoutError, connect_tcp
 from hpctrain.control.memory import MemoryWatch
 from hpctrain.control.wire import UNKNOWN_RANK, Frame, FrameSocket, encode_frame
 from hpctrain.execute.node_report import describe_node, examine_storage
-from hpctrain.worker.node_socket import node_name, node_socket_path
+from hpctrain.worker.leftovers import remove_dead_segments, unlink_mapped_segments
+from hpctrain.worker.node_socket import node_name, node_socket_name
 
 if TYPE_CHECKING:
     from hpctrain.execute.examine import Examiner
 
 _CONNECT_TIMEOUT_S = 60.0
 _BEAT_INTERVAL_S = 2.0
+_BACKLOG = 1024
 # A client of NFS may take that long to see what another machine has just written.
 _SECRET_PATIENCE_S = 5.0
 
@@ -43,8 +45,8 @@ class Agent:
         Number of the first attempt; the executor tells of later ones.
     uplink
         Connected to the executor.
-    path
-        Of the socket for the ranks; its directory is made here.
+    socket_name
+        Of the socket for the ranks.
     run_dir
         The run directory, which the node is to write to; None if that is not looked at.
     lease_s
@@ -57,7 +59,7 @@ class Agent:
         *,
         attempt: int,
         uplink: socket.socket,
-        path: Path,
+        socket_name: str,
         run_dir: Path | None = None,
         lease_s: float | None = None,
     ) -> None:
@@ -67,7 +69,7 @@ class Agent:
         self._executor = uplink.getpeername()
         self._was_dismissed = False
         self._uplink = FrameSocket(uplink)
-        self._path = path
+        self._socket_name = socket_name
         self._run_dir = run_dir
         self._ranks: dict[FrameSocket, int | None] = {}
         self._memory = MemoryWatch()
@@ -77,12 +79,10 @@ class Agent:
 
     def run(self) -> bool:
         """Pass frames on until the executor is gone or says so; return whether it said so."""
-        self._path.parent.mkdir(mode=0o700)
+        # Ranks do nothing before they find this listener.
+        self._remove_leftovers()
         try:
-            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            listener.bind(str(self._path))
-            os.chmod(self._path, 0o600)
-            listener.listen(1024)
+            listener = local_socket.listen(self._socket_name, backlog=_BACKLOG)
             self._selector.register(listener, selectors.EVENT_READ)
             self._selector.register(self._uplink, selectors.EVENT_READ)
             self._introduce()
@@ -90,14 +90,21 @@ class Agent:
                 self._step(listener)
                 self._look_at_lease()
         finally:
+            for pid in self._memory.pids:
+                # It may be in MPI_Init, and is to end.
+                unlink_mapped_segments(pid)
             # Ranks that are left see the end of their stream, and leave.
             for key in list(self._selector.get_map().values()):
                 if isinstance(key.fileobj, (FrameSocket, socket.socket)):
                     key.fileobj.close()
             self._selector.close()
-            self._path.unlink(missing_ok=True)
-            self._path.parent.rmdir()
+            self._remove_leftovers()
         return self._was_dismissed
+
+    def _remove_leftovers(self) -> None:
+        """Remove what dead ranks have left here, also those of an earlier life of the job."""
+        if (job_id := environ.variable("SLURM_JOB_ID")) is not None:
+            remove_dead_segments(job_id)
 
     def _introduce(self) -> None:
         self._say("agent", node=node_name())
@@ -159,7 +166,8 @@ class Agent:
             self._uplink.close()
 
     def _accept(self, listener: socket.socket) -> None:
-        sock, _ = listener.accept()
+        if (sock := local_socket.accept(listener)) is None:
+            return
         frames = FrameSocket(sock)
         self._memory.add(frames, sock)
         self._ranks[frames] = None
@@ -198,6 +206,7 @@ class Agent:
             if frame.op == "begin":
                 self._attempt = frame.header["attempt"]
                 self._pids.clear()
+                self._remove_leftovers()
                 self._introduce()
                 continue
             if frame.op == "examine":
@@ -245,9 +254,11 @@ def run_agent(argv: list[str]) -> None:
         uplink = connect_tcp(addresses, secret, timeout_s=_CONNECT_TIMEOUT_S)
     except LinkTimeoutError as error:
         raise SystemExit(f"hpctrain: {node_name()} cannot be used: {error}") from error
-    path, run_dir = node_socket_path(template), Path(secret_file).parent
+    name, run_dir = node_socket_name(template), Path(secret_file).parent
     executor, here = uplink.getpeername(), uplink.getsockname()
-    agent = Agent(attempt=int(attempt), uplink=uplink, path=path, run_dir=run_dir, lease_s=lease_s)
+    agent = Agent(
+        attempt=int(attempt), uplink=uplink, socket_name=name, run_dir=run_dir, lease_s=lease_s
+    )
     # On the executor's own node there is nobody left to act.
     if not agent.run() and lease_s is not None and executor[0] != here[0]:
         from hpctrain.execute.lease import take_over

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hpctrain import environ
 from hpctrain.control.hub import AGENT_SILENCE_S, SECRET_BYTES, Hub
+from hpctrain.control.local_socket import new_socket_name
 from hpctrain.execute.process import StepProcess
 from hpctrain.plan.argv import agent_argv, agent_step_argv
 from hpctrain.plan.resources import Placement
@@ -43,7 +44,7 @@ class NodeAgents:
         self._nodes: frozenset[str] = frozenset()
         self._secret_file: Path | None = None
         self.socket = ""
-        """Path of the socket for the ranks of a node, with ``%N`` for its name."""
+        """Name of the socket for the ranks of a node, with ``%N`` for the node's."""
 
     @property
     def step(self) -> StepProcess:
@@ -111,9 +112,7 @@ class NodeAgents:
         with os.fdopen(descriptor, "wb") as file:
             file.write(secret)
         addresses = hub.listen_tcp(secret)
-        # On every node the agent makes this directory, for its user alone. Its name must be new, as
-        # nodes can share a /tmp; and TMPDIR here need not be a directory there.
-        self.socket = f"/tmp/hpctrain-{secrets.token_hex(8)}.%N/ranks"
+        self.socket = f"{new_socket_name()}.%N"
         command = agent_argv(
             sys.executable,
             cwd=os.getcwd(),

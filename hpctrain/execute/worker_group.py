@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from hpctrain import environ
 from hpctrain.config import ScalingConfig
 from hpctrain.control.hub import Hub
+from hpctrain.control.local_socket import new_socket_name
 from hpctrain.control.wire import Frame
 from hpctrain.errors import LaunchError, WorkerError
 from hpctrain.execute.examine import Examiner
@@ -32,6 +33,7 @@ from hpctrain.plan.resources import Placement, place_on_one_node
 from hpctrain.rundir.files import may_pass
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.worker.bootstrap import thread_variables
+from hpctrain.worker.leftovers import unlink_mapped_segments
 
 T = TypeVar("T")
 START_TIMEOUT_S = 600.0
@@ -131,7 +133,6 @@ class WorkerGroup:
         if in_allocation:
             self._agents = agents or NodeAgents(self._paths)
         self._own_agents = agents is None
-        self._socket_directory: Path | None = None
         self._workers: dict[int, WorkerMetadata] = {}
         self._frames: deque[Frame] = deque()
         self._calls = 0
@@ -286,6 +287,9 @@ class WorkerGroup:
             self.stop_ranks(patience_s)
         self.lost_nodes = dict(self.lost_nodes)
         if patience_s == 0:
+            for pid in self._hub.local_pids:
+                # It may be in MPI_Init, and is to end.
+                unlink_mapped_segments(pid)
             # Ranks take a SIGTERM for Slurm's warning, and launchers are slow with SIGKILL.
             self._hub.send("end")
             self._await_ends(_END_PATIENCE_S)
@@ -305,9 +309,8 @@ class WorkerGroup:
             # After a start that failed, ranks that never said who they are may still come.
             self._agents.close(patience_s)
         self._hub = None
-        for directory in (self._socket_directory, self._paths.root if self._own_path else None):
-            if directory is not None:
-                shutil.rmtree(directory, ignore_errors=True)
+        if self._own_path:
+            shutil.rmtree(self._paths.root, ignore_errors=True)
 
     def _await_ends(self, timeout_s: float) -> None:
         assert self._hub is not None
@@ -321,18 +324,17 @@ class WorkerGroup:
         node, run_dir = socket.gethostname(), str(self._paths.root)
         self.health.take({"node": node, **describe_node(tempfile.gettempdir())})
         self.health.take({"node": node, **examine_storage(run_dir, node=node)})
-        self._socket_directory = Path(tempfile.mkdtemp(prefix="hpctrain-"))
-        path = self._socket_directory / "ranks"
-        self._hub.listen_unix(path)
-        self._start_step(launcher, str(path), local=True)
+        name = new_socket_name()
+        self._hub.listen_locally(name)
+        self._start_step(launcher, name, local=True)
 
-    def _start_step(self, launcher: Any, path: str, *, local: bool) -> None:
+    def _start_step(self, launcher: Any, name: str, *, local: bool) -> None:
         command = worker_argv(
             sys.executable,
             run_dir=str(self._paths.root),
             attempt=self.attempt,
             world_size=len(self),
-            socket=path,
+            socket=name,
             log_to_file=self._log_to_file,
         )
         variables = environ.without_launcher_variables(environ.environment())
@@ -388,6 +390,9 @@ class WorkerGroup:
 
 def launcher_variables(kind: str) -> dict[str, str]:
     """Return what an mpiexec wants to find in its environment. Not collective."""
+    if kind == "hydra" and environ.variable(environ.TOPOLOGY_FILE) is None:
+        # Otherwise its proxies write one into /tmp, which stays when they are killed.
+        return {environ.TOPOLOGY_FILE: ""}
     if kind == "openmpi" and os.geteuid() == 0:
         # Open MPI refuses root unless both say so.
         return {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}

@@ -32,6 +32,7 @@ from hpctrain.rundir.paths import RunPaths
 from hpctrain.worker import mpi
 from hpctrain.worker.bootstrap import hello_details, join_world
 from hpctrain.worker.failure import describe_exception
+from hpctrain.worker.leftovers import remove_dead_segments, remove_dead_segments_of_step
 from hpctrain.worker.link_channel import LinkChannel, connect_session
 from hpctrain.worker.report import Session
 from hpctrain.worker.stacks import answer_with_stacks
@@ -117,8 +118,13 @@ def _join(scaling: ScalingConfig) -> tuple[World, Comm]:
     fewest, most = scaling.min_workers, scaling.max_workers
     global _joined
     if _joined is None:
+        if mpi.initialized_world_size() is None:
+            remove_dead_segments_of_step()
         _joined = join_world(attempt=0, fewest=fewest, most=most)
         atexit.register(_leave)
+        job_id = environ.variable("SLURM_JOB_ID")
+        if job_id is not None and _joined[0].local_rank == 0:
+            remove_dead_segments(job_id)
     world, _ = _joined
     if not fewest <= world.world_size <= most:
         raise ConfigError(

@@ -13,6 +13,7 @@ from hpctrain import environ
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.plan.gpus import assign_gpus
 from hpctrain.worker import mpi
+from hpctrain.worker.leftovers import unlink_mapped_segments
 from hpctrain.world import World
 
 if TYPE_CHECKING:
@@ -44,16 +45,20 @@ def join_world(*, attempt: int, fewest: int, most: int) -> tuple[World, Comm]:
     """
     launched_by = environ.environment()
     comm = mpi.initialize()
-    if not fewest <= comm.size <= most:
-        complaint = explain_wrong_size(
-            comm.size,
-            min(max(comm.size, fewest), most),
-            library=mpi.library_version(),
-            variables=launched_by,
-        )
-        raise LaunchError(complaint) if comm.size == 1 else ConfigError(complaint)
-    environ.scrub_launcher_variables()
-    check_collective(comm, timeout_s=_COLLECTIVE_TIMEOUT_S)
+    try:
+        if not fewest <= comm.size <= most:
+            complaint = explain_wrong_size(
+                comm.size,
+                min(max(comm.size, fewest), most),
+                library=mpi.library_version(),
+                variables=launched_by,
+            )
+            raise LaunchError(complaint) if comm.size == 1 else ConfigError(complaint)
+        environ.scrub_launcher_variables()
+        check_collective(comm, timeout_s=_COLLECTIVE_TIMEOUT_S)
+    finally:
+        # All ranks have taken part in the sum, so all have left MPI_Init; or this start has failed.
+        unlink_mapped_segments()
     local = mpi.split_by_node(comm)
     # The lowest world rank on a node names the node: host names can be the same in containers.
     first_on_node = comm.allgather(local.bcast(comm.rank))

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpctrain import environ
-from hpctrain.control.link import Link, LinkTimeoutError, connect_unix
+from hpctrain.control import local_socket
+from hpctrain.control.link import Link, LinkTimeoutError
 from hpctrain.control.wire import Frame
 from hpctrain.errors import HpctrainError
 from hpctrain.log import flush_output, log, log_traceback
@@ -29,7 +30,7 @@ from hpctrain.worker import mpi
 from hpctrain.worker.bootstrap import hello_details, join_world
 from hpctrain.worker.failure import describe_exception
 from hpctrain.worker.link_channel import LinkChannel, connect_session
-from hpctrain.worker.node_socket import node_socket_path
+from hpctrain.worker.node_socket import node_socket_name
 from hpctrain.worker.stacks import answer_with_stacks
 
 if TYPE_CHECKING:
@@ -157,7 +158,8 @@ def run_rank(argv: list[str]) -> None:
     """Run a rank from its command line. Collective."""
     paths, attempt, size = RunPaths(Path(argv[0])), int(argv[1]), int(argv[2])
     try:
-        connection = connect_unix(str(node_socket_path(argv[3])), timeout_s=CONNECT_TIMEOUT_S)
+        name = node_socket_name(argv[3])
+        connection = local_socket.connect(name, timeout_s=CONNECT_TIMEOUT_S)
     except LinkTimeoutError as error:
         raise SystemExit(f"hpctrain: {error}") from error
     link = Link(connection, attempt=attempt, on_lost=_leave)

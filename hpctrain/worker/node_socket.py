@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import socket
-from pathlib import Path
 
 from hpctrain import environ
 
 
-def node_socket_path(template: str) -> Path:
-    """Return a socket's path with ``%N`` replaced by the name of this node.
+def node_socket_name(template: str) -> str:
+    """Return a socket's name with ``%N`` replaced by the name of this node.
 
     Not collective.
     """
-    return Path(template.replace("%N", node_name()))
+    return template.replace("%N", node_name())
 
 
 def node_name() -> str:

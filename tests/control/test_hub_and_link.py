@@ -7,12 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from pathlib import Path
 
 import pytest
 
+from hpctrain.control import local_socket
 from hpctrain.control.hub import SECRET_BYTES, Hub
-from hpctrain.control.link import Link, LinkTimeoutError, connect_tcp, connect_unix
+from hpctrain.control.link import Link, LinkTimeoutError, connect_tcp
 from hpctrain.control.wire import Frame, encode_frame, join_frame
 
 PATIENCE_S = 10.0
@@ -28,22 +28,21 @@ def hub() -> Iterator[Hub]:
 
 
 @pytest.fixture
-def socket_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # The path of a unix socket has 107 characters at most.
-    return tmp_path_factory.mktemp("s") / "ranks"
+def socket_name() -> str:
+    return local_socket.new_socket_name()
 
 
 @pytest.fixture
-def connect(hub: Hub, socket_path: Path) -> Iterator[Connect]:
+def connect(hub: Hub, socket_name: str) -> Iterator[Connect]:
     """Connect ranks to the hub; the test must poll the hub before it looks for them."""
-    hub.listen_unix(socket_path)
+    hub.listen_locally(socket_name)
     links: list[Link] = []
     with ExitStack() as stack:
 
         def connect(
             rank: int, *, attempt: int = 2, on_lost: Callable[[], None] = lambda: None
         ) -> Link:
-            sock = connect_unix(str(socket_path), timeout_s=PATIENCE_S)
+            sock = local_socket.connect(socket_name, timeout_s=PATIENCE_S)
             link = Link(sock, attempt=attempt, on_lost=on_lost)
             stack.callback(link.close, timeout_s=0.0)
             link.introduce(rank, {"pid": 100 + rank})
@@ -159,13 +158,12 @@ def test_a_death_is_told_before_what_peers_say_of_it(hub: Hub, connect: Connect)
     assert said(await_frames(hub, 2)) == [("lost", 1), ("failed", 0)]
 
 
-def test_what_a_dying_rank_has_said_is_told_before_its_death(hub: Hub, socket_path: Path):
+def test_what_a_dying_rank_has_said_is_told_before_its_death(hub: Hub, socket_name: str):
     def frame(op: str, rank: int) -> bytes:
         return encode_frame({"op": op, "rank": rank, "attempt": 2, "node": "n1"})
 
-    hub.listen_unix(socket_path)
-    with socket.socket(socket.AF_UNIX) as agent:
-        agent.connect(str(socket_path))
+    hub.listen_locally(socket_name)
+    with local_socket.connect(socket_name, timeout_s=PATIENCE_S) as agent:
         agent.send(frame("agent", -1) + frame("hello", 0) + frame("hello", 1))
         await_frames(hub, 2)
         agent.send(frame("failed", 0) + frame("done", 1) + frame("lost", 1))
@@ -215,11 +213,10 @@ def test_a_child_that_a_rank_forks_does_not_keep_the_rank_alive(hub: Hub, connec
 
 
 def test_a_connection_that_speaks_nonsense_loses_its_ranks_and_nobody_else(
-    hub: Hub, connect: Connect, socket_path: Path
+    hub: Hub, connect: Connect, socket_name: str
 ):
     connect(0)
-    with socket.socket(socket.AF_UNIX) as intruder:
-        intruder.connect(str(socket_path))
+    with local_socket.connect(socket_name, timeout_s=PATIENCE_S) as intruder:
         intruder.send(encode_frame({"op": "hello", "rank": 1, "attempt": 2}))
         await_frames(hub, 2)
         intruder.send(join_frame(b"nonsense", b""))
@@ -227,17 +224,9 @@ def test_a_connection_that_speaks_nonsense_loses_its_ranks_and_nobody_else(
     hub.send("exit")
 
 
-def test_only_the_user_can_open_the_socket_and_it_goes_with_the_hub(socket_path: Path):
-    hub = Hub(attempt=1)
-    hub.listen_unix(socket_path)
-    assert socket_path.stat().st_mode & 0o777 == 0o600
-    hub.close()
-    assert not socket_path.exists()
-
-
-def test_a_rank_that_finds_no_agent_says_where_it_looked(tmp_path: Path):
-    with pytest.raises(LinkTimeoutError, match=rf"no agent of hpctrain listens on {tmp_path}/x"):
-        connect_unix(str(tmp_path / "x"), timeout_s=0.05)
+def test_a_rank_that_finds_no_agent_says_where_it_looked(socket_name: str):
+    with pytest.raises(LinkTimeoutError, match=f"no agent of hpctrain listens on {socket_name}"):
+        local_socket.connect(socket_name, timeout_s=0.05)
 
 
 def connect_in_background(

@@ -21,7 +21,7 @@ WORKER = worker_argv(
     run_dir="/runs/one",
     attempt=3,
     world_size=8,
-    socket="/tmp/hpctrain-abc.%N/ranks",
+    socket="hpctrain-abc.%N",
     log_to_file=True,
 )
 LAUNCHERS = {
@@ -49,7 +49,7 @@ def test_the_command_that_starts_the_agents(golden):
         "/env/bin/python",
         cwd="/home/me/my work",
         attempt=3,
-        socket="/tmp/hpctrain-abc.%N/ranks",
+        socket="hpctrain-abc.%N",
         secret="/runs/one/.secret-3",
         addresses=["10.0.0.1:4711", "192.168.0.1:4711"],
     )
@@ -70,7 +70,7 @@ def test_agents_of_a_run_that_goes_on_without_a_node(golden):
         "/env/bin/python",
         cwd="/home/me/my work",
         attempt=3,
-        socket="/tmp/hpctrain-abc.%N/ranks",
+        socket="hpctrain-abc.%N",
         secret="/runs/one/.secret-3",
         addresses=["10.0.0.1:4711"],
         lease_s=30.0,

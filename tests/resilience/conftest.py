@@ -59,6 +59,7 @@ if __name__ == "__main__":
     parser.add_argument("--attempts", type=int, help="end ten steps after this one has begun")
     parser.add_argument("--pause", type=float, default=0.05)
     parser.add_argument("--asks", action="store_true")
+    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--time")
     parser.add_argument("--notice", type=int)
@@ -78,7 +79,7 @@ if __name__ == "__main__":
                 "asks": args.asks,
             },
             scaling_config=ScalingConfig(
-                num_workers=2,
+                num_workers=args.workers,
                 slurm=SlurmConfig(
                     nodes=args.nodes, time=args.time, stop_notice_s=args.notice,
                     partition=args.partition, sbatch_args=args.sbatch,
@@ -135,6 +136,15 @@ class Disturbed:
             text=True,
         )
 
+    def submit(self, command: str, *directives: str) -> str:
+        """Submit a job that runs a command on the script; return its number."""
+        (self.path / "train.py").write_text(SCRIPT)
+        argv = ["sbatch", "--parsable", "--requeue", "--job-name=run", "--open-mode=append"]
+        wrapped = f"--wrap={command.format(python=sys.executable)}"
+        job_id = self.slurm(*argv, f"--chdir={self.path}", "--output=job.out", *directives, wrapped)
+        assert job_id.isdigit(), job_id
+        return job_id
+
     def slurm(self, *argv: str) -> str:
         answer = subprocess.run(
             argv, env=self.environment, capture_output=True, text=True, timeout=30
@@ -173,18 +183,33 @@ class Disturbed:
         assert self.process is not None
         said, _ = self.process.communicate(timeout=TIMEOUT_S)
         assert self.process.returncode == status, said + self.logs()
+        return self.result(steps) if status == 0 else Result.from_path(self.run_dir)
+
+    def finish_job(self, job_id: str) -> Result:
+        """Wait until a submitted job is over; check what `finish` checks."""
+        self.wait_for(
+            lambda: (
+                self.slurm("squeue", "-h", "-t", "all", "-o", "%T", "-j", job_id)
+                in ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED")
+            ),
+            f"the end of job {job_id}",
+        )
+        assert "finished" in (self.path / "job.out").read_text(), self.logs()
+        return self.result(steps=60)
+
+    def result(self, steps: int | None) -> Result:
         result = Result.from_path(self.run_dir)
-        if status == 0:
-            assert result.state == "finished"
-            expected = undisturbed(steps or len(result.metrics_history))
-            assert result.metrics_history == expected
-            assert result.checkpoint is not None
-            assert result.checkpoint.to_dict() == expected[-1]
+        assert result.state == "finished"
+        expected = undisturbed(steps or len(result.metrics_history))
+        assert result.metrics_history == expected
+        assert result.checkpoint is not None
+        assert result.checkpoint.to_dict() == expected[-1]
         return result
 
     def logs(self) -> str:
         """Return what the jobs and the ledger say."""
-        files = [*sorted(self.run_dir.glob("slurm/*.out")), self.run_dir / "ledger.jsonl"]
+        files = [*self.path.glob("job.out"), *sorted(self.run_dir.glob("slurm/*.out"))]
+        files.append(self.run_dir / "ledger.jsonl")
         return "\n".join(f"{file.name}:\n{file.read_text()}" for file in files if file.exists())
 
 

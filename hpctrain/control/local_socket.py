@@ -1,0 +1,86 @@
+"""Sockets between the processes of one user on one node, of which nothing stays when these die.
+
+Their names are not files but abstract (man 7 unix): the kernel forgets them with the listener,
+however that ends. Such a name has no owner and no mode, so each end looks whose process the other
+one is.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import select
+import socket
+import struct
+import time
+
+from hpctrain.control.link import LinkTimeoutError
+
+_RETRY_INTERVAL_S = 0.01
+_CREDENTIALS = struct.Struct("3i")
+
+
+def new_socket_name() -> str:
+    """Return a name that nobody else has. Not collective."""
+    return f"hpctrain-{secrets.token_hex(8)}"
+
+
+def listen(name: str, *, backlog: int) -> socket.socket:
+    """Return a socket that listens under a name, which must be new on this node. Not collective."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(_address(name))
+    listener.listen(backlog)
+    return listener
+
+
+def accept(listener: socket.socket) -> socket.socket | None:
+    """Return the next connection; None if it is another user's, which is closed. Not collective."""
+    sock, _ = listener.accept()
+    if _is_own(sock):
+        return sock
+    sock.close()
+    return None
+
+
+def connect(name: str, *, timeout_s: float) -> socket.socket:
+    """Connect to a process of this user, which may not listen yet. Not collective.
+
+    Raises
+    ------
+    LinkTimeoutError
+        If none does in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.connect(_address(name))
+            if _is_own(sock):
+                return sock
+        except ConnectionRefusedError:
+            pass
+        sock.close()
+        if time.monotonic() > deadline:
+            raise LinkTimeoutError(
+                f"no agent of hpctrain listens on {name} after {timeout_s:.0f} s"
+            )
+        select.select([], [], [], _RETRY_INTERVAL_S)
+
+
+def peer_pid(sock: socket.socket) -> int:
+    """Return the process at the other end, which may be gone. Not collective."""
+    return _credentials(sock)[0]
+
+
+def _is_own(sock: socket.socket) -> bool:
+    return _credentials(sock)[1] == os.getuid()
+
+
+def _credentials(sock: socket.socket) -> tuple[int, int, int]:
+    content = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, gid = _CREDENTIALS.unpack(content)
+    return pid, uid, gid
+
+
+def _address(name: str) -> str:
+    return f"\0{name}"
