@@ -29,6 +29,7 @@ _RANK_VARIABLES = (
     "SLURM_PROCID",
 )
 _SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
+_EXPORT_VARIABLES = ("SLURM_EXPORT_ENV", "SRUN_EXPORT_ENV")
 
 RANK_MARKER = "HPCTRAIN_RANK"
 TOPOLOGY_FILE = "HWLOC_XMLFILE"
@@ -154,6 +155,15 @@ def without_launcher_variables(environ: Mapping[str, str]) -> dict[str, str]:
         for name, value in environ.items()
         if not name.startswith(_LAUNCHER_PREFIXES) or name.startswith(_LAUNCHER_KEEP)
     }
+
+
+def without_export_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return `environ` without what lets srun keep variables from the processes of a step.
+
+    sbatch sets it for ``--export``; hpctrain's own steps say ``--export=ALL``, but the srun of an
+    mpiexec does not, nor one that a rank starts.
+    """
+    return {name: value for name, value in environ.items() if name not in _EXPORT_VARIABLES}
 
 
 def restart_count() -> int:

@@ -207,3 +207,8 @@ def test_requests_of_the_command_line_reach_every_fit_and_its_children(
     assert environ.requested_launcher() == "local"
     assert environ.detach_requested()
     assert environ.dry_run_requested()
+
+
+def test_steps_get_what_a_job_with_export_none_has():
+    job = {"PATH": "/usr/bin", "SLURM_EXPORT_ENV": "NONE", "SRUN_EXPORT_ENV": "A"}
+    assert environ.without_export_variables(job) == {"PATH": "/usr/bin"}

@@ -124,6 +124,6 @@ class NodeAgents:
         )
         self._step = StepProcess(
             agent_step_argv(placement, command, idle_nodes=idle_nodes),
-            environment=environ.environment(),
+            environment=environ.without_export_variables(environ.environment()),
             log=self._paths.logs(attempt) / "agents.out",
         )

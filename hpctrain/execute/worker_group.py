@@ -337,7 +337,8 @@ class WorkerGroup:
             socket=name,
             log_to_file=self._log_to_file,
         )
-        variables = environ.without_launcher_variables(environ.environment())
+        inherited = environ.without_export_variables(environ.environment())
+        variables = environ.without_launcher_variables(inherited)
         # srun refuses it together with --ntasks-per-node (measured with Slurm 22.05).
         variables.pop("SLURM_NTASKS_PER_GPU", None)
         variables.update(thread_variables(self._num_threads))

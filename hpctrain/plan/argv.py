@@ -183,4 +183,7 @@ def _step_shape(nodes: int, tasks: int, tasks_per_node: int, names: Sequence[str
         # Otherwise a step inside a step inherits the outer one's distribution and ranks are cyclic.
         "--distribution=block",
         "--overlap",
+        # A job with --export=NONE hands that on to its steps, which would get nothing of what the
+        # batch script has set up (measured with Slurm 22.05).
+        "--export=ALL",
     ]

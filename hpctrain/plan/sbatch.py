@@ -142,6 +142,13 @@ def check_further_options(sbatch_args: Sequence[str], srun_args: Sequence[str]) 
                     f"SlurmConfig({field}=...) holds {option!r}, but hpctrain itself says "
                     f"--{name}. Use {owned[name]} instead."
                 )
+    for option in srun_args:
+        values = option.removeprefix("--export").lstrip("= ").split(",")
+        if _option_name(option) == "export" and "ALL" not in values:
+            raise ConfigError(
+                f"SlurmConfig(srun_args=...) holds {option!r}, but ranks need what the executor "
+                f"has in its environment. Use --export=ALL,NAME=value to add a variable."
+            )
 
 
 def _option_name(option: str) -> str:

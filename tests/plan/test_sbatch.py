@@ -240,6 +240,13 @@ def test_other_options_are_passed_on():
     check_further_options(["--mail-type=END", "-x", "--nodelist=a"], ["--cpu-bind=none", "-l"])
 
 
+@pytest.mark.parametrize("option", ["--export=NONE", "--export=A,B=1", "--export NONE"])
+def test_an_option_that_keeps_the_environment_from_ranks_is_refused(option: str):
+    with pytest.raises(ConfigError, match=r"Use --export=ALL,NAME=value"):
+        check_further_options([], [option])
+    check_further_options([option], ["--export=ALL,A=1", "--export A=1,ALL"])
+
+
 def test_a_plan_refuses_further_options_that_contradict_it():
     with pytest.raises(ConfigError, match=r"holds '--mpi=pmix'"):
         LaunchPlan(
