@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 from hpctrain.errors import LaunchError, RunStoppedError
 from hpctrain.launch.existing import is_live
@@ -66,8 +67,12 @@ class Liveness:
         if latest is not None and (latest.state.is_final or latest.job_id != status.job_id):
             return
         if job is not None and status.state is RunState.SUBMITTED and not status.attempt:
-            log = _last_lines(self._paths)
-            raise LaunchError(explain_end(job, storage=str(self._paths.root), log=log))
+            log = self._paths.job_log(job.job_id)
+            raise LaunchError(
+                explain_end(
+                    job, storage=str(self._paths.root), log_path=str(log), log=_last_lines(log)
+                )
+            )
         what = f"job {status.job_id}" + (f" ({job.state})" if job else "")
         self._raise_gone(status, what)
 
@@ -82,8 +87,8 @@ class Liveness:
         )
 
 
-def _last_lines(paths: RunPaths) -> str:
-    logs = sorted(paths.submission.glob("*.out"))
-    if not logs:
+def _last_lines(log: Path) -> str:
+    try:
+        return "\n".join(log.read_text(errors="replace").splitlines()[-12:])
+    except FileNotFoundError:
         return ""
-    return "\n".join(logs[-1].read_text(errors="replace").splitlines()[-12:])

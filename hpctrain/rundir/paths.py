@@ -55,18 +55,22 @@ class RunPaths:
 
     @property
     def submission(self) -> Path:
-        """Directory of the batch job: its script, output and pickle."""
+        """Directory of the batch jobs: their script and output."""
         return self.root / "slurm"
 
     @property
     def batch_script(self) -> Path:
-        """The script of the batch job, for a successor."""
+        """The script that the run's jobs are submitted with."""
         return self.submission / "batch.sh"
 
     @property
     def stop_request(self) -> Path:
         """Its existence asks the executor to stop the run."""
         return self.root / "stop"
+
+    def job_log(self, job_id: str) -> Path:
+        """Output of a job's batch script, the executor's included."""
+        return self.submission / f"{job_id}_0_log.out"
 
     def claim(self, number: int) -> Path:
         """Directory that says who starts the run; the largest number counts."""

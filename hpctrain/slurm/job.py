@@ -92,15 +92,17 @@ def cancel_job(job_id: str, *, only_pending: bool = False) -> None:
         raise LaunchError(f"scancel: {answer.stderr.strip()}", transient=True)
 
 
-def explain_end(job: Job, *, storage: str, log: str) -> str:
+def explain_end(job: Job, *, storage: str, log_path: str, log: str) -> str:
     """Return why a job ended before its executor wrote anything. Pure; not collective.
 
     Parameters
     ----------
     storage
         The run directory.
+    log_path
+        The job's log.
     log
-        The end of the job's log.
+        The end of it.
     """
     status, _, signal = job.exit_code.partition(":")
     invisible = status == str(EXIT_INVISIBLE)
@@ -117,6 +119,13 @@ def explain_end(job: Job, *, storage: str, log: str) -> str:
         )
     else:
         lines.append("before the executor of the run said anything.")
+        status, _, number = job.exit_code.partition(":")
+        if number == "0" and not log:
+            lines.append(
+                f"Nothing of hpctrain ends with {status} and without a word: look at the lines of "
+                f"SlurmConfig(setup=...) and of the site profile."
+            )
+        lines.append(f"Its log: {log_path}")
     if log:
         lines.append(f"It said:\n{log}")
     return " ".join(lines)

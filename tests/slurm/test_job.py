@@ -101,7 +101,7 @@ def test_an_answer_without_a_job_is_an_error_that_passes(monkeypatch: pytest.Mon
 
 def test_a_job_whose_nodes_do_not_see_the_storage_says_so():
     job = Job(job_id="12", state="FAILED", reason="NonZeroExitCode", exit_code="0:53", nodes="n1")
-    message = explain_end(job, storage="/home/me/runs/run", log="")
+    message = explain_end(job, storage="/home/me/runs/run", log_path="/l", log="")
     assert message.startswith("job 12 ended (FAILED, ExitCode 0:53, Reason NonZeroExitCode)")
     assert "the nodes (n1) do not see the run directory /home/me/runs/run. Choose" in message
     # Slurm 26.05 starts the script without a log.
@@ -119,6 +119,16 @@ def test_a_job_whose_node_lacks_something_says_what_and_the_way_out():
 
 def test_a_job_that_ended_early_is_explained_by_its_last_words():
     job = Job(job_id="12", state="FAILED", reason="None", exit_code="1:0", nodes="n1")
-    message = explain_end(job, storage="/runs", log="bash: module: command not found")
+    message = explain_end(
+        job, storage="/runs", log_path="/runs/12.out", log="bash: module: command not found"
+    )
+    assert "Its log: /runs/12.out" in message
     assert "before the executor of the run said anything." in message
     assert message.endswith("It said:\nbash: module: command not found")
+
+
+def test_a_job_that_ended_without_a_word_names_its_log_and_the_lines_before():
+    job = Job(job_id="12", state="FAILED", reason="NonZeroExitCode", exit_code="3:0", nodes="n1")
+    message = explain_end(job, storage="/runs", log_path="/runs/12.out", log="")
+    assert "ends with 3 and without a word: look at the lines of SlurmConfig(setup=...)" in message
+    assert message.endswith("Its log: /runs/12.out")
