@@ -171,15 +171,6 @@ def restart_count() -> int:
     return int(os.environ.get("SLURM_RESTART_COUNT") or 0)
 
 
-def without_job_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return `environ` without what describes the Slurm job that a process is in."""
-    return {
-        name: value
-        for name, value in environ.items()
-        if not name.startswith(("SLURM_", "SLURMD_")) or name == "SLURM_CONF"
-    }
-
-
 def requested_launcher() -> str | None:
     """Return the launcher asked for by ``--launcher`` or ``HPCTRAIN_LAUNCHER``, or None."""
     return os.environ.get(_LAUNCHER) or None

@@ -57,7 +57,8 @@ class SlurmConfig:
     setup: Sequence[str] = ()
     """Shell lines of the batch script, before anything of hpctrain: modules, environments."""
     sbatch_args: Sequence[str] = ()
-    """Further sbatch options, each as on a command line: ``"--mail-type=END"``."""
+    """Further sbatch options, each as one word of a command line, without quotes of a shell:
+    ``"--mail-type=END"``, ``"--comment=two words"``."""
     srun_args: Sequence[str] = ()
     """Further srun options for the step of the workers."""
     skip_directives: Sequence[str] = ()
@@ -88,6 +89,7 @@ class SlurmConfig:
                         f"SlurmConfig({name}=...) holds {argument!r}. Each entry is one option as "
                         f"on a command line, such as '--mail-type=END' (value after '=')."
                     )
+        check_setup("SlurmConfig(setup=...)", self.setup)
         check_type("SlurmConfig(exclusive=...)", self.exclusive, bool)
         check_choice("SlurmConfig(gpu_request=...)", self.gpu_request, _GPU_REQUESTS)
         for f in fields(self):
@@ -115,6 +117,22 @@ class SlurmConfig:
         if self.time is None:
             return _STOP_NOTICE_S
         return max(1, min(_STOP_NOTICE_S, int(time_limit_minutes(self.time) * 15)))
+
+
+def check_setup(what: str, lines: Sequence[str]) -> None:
+    """Refuse directives among the shell lines of a batch script. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If there is one.
+    """
+    for line in "\n".join(lines).splitlines():
+        if line.startswith("#SBATCH"):
+            raise ConfigError(
+                f"{what} holds {line!r}, which sbatch does not read there: its directives end with "
+                f"the first command. Use SlurmConfig(sbatch_args=[...]) instead."
+            )
 
 
 def time_limit_minutes(

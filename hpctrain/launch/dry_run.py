@@ -9,12 +9,11 @@ from hpctrain.launch.request import Submission
 from hpctrain.plan.argv import (
     agent_argv,
     agent_step_argv,
-    supervisor_argv,
     worker_argv,
     worker_step_argv,
 )
 from hpctrain.plan.launch_plan import LaunchPlan, StepLauncher
-from hpctrain.plan.sbatch import directive_lines
+from hpctrain.plan.sbatch import option_words
 
 
 def render_plan(submission: Submission) -> str:
@@ -44,11 +43,13 @@ def render_plan(submission: Submission) -> str:
         lines.append(f"nodes      {nodes}; goes on with {nodes.enough} when others are lost")
     lines += [f"variable   {name}={value}" for name, value in plan.environment.items()]
     if plan.launcher == "slurm":
-        from hpctrain.slurm.submit import batch_setup
+        from hpctrain.slurm.submit import make_batch_script
 
-        lines += ["", "#!/bin/bash", *directive_lines(plan.directives, ())]
-        lines += batch_setup(plan, paths, cwd=cwd)
-        lines += [shlex.join(supervisor_argv(sys.executable, run_dir=str(paths.root)))]
+        lines += [""]
+        if plan.first_job_directives:
+            options = shlex.join(option_words(plan.first_job_directives))
+            lines += [f"# the first job is submitted with {options}"]
+        lines += [make_batch_script(plan, paths, cwd=cwd)]
     if plan.in_job:
         agent = agent_argv(
             sys.executable,

@@ -19,6 +19,12 @@ from hpctrain.log import log
 from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.plan.resources import Placement, node_range, place_on_one_node, place_workers
 from hpctrain.plan.sbatch import make_directives
+from hpctrain.plan.sbatch_options import (
+    FIRST_JOB_ONLY,
+    merge_directives,
+    parse_sbatch_args,
+    read_sbatch_variables,
+)
 from hpctrain.plan.site import Site, known_shape, load_site, site_srun_args
 from hpctrain.plan.spec import (
     LARGE_PICKLE_BYTES,
@@ -129,10 +135,18 @@ def make_plan(request: Request, launcher: str) -> tuple[LaunchPlan, Site]:
     """Return on what a request runs. Not collective."""
     scaling = request.scaling_config
     site = load_site(scaling.slurm.site)
-    directives: Mapping[str, str | None] = {}
+    # A mistake in it is one in every home.
+    parse_sbatch_args(scaling.slurm.sbatch_args)
+    directives: dict[str, str | None] = {}
     if launcher == "slurm":
         from hpctrain.slurm.probe import check_partition, query_partition
 
+        _refuse_patterns(request.paths)
+        site = _with_sbatch_variables(site)
+        if scaling.slurm.time is None and site.directives.get("time"):
+            # How long before the end the run is told to leave depends on it.
+            timed = replace(scaling.slurm, time=site.directives["time"])
+            scaling = replace(scaling, slurm=timed)
         partition = query_partition(scaling.slurm.partition or site.directives.get("partition"))
         placement = place_workers(scaling, known_shape(site, partition.node_shape))
         check_partition(scaling, placement, partition)
@@ -149,8 +163,8 @@ def make_plan(request: Request, launcher: str) -> tuple[LaunchPlan, Site]:
         job_nodes=node_range(scaling, placement),
         resize_interval_s=scaling.elastic_resize_monitor_interval_s,
         mpi=site.mpi if mpi == "auto" and launcher in ("slurm", "allocation") else mpi,
-        directives=directives,
-        extra_directives=tuple(scaling.slurm.sbatch_args),
+        directives={n: v for n, v in directives.items() if n not in FIRST_JOB_ONLY},
+        first_job_directives={n: v for n, v in directives.items() if n in FIRST_JOB_ONLY},
         setup=(*site.setup, *scaling.slurm.setup),
         srun_args=(
             *site_srun_args(site, placement, gpu_request=scaling.slurm.gpu_request),
@@ -206,6 +220,24 @@ def make_spec(request: Request, plan: LaunchPlan) -> RunSpec:
         if plan.launcher == "slurm"
         else b"",
     )
+
+
+def _refuse_patterns(paths: RunPaths) -> None:
+    if found := [character for character in "%\\\n" if character in str(paths.root)]:
+        raise ConfigError(
+            f"the run directory {str(paths.root)!r} holds {found[0]!r}, but Slurm replaces "
+            f"patterns such as %j in the path of a job's log, and takes backslashes away. Choose a "
+            f"RunConfig(storage_path=...) without them."
+        )
+
+
+def _with_sbatch_variables(site: Site) -> Site:
+    """Return a site profile with what the environment asks of sbatch, which wins over it."""
+    options, refused = read_sbatch_variables(environ.environment())
+    for sentence in refused:
+        log(f"warning: {sentence}.")
+    merged = merge_directives(site.directives, options)
+    return replace(site, directives={name: value or "" for name, value in merged.items()})
 
 
 def _refuse_large_datasets(datasets: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hpctrain.plan.resources import NodeRange, Placement
-from hpctrain.plan.sbatch import check_further_options
+from hpctrain.plan.sbatch_options import check_srun_args
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +40,8 @@ class LaunchPlan:
     """What the user said of MPI: ``auto``, ``wheel``, a PMI type, or the path of an mpiexec."""
     directives: Mapping[str, str | None]
     """Options of sbatch, without dashes; None is a switch. Empty unless a job is submitted."""
-    extra_directives: tuple[str, ...]
-    """The user's own sbatch options, as they are."""
+    first_job_directives: Mapping[str, str | None]
+    """Further ones, which a successor does not have: ``--begin``, ``--dependency``, ``--hold``."""
     setup: tuple[str, ...]
     """Shell lines of the batch script before anything of hpctrain."""
     srun_args: tuple[str, ...]
@@ -55,7 +55,7 @@ class LaunchPlan:
 
     def __post_init__(self) -> None:
         """Refuse further options that contradict the plan."""
-        check_further_options(self.extra_directives, self.srun_args)
+        check_srun_args(self.srun_args)
 
     @property
     def in_job(self) -> bool:

@@ -5,47 +5,18 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from hpctrain.config import ScalingConfig
 from hpctrain.errors import ConfigError
 from hpctrain.plan.resources import Placement, node_range
+from hpctrain.plan.sbatch_options import merge_directives, parse_sbatch_args
 from hpctrain.plan.site import Site
 from hpctrain.slurm_config import SlurmConfig, time_limit_minutes
 
-# What the plan itself says, in the words of sbatch and srun, and where a user says it.
-_OWNED = {
-    "nodes": "SlurmConfig(nodes=...)",
-    "ntasks": "ScalingConfig(num_workers=...)",
-    "ntasks-per-node": "SlurmConfig(tasks_per_node=...)",
-    "cpus-per-task": "resources_per_worker={'CPU': ...}",
-}
-_OWNED_BY_SBATCH = {
-    **_OWNED,
-    "job-name": "RunConfig(name=...)",
-    # submitit reads the job's log from where it has said that it lies.
-    "output": "RunConfig(storage_path=...)",
-    "error": "RunConfig(storage_path=...)",
-    "array": "one run for each value",
-    # Without somebody who goes on, the job would stay, and nobody would own it.
-    "no-kill": "num_workers=(fewest, most), or SlurmConfig(spare_nodes=...),",
-}
-_OWNED_BY_SRUN = {
-    **_OWNED,
-    "mpi": "SlurmConfig(mpi=...)",
-    "output": "RunConfig(log_to_file=...)",
-    "error": "RunConfig(log_to_file=...)",
-}
-_SHORT = {
-    "N": "nodes",
-    "n": "ntasks",
-    "c": "cpus-per-task",
-    "J": "job-name",
-    "o": "output",
-    "e": "error",
-    "a": "array",
-    "k": "no-kill",
-}
+# A run of more than one node cannot do without --nodes, nor be found again without --job-name; what
+# follows from the others is said in the error.
+_NOT_SKIPPED = ("nodes", "job-name", "output", "open-mode", "signal")
 _MEMORY_UNITS = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
 
 
@@ -55,7 +26,7 @@ def make_directives(
     """Return the sbatch options of a run, without dashes; None is a switch.
 
     Not collective. What the user says wins over what the site profile says; what either says in
-    ``skip_directives`` is left out.
+    ``skip_directives`` is left out. Each option is there once.
 
     Raises
     ------
@@ -76,15 +47,14 @@ def make_directives(
         # (measured with 22.05). So to the job a node is one task, with the CPUs of all its workers.
         directives["cpus-per-task"] = str(placement.cpus_per_task * placement.tasks_per_node)
     directives.update(_gpu_directives(scaling, placement, site))
-    directives.update({name: value or None for name, value in site.directives.items()})
+    directives = merge_directives(
+        directives, {name: value or None for name, value in site.directives.items()}
+    )
     if placement.gpus_per_task == 0:
         directives.pop("mem-per-gpu", None)
     memory = _memory_directive(slurm, placement)
     if memory is not None:
-        # sbatch takes one of the three.
-        for name in ("mem-per-cpu", "mem-per-gpu"):
-            directives.pop(name, None)
-        directives["mem"] = memory
+        directives = merge_directives(directives, {"mem": memory})
     if slurm.time is not None:
         directives["time"] = _slurm_time(slurm)
     for name in ("partition", "qos", "reservation"):
@@ -101,60 +71,39 @@ def make_directives(
         directives["exclusive"] = None
     for name in (*site.skip_directives, *slurm.skip_directives):
         option = name.lstrip("-")
-        if option in ("nodes", "job-name"):
+        if option in _NOT_SKIPPED:
             raise ConfigError(
-                f"skip_directives holds {name!r}, but a run of more than one node cannot do "
-                f"without --nodes, nor be found again without --job-name. Leave out others only."
+                f"skip_directives holds {name!r}, but a run cannot do without --nodes, be found "
+                f"again without --job-name or --output, keep its log without --open-mode, or leave "
+                f"before its time limit without --signal. Leave out others only."
             )
         directives.pop(option, None)
-    return directives
+    return merge_directives(directives, parse_sbatch_args(slurm.sbatch_args))
 
 
-def directive_lines(directives: Mapping[str, str | None], extra: tuple[str, ...]) -> list[str]:
+def directive_lines(directives: Mapping[str, str | None]) -> list[str]:
     """Return the ``#SBATCH`` lines of a script. Not collective."""
     # sbatch takes quotes away as a shell does, and without them ends at a space or a '#'.
-    lines = [
+    return [
         f"#SBATCH --{name}" if value is None else f"#SBATCH --{name}={shlex.quote(value)}"
-        for name, value in directives.items()
+        for name, value in escape_directives(directives).items()
     ]
-    return lines + [f"#SBATCH {option}" for option in extra]
 
 
-def check_further_options(sbatch_args: Sequence[str], srun_args: Sequence[str]) -> None:
-    """Refuse further options that contradict the plan.
-
-    Not collective. Slurm would take the last of two, and ranks would not be where they are looked
-    for.
-
-    Raises
-    ------
-    ConfigError
-        With the field to use instead.
-    """
-    for field, options, owned in (
-        ("sbatch_args", sbatch_args, _OWNED_BY_SBATCH),
-        ("srun_args", srun_args, _OWNED_BY_SRUN),
-    ):
-        for option in options:
-            name = _option_name(option)
-            if name in owned:
-                raise ConfigError(
-                    f"SlurmConfig({field}=...) holds {option!r}, but hpctrain itself says "
-                    f"--{name}. Use {owned[name]} instead."
-                )
-    for option in srun_args:
-        values = option.removeprefix("--export").lstrip("= ").split(",")
-        if _option_name(option) == "export" and "ALL" not in values:
-            raise ConfigError(
-                f"SlurmConfig(srun_args=...) holds {option!r}, but ranks need what the executor "
-                f"has in its environment. Use --export=ALL,NAME=value to add a variable."
-            )
+def escape_directives(directives: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Return directives as a script has to have them, before quoting. Not collective."""
+    # Other than a shell, sbatch takes a backslash away between single quotes too.
+    return {
+        name: None if value is None else value.replace("\\", "\\\\")
+        for name, value in directives.items()
+    }
 
 
-def _option_name(option: str) -> str:
-    if option.startswith("--"):
-        return option[2:].partition("=")[0].split()[0]
-    return _SHORT.get(option[1:2], option)
+def option_words(directives: Mapping[str, str | None]) -> list[str]:
+    """Return directives as words of a command line. Not collective."""
+    return [
+        f"--{name}" if value is None else f"--{name}={value}" for name, value in directives.items()
+    ]
 
 
 def _gpu_directives(scaling: ScalingConfig, placement: Placement, site: Site) -> dict[str, str]:

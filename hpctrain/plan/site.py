@@ -14,7 +14,8 @@ from typing import Any, get_args
 
 from hpctrain.errors import ConfigError
 from hpctrain.plan.resources import NodeShape, Placement
-from hpctrain.slurm_config import GpuRequest
+from hpctrain.plan.sbatch_options import check_site_directives
+from hpctrain.slurm_config import GpuRequest, check_setup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +162,8 @@ def _parse_site(name: str, text: str, *, origin: str) -> Site:
             f"site profile {origin}: gpu_request={values['gpu_request']!r}. Use one of "
             f"{', '.join(requests)}."
         )
+    check_site_directives(values.get("directives", {}), origin=origin)
+    check_setup(f"site profile {origin}: setup", values.get("setup", ()))
     return Site(name=name, **values)
 
 

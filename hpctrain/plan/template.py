@@ -17,7 +17,8 @@ from hpctrain.errors import ConfigError
 from hpctrain.plan.argv import worker_step_argv
 from hpctrain.plan.launch_plan import StepLauncher
 from hpctrain.plan.resources import NodeShape, Placement, place_workers
-from hpctrain.plan.sbatch import check_further_options, directive_lines, make_directives
+from hpctrain.plan.sbatch import directive_lines, make_directives
+from hpctrain.plan.sbatch_options import check_srun_args
 from hpctrain.plan.site import Site, known_shape, load_site, site_srun_args
 from hpctrain.slurm_config import SlurmConfig
 
@@ -83,7 +84,7 @@ def render_template(
     placement = place_workers(scaling, known_shape(site, node or NodeShape()))
     site_args = site_srun_args(site, placement, gpu_request=slurm.gpu_request)
     srun_args = (*site_args, *slurm.srun_args)
-    check_further_options(slurm.sbatch_args, srun_args)
+    check_srun_args(srun_args)
     has_script = "@SCRIPT@" in text or "@STEP@" in text
     stem = Path(script if has_script else name).stem
     directives = make_directives(scaling, placement, site, job_name=job_name or _job_name(stem))
@@ -104,7 +105,7 @@ def render_template(
         "CPUS": str(scaling.num_cpus_per_worker),
         "GPUS": str(scaling.num_gpus_per_worker),
         "TASKS_PER_NODE": str(placement.tasks_per_node),
-        "DIRECTIVES": "\n".join(directive_lines(directives, tuple(slurm.sbatch_args))),
+        "DIRECTIVES": "\n".join(directive_lines(directives)),
         # On a login node there is no job that a site's lines could speak of.
         "SETUP": "\n".join((*(() if name == "submit.sh" else site.setup), *slurm.setup)),
         "ENVIRONMENT": _exports(site),

@@ -119,8 +119,7 @@ def explain_end(job: Job, *, storage: str, log_path: str, log: str) -> str:
         )
     else:
         lines.append("before the executor of the run said anything.")
-        status, _, number = job.exit_code.partition(":")
-        if number == "0" and not log:
+        if signal == "0" and not log:
             lines.append(
                 f"Nothing of hpctrain ends with {status} and without a word: look at the lines of "
                 f"SlurmConfig(setup=...) and of the site profile."

@@ -1,10 +1,13 @@
-"""Submit the executor of a run as a job. The one module that uses submitit."""
+"""Submit the executor of a run as a job: the first one, and its successors."""
 
 from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from hpctrain import environ
@@ -12,15 +15,48 @@ from hpctrain.config import ScalingConfig
 from hpctrain.errors import LaunchError
 from hpctrain.plan.argv import supervisor_argv
 from hpctrain.plan.launch_plan import LaunchPlan
+from hpctrain.plan.sbatch import escape_directives, option_words
+from hpctrain.plan.sbatch_options import hidden_variables
 from hpctrain.plan.visibility import process_checks, run_directory_check
 from hpctrain.rundir import files
 from hpctrain.rundir.files import write_atomic
 from hpctrain.rundir.ledger import append_event
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.slurm.client import ask_slurm, insist
+from hpctrain.slurm.client import insist, is_passing
 from hpctrain.slurm.probe import explain_refusal
 
-_SBATCH_TIMEOUT_S = 10.0
+_SUCCESSOR_TIMEOUT_S = 10
+# Exit statuses of coreutils' `timeout` and `env`.
+_TIMED_OUT = 124
+_NOT_FOUND = 127
+
+
+def make_batch_script(plan: LaunchPlan, paths: RunPaths, *, cwd: str) -> str:
+    """Return the script of a run's jobs: of the first one, and of its successors.
+
+    Not collective.
+
+    Parameters
+    ----------
+    plan
+        On what the run runs.
+    paths
+        The run directory.
+    cwd
+        The working directory of its processes.
+    """
+    # submitit takes as long to import as all else of a submission.
+    from hpctrain.slurm.executor import ScriptExecutor
+
+    executor = ScriptExecutor(paths.submission)
+    executor.update_parameters(
+        **_parameters(plan),
+        setup=batch_setup(plan, paths, cwd=cwd),
+        teardown=batch_teardown(),
+        # The steps that the executor starts are its own: it is none itself.
+        use_srun=False,
+    )
+    return executor.render(shlex.join(supervisor_argv(sys.executable, run_dir=str(paths.root))))
 
 
 def batch_setup(plan: LaunchPlan, paths: RunPaths, *, cwd: str) -> list[str]:
@@ -38,8 +74,6 @@ def batch_setup(plan: LaunchPlan, paths: RunPaths, *, cwd: str) -> list[str]:
         The working directory of its processes.
     """
     return [
-        # Comments to the shell, directives to sbatch as long as no command comes before them.
-        *(f"#SBATCH {option}" for option in plan.extra_directives),
         # Without a trap the shell ends at the warning of a preemption or scancel, and Slurm kills
         # the executor with it; with one it waits for its child.
         "trap : TERM USR2",
@@ -76,29 +110,10 @@ def submit_executor(plan: LaunchPlan, paths: RunPaths, scaling: ScalingConfig, *
     LaunchError
         If Slurm refuses the job.
     """
-    import submitit
-
     # A job whose log directory does not exist dies without a word, so it is made before.
     paths.submission.mkdir(parents=True, exist_ok=True)
-    executor = submitit.SlurmExecutor(folder=paths.submission)
-    executor.update_parameters(
-        **_parameters(plan),
-        setup=batch_setup(plan, paths, cwd=cwd),
-        teardown=batch_teardown(),
-        use_srun=False,
-    )
-    command = shlex.join(supervisor_argv(sys.executable, run_dir=str(paths.root)))
-    try:
-        # Not submit() of a function: submitit's own runner would import it, NumPy and asyncio into
-        # the job and keep a pickle of a result that nobody reads, for 0.2 s of every start.
-        job = executor._submit_command(command)
-    except submitit.core.utils.FailedJobError as error:
-        raise LaunchError(explain_refusal(_last_words(str(error)), scaling)) from error
-    except FileNotFoundError as error:
-        raise LaunchError(f"sbatch is not on PATH: {error}. Load Slurm's module.") from error
-    # submitit has named it after the job; a successor is submitted with the same.
-    write_atomic(paths.batch_script, job.paths.submission_file.read_bytes())
-    return str(job.job_id)
+    write_atomic(paths.batch_script, make_batch_script(plan, paths, cwd=cwd).encode())
+    return _submit_stored(paths, plan.first_job_directives, scaling=scaling)
 
 
 def submit_successor(paths: RunPaths, *, patience_s: float) -> str:
@@ -115,25 +130,58 @@ def submit_successor(paths: RunPaths, *, patience_s: float) -> str:
     job_id = environ.variable("SLURM_JOB_ID")
     # Without it the new job takes itself for one that owns nothing.
     files.insist(lambda: append_event(paths, "handing-over", job_id=job_id), patience_s=patience_s)
-    argv = ["sbatch", "--parsable", str(paths.batch_script)]
-    # Of this job's variables sbatch would take some for options, and pass on the others.
-    environment = environ.without_job_variables(environ.environment())
-    answer = insist(
-        lambda: ask_slurm(argv, timeout_s=_SBATCH_TIMEOUT_S, environment=environment),
-        patience_s=patience_s,
+    successor = insist(
+        lambda: _submit_stored(paths, {}, timeout_s=_SUCCESSOR_TIMEOUT_S), patience_s=patience_s
     )
-    successor = answer.strip().partition(";")[0]
     with suppress(OSError):
         # On a full disk: it waits for this word, and then does without.
         append_event(paths, "successor", job_id=successor, after=job_id)
     return successor
 
 
+def _submit_stored(
+    paths: RunPaths,
+    directives: Mapping[str, str | None],
+    *,
+    timeout_s: int | None = None,
+    scaling: ScalingConfig | None = None,
+) -> str:
+    """Submit the script that is stored in the run directory; return the job's id."""
+    from hpctrain.slurm.executor import ScriptExecutor, SubmissionError
+
+    hidden = hidden_variables(environ.environment())
+    command = [
+        *([] if timeout_s is None else ["timeout", "--kill-after=1", str(timeout_s)]),
+        # They would win over the script.
+        "env",
+        *(f"--unset={name}" for name in hidden),
+        "sbatch",
+        *option_words(directives),
+    ]
+    try:
+        # The run's own disk may be full.
+        with TemporaryDirectory(prefix="hpctrain-") as folder:
+            return ScriptExecutor(Path(folder), sbatch=command).submit_script(paths.batch_script)
+    except SubmissionError as error:
+        if error.returncode == _NOT_FOUND:
+            raise LaunchError("sbatch is not on PATH. Load Slurm's module.") from error
+        if error.returncode == _TIMED_OUT and timeout_s is not None:
+            printed = f"sbatch did not answer within {timeout_s} s."
+            raise LaunchError(printed, transient=True) from error
+        printed = _last_words(error.printed)
+        raise LaunchError(
+            f"sbatch: {printed}" if scaling is None else explain_refusal(printed, scaling),
+            transient=is_passing(printed),
+        ) from error
+    except OSError as error:
+        raise LaunchError(f"the script of the job: {error}", transient=True) from error
+
+
 def _parameters(plan: LaunchPlan) -> dict[str, Any]:
     """Return submitit's parameters: our directives, and none of its own defaults."""
     directives = {
         name.replace("-", "_"): True if value is None else value
-        for name, value in plan.directives.items()
+        for name, value in escape_directives(plan.directives).items()
     }
     return {
         "job_name": directives.pop("job_name"),

@@ -7,7 +7,7 @@ import pytest
 from hpctrain import ConfigError, ScalingConfig, SlurmConfig
 from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.plan.resources import NodeShape, node_range, place_workers
-from hpctrain.plan.sbatch import check_further_options, directive_lines, make_directives
+from hpctrain.plan.sbatch import directive_lines, make_directives
 from hpctrain.plan.site import Site, load_site, site_names, site_srun_args
 
 NODE = NodeShape(cpus=64, gpus=4)
@@ -82,7 +82,7 @@ def directives(scaling: ScalingConfig, site: Site | None = None, node: NodeShape
 @pytest.mark.parametrize("case", sorted(CASES))
 def test_directives_of_a_request(golden, case: str):
     scaling = CASES[case]
-    lines = directive_lines(directives(scaling), tuple(scaling.slurm.sbatch_args))
+    lines = directive_lines(directives(scaling))
     golden(f"directives/{case}.txt", "\n".join(lines) + "\n")
 
 
@@ -98,7 +98,7 @@ def test_eight_gpu_workers_at_a_site(golden, name: str):
     asked = make_directives(scaling, placement, site, job_name="run")
     step = site_srun_args(site, placement, gpu_request=scaling.slurm.gpu_request)
     lines = [
-        *directive_lines(asked, ()),
+        *directive_lines(asked),
         *site.setup,
         *(f"{name}={value}" for name, value in site.environment.items()),
         f"mpi {site.mpi}",
@@ -170,7 +170,7 @@ def test_memory_by_gpu_is_not_asked_for_without_gpus():
 
 def test_a_switch_of_a_site_has_no_value():
     asked = directives(ScalingConfig(), Site(directives={"exclusive": ""}))
-    assert "#SBATCH --exclusive" in directive_lines(asked, ())
+    assert "#SBATCH --exclusive" in directive_lines(asked)
 
 
 @pytest.mark.parametrize("mem", ["10", "10000K", "7G", "8191M"])
@@ -200,51 +200,16 @@ def test_memory_that_slurm_does_not_read_is_refused(mem: str):
         directives(ScalingConfig(slurm=SlurmConfig(mem=mem)))
 
 
-@pytest.mark.parametrize("name", ["nodes", "--job-name"])
+@pytest.mark.parametrize("name", ["nodes", "--job-name", "signal", "--open-mode"])
 def test_what_a_run_needs_cannot_be_left_out(name: str):
     with pytest.raises(ConfigError, match="Leave out others only"):
         directives(ScalingConfig(slurm=SlurmConfig(skip_directives=[name])))
 
 
 def test_values_with_blanks_are_quoted():
-    assert directive_lines({"reservation": "course day #2"}, ()) == [
+    assert directive_lines({"reservation": "course day #2"}) == [
         "#SBATCH --reservation='course day #2'"
     ]
-
-
-@pytest.mark.parametrize(
-    ("option", "instead"),
-    [
-        ("--nodes=3", r"SlurmConfig\(nodes=...\)"),
-        ("-N3", r"SlurmConfig\(nodes=...\)"),
-        ("-n", r"ScalingConfig\(num_workers=...\)"),
-        ("--ntasks-per-node=2", r"SlurmConfig\(tasks_per_node=...\)"),
-        ("-c4", r"resources_per_worker={'CPU': ...}"),
-        ("--job-name=x", r"RunConfig\(name=...\)"),
-        ("--array=0-3", "one run for each value"),
-        ("-k", r"num_workers=\(fewest, most\), or SlurmConfig\(spare_nodes=...\),"),
-    ],
-)
-def test_sbatch_options_that_contradict_the_plan_are_refused(option: str, instead: str):
-    with pytest.raises(ConfigError, match=f"sbatch_args.*Use {instead} instead"):
-        check_further_options([option], [])
-
-
-@pytest.mark.parametrize("option", ["--mpi=pmix", "-n4", "--cpus-per-task=2", "--nodes 2"])
-def test_srun_options_that_contradict_the_plan_are_refused(option: str):
-    with pytest.raises(ConfigError, match=r"srun_args.*instead"):
-        check_further_options([], [option])
-
-
-def test_other_options_are_passed_on():
-    check_further_options(["--mail-type=END", "-x", "--nodelist=a"], ["--cpu-bind=none", "-l"])
-
-
-@pytest.mark.parametrize("option", ["--export=NONE", "--export=A,B=1", "--export NONE"])
-def test_an_option_that_keeps_the_environment_from_ranks_is_refused(option: str):
-    with pytest.raises(ConfigError, match=r"Use --export=ALL,NAME=value"):
-        check_further_options([], [option])
-    check_further_options([option], ["--export=ALL,A=1", "--export A=1,ALL"])
 
 
 def test_a_plan_refuses_further_options_that_contradict_it():
@@ -256,7 +221,7 @@ def test_a_plan_refuses_further_options_that_contradict_it():
             threads_per_task=1,
             mpi="auto",
             directives={},
-            extra_directives=(),
+            first_job_directives={},
             setup=(),
             srun_args=("--mpi=pmix",),
             environment={},

@@ -105,14 +105,16 @@ def test_a_job_whose_nodes_do_not_see_the_storage_says_so():
     assert message.startswith("job 12 ended (FAILED, ExitCode 0:53, Reason NonZeroExitCode)")
     assert "the nodes (n1) do not see the run directory /home/me/runs/run. Choose" in message
     # Slurm 26.05 starts the script without a log.
-    later = explain_end(replace(job, exit_code="66:0"), storage="/home/me/runs/run", log="")
+    later = explain_end(
+        replace(job, exit_code="66:0"), storage="/home/me/runs/run", log_path="/l", log=""
+    )
     assert "do not see the run directory /home/me/runs/run. Choose" in later
 
 
 def test_a_job_whose_node_lacks_something_says_what_and_the_way_out():
     job = Job(job_id="12", state="FAILED", reason="NonZeroExitCode", exit_code="66:0", nodes="n1")
     log = "line 9: cd: /tmp/me: No such\nhpctrain: n1 does not see /tmp/me. Start it elsewhere.\n"
-    assert explain_end(job, storage="/runs", log=log) == (
+    assert explain_end(job, storage="/runs", log_path="/l", log=log) == (
         "job 12 could not begin: n1 does not see /tmp/me. Start it elsewhere."
     )
 
