@@ -22,6 +22,7 @@ from hpctrain.control.wire import (
     answer_challenge,
     encode_frame,
 )
+from hpctrain.own_time import OwnTime
 
 SECRET_BYTES = 32
 AGENT_SILENCE_S = 30.0
@@ -53,13 +54,14 @@ class Hub:
     attempt
         Number of the attempt; frames of another are dropped.
     silence_s
-        Seconds after which a silent node is given up.
+        Seconds after which a silent node is given up, while this process itself listens.
     """
 
     def __init__(self, *, attempt: int, silence_s: float = AGENT_SILENCE_S) -> None:
         self._attempt = attempt
         self._silence_s = silence_s
-        self._beat_at = time.monotonic()
+        self._time = OwnTime(time.monotonic())
+        self._beat_at = 0.0
         self.nodes: set[str] = set()
         """Nodes whose agents have come."""
         self.lost_nodes: dict[str, bool] = {}
@@ -102,15 +104,17 @@ class Hub:
         it leaves.
         """
         events: list[Frame] = []
-        for key, mask in self._selector.select(timeout_s):
+        ready = self._selector.select(timeout_s)
+        now = self._time.look(time.monotonic())
+        for key, mask in ready:
             frames = key.data(mask)
             if frames:
                 events += frames
         self._drop_silent_strangers()
         events += self._drop_silent_agents()
         self._memory.sample()
-        if time.monotonic() - self._beat_at > BEAT_INTERVAL_S:
-            self._beat_at = time.monotonic()
+        if now - self._beat_at > BEAT_INTERVAL_S:
+            self._beat_at = now
             self.send_agents("beat")
         # What a dying rank has said, and its death, are told before what its peers say of it.
         lost = {frame.header["rank"] for frame in events if frame.op == "lost"}
@@ -218,11 +222,11 @@ class Hub:
             else:
                 sock.close()
 
-        self._strangers[sock] = time.monotonic()
+        self._strangers[sock] = self._time.now
         self._selector.register(sock, selectors.EVENT_READ, check)
 
     def _add(self, sock: socket.socket) -> _Peer:
-        peer = _Peer(FrameSocket(sock), last_heard=time.monotonic())
+        peer = _Peer(FrameSocket(sock), last_heard=self._time.now)
         self._peers[id(peer)] = peer
         self._selector.register(
             peer.frames, selectors.EVENT_READ, lambda mask: self._serve(peer, mask)
@@ -240,7 +244,7 @@ class Hub:
         except ProtocolError:
             self._drop(peer)
             return [self._lost(peer, rank) for rank in sorted(peer.ranks)]
-        peer.last_heard = time.monotonic()
+        peer.last_heard = self._time.now
         events = [frame for frame in frames if frame.header.get("attempt") == self._attempt]
         for frame in events:
             self._note(peer, frame)
@@ -270,9 +274,8 @@ class Hub:
 
     def _drop_silent_strangers(self) -> None:
         """Free the descriptors of those who connect and do not prove anything: a port scan, say."""
-        now = time.monotonic()
         for sock, since in list(self._strangers.items()):
-            if now - since > AUTH_TIMEOUT_S:
+            if self._time.now - since > AUTH_TIMEOUT_S:
                 del self._strangers[sock]
                 self._selector.unregister(sock)
                 sock.close()
@@ -280,9 +283,8 @@ class Hub:
     def _drop_silent_agents(self) -> list[Frame]:
         """Give a node up whose agent, which says something every two seconds, has not for long."""
         events = []
-        now = time.monotonic()
         for peer in list(self._peers.values()):
-            if peer.is_agent and now - peer.last_heard > self._silence_s:
+            if peer.is_agent and self._time.now - peer.last_heard > self._silence_s:
                 self.lost_nodes[peer.node] = True
                 self._drop(peer)
                 events += [self._lost(peer, rank) for rank in sorted(peer.ranks)]

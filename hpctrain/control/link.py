@@ -20,10 +20,12 @@ from hpctrain.control.wire import (
     encode_frame,
     join_frame,
 )
+from hpctrain.own_time import Deadline
 
 _FLUSH_INTERVAL_S = 0.02
 _MAX_PENDING_BYTES = 16 * 2**20
 _RETRY_INTERVAL_S = 0.01
+_CONNECT_TIMEOUT_S = 3.0
 
 
 class LinkTimeoutError(Exception):
@@ -103,12 +105,12 @@ class Link:
 
     def drain(self, *, timeout_s: float) -> bool:
         """Wait until everything is sent; return whether it was. Not collective."""
-        deadline = time.monotonic() + timeout_s
+        deadline = Deadline(timeout_s)
         while not self._frames.closed:
             with self._lock:
                 if self._frames.flush():
                     return True
-            left = deadline - time.monotonic()
+            left = deadline.left_s
             if left <= 0:
                 return False
             select.select([], [self._frames], [], min(left, 0.5))
@@ -203,13 +205,13 @@ def connect_tcp(addresses: list[str], secret: bytes, *, timeout_s: float) -> soc
     LinkTimeoutError
         If none of them answers in time.
     """
-    deadline = time.monotonic() + timeout_s
+    deadline = Deadline(timeout_s, longest_gap_s=_CONNECT_TIMEOUT_S + 1.0)
     errors: dict[str, str] = {}
-    while time.monotonic() < deadline:
+    while not deadline.is_over:
         for address in addresses:
             host, _, port = address.rpartition(":")
             try:
-                sock = socket.create_connection((host, int(port)), timeout=3.0)
+                sock = socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 nonce = _receive_exactly(sock, NONCE_BYTES)
                 sock.sendall(answer_challenge(secret, nonce))

@@ -12,9 +12,9 @@ import secrets
 import select
 import socket
 import struct
-import time
 
 from hpctrain.control.link import LinkTimeoutError
+from hpctrain.own_time import Deadline
 
 _RETRY_INTERVAL_S = 0.01
 _CREDENTIALS = struct.Struct("3i")
@@ -50,7 +50,7 @@ def connect(name: str, *, timeout_s: float) -> socket.socket:
     LinkTimeoutError
         If none does in time.
     """
-    deadline = time.monotonic() + timeout_s
+    deadline = Deadline(timeout_s)
     while True:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -60,7 +60,7 @@ def connect(name: str, *, timeout_s: float) -> socket.socket:
         except ConnectionRefusedError:
             pass
         sock.close()
-        if time.monotonic() > deadline:
+        if deadline.is_over:
             raise LinkTimeoutError(
                 f"no agent of hpctrain listens on {name} after {timeout_s:.0f} s"
             )

@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar, cast
 import numpy as np
 
 from hpctrain.errors import HpctrainError
+from hpctrain.own_time import LOOK_INTERVAL_S, Deadline
 
 _T = TypeVar("_T")
 
@@ -157,11 +158,15 @@ def _next_job(queue: SimpleQueue[_Job[_T] | None]) -> _Job[_T] | None:
 
 def _help_until_done(job: _Job[_T], queue: SimpleQueue[_Job[_T] | None], timeout_s: float) -> None:
     """Work on jobs rather than wait, as long as there are any."""
+    deadline: Deadline | None = None
     while not job.is_done():
         other = _next_job(queue)
         if other is not None:
             other.run()
-        elif not job.wait(timeout_s):
+            deadline = None
+            continue
+        deadline = deadline or Deadline(timeout_s)
+        if not job.wait(min(deadline.left_s, LOOK_INTERVAL_S)) and deadline.is_over:
             raise HpctrainError(
                 f"the next rows were not read within {timeout_s:g} s. The file system may hang: "
                 f"look at it from this node."

@@ -23,6 +23,7 @@ from hpctrain.control.link import LinkTimeoutError, connect_tcp
 from hpctrain.control.memory import MemoryWatch
 from hpctrain.control.wire import UNKNOWN_RANK, Frame, FrameSocket, encode_frame
 from hpctrain.execute.node_report import describe_node, examine_storage
+from hpctrain.own_time import Deadline, OwnTime
 from hpctrain.worker.leftovers import remove_dead_segments, unlink_mapped_segments
 from hpctrain.worker.node_socket import node_name, node_socket_name
 
@@ -65,7 +66,8 @@ class Agent:
     ) -> None:
         self._attempt = attempt
         self._lease_s = lease_s
-        self._heard_at = time.monotonic()
+        self._time = OwnTime(time.monotonic(), longest_gap_s=_BEAT_INTERVAL_S + 0.5)
+        self._heard_at = 0.0
         self._executor = uplink.getpeername()
         self._was_dismissed = False
         self._uplink = FrameSocket(uplink)
@@ -155,13 +157,14 @@ class Agent:
                 self._watch(frames)
 
     def _look_at_lease(self) -> None:
-        if self._lease_s is None or time.monotonic() - self._heard_at < self._lease_s:
+        now = self._time.look(time.monotonic())
+        if self._lease_s is None or now - self._heard_at < self._lease_s:
             return
         from hpctrain.execute.lease import is_reachable
 
         if is_reachable(self._executor):
             # It is busy, or hangs on the filesystem.
-            self._heard_at = time.monotonic()
+            self._heard_at = now
         else:
             self._uplink.close()
 
@@ -194,7 +197,7 @@ class Agent:
         self._watch(self._uplink)
 
     def _pass_down(self) -> None:
-        self._heard_at = time.monotonic()
+        self._heard_at = self._time.now
         for frame in self._uplink.receive():
             if frame.op == "agent-exit":
                 self._was_dismissed = True
@@ -267,12 +270,12 @@ def run_agent(argv: list[str]) -> None:
 
 
 def _read_secret(path: Path) -> bytes:
-    deadline = time.monotonic() + _SECRET_PATIENCE_S
+    deadline = Deadline(_SECRET_PATIENCE_S)
     while True:
         try:
             return path.read_bytes()
         except OSError as error:
-            if time.monotonic() > deadline:
+            if deadline.is_over:
                 # Without the secret it can tell nobody but those who read its output.
                 raise SystemExit(
                     f"hpctrain: {node_name()} cannot be used: it does not see the run directory "

@@ -67,10 +67,9 @@ class BackendExecutor:
             if self._failed_at is not None:
                 timeout_s = min(timeout_s, _LISTEN_S)
             frames = self.worker_group.poll(timeout_s)
-            now = time.monotonic()
-            self.progress.listen(now)
+            self.progress.listen(time.monotonic())
             for frame in frames:
-                self.progress.feed(frame, now)
+                self.progress.feed(frame)
                 self._rounds.extend(self.tracker.feed(frame))
         return self._rounds.popleft() if self._rounds else None
 

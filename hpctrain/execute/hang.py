@@ -115,14 +115,14 @@ class HangWatch:
         WorkerHangError
             If ranks have made no progress for as long as the configuration allows.
         """
-        now = time.monotonic()
+        now = self._progress.now
         if now < self._look_at:
             return
         self._look_at = now + _LOOK_INTERVAL_S
         if self._inquiry is not None:
             self._continue(self._inquiry, now)
             return
-        stalled = tuple(self._stalled(now))
+        stalled = tuple(self._stalled())
         if not stalled:
             self._told, self.stalled = (), ""
         elif set(stalled) - set(self._told):
@@ -133,8 +133,8 @@ class HangWatch:
             self._inquiry = _Inquiry(stalled, now)
             self._broadcast("dump-stacks")
 
-    def _stalled(self, now: float) -> list[int]:
-        return self._progress.stalled(now, training_s=self._training_s, others_s=self._others_s)
+    def _stalled(self) -> list[int]:
+        return self._progress.stalled(training_s=self._training_s, others_s=self._others_s)
 
     def _continue(self, inquiry: _Inquiry, now: float) -> None:
         progress = self._progress
@@ -143,7 +143,7 @@ class HangWatch:
         if not inquiry.examined:
             if silent and waited_s < _ANSWER_PATIENCE_S:
                 return
-            examined = tuple(progress.unfinished() if self._will_end(now) else silent)
+            examined = tuple(progress.unfinished() if self._will_end() else silent)
             if examined:
                 self._inquiry = _Inquiry(inquiry.stalled, now, examined)
                 self._examine({rank: self._workers[rank].pid for rank in examined}, silent)
@@ -152,7 +152,7 @@ class HangWatch:
             return
         self._inquiry = None
         # Meanwhile they may have gone on.
-        still = tuple(rank for rank in self._stalled(now) if rank in inquiry.stalled)
+        still = tuple(rank for rank in self._stalled() if rank in inquiry.stalled)
         if still:
             named = find_culprits(progress, still, silent)
             if all(rank_waits(progress, rank) for rank in named):
@@ -161,12 +161,12 @@ class HangWatch:
                 named = find_culprits(progress, quiet, silent)
             self._conclude(named, still, now)
 
-    def _will_end(self, now: float) -> bool:
+    def _will_end(self) -> bool:
         """Return whether ranks have had their time, and not only that of a suspicion."""
         if self._ends or not self._may_end:
             return self._may_end
         in_training = ("training", "checkpoint")
-        return any(self._progress.phase(rank) not in in_training for rank in self._stalled(now))
+        return any(self._progress.phase(rank) not in in_training for rank in self._stalled())
 
     def _conclude(self, named: list[int], stalled: tuple[int, ...], now: float) -> None:
         self._told = stalled
@@ -180,7 +180,7 @@ class HangWatch:
             ]
         )
         stack = self._stack(named[0])
-        ends = self._will_end(now)
+        ends = self._will_end()
         self._note(
             "hang" if ends else "hang-suspected",
             attempt=self._attempt,

@@ -12,6 +12,7 @@ import socket
 import time
 from pathlib import Path
 
+from hpctrain.own_time import OwnTime
 from hpctrain.rundir.ledger import append_event
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunState, read_status, write_status
@@ -56,9 +57,9 @@ def take_over(run_dir: Path, address: tuple[str, int], *, lease_s: float) -> Non
     before = read_status(paths)
     if before is not None and before.state.is_final:
         return
-    began = time.monotonic()
+    own = OwnTime(time.monotonic(), longest_gap_s=_LOOK_INTERVAL_S + _CONNECT_TIMEOUT_S + 1.0)
     patience_s = lease_s
-    while time.monotonic() - began < patience_s:
+    while own.look(time.monotonic()) < patience_s:
         if read_status(paths) != before:
             return
         if is_reachable(address):

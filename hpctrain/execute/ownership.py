@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any
 
 from hpctrain import environ
+from hpctrain.own_time import Deadline
 from hpctrain.rundir.ledger import append_event, read_events
 from hpctrain.rundir.paths import RunPaths
 
@@ -37,12 +38,12 @@ def await_ownership(paths: RunPaths, *, patience_s: float = _OWNER_PATIENCE_S) -
     """
     job_id = environ.variable("SLURM_JOB_ID")
     assert job_id is not None
-    deadline = time.monotonic() + patience_s
+    deadline = Deadline(patience_s)
     while True:
         verdict = judge_ownership(read_events(paths), job_id)
         if verdict is not Ownership.UNDECIDED:
             return verdict
-        if time.monotonic() > deadline:
+        if deadline.is_over:
             # Whoever submitted this job died before it could say so. Nobody else is there.
             with suppress(OSError):
                 append_event(paths, "successor", job_id=job_id, after=None)

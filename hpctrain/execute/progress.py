@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hpctrain.control.wire import Frame
+from hpctrain.own_time import OwnTime
 
 _UNTIL_TRAINING = ("mpi", "importing", "preprocessing", "backend")
 PHASES = (*_UNTIL_TRAINING, "training", "checkpoint", "shutdown", "done")
-# Longer than any step of the executor but one: time in which it did not listen, because it wrote a
-# checkpoint or was stopped itself, is not held against the ranks.
-_LONGEST_DEAF_S = 2.0
 
 
 class Progress:
@@ -29,8 +27,10 @@ class Progress:
     def __init__(self, *, world_size: int, first_report: int, now: float) -> None:
         self._phases = ["mpi"] * world_size
         self._reports = [first_report] * world_size
-        self._since = [now] * world_size
-        self._heard_at = now
+        # Time in which nobody listened, because a checkpoint was written or the executor itself
+        # stood still, is not held against the ranks.
+        self._time = OwnTime(now)
+        self._since = [self._time.now] * world_size
         self.stacks: dict[int, str] = {}
         """What ranks have said of where they are, since `ask`."""
         self.seen: dict[int, str] = {}
@@ -44,12 +44,14 @@ class Progress:
 
     def listen(self, now: float) -> None:
         """Say that frames are read now. To be called often, whether there are frames or not."""
-        deaf = now - self._heard_at
-        self._heard_at = now
-        if deaf > _LONGEST_DEAF_S:
-            self._since = [since + deaf for since in self._since]
+        self._time.look(now)
 
-    def feed(self, frame: Frame, now: float) -> None:
+    @property
+    def now(self) -> float:
+        """Seconds for which the executor has listened, as `since` counts them."""
+        return self._time.now
+
+    def feed(self, frame: Frame) -> None:
         """Take a frame in."""
         rank = int(frame.header.get("rank", -1))
         if not 0 <= rank < len(self):
@@ -60,7 +62,7 @@ class Progress:
             self.seen[rank] = frame.body.decode(errors="replace")
             self.reasons[rank] = frame.header["reason"]
         elif frame.op in ("report", "part", "phase", "done", "heartbeat"):
-            self._since[rank] = now
+            self._since[rank] = self.now
             if frame.op == "report":
                 self._reports[rank] += 1
             elif frame.op == "phase":
@@ -81,14 +83,14 @@ class Progress:
         return self._reports[rank]
 
     def since(self, rank: int) -> float:
-        """Return when a rank last made progress."""
+        """Return when a rank last made progress, on the clock of `now`."""
         return self._since[rank]
 
     def unfinished(self) -> list[int]:
         """Return the ranks that have not returned."""
         return [rank for rank, phase in enumerate(self._phases) if phase != "done"]
 
-    def stalled(self, now: float, *, training_s: float, others_s: float) -> list[int]:
+    def stalled(self, *, training_s: float, others_s: float) -> list[int]:
         """Return the ranks without progress for so long.
 
         Parameters
@@ -98,13 +100,13 @@ class Progress:
         others_s
             Seconds allowed in each phase before and after it.
         """
-        if now - min(self._since) <= min(training_s, others_s):
+        if self.now - min(self._since) <= min(training_s, others_s):
             return []
         in_training = ("training", "checkpoint")
         return [
             rank
             for rank in self.unfinished()
-            if now - self._since[rank]
+            if self.now - self._since[rank]
             > (training_s if self._phases[rank] in in_training else others_s)
         ]
 

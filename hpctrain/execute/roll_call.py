@@ -15,6 +15,7 @@ from hpctrain.errors import LaunchError
 from hpctrain.execute.health import Health, explain_bad_nodes
 from hpctrain.execute.out_of_memory import advise_more_memory, describe_kill
 from hpctrain.execute.process import StepProcess
+from hpctrain.own_time import Deadline
 from hpctrain.slurm.client import is_passing
 from hpctrain.worker.failure import RankFailure
 
@@ -142,8 +143,8 @@ class RollCall:
                 self._health.read(self._agents.last_lines(_NUM_LINES))
 
     def _await_storage(self, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
-        while self._health.unanswered() and time.monotonic() < deadline:
+        deadline = Deadline(timeout_s)
+        while self._health.unanswered() and not deadline.is_over:
             for frame in self._poll(_POLL_S):
                 self._take(frame)
 
@@ -152,7 +153,7 @@ class RollCall:
             self._health.take(frame.header)
 
     def _await_ranks(self, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
+        deadline = Deadline(timeout_s)
         look_at = time.monotonic() + _LOOK_INTERVAL_S
         while len(self.workers) < self._size:
             ended = self._step.returncode() is not None
@@ -178,7 +179,7 @@ class RollCall:
                     self._health.read(self._agents.last_lines(_NUM_LINES))
                 if not self._health.verdict().allows_start and not self._health.unanswered():
                     self._fail("a node is bad.")
-            if now > deadline:
+            if deadline.is_over:
                 self._fail(self._explain_timeout(timeout_s))
 
     def _take(self, frame: Frame) -> None:
@@ -226,8 +227,8 @@ class RollCall:
         if not pids:
             return reasons
         self._examine(pids, list(pids))
-        deadline = time.monotonic() + _EXAMINE_PATIENCE_S
-        while len(reasons) < len(pids) and time.monotonic() < deadline:
+        deadline = Deadline(_EXAMINE_PATIENCE_S)
+        while len(reasons) < len(pids) and not deadline.is_over:
             for frame in self._poll(_POLL_S):
                 if frame.op == "examined":
                     reasons[frame.header["rank"]] = frame.header["reason"]

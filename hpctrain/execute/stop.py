@@ -11,6 +11,7 @@ from hpctrain.errors import RunStoppedError
 from hpctrain.execute.failure_policy import StopKind, StopNotice
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.tracker import AttemptTracker
+from hpctrain.own_time import LONGEST_GAP_S, Deadline
 
 STOP_PATIENCE_S = 75.0
 """Seconds that ranks have to reach a report, save and return once a stop is wanted, where no end of
@@ -59,8 +60,8 @@ class StopAgreement:
         self._nodes = dict(nodes or {})
         self._signalled_at: float | None = None
         self._notice: StopNotice | None = None
-        self._wanted_at = 0.0
         self._patience_s = STOP_PATIENCE_S
+        self._deadline = Deadline(self._patience_s)
         self._asked = False
         self._agreed_on: StopNotice | None = None
 
@@ -80,10 +81,12 @@ class StopAgreement:
             return
         if notice is not self._notice:
             self._notice = notice
-            self._wanted_at = time.monotonic()
             self._patience_s = patience_s(notice, now=time.time())
+            # The end of a job comes whether this process stands still or not.
+            gap_s = LONGEST_GAP_S if notice.deadline is None else math.inf
+            self._deadline = Deadline(self._patience_s, longest_gap_s=gap_s)
         self._agree(notice)
-        if time.monotonic() - self._wanted_at > self._patience_s:
+        if self._deadline.is_over:
             raise RunStoppedError(
                 f"the run was to stop because {notice.why}, but its ranks did not return within "
                 f"{self._patience_s:.0f} s. They were ended; the run resumes from "

@@ -8,7 +8,6 @@ import socket
 import sys
 import tempfile
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ from hpctrain.execute.node_report import describe_node, examine_storage
 from hpctrain.execute.process import StepProcess
 from hpctrain.execute.roll_call import RollCall, WorkerMetadata
 from hpctrain.execute.step_launcher import find_mpiexec, find_step_launcher
+from hpctrain.own_time import Deadline
 from hpctrain.plan import spec
 from hpctrain.plan.argv import worker_argv, worker_step_argv
 from hpctrain.plan.resources import Placement, place_on_one_node
@@ -264,8 +264,8 @@ class WorkerGroup:
     def await_launcher(self, timeout_s: float, *, until: Callable[[str], bool]) -> None:
         """Wait until srun or mpiexec has ended, as after a death, or printed what is wanted."""
         assert self._step is not None
-        deadline = time.monotonic() + timeout_s
-        while self._step.returncode() is None and time.monotonic() < deadline:
+        deadline = Deadline(timeout_s)
+        while self._step.returncode() is None and not deadline.is_over:
             if until(self._step.last_lines()):
                 return
             self._step.wait(_LOOK_AGAIN_S)
@@ -275,8 +275,8 @@ class WorkerGroup:
         assert self._hub is not None
         assert self._step is not None
         self._hub.send("exit")
-        deadline = time.monotonic() + patience_s
-        while self._step.returncode() is None and time.monotonic() < deadline:
+        deadline = Deadline(patience_s)
+        while self._step.returncode() is None and not deadline.is_over:
             self._hub.poll(_POLL_S)
 
     def shutdown(self, patience_s: float = 5.0) -> None:
@@ -314,8 +314,8 @@ class WorkerGroup:
 
     def _await_ends(self, timeout_s: float) -> None:
         assert self._hub is not None
-        deadline = time.monotonic() + timeout_s
-        while self._hub.num_ranks and time.monotonic() < deadline:
+        deadline = Deadline(timeout_s)
+        while self._hub.num_ranks and not deadline.is_over:
             self._hub.poll(_LOOK_AGAIN_S)
 
     def _start_here(self) -> None:

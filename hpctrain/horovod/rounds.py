@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
+from hpctrain.own_time import wait_for
+
 
 class Rounds:
     """Agreement on ranks between workers that come and go.
@@ -50,7 +52,7 @@ class Rounds:
                 gone = self._asking.get(slot) is not request
                 return self._round > current or self._finished or gone
 
-            self._changed.wait_for(decided, self._timeout_s)
+            wait_for(self._changed, decided, self._timeout_s)
             if self._round > current:
                 return tuple(self._ranks)
             if self._asking.get(slot) is request:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from hpctrain.errors import LaunchError
 from hpctrain.execute.process import process_start_time
+from hpctrain.own_time import Deadline
 from hpctrain.rundir.files import fsync_directory
 from hpctrain.rundir.paths import RunPaths
 
@@ -57,7 +58,7 @@ def claimed(paths: RunPaths, *, patience_s: float = CLAIM_PATIENCE_S) -> Iterato
 
 
 def _take(paths: RunPaths, patience_s: float) -> Path:
-    deadline = time.monotonic() + patience_s
+    deadline = Deadline(patience_s, longest_gap_s=2 * _LAST_PAUSE_S)
     pause = _FIRST_PAUSE_S
     owner = _describe_self()
     prepared = paths.root / f".claiming-{secrets.token_hex(8)}"
@@ -68,7 +69,7 @@ def _take(paths: RunPaths, patience_s: float) -> Path:
             if _rename_to(paths, newest + 1, prepared, owner):
                 return paths.claim(newest + 1)
             continue
-        if time.monotonic() > deadline:
+        if deadline.is_over:
             raise LaunchError(_explain_wait(paths, newest, patience_s))
         time.sleep(pause)
         pause = min(pause * 1.5, _LAST_PAUSE_S)

@@ -22,6 +22,7 @@ from hpctrain.execute.tracker import AttemptTracker
 from hpctrain.launch.follow import Follower
 from hpctrain.launch.only_attempt import begin_only_attempt
 from hpctrain.launch.request import Submission
+from hpctrain.own_time import Deadline
 from hpctrain.plan import spec
 from hpctrain.result import Result
 from hpctrain.rundir.status import RunState
@@ -86,8 +87,8 @@ class Coordinator(threading.Thread):
             # A run directory that is gone, a full disk: the ranks wait for a word all the same.
             op, body = "run-failed", spec.pack(_plain(error), what="the error")
         self._hub.send(op, body)
-        deadline = time.monotonic() + GRACE_S
-        while self._hub.num_ranks and time.monotonic() < deadline:
+        deadline = Deadline(GRACE_S)
+        while self._hub.num_ranks and not deadline.is_over:
             self._hub.poll(_POLL_S)
         self._hub.close()
 
@@ -114,10 +115,9 @@ class Coordinator(threading.Thread):
         failed_at: float | None = None
         while not tracker.is_done:
             frames = self._hub.poll(_POLL_S) + self._examiner.frames()
-            now = time.monotonic()
-            self._progress.listen(now)
+            self._progress.listen(time.monotonic())
             for frame in frames:
-                self._progress.feed(frame, now)
+                self._progress.feed(frame)
                 if frame.op == "hello":
                     self._welcome(frame.header)
                 for round_ in tracker.feed(frame):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.errors import CheckpointError
+from hpctrain.own_time import wait_for
 
 if TYPE_CHECKING:
     from hpctrain.worker.upload import Upload
@@ -17,6 +18,7 @@ MAX_IN_FLIGHT = 2
 """Checkpoints of one rank that may be under way behind its training function."""
 # A newer checkpoint is committed before an older one is deleted; word of it is on its way.
 _NEWS_TIMEOUT_S = 30.0
+_LAST_MOMENT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class Commits:
             If it could not be committed, or was not in time.
         """
         with self._change:
-            if not self._change.wait_for(lambda: report in self._verdicts, self._timeout_s):
+            if not wait_for(self._change, lambda: report in self._verdicts, self._timeout_s):
                 # Nobody asks for its verdict any more.
                 self._flights.pop(report, None)
                 raise CheckpointError(
@@ -112,15 +114,17 @@ class Commits:
     def wait_for_all(self) -> bool:
         """Wait until none is under way; return whether that is so, and nothing went wrong."""
         with self._change:
-            self._change.wait_for(
-                lambda: not self._flights or self.failure is not None, self._timeout_s
+            wait_for(
+                self._change,
+                lambda: not self._flights or self.failure is not None,
+                self._timeout_s,
             )
         return self.failure is None and not self._flights
 
     def wait_for_newer(self, known: tuple[int, str | None]) -> bool:
         """Wait for a newer checkpoint than one that is deleted; return whether there is one."""
         with self._change:
-            return self._change.wait_for(lambda: self.newest != known, _NEWS_TIMEOUT_S)
+            return wait_for(self._change, lambda: self.newest != known, _NEWS_TIMEOUT_S)
 
     def wait_for_room(self) -> None:
         """Wait until one more may be under way.
@@ -131,7 +135,7 @@ class Commits:
             If there is no room in time.
         """
         with self._change:
-            if self._change.wait_for(lambda: len(self._flights) < MAX_IN_FLIGHT, self._timeout_s):
+            if wait_for(self._change, lambda: len(self._flights) < MAX_IN_FLIGHT, self._timeout_s):
                 return
         self.look()
 
@@ -148,6 +152,13 @@ class Commits:
             return
         report, flight = oldest
         waited_s = time.monotonic() - flight.since
+        if not finished and waited_s > self._timeout_s:
+            # All of that time the whole job may have stood still: one more moment, in which the
+            # thread of the link is heard.
+            moment_s = min(_LAST_MOMENT_S, self._timeout_s)
+            with self._change:
+                if wait_for(self._change, lambda: report not in self._flights, moment_s):
+                    return
         if finished or waited_s > self._timeout_s:
             why = "not every rank made this report" if flight.staged else "it is still copied"
             raise CheckpointError(
@@ -177,7 +188,7 @@ class Commits:
             return self.failure is not None or (self._found or (-1,))[0] >= report
 
         with self._change:
-            if not self._change.wait_for(is_answered, timeout_s):
+            if not wait_for(self._change, is_answered, timeout_s):
                 raise CheckpointError(
                     f"rank {self._rank} waited {timeout_s:.0f} s for the checkpoints up to report "
                     f"{report}: not every rank made this report, or one is still being uploaded."

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.errors import LaunchError
+from hpctrain.own_time import OwnTime
 from hpctrain.worker.pmi import initialize_with_short_values
 
 if TYPE_CHECKING:
@@ -199,9 +200,9 @@ def _wait(
     timeout_s: float,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> bool:
-    begin = time.monotonic()
+    own = OwnTime(time.monotonic())
     while not request.Test():
-        waited_s = time.monotonic() - begin
+        waited_s = own.look(time.monotonic())
         if waited_s > timeout_s:
             return False
         meanwhile()

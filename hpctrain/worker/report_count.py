@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from hpctrain.errors import CheckpointError
+from hpctrain.own_time import wait_for
 
 
 class LeaveTraining(BaseException):
@@ -59,13 +60,12 @@ class ReportCount:
             If the last report has been made.
         """
         with self._turn:
-            while self._frozen:
-                # For the moment in which the executor asks all ranks how far they are.
-                if not self._turn.wait(self._timeout_s):
-                    raise CheckpointError(
-                        f"rank {self._rank} waited {self._timeout_s:.0f} s for the executor to say "
-                        f"at which report to stop."
-                    )
+            # For the moment in which the executor asks all ranks how far they are.
+            if not wait_for(self._turn, lambda: not self._frozen, self._timeout_s):
+                raise CheckpointError(
+                    f"rank {self._rank} waited {self._timeout_s:.0f} s for the executor to say "
+                    f"at which report to stop."
+                )
             # Whoever has asked should_stop() may save in one more report.
             last = self._end_at if self._told_at is None else self._told_at + 1
             if last is not None and self.begun >= last:

@@ -12,6 +12,7 @@ from typing import Protocol
 from hpctrain.checkpoint import Checkpoint, CheckpointUploadMode
 from hpctrain.errors import ConfigError
 from hpctrain.log import log_traceback
+from hpctrain.own_time import wait_for
 from hpctrain.rundir.bulk import Bulk
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.staging import (
@@ -231,7 +232,7 @@ class Background:
     def wait(self, timeout_s: float) -> bool:
         """Wait until all jobs are done; return whether they are."""
         with self._change:
-            return self._change.wait_for(lambda: not self._jobs, timeout_s)
+            return wait_for(self._change, lambda: not self._jobs, timeout_s)
 
     def _work(self) -> None:
         while True:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from hpctrain.errors import CheckpointError
+from hpctrain.own_time import wait_for
 
 if TYPE_CHECKING:
     from hpctrain.rundir.bulk import Bulk
@@ -95,7 +96,7 @@ class Writing:
     def _wait(self) -> None:
         with self._change:
             # What is granted after the timeout is not for the next turn.
-            if self._change.wait_for(lambda: self._granted == self._asked, self._timeout_s):
+            if wait_for(self._change, lambda: self._granted == self._asked, self._timeout_s):
                 return
         raise CheckpointError(
             f"rank {self._rank} waited {self._timeout_s:.0f} s for its turn to write: "

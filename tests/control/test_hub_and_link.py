@@ -7,9 +7,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from types import SimpleNamespace
 
 import pytest
 
+from hpctrain.control import hub as hub_module
 from hpctrain.control import local_socket
 from hpctrain.control.hub import SECRET_BYTES, Hub
 from hpctrain.control.link import Link, LinkTimeoutError, connect_tcp
@@ -375,3 +377,25 @@ def test_agents_that_stay_introduce_themselves_to_the_next_attempt(hub: Hub):
     assert hub.num_agents == 1
     assert not hub.nodes, "it has not answered yet"
     links[0].close()
+
+
+def test_a_silence_counts_as_long_as_the_executor_itself_runs(
+    socket_name: str, monkeypatch: pytest.MonkeyPatch
+):
+    now = [100.0]
+    monkeypatch.setattr(hub_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    hub = Hub(attempt=2, silence_s=5.0)
+    hub.listen_locally(socket_name)
+    with local_socket.connect(socket_name, timeout_s=PATIENCE_S) as agent:
+        agent.send(encode_frame({"op": "agent", "attempt": 2, "node": "n1"}))
+        agent.send(encode_frame({"op": "hello", "rank": 0, "attempt": 2}))
+        await_frames(hub, 1)
+        # The whole job stands still; its agents may go on a little later than the executor.
+        now[0] += 3600.0
+        for _ in range(8):
+            now[0] += 0.5
+            assert hub.poll(0.0) == []
+        now[0] += 1.0
+        assert said(hub.poll(0.0)) == [("lost", 0)]
+    assert hub.lost_nodes == {"n1": True}
+    hub.close()

@@ -35,7 +35,7 @@ def progress() -> Progress:
 
 def feed(progress: Progress, op: str, rank: int, body: str = "", **details: object) -> None:
     frame = Frame({"op": op, "rank": rank, **details}, body.encode(), b"")
-    progress.feed(frame, time.monotonic())
+    progress.feed(frame)
 
 
 @pytest.mark.parametrize(

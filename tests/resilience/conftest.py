@@ -64,6 +64,7 @@ if __name__ == "__main__":
     parser.add_argument("--time")
     parser.add_argument("--notice", type=int)
     parser.add_argument("--total-time", type=int, help="seconds")
+    parser.add_argument("--node-timeout", type=float, default=30.0)
     parser.add_argument("--preemptions", type=int, default=-1)
     parser.add_argument("--partition")
     parser.add_argument("--dies-at-the-end", action="store_true")
@@ -88,7 +89,9 @@ if __name__ == "__main__":
             run_config=RunConfig(
                 name="run", storage_path=".", total_time=total,
                 callbacks=[DiesAtTheEnd()] * args.dies_at_the_end,
-                failure_config=FailureConfig(max_preemption_failures=args.preemptions),
+                failure_config=FailureConfig(
+                    max_preemption_failures=args.preemptions, node_timeout_s=args.node_timeout
+                ),
             ),
         ).fit()
         print("finished", result.metrics)

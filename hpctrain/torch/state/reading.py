@@ -14,6 +14,7 @@ from types import TracebackType
 from hpctrain.bulk.reader import BlockReader, scratch_memory
 from hpctrain.bulk.state_file import StateFile
 from hpctrain.errors import CheckpointError
+from hpctrain.own_time import LOOK_INTERVAL_S, Deadline
 from hpctrain.torch.state.exchange import Block, Schedule, Transfer, Wants
 from hpctrain.torch.state.relay import Incoming, Outgoing, StuckError, relay, told
 from hpctrain.torch.state.targets import FileTargets
@@ -227,11 +228,13 @@ class StateReading:
     def _await(self, blocks: Mapping[Future[None], Block]) -> None:
         """Wait for the blocks that nobody else wants."""
         left: Collection[Future[None]] = blocks
-        self._moved_at = time.monotonic()
+        moved_at, deadline = self._moved_at, Deadline(self._timeout_s)
         while left:
             # For all at once: to be woken by each would take time from those who read.
-            _, left = wait(left, self._moved_at + self._timeout_s - time.monotonic())
-            if left and time.monotonic() - self._moved_at >= self._timeout_s:
+            _, left = wait(left, min(deadline.left_s, LOOK_INTERVAL_S))
+            if self._moved_at != moved_at:
+                moved_at, deadline = self._moved_at, Deadline(self._timeout_s)
+            elif left and deadline.is_over:
                 raise self._late(min(blocks[future] for future in left))
         for future, (number, block) in blocks.items():
             future.result()

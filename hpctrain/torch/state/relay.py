@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import xxhash
 
 from hpctrain.bulk.reader import PART_BYTES, BlockReader
+from hpctrain.own_time import OwnTime
 from hpctrain.torch.state.exchange import Block, Transfer
 from hpctrain.torch.state.targets import BlockTarget, FileTargets
 from hpctrain.torch.state.transport import Pending, Transport
@@ -248,13 +249,14 @@ def relay(outgoing: Outgoing, incoming: Incoming, *, timeout_s: float) -> None:
     StuckError
         If nothing has moved for so long.
     """
-    moved_at = time.monotonic()
+    own = OwnTime(time.monotonic())
+    moved_at = 0.0
     try:
         while (awaited := outgoing.awaited or incoming.awaited) is not None:
             # Both, always.
             if outgoing.go_on() + incoming.go_on():
-                moved_at = time.monotonic()
-            elif time.monotonic() - moved_at > timeout_s:
+                moved_at = own.look(time.monotonic())
+            elif own.look(time.monotonic()) - moved_at > timeout_s:
                 raise StuckError(awaited)
             else:
                 time.sleep(_PAUSE_S)

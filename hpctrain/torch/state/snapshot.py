@@ -20,6 +20,7 @@ from hpctrain.bulk.state_file import BLOCK_BYTES
 from hpctrain.bulk.writer import StateFileWriter, Written
 from hpctrain.control.memory import free_bytes
 from hpctrain.errors import CheckpointError
+from hpctrain.own_time import wait_for
 from hpctrain.torch.state.ahead import CopiesAhead, Run
 from hpctrain.torch.state.gate import Gate
 from hpctrain.torch.state.plan import StatePlan
@@ -289,7 +290,7 @@ class Snapshot:
 
     def _wait(self, until: Callable[[], bool]) -> None:
         with self._change:
-            if not self._change.wait_for(until, self._timeout_s):
+            if not wait_for(self._change, until, self._timeout_s):
                 error = CheckpointError(
                     f"{self._name}: {self._copied} of {self._blocks} blocks were copied within "
                     f"{self._timeout_s:.0f} s; the others wait for memory, which waits for the "
