@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpctrain.errors import LaunchError
+from hpctrain.own_time import Deadline
 
 _TERMINATE_PATIENCE_S = 5.0
+_LOOK_INTERVAL_S = 0.02
 
 
 class StepProcess:
@@ -59,24 +61,30 @@ class StepProcess:
 
     def wait(self, timeout_s: float) -> int | None:
         """Wait for its end; return the exit status, or None if it still runs."""
+        self._await_end(timeout_s)
+        return self._process.poll()
+
+    def _await_end(self, timeout_s: float) -> None:
+        """Wait for its end, and leave its process id as it is."""
         if self.pidfd is not None:
             # subprocess's own wait looks ever more seldom, and would add up to 50 ms to every end.
             poller = select.poll()
             poller.register(self.pidfd, select.POLLIN)
             poller.poll(timeout_s * 1000)
-            return self._process.poll()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return self._process.wait(timeout_s)
-        return None
+            return
+        deadline, options = Deadline(timeout_s), os.WEXITED | os.WNOWAIT | os.WNOHANG
+        while not deadline.is_over and not os.waitid(os.P_PID, self._process.pid, options):
+            time.sleep(_LOOK_INTERVAL_S)
 
     def kill(self, patience_s: float = _TERMINATE_PATIENCE_S) -> None:
         """End it and everything in its process group: first politely, then not."""
-        # srun and mpiexec pass a SIGTERM's meaning on to the other nodes; SIGKILL they cannot.
-        for sent in (signal.SIGTERM, signal.SIGKILL):
-            if self._process.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(self._process.pid, sent)
-                self.wait(patience_s)
+        if self._process.poll() is None:
+            # srun and mpiexec pass a SIGTERM's meaning on to the other nodes; SIGKILL they cannot.
+            self._process.terminate()
+            self._await_end(patience_s)
+            # Not reaped yet, so its number is still the group's: ssh to a node that is gone stays.
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self.wait(patience_s)
         self.close()
 
     def close(self) -> None:

@@ -1,0 +1,57 @@
+"""The process group of a step, which ends as a whole."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from hpctrain.execute import process
+from hpctrain.execute.process import StepProcess, process_start_time
+
+PATIENCE_S = 10.0
+# Like mpiexec, whose ssh to a node that is gone does not end: both it and its child can be deaf.
+SCRIPT = """
+trap '{trap}' TERM
+sh -c 'trap "" TERM; echo $$; exec sleep 600' &
+wait
+wait
+"""
+
+
+@pytest.fixture(params=["pidfd", "kernel without pidfd"])
+def step(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param != "pidfd":
+        monkeypatch.setattr(process, "_open_pidfd", lambda _: None)
+
+
+def start(tmp_path: Path, script: str) -> tuple[StepProcess, int]:
+    started = StepProcess(["sh", "-c", script], environment=dict(os.environ), log=tmp_path / "log")
+    while not (said := started.last_lines().split()):
+        assert started.wait(0.01) is None
+    return started, int(said[0])
+
+
+@pytest.mark.usefixtures("step")
+@pytest.mark.parametrize("trap", ["exit 3", ":"], ids=["launcher that hears", "deaf launcher"])
+def test_what_a_launcher_leaves_behind_ends_with_it(tmp_path: Path, trap: str) -> None:
+    started, child = start(tmp_path, SCRIPT.format(trap=trap))
+    began = process_start_time(child)
+    assert began is not None
+    started.kill(patience_s=1.0)
+    assert started.returncode() == (3 if trap == "exit 3" else -signal.SIGKILL)
+    deadline = time.monotonic() + PATIENCE_S
+    while process_start_time(child) == began:
+        assert time.monotonic() < deadline, f"{child} runs on"
+
+
+@pytest.mark.usefixtures("step")
+def test_a_launcher_that_has_ended_can_be_killed_again(tmp_path: Path) -> None:
+    started, _ = start(tmp_path, "echo 1; sleep 0.2")
+    assert started.wait(10.0) == 0
+    started.kill()
+    started.kill()
+    assert started.returncode() == 0
