@@ -39,6 +39,8 @@ def render_view(view: RunView) -> str:
         rows.append(("executor", f"not known: {_executor(view)}"))
     elif status.launcher:
         rows.append(("executor", _executor(view)))
+    if waits := _explain_wait(view):
+        rows.append(("queue", waits))
     if status.attempt:
         nodes = f" on {', '.join(status.nodes)}" if status.nodes else ""
         rows.append(("attempt", f"{status.attempt}: {status.world_size} ranks{nodes}"))
@@ -62,6 +64,16 @@ def render_view(view: RunView) -> str:
     lines = [f"{key:<{_KEY_WIDTH}}{value}" for key, value in rows]
     indented = "\n".join(lines).replace("\n", "\n  ")
     return f"{view.name}: {view.state}{phase}\n  {indented}"
+
+
+def _explain_wait(view: RunView) -> str:
+    if view.status.job_id is None or view.job_state is None:
+        return ""
+    from hpctrain.slurm.output import Job
+    from hpctrain.slurm.waiting import explain_wait
+
+    job = Job(job_id=view.status.job_id, state=view.job_state, reason=view.job_reason or "")
+    return explain_wait(job, run=str(view.path))
 
 
 def _executor(view: RunView) -> str:

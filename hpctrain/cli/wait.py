@@ -11,8 +11,6 @@ from hpctrain.cli.options import DEFAULT_STORAGE, JsonOption, RunArgument, Stora
 if TYPE_CHECKING:
     from hpctrain.rundir.paths import RunPaths
 
-_POLL_S = 0.5
-
 
 def wait(
     run: RunArgument,
@@ -54,10 +52,11 @@ def _wait_for_end(paths: RunPaths, timeout_s: float) -> bool:
     import time
 
     from hpctrain.launch.liveness import Liveness
+    from hpctrain.launch.pace import Pace
     from hpctrain.rundir.status import read_status
 
     deadline = time.monotonic() + timeout_s
-    liveness = Liveness(paths)
+    liveness, pace = Liveness(paths), Pace()
     while True:
         status = read_status(paths)
         if status is not None:
@@ -67,4 +66,4 @@ def _wait_for_end(paths: RunPaths, timeout_s: float) -> bool:
         remaining = deadline - time.monotonic()
         if remaining <= 0:
             return False
-        time.sleep(min(_POLL_S, remaining))
+        time.sleep(min(pace.next_interval(status), remaining))

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from hpctrain.result import Result
 
 _LOCAL_INTERVAL_S = 0.2
-_REMOTE_INTERVAL_S = 0.5
 _REPORT_INTERVAL_S = 1.0
 # Importing rich takes longer than a short run.
 _STATUS_LINE_AFTER_S = 1.0
@@ -148,6 +147,7 @@ class Follower:
         self._logs: dict[int, Tail] = {}
         self._attempt = 0
         self._told = ""
+        self._waits = ""
         self._held_back: str | None = None
         self._shown_at = 0.0
         self._rate = _ReportRate()
@@ -170,6 +170,17 @@ class Follower:
             except Exception as error:
                 self._give_up(error)
         return status
+
+    def show_wait(self, waits: str) -> None:
+        """Show why the job of the run waits, once each time that changes; empty if it does not."""
+        if waits == self._waits or self._is_broken:
+            return
+        self._waits = waits
+        try:
+            if waits:
+                self._say(f"hpctrain: {self._paths.root.name} {waits}")
+        except Exception as error:
+            self._give_up(error)
 
     @contextmanager
     def in_background(self) -> Iterator[None]:
@@ -323,10 +334,11 @@ def follow_to_end(paths: RunPaths, *, verbose: int) -> Result:
         If its job has ended and the executor never said so: it could not begin, or was killed.
     """
     from hpctrain.launch.liveness import Liveness
+    from hpctrain.launch.pace import Pace
     from hpctrain.result import Result
 
     follower = Follower(paths, verbose=verbose, from_start=True)
-    liveness = Liveness(paths)
+    liveness, pace = Liveness(paths), Pace()
     try:
         while True:
             status = follower.step() if verbose else read_status(paths)
@@ -334,7 +346,9 @@ def follow_to_end(paths: RunPaths, *, verbose: int) -> Result:
                 if status.state.is_final:
                     break
                 liveness.check(status)
-            time.sleep(_REMOTE_INTERVAL_S)
+                if verbose:
+                    follower.show_wait(liveness.waits)
+            time.sleep(pace.next_interval(status))
         if verbose:
             follower.step(final=True)
     except KeyboardInterrupt:

@@ -1,9 +1,10 @@
-"""Notice, as a follower, that nobody runs the run any more."""
+"""Notice, as a follower, that nobody runs the run any more, or why nobody runs it yet."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 from hpctrain.errors import LaunchError, RunStoppedError
 from hpctrain.launch.existing import is_live
@@ -11,16 +12,51 @@ from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunState, RunStatus, read_status
 from hpctrain.slurm.job import explain_end, find_job
 from hpctrain.slurm.output import Job
+from hpctrain.slurm.waiting import explain_wait
 
-# Many people ask on a login node, and sites throttle those who ask every second: begin quickly,
-# since most things that go wrong do so at once, and then slow down.
-_FIRST_INTERVAL_S = 2.0
-_LAST_INTERVAL_S = 30.0
+# Many people ask on a login node, and sites throttle those who ask often: two questions in the
+# first minute, since most things that go wrong do so at once, and one a minute after it.
+_FIRST_QUESTION_S = 5.0
+_SECOND_QUESTION_S = 30.0
+_MINUTE_S = 60.0
+_MOST_SAVED = 2.0
+# Executors write their status every two seconds, and every ten while they wait for something else.
+_SILENCE_S = 15.0
+# An executor writes its status a second after the batch script has begun.
+_LOG_QUIET_S = 3.0
+# Of a process on this machine, or of files; Slurm is not asked.
+_FIRST_LOOK_S = 2.0
+_LAST_LOOK_S = 30.0
 _BACKOFF = 1.3
 
 
+class QuestionBudget:
+    """How many questions Slurm may still be asked: two, and one more for each minute.
+
+    Parameters
+    ----------
+    now
+        Seconds of a monotonic clock.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._left = _MOST_SAVED
+        self._at = now
+
+    def take(self, now: float) -> bool:
+        """Return whether a question may be asked now; it counts as asked then."""
+        self._left = min(self._left + (now - self._at) / _MINUTE_S, _MOST_SAVED)
+        self._at = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+
 class Liveness:
-    """Asks whether a run still has somebody who runs it, ever more seldom.
+    """Finds out whether a run still has somebody who runs it, from files as far as they tell.
+
+    Slurm is asked where the executor is silent, or has not begun.
 
     Parameters
     ----------
@@ -30,8 +66,17 @@ class Liveness:
 
     def __init__(self, paths: RunPaths) -> None:
         self._paths = paths
-        self._interval = _FIRST_INTERVAL_S
-        self._next = time.monotonic() + self._interval
+        now = time.monotonic()
+        self._look_interval = _FIRST_LOOK_S
+        self._next_look = now + _FIRST_LOOK_S
+        self._budget = QuestionBudget(now)
+        self._next_question = now + _FIRST_QUESTION_S
+        self._second_at = now + _SECOND_QUESTION_S
+        self._clue: Any = None
+        self._clue_at = now
+        self._asked_about: Any = None
+        self.waits = ""
+        """Why the job of the run waits, and what to do; empty if it does not."""
 
     def check(self, status: RunStatus) -> None:
         """Raise if nobody runs the run any more. Not collective.
@@ -43,13 +88,11 @@ class Liveness:
         RunStoppedError
             If its executor is gone.
         """
-        if time.monotonic() < self._next:
-            return
-        self._interval = min(self._interval * _BACKOFF, _LAST_INTERVAL_S)
-        self._next = time.monotonic() + self._interval
+        now = time.monotonic()
         if status.launcher != "slurm":
-            if not is_live(status, lambda _: False):
-                self._raise_gone(status, f"process {status.owner_pid} on {status.owner_host}")
+            self._look_for_process(status, now)
+            return
+        if not self._has_question(status, now):
             return
         assert status.job_id is not None
         try:
@@ -60,6 +103,45 @@ class Liveness:
             raise
         if job is None or job.is_final:
             self._raise_ended(status, job)
+        self.waits = "" if job is None else explain_wait(job, run=str(self._paths.root))
+
+    def _has_question(self, status: RunStatus, now: float) -> bool:
+        """Return whether Slurm is to be asked now."""
+        clue, quiet_s = self._look_for_clue(status)
+        if clue != self._clue:
+            is_old = self._clue is None and time.time() - status.updated_at > _SILENCE_S
+            self._clue, self._clue_at = clue, now - (quiet_s if is_old else 0.0)
+        is_quiet = now - self._clue_at >= quiet_s
+        if status.state is not RunState.SUBMITTED and not is_quiet:
+            # Somebody is at work.
+            self.waits = ""
+            return False
+        is_new = is_quiet and clue != self._asked_about
+        if not (is_new or now >= self._next_question) or not self._budget.take(now):
+            return False
+        self._asked_about = clue
+        self._next_question = now + _MINUTE_S if now >= self._second_at else self._second_at
+        return True
+
+    def _look_for_clue(self, status: RunStatus) -> tuple[Any, float]:
+        """Return what changes as long as all is well, and how long it may stay as it is."""
+        if status.state is not RunState.SUBMITTED:
+            return status.updated_at, _SILENCE_S
+        # With the first byte of the log the job has begun, and its executor is about to speak.
+        assert status.job_id is not None
+        try:
+            size = self._paths.job_log(status.job_id).stat().st_size
+        except FileNotFoundError:
+            return (status.updated_at, None), _MINUTE_S
+        return (status.updated_at, size), _LOG_QUIET_S
+
+    def _look_for_process(self, status: RunStatus, now: float) -> None:
+        if now < self._next_look:
+            return
+        self._look_interval = min(self._look_interval * _BACKOFF, _LAST_LOOK_S)
+        self._next_look = now + self._look_interval
+        if not is_live(status, lambda _: False):
+            self._raise_gone(status, f"process {status.owner_pid} on {status.owner_host}")
 
     def _raise_ended(self, status: RunStatus, job: Job | None) -> None:
         # The executor writes its last word before the job ends, so look once more.

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from hpctrain.testing.slurm import VirtualCluster
+
 pytestmark = pytest.mark.slurm
 
 ENDLESS = ("--steps", "100000", "--pause", "0.02")
@@ -66,6 +68,30 @@ def test_a_job_that_has_not_begun_is_taken_back(login: Any) -> None:
     assert (view["state"], view["live"]) == ("stopped", False)
     assert f"job {job_id} was cancelled before it began" in view["error"]
     assert login("wait", "tiny").returncode == 5
+
+
+def test_a_follower_says_why_its_job_waits_and_what_to_do(
+    login: Any, virtual_slurm: VirtualCluster
+) -> None:
+    failing = virtual_slurm.run_on("head", ["sbatch", "--parsable", "-o/dev/null", "--wrap=false"])
+    failed = failing.stdout.strip()
+    login.start("submit", "--wait", "train.py", f"--sbatch=--dependency=afterok:{failed}")
+    following = login.started[0]
+    printed = []
+    for line in following.stdout:
+        printed.append(line)
+        if "tiny waits (DependencyNeverSatisfied)" in line:
+            break
+    assert "has ended in another way than it needs, so it never starts" in printed[-1], printed
+    assert f"Cancel it (hpctrain cancel {login.run_dir()}) and submit it without" in printed[-1]
+    shown = login("status", "tiny").stdout
+    assert "waits (DependencyNeverSatisfied): a job that it depends on" in shown
+    job_id = login.status()["job_id"]
+    freed = virtual_slurm.run_on("head", ["scontrol", "update", f"jobid={job_id}", "dependency="])
+    assert freed.returncode == 0, freed.stderr
+    rest = following.communicate(timeout=120)[0]
+    assert following.returncode == 0, rest
+    assert "NeverSatisfied" not in rest, "only what changes is shown"
 
 
 def test_a_running_job_stops_at_a_report(login: Any) -> None:
