@@ -37,7 +37,7 @@ def list_runs(
         format_age,
         format_metrics,
         print_json,
-        view_run,
+        view_runs,
     )
     from hpctrain.errors import ConfigError
     from hpctrain.rundir.paths import RunPaths
@@ -47,7 +47,7 @@ def list_runs(
             f"{storage.absolute()} is not a directory. Give the storage_path of your runs: "
             f"hpctrain list STORAGE."
         )
-    views = [view_run(RunPaths(path.absolute())) for path in find_runs(storage)]
+    views = view_runs([RunPaths(path.absolute()) for path in find_runs(storage)])
     if json:
         print_json([view.to_json() for view in views])
         return

@@ -6,17 +6,25 @@ import json
 import re
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpctrain.errors import ConfigError, LaunchError
+from hpctrain.rundir.ledger import append_event, read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunState, RunStatus, read_status
 from hpctrain.rundir.store import CheckpointStore
 
+if TYPE_CHECKING:
+    from hpctrain.slurm.job import Queue
+    from hpctrain.slurm.output import Job
+
 _TAIL_BYTES = 64 * 1024
+# Slurm knows a job for some minutes after its end (MinJobAge), in which it can be requeued.
+_LONG_SILENCE_S = 3600.0
 _CHECKPOINT_NAME = re.compile(r"\d{6,}")
 
 
@@ -114,8 +122,24 @@ def is_run(root: Path) -> bool:
     return RunPaths(root).plan.exists()
 
 
-def view_run(paths: RunPaths) -> RunView:
-    """Return what there is to say of a run. Not collective. Asks Slurm once if its job lives."""
+def view_runs(runs: Sequence[RunPaths]) -> list[RunView]:
+    """Return what there is to say of runs. Not collective. Asks Slurm once for all of them."""
+    from hpctrain.slurm.job import Queue
+
+    # Who submitted the job of a run made its directory.
+    queue = Queue(paths.root.stat().st_uid for paths in runs)
+    return [view_run(paths, queue) for paths in runs]
+
+
+def view_run(paths: RunPaths, queue: Queue | None = None) -> RunView:
+    """Return what there is to say of a run. Not collective. Asks Slurm once if its job lives.
+
+    Parameters
+    ----------
+    queue
+        Asked in place of Slurm; then jobs that Slurm has forgotten are remembered in the ledger,
+        and not asked for again.
+    """
     status = read_status(paths)
     if status is None:
         nothing = RunStatus(name=paths.root.name, state=RunState.SUBMITTED, launcher="")
@@ -125,7 +149,7 @@ def view_run(paths: RunPaths) -> RunView:
                 name=nothing.name, path=paths.root, state="prepared", live=False, status=nothing
             ),
         )
-    live, job_state, job_reason = _look_for_executor(status)
+    live, job_state, job_reason = _look_for_executor(paths, status, queue)
     # It may have ended while its executor was looked for.
     latest = read_status(paths) if live is False and not status.state.is_final else None
     status = latest or status
@@ -148,18 +172,20 @@ def view_run(paths: RunPaths) -> RunView:
     )
 
 
-def _look_for_executor(status: RunStatus) -> tuple[bool | None, str | None, str | None]:
+def _look_for_executor(
+    paths: RunPaths, status: RunStatus, queue: Queue | None
+) -> tuple[bool | None, str | None, str | None]:
     """Return whether it is there, and state and reason of its job."""
     if status.state.is_final:
         return False, None, None
     from hpctrain.launch.existing import is_live
     from hpctrain.slurm.job import find_job
-    from hpctrain.slurm.output import Job
 
     found: list[Job | None] = []
 
     def job_is_alive(job_id: str) -> bool:
-        found.append(job := find_job(job_id))
+        job = find_job(job_id) if queue is None else _find_or_remember(paths, status, queue)
+        found.append(job)
         return job is not None and not job.is_final
 
     try:
@@ -170,6 +196,22 @@ def _look_for_executor(status: RunStatus) -> tuple[bool | None, str | None, str 
     if job is None:
         return live, None, None
     return live, job.state, job.reason if job.reason != "None" else None
+
+
+def _find_or_remember(paths: RunPaths, status: RunStatus, queue: Queue) -> Job | None:
+    """Return the job of a run, None if Slurm has forgotten it, now or at an earlier look."""
+    assert status.job_id is not None
+    is_silent = time.time() - status.updated_at > _LONG_SILENCE_S
+    gone = {"event": "job-gone", "job_id": status.job_id}
+    # Whoever goes on with the run writes into the ledger first.
+    if is_silent and gone.items() <= (read_events(paths) or [{}])[-1].items():
+        return None
+    job = queue.find_job(status.job_id)
+    if job is None and is_silent:
+        # The run may be a colleague's, or the disk full.
+        with suppress(OSError):
+            append_event(paths, "job-gone", job_id=status.job_id)
+    return job
 
 
 def _last_report(paths: RunPaths, status: RunStatus) -> tuple[int, float | None, Mapping[str, Any]]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from hpctrain import environ
 from hpctrain.errors import LaunchError
 from hpctrain.plan.visibility import EXIT_INVISIBLE, explain_invisible
 from hpctrain.slurm.client import ask_slurm, insist, run_slurm
-from hpctrain.slurm.output import Job, parse_job
+from hpctrain.slurm.output import Job, parse_job, parse_queue
 
 _OWN_JOB_TIMEOUT_S = 10.0
+# squeue gives a controller up that is away after some seconds.
+_QUEUE_TIMEOUT_S = 10.0
 
 
 def find_job(job_id: str) -> Job | None:
@@ -30,6 +33,44 @@ def find_job(job_id: str) -> Job | None:
             return None
         raise LaunchError(f"scontrol show job {job_id}: {answer.stderr.strip()}", transient=True)
     return parse_job(answer.stdout)
+
+
+class Queue:
+    """The jobs of some users, asked for with one call at first use.
+
+    Parameters
+    ----------
+    uids
+        The users: the controller sends the jobs of one, and not all of the cluster's.
+    """
+
+    def __init__(self, uids: Iterable[int]) -> None:
+        self._uids = sorted(set(uids))
+        self._jobs: dict[str, Job] | None = None
+        self._error: LaunchError | None = None
+
+    def find_job(self, job_id: str) -> Job | None:
+        """Return what Slurm's controller knows of a job, or None if it has forgotten it.
+
+        Not collective. State and reason only.
+
+        Raises
+        ------
+        LaunchError
+            If the controller does not answer; each time, but it is waited for only once.
+        """
+        if self._error is not None:
+            raise self._error
+        if self._jobs is None:
+            users = ",".join(map(str, self._uids))
+            argv = ["squeue", "--noheader", "--local", "--states=all", f"--user={users}"]
+            try:
+                printed = ask_slurm([*argv, "--format=%A|%T|%r"], timeout_s=_QUEUE_TIMEOUT_S)
+            except LaunchError as error:
+                self._error = error
+                raise
+            self._jobs = parse_queue(printed)
+        return self._jobs.get(job_id)
 
 
 def read_own_job(*, patience_s: float) -> Job | None:

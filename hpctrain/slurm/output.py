@@ -90,6 +90,22 @@ def parse_job(output: str) -> Job | None:
     )
 
 
+def parse_queue(output: str) -> dict[str, Job]:
+    r"""Return the jobs that ``squeue --noheader --format=%A|%T|%r`` prints, by id.
+
+    Not collective.
+
+    Examples
+    --------
+    >>> parse_queue("7|PENDING|Priority\n")["7"].reason
+    'Priority'
+    """
+    rows = [line.split("|", 2) for line in output.splitlines() if line.count("|") >= 2]
+    return {
+        job_id: Job(job_id=job_id, state=state, reason=reason) for job_id, state, reason in rows
+    }
+
+
 def parse_job_nodes(output: str) -> str:
     """Return the nodes of a job, as ``scontrol --oneliner show job`` prints them.
 

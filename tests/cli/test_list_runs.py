@@ -1,7 +1,15 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from typing import Any
+
+import pytest
+
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.status import RunState, RunStatus, write_status
+from hpctrain.testing.slurm import VirtualCluster
 
 
 def test_runs_are_listed_the_newest_first(done: Any) -> None:
@@ -22,3 +30,66 @@ def test_a_directory_that_is_not_there_is_a_usage_error(done: Any) -> None:
     ended = done("list", "elsewhere")
     assert ended.returncode == 2
     assert "elsewhere is not a directory" in ended.stderr
+
+
+def make_dead_runs(login: Any, count: int, *, silent_s: float) -> None:
+    """Leave what runs leave whose jobs Slurm has forgotten."""
+    for number in range(count):
+        paths = RunPaths(login.run_dir(f"dead{number}"))
+        paths.root.mkdir(parents=True, exist_ok=True)
+        paths.plan.write_text("{}")
+        status = RunStatus(
+            name=paths.root.name, state=RunState.RUNNING, launcher="slurm", job_id=f"90000{number}"
+        )
+        write_status(paths, status)
+        content = json.loads(paths.status.read_bytes())
+        paths.status.write_text(json.dumps({**content, "updated_at": time.time() - silent_s}))
+
+
+def listed(login: Any) -> tuple[dict[str, str], float]:
+    """Return the states of runs by their names, and the seconds that it took."""
+    began = time.monotonic()
+    done = login("list", "--json")
+    assert done.returncode == 0, done.stderr
+    return {run["name"]: run["state"] for run in json.loads(done.stdout)}, time.monotonic() - began
+
+
+@pytest.mark.slurm
+def test_slurm_is_asked_once_for_all_runs_and_no_more_for_those_that_are_gone(
+    login: Any, virtual_slurm: VirtualCluster
+) -> None:
+    def questions() -> int:
+        counts = re.findall(r"REQUEST_JOB\w*INFO\w* .*count:(\d+)", _sdiag(virtual_slurm))
+        _sdiag(virtual_slurm, "--reset")
+        return sum(map(int, counts))
+
+    make_dead_runs(login, 6, silent_s=60)
+    questions()
+    lost = {f"dead{number}": "lost" for number in range(6)}
+    assert listed(login)[0] == lost
+    assert questions() == 1
+    assert listed(login)[0] == lost
+    assert questions() == 1, "a job that has just ended may be queued again"
+    make_dead_runs(login, 6, silent_s=7200)
+    assert listed(login)[0] == lost
+    assert questions() == 1
+    assert listed(login)[0] == lost
+    assert questions() == 0
+
+    held = login("submit", "train.py", "--sbatch=--hold")
+    assert held.returncode == 0, held.stderr
+    questions()
+    assert listed(login)[0] == {**lost, "tiny": "submitted"}
+    assert questions() == 1
+    virtual_slurm.kill_controller()
+    try:
+        make_dead_runs(login, 6, silent_s=60)
+        states, seconds = listed(login)
+        assert states == dict.fromkeys(lost, "running") | {"tiny": "submitted"}, "not known"
+        assert seconds < 15, "one question, not one for each run"
+    finally:
+        virtual_slurm.start_controller()
+
+
+def _sdiag(cluster: VirtualCluster, *options: str) -> str:
+    return cluster.run_on("head", ["sdiag", *options]).stdout
