@@ -120,7 +120,7 @@ def _join(scaling: ScalingConfig) -> tuple[World, Comm]:
     if _joined is None:
         if mpi.initialized_world_size() is None:
             remove_dead_segments_of_step()
-        _joined = join_world(attempt=0, fewest=fewest, most=most)
+        _joined = join_world(attempt=0, fewest=fewest, most=most, started_elsewhere=True)
         atexit.register(_leave)
         job_id = environ.variable("SLURM_JOB_ID")
         if job_id is not None and _joined[0].local_rank == 0:

@@ -24,7 +24,9 @@ _COLLECTIVE_TIMEOUT_S = 60.0
 _COLLECTIVE_ELEMENTS = 1024
 
 
-def join_world(*, attempt: int, fewest: int, most: int) -> tuple[World, Comm]:
+def join_world(
+    *, attempt: int, fewest: int, most: int, started_elsewhere: bool = False
+) -> tuple[World, Comm]:
     """Initialise MPI and return where this rank stands, with a communicator of hpctrain's own.
 
     Collective. Afterwards the variables by which the launcher spoke to this process are gone, so
@@ -34,6 +36,8 @@ def join_world(*, attempt: int, fewest: int, most: int) -> tuple[World, Comm]:
     ----------
     fewest, most
         Ranks that were asked for.
+    started_elsewhere
+        Whether somebody else started the ranks, so that no option of hpctrain changes how.
 
     Raises
     ------
@@ -52,6 +56,7 @@ def join_world(*, attempt: int, fewest: int, most: int) -> tuple[World, Comm]:
                 min(max(comm.size, fewest), most),
                 library=mpi.library_version(),
                 variables=launched_by,
+                started_elsewhere=started_elsewhere,
             )
             raise LaunchError(complaint) if comm.size == 1 else ConfigError(complaint)
         environ.scrub_launcher_variables()
@@ -116,9 +121,14 @@ def hello_details(world: World) -> dict[str, Any]:
 
 
 def explain_wrong_size(
-    size: int, expected: int, *, library: str, variables: Mapping[str, str]
+    size: int,
+    expected: int,
+    *,
+    library: str,
+    variables: Mapping[str, str],
+    started_elsewhere: bool = False,
 ) -> str:
-    """Return the message for a world of the wrong size. Not collective."""
+    """Return the message for a world of the wrong size. Pure; not collective."""
     if size > 1:
         return (
             f"num_workers={expected}, but MPI found a world of {size} ranks. They must agree: "
@@ -133,12 +143,27 @@ def explain_wrong_size(
     else:
         tried = "no PMI at all"
     wanted = "pmix" if "Open MPI" in library else "pmi2"
+    listed = "'srun --mpi=list' shows what Slurm has."
+    if not started_elsewhere:
+        way_out = (
+            f"with srun use SlurmConfig(mpi={wanted!r}), otherwise the mpiexec that belongs to "
+            f"this library (SlurmConfig(mpi='/path/to/mpiexec')). {listed}"
+        )
+    elif "SLURM_JOB_ID" in variables:
+        way_out = (
+            f"start the ranks with 'srun --mpi={wanted}', or with the mpiexec that belongs to this "
+            f"library; or start the script once, without srun, and hpctrain starts them. {listed}"
+        )
+    else:
+        way_out = (
+            "start the ranks with the mpiexec that belongs to this library; or start the script "
+            "once, without mpiexec, and hpctrain starts them."
+        )
     return (
         f"{expected} ranks were asked for, but MPI found a world of {size}: every rank "
         f"is a world of its own. The launcher "
         f"offered {tried}; the MPI library is {library}. Launcher and library must be of one kind: "
-        f"with srun use SlurmConfig(mpi={wanted!r}), otherwise the mpiexec that belongs to this "
-        f"library (SlurmConfig(mpi='/path/to/mpiexec')). 'srun --mpi=list' shows what Slurm has."
+        f"{way_out}"
     )
 
 

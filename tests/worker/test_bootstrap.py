@@ -40,6 +40,23 @@ def test_worlds_of_one_are_explained_by_what_launcher_and_library_speak(
         raise ValueError(message)
 
 
+@pytest.mark.parametrize(
+    ("variables", "way_out"),
+    [
+        ({"SLURM_JOB_ID": "7"}, "start the ranks with 'srun --mpi=pmix', or with the mpiexec that"),
+        ({}, "start the ranks with the mpiexec that belongs to this library; or start the script"),
+    ],
+)
+def test_ranks_that_somebody_else_started_are_told_how_to_start_them(
+    variables: dict[str, str], way_out: str
+):
+    message = explain_wrong_size(
+        1, 4, library=OPEN_MPI, variables=variables, started_elsewhere=True
+    )
+    assert way_out in message
+    assert "SlurmConfig" not in message
+
+
 def test_a_world_of_another_size_than_one_is_not_said_to_be_alone():
     message = explain_wrong_size(2, 4, library=MPICH, variables={})
     assert "num_workers=4, but MPI found a world of 2 ranks." in message
