@@ -99,6 +99,24 @@ def variable(name: str) -> str | None:
     return os.environ.get(name)
 
 
+def working_directory() -> str:
+    """Return the working directory of this process.
+
+    Raises
+    ------
+    ConfigError
+        If it was deleted meanwhile.
+    """
+    try:
+        return os.getcwd()
+    except OSError as error:
+        was = f", {os.environ['PWD']}," if "PWD" in os.environ else ""
+        raise ConfigError(
+            f"the working directory of this process{was} was deleted: {error.strerror}. Go to one "
+            f'that exists (cd "$PWD" if it was made anew), and run it again.'
+        ) from error
+
+
 def expand_path(path: str) -> Path:
     """Return a path with its variables and ``~`` replaced, as a shell does it.
 

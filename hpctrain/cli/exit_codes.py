@@ -7,6 +7,7 @@ from typing import Any
 
 from typer.core import TyperGroup
 
+from hpctrain.environ import working_directory
 from hpctrain.errors import (
     ConfigError,
     HpctrainError,
@@ -62,3 +63,11 @@ class Verbs(TyperGroup):
             if str(error):
                 say(str(error))
             raise SystemExit(exit_code(error)) from None
+        except FileNotFoundError:
+            # Of a relative path, in a directory that is no longer there.
+            try:
+                working_directory()
+            except ConfigError as error:
+                say(str(error))
+                raise SystemExit(exit_code(error)) from None
+            raise

@@ -43,6 +43,10 @@ def fit(request: Request) -> Result:
         from hpctrain.launch.spmd import fit_spmd
 
         return fit_spmd(request)
+    if launcher == "allocation":
+        from hpctrain.slurm.job import refuse_ended_allocation
+
+        refuse_ended_allocation()
     submission = prepare(request.named(), launcher)
     request = submission.request
     if environ.dry_run_requested():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import sys
 import time
@@ -203,7 +202,7 @@ def make_spec(request: Request, plan: LaunchPlan) -> RunSpec:
         digests=_digests(request),
         settings=RankSettings(
             name=request.run_config.name,
-            cwd=os.getcwd(),
+            cwd=environ.working_directory(),
             sys_path=tuple(str(Path(p).absolute()) for p in sys.path),
             cpus_per_worker=scaling.num_cpus_per_worker,
             gpus_per_worker=scaling.num_gpus_per_worker,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from hpctrain import environ
-from hpctrain.errors import LaunchError
+from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.plan.visibility import EXIT_INVISIBLE, explain_invisible
 from hpctrain.slurm.client import ask_slurm, insist, run_slurm
 from hpctrain.slurm.output import Job, parse_job, parse_queue
@@ -97,6 +97,34 @@ def read_own_job(*, patience_s: float) -> Job | None:
         return job
 
     return insist(ask, patience_s=patience_s)
+
+
+def refuse_ended_allocation() -> None:
+    """Refuse to start ranks in an allocation that has ended. Not collective.
+
+    What tells of an allocation are variables, which outlive it in a terminal multiplexer that was
+    started inside.
+
+    Raises
+    ------
+    ConfigError
+        If Slurm says that the job of this process is over, or has forgotten it.
+    """
+    job_id = environ.variable("SLURM_JOB_ID")
+    if job_id is None:
+        return
+    try:
+        job = find_job(job_id)
+    except LaunchError:
+        # Without an answer the ranks may start all the same.
+        return
+    if job is None or job.is_final:
+        how = "Slurm has forgotten it" if job is None else job.state
+        raise ConfigError(
+            f"SLURM_JOB_ID={job_id} is set here, but that job has ended ({how}): this shell, or "
+            f"the tmux or screen around it, was started inside it. Use a shell that was not, or "
+            f"forget the job first (in bash: unset ${{!SLURM_*}}), and run it again."
+        )
 
 
 def requeue(job_id: str, *, patience_s: float) -> None:
