@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from hpctrain.testing.slurm.addresses import Addresses
-from hpctrain.testing.slurm.configuration import CLUSTER_NAME, user_name
+from hpctrain.testing.slurm.configuration import CLUSTER_NAME, DATABASE, user_name
 from hpctrain.testing.slurm.daemons import Daemon, is_listening
 from hpctrain.testing.slurm.errors import ClusterError
 from hpctrain.testing.slurm.layout import Layout
@@ -82,6 +82,10 @@ def start_accounting(
     """
     _make_database(layout, database_cache)
     mariadb(place, layout).start()
+    # slurmdbd makes it too, but with libmariadb 11.8 every query of that connection fails then
+    # ("exceeds maximum allowed number of columns (=0)").
+    if _sql(place, layout, f"create database {DATABASE}") != 0:
+        raise ClusterError(f"create database {DATABASE} failed.{tail(layout.log_file('mariadb'))}")
     slurmdbd(place, layout, addresses).start()
     for entity in (
         ["cluster", CLUSTER_NAME],

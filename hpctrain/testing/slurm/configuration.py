@@ -15,6 +15,7 @@ from hpctrain.testing.slurm.memory_cgroups import first_job_id
 from hpctrain.testing.slurm.spec import HEAD, ClusterSpec
 
 CLUSTER_NAME = "hpctrain"
+DATABASE = "slurm_acct_db"
 
 # Without the privilege to make devices, these pass for GPUs: they are in every /dev.
 _USUAL_DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx")
@@ -176,7 +177,7 @@ StorageType=accounting_storage/mysql
 # "localhost" is the socket in MYSQL_UNIX_PORT, where the user needs no password.
 StorageHost=localhost
 StorageUser={user_name()}
-StorageLoc=slurm_acct_db
+StorageLoc={DATABASE}
 CommitDelay=0
 """
 
