@@ -71,9 +71,9 @@ def names_a_death(launcher_output: str) -> bool:
 
 def _ranks_that_launcher_blames(output: str) -> list[int]:
     # srun: "srun: error: node2: task 3: Exited with exit code 7"; those it ends are Terminated.
-    # Open MPI: "process rank 2 with PID 0 on node x exited on signal 9".
+    # Open MPI: "process rank 2 with PID 0 on node x exited on signal 9"; since 5.0 in two lines.
     found = re.findall(
-        r"\btask (\d+): (?!Terminated)|process rank (\d+) with PID \d+ on node", output
+        r"\btask (\d+): (?!Terminated)|process\s+rank\s+(\d+)\s+with\s+PID\s", output
     )
     return [int(task or rank) for task, rank in found]
 
@@ -159,15 +159,13 @@ def _exit_status(launcher_output: str, rank: int, pid: int) -> str | None:
     for tasks, code, killed, memory in re.findall(srun, launcher_output):
         if _holds(tasks, rank):
             status = code or ("SIGKILL" if killed else _OUT_OF_MEMORY if memory else "SIGSEGV")
-    # Open MPI: "process rank 2 with PID 0 on node x exited on signal 9 (Killed)", and for a status
-    # "Process name: [[4711,1],2]" and "Exit code:    7" below it.
-    if found := re.search(
-        rf"process rank {rank} with PID.* exited on signal (\d+)", launcher_output
-    ):
+    # Open MPI: "process rank 2 with PID 0 on node x exited on signal 9 (Killed)", since 5.0 in two
+    # lines, and for a status "Process name: [[4711,1],2]", since 5.0 "[prterun-x-4711@1,2]", and
+    # "Exit code:    7" below it.
+    words = rf"process rank {rank} with PID \d+ on node \S+ exited on signal (\d+)"
+    if found := re.search(words.replace(" ", r"\s+"), launcher_output):
         status = _SIGNALS.get(found.group(1), f"signal {found.group(1)}")
-    elif found := re.search(
-        rf"Process name: \[\[\d+,\d+\],{rank}\]\s+Exit code:\s+(\d+)", launcher_output
-    ):
+    elif found := re.search(rf"Process name: \[\S+,{rank}\]\s+Exit code:\s+(\d+)", launcher_output):
         status = found.group(1)
     return status
 

@@ -178,8 +178,8 @@ def explain_end(job: Job, *, storage: str, log_path: str, log: str) -> str:
     if invisible and (found := re.search(r"^hpctrain: (.+)$", log, re.MULTILINE)):
         return f"job {job.job_id} could not begin: {found[1]}"
     lines = [f"job {job.job_id} ended ({job.state}, ExitCode {job.exit_code}, Reason {job.reason})"]
-    # 53 is Slurm's answer when the directory of --output is not there (measured with 22.05); 26.05
-    # starts the script all the same, which then ends by itself (measured).
+    # 53 is Slurm's answer when the directory of --output is not there (measured with 22.05); 24.11
+    # and 26.05 start the script all the same, which then ends by itself (measured).
     if "53" in (status, signal) or (invisible and not log):
         who = f"the nodes ({job.nodes}) do not see"
         lines.append(

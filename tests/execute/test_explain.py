@@ -47,6 +47,18 @@ the job to be terminated. The first process to do so was:
   Process name: [[26528,1],1]
   Exit code:    7
 """
+# Recorded with Open MPI 5.0.7; 6.0 has an empty line more.
+PRTERUN_KILLED = """
+prterun noticed that process rank 1 with PID 10141 on node vm exited on
+signal 9 (Killed).
+"""
+PRTERUN_EXITED = """
+prterun detected that one or more processes exited with non-zero status,
+thus causing the job to be terminated. The first process to do so was:
+
+   Process name: [prterun-vm-25454@1,1]
+   Exit code:    7
+"""
 # In the words of Slurm 22.05.
 SRUN_EXITED = """
 srun: error: n2: task 1: Exited with exit code 7
@@ -212,6 +224,9 @@ def test_a_rank_that_failed_before_it_had_a_number_is_told_with_the_launchers_lo
         (1, OPENMPI_KILLED, "killed by SIGKILL: as a rule the kernel, out of memory"),
         (1, OPENMPI_EXITED, "exited with status 7"),
         (2, OPENMPI_EXITED, "its process ended (os._exit, a crash, or out of memory)"),
+        (1, PRTERUN_KILLED, "killed by SIGKILL: as a rule the kernel, out of memory"),
+        (1, PRTERUN_EXITED, "exited with status 7"),
+        (2, PRTERUN_EXITED, "its process ended (os._exit, a crash, or out of memory)"),
         (1, "", "its process ended (os._exit, a crash, or out of memory)"),
     ],
 )
