@@ -35,7 +35,8 @@ class SlurmConfig:
     stop_notice_s: int | None = None
     """Seconds before the end of the time limit at which the run is told to save and leave, so that
     it can go on in another job: ``--signal``. By default 120, or a quarter of `time` if that is
-    less. It has to suffice for a step, a checkpoint, and half a minute for Slurm."""
+    less. It has to suffice for a step, a checkpoint, and half a minute for Slurm. In a job that you
+    wrote yourself it is a quarter of what is left when ``fit()`` is called, if that is less."""
     constraint: str | None = None
     """``--constraint``."""
     reservation: str | None = None

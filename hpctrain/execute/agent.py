@@ -246,7 +246,7 @@ def run_agent(argv: list[str]) -> None:
     """Run an agent from its command line."""
     # The warnings of the job reach every step; they are for the ranks to pass on. An agent ends
     # with its uplink.
-    for number in (signal.SIGUSR2, signal.SIGTERM):
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     attempt, template, secret_file, *addresses = argv
     lease_s = None

@@ -16,6 +16,7 @@ from hpctrain.execute.failure_policy import (
     interpret_signal,
 )
 from hpctrain.execute.recorder import Recorder
+from hpctrain.execute.time_limit import TimeLimit
 from hpctrain.execute.tracker import AttemptTracker
 from hpctrain.log import log
 from hpctrain.plan.launch_plan import LaunchPlan
@@ -55,9 +56,14 @@ class Departure:
         self._journal = recorder.journal
         self._signals = signals
         self._total_deadline: float | None = None
+        # Slurm warns of the end of a job that hpctrain has submitted.
+        is_own = plan.launcher != "allocation"
+        self._time_limit = None if is_own else TimeLimit(notice_s=plan.stop_notice_s)
 
     def begin(self) -> None:
-        """Find out when the time of the whole run ends."""
+        """Find out when the time of the job and of the whole run ends."""
+        if self._time_limit is not None:
+            self._time_limit.begin()
         total = self._run_config.total_time
         if total is None:
             return
@@ -70,6 +76,10 @@ class Departure:
         """See if the run is to leave while its ranks are well."""
         if self._signals and self._recorder.would_heed(StopKind.PREEMPTION):
             self._recorder.ask_to_stop(self.interpret(self._signals[0]))
+        if self._time_limit is not None and self._recorder.would_heed(StopKind.TIME_LIMIT):
+            notice = self._time_limit.step()
+            if notice is not None:
+                self._recorder.ask_to_stop(notice)
         if self._total_deadline is not None and time.monotonic() > self._total_deadline:
             self._stop_for_total_time()
 

@@ -128,7 +128,7 @@ def _end_with_parent(parent: int) -> None:
 if __name__ == "__main__":
     _end_with_parent(int(sys.argv[2]))
     # Slurm sends its warnings to every process of a step; the rank acts on them.
-    for number in (signal.SIGUSR2, signal.SIGTERM):
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     faulthandler.enable()
     for stream in (sys.stdout, sys.stderr):

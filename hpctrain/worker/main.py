@@ -70,8 +70,9 @@ class Rank:
         for stream in (sys.stdout, sys.stderr):
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         faulthandler.enable()
-        # Slurm's warnings: USR2 before the time limit, TERM at a preemption. The executor decides.
-        for number in (signal.SIGUSR2, signal.SIGTERM):
+        # Slurm's warnings: before the time limit USR2, or USR1 in many a person's own script, and
+        # TERM at a preemption. The executor decides.
+        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
             signal.signal(number, lambda n, _: self._link.post_signal(signal.Signals(n).name))
         self._link.handle("end", lambda _: os._exit(0))
         answer_with_stacks(self._link, self._paths, world)

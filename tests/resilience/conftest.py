@@ -127,9 +127,13 @@ class Disturbed:
     def environment(self) -> dict[str, str]:
         return {**os.environ, **self.cluster.environ, "HPCTRAIN_LAUNCHER": ""}
 
+    def write_script(self) -> None:
+        """Write the script of the run."""
+        (self.path / "train.py").write_text(SCRIPT)
+
     def start(self, *args: str) -> None:
         """Call fit() on a login node."""
-        (self.path / "train.py").write_text(SCRIPT)
+        self.write_script()
         self.process = subprocess.Popen(
             [sys.executable, "train.py", *args],
             cwd=self.path,
