@@ -142,8 +142,8 @@ def make_plan(request: Request, launcher: str) -> tuple[LaunchPlan, Site]:
 
         _refuse_patterns(request.paths)
         site = _with_sbatch_variables(site)
-        if scaling.slurm.time is None and site.directives.get("time"):
-            # How long before the end the run is told to leave depends on it.
+        if scaling.slurm.time is None and site.directives.get("time", "")[:1].isdigit():
+            # How long before the end the run is told to leave depends on it, if it is an end.
             timed = replace(scaling.slurm, time=site.directives["time"])
             scaling = replace(scaling, slurm=timed)
         partition = query_partition(scaling.slurm.partition or site.directives.get("partition"))

@@ -38,7 +38,8 @@ def submit(submission: Submission) -> None:
         started_at=time.time(),
     )
     _write_unless_begun(paths, status)
-    append_event(paths, "submitted", job_id=job_id, directives=dict(plan.directives))
+    directives = {**plan.directives, **plan.first_job_directives}
+    append_event(paths, "submitted", job_id=job_id, directives=directives)
     if request.run_config.verbose and not environ.detach_requested():
         log(f"submitted {paths.root.name} as job {job_id}: {paths.root}", to=sys.stdout)
 

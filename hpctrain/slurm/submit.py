@@ -163,14 +163,19 @@ def _submit_stored(
         with TemporaryDirectory(prefix="hpctrain-") as folder:
             return ScriptExecutor(Path(folder), sbatch=command).submit_script(paths.batch_script)
     except SubmissionError as error:
+        if error.returncode == 0:
+            raise LaunchError(
+                f"{error.printed.splitlines()[0]}: a job may wait all the same. Look for it with "
+                f"'squeue --me', and cancel it, before you try again."
+            ) from error
         if error.returncode == _NOT_FOUND:
             raise LaunchError("sbatch is not on PATH. Load Slurm's module.") from error
         if error.returncode == _TIMED_OUT and timeout_s is not None:
             printed = f"sbatch did not answer within {timeout_s} s."
             raise LaunchError(printed, transient=True) from error
-        printed = _last_words(error.printed)
+        printed = _last_words(error.printed) or f"sbatch ended with {error.returncode}."
         raise LaunchError(
-            f"sbatch: {printed}" if scaling is None else explain_refusal(printed, scaling),
+            printed if scaling is None else explain_refusal(printed, scaling),
             transient=is_passing(printed),
         ) from error
     except OSError as error:
