@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 from hpctrain.errors import RunStoppedError
 from hpctrain.execute.executor import Executor
@@ -27,7 +30,10 @@ def run_here(submission: Submission) -> None:
     verbose = request.run_config.verbose
     follower = Follower(request.paths, verbose=verbose) if verbose else None
     try:
-        with follower.in_background() if follower else nullcontext():
+        with (
+            _warnings_of_slurm(executor) if submission.plan.in_job else nullcontext(),
+            follower.in_background() if follower else nullcontext(),
+        ):
             ended = executor.run()
     except KeyboardInterrupt:
         log(
@@ -42,3 +48,25 @@ def run_here(submission: Submission) -> None:
             f"again; its script then resumes the run from "
             f"{executor.recorder.checkpoint_path() or 'its beginning'}."
         )
+
+
+@contextmanager
+def _warnings_of_slurm(executor: Executor) -> Iterator[None]:
+    """Take a signal that would end this process for a warning, as in ``--signal=B:USR1@60``.
+
+    The batch shell gets it, and a script that ends with ``exec python train.py`` is that shell.
+    """
+    # Python lets no other thread take signals.
+    may_take = threading.current_thread() is threading.main_thread()
+    taken = [
+        number
+        for number in (signal.SIGUSR1, signal.SIGUSR2)
+        if may_take and signal.getsignal(number) is signal.SIG_DFL
+    ]
+    for number in taken:
+        signal.signal(number, lambda n, _: executor.signals.append(signal.Signals(n).name))
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)

@@ -20,7 +20,7 @@ AWAIT = "for _ in $(seq 600); do test -e go && break; sleep 0.1; done"
 def own_job(disturbed: Any) -> str:
     """Return the id of a running job that a person wrote; it begins the run once `go` is there."""
     disturbed.write_script()
-    command = f"{shlex.quote(sys.executable)} train.py --asks --nodes=1 --steps=100000"
+    command = f"exec {shlex.quote(sys.executable)} train.py --asks --nodes=1 --steps=100000"
     # A name by which what is left of it is ended.
     text = f"#!/bin/bash\n#SBATCH -J run -n 2 -t 5 -o job.out\n{AWAIT}\n{command}\n"
     (disturbed.path / "job.sh").write_text(text)
@@ -55,10 +55,15 @@ def test_a_job_without_a_signal_is_left_before_its_limit(disturbed: Any, own_job
     assert attempt["time"] < end
 
 
-def test_a_signal_of_a_persons_own_choice_is_a_warning(disturbed: Any, own_job: str) -> None:
+@pytest.mark.parametrize("to", ["steps", "batch"])
+def test_a_signal_of_a_persons_own_choice_is_a_warning(
+    disturbed: Any, own_job: str, to: str
+) -> None:
     (disturbed.path / "go").touch()
     disturbed.wait_for_step(12)
-    disturbed.slurm("scancel", "--signal=USR1", own_job)
+    # As with --signal=USR1@60 and --signal=B:USR1@60.
+    where = ["--batch"] if to == "batch" else []
+    disturbed.slurm("scancel", "--signal=USR1", *where, own_job)
     assert f"the run stopped because job {own_job} got SIGUSR1" in said(disturbed)
     (attempt,) = disturbed.events("attempt-ended")
     assert attempt["saved"] == attempt["reports"] >= 12
