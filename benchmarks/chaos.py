@@ -4,12 +4,17 @@
 
     python benchmarks/chaos.py --json chaos.json          # 500 points, about ten minutes
     python benchmarks/chaos.py --points 20 --seed 7
+    python benchmarks/chaos.py --hostile 20               # jobs, as root; about ten minutes
 
 Every point is a run of the suite's NumPy model on three ranks of this machine, or of its torch
 model on two (``--model torch``; with ``--model states`` it reports its state). It passes if the run
 ends with the reports and the last checkpoint of the undisturbed run, each of its attempts resumed
-from the newest complete checkpoint, and no process is left. The second table says what looking for
-that checkpoint costs: a scan reads every byte, but of a large state the headers only.
+from the newest complete checkpoint, it took no attempt too many, and neither a process nor a file
+is left. The second table says what looking for that checkpoint costs: a scan reads every byte, but
+of a large state the headers only.
+
+With ``--hostile N`` the run is a job on one node of a virtual cluster, and what a scheduler does to
+jobs strikes it, each kind N times in random order.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -38,6 +44,7 @@ from hpctrain.testing.chaos.experiment import Experiment, Verdict
 from hpctrain.testing.chaos.fault import Fault
 from hpctrain.testing.chaos.kinds import KINDS
 from hpctrain.testing.chaos.trial import Script
+from hpctrain.testing.slurm import ClusterSpec, VirtualCluster, best_mode
 
 SUITE = Path(__file__).resolve().parent.parent / "tests" / "chaos"
 MODELS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -46,6 +53,7 @@ MODELS: dict[str, tuple[str, tuple[str, ...]]] = {
     "states": ("torch_model.py", ("--workers", "2", "--states")),
 }
 STRUCK = ("kill-rank", "kill-commit", "torn-write", "bit-flip", "truncate", "no-space", "io-error")
+HOSTILE = ("requeue", "requeue-hold")
 SCAN_ROUNDS = 7
 SCAN_LIMIT_S = 0.05
 
@@ -55,6 +63,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--points", type=int, default=500)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--at-once", type=int, default=2, help="points that are tried at a time")
+    parser.add_argument("--hostile", type=int, default=0, help="jobs that are struck, of each kind")
     parser.add_argument("--model", choices=MODELS, default="numpy")
     parser.add_argument("--json", type=Path, help="file for every point")
     parser.add_argument("--keep", type=Path, help="folder for the runs that did not pass")
@@ -64,13 +73,31 @@ def parse_arguments() -> argparse.Namespace:
 def strike(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     """Disturb one run for each point; return what became of it."""
     name, args = MODELS[arguments.model]
-    script = Script(path=SUITE / name, args=args, cwd=folder)
-    experiment = Experiment.begin(folder, script=script)
+    # By turns, so that every kind has its share.
+    kinds = [STRUCK[number % len(STRUCK)] for number in range(arguments.points)]
+    with ExitStack() as stack:
+        cluster, at_once = None, arguments.at_once
+        if arguments.hostile:
+            spec = ClusterSpec(num_nodes=1, mode=best_mode())
+            # Slurm's sockets need a short path.
+            state_dir = Path(tempfile.mkdtemp(prefix="hc-", dir="/tmp"))
+            cluster = stack.enter_context(VirtualCluster.start(spec, state_dir=state_dir))
+            args, at_once = (*args, "--nodes", "1"), 1
+            kinds = list(HOSTILE) * arguments.hostile
+            random.Random(arguments.seed).shuffle(kinds)
+        script = Script(path=SUITE / name, args=args, cwd=folder)
+        experiment = Experiment.begin(folder, script=script, cluster=cluster)
+        return strike_each(arguments, experiment, kinds, at_once=at_once)
+
+
+def strike_each(
+    arguments: argparse.Namespace, experiment: Experiment, kinds: list[str], *, at_once: int
+) -> list[dict[str, Any]]:
+    """Disturb one run with each fault; return what became of it."""
 
     def strike_once(number: int) -> dict[str, Any]:
         chance = random.Random(f"{arguments.seed} {number}")
-        # By turns, so that every kind has its share.
-        fault = KINDS[STRUCK[number % len(STRUCK)]].draw(experiment.undisturbed.trace, chance)
+        fault = KINDS[kinds[number]].draw(experiment.undisturbed.trace, chance)
         verdict = experiment.disturb([fault])
         row = describe(number, fault, verdict)
         print(json.dumps(row), file=sys.stderr, flush=True)
@@ -81,8 +108,8 @@ def strike(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
         return row
 
     # A trial is processes of its own, and waits most of its time.
-    with ThreadPoolExecutor(arguments.at_once) as pool:
-        return list(pool.map(strike_once, range(arguments.points)))
+    with ThreadPoolExecutor(at_once) as pool:
+        return list(pool.map(strike_once, range(len(kinds))))
 
 
 def describe(number: int, fault: Fault, verdict: Verdict) -> dict[str, Any]:
@@ -95,6 +122,7 @@ def describe(number: int, fault: Fault, verdict: Verdict) -> dict[str, Any]:
         "passed": verdict.passed,
         "problems": list(verdict.problems),
         "starts": result.starts,
+        "attempts": result.attempts,
         "resumed_from": run.first_reports,
         "seconds": round(result.seconds, 2),
     }

@@ -144,7 +144,7 @@ def _chosen(names: str, cluster: VirtualCluster | None) -> list[Kind]:
 
     possible = {"nothing"}
     if cluster is None:
-        from hpctrain.testing.chaos.trial import can_mount
+        from hpctrain.testing.chaos.leftovers import can_mount
 
         possible |= {"root"} if can_mount() else set()
     else:

@@ -44,6 +44,17 @@ def on_cluster(
 
 
 @pytest.fixture(scope="session")
+def on_one_node(
+    virtual_slurm: VirtualCluster, tmp_path_factory: pytest.TempPathFactory
+) -> Experiment:
+    """Three ranks of the NumPy model, on one node, where they share memory."""
+    folder = tmp_path_factory.mktemp("node")
+    args = ("--workers", "3", "--nodes", "1")
+    script = Script(path=HERE / "numpy_model.py", args=args, cwd=folder)
+    return Experiment.begin(folder, script=script, cluster=virtual_slurm, timeout_s=TIMEOUT_S)
+
+
+@pytest.fixture(scope="session")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
     """Three ranks of the NumPy model, on this machine, which are ended when they hang."""
     folder = tmp_path_factory.mktemp("watched")

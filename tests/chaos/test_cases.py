@@ -23,7 +23,6 @@ CLUSTER = [
     "truncate",
     "kill-executor",
     "kill-supervisor",
-    "requeue",
     "preempt",
     "power-off",
     "power-off-executor",
@@ -63,6 +62,16 @@ def test_a_run_on_this_machine_survives(
 def test_a_job_survives(on_cluster: Experiment, survive: Survive, drawn: Drawn, kind: str) -> None:
     verdict = survive(on_cluster, *drawn(on_cluster, kind))
     assert verdict.result.starts == 1, "nobody had to start it again"
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("kind", ["requeue", "requeue-hold"])
+def test_a_job_on_one_node_survives(
+    on_one_node: Experiment, survive: Survive, drawn: Drawn, kind: str
+) -> None:
+    verdict = survive(on_one_node, *drawn(on_one_node, kind))
+    assert verdict.result.starts == 1
+    assert verdict.result.attempts == 2
 
 
 @pytest.mark.slurm

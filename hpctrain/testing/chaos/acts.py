@@ -21,6 +21,7 @@ from hpctrain.testing.slurm.processes import POLL_INTERVAL_S, wait_until
 _CUT_S = 3.0
 _AWAY_S = 1.0
 _PREEMPT_PATIENCE_S = 40.0
+_REQUEUE_PATIENCE_S = 40.0
 _NOTICE_PATIENCE_S = 60.0
 _COMMIT_PATIENCE_S = 10.0
 _JOB_END_PATIENCE_S = 20.0
@@ -82,8 +83,20 @@ def kill_supervisor(scene: Scene) -> Iterator[None]:
 
 def requeue(scene: Scene) -> Iterator[None]:
     """Let Slurm requeue the job, without a warning."""
-    _slurm(scene, "scontrol", "requeue", scene.job_id())
+    _requeue(scene, "requeue")
     yield
+
+
+def requeue_and_hold(scene: Scene) -> Iterator[None]:
+    """Let Slurm requeue the job, without a warning, and release it once it is queued."""
+    job_id = _requeue(scene, "requeuehold")
+    yield
+    wait_until(
+        lambda: _job_state(scene, job_id) == "PENDING",
+        what=f"job {job_id} to be held",
+        timeout_s=_REQUEUE_PATIENCE_S,
+    )
+    _slurm(scene, "scontrol", "release", job_id)
 
 
 def warn(scene: Scene) -> Iterator[None]:
@@ -150,6 +163,19 @@ def cut_network(scene: Scene) -> Iterator[None]:
     yield
     time.sleep(_CUT_S)
     scene.slurm().plug(node)
+
+
+def _requeue(scene: Scene, verb: str) -> str:
+    """Let Slurm end the job and queue it again; return its number."""
+    rank, job_id = scene.process(scene.fault.point.role), scene.job_id()
+    _slurm(scene, "scontrol", verb, job_id)
+    # A run of seconds would be over before Slurm has ended its job.
+    wait_until(
+        lambda: rank not in scene.processes(),
+        what=f"Slurm to end job {job_id}",
+        timeout_s=_REQUEUE_PATIENCE_S,
+    )
+    return job_id
 
 
 def _write_until_full(descriptor: int, size: int) -> None:

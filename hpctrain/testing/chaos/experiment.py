@@ -144,6 +144,11 @@ class Experiment:
             *differences(self.undisturbed.outcome, result.outcome, ignore=self.ignore),
             *wrong_resumes(result.outcome, result.trace, result.damaged),
         ]
+        came_about = [f for f, did in zip(faults, result.came_about, strict=True) if did]
+        needed = sum(KINDS[fault.kind].attempts for fault in came_about)
+        most = self.undisturbed.attempts + needed
+        if result.attempts > most:
+            problems.append(f"it took {result.attempts} attempts, where {most} are enough")
         if faults and not any(result.came_about):
             problems.append("no fault came about: the run never came by such a point")
         return Verdict(result=result, problems=tuple(problems))

@@ -30,6 +30,8 @@ class Kind:
     bring_about: Act | None = None
     """What the harness does; None where the process does it to itself."""
     errno: int = 0
+    attempts: int = 1
+    """Attempts more that such a fault costs, at most."""
     usual: bool = True
     """Whether `hpctrain chaos` uses it without being asked to."""
     needs: Needs = "nothing"
@@ -162,6 +164,13 @@ KINDS: dict[str, Kind] = {
             needs="slurm",
         ),
         Kind(
+            name="requeue-hold",
+            meaning="scontrol requeuehold, without a warning, and release",
+            points=reports,
+            bring_about=acts.requeue_and_hold,
+            needs="slurm",
+        ),
+        Kind(
             name="stop-signal",
             meaning="the warning before the time limit: SIGUSR2 to the job's steps",
             points=reports,
@@ -180,6 +189,7 @@ KINDS: dict[str, Kind] = {
             meaning="kill slurmctld, and start it again",
             points=reports,
             bring_about=acts.restart_controller,
+            attempts=0,
             needs="slurm",
         ),
         Kind(
@@ -201,6 +211,7 @@ KINDS: dict[str, Kind] = {
             meaning="take a node off the network for 3 s",
             points=reports,
             bring_about=acts.cut_network,
+            attempts=0,
             needs="nodes",
         ),
     )

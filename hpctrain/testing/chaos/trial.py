@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import read_status
 from hpctrain.testing.chaos import injector
 from hpctrain.testing.chaos.fault import Entry, Fault, read_trace
+from hpctrain.testing.chaos.leftovers import Surroundings, filesystem, surround
 from hpctrain.testing.chaos.outcome import RunOutcome, is_finished, read_outcome
 from hpctrain.testing.chaos.processes import TrialProcess, await_end, find_processes
 from hpctrain.testing.slurm import ClusterError, VirtualCluster
@@ -165,11 +166,12 @@ class Trial:
         deadline = began + timeout_s
         starts = 0
         with ExitStack() as stack:
+            surroundings = stack.enter_context(surround(cluster=self._cluster))
             if self._storage_mib is not None:
-                stack.enter_context(_filesystem(self.folder / "storage", self._storage_mib))
+                stack.enter_context(filesystem(self.folder / "storage", self._storage_mib))
             while starts < max_starts:
                 starts += 1
-                if not self._run_once(deadline):
+                if not self._run_once(surroundings, deadline):
                     self._troubles.append(f"not at its end after {timeout_s:.0f} s")
                     break
                 if is_finished(read_outcome(self.folder / "storage")):
@@ -178,6 +180,9 @@ class Trial:
             for thread in self._acting:
                 thread.join(timeout=60.0)
             self._end_processes()
+            of_submissions = (self.folder / "storage").glob("*/slurm")
+            left = surroundings.leftovers([self._script.cwd, *of_submissions])
+            self._troubles += [f"left behind: {path}" for path in left]
             outcome = read_outcome(self.folder / "storage")
         claimed = self.folder / "claimed"
         return TrialResult(
@@ -203,11 +208,11 @@ class Trial:
         }
         (self.folder / "faults.json").write_text(json.dumps(told, indent=1), encoding="utf-8")
 
-    def _environment(self) -> dict[str, str]:
+    def _environment(self, tmp: Path) -> dict[str, str]:
         inherited = environ.environment()
         kept = {k: v for k, v in inherited.items() if not k.startswith(_FOREIGN_PREFIXES)}
         path = os.pathsep.join(filter(None, [str(self.folder), kept.get("PYTHONPATH")]))
-        ours = {"PYTHONPATH": path, "HPCTRAIN_LAUNCHER": "local"}
+        ours = {"PYTHONPATH": path, "HPCTRAIN_LAUNCHER": "local", "TMPDIR": str(tmp)}
         if self._cluster is not None:
             ours["HPCTRAIN_LAUNCHER"] = "slurm"
             # Of the partitions of the virtual cluster the one whose jobs can be preempted.
@@ -215,16 +220,16 @@ class Trial:
             ours.update(self._cluster.environ)
         return {**kept, **ours}
 
-    def _run_once(self, deadline: float) -> bool:
+    def _run_once(self, surroundings: Surroundings, deadline: float) -> bool:
         """Run the script once; return whether it ended in time."""
         argv = [sys.executable, str(self._script.path), *self._script.args]
         with open(self._log, "ab") as log:
             log.write(f"$ {shlex.join(argv)}\n".encode())
             log.flush()
             process = subprocess.Popen(
-                argv,
+                surroundings.command(argv),
                 cwd=self._script.cwd,
-                env=self._environment(),
+                env=self._environment(surroundings.tmp),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -281,18 +286,3 @@ class Trial:
 def _job_ids(storage: Path) -> list[str]:
     statuses = (read_status(RunPaths(root)) for root in storage.iterdir())
     return [status.job_id for status in statuses if status is not None and status.job_id]
-
-
-def can_mount() -> bool:
-    """Return whether this process may give the storage a filesystem of its own. Not collective."""
-    return os.geteuid() == 0
-
-
-@contextmanager
-def _filesystem(path: Path, size_mib: int) -> Iterator[None]:
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size_mib}m", "chaos", str(path)]
-    subprocess.run(mount, check=True, timeout=10)
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", str(path)], check=True, timeout=10)

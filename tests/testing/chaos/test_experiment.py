@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from hpctrain import ConfigError
 from hpctrain.testing.chaos.experiment import Experiment
 from hpctrain.testing.chaos.fault import Point
 from hpctrain.testing.chaos.kinds import KINDS
+from hpctrain.testing.chaos.leftovers import can_mount
 from hpctrain.testing.chaos.trial import Script
 
 MODEL = Path(__file__).parents[2] / "chaos" / "numpy_model.py"
@@ -62,6 +64,39 @@ def test_a_run_that_nobody_can_save_is_a_failure(tmp_path: Path) -> None:
 
     assert any("it is failed, not finished" in problem for problem in verdict.problems)
     assert verdict.result.starts > 1
+
+
+def test_an_attempt_too_many_and_what_is_left_behind_are_found(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import tempfile, hpctrain\n"
+        "from pathlib import Path\n"
+        "from hpctrain import DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig\n"
+        "def train():\n"
+        "    if hpctrain.get_context().world.attempt == 2:\n"
+        "        Path(tempfile.gettempdir(), 'hpctrain-left').touch()\n"
+        "        Path('/dev/shm/mpich_shm_0_0').touch()\n"
+        "        raise RuntimeError('an MPI library that does not start')\n"
+        "    hpctrain.report({'step': 1})\n"
+        "if __name__ == '__main__':\n"
+        "    DataParallelTrainer(\n"
+        "        train,\n"
+        "        scaling_config=ScalingConfig(num_workers=1),\n"
+        "        run_config=RunConfig(failure_config=FailureConfig(max_failures=3)),\n"
+        "    ).fit()\n"
+    )
+    experiment = begin(tmp_path, script)
+
+    verdict = experiment.disturb([KINDS["kill-rank"].at(at_report(0, 1))])
+
+    told = "\n".join(verdict.problems)
+    assert "it took 3 attempts, where 2 are enough" in told
+    assert re.search(r"left behind: \S+/hpctrain-left", told)
+    if can_mount():
+        assert re.search(r"left behind: \S+/mpich_shm_0_0", told)
+        assert not Path("/dev/shm/mpich_shm_0_0").exists(), "it has a /dev/shm of its own"
+    else:
+        Path("/dev/shm/mpich_shm_0_0").unlink()
 
 
 def test_a_script_that_is_never_twice_the_same_is_refused_with_the_metric(tmp_path: Path) -> None:

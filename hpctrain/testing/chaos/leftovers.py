@@ -1,0 +1,105 @@
+"""What a trial leaves behind on its nodes, outside of its folder: nothing.
+
+Other programs have files in ``/tmp`` and ``/dev/shm`` too. So the processes of a trial have a
+``TMPDIR`` of its own, and where they run on this machine, and root may mount, a ``/dev/shm`` of its
+own; virtual nodes have one each.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from hpctrain.testing.slurm import VirtualCluster
+
+# Of hpctrain, MPICH with hydra, Open MPI and PMIx. Not what a user's script leaves by itself.
+_OURS = re.compile(r"(hpctrain-|mpich_|hydra|ompi\.|prte\.|pmix|vader_segment|sm_segment)")
+_SHM = "/dev/shm"
+_SHM_MIB = 1024
+
+
+class Surroundings:
+    """Where the processes of a trial put what does not belong to a run. Made by `surround`.
+
+    Parameters
+    ----------
+    tmp
+        Their ``TMPDIR``.
+    shm
+        Their ``/dev/shm``; None: that of the machine, or of the cluster's nodes.
+    cluster
+        Whose nodes they run on; None: this machine.
+    """
+
+    def __init__(self, *, tmp: Path, shm: Path | None, cluster: VirtualCluster | None) -> None:
+        self.tmp = tmp
+        self._shm = shm
+        # In mode flat the nodes are this machine, and share its /dev/shm with everybody.
+        has_own = cluster is not None and cluster.spec.mode == "namespaces"
+        self._cluster = cluster if has_own else None
+        self._before = self._look()
+
+    def command(self, argv: Sequence[str]) -> list[str]:
+        """Return the command that runs `argv` in these surroundings."""
+        if self._shm is None:
+            return list(argv)
+        mount = f'mount --bind "$0" {_SHM} && exec "$@"'
+        return ["unshare", "--mount", "sh", "-c", mount, str(self._shm), *argv]
+
+    def leftovers(self, folders: Iterable[Path]) -> list[str]:
+        """Return what is left over when all processes are gone.
+
+        Parameters
+        ----------
+        folders
+            Where scripts for sbatch may be left over too.
+        """
+        scripts = {str(path) for folder in folders for path in folder.glob(".submission_file_*")}
+        return sorted((self._look() - self._before) | scripts)
+
+    def _look(self) -> set[str]:
+        places = filter(None, (self.tmp, self._shm))
+        found = {str(path) for place in places for path in place.iterdir() if _is_ours(path)}
+        if self._cluster is not None:
+            for node in self._cluster.node_names:
+                listed = self._cluster.run_on(node, ["find", _SHM, "-maxdepth", "1"]).stdout
+                found |= {f"{node}:{path}" for path in listed.splitlines() if _is_ours(Path(path))}
+        return found
+
+
+@contextmanager
+def surround(*, cluster: VirtualCluster | None) -> Iterator[Surroundings]:
+    """Make the surroundings of a trial, and remove them. Not collective."""
+    with ExitStack() as stack:
+        # Not below the trial's folder: sockets that libraries make there need a short path.
+        tmp = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hc-", dir="/tmp")))
+        shm = None
+        if cluster is None and can_mount():
+            shm = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hs-", dir="/tmp")))
+            stack.enter_context(filesystem(shm, _SHM_MIB))
+        yield Surroundings(tmp=tmp, shm=shm, cluster=cluster)
+
+
+def can_mount() -> bool:
+    """Return whether this process may mount filesystems. Not collective."""
+    return os.geteuid() == 0
+
+
+@contextmanager
+def filesystem(path: Path, size_mib: int) -> Iterator[None]:
+    """Give a directory a filesystem of its own, in memory. Not collective."""
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size_mib}m", "chaos", str(path)]
+    subprocess.run(mount, check=True, timeout=10)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=True, timeout=10)
+
+
+def _is_ours(path: Path) -> bool:
+    return _OURS.match(path.name) is not None
