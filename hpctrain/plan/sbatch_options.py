@@ -24,6 +24,7 @@ _OWNED_BY_SBATCH = {
     "gpus-per-node": _GPUS,
     "gpus-per-socket": _GPUS,
     "gpus-per-task": _GPUS,
+    "tres-per-task": "resources_per_worker={'CPU': ..., 'GPU': ...}",
     "job-name": "RunConfig(name=...)",
     # The job's log is looked for where the plan says that it lies, and a job that is queued again
     # goes on with it.
@@ -116,12 +117,13 @@ _ALTERNATIVES = (
 # script, so none of them may reach sbatch. Not here, and left alone: what changes nothing of a job
 # (SBATCH_DEBUG, SBATCH_IGNORE_PBS).
 _NAMED_LIKE_THE_OPTION = """
-    account acctg-freq batch cluster-constraint clusters constraint container container-id
-    container-type core-spec cpus-per-gpu delay-boot distribution error exclusive export
-    get-user-env gpu-bind gpu-freq gpus gpus-per-node gpus-per-socket gpus-per-task gres gres-flags
-    hint input job-name mem-bind mem-per-cpu mem-per-gpu network no-kill no-requeue open-mode output
-    overcommit partition power profile qos requeue reservation signal spread-job thread-spec
-    threads-per-core tres-bind tres-per-task use-min-nodes wait wait-all-nodes wckey
+    account acctg-freq batch cluster-constraint clusters consolidate-segments constraint
+    container container-id container-type core-spec cpus-per-gpu delay-boot distribution error
+    exclusive export get-user-env gpu-bind gpu-freq gpus gpus-per-node gpus-per-socket
+    gpus-per-task gres gres-flags hint input job-name mem-bind mem-per-cpu mem-per-gpu network
+    no-kill no-requeue open-mode output overcommit partition power profile qos requeue
+    reservation signal spread-job spread-segments thread-spec threads-per-core tres-bind
+    tres-per-task use-min-nodes wait wait-all-nodes wckey
 """
 _VARIABLES = {
     **{"SBATCH_" + n.upper().replace("-", "_"): n for n in _NAMED_LIKE_THE_OPTION.split()},
@@ -135,7 +137,16 @@ _VARIABLES = {
 }
 # For these it is enough that the variable is there, whatever it says.
 _SWITCHES = frozenset(
-    {"get-user-env", "no-requeue", "overcommit", "requeue", "spread-job", "use-min-nodes"}
+    {
+        "consolidate-segments",
+        "get-user-env",
+        "no-requeue",
+        "overcommit",
+        "requeue",
+        "spread-job",
+        "spread-segments",
+        "use-min-nodes",
+    }
 )
 # A user's own word on Slurm's commands; the others describe the job that a process is in.
 _NOT_OF_A_JOB = frozenset({"SLURM_CLUSTERS", "SLURM_CONF", "SLURM_JWT", "SLURM_MPI_TYPE"})

@@ -23,6 +23,7 @@ from hpctrain.plan.sbatch_options import (
         ("--tasks-per-node=2", r"SlurmConfig\(tasks_per_node=...\)"),
         ("--ntasks-per-socket=2", r"SlurmConfig\(tasks_per_node=...\)"),
         ("-c4", r"resources_per_worker={'CPU': ...}"),
+        ("--tres-per-task=gres/gpu:1", r"resources_per_worker={'CPU': ..., 'GPU': ...}"),
         ("--gpus=2", r"use_gpu=True and resources_per_worker={'GPU': ...}"),
         ("--gres=nvme:1,gpu:2", r"use_gpu=True and resources_per_worker={'GPU': ...}"),
         ("--job-name=x", r"RunConfig\(name=...\)"),
