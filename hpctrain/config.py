@@ -52,7 +52,8 @@ class ScalingConfig:
     and one GPU where `use_gpu` is set. Any other key is refused."""
     placement_strategy: PlacementStrategy = "PACK"
     """``PACK``: as few nodes as hold the workers. ``STRICT_PACK``: one node, or an error.
-    ``SPREAD`` and ``STRICT_SPREAD``: one worker on each node."""
+    ``SPREAD``: one worker on each node, as far as there are nodes. ``STRICT_SPREAD``: one worker on
+    each node, or an error."""
     accelerator_type: str | None = None
     """Type of GPU, in the site's spelling: ``a100`` gives ``--gpus-per-node=a100:4``."""
     label_selector: Mapping[str, str] = field(default_factory=dict)

@@ -44,7 +44,8 @@ class SlurmConfig:
     nodes: int | None = None
     """``--nodes``. By default as few as hold the workers."""
     tasks_per_node: int | None = None
-    """Workers on one node. By default what `nodes`, the site profile or the partition gives."""
+    """Workers on one node at most. By default what `nodes`, the site profile or the partition
+    gives."""
     spare_nodes: int = 0
     """Nodes that the job has beside those that the workers need, for when one of these is lost: the
     run then goes on at full size. They stay empty until then, and are paid for."""

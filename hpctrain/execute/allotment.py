@@ -12,7 +12,7 @@ from hpctrain.execute.node_pool import NodePool
 from hpctrain.execute.worker_group import WorkerGroup
 from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.plan.resources import Placement, place_on_nodes
-from hpctrain.slurm.nodes import SlurmNodes
+from hpctrain.slurm.nodes import SlurmNodes, allocated_hosts
 
 
 class Allotment:
@@ -58,18 +58,24 @@ class Allotment:
         """
         self._used.clear()
         full, job_nodes = self._plan.placement, self._plan.job_nodes
-        if self._nodes is None or not (
-            job_nodes.survives_loss or self._nodes.lost or self._suspects
-        ):
+        if self._nodes is None:
             return full, ()
-        living = self._ask_for_living(self._nodes)
-        placement = place_on_nodes(full, living, enough=job_nodes.enough)
+        if job_nodes.survives_loss or self._nodes.lost or self._suspects:
+            living = self._ask_for_living(self._nodes)
+        elif full.is_even or full.nodes:
+            return full, ()
+        else:
+            # What starts ranks need not share them out over nodes as it is planned.
+            living = tuple(allocated_hosts())
+        most = full.max_tasks_per_node
+        slots = {node: self._plan.node_slots.get(node, most) for node in living}
+        placement = place_on_nodes(full, slots, fewest=job_nodes.min_workers)
         if placement is None:
-            raise NodeLostError(self._explain_shortage(len(living)))
+            raise NodeLostError(self._explain_shortage(slots))
         self._used = set(living)
         self._missing_workers = full.num_workers - placement.num_workers
         self._look_at = time.monotonic() + self._plan.resize_interval_s
-        return placement, living[placement.num_nodes :]
+        return placement, tuple(node for node in living if node not in placement.nodes)
 
     def watch(self, group: WorkerGroup) -> None:
         """Take note of the nodes that a group has lost. Not collective."""
@@ -144,7 +150,7 @@ class Allotment:
         assert self._nodes is not None
         self._found = self._nodes.look_again()
 
-    def _explain_shortage(self, num_living: int) -> str:
+    def _explain_shortage(self, slots: Mapping[str, int]) -> str:
         assert self._nodes is not None
         lost = "; ".join(f"{node}: {reason}" for node, reason in self._nodes.lost.items())
         job_nodes = self._plan.job_nodes
@@ -155,7 +161,7 @@ class Allotment:
             "SlurmConfig(spare_nodes=1) goes on in its job."
         )
         return (
-            f"{num_living} of {job_nodes.most} nodes of this job are left, and the run needs "
-            f"{job_nodes.enough} ({lost}). fit() with the same name resumes it in another job."
-            f"{way_out}"
+            f"{len(slots)} of {job_nodes.most} nodes of this job are left, with room for "
+            f"{sum(slots.values())} workers, and the run needs {job_nodes.min_workers} ({lost}). "
+            f"fit() with the same name resumes it in another job.{way_out}"
         )

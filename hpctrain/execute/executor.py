@@ -75,7 +75,11 @@ class Executor:
         self._departure = Departure(
             plan=plan, run_config=run_config, recorder=self.recorder, signals=self.signals
         )
-        self._agents = NodeAgents(paths, node_timeout_s=run_config.failure_config.node_timeout_s)
+        self._agents = NodeAgents(
+            paths,
+            node_timeout_s=run_config.failure_config.node_timeout_s,
+            survives_loss=plan.job_nodes.survives_loss,
+        )
         job_id = environ.variable("SLURM_JOB_ID") if plan.in_job else None
         self._allotment = Allotment(
             plan,

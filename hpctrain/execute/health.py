@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +45,10 @@ class Verdict:
 
 
 def judge(
-    reports: Mapping[str, Mapping[str, Any]], *, num_nodes: int = 0, gpus_per_node: int = 0
+    reports: Mapping[str, Mapping[str, Any]],
+    *,
+    num_nodes: int = 0,
+    gpus_on: Callable[[str], int] = lambda _: 0,
 ) -> Verdict:
     """Return what is wrong with the nodes of an attempt. Pure.
 
@@ -60,8 +63,8 @@ def judge(
         many seconds the clock is ahead at least, or behind if negative.
     num_nodes
         How many nodes there are; 0 if that is not known.
-    gpus_per_node
-        GPUs that the ranks of a node use.
+    gpus_on
+        Says how many GPUs the ranks of a node use, by its name.
     """
     bad: dict[str, str] = {}
     doubtful: dict[str, str] = {}
@@ -83,10 +86,8 @@ def judge(
             bad[node] = _describe_space(report["tmp"], report["tmp_free"])
         elif _is_short(report.get("shm_free")):
             bad[node] = _describe_space("/dev/shm", report["shm_free"])
-        elif gpus < min(gpus_per_node, most_gpus):
-            bad[node] = (
-                f"it has {gpus} GPUs, others have {most_gpus}, and its ranks need {gpus_per_node}"
-            )
+        elif gpus < min(needed := gpus_on(node), most_gpus):
+            bad[node] = f"it has {gpus} GPUs, others have {most_gpus}, and its ranks need {needed}"
         elif abs(skew) > BAD_SKEW_S:
             bad[node] = clock
         elif abs(skew) > DOUBTFUL_SKEW_S:
@@ -133,13 +134,13 @@ class Health:
     ----------
     num_nodes
         How many nodes it has.
-    gpus_per_node
-        GPUs that the ranks of a node use.
+    gpus_on
+        Says how many GPUs the ranks of a node use, by its name.
     """
 
-    def __init__(self, *, num_nodes: int = 0, gpus_per_node: int = 0) -> None:
+    def __init__(self, *, num_nodes: int = 0, gpus_on: Callable[[str], int] = lambda _: 0) -> None:
         self._num_nodes = num_nodes
-        self._gpus_per_node = gpus_per_node
+        self._gpus_on = gpus_on
         self._began_at = time.time()
         self.reports: dict[str, dict[str, Any]] = {}
         """By name of the node."""
@@ -184,7 +185,7 @@ class Health:
 
     def verdict(self) -> Verdict:
         """Return what is wrong as far as it is known."""
-        return judge(self.reports, num_nodes=self._num_nodes, gpus_per_node=self._gpus_per_node)
+        return judge(self.reports, num_nodes=self._num_nodes, gpus_on=self._gpus_on)
 
 
 def _is_short(free: int | None) -> bool:

@@ -34,10 +34,19 @@ class NodeAgents:
         The run directory.
     node_timeout_s
         Seconds after which a silent node is given up.
+    survives_loss
+        Whether the run goes on in its job when a node is lost.
     """
 
-    def __init__(self, paths: RunPaths, *, node_timeout_s: float = AGENT_SILENCE_S) -> None:
+    def __init__(
+        self,
+        paths: RunPaths,
+        *,
+        node_timeout_s: float = AGENT_SILENCE_S,
+        survives_loss: bool = False,
+    ) -> None:
         self._paths = paths
+        self._survives_loss = survives_loss
         self._node_timeout_s = node_timeout_s
         self._hub: Hub | None = None
         self._step: StepProcess | None = None
@@ -120,10 +129,12 @@ class NodeAgents:
             socket=self.socket,
             secret=str(self._secret_file),
             addresses=addresses,
-            lease_s=self._node_timeout_s if placement.nodes else None,
+            lease_s=self._node_timeout_s if self._survives_loss else None,
         )
         self._step = StepProcess(
-            agent_step_argv(placement, command, idle_nodes=idle_nodes),
+            agent_step_argv(
+                placement, command, idle_nodes=idle_nodes, survives_loss=self._survives_loss
+            ),
             environment=environ.without_export_variables(environ.environment()),
             log=self._paths.logs(attempt) / "agents.out",
         )

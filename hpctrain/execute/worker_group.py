@@ -28,7 +28,7 @@ from hpctrain.execute.roll_call import RollCall, WorkerMetadata
 from hpctrain.execute.step_launcher import find_mpiexec, find_step_launcher
 from hpctrain.own_time import Deadline
 from hpctrain.plan import spec
-from hpctrain.plan.argv import worker_argv, worker_step_argv
+from hpctrain.plan.argv import STEP_VARIABLES, worker_argv, worker_step_argv
 from hpctrain.plan.resources import Placement, place_on_one_node
 from hpctrain.rundir.files import may_pass
 from hpctrain.rundir.paths import RunPaths
@@ -124,7 +124,7 @@ class WorkerGroup:
         self._own_path = path is None
         self._paths = RunPaths(path or Path(tempfile.mkdtemp(prefix="hpctrain-group-")))
         self.health = Health(
-            num_nodes=placement.num_nodes + len(idle_nodes), gpus_per_node=placement.gpus_per_node
+            num_nodes=placement.num_nodes + len(idle_nodes), gpus_on=placement.gpus_on
         )
         """What its nodes have said of themselves, even if the start failed."""
         self._hub: Hub | None = None
@@ -339,8 +339,11 @@ class WorkerGroup:
         )
         inherited = environ.without_export_variables(environ.environment())
         variables = environ.without_launcher_variables(inherited)
-        # srun refuses it together with --ntasks-per-node (measured with Slurm 22.05).
-        variables.pop("SLURM_NTASKS_PER_GPU", None)
+        for option in STEP_VARIABLES:
+            variables.pop(option, None)
+        if any(option.startswith(("--gpus-per-task", "--gres")) for option in self._srun_args):
+            # The total of the allocation, of which the ranks may use less.
+            variables.pop("SLURM_GPUS", None)
         variables.update(thread_variables(self._num_threads))
         variables.update(launcher_variables(launcher.kind))
         variables.update(self._environment)

@@ -13,6 +13,7 @@ from hpctrain.plan.argv import (
     worker_step_argv,
 )
 from hpctrain.plan.launch_plan import LaunchPlan, StepLauncher
+from hpctrain.plan.layout import describe_counts
 from hpctrain.plan.sbatch import option_words
 
 
@@ -28,8 +29,12 @@ def render_plan(submission: Submission) -> str:
         f"run        {paths.root}",
         f"launcher   {plan.launcher}",
         f"site       {submission.site.name}",
-        f"ranks      {placement.num_workers} = {_count(placement.num_nodes, 'node')} x "
-        f"{placement.tasks_per_node}",
+        f"ranks      {placement.num_workers} = {_count(placement.num_nodes, 'node')} "
+        + (
+            f"x {placement.max_tasks_per_node}"
+            if placement.is_even
+            else f"with {describe_counts(placement.tasks_per_node)}"
+        ),
         f"per rank   {_count(placement.cpus_per_task, 'CPU')}, "
         f"{_count(placement.gpus_per_task, 'GPU')}, "
         + (
@@ -60,7 +65,7 @@ def render_plan(submission: Submission) -> str:
             addresses=["ADDRESS"],
         )
         lines += ["", "# on each node, for each attempt:"]
-        lines += [shlex.join(agent_step_argv(placement, agent))]
+        lines += [shlex.join(agent_step_argv(placement, agent, survives_loss=nodes.survives_loss))]
     if plan.launcher != "inline":
         command = worker_argv(
             sys.executable,

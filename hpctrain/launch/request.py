@@ -15,6 +15,7 @@ from hpctrain.config import LAUNCHERS, RunConfig, ScalingConfig
 from hpctrain.environ import Home
 from hpctrain.errors import ConfigError
 from hpctrain.log import log
+from hpctrain.plan.allocation import place_in_allocation
 from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.plan.resources import Placement, node_range, place_on_one_node, place_workers
 from hpctrain.plan.sbatch import make_directives
@@ -137,6 +138,8 @@ def make_plan(request: Request, launcher: str) -> tuple[LaunchPlan, Site]:
     # A mistake in it is one in every home.
     parse_sbatch_args(scaling.slurm.sbatch_args)
     directives: dict[str, str | None] = {}
+    slots: Mapping[str, int] = {}
+    gpu_srun_args: tuple[str, ...] = ()
     if launcher == "slurm":
         from hpctrain.slurm.probe import check_partition, query_partition
 
@@ -147,25 +150,29 @@ def make_plan(request: Request, launcher: str) -> tuple[LaunchPlan, Site]:
             timed = replace(scaling.slurm, time=site.directives["time"])
             scaling = replace(scaling, slurm=timed)
         partition = query_partition(scaling.slurm.partition or site.directives.get("partition"))
-        placement = place_workers(scaling, known_shape(site, partition.node_shape))
+        shape = known_shape(site, partition.node_shape)
+        placement = place_workers(scaling, shape, num_nodes=partition.num_nodes)
         check_partition(scaling, placement, partition)
         assert request.run_config.name is not None
         directives = make_directives(scaling, placement, site, job_name=request.run_config.name)
     elif launcher == "allocation":
-        placement = _place_in_allocation(scaling, site)
+        placement, slots = _place_in_allocation(scaling, site)
+        gpu_srun_args = _gpu_srun_args(placement)
     else:
         placement = place_on_one_node(scaling)
     mpi = scaling.slurm.mpi
     plan = LaunchPlan(
         launcher=launcher,
         placement=placement,
-        job_nodes=node_range(scaling, placement),
+        job_nodes=node_range(scaling, placement, slots=slots.values()),
+        node_slots=slots,
         resize_interval_s=scaling.elastic_resize_monitor_interval_s,
         mpi=site.mpi if mpi == "auto" and launcher in ("slurm", "allocation") else mpi,
         directives={n: v for n, v in directives.items() if n not in FIRST_JOB_ONLY},
         first_job_directives={n: v for n, v in directives.items() if n in FIRST_JOB_ONLY},
         setup=(*site.setup, *scaling.slurm.setup),
         srun_args=(
+            *gpu_srun_args,
             *site_srun_args(site, placement, gpu_request=scaling.slurm.gpu_request),
             *scaling.slurm.srun_args,
         ),
@@ -260,30 +267,22 @@ def _digests(request: Request) -> dict[str, str]:
     }
 
 
-def _place_in_allocation(scaling: ScalingConfig, site: Site) -> Placement:
+def _place_in_allocation(scaling: ScalingConfig, site: Site) -> tuple[Placement, dict[str, int]]:
     from hpctrain.slurm.probe import allocation_nodes
 
-    nodes, shape = allocation_nodes()
-    shape = replace(shape, cpus_per_gpu=site.cpus_per_gpu)
-    slurm = scaling.slurm
-    unshaped = slurm.nodes is None and slurm.tasks_per_node is None
-    if unshaped and scaling.placement_strategy == "PACK":
-        usable = max(nodes - slurm.spare_nodes, 1)
-        scaling = replace(_filling(scaling, usable), slurm=replace(slurm, nodes=usable))
-    placement = place_workers(scaling, shape)
-    needed = node_range(scaling, placement).fewest
-    if needed > nodes:
-        raise ConfigError(
-            f"num_workers={scaling.num_workers} with {placement.tasks_per_node} on a node needs "
-            f"{needed} nodes{' with the spare ones' if slurm.spare_nodes else ''}, but this "
-            f"allocation has {nodes}. Ask for a larger one, or for fewer workers."
-        )
-    return placement
+    nodes = {
+        name: replace(node, gpus=site.gpus_per_node) if node.gpus is None else node
+        for name, node in allocation_nodes(with_gpus=scaling.use_gpu).items()
+    }
+    return place_in_allocation(scaling, nodes, cpus_per_gpu=site.cpus_per_gpu)
 
 
-def _filling(scaling: ScalingConfig, nodes: int) -> ScalingConfig:
-    """Return an elastic request with the most workers that fill nodes evenly, if there are any."""
-    most = scaling.max_workers // nodes * nodes
-    if not scaling.elasticity_enabled or most < scaling.min_workers:
-        return scaling
-    return replace(scaling, num_workers=(scaling.min_workers, most))
+def _gpu_srun_args(placement: Placement) -> tuple[str, ...]:
+    """Return what srun must be told of GPUs in an allocation with a total number of them."""
+    others = ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK")
+    if environ.variable("SLURM_GPUS") is None or any(map(environ.variable, others)):
+        return ()
+    # A step that may overlap others, or has some of the nodes only, is refused the total
+    # ("Insufficient GRES available in allocation", measured with Slurm 22.05).
+    per_task = placement.gpus_per_task
+    return (f"--gpus-per-task={per_task}" if per_task else "--gres=none",)

@@ -22,6 +22,21 @@ _GPU_VARIABLES = (
     "SLURM_NTASKS_PER_GPU",
     "SLURM_TRES_PER_TASK",
 )
+# It would win over every other way to say where tasks go.
+_HOSTFILE = "SLURM_HOSTFILE"
+STEP_VARIABLES = (
+    _HOSTFILE,
+    # srun warns of it where nodes have unequal numbers of ranks; otherwise the step says it itself.
+    "SLURM_NTASKS_PER_NODE",
+    # srun refuses it together with --ntasks-per-node (measured with Slurm 22.05).
+    "SLURM_NTASKS_PER_GPU",
+)
+"""Options of the job that srun takes from the environment, and that contradict a step's ranks."""
+# Otherwise a step inside a step inherits the outer one's distribution and ranks are cyclic.
+_IN_BLOCKS = "--distribution=block"
+# A job with --export=NONE hands that on to its steps, which would get nothing of what the batch
+# script has set up (measured with Slurm 22.05).
+_BESIDE_OTHERS = ("--overlap", "--export=ALL")
 
 
 def worker_argv(
@@ -93,12 +108,7 @@ def worker_step_argv(
         return [
             launcher.program,
             f"--mpi={launcher.pmi}",
-            *_step_shape(
-                placement.num_nodes,
-                placement.num_workers,
-                placement.tasks_per_node,
-                placement.nodes,
-            ),
+            *_worker_step_shape(placement),
             # srun does not inherit the job's --cpus-per-task since Slurm 22.05.
             f"--cpus-per-task={placement.cpus_per_task}",
             # By default srun keeps the other ranks when one exits badly.
@@ -106,6 +116,8 @@ def worker_step_argv(
             *srun_args,
             *command,
         ]
+    most = placement.max_tasks_per_node
+    is_listed = bool(placement.nodes) and not placement.is_even
     argv = [launcher.program, "-n", str(placement.num_workers)]
     if launcher.kind == "hydra":
         # By default hydra kills all ranks at the death of one, and then nobody can tell which died
@@ -114,10 +126,12 @@ def worker_step_argv(
         if local:
             # Inside an allocation hydra would start its proxies through srun.
             argv += ["-launcher", "fork", "-rmk", "user"]
+        elif is_listed:
+            argv += ["-hosts", _slots(placement)]
         else:
             if placement.nodes:
                 argv += ["-hosts", ",".join(placement.nodes)]
-            argv += ["-ppn", str(placement.tasks_per_node)]
+            argv += ["-ppn", str(most)]
     else:
         # Open MPI binds each of two ranks to one core, and refuses more ranks than cores.
         argv += ["--oversubscribe", "--bind-to", "none"]
@@ -125,14 +139,17 @@ def worker_step_argv(
             argv += ["--host", f"localhost:{placement.num_workers}"]
         else:
             if placement.nodes:
-                slots = placement.tasks_per_node
-                argv += ["--host", ",".join(f"{node}:{slots}" for node in placement.nodes)]
-            argv += ["--map-by", f"ppr:{placement.tasks_per_node}:node"]
+                argv += ["--host", _slots(placement)]
+            argv += ["--map-by", "slot" if is_listed else f"ppr:{most}:node"]
     return [*argv, *command]
 
 
 def agent_step_argv(
-    placement: Placement, command: Sequence[str], *, idle_nodes: Sequence[str] = ()
+    placement: Placement,
+    command: Sequence[str],
+    *,
+    idle_nodes: Sequence[str] = (),
+    survives_loss: bool = False,
 ) -> list[str]:
     """Return the command that starts one agent on each node.
 
@@ -146,10 +163,12 @@ def agent_step_argv(
         The command of an agent.
     idle_nodes
         Names of nodes of the job that have no workers.
+    survives_loss
+        Whether the other agents stay when a node is lost.
     """
     num_nodes = placement.num_nodes + len(idle_nodes)
     argv = _small_step(num_nodes, (*placement.nodes, *idle_nodes))
-    if placement.nodes:
+    if survives_loss:
         # Where the job goes on without a lost node, its agents do too.
         argv += ["--no-kill", "--kill-on-bad-exit=0"]
     return [*argv, *command]
@@ -164,26 +183,43 @@ def _small_step(nodes: int, names: Sequence[str]) -> list[str]:
     """Return the beginning of a command that runs one process on each node, beside others."""
     return [
         "env",
-        *(f"--unset={name}" for name in _GPU_VARIABLES),
+        *(f"--unset={name}" for name in (*_GPU_VARIABLES, _HOSTFILE)),
         "srun",
         "--mpi=none",
-        *_step_shape(nodes, nodes, 1, names),
+        f"--nodes={nodes}",
+        *([f"--nodelist={','.join(names)}"] if names else []),
+        f"--ntasks={nodes}",
+        "--ntasks-per-node=1",
+        _IN_BLOCKS,
+        *_BESIDE_OTHERS,
         "--cpus-per-task=1",
         # A step that says nothing of GPUs asks for all of the job's.
         "--gres=none",
     ]
 
 
-def _step_shape(nodes: int, tasks: int, tasks_per_node: int, names: Sequence[str]) -> list[str]:
-    return [
-        f"--nodes={nodes}",
-        *([f"--nodelist={','.join(names)}"] if names else []),
-        f"--ntasks={tasks}",
-        f"--ntasks-per-node={tasks_per_node}",
-        # Otherwise a step inside a step inherits the outer one's distribution and ranks are cyclic.
-        "--distribution=block",
-        "--overlap",
-        # A job with --export=NONE hands that on to its steps, which would get nothing of what the
-        # batch script has set up (measured with Slurm 22.05).
-        "--export=ALL",
+def _slots(placement: Placement) -> str:
+    counts = zip(placement.nodes, placement.tasks_per_node, strict=True)
+    return ",".join(f"{node}:{count}" for node, count in counts)
+
+
+def _worker_step_shape(placement: Placement) -> list[str]:
+    nodes, tasks = f"--nodes={placement.num_nodes}", f"--ntasks={placement.num_workers}"
+    named = [f"--nodelist={','.join(placement.nodes)}"] if placement.nodes else []
+    if placement.is_even:
+        per_node = f"--ntasks-per-node={placement.max_tasks_per_node}"
+        return [nodes, *named, tasks, per_node, _IN_BLOCKS, *_BESIDE_OTHERS]
+    if placement.srun_shares_out:
+        # A site's CR_Pack_Nodes would fill one node after the other.
+        return [nodes, *named, tasks, f"{_IN_BLOCKS},NoPack", *_BESIDE_OTHERS]
+    most = placement.max_tasks_per_node
+    if set(placement.tasks_per_node[:-1]) == {most}:
+        return [nodes, *named, tasks, f"--distribution=plane={most}", *_BESIDE_OTHERS]
+    # Each name stands for a task. Slurm 22.05 does not take "node1*3" for three of them.
+    names = [
+        name
+        for name, count in zip(placement.nodes, placement.tasks_per_node, strict=True)
+        for _ in range(count)
     ]
+    named = [f"--nodelist={','.join(names)}"]
+    return [nodes, *named, tasks, "--distribution=arbitrary", *_BESIDE_OTHERS]

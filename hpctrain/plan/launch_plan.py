@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hpctrain.plan.resources import NodeRange, Placement
@@ -32,6 +32,9 @@ class LaunchPlan:
     """How the workers lie on the nodes, at full size."""
     job_nodes: NodeRange
     """How many nodes the job has, spare ones included, and how many it can do without."""
+    node_slots: Mapping[str, int] = field(default_factory=dict)
+    """How many workers each node of an allocation holds; others hold as many as the node of the
+    placement that has the most."""
     resize_interval_s: float = 60.0
     """How often a run that is not at full size looks whether it can grow."""
     threads_per_task: int

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from hpctrain.config import ScalingConfig
 from hpctrain.errors import ConfigError
+from hpctrain.plan.layout import share_out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,28 +24,55 @@ class NodeShape:
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """How the workers lie on the nodes. Every node is filled evenly."""
+    """How the workers lie on the nodes. Ranks are in blocks: the first ones on the first node."""
 
-    num_workers: int
-    num_nodes: int
-    tasks_per_node: int
+    tasks_per_node: tuple[int, ...]
+    """Workers on each node, in the order of the nodes."""
     cpus_per_task: int
     gpus_per_task: int
     mem_bytes_per_task: int | None
     nodes: tuple[str, ...] = ()
     """Names of the nodes, where they are chosen; empty leaves the choice to Slurm."""
+    srun_shares_out: bool = True
+    """Whether these are the numbers that srun itself gives to nodes in blocks, by their CPUs."""
+
+    @property
+    def num_workers(self) -> int:
+        """Workers on all nodes together."""
+        return sum(self.tasks_per_node)
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes that have workers."""
+        return len(self.tasks_per_node)
+
+    @property
+    def max_tasks_per_node(self) -> int:
+        """Workers on the node that has the most."""
+        return max(self.tasks_per_node)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether every node has the same number of workers."""
+        return min(self.tasks_per_node) == self.max_tasks_per_node
 
     @property
     def gpus_per_node(self) -> int:
-        """GPUs that the workers of one node use."""
-        return self.gpus_per_task * self.tasks_per_node
+        """GPUs that the workers of one node use at most."""
+        return self.gpus_per_task * self.max_tasks_per_node
 
     @property
     def mem_mib_per_node(self) -> int | None:
-        """Memory that the workers of one node ask for, in MiB, rounded up."""
+        """Memory that the workers of one node ask for at most, in MiB, rounded up."""
         if self.mem_bytes_per_task is None:
             return None
-        return -(-self.mem_bytes_per_task * self.tasks_per_node // 2**20)
+        return -(-self.mem_bytes_per_task * self.max_tasks_per_node // 2**20)
+
+    def gpus_on(self, node: str) -> int:
+        """Return how many GPUs workers of a node use, or could use one day. Not collective."""
+        if node not in self.nodes:
+            return self.gpus_per_node
+        return self.gpus_per_task * self.tasks_per_node[self.nodes.index(node)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +85,8 @@ class NodeRange:
     """All workers fit, and spare nodes are left over."""
     enough: int
     """With less it does not go on."""
+    min_workers: int
+    """Nor if the nodes that are left hold fewer workers."""
 
     @property
     def survives_loss(self) -> bool:
@@ -67,7 +98,9 @@ class NodeRange:
         return str(self.most) if self.fewest == self.most else f"{self.fewest}-{self.most}"
 
 
-def node_range(scaling: ScalingConfig, placement: Placement) -> NodeRange:
+def node_range(
+    scaling: ScalingConfig, placement: Placement, *, slots: Collection[int] = ()
+) -> NodeRange:
     """Return how many nodes a job asks for: those of the workers, and the spare ones.
 
     Not collective. An elastic run begins with what it gets.
@@ -78,11 +111,23 @@ def node_range(scaling: ScalingConfig, placement: Placement) -> NodeRange:
         What is asked for.
     placement
         How the workers lie on the nodes at full size.
+    slots
+        How many workers the nodes hold, where they are known; otherwise each holds as many as the
+        node that has the most.
     """
     most = placement.num_nodes + scaling.slurm.spare_nodes
-    enough = -(-max(scaling.min_workers, 1) // placement.tasks_per_node)
-    fewest = enough if scaling.elasticity_enabled else most
-    return NodeRange(fewest=fewest, most=most, enough=enough)
+    if not scaling.elasticity_enabled:
+        return NodeRange(
+            fewest=most,
+            most=most,
+            enough=placement.num_nodes,
+            min_workers=placement.num_workers,
+        )
+    min_workers = max(scaling.min_workers, 1)
+    room = slots or [placement.max_tasks_per_node] * placement.num_nodes
+    held = accumulate(sorted(room, reverse=True))
+    enough = 1 + sum(workers < min_workers for workers in held)
+    return NodeRange(fewest=enough, most=most, enough=enough, min_workers=min_workers)
 
 
 def place_on_one_node(scaling: ScalingConfig) -> Placement:
@@ -90,13 +135,15 @@ def place_on_one_node(scaling: ScalingConfig) -> Placement:
 
     One machine is there as a whole or not at all, so an elastic run has its full size there.
     """
-    return _placement(scaling, num_nodes=1, tasks_per_node=max(scaling.max_workers, 1))
+    return make_placement(scaling, (max(scaling.max_workers, 1),))
 
 
-def place_workers(scaling: ScalingConfig, node: NodeShape) -> Placement:
+def place_workers(
+    scaling: ScalingConfig, node: NodeShape, *, num_nodes: int | None = None
+) -> Placement:
     """Return the placement of workers on nodes of one shape, at full size.
 
-    Not collective.
+    Not collective. Nodes have equal numbers of workers, or some have one less.
 
     Parameters
     ----------
@@ -104,91 +151,125 @@ def place_workers(scaling: ScalingConfig, node: NodeShape) -> Placement:
         What is asked for. ``slurm.nodes`` and ``slurm.tasks_per_node`` decide where they are given.
     node
         Shape of a node, from the site profile or the partition.
+    num_nodes
+        How many nodes there are, where that is known: ``SPREAD`` does with them.
 
     Raises
     ------
     ConfigError
-        If the last node would be part empty, if a worker does not fit a node, or if nothing says
-        how many workers a node holds.
+        If a node would be empty, if a worker does not fit a node, or if nothing says how many
+        workers a node holds.
     """
-    if scaling.max_workers < 1:
-        raise ConfigError(
-            "num_workers=0 runs in the interpreter that calls fit(), not on nodes. Use 1 or more."
-        )
-    num_nodes, tasks_per_node = _requested_shape(scaling)
-    if num_nodes is None and tasks_per_node is None:
-        tasks_per_node = _tasks_that_fit(scaling, node)
-        if tasks_per_node is None:
+    workers = scaling.max_workers
+    nodes, tasks = requested_shape(scaling)
+    if nodes is tasks is None and scaling.placement_strategy == "SPREAD":
+        spread = workers if num_nodes is None else num_nodes - scaling.slurm.spare_nodes
+        nodes = max(min(workers, spread), 1)
+    if nodes is None:
+        tasks = tasks or _tasks_that_fit(scaling, node)
+        if tasks is None:
             raise ConfigError(
-                f"num_workers={scaling.max_workers}, and nothing says how many workers a node "
-                f"holds. Give SlurmConfig(nodes=...) or SlurmConfig(tasks_per_node=...), or a site "
-                f"profile with SlurmConfig(site=...)."
+                f"num_workers={workers}, and nothing says how many workers a node holds. Give "
+                f"SlurmConfig(nodes=...) or SlurmConfig(tasks_per_node=...), or a site profile "
+                f"with SlurmConfig(site=...)."
             )
-        tasks_per_node = min(tasks_per_node, scaling.max_workers)
-    if tasks_per_node is None:
-        assert num_nodes is not None
-        tasks_per_node = _divide(scaling.max_workers, num_nodes)
-    if num_nodes is None:
-        num_nodes = _count_nodes(scaling.max_workers, tasks_per_node)
-    elif num_nodes * tasks_per_node != scaling.max_workers:
+        nodes = -(-workers // tasks)
+    elif tasks is not None and nodes * tasks < workers:
         raise ConfigError(
-            f"num_workers={scaling.max_workers}, but nodes={num_nodes} with "
-            f"tasks_per_node={tasks_per_node} is {num_nodes * tasks_per_node}. Drop one of the "
-            f"three, or make them agree."
+            f"num_workers={workers}, but nodes={nodes} with tasks_per_node={tasks} is "
+            f"{nodes * tasks}. Drop one of the three, or make them agree."
         )
-    placement = _placement(scaling, num_nodes=num_nodes, tasks_per_node=tasks_per_node)
+    if nodes > workers:
+        raise ConfigError(
+            f"num_workers={workers} leaves some of {nodes} nodes empty. Use {nodes} workers or "
+            f"more, or change nodes."
+        )
+    placement = make_placement(scaling, share_out(workers, [workers] * nodes, num_nodes=nodes))
     _check_fit(scaling, placement, node)
     if "CPU" in scaling.resources_per_worker or node.cpus_per_gpu is None:
         return placement
-    return replace(placement, cpus_per_task=_cpus_beside_gpus(placement, node))
+    cpus = None if node.cpus is None else node.cpus // placement.max_tasks_per_node
+    return replace(placement, cpus_per_task=cpus_beside_gpus(placement, node.cpus_per_gpu, cpus))
 
 
-def place_on_nodes(full: Placement, living: Sequence[str], *, enough: int) -> Placement | None:
-    """Return the placement on the nodes that are left, or None if they are too few.
+def place_on_nodes(full: Placement, slots: Mapping[str, int], *, fewest: int) -> Placement | None:
+    """Return the placement on the nodes that are left, or None if they hold too few workers.
 
-    Not collective. Every node is filled as at full size; what is more than that needs stays empty.
+    Not collective. No node gets more workers than one has at full size.
 
     Parameters
     ----------
     full
         The placement at full size.
-    living
-        Names of the nodes that can be used, those to use first in front.
-    enough
-        The fewest nodes to go on with.
+    slots
+        How many workers each node that can be used holds; those to use first in front.
+    fewest
+        The fewest workers to go on with.
     """
-    used = tuple(living[: full.num_nodes])
-    if len(used) < enough:
+    room = [min(held, full.max_tasks_per_node) for held in slots.values()]
+    num_workers = min(full.num_workers, sum(room))
+    if num_workers < max(fewest, 1):
         return None
-    num_workers = len(used) * full.tasks_per_node
-    return replace(full, num_workers=num_workers, num_nodes=len(used), nodes=used)
+    return name_nodes(full, slots, share_out(num_workers, room, num_nodes=full.num_nodes))
 
 
-def _cpus_beside_gpus(placement: Placement, node: NodeShape) -> int:
-    assert node.cpus_per_gpu is not None
-    cpus = node.cpus_per_gpu * placement.gpus_per_task
-    if node.cpus is not None:
-        cpus = min(cpus, node.cpus // placement.tasks_per_node)
-    return max(cpus, 1)
+def name_nodes(placement: Placement, nodes: Iterable[str], counts: Iterable[int]) -> Placement:
+    """Return a placement on named nodes, without those that have no workers. Not collective."""
+    used = {node: count for node, count in zip(nodes, counts, strict=True) if count}
+    return replace(placement, tasks_per_node=tuple(used.values()), nodes=tuple(used))
 
 
-def _requested_shape(scaling: ScalingConfig) -> tuple[int | None, int | None]:
+def make_placement(scaling: ScalingConfig, tasks_per_node: tuple[int, ...]) -> Placement:
+    """Return the placement with these numbers of workers on nodes. Not collective."""
+    return Placement(
+        tasks_per_node=tasks_per_node,
+        cpus_per_task=scaling.num_cpus_per_worker,
+        gpus_per_task=scaling.num_gpus_per_worker,
+        mem_bytes_per_task=scaling.mem_bytes_per_worker,
+    )
+
+
+def cpus_beside_gpus(placement: Placement, cpus_per_gpu: int, available: int | None) -> int:
+    """Return the CPUs of a worker that says nothing of them: those of its GPUs. Not collective.
+
+    Parameters
+    ----------
+    available
+        CPUs that there are for it; None is unknown.
+    """
+    cpus = cpus_per_gpu * placement.gpus_per_task
+    return max(cpus if available is None else min(cpus, available), 1)
+
+
+def requested_shape(scaling: ScalingConfig) -> tuple[int | None, int | None]:
+    """Return how many nodes, and at most how many workers on a node, a request asks for.
+
+    Not collective. None is what it leaves open.
+
+    Raises
+    ------
+    ConfigError
+        If its fields contradict each other.
+    """
+    if scaling.max_workers < 1:
+        raise ConfigError(
+            "num_workers=0 runs in the interpreter that calls fit(), not on nodes. Use 1 or more."
+        )
     nodes, tasks = scaling.slurm.nodes, scaling.slurm.tasks_per_node
-    if scaling.placement_strategy == "STRICT_PACK":
+    strategy = scaling.placement_strategy
+    if strategy == "STRICT_PACK":
         if nodes not in (None, 1):
             raise ConfigError(
                 f"placement_strategy='STRICT_PACK' is one node, but nodes={nodes}. Use 'PACK', or "
                 f"drop nodes."
             )
         nodes = 1
-    if scaling.placement_strategy in ("SPREAD", "STRICT_SPREAD"):
-        if tasks not in (None, 1):
-            raise ConfigError(
-                f"placement_strategy={scaling.placement_strategy!r} is one worker a node, but "
-                f"tasks_per_node={tasks}. Use 'PACK', or drop tasks_per_node."
-            )
-        tasks = 1
-    return nodes, tasks
+    if strategy in ("SPREAD", "STRICT_SPREAD") and tasks not in (None, 1):
+        raise ConfigError(
+            f"placement_strategy={strategy!r} is one worker a node, but tasks_per_node={tasks}. "
+            f"Use 'PACK', or drop tasks_per_node."
+        )
+    return nodes, 1 if strategy == "STRICT_SPREAD" else tasks
 
 
 def _tasks_that_fit(scaling: ScalingConfig, node: NodeShape) -> int | None:
@@ -211,44 +292,9 @@ def _tasks_that_fit(scaling: ScalingConfig, node: NodeShape) -> int | None:
     return tasks
 
 
-def _divide(num_workers: int, num_nodes: int) -> int:
-    tasks, rest = divmod(num_workers, num_nodes)
-    if rest == 0 and tasks > 0:
-        return tasks
-    fewer, more = tasks * num_nodes, (tasks + 1) * num_nodes
-    choice = f"{fewer} or {more}" if fewer else f"{more}"
-    raise ConfigError(
-        f"num_workers={num_workers} does not fill {num_nodes} nodes evenly. Use {choice} workers, "
-        f"or change nodes."
-    )
-
-
-def _count_nodes(num_workers: int, tasks_per_node: int) -> int:
-    nodes, rest = divmod(num_workers, tasks_per_node)
-    if rest == 0 and nodes > 0:
-        return nodes
-    fewer, more = nodes * tasks_per_node, (nodes + 1) * tasks_per_node
-    choice = f"{fewer} or {more}" if fewer else f"{more}"
-    raise ConfigError(
-        f"num_workers={num_workers} does not fill nodes of {tasks_per_node} workers. Use {choice}, "
-        f"or change tasks_per_node."
-    )
-
-
-def _placement(scaling: ScalingConfig, *, num_nodes: int, tasks_per_node: int) -> Placement:
-    return Placement(
-        num_workers=max(scaling.max_workers, 1),
-        num_nodes=num_nodes,
-        tasks_per_node=tasks_per_node,
-        cpus_per_task=scaling.num_cpus_per_worker,
-        gpus_per_task=scaling.num_gpus_per_worker,
-        mem_bytes_per_task=scaling.mem_bytes_per_worker,
-    )
-
-
 def _check_fit(scaling: ScalingConfig, placement: Placement, node: NodeShape) -> None:
     needs = (
-        ("CPU", placement.cpus_per_task * placement.tasks_per_node, node.cpus),
+        ("CPU", placement.cpus_per_task * placement.max_tasks_per_node, node.cpus),
         ("GPU", placement.gpus_per_node, node.gpus),
     )
     for kind, needed, available in needs:
@@ -258,6 +304,6 @@ def _check_fit(scaling: ScalingConfig, placement: Placement, node: NodeShape) ->
             else:
                 way_out = "Use more nodes"
             raise ConfigError(
-                f"{placement.tasks_per_node} workers a node need {needed} {kind}s, but a node has "
-                f"{available}. {way_out}, or less {kind} a worker."
+                f"{placement.max_tasks_per_node} workers a node need {needed} {kind}s, but a node "
+                f"has {available}. {way_out}, or less {kind} a worker."
             )

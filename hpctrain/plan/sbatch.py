@@ -40,12 +40,12 @@ def make_directives(
         # Without it Slurm ends the job at the loss of a node, and queues it again.
         directives["no-kill"] = None
     if nodes.fewest == nodes.most:
-        directives["ntasks-per-node"] = str(placement.tasks_per_node)
+        directives["ntasks-per-node"] = str(placement.max_tasks_per_node)
         directives["cpus-per-task"] = str(placement.cpus_per_task)
     else:
         # A number of tasks would be that of the fewest nodes, and then Slurm gives no more of them
         # (measured with 22.05). So to the job a node is one task, with the CPUs of all its workers.
-        directives["cpus-per-task"] = str(placement.cpus_per_task * placement.tasks_per_node)
+        directives["cpus-per-task"] = str(placement.cpus_per_task * placement.max_tasks_per_node)
     directives.update(_gpu_directives(scaling, placement, site))
     directives = merge_directives(
         directives, {name: value or None for name, value in site.directives.items()}
@@ -142,7 +142,7 @@ def _memory_directive(slurm: SlurmConfig, placement: Placement) -> str | None:
     if needed_mib is not None and 0 < given_mib < needed_mib:
         raise ConfigError(
             f"SlurmConfig(mem={slurm.mem!r}) is the memory of a node, but its "
-            f"{placement.tasks_per_node} workers need {needed_mib} MiB "
+            f"{placement.max_tasks_per_node} workers need {needed_mib} MiB "
             f"(resources_per_worker memory). Drop one of the two, or give mem='{needed_mib}M'."
         )
     return slurm.mem

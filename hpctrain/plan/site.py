@@ -96,7 +96,7 @@ def site_srun_args(site: Site, placement: Placement, *, gpu_request: str) -> tup
             # Said to srun as well: an allocation made by hand need not have said it.
             options.append(f"--gpus-per-task={placement.gpus_per_task}")
         options += site.gpu_srun_args
-        if placement.gpus_per_task == 1 and placement.tasks_per_node == site.gpus_per_node:
+        if placement.gpus_per_task == 1 and set(placement.tasks_per_node) == {site.gpus_per_node}:
             options += site.full_node_srun_args
     return tuple(options)
 

@@ -104,7 +104,7 @@ def render_template(
         "NUM_WORKERS": str(placement.num_workers),
         "CPUS": str(scaling.num_cpus_per_worker),
         "GPUS": str(scaling.num_gpus_per_worker),
-        "TASKS_PER_NODE": str(placement.tasks_per_node),
+        "TASKS_PER_NODE": str(placement.max_tasks_per_node),
         "DIRECTIVES": "\n".join(directive_lines(directives)),
         # On a login node there is no job that a site's lines could speak of.
         "SETUP": "\n".join((*(() if name == "submit.sh" else site.setup), *slurm.setup)),
@@ -163,7 +163,7 @@ def _scaling_lines(scaling: ScalingConfig, placement: Placement) -> list[str]:
         if field.name != "slurm" and value != getattr(default, field.name):
             lines.append(f"    {field.name}={value!r},")
     lines.append("    slurm=SlurmConfig(")
-    shown = {"nodes": placement.num_nodes, "tasks_per_node": placement.tasks_per_node}
+    shown = {"nodes": placement.num_nodes, "tasks_per_node": placement.max_tasks_per_node}
     for field in fields(scaling.slurm):
         value = getattr(scaling.slurm, field.name)
         if value != getattr(default.slurm, field.name) or field.name in shown:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hpctrain import environ
 from hpctrain.errors import LaunchError
 from hpctrain.plan.argv import node_test_argv
 from hpctrain.slurm.client import ask_slurm, run_slurm
@@ -38,7 +39,7 @@ class SlurmNodes:
             If Slurm does not answer.
         """
         nodes = parse_job_nodes(_ask("show", "job", self._job_id))
-        hosts = _ask("show", "hostnames", nodes).split()
+        hosts = expand_hosts(nodes)
         states = parse_node_states(_ask("show", "node", nodes))
         known = {host: states.get(host, set()) for host in hosts}
         return {host: _DOUBTFUL in state for host, state in known.items() if not state & _UNUSABLE}
@@ -50,6 +51,30 @@ class SlurmNodes:
         except LaunchError:
             return False
         return answer.returncode == 0
+
+
+def allocated_hosts() -> list[str]:
+    """Return the nodes of the job that this process is in, in Slurm's order. Not collective.
+
+    Slurm's controller is not asked.
+
+    Raises
+    ------
+    LaunchError
+        If it is in none.
+    """
+    nodes = environ.variable("SLURM_JOB_NODELIST")
+    if nodes is None:
+        raise LaunchError(
+            "launcher='allocation' needs a Slurm allocation, and SLURM_JOB_NODELIST is not set. "
+            "Run inside sbatch or salloc, or use launcher='slurm' to submit a job."
+        )
+    return expand_hosts(nodes)
+
+
+def expand_hosts(nodes: str) -> list[str]:
+    """Return the names of nodes that Slurm writes as ``node[1-3]``. Not collective."""
+    return _ask("show", "hostnames", nodes).split()
 
 
 def _ask(*words: str) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hpctrain.errors import ConfigError, LaunchError
+from hpctrain.plan.allocation import AllocatedNode
 from hpctrain.plan.resources import NodeShape
 
 _FINAL = frozenset(
@@ -120,6 +122,73 @@ def parse_job_nodes(output: str) -> str:
     if found is None or found.group(1) == "(null)":
         raise LaunchError("Slurm says that this job has no nodes.", transient=True)
     return found.group(1)
+
+
+def parse_job_gpus(output: str) -> dict[str, int]:
+    """Return the GPUs of a job from ``scontrol --details --oneliner show job``.
+
+    Not collective.
+
+    Returns
+    -------
+    dict[str, int]
+        By groups of nodes, as Slurm writes them. Empty where Slurm counts no GPUs.
+
+    Examples
+    --------
+    >>> nodes = "Nodes=a1 CPU_IDs=0-2 Mem=6 GRES=gpu:3(IDX:0-2) Nodes=a[2-3] CPU_IDs=0 Mem=2 GRES="
+    >>> parse_job_gpus(f"JobId=7 NodeList=a[1-3] {nodes} MinCPUsNode=1")
+    {'a1': 3, 'a[2-3]': 0}
+    """
+    found = re.findall(r"(?<!\S)Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)", output)
+    gpus = {nodes: _count_gpus(gres) for nodes, gres in found}
+    return gpus if any(gpus.values()) else {}
+
+
+def parse_counts(text: str) -> tuple[int, ...]:
+    """Return one number for each node from a variable such as ``SLURM_TASKS_PER_NODE``.
+
+    Not collective.
+
+    Examples
+    --------
+    >>> parse_counts("72(x2),36")
+    (72, 72, 36)
+    """
+    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+    return tuple(int(count) for count, times in found for _ in range(int(times or 1)))
+
+
+def read_allocation(
+    variables: Mapping[str, str], hosts: Sequence[str], gpus: Mapping[str, int]
+) -> dict[str, AllocatedNode]:
+    """Return what an allocation has of each of its nodes.
+
+    Not collective.
+
+    Parameters
+    ----------
+    variables
+        The environment of a process in it.
+    hosts
+        Its nodes.
+    gpus
+        GPUs of nodes, as far as they are known.
+    """
+
+    def by_node(name: str) -> Sequence[int | None]:
+        counts = parse_counts(variables.get(name, ""))
+        return counts if len(counts) == len(hosts) else [None] * len(hosts)
+
+    # Without a number of tasks Slurm counts one for each CPU. In a step the tasks are its own.
+    is_asked = {"SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"} & variables.keys()
+    has_tasks = is_asked and "SLURM_STEP_ID" not in variables
+    return {
+        host: AllocatedNode(tasks=tasks if has_tasks else None, cpus=cpus, gpus=gpus.get(host))
+        for host, tasks, cpus in zip(
+            hosts, by_node("SLURM_TASKS_PER_NODE"), by_node("SLURM_JOB_CPUS_PER_NODE"), strict=True
+        )
+    }
 
 
 def parse_node_states(output: str) -> dict[str, set[str]]:

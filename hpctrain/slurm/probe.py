@@ -8,9 +8,17 @@ import re
 from hpctrain import environ
 from hpctrain.config import ScalingConfig
 from hpctrain.errors import ConfigError, LaunchError
-from hpctrain.plan.resources import NodeShape, Placement, node_range
+from hpctrain.plan.allocation import AllocatedNode
+from hpctrain.plan.resources import Placement, node_range
 from hpctrain.slurm.client import run_slurm
-from hpctrain.slurm.output import Partition, parse_partitions, parse_pmi_types
+from hpctrain.slurm.nodes import allocated_hosts, expand_hosts
+from hpctrain.slurm.output import (
+    Partition,
+    parse_job_gpus,
+    parse_partitions,
+    parse_pmi_types,
+    read_allocation,
+)
 from hpctrain.slurm_config import time_limit_minutes
 
 
@@ -74,10 +82,10 @@ def check_partition(scaling: ScalingConfig, placement: Placement, partition: Par
         )
     needed = node_range(scaling, placement).fewest
     if needed > partition.num_nodes:
-        spare = scaling.slurm.spare_nodes
+        spare, most = scaling.slurm.spare_nodes, placement.max_tasks_per_node
         raise ConfigError(
-            f"num_workers={placement.num_workers} needs {needed} nodes with "
-            f"{placement.tasks_per_node} workers each"
+            f"num_workers={placement.num_workers} needs {needed} nodes with at most "
+            f"{most} worker{'' if most == 1 else 's'} each"
             f"{f' and {spare} spare' if spare else ''}, but partition {partition.name} has "
             f"{partition.num_nodes}. Ask for fewer workers, or another partition."
         )
@@ -92,29 +100,31 @@ def check_partition(scaling: ScalingConfig, placement: Placement, partition: Par
             )
 
 
-def allocation_nodes() -> tuple[int, NodeShape]:
-    """Return the number of nodes of the allocation that this process is in, and their shape.
+def allocation_nodes(*, with_gpus: bool) -> dict[str, AllocatedNode]:
+    """Return what the allocation that this process is in has of each of its nodes, by name.
 
     Not collective.
+
+    Parameters
+    ----------
+    with_gpus
+        Whether to ask Slurm's controller for the GPUs, which no variable gives for each node.
 
     Raises
     ------
     LaunchError
         If this process is not inside an allocation.
     """
-    nodes = environ.variable("SLURM_JOB_NUM_NODES") or environ.variable("SLURM_NNODES")
-    if nodes is None:
-        raise LaunchError(
-            "launcher='allocation' needs a Slurm allocation, and SLURM_JOB_NUM_NODES is not set. "
-            "Run inside sbatch or salloc, or use launcher='slurm' to submit a job."
-        )
-    # For example "4(x2),8": CPUs of the nodes, in order.
-    cpus = environ.variable("SLURM_JOB_CPUS_PER_NODE") or ""
-    counts = [int(count) for count in re.findall(r"(?:^|,)(\d+)", cpus)]
-    gpus = environ.variable("SLURM_GPUS_ON_NODE")
-    return int(nodes), NodeShape(
-        cpus=min(counts) if counts else None, gpus=int(gpus) if gpus and gpus.isdigit() else None
-    )
+    hosts = allocated_hosts()
+    gpus = _gpus_by_node() if with_gpus else {}
+    return read_allocation(environ.environment(), hosts, gpus)
+
+
+def _gpus_by_node() -> dict[str, int]:
+    job_id = environ.variable("SLURM_JOB_ID") or ""
+    answer = run_slurm(["scontrol", "--details", "--oneliner", "show", "job", job_id])
+    groups = parse_job_gpus(answer.stdout)
+    return {host: count for nodes, count in groups.items() for host in expand_hosts(nodes)}
 
 
 @functools.cache

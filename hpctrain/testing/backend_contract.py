@@ -40,9 +40,7 @@ __all__ = ["BackendContract"]
 
 _TIMEOUT_S = 200.0
 _TWO_RANKS = Placement(
-    num_workers=2,
-    num_nodes=1,
-    tasks_per_node=2,
+    tasks_per_node=(2,),
     cpus_per_task=1,
     gpus_per_task=0,
     mem_bytes_per_task=None,

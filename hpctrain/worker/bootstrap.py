@@ -64,7 +64,7 @@ def join_world(
     finally:
         # All ranks have taken part in the sum, so all have left MPI_Init; or this start has failed.
         unlink_mapped_segments()
-    local = mpi.split_by_node(comm)
+    local = mpi.split_by_node(comm, misplaced_node(launched_by, comm.size))
     # The lowest world rank on a node names the node: host names can be the same in containers.
     first_on_node = comm.allgather(local.bcast(comm.rank))
     nodes = sorted(set(first_on_node))
@@ -80,6 +80,23 @@ def join_world(
     )
     environ.export({environ.RANK_MARKER: str(world.world_rank)})
     return world, comm
+
+
+def misplaced_node(variables: Mapping[str, str], size: int) -> int | None:
+    """Return the number of this node where MPI may not know which ranks share it, else None.
+
+    Not collective. Of the tasks of ``srun --distribution=arbitrary`` Slurm's pmi2 tells MPI that
+    each is on a node of its own (seen with Slurm 22.05 and MPICH).
+
+    Examples
+    --------
+    >>> step = {"SLURM_STEP_NUM_TASKS": "5", "SLURM_PROCID": "4", "SLURM_NODEID": "1"}
+    >>> misplaced_node({**step, "SLURM_DISTRIBUTION": "arbitrary"}, 5)
+    1
+    """
+    is_arbitrary = variables.get("SLURM_DISTRIBUTION", "").startswith("arbitrary")
+    is_step = variables.get("SLURM_STEP_NUM_TASKS") == str(size) and "SLURM_PROCID" in variables
+    return int(variables["SLURM_NODEID"]) if is_arbitrary and is_step else None
 
 
 def check_collective(comm: Comm, *, timeout_s: float) -> None:

@@ -53,10 +53,19 @@ def initialize() -> Comm:
     return MPI.COMM_WORLD.Dup()
 
 
-def split_by_node(comm: Comm) -> Comm:
-    """Return a communicator over the ranks of this node. Collective."""
+def split_by_node(comm: Comm, node: int | None = None) -> Comm:
+    """Return a communicator over the ranks of this node. Collective.
+
+    Parameters
+    ----------
+    node
+        Number of this node, where MPI does not know which ranks share it; None on all ranks asks
+        MPI.
+    """
     from mpi4py import MPI
 
+    if node is not None:
+        return comm.Split(node, comm.rank)
     return comm.Split_type(MPI.COMM_TYPE_SHARED)
 
 

@@ -75,19 +75,19 @@ def refuse(cluster: VirtualCluster, script: Path, storage: Path, scaling: str, s
     ("scaling", "slurm", "message"),
     [
         (
-            '{"num_workers": 3}',
+            '{"num_workers": 1}',
             '{"nodes": 2}',
-            "num_workers=3 does not fill 2 nodes evenly. Use 2 or 4 workers",
+            "num_workers=1 leaves some of 2 nodes empty. Use 2 workers or more",
         ),
         (
-            '{"num_workers": 6}',
+            '{"num_workers": 5, "placement_strategy": "STRICT_SPREAD"}',
             "{}",
-            "num_workers=6 does not fill nodes of 4 workers. Use 4 or 8",
+            "needs 5 nodes with at most 1 worker each, but partition main has 4",
         ),
         (
             '{"num_workers": 40}',
             "{}",
-            "needs 10 nodes with 4 workers each, but partition main has 4",
+            "needs 10 nodes with at most 4 workers each, but partition main has 4",
         ),
         (
             '{"num_workers": 1, "resources_per_worker": {"CPU": 5}}',

@@ -36,7 +36,7 @@ GOOD = {
 
 
 def test_nodes_that_have_all_they_need_are_good():
-    verdict = judge({"node1": GOOD, "node2": GOOD}, gpus_per_node=4)
+    verdict = judge({"node1": GOOD, "node2": GOOD}, gpus_on=lambda _: 4)
     assert not verdict.bad
     assert not verdict.doubtful
 
@@ -77,11 +77,18 @@ def test_a_node_with_fewer_gpus_than_others_and_than_its_ranks_need_is_bad(
     needed: int, bad: set[str]
 ):
     reports = {"node1": {**GOOD, "gpus": 4}, "node2": {**GOOD, "gpus": 3}}
-    assert judge(reports, gpus_per_node=needed).bad.keys() == bad
+    assert judge(reports, gpus_on=lambda _: needed).bad.keys() == bad
+
+
+def test_a_node_with_fewer_ranks_than_others_needs_fewer_gpus():
+    reports = {"node1": {**GOOD, "gpus": 4}, "node2": {**GOOD, "gpus": 1}}
+    needed = {"node1": 3, "node2": 1}
+    assert not judge(reports, gpus_on=needed.__getitem__).bad
+    assert judge(reports, gpus_on=lambda _: 3).bad.keys() == {"node2"}
 
 
 def test_gpus_without_device_files_are_left_to_the_backend():
-    assert not judge({"node1": GOOD, "node2": GOOD}, gpus_per_node=4).bad
+    assert not judge({"node1": GOOD, "node2": GOOD}, gpus_on=lambda _: 4).bad
 
 
 @pytest.mark.parametrize(("ahead", "skew"), [(1000, 1000), (0, 0), (-1000, -1000)])

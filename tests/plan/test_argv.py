@@ -9,9 +9,7 @@ from hpctrain.plan.launch_plan import StepLauncher
 from hpctrain.plan.resources import Placement
 
 PLACEMENT = Placement(
-    num_workers=8,
-    num_nodes=2,
-    tasks_per_node=4,
+    tasks_per_node=(4, 4),
     cpus_per_task=6,
     gpus_per_task=1,
     mem_bytes_per_task=None,
@@ -65,6 +63,48 @@ def test_ranks_start_on_the_nodes_that_are_chosen(golden, kind: str):
     golden(f"argv/ranks-{kind}-on-chosen-nodes.txt", lines(argv))
 
 
+UNEQUAL = replace(CHOSEN, tasks_per_node=(3, 1))
+
+
+@pytest.mark.parametrize("kind", sorted(LAUNCHERS))
+def test_nodes_get_unequal_numbers_of_ranks(golden, kind: str):
+    argv = worker_step_argv(LAUNCHERS[kind], UNEQUAL, WORKER, local=False)
+    golden(f"argv/ranks-{kind}-on-unequal-nodes.txt", lines(argv))
+
+
+@pytest.mark.parametrize("nodes", [(), ("gpu1", "gpu3")])
+def test_srun_is_not_given_numbers_that_it_finds_itself(nodes: tuple[str, ...]):
+    argv = worker_step_argv(LAUNCHERS["srun"], replace(UNEQUAL, nodes=nodes), ["rank"], local=False)
+    assert argv[2:6] == [
+        "--nodes=2",
+        *(["--nodelist=gpu1,gpu3"] if nodes else []),
+        "--ntasks=4",
+        "--distribution=block,NoPack",
+        *([] if nodes else ["--overlap"]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("counts", "nodelist", "distribution"),
+    [
+        ((3, 1), "gpu1,gpu3", "plane=3"),
+        ((3, 3, 2), "gpu1,gpu3,gpu4", "plane=3"),
+        ((1, 3), "gpu1,gpu3,gpu3,gpu3", "arbitrary"),
+        ((3, 1, 2), "gpu1,gpu1,gpu1,gpu3,gpu4,gpu4", "arbitrary"),
+    ],
+)
+def test_srun_is_given_numbers_that_it_would_not_find(counts, nodelist: str, distribution: str):
+    names = ("gpu1", "gpu3", "gpu4")[: len(counts)]
+    ordered = replace(PLACEMENT, tasks_per_node=counts, nodes=names, srun_shares_out=False)
+    argv = worker_step_argv(LAUNCHERS["srun"], ordered, ["rank"], local=False)
+    assert argv[2:6] == [
+        f"--nodes={len(counts)}",
+        f"--nodelist={nodelist}",
+        f"--ntasks={sum(counts)}",
+        f"--distribution={distribution}",
+    ]
+
+
 def test_agents_of_a_run_that_goes_on_without_a_node(golden):
     command = agent_argv(
         "/env/bin/python",
@@ -75,7 +115,7 @@ def test_agents_of_a_run_that_goes_on_without_a_node(golden):
         addresses=["10.0.0.1:4711"],
         lease_s=30.0,
     )
-    argv = agent_step_argv(CHOSEN, command, idle_nodes=["gpu4"])
+    argv = agent_step_argv(CHOSEN, command, idle_nodes=["gpu4"], survives_loss=True)
     golden("argv/agents-of-chosen-and-idle-nodes.txt", lines(argv))
 
 

@@ -49,6 +49,7 @@ CASES = {
         "slurm",
         ScalingConfig(num_workers=4, slurm=SlurmConfig(nodes=2, spare_nodes=1)),
     ),
+    "job-on-unequal-nodes": ("slurm", ScalingConfig(num_workers=5, slurm=SlurmConfig(nodes=2))),
     "elastic-job": (
         "slurm",
         ScalingConfig(num_workers=(4, 16), use_gpu=True),

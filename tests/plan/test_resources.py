@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from hpctrain import ConfigError, ScalingConfig, SlurmConfig
 from hpctrain.plan.gpus import assign_gpus
 from hpctrain.plan.resources import (
     NodeShape,
+    make_placement,
     node_range,
     place_on_nodes,
     place_on_one_node,
@@ -13,68 +17,87 @@ from hpctrain.plan.resources import (
 )
 
 
-def place(num_workers: int, node: NodeShape | None = None, *, slurm=None, **fields):
+def place(
+    num_workers: int, node: NodeShape | None = None, *, slurm=None, num_nodes=None, **fields
+) -> tuple[int, ...]:
     scaling = ScalingConfig(num_workers=num_workers, slurm=SlurmConfig(**(slurm or {})), **fields)
-    placement = place_workers(scaling, node or NodeShape())
-    return placement.num_nodes, placement.tasks_per_node
+    return place_workers(scaling, node or NodeShape(), num_nodes=num_nodes).tasks_per_node
 
 
 @pytest.mark.parametrize(
-    ("num_workers", "node", "slurm", "shape"),
+    ("num_workers", "node", "slurm", "counts"),
     [
-        (8, NodeShape(cpus=4), {}, (2, 4)),
-        (3, NodeShape(cpus=64), {}, (1, 3)),
-        (8, NodeShape(cpus=64), {"nodes": 4}, (4, 2)),
-        (8, NodeShape(), {"tasks_per_node": 2}, (4, 2)),
-        (8, NodeShape(), {"nodes": 2, "tasks_per_node": 4}, (2, 4)),
+        (8, NodeShape(cpus=4), {}, (4, 4)),
+        (5, NodeShape(cpus=4), {}, (3, 2)),
+        (10, NodeShape(cpus=4), {}, (4, 3, 3)),
+        (3, NodeShape(cpus=64), {}, (3,)),
+        (8, NodeShape(cpus=64), {"nodes": 4}, (2, 2, 2, 2)),
+        (6, NodeShape(cpus=64), {"nodes": 4}, (2, 2, 1, 1)),
+        (8, NodeShape(), {"tasks_per_node": 2}, (2, 2, 2, 2)),
+        (3, NodeShape(), {"tasks_per_node": 2}, (2, 1)),
+        (3, NodeShape(), {"tasks_per_node": 4}, (3,)),
+        (8, NodeShape(), {"nodes": 2, "tasks_per_node": 4}, (4, 4)),
+        (5, NodeShape(), {"nodes": 2, "tasks_per_node": 4}, (3, 2)),
     ],
 )
-def test_workers_are_packed_on_as_few_nodes_as_hold_them(num_workers, node, slurm, shape):
-    assert place(num_workers, node, slurm=slurm) == shape
+def test_workers_are_packed_on_as_few_nodes_as_hold_them(num_workers, node, slurm, counts):
+    assert place(num_workers, node, slurm=slurm) == counts
 
 
 def test_gpus_limit_how_many_workers_a_node_holds():
     node = NodeShape(cpus=64, gpus=4)
-    assert place(8, node, use_gpu=True) == (2, 4)
+    assert place(8, node, use_gpu=True) == (4, 4)
+    assert place(6, node, use_gpu=True) == (3, 3)
     assert place(4, node, use_gpu=True, resources_per_worker={"GPU": 2}) == (2, 2)
 
 
 @pytest.mark.parametrize("strategy", ["SPREAD", "STRICT_SPREAD"])
 def test_spread_is_one_worker_on_each_node(strategy: str):
-    assert place(3, NodeShape(cpus=64), placement_strategy=strategy) == (3, 1)
+    assert place(3, NodeShape(cpus=64), placement_strategy=strategy) == (1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("slurm", "counts"),
+    [({}, (2, 1, 1, 1)), ({"spare_nodes": 1}, (2, 2, 1)), ({"nodes": 2}, (3, 2))],
+)
+def test_spread_uses_all_nodes_where_there_are_fewer_than_workers(slurm, counts):
+    assert place(5, placement_strategy="SPREAD", num_nodes=4, slurm=slurm) == counts
 
 
 def test_strict_pack_is_one_node():
-    assert place(8, NodeShape(cpus=8), placement_strategy="STRICT_PACK") == (1, 8)
+    assert place(8, NodeShape(cpus=8), placement_strategy="STRICT_PACK") == (8,)
+
+
+def test_a_node_is_asked_for_what_the_fullest_one_needs():
+    scaling = ScalingConfig(
+        num_workers=5,
+        use_gpu=True,
+        resources_per_worker={"GPU": 2, "memory": 2**30},
+        slurm=SlurmConfig(nodes=2),
+    )
+    placement = place_workers(scaling, NodeShape())
+    assert (placement.num_workers, placement.num_nodes) == (5, 2)
+    assert (placement.max_tasks_per_node, placement.is_even) == (3, False)
+    assert (placement.gpus_per_node, placement.mem_mib_per_node) == (6, 3072)
+    named = replace(placement, nodes=("a", "b"))
+    assert [named.gpus_on(node) for node in ("a", "b", "spare")] == [6, 4, 6]
 
 
 @pytest.mark.parametrize(
     ("num_workers", "node", "fields", "message"),
     [
         (
-            10,
-            NodeShape(cpus=4),
-            {},
-            "num_workers=10 does not fill nodes of 4 workers. Use 8 or 12, or change "
-            "tasks_per_node.",
-        ),
-        (
-            3,
-            NodeShape(),
-            {"slurm": {"tasks_per_node": 4}},
-            "num_workers=3 does not fill nodes of 4 workers. Use 4, or change tasks_per_node.",
-        ),
-        (
-            10,
-            NodeShape(),
-            {"slurm": {"nodes": 4}},
-            "num_workers=10 does not fill 4 nodes evenly. Use 8 or 12 workers, or change nodes.",
-        ),
-        (
             1,
             NodeShape(),
             {"slurm": {"nodes": 2}},
-            "num_workers=1 does not fill 2 nodes evenly. Use 2 workers, or change nodes.",
+            "num_workers=1 leaves some of 2 nodes empty. Use 2 workers or more, or change nodes.",
+        ),
+        (
+            5,
+            NodeShape(),
+            {"placement_strategy": "STRICT_SPREAD", "slurm": {"nodes": 2}},
+            "num_workers=5, but nodes=2 with tasks_per_node=1 is 2. Drop one of the three, or "
+            "make them agree.",
         ),
         (
             8,
@@ -189,7 +212,7 @@ def test_memory_is_left_to_the_site_where_nobody_asks():
 @pytest.mark.parametrize("num_workers", [0, 1, 4])
 def test_without_a_job_all_workers_are_on_this_machine(num_workers: int):
     placement = place_on_one_node(ScalingConfig(num_workers=num_workers))
-    assert (placement.num_nodes, placement.tasks_per_node) == (1, max(num_workers, 1))
+    assert placement.tasks_per_node == (max(num_workers, 1),)
 
 
 @pytest.mark.parametrize(
@@ -256,11 +279,60 @@ def test_a_fixed_run_survives_the_loss_of_a_node_only_with_a_spare_one():
 )
 def test_workers_fill_the_living_nodes_and_spare_ones_only_when_needed(living, used):
     full = place_workers(ELASTIC, NodeShape())
-    placement = place_on_nodes(full, living, enough=2)
+    placement = place_on_nodes(full, dict.fromkeys(living, 9), fewest=6)
     if used is None:
         assert placement is None
     else:
         assert placement.nodes == tuple(used)
         assert placement.num_nodes == len(used)
-        assert placement.num_workers == 4 * len(used)
-        assert placement.tasks_per_node == 4
+        assert placement.tasks_per_node == (4,) * len(used)
+
+
+def node_range_of(num_workers: Any, counts: tuple[int, ...], *, slots=(), spare: int = 0):
+    scaling = ScalingConfig(num_workers=num_workers, slurm=SlurmConfig(spare_nodes=spare))
+    return node_range(scaling, make_placement(scaling, counts), slots=slots)
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "counts", "slots", "spare", "fewest_enough_most"),
+    [
+        (5, (3, 2), (), 0, (2, 2, 2)),
+        (6, (2, 1, 1, 1, 1), (), 0, (5, 5, 5)),
+        (5, (3, 2), (), 1, (3, 2, 3)),
+        ((3, 5), (3, 2), (), 0, (1, 1, 2)),
+        ((4, 5), (3, 2), (), 0, (2, 2, 2)),
+        # An allocation: without the first node too few are left, without the last one not.
+        ((3, 4), (3, 1), (3, 1), 0, (1, 1, 2)),
+        ((7, 8), (4, 2, 2), (4, 2, 2), 0, (3, 3, 3)),
+    ],
+)
+def test_what_a_run_on_unequal_nodes_can_do_without(
+    num_workers, counts, slots, spare, fewest_enough_most
+):
+    nodes = node_range_of(num_workers, counts, slots=slots, spare=spare)
+    assert (nodes.fewest, nodes.enough, nodes.most) == fewest_enough_most
+
+
+@pytest.mark.parametrize(
+    ("counts", "slots", "fewest", "left"),
+    [
+        # A spare node takes the place of any.
+        ((3, 2), {"b": 3, "c": 3}, 5, {"b": 3, "c": 2}),
+        # Of a smaller node less is asked, although it has the name of a larger one.
+        ((3, 1), {"b": 1, "c": 3}, 4, {"b": 1, "c": 3}),
+        # More nodes than at full size, where those that are left are small.
+        ((4,), {"b": 2, "c": 2}, 4, {"b": 2, "c": 2}),
+        ((3, 1), {"b": 1}, 1, {"b": 1}),
+        ((3, 1), {"b": 1}, 2, None),
+        ((3, 1), {}, 1, None),
+        # Spread stays spread.
+        ((2, 1, 1), {"a": 9, "b": 9, "c": 9}, 4, {"a": 2, "b": 1, "c": 1}),
+    ],
+)
+def test_workers_go_where_the_nodes_that_are_left_have_room(counts, slots, fewest, left):
+    full = make_placement(ScalingConfig(), counts)
+    placement = place_on_nodes(full, slots, fewest=fewest)
+    if left is None:
+        assert placement is None
+    else:
+        assert dict(zip(placement.nodes, placement.tasks_per_node, strict=True)) == left

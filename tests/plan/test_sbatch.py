@@ -69,6 +69,12 @@ CASES = {
     "spare-node-and-gpus-in-total": ScalingConfig(
         **GPUS, slurm=SlurmConfig(gpu_request="gpus", spare_nodes=1)
     ),
+    "unequal-nodes": ScalingConfig(
+        num_workers=5,
+        use_gpu=True,
+        resources_per_worker={"memory": GIB},
+        slurm=SlurmConfig(nodes=2, gpu_request="gpus"),
+    ),
     "spread": ScalingConfig(num_workers=3, placement_strategy="SPREAD"),
     "strict-pack": ScalingConfig(num_workers=3, placement_strategy="STRICT_PACK"),
 }

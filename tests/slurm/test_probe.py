@@ -7,10 +7,11 @@ import pytest
 
 from hpctrain.config import ScalingConfig, SlurmConfig
 from hpctrain.errors import ConfigError, LaunchError
+from hpctrain.plan.allocation import AllocatedNode
 from hpctrain.plan.resources import NodeShape, Placement
 from hpctrain.slurm import probe
 from hpctrain.slurm.client import run_slurm
-from hpctrain.slurm.output import Partition, parse_partitions
+from hpctrain.slurm.output import Partition, parse_job_gpus, parse_partitions, read_allocation
 from hpctrain.slurm.probe import (
     allocation_nodes,
     can_submit,
@@ -64,9 +65,7 @@ def test_what_is_not_a_row_is_overlooked():
 
 def placement(num_nodes: int = 1) -> Placement:
     return Placement(
-        num_workers=4 * num_nodes,
-        num_nodes=num_nodes,
-        tasks_per_node=4,
+        tasks_per_node=(4,) * num_nodes,
         cpus_per_task=1,
         gpus_per_task=0,
         mem_bytes_per_task=None,
@@ -90,7 +89,7 @@ def test_a_partition_that_is_down_is_refused_with_the_others():
 
 
 def test_more_nodes_than_a_partition_has_are_refused():
-    message = r"num_workers=24 needs 6 nodes with 4 workers each, but partition gpu has 5\."
+    message = r"num_workers=24 needs 6 nodes with at most 4 workers each, but partition gpu has 5\."
     with pytest.raises(ConfigError, match=message):
         check_partition(timed(None), placement(6), parse_partitions(SINFO, "gpu"))
 
@@ -199,34 +198,82 @@ def test_a_command_that_does_not_answer_may_answer_later():
     assert raised.value.transient
 
 
+HOSTS = ("a1", "a2", "a3")
+
+
 @pytest.mark.parametrize(
-    ("variables", "nodes", "shape"),
+    ("variables", "nodes"),
     [
+        # salloc -N3
         (
-            {"SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_CPUS_PER_NODE": "4(x2)"},
-            2,
-            NodeShape(cpus=4, gpus=None),
+            {"SLURM_JOB_CPUS_PER_NODE": "4(x3)", "SLURM_TASKS_PER_NODE": "4(x3)"},
+            [AllocatedNode(cpus=4, gpus=2), AllocatedNode(cpus=4, gpus=1), AllocatedNode(cpus=4)],
         ),
+        # salloc -N3 -n7 -c2
         (
             {
-                "SLURM_JOB_NUM_NODES": "3",
-                "SLURM_JOB_CPUS_PER_NODE": "72(x2),36",
-                "SLURM_GPUS_ON_NODE": "4",
+                "SLURM_NTASKS": "7",
+                "SLURM_JOB_CPUS_PER_NODE": "6(x2),2",
+                "SLURM_TASKS_PER_NODE": "3(x2),1",
             },
-            3,
-            NodeShape(cpus=36, gpus=4),
+            [
+                AllocatedNode(tasks=3, cpus=6, gpus=2),
+                AllocatedNode(tasks=3, cpus=6, gpus=1),
+                AllocatedNode(tasks=1, cpus=2),
+            ],
         ),
-        ({"SLURM_NNODES": "1"}, 1, NodeShape(cpus=None, gpus=None)),
+        # salloc -N3 --ntasks-per-node=2, without --ntasks
+        (
+            {"SLURM_NTASKS_PER_NODE": "2", "SLURM_TASKS_PER_NODE": "2(x3)"},
+            [
+                AllocatedNode(tasks=2, gpus=2),
+                AllocatedNode(tasks=2, gpus=1),
+                AllocatedNode(tasks=2),
+            ],
+        ),
+        # srun --pty bash inside of it: the tasks are those of the step.
+        (
+            {
+                "SLURM_STEP_ID": "0",
+                "SLURM_NTASKS": "3",
+                "SLURM_TASKS_PER_NODE": "1(x3)",
+                "SLURM_JOB_CPUS_PER_NODE": "4(x3)",
+            },
+            [AllocatedNode(cpus=4, gpus=2), AllocatedNode(cpus=4, gpus=1), AllocatedNode(cpus=4)],
+        ),
+        # Numbers that are not those of these nodes.
+        (
+            {"SLURM_NTASKS": "1", "SLURM_TASKS_PER_NODE": "1", "SLURM_JOB_CPUS_PER_NODE": "4"},
+            [AllocatedNode(gpus=2), AllocatedNode(gpus=1), AllocatedNode()],
+        ),
     ],
 )
-def test_the_shape_of_an_allocation_is_read_from_its_variables(
-    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], nodes: int, shape: NodeShape
+def test_what_an_allocation_has_is_read_from_its_variables(
+    variables: dict[str, str], nodes: list[AllocatedNode]
 ):
-    monkeypatch.setattr(probe.environ, "variable", variables.get)
-    assert allocation_nodes() == (nodes, shape)
+    found = read_allocation(variables, HOSTS, {"a1": 2, "a2": 1})
+    assert found == dict(zip(HOSTS, nodes, strict=True))
+
+
+# scontrol --details --oneliner show job, Slurm 22.05: salloc -N2 -n4 --gpus=4.
+DETAILS = (
+    "JobId=24 JobName=bash JOB_GRES=gpu:4 Nodes=node1 CPU_IDs=0-2 Mem=6144 GRES=gpu:3(IDX:0-2) "
+    "Nodes=node2 CPU_IDs=0 Mem=2048 GRES=gpu:1(IDX:0) MinCPUsNode=1 MinMemoryCPU=2G"
+)
+
+
+def test_the_gpus_of_each_node_are_read_from_the_details_of_a_job():
+    assert parse_job_gpus(DETAILS) == {"node1": 3, "node2": 1}
+    typed = DETAILS.replace("gpu:3(IDX:0-2)", "gpu:a100:2(IDX:0-1),gpu:v100:1(IDX:2)")
+    assert parse_job_gpus(typed) == {"node1": 3, "node2": 1}
+
+
+def test_where_slurm_counts_no_gpus_their_number_is_unknown():
+    without = DETAILS.replace("gpu:3(IDX:0-2)", "").replace("gpu:1(IDX:0)", "craynetwork:1")
+    assert parse_job_gpus(without) == {}
 
 
 def test_outside_of_an_allocation_there_is_no_shape(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(probe.environ, "variable", lambda _: None)
-    with pytest.raises(LaunchError, match="needs a Slurm allocation, and SLURM_JOB_NUM_NODES is"):
-        allocation_nodes()
+    with pytest.raises(LaunchError, match="needs a Slurm allocation, and SLURM_JOB_NODELIST is"):
+        allocation_nodes(with_gpus=False)
