@@ -36,6 +36,8 @@ def cancel(
     view = view_run(paths)
     if view.is_over:
         say(f"{view.name} is {view.state}; there is nothing to cancel.")
+        if not view.status.is_of(paths.root):
+            say(f"Its original is {view.status.path}, and was not touched.")
         return
     if view.job_state == "PENDING":
         _withdraw(paths, view, dry_run=dry_run)

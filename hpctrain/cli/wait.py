@@ -63,6 +63,8 @@ def _wait_for_end(paths: RunPaths, timeout_s: float) -> bool:
             if status.state.is_final:
                 return True
             liveness.check(status)
+        else:
+            liveness.check_directory()
         remaining = deadline - time.monotonic()
         if remaining <= 0:
             return False

@@ -14,6 +14,7 @@ from pathlib import Path
 from hpctrain import environ
 from hpctrain.control.wire import Frame
 from hpctrain.log import log
+from hpctrain.rundir.files import make_directory
 from hpctrain.rundir.paths import RunPaths
 
 _PY_SPY_TIMEOUT_S = 10.0
@@ -84,7 +85,8 @@ class Examiner:
             body = seen.text.encode()[:_MAX_STACK_BYTES]
             self._seen.put(Frame({**answer, "reason": seen.reason}, body, b""))
             if seen.text:
-                _append(paths.stacks_of_rank(header["attempt"], rank), seen.text)
+                path = paths.stacks_of_rank(header["attempt"], rank)
+                _append(path, seen.text, run_dir=paths.root)
 
 
 def examine(pid: int) -> Examination:
@@ -137,9 +139,9 @@ def _py_spy(pid: int, *, is_stopped: bool = False) -> str:
     return f"it did not work: {done.stderr.strip()} (kernel.yama.ptrace_scope: {scope})"
 
 
-def _append(path: Path, text: str) -> None:
+def _append(path: Path, text: str, *, run_dir: Path) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(path.parent, below=run_dir)
         with open(path, "a") as file:
             file.write(text)
     except OSError as error:

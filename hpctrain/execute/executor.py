@@ -124,6 +124,8 @@ class Executor:
                 except Resize:
                     continue
                 except (LaunchError, TrainingFailedError) as error:
+                    # What ranks say whose run directory is gone is an effect of it.
+                    self._journal.directory.check()
                     if recorder.stop is not None:
                         # Nobody is to take the end of this process for the loss of its node.
                         self._agents.close()

@@ -16,6 +16,7 @@ from hpctrain.errors import WorkerHangError
 from hpctrain.execute.progress import Progress
 from hpctrain.execute.roll_call import WorkerMetadata
 from hpctrain.log import log
+from hpctrain.rundir.files import make_directory
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.worker.failure import RankFailure
 
@@ -129,7 +130,7 @@ class HangWatch:
             self._progress.ask()
             # Where it cannot be made, the error still says what the ranks themselves answered.
             with contextlib.suppress(OSError):
-                self._paths.stacks(self._attempt).mkdir(parents=True, exist_ok=True)
+                make_directory(self._paths.stacks(self._attempt), below=self._paths.root)
             self._inquiry = _Inquiry(stalled, now)
             self._broadcast("dump-stacks")
 

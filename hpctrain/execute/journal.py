@@ -18,6 +18,7 @@ from hpctrain.execute.health import Verdict
 from hpctrain.execute.process import process_start_time
 from hpctrain.log import log
 from hpctrain.plan.launch_plan import LaunchPlan
+from hpctrain.rundir.directory import HeldDirectory
 from hpctrain.rundir.files import insist
 from hpctrain.rundir.history import (
     FailureKind,
@@ -54,6 +55,8 @@ class Journal:
         self.paths = paths
         self.status = status
         """The status as it was last changed."""
+        self.directory = HeldDirectory(paths)
+        """The directory that the run has begun in."""
         self._previous = insist(lambda: read_status(paths), patience_s=_READ_PATIENCE_S)
         self._written_at = 0.0
         self._writing = threading.Lock()
@@ -98,7 +101,7 @@ class Journal:
             self._written_at = time.monotonic()
             try:
                 self.status = insist(
-                    lambda: write_status(self.paths, self.status), patience_s=patience_s
+                    lambda: write_status(self.directory.paths, self.status), patience_s=patience_s
                 )
             except OSError as error:
                 self.complain("status.json", error)
@@ -113,7 +116,7 @@ class Journal:
                 with self._writing, suppress(OSError):
                     # Another job's executor may write it once this one has handed the run over.
                     if self.status.state in (RunState.STARTING, RunState.RUNNING):
-                        write_status(self.paths, self.status)
+                        write_status(self.directory.paths, self.status)
 
         thread = threading.Thread(target=show_life, name="hpctrain-life", daemon=True)
         with suppress(RuntimeError):
@@ -137,7 +140,7 @@ class Journal:
         self._unwritten.append(entry)
         try:
             while self._unwritten:
-                append_event(self.paths, **self._unwritten[0])
+                append_event(self.directory.paths, **self._unwritten[0])
                 self._unwritten.popleft()
         except OSError as error:
             self.complain("ledger.jsonl", error)
@@ -226,4 +229,4 @@ def initial_status(paths: RunPaths, plan: LaunchPlan, run_config: RunConfig) -> 
         owner_pid=pid,
         owner_start=process_start_time(pid) or 0,
         started_at=time.time(),
-    )
+    ).placed_in(paths.root)

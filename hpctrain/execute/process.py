@@ -33,7 +33,6 @@ class StepProcess:
     def __init__(self, argv: Sequence[str], *, environment: Mapping[str, str], log: Path) -> None:
         self.argv = list(argv)
         self.log = log
-        log.parent.mkdir(parents=True, exist_ok=True)
         try:
             with open(log, "ab") as output:
                 # A session of its own: Ctrl-C in a terminal is for the executor to act on.

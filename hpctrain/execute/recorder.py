@@ -8,6 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,13 @@ from hpctrain.callback import RunContext
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.config import RunConfig
 from hpctrain.environ import restart_count
-from hpctrain.errors import HpctrainError, LaunchError, RunStoppedError, TrainingFailedError
+from hpctrain.errors import (
+    ConfigError,
+    HpctrainError,
+    LaunchError,
+    RunStoppedError,
+    TrainingFailedError,
+)
 from hpctrain.execute.failure_policy import StopKind, StopNotice, classify_failure
 from hpctrain.execute.journal import Journal
 from hpctrain.execute.run_checkpoints import RunCheckpoints
@@ -24,7 +31,7 @@ from hpctrain.execute.tracker import AttemptTracker, ReportRound
 from hpctrain.execute.turns import Turns
 from hpctrain.log import log
 from hpctrain.result import Result
-from hpctrain.rundir.files import insist, write_atomic
+from hpctrain.rundir.files import insist, make_directory, write_atomic
 from hpctrain.rundir.history import FailureKind
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunState, RunStatus
@@ -105,7 +112,14 @@ class Recorder:
         self.look_for_request()
 
     def look_for_request(self) -> None:
-        """See if a person wants the run to stop."""
+        """See if a person wants the run to stop.
+
+        Raises
+        ------
+        RunStoppedError
+            If the run directory is gone, and the run with it.
+        """
+        self.journal.directory.check()
         # Unlike Path.exists(), it does not raise where the filesystem does not answer.
         if os.path.exists(self.paths.stop_request):
             self.ask_to_stop(
@@ -244,16 +258,19 @@ class Recorder:
         """Store what rank 0's training function returned."""
         if content:
             insist(
-                lambda: write_atomic(self.paths.return_value, content, mode=0o600),
+                lambda: write_atomic(
+                    self.journal.directory.paths.return_value, content, mode=0o600
+                ),
                 patience_s=_LAST_WORD_PATIENCE_S,
             )
 
     def keep_failures(self, failures: Iterable[RankFailure]) -> None:
         """Store what failed ranks said of themselves."""
+        paths = self.journal.directory.paths
         for failure in failures:
-            path = self.paths.failure(self.journal.status.attempt, max(failure.rank, 0))
+            path = paths.failure(self.journal.status.attempt, max(failure.rank, 0))
             try:
-                path.parent.mkdir(parents=True, exist_ok=True)
+                make_directory(path.parent, below=paths.root)
                 write_atomic(path, json.dumps(failure.to_json(), indent=1).encode())
             except OSError as error:
                 self.journal.complain(path.name, error)
@@ -313,7 +330,17 @@ class Recorder:
         )
         self.journal.note("executor-ended")
         self.journal.note("run-ended", state=state.value, error=message)
-        self.call("on_finish", Result.from_path(self.paths.root))
+        try:
+            self.call("on_finish", self._result(error))
+        finally:
+            self.journal.directory.close()
+
+    def _result(self, error: BaseException | None) -> Result:
+        if self.journal.directory.is_here:
+            with suppress(ConfigError, OSError):
+                return Result.from_path(self.paths.root)
+        failure = error if isinstance(error, Exception) else None
+        return Result(path=self.paths.root, status=self.journal.status, error=failure)
 
     def _apply_stop_rule(self, round_: ReportRound) -> None:
         rule = self._config.stop

@@ -12,12 +12,13 @@ import sys
 from pathlib import Path
 
 from hpctrain import environ
-from hpctrain.errors import HpctrainError
+from hpctrain.errors import HpctrainError, RunStoppedError
 from hpctrain.execute.executor import Executor
 from hpctrain.execute.ownership import Ownership, await_ownership
 from hpctrain.log import log, log_traceback
 from hpctrain.plan import spec
 from hpctrain.plan.spec import RunSpec
+from hpctrain.rundir.directory import HeldDirectory
 from hpctrain.rundir.ledger import append_event, count_attempts
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunState, read_status
@@ -38,8 +39,9 @@ def supervise(run_dir: str) -> None:
         job_id = environ.variable("SLURM_JOB_ID")
         log(f"{paths.root} is run by {owner.value}, not by job {job_id}.", to=sys.stdout)
         return
+    directory = HeldDirectory(paths)
     attempts, fruitless = count_attempts(paths), 0
-    while fruitless <= _MAX_RESTARTS:
+    while fruitless <= _MAX_RESTARTS and _is_here(directory):
         pid = os.fork()
         if pid == 0:
             os._exit(_run_executor(paths))
@@ -51,8 +53,8 @@ def supervise(run_dir: str) -> None:
             return
         status = None
         try:
-            append_event(paths, "executor-died", signal=os.WTERMSIG(wait_status), pid=pid)
-            status = read_status(paths)
+            append_event(directory.paths, "executor-died", signal=os.WTERMSIG(wait_status), pid=pid)
+            status = read_status(directory.paths)
         except OSError as error:
             # The next executor sees for itself what became of this one.
             log(f"cannot write down that the executor died: {error}")
@@ -65,6 +67,15 @@ def supervise(run_dir: str) -> None:
         attempts, before = count_attempts(paths), attempts
         fruitless = 0 if attempts > before else fruitless + 1
     raise SystemExit(1)
+
+
+def _is_here(directory: HeldDirectory) -> bool:
+    try:
+        directory.check()
+    except RunStoppedError as error:
+        log(str(error))
+        return False
+    return True
 
 
 def _run_executor(paths: RunPaths) -> int:

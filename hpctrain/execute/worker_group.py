@@ -30,7 +30,7 @@ from hpctrain.own_time import Deadline
 from hpctrain.plan import spec
 from hpctrain.plan.argv import STEP_VARIABLES, worker_argv, worker_step_argv
 from hpctrain.plan.resources import Placement, place_on_one_node
-from hpctrain.rundir.files import may_pass
+from hpctrain.rundir.files import make_directory, may_pass
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.worker.bootstrap import thread_variables
 from hpctrain.worker.leftovers import unlink_mapped_segments
@@ -175,7 +175,7 @@ class WorkerGroup:
             ) from error
 
     def _start(self, timeout_s: float) -> None:
-        self._paths.logs(self.attempt).mkdir(parents=True, exist_ok=True)
+        make_directory(self._paths.logs(self.attempt), below=self._paths.root)
         if self._agents is None:
             self._hub = Hub(attempt=self.attempt)
         else:

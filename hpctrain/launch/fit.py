@@ -19,6 +19,7 @@ from hpctrain.launch.request import (
 )
 from hpctrain.log import log
 from hpctrain.result import Result
+from hpctrain.rundir.status import read_status
 
 
 def fit(request: Request) -> Result:
@@ -108,6 +109,9 @@ def _begin(submission: Submission, changes: list[str]) -> None:
     request = submission.request
     if request.paths.status.exists() and request.run_config.verbose:
         what = f" with a changed {', '.join(changes)}" if changes else ""
+        previous = read_status(request.paths)
+        if previous is not None and not previous.is_of(request.paths.root):
+            what += f", a copy of {previous.path}, as a run of its own"
         log(f"resuming run {request.run_config.name}{what}")
     write_plan_and_spec(submission)
     if submission.plan.launcher == "slurm":

