@@ -5,6 +5,7 @@
     python benchmarks/chaos.py --json chaos.json          # 500 points, about ten minutes
     python benchmarks/chaos.py --points 20 --seed 7
     python benchmarks/chaos.py --hostile 20               # jobs, as root; about ten minutes
+    python benchmarks/chaos.py --hostile 50 --kinds fallback --nodes 4
 
 Every point is a run of the suite's NumPy model on three ranks of this machine, or of its torch
 model on two (``--model torch``; with ``--model states`` it reports its state). It passes if the run
@@ -14,7 +15,7 @@ is left. The second table says what looking for that checkpoint costs: a scan re
 of a large state the headers only.
 
 With ``--hostile N`` the run is a job on one node of a virtual cluster, and what a scheduler does to
-jobs strikes it, each kind N times in random order.
+jobs strikes it, each kind N times in random order; on several nodes each has one rank.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ MODELS: dict[str, tuple[str, tuple[str, ...]]] = {
     "states": ("torch_model.py", ("--workers", "2", "--states")),
 }
 STRUCK = ("kill-rank", "kill-commit", "torn-write", "bit-flip", "truncate", "no-space", "io-error")
-HOSTILE = ("requeue", "requeue-hold")
+HOSTILE = ("requeue", "requeue-hold", "fallback")
 SCAN_ROUNDS = 7
 SCAN_LIMIT_S = 0.05
 
@@ -64,6 +65,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--at-once", type=int, default=2, help="points that are tried at a time")
     parser.add_argument("--hostile", type=int, default=0, help="jobs that are struck, of each kind")
+    parser.add_argument("--kinds", default=",".join(HOSTILE), help="with --hostile")
+    parser.add_argument("--nodes", type=int, default=1, help="with --hostile")
     parser.add_argument("--model", choices=MODELS, default="numpy")
     parser.add_argument("--json", type=Path, help="file for every point")
     parser.add_argument("--keep", type=Path, help="folder for the runs that did not pass")
@@ -78,12 +81,15 @@ def strike(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     with ExitStack() as stack:
         cluster, at_once = None, arguments.at_once
         if arguments.hostile:
-            spec = ClusterSpec(num_nodes=1, mode=best_mode())
+            nodes = arguments.nodes
+            spec = ClusterSpec(num_nodes=nodes, mode=best_mode())
             # Slurm's sockets need a short path.
             state_dir = Path(tempfile.mkdtemp(prefix="hc-", dir="/tmp"))
             cluster = stack.enter_context(VirtualCluster.start(spec, state_dir=state_dir))
-            args, at_once = (*args, "--nodes", "1"), 1
-            kinds = list(HOSTILE) * arguments.hostile
+            args, at_once = (*args, "--nodes", str(nodes)), 1
+            if nodes > 1:
+                args = (*args, "--workers", str(nodes))
+            kinds = arguments.kinds.split(",") * arguments.hostile
             random.Random(arguments.seed).shuffle(kinds)
         script = Script(path=SUITE / name, args=args, cwd=folder)
         experiment = Experiment.begin(folder, script=script, cluster=cluster)

@@ -19,9 +19,11 @@ class Point:
     role: str
     """The process: ``rank-0``, ``executor``, ``supervisor``, ``agent``, ``driver``."""
     op: str
-    """``report``, or what is done to a file: open, write, fsync, rename, link, unlink, mkdir."""
+    """``start``, ``report``, or what is done to a file: open, write, fsync, rename, link, unlink,
+    mkdir."""
     path: str
-    """The file, below the storage; for reports ``report-NUMBER``."""
+    """The file, below the storage; for reports ``report-NUMBER``; for starts ``process`` (the
+    interpreter runs) or ``world`` (MPI is initialised)."""
     moment: Moment
 
     def __str__(self) -> str:

@@ -244,6 +244,19 @@ def watch_reports(injector: Injector, module: Any) -> None:
     module.Session.report = report
 
 
+def watch_start(injector: Injector, module: Any) -> None:
+    """Let every rank pass by the injector before and after it initialises MPI."""
+    real = module.initialize
+
+    def initialize() -> Any:
+        injector.pass_by("start", "world", "before")
+        answer = real()
+        injector.pass_by("start", "world", "after")
+        return answer
+
+    module.initialize = initialize
+
+
 def redirect_storage(injector: Injector, module: Any) -> None:
     """Let every ``fit()`` of the script put its run into the trial, under a name that stays."""
     import dataclasses
@@ -268,10 +281,13 @@ def install(trial: str) -> None:
     injector = Injector(trial)
     wrap_calls(injector)
     patches = {
+        "hpctrain.worker.mpi": lambda module: watch_start(injector, module),
         "hpctrain.worker.report": lambda module: watch_reports(injector, module),
         "hpctrain.launch.fit": lambda module: redirect_storage(injector, module),
     }
     sys.meta_path.insert(0, ImportPatch(patches))
+    if injector.role.startswith("rank-"):
+        injector.pass_by("start", "process", "before")
 
 
 if __name__ == "sitecustomize":

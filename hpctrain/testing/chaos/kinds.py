@@ -51,6 +51,11 @@ class Kind:
         return Fault(kind=self.name, point=point, act=self.act, errno=self.errno, amount=amount)
 
 
+def starts(trace: Sequence[Entry]) -> list[Point]:
+    """Return the stages of every rank's start, up to where it is in the MPI world."""
+    return _distinct(e.point for e in trace if e.point.op == "start")
+
+
 def reports(trace: Sequence[Entry]) -> list[Point]:
     """Return the begin of every report of every rank."""
     return [e.point for e in trace if e.point.op == "report" and e.point.moment == "before"]
@@ -168,6 +173,13 @@ KINDS: dict[str, Kind] = {
             meaning="scontrol requeuehold, without a warning, and release",
             points=reports,
             bring_about=acts.requeue_and_hold,
+            needs="slurm",
+        ),
+        Kind(
+            name="fallback",
+            meaning="SIGKILL a rank while it starts: the next start is by mpiexec, not srun",
+            points=starts,
+            act="kill",
             needs="slurm",
         ),
         Kind(
