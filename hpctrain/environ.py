@@ -32,6 +32,8 @@ _SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 _EXPORT_VARIABLES = ("SLURM_EXPORT_ENV", "SRUN_EXPORT_ENV")
 
 RANK_MARKER = "HPCTRAIN_RANK"
+STEP_MARK = "HPCTRAIN_STEP"
+"""Tells the sruns of one attempt from all others, also those that its mpiexec has started."""
 TOPOLOGY_FILE = "HWLOC_XMLFILE"
 """Names a file in which hwloc finds the hardware described. Empty: it looks for itself."""
 _LAUNCHER = "HPCTRAIN_LAUNCHER"

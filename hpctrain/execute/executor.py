@@ -184,8 +184,8 @@ class Executor:
                 error.args = (f"{error}\n{decision.reason}",)
             raise error
         if isinstance(error, LaunchError) and not can_leave_out:
-            self._mpi = other_mpi(self._plan.mpi)
-        self._journal.note("restart", reason=decision.reason, after=str(error)[:400])
+            self._mpi = other_mpi(self._plan.mpi, tried=self._mpi)
+        self._journal.note("restart", reason=decision.reason, after=str(error)[:400], mpi=self._mpi)
         time.sleep(decision.delay_s)
 
     def _run_attempt(self) -> None:
@@ -220,6 +220,7 @@ class Executor:
                 backend.start(self._run_config.failure_config.start_timeout)
             finally:
                 self._journal.note_health(group.health.verdict())
+            self._mpi = self._plan.mpi
             self._journal.change(
                 state=RunState.RUNNING,
                 world_size=len(group),

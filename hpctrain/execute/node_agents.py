@@ -137,4 +137,5 @@ class NodeAgents:
             ),
             environment=environ.without_export_variables(environ.environment()),
             log=self._paths.logs(attempt) / "agents.out",
+            job_id=environ.variable("SLURM_JOB_ID"),
         )

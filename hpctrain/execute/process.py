@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import select
 import signal
 import subprocess
@@ -10,10 +11,14 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from hpctrain import environ
 from hpctrain.errors import LaunchError
 from hpctrain.own_time import Deadline
+from hpctrain.slurm.steps import end_marked_steps
 
 _TERMINATE_PATIENCE_S = 5.0
+# An srun that has not ended by then has lost the SIGTERM: its step is ended for it.
+_SRUN_PATIENCE_S = 1.0
 _LOOK_INTERVAL_S = 0.02
 
 
@@ -28,26 +33,47 @@ class StepProcess:
         Its whole environment.
     log
         File that gets its output.
+    job_id
+        The job of Slurm in which it starts steps, by itself or through others; they end with it.
     """
 
-    def __init__(self, argv: Sequence[str], *, environment: Mapping[str, str], log: Path) -> None:
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        log: Path,
+        job_id: str | None = None,
+    ) -> None:
         self.argv = list(argv)
         self.log = log
+        self._job_id = job_id
+        self._mark = secrets.token_hex(8)
+        self._environment = {**environment}
+        if job_id is not None:
+            self._environment[environ.STEP_MARK] = self._mark
+        self.pidfd: int | None = None
+        """Becomes readable when the process ends; None on kernels before 5.3."""
+        self.start()
+
+    def start(self) -> None:
+        """Start the command; also again, after it has ended."""
+        self.close()
         try:
-            with open(log, "ab") as output:
+            with open(self.log, "ab") as output:
+                self._output_begins = output.tell()
                 # A session of its own: Ctrl-C in a terminal is for the executor to act on.
                 self._process = subprocess.Popen(
-                    argv,
-                    env=dict(environment),
+                    self.argv,
+                    env=self._environment,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
         except OSError as error:
-            raise LaunchError(f"cannot start {argv[0]}: {error.strerror}.") from error
+            raise LaunchError(f"cannot start {self.argv[0]}: {error.strerror}.") from error
         self.pidfd = _open_pidfd(self._process.pid)
-        """Becomes readable when the process ends; None on kernels before 5.3."""
 
     @property
     def pid(self) -> int:
@@ -76,11 +102,19 @@ class StepProcess:
             time.sleep(_LOOK_INTERVAL_S)
 
     def kill(self, patience_s: float = _TERMINATE_PATIENCE_S) -> None:
-        """End it and everything in its process group: first politely, then not."""
-        if self._process.poll() is None:
+        """End it, its process group and the steps that it has started: first politely, then not."""
+        has_ended = self._process.poll() is not None
+        # Of a job, the rest of the patience is for its steps.
+        polite_s = min(patience_s / 2, _SRUN_PATIENCE_S) if self._job_id else patience_s
+        if not has_ended:
             # srun and mpiexec pass a SIGTERM's meaning on to the other nodes; SIGKILL they cannot.
             self._process.terminate()
-            self._await_end(patience_s)
+            self._await_end(polite_s)
+        if self._job_id is not None:
+            end_marked_steps(self._job_id, self._mark, timeout_s=patience_s / 2)
+        if not has_ended:
+            # An mpiexec whose step is gone removes its files, and ends.
+            self._await_end(polite_s if self._job_id else 0.0)
             # Not reaped yet, so its number is still the group's: ssh to a node that is gone stays.
             os.killpg(self._process.pid, signal.SIGKILL)
             self.wait(patience_s)
@@ -93,12 +127,12 @@ class StepProcess:
             self.pidfd = None
 
     def last_lines(self, count: int = 12) -> str:
-        """Return the end of its output."""
+        """Return the end of its output since it was started."""
         try:
-            lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+            written = self.log.read_bytes()[self._output_begins :]
         except OSError:
             return ""
-        return "\n".join(lines[-count:])
+        return "\n".join(written.decode(errors="replace").splitlines()[-count:])
 
 
 def _open_pidfd(pid: int) -> int | None:

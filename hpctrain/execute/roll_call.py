@@ -16,13 +16,21 @@ from hpctrain.execute.health import Health, explain_bad_nodes
 from hpctrain.execute.out_of_memory import advise_more_memory, describe_kill
 from hpctrain.execute.process import StepProcess
 from hpctrain.own_time import Deadline
-from hpctrain.slurm.client import is_passing
+from hpctrain.slurm.client import is_passing, is_refused_for_now
 from hpctrain.worker.failure import RankFailure
 
 _POLL_S = 0.1
 _LOOK_INTERVAL_S = 1.0
 _EXAMINE_PATIENCE_S = 15.0
 _MAX_NAMED = 8
+# How long Slurm is asked for a step that it refuses for what another one still holds. Ranks wait
+# a little longer for the agent of their node (CONNECT_TIMEOUT_S of hpctrain.worker.main).
+_REFUSAL_PATIENCE_S = 45.0
+_ASK_INTERVAL_S = 0.5
+_WHOSE_MEMORY = (
+    "Another step of this job holds the memory ('squeue --steps' names it): start such a step with "
+    "srun --overlap."
+)
 # How long nodes are waited for that have not said yet whether they can use the storage: when all
 # ranks are there, and when the start has failed, for which a bad node may be the reason.
 _STORAGE_PATIENCE_S = 30.0
@@ -154,19 +162,24 @@ class RollCall:
 
     def _await_ranks(self, timeout_s: float) -> None:
         deadline = Deadline(timeout_s)
+        asking = Deadline(min(timeout_s, _REFUSAL_PATIENCE_S))
         look_at = time.monotonic() + _LOOK_INTERVAL_S
         while len(self.workers) < self._size:
             ended = self._step.returncode() is not None
             frames = self._poll(_POLL_S)
             for frame in frames:
                 self._take(frame)
-            if ended and not frames:
+            if ended and not frames and not self._ask_again(self._step, asking):
                 self._fail(
                     f"{self._launcher} ended with status {self._step.returncode()} after "
                     f"{len(self.workers)} of {self._size} ranks had joined."
                 )
             if self._agents is not None and self._agents.returncode():
+                if self._ask_again(self._agents, asking):
+                    continue
                 said = self._agents.last_lines()
+                if is_refused_for_now(said):
+                    said += f"\n{_WHOSE_MEMORY}"
                 raise LaunchError(
                     f"the agents of the nodes did not start: {said}", transient=is_passing(said)
                 )
@@ -181,6 +194,15 @@ class RollCall:
                     self._fail("a node is bad.")
             if deadline.is_over:
                 self._fail(self._explain_timeout(timeout_s))
+
+    def _ask_again(self, step: StepProcess, asking: Deadline) -> bool:
+        """Start a step again that Slurm has refused for now; return False if it has not."""
+        if asking.is_over or not is_refused_for_now(step.last_lines()):
+            return False
+        for frame in self._poll(_ASK_INTERVAL_S):
+            self._take(frame)
+        step.start()
+        return True
 
     def _take(self, frame: Frame) -> None:
         if frame.op == "starting":

@@ -87,13 +87,20 @@ def find_step_launcher(mpi: str) -> StepLauncher:
         ) from error
 
 
-def other_mpi(mpi: str) -> str:
-    """Return what to try after a start that failed inside MPI: our own mpiexec in place of srun.
+def other_mpi(mpi: str, *, tried: str) -> str:
+    """Return what to try after a start that failed inside MPI: by turns srun and our own mpiexec.
 
     Not collective. Returns `mpi` itself where the user chose, or where there is no wheel.
+
+    Parameters
+    ----------
+    mpi
+        What the plan says.
+    tried
+        What failed.
     """
     has_wheel = (Path(sys.executable).parent / "mpiexec").exists()
-    return "wheel" if mpi == "auto" and has_wheel else mpi
+    return "wheel" if mpi == tried == "auto" and has_wheel else mpi
 
 
 @functools.cache

@@ -129,6 +129,7 @@ class WorkerGroup:
         """What its nodes have said of themselves, even if the start failed."""
         self._hub: Hub | None = None
         self._step: StepProcess | None = None
+        self._is_watched = False
         self._agents: NodeAgents | None = None
         if in_allocation:
             self._agents = agents or NodeAgents(self._paths)
@@ -187,8 +188,6 @@ class WorkerGroup:
             else:
                 self._start_step(find_step_launcher(self._mpi), self._agents.socket, local=False)
             assert self._step is not None
-            if self._step.pidfd is not None:
-                self._hub.watch(self._step.pidfd, lambda: None)
             roll_call = RollCall(
                 self.poll,
                 examine=self.examine,
@@ -200,6 +199,9 @@ class WorkerGroup:
             )
             self._workers = roll_call.workers
             roll_call.wait(timeout_s)
+            if self._step.pidfd is not None:
+                self._hub.watch(self._step.pidfd, lambda: None)
+                self._is_watched = True
         except BaseException:
             named = (*self.placement.nodes, *self._idle_nodes)
             self.missing_nodes = tuple(node for node in named if node not in self._hub.nodes)
@@ -295,7 +297,7 @@ class WorkerGroup:
             self._await_ends(_END_PATIENCE_S)
         all_dead = patience_s == 0 and self._workers and self._hub.num_ranks == 0
         if self._step is not None:
-            if self._step.pidfd is not None:
+            if self._is_watched and self._step.pidfd is not None:
                 self._hub.unwatch(self._step.pidfd)
             if all_dead:
                 # What is left of the launcher holds nothing, and takes a while: the next group need
@@ -345,7 +347,7 @@ class WorkerGroup:
             # The total of the allocation, of which the ranks may use less.
             variables.pop("SLURM_GPUS", None)
         variables.update(thread_variables(self._num_threads))
-        variables.update(launcher_variables(launcher.kind))
+        variables.update(launcher_variables(launcher.kind, local=local))
         variables.update(self._environment)
         self._step = StepProcess(
             worker_step_argv(
@@ -353,6 +355,7 @@ class WorkerGroup:
             ),
             environment=variables,
             log=self._paths.launcher_log(self.attempt),
+            job_id=None if local else environ.variable("SLURM_JOB_ID"),
         )
 
     def _call(
@@ -392,12 +395,28 @@ class WorkerGroup:
         return self._hub
 
 
-def launcher_variables(kind: str) -> dict[str, str]:
-    """Return what an mpiexec wants to find in its environment. Not collective."""
+def launcher_variables(kind: str, *, local: bool) -> dict[str, str]:
+    """Return what a launcher wants to find in its environment.
+
+    Not collective.
+
+    Parameters
+    ----------
+    kind
+        Of the launcher, as in `StepLauncher`.
+    local
+        Whether the ranks stay on this machine, even inside an allocation.
+    """
+    variables = {}
     if kind == "hydra" and environ.variable(environ.TOPOLOGY_FILE) is None:
         # Otherwise its proxies write one into /tmp, which stays when they are killed.
-        return {environ.TOPOLOGY_FILE: ""}
+        variables = {environ.TOPOLOGY_FILE: ""}
     if kind == "openmpi" and os.geteuid() == 0:
         # Open MPI refuses root unless both say so.
-        return {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    return {}
+        variables = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    if kind != "srun" and not local:
+        # For the srun with which hydra, prterun and orterun start their proxies: one step for all
+        # of the job's memory refuses the agents (SLURM_OVERLAP), and ranks abort that find the PMI
+        # of Slurm beside that of mpiexec (SLURM_MPI_TYPE; both seen with Slurm 22.05).
+        variables.update({"SLURM_OVERLAP": "1", "SLURM_MPI_TYPE": "none"})
+    return variables

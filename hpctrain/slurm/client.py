@@ -18,6 +18,13 @@ _RETRY_INTERVAL_S = 2.0
 # 1: Memory required by task is not available" (seen with Slurm 22.05 in a job queued again).
 _PASSING = re.compile(r"[Uu]nable to (contact|create step)|timed out|try again|temporarily")
 
+# Of these, what srun does not wait for by itself.
+_REFUSED_STEP = re.compile(
+    r"Unable to create step for job \S+: (?:Memory required by task is not available|"
+    r"Unable to contact|.*timed out|.*temporarily)",
+    re.IGNORECASE,
+)
+
 
 def run_slurm(
     argv: Sequence[str],
@@ -106,3 +113,11 @@ def is_passing(printed: str) -> bool:
     Not collective.
     """
     return bool(_PASSING.search(printed))
+
+
+def is_refused_for_now(printed: str) -> bool:
+    """Return whether srun has not got its step for what another one still holds, or no answer.
+
+    Not collective.
+    """
+    return bool(_REFUSED_STEP.search(printed))

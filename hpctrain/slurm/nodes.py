@@ -5,11 +5,12 @@ from __future__ import annotations
 from hpctrain import environ
 from hpctrain.errors import LaunchError
 from hpctrain.plan.argv import node_test_argv
-from hpctrain.slurm.client import ask_slurm, run_slurm
+from hpctrain.slurm.client import ask_slurm, insist
 from hpctrain.slurm.output import parse_job_nodes, parse_node_states
 
 _TIMEOUT_S = 15.0
 _TEST_TIMEOUT_S = 10.0
+_TEST_PATIENCE_S = 5.0
 # A node that is drained goes on with the job it has.
 _UNUSABLE = frozenset(["DOWN", "FAIL", "POWERING_DOWN", "POWERED_DOWN"])
 # Slurm says it of a node that did not answer once, until it asks again, minutes later.
@@ -46,11 +47,13 @@ class SlurmNodes:
 
     def starts_a_process(self, node: str) -> bool:
         """Return whether a process starts on a node of the job. Not collective."""
+        argv = node_test_argv(node)
         try:
-            answer = run_slurm(node_test_argv(node), timeout_s=_TEST_TIMEOUT_S)
+            # A step that is refused for what another one still holds tells nothing of the node.
+            insist(lambda: ask_slurm(argv, timeout_s=_TEST_TIMEOUT_S), patience_s=_TEST_PATIENCE_S)
         except LaunchError:
             return False
-        return answer.returncode == 0
+        return True
 
 
 def allocated_hosts() -> list[str]:

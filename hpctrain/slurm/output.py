@@ -212,6 +212,25 @@ def parse_node_states(output: str) -> dict[str, set[str]]:
     return states
 
 
+def parse_step_owners(output: str) -> dict[str, tuple[str, int]]:
+    """Return host and process of the srun of each step, from ``scontrol --oneliner show step``.
+
+    Not collective. A batch script has none.
+
+    Examples
+    --------
+    >>> parse_step_owners("StepId=81.0 Name=python SrunHost:Pid=node1:8849")
+    {'81.0': ('node1', 8849)}
+    """
+    owners = {}
+    for line in output.splitlines():
+        step = re.search(r"(?<!\S)StepId=(\S+)", line)
+        owner = re.search(r"(?<!\S)SrunHost:Pid=([^\s()]+):(\d+)", line)
+        if step and owner:
+            owners[step[1]] = (owner[1], int(owner[2]))
+    return owners
+
+
 def parse_partitions(output: str, name: str | None) -> Partition:
     """Return a partition from ``sinfo --noheader --format=%P|%a|%l|%D|%c|%G``.
 

@@ -126,7 +126,7 @@ class BackendContract:
             worker_step_argv(launcher, _TWO_RANKS, command, local=True),
             env={
                 **environ.environment(),
-                **launcher_variables(launcher.kind),
+                **launcher_variables(launcher.kind, local=True),
                 "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
             },
             capture_output=True,

@@ -1,0 +1,29 @@
+"""What starts the ranks."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpctrain.execute.step_launcher import other_mpi
+from hpctrain.execute.worker_group import launcher_variables
+
+
+def test_starts_that_fail_are_tried_by_turns_with_srun_and_the_mpiexec_of_the_wheel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert other_mpi("auto", tried="auto") == "auto", "there is no wheel"
+    (tmp_path / "mpiexec").touch()
+    assert other_mpi("auto", tried="auto") == "wheel"
+    assert other_mpi("auto", tried="wheel") == "auto"
+    assert other_mpi("pmi2", tried="pmi2") == "pmi2", "the user chose"
+
+
+@pytest.mark.parametrize("kind", ["hydra", "openmpi"])
+def test_the_srun_of_an_mpiexec_leaves_room_for_the_agents(kind: str) -> None:
+    assert launcher_variables(kind, local=False)["SLURM_OVERLAP"] == "1"
+    assert "SLURM_OVERLAP" not in launcher_variables(kind, local=True)
+    assert launcher_variables("srun", local=False) == {}

@@ -1,0 +1,19 @@
+"""What Slurm's commands print, as recorded with Slurm 22.05."""
+
+from __future__ import annotations
+
+from hpctrain.slurm.output import parse_step_owners
+
+STEPS = """\
+StepId=81.batch UserId=0 StartTime=2026-11-23T18:48:28 TimeLimit=UNLIMITED State=RUNNING \
+Partition=main NodeList=node1 Nodes=1 CPUs=0 Tasks=1 Name=batch Network=(null) TRES=(null) \
+ResvPorts=(null) CPUFreqReq=Default SrunHost:Pid=(null):0
+StepId=81.0 UserId=0 StartTime=2026-11-23T18:48:28 TimeLimit=UNLIMITED State=RUNNING \
+Partition=main NodeList=node[1-4] Nodes=4 CPUs=4 Tasks=4 Name=hydra_pmi_proxy Network=(null) \
+TRES=cpu=4,mem=8G,node=4 ResvPorts=(null) CPUFreqReq=Default Dist=Cyclic SrunHost:Pid=node1:8849
+"""
+
+
+def test_the_srun_of_each_step_is_read_and_a_batch_script_has_none() -> None:
+    assert parse_step_owners(STEPS) == {"81.0": ("node1", 8849)}
+    assert parse_step_owners("No job steps in the system") == {}
