@@ -222,4 +222,5 @@ def _worker_step_shape(placement: Placement) -> list[str]:
         for _ in range(count)
     ]
     named = [f"--nodelist={','.join(names)}"]
-    return [nodes, *named, tasks, "--distribution=arbitrary", *_BESIDE_OTHERS]
+    # Slurm 24.11: "--nodes is incompatible with --distribution=arbitrary".
+    return [*named, tasks, "--distribution=arbitrary", *_BESIDE_OTHERS]
