@@ -104,7 +104,7 @@ class Checkpoint:
         import shutil
         import tempfile
 
-        checkpoint = cls(tempfile.mkdtemp(prefix=_TEMPORARY))
+        checkpoint = cls(tempfile.mkdtemp(prefix=_temporary_prefix()))
         weakref.finalize(checkpoint, shutil.rmtree, checkpoint.path, ignore_errors=True)
         return checkpoint
 
@@ -144,7 +144,7 @@ class Checkpoint:
         import shutil
         import tempfile
 
-        target = Path(tempfile.mkdtemp(prefix=_TEMPORARY) if path is None else path)
+        target = Path(tempfile.mkdtemp(prefix=_temporary_prefix()) if path is None else path)
         with self.as_directory() as source:
             shutil.copytree(
                 source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST_NAME)
@@ -253,6 +253,11 @@ class ReportedCheckpoint:
 
     checkpoint: Checkpoint
     metrics: Mapping[str, Any]
+
+
+def _temporary_prefix() -> str:
+    # With its process, so that others can tell whose it is when this one is killed.
+    return f"{_TEMPORARY}{os.getpid()}-"
 
 
 @contextmanager

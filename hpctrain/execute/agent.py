@@ -24,7 +24,11 @@ from hpctrain.control.memory import MemoryWatch
 from hpctrain.control.wire import UNKNOWN_RANK, Frame, FrameSocket, encode_frame
 from hpctrain.execute.node_report import describe_node, examine_storage
 from hpctrain.own_time import Deadline, OwnTime
-from hpctrain.worker.leftovers import remove_dead_segments, unlink_mapped_segments
+from hpctrain.worker.leftovers import (
+    remove_dead_segments,
+    remove_temporary_checkpoints,
+    unlink_mapped_segments,
+)
 from hpctrain.worker.node_socket import node_name, node_socket_name
 
 if TYPE_CHECKING:
@@ -75,6 +79,7 @@ class Agent:
         self._run_dir = run_dir
         self._ranks: dict[FrameSocket, int | None] = {}
         self._memory = MemoryWatch()
+        self._temporary: dict[FrameSocket, tuple[str, int]] = {}
         self._selector = selectors.DefaultSelector()
         self._pids: set[int] = set()
         self._examiner: Examiner | None = None
@@ -183,16 +188,20 @@ class Agent:
                 self._pids.add(frame.header["pid"])
             elif frame.op == "hello":
                 self._ranks[frames] = int(frame.header["rank"])
+                self._temporary[frames] = frame.header["tmp"], frame.header["pid"]
             elif frame.op == "bye":
                 self._ranks[frames] = None
             self._uplink.queue(frame.raw)
         if frames.closed:
             rank = self._ranks.pop(frames)
             memory = self._memory.remove(frames)
+            temporary = self._temporary.pop(frames, None)
             self._selector.unregister(frames)
             frames.close()
             if rank is not None:
                 self._say("lost", rank=rank, memory=memory)
+                if temporary is not None:
+                    remove_temporary_checkpoints(*temporary)
         self._uplink.flush()
         self._watch(self._uplink)
 

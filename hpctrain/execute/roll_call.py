@@ -51,6 +51,8 @@ class WorkerMetadata:
     rank: int
     hostname: str
     pid: int
+    tmp: str
+    """Its directory for temporary files."""
     node_rank: int
     local_rank: int
 
@@ -61,6 +63,7 @@ class WorkerMetadata:
             rank=header["rank"],
             hostname=header["hostname"],
             pid=header["pid"],
+            tmp=header["tmp"],
             node_rank=header["node_rank"],
             local_rank=header["local_rank"],
         )

@@ -33,7 +33,7 @@ from hpctrain.plan.resources import Placement, place_on_one_node
 from hpctrain.rundir.files import make_directory, may_pass
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.worker.bootstrap import thread_variables
-from hpctrain.worker.leftovers import unlink_mapped_segments
+from hpctrain.worker.leftovers import remove_temporary_checkpoints, unlink_mapped_segments
 
 T = TypeVar("T")
 START_TIMEOUT_S = 600.0
@@ -307,6 +307,8 @@ class WorkerGroup:
                 self._step.kill(**({"patience_s": LOST_NODE_PATIENCE_S} if self.lost_nodes else {}))
         if self._agents is None:
             self._hub.close()
+            for worker in self._workers.values():
+                remove_temporary_checkpoints(worker.tmp, worker.pid)
         elif self._own_agents or not self._workers:
             # After a start that failed, ranks that never said who they are may still come.
             self._agents.close(patience_s)

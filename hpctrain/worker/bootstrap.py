@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import tempfile
 from array import array
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -131,6 +132,7 @@ def hello_details(world: World) -> dict[str, Any]:
     """Return what a rank says of itself when it introduces itself. Not collective."""
     return {
         "pid": os.getpid(),
+        "tmp": tempfile.gettempdir(),
         "hostname": world.hostname,
         "node_rank": world.node_rank,
         "local_rank": world.local_rank,

@@ -14,8 +14,9 @@ import pickle
 import signal
 import socket
 import sys
+import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hpctrain import environ
 from hpctrain.control import local_socket
@@ -29,6 +30,7 @@ from hpctrain.rundir.paths import RunPaths
 from hpctrain.worker import mpi
 from hpctrain.worker.bootstrap import hello_details, join_world
 from hpctrain.worker.failure import describe_exception
+from hpctrain.worker.leftovers import remove_temporary_checkpoints
 from hpctrain.worker.link_channel import LinkChannel, connect_session
 from hpctrain.worker.node_socket import node_socket_name
 from hpctrain.worker.stacks import answer_with_stacks
@@ -74,7 +76,7 @@ class Rank:
         # TERM at a preemption. The executor decides.
         for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
             signal.signal(number, lambda n, _: self._link.post_signal(signal.Signals(n).name))
-        self._link.handle("end", lambda _: os._exit(0))
+        self._link.handle("end", lambda _: _exit(0))
         answer_with_stacks(self._link, self._paths, world)
         self._link.introduce(world.world_rank, hello_details(world))
         return comm
@@ -109,7 +111,7 @@ class Rank:
         log_traceback(failure.traceback)
         flush_output()
         # Without MPI_Finalize, which would wait for ranks that wait for this one.
-        os._exit(1)
+        _exit(1)
 
     def _call(self, command: Frame) -> None:
         try:
@@ -182,7 +184,13 @@ def run_rank(argv: list[str]) -> None:
 def _leave() -> None:
     """Leave at once: without its executor a rank's work is not kept, and it holds a node."""
     log("the executor is gone; this rank leaves.")
-    os._exit(EXIT_EXECUTOR_LOST)
+    _exit(EXIT_EXECUTOR_LOST)
+
+
+def _exit(status: int) -> NoReturn:
+    """End this process at once, from any of its threads."""
+    remove_temporary_checkpoints(tempfile.gettempdir(), os.getpid())
+    os._exit(status)
 
 
 def _redirect_output(path: Path) -> None:

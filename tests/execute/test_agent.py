@@ -40,7 +40,7 @@ class Uplink:
     def connect(self, rank: int) -> Link:
         sock = local_socket.connect(self.name, timeout_s=PATIENCE_S)
         link = Link(sock, attempt=1, on_lost=lambda: None)
-        link.introduce(rank, {})
+        link.introduce(rank, {"tmp": "/tmp", "pid": 0})
         return link
 
 

@@ -126,7 +126,9 @@ def explain(
     return explain_failure(
         tracker,
         workers=[
-            WorkerMetadata(rank=r, hostname=f"n{r // 2}", pid=100 + r, node_rank=0, local_rank=r)
+            WorkerMetadata(
+                rank=r, hostname=f"n{r // 2}", pid=100 + r, tmp="/tmp", node_rank=0, local_rank=r
+            )
             for r in range(4)
         ],
         paths=paths,

@@ -106,7 +106,9 @@ def make_watch(
             broadcast=ranks.broadcast,
             examine=ranks.examine,
             workers=[
-                WorkerMetadata(rank=r, hostname=f"n{r}", pid=100 + r, node_rank=r, local_rank=0)
+                WorkerMetadata(
+                    rank=r, hostname=f"n{r}", pid=100 + r, tmp="/tmp", node_rank=r, local_rank=0
+                )
                 for r in range(3)
             ],
             paths=RunPaths(tmp_path),
