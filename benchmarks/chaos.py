@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import collections
 import json
+import os
 import random
 import shutil
 import signal
@@ -54,7 +55,9 @@ MODELS: dict[str, tuple[str, tuple[str, ...]]] = {
     "states": ("torch_model.py", ("--workers", "2", "--states")),
 }
 STRUCK = ("kill-rank", "kill-commit", "torn-write", "bit-flip", "truncate", "no-space", "io-error")
-HOSTILE = ("requeue", "requeue-hold", "fallback")
+# They mount a filesystem.
+STRUCK_BY_ROOT = ("brief-full-disk",)
+HOSTILE = ("requeue", "requeue-hold", "suspend", "fallback")
 SCAN_ROUNDS = 7
 SCAN_LIMIT_S = 0.05
 
@@ -77,7 +80,8 @@ def strike(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     """Disturb one run for each point; return what became of it."""
     name, args = MODELS[arguments.model]
     # By turns, so that every kind has its share.
-    kinds = [STRUCK[number % len(STRUCK)] for number in range(arguments.points)]
+    struck = (*STRUCK, *STRUCK_BY_ROOT) if os.geteuid() == 0 else STRUCK
+    kinds = [struck[number % len(struck)] for number in range(arguments.points)]
     with ExitStack() as stack:
         cluster, at_once = None, arguments.at_once
         if arguments.hostile:
@@ -86,7 +90,8 @@ def strike(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
             # Slurm's sockets need a short path.
             state_dir = Path(tempfile.mkdtemp(prefix="hc-", dir="/tmp"))
             cluster = stack.enter_context(VirtualCluster.start(spec, state_dir=state_dir))
-            args, at_once = (*args, "--nodes", str(nodes)), 1
+            # A suspended job stands still for longer than the timeout.
+            args, at_once = (*args, "--nodes", str(nodes), "--node-timeout", "6"), 1
             if nodes > 1:
                 args = (*args, "--workers", str(nodes))
             kinds = arguments.kinds.split(",") * arguments.hostile

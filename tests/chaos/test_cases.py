@@ -17,7 +17,15 @@ NUM_COMMIT_POINTS = 10
 NUM_LOCAL_KILLS = 12
 NUM_CLUSTER_KILLS = 18
 
-LOCAL = ["kill-rank", "torn-write", "bit-flip", "truncate", "full-disk", "kill-executor"]
+LOCAL = [
+    "kill-rank",
+    "torn-write",
+    "bit-flip",
+    "truncate",
+    "full-disk",
+    "brief-full-disk",
+    "kill-executor",
+]
 CLUSTER = [
     "bit-flip",
     "truncate",
@@ -75,7 +83,7 @@ def test_a_job_on_one_node_survives(
 
 
 @pytest.mark.slurm
-@pytest.mark.parametrize("kind", ["power-off", "power-off-executor"])
+@pytest.mark.parametrize("kind", ["power-off", "power-off-executor", "suspend"])
 def test_a_job_with_a_spare_node_survives(
     with_spare_node: Experiment, survive: Survive, drawn: Drawn, kind: str
 ) -> None:

@@ -19,6 +19,10 @@ from hpctrain.testing.slurm import ClusterError
 from hpctrain.testing.slurm.processes import POLL_INTERVAL_S, wait_until
 
 _CUT_S = 3.0
+_FULL_S = 3.0
+# Longer than the chaos suite waits for a silent node.
+_SUSPENDED_S = 9.0
+_SUSPENSION_PATIENCE_S = 20.0
 _AWAY_S = 1.0
 _PREEMPT_PATIENCE_S = 40.0
 _REQUEUE_PATIENCE_S = 40.0
@@ -51,13 +55,20 @@ def truncate(scene: Scene) -> Iterator[None]:
 def fill_storage(scene: Scene) -> Iterator[None]:
     """Fill the storage to its last byte; free it when the rank has felt it."""
     rank = scene.process(scene.fault.point.role)
-    filler = scene.folder / "storage" / ".filler"
-    with open(filler, "wb", buffering=0) as file:
-        for size in (2**20, 2**12, 1):
-            _write_until_full(file.fileno(), size)
+    filler = _fill(scene)
     yield
     try:
         wait_until(lambda: rank not in scene.processes(), what="the rank to fail", timeout_s=60)
+    finally:
+        filler.unlink()
+
+
+def fill_storage_briefly(scene: Scene) -> Iterator[None]:
+    """Fill the storage to its last byte; free it some seconds later, whoever has felt it."""
+    filler = _fill(scene)
+    yield
+    try:
+        time.sleep(_FULL_S)
     finally:
         filler.unlink()
 
@@ -97,6 +108,20 @@ def requeue_and_hold(scene: Scene) -> Iterator[None]:
         timeout_s=_REQUEUE_PATIENCE_S,
     )
     _slurm(scene, "scontrol", "release", job_id)
+
+
+def suspend(scene: Scene) -> Iterator[None]:
+    """Suspend the job, for longer than a silent node is waited for, and resume it."""
+    job_id = scene.job_id()
+    _slurm(scene, "scontrol", "suspend", job_id)
+    wait_until(
+        lambda: _job_state(scene, job_id) == "SUSPENDED",
+        what=f"job {job_id} to be suspended",
+        timeout_s=_SUSPENSION_PATIENCE_S,
+    )
+    time.sleep(_SUSPENDED_S)
+    _slurm(scene, "scontrol", "resume", job_id)
+    yield
 
 
 def warn(scene: Scene) -> Iterator[None]:
@@ -176,6 +201,15 @@ def _requeue(scene: Scene, verb: str) -> str:
         timeout_s=_REQUEUE_PATIENCE_S,
     )
     return job_id
+
+
+def _fill(scene: Scene) -> Path:
+    """Fill the storage; return what fills it."""
+    filler = scene.folder / "storage" / ".filler"
+    with open(filler, "wb", buffering=0) as file:
+        for size in (2**20, 2**12, 1):
+            _write_until_full(file.fileno(), size)
+    return filler
 
 
 def _write_until_full(descriptor: int, size: int) -> None:

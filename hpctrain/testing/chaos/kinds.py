@@ -142,6 +142,13 @@ KINDS: dict[str, Kind] = {
             needs="root",
         ),
         Kind(
+            name="brief-full-disk",
+            meaning="fill the filesystem of the storage, and free it 3 s later",
+            points=reports,
+            bring_about=acts.fill_storage_briefly,
+            needs="root",
+        ),
+        Kind(
             name="stop-rank",
             meaning="SIGSTOP a rank at a report; for runs with FailureConfig(hang_timeout=...)",
             points=reports,
@@ -180,6 +187,14 @@ KINDS: dict[str, Kind] = {
             meaning="SIGKILL a rank while it starts: the next start is by mpiexec, not srun",
             points=starts,
             act="kill",
+            needs="slurm",
+        ),
+        Kind(
+            name="suspend",
+            meaning="scontrol suspend, and 9 s later resume",
+            points=reports,
+            bring_about=acts.suspend,
+            attempts=0,
             needs="slurm",
         ),
         Kind(
