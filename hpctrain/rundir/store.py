@@ -121,8 +121,18 @@ class CheckpointStore:
             fsync_directory(Path(folder))
         target = self._directory / name
         self._publish(merged, target)
-        self.abandon(attempt=attempt, report=report)
+        self._remove_emptied(merged.parent, set(parts) - {min(parts)})
         return Checkpoint(target), conflicts
+
+    def _remove_emptied(self, temporary: Path, ranks: Collection[int]) -> None:
+        """Remove the directories out of which all files were moved, unseen by a scan of each."""
+        try:
+            for rank in ranks:
+                (temporary / f"rank-{rank:05d}").rmdir()
+            temporary.rmdir()
+        except OSError:
+            # Something is left: of a file that several ranks had, of a directory in one of them.
+            shutil.rmtree(temporary, ignore_errors=True)
 
     def abandon(self, *, attempt: int, report: int) -> None:
         """Delete what ranks staged with a report, and is not committed. Not collective."""

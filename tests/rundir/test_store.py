@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -111,6 +112,24 @@ def test_of_files_with_one_name_the_lowest_ranks_is_kept_and_a_difference_is_tol
     assert conflicts == ["a"]
     assert content(checkpoint) == {"a": b"of 1", "b": b"same"}
     store.verify(store.manifests()[0])
+
+
+def test_what_ranks_staged_is_gone_after_the_commit_and_is_listed_only_if_something_is_left(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+):
+    listed: list[Path] = []
+    rmtree = shutil.rmtree
+
+    def remove(path: Path, ignore_errors: bool = False) -> None:
+        listed.append(path)
+        rmtree(path, ignore_errors=ignore_errors)
+
+    monkeypatch.setattr(shutil, "rmtree", remove)
+    commit(directory, 1, {rank: {f"rank-{rank}": b"x"} for rank in range(4)})
+    assert (names(directory), listed) == (["000001"], [])
+    commit(directory, 2, {0: {"a": b"x"}, 1: {"a": b"x", "b": b"y"}, 2: {"in/it": b"z"}})
+    assert names(directory) == ["000001", "000002"]
+    assert [path.name for path in listed] == [".tmp-1-000002"]
 
 
 def test_a_file_where_another_rank_has_a_directory_is_a_failed_commit(directory: Path):
