@@ -6,16 +6,21 @@ Nothing is installed: a session uses the programs beside the nox that runs it, s
 """
 
 import hashlib
+import itertools
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import nox
 
 nox.options.default_venv_backend = "none"
 nox.options.sessions = ["format", "lint", "types", "imports", "docstrings", "docs", "tests"]
+
+# Debian's names; their Slurms are 22.05, 24.11 and whatever is the newest.
+SUITES = ("bookworm", "trixie", "sid")
 
 
 def run(session: nox.Session, program: str, *arguments: str) -> None:
@@ -97,6 +102,38 @@ def tensorflow(session: nox.Session) -> None:
         stamp.write_text(key)
     options = ["tests/tensorflow_trainer", "-o", f"cache_dir={home}/pytest_cache"]
     session.run("pytest", *options, *session.posargs)
+
+
+@nox.session
+def slurm_versions(session: nox.Session) -> None:
+    """Test with the Slurms of other Debians: ``nox -s slurm_versions -- [SUITE...] [OPTION...]``.
+
+    Without options the tests that are marked ``matrix``, whose results go to
+    ``docs/tested-with.json``; options are pytest's: ``-- sid -m slurm`` runs all that need Slurm.
+    """
+    suites = list(itertools.takewhile(str.isalpha, session.posargs)) or list(SUITES)
+    options = session.posargs[len(suites) :] if session.posargs else []
+    if unknown := set(suites) - set(SUITES):
+        session.error(f"unknown suites: {', '.join(sorted(unknown))}. Use some of {SUITES}.")
+    # Files with other tests may import what is not there.
+    marked = [str(p) for p in Path("tests").rglob("test_*.py") if "mark.matrix(" in p.read_text()]
+    failed = []
+    for suite in suites:
+        enter = ["bash", "tests/slurm_versions/root.sh", suite]
+        with tempfile.NamedTemporaryFile(dir="/tmp", suffix=".xml") as junit:
+            pytest = ["pytest", "-p", "no:cacheprovider", f"--junitxml={junit.name}"]
+            selected = options or ["-m", "matrix", *marked]
+            done = subprocess.run(
+                [*enter, "env", "HPCTRAIN_REQUIRE_ALL=1", *pytest, *selected], check=False
+            )
+            if done.returncode:
+                failed.append(suite)
+            if not options:
+                describe = [*enter, "python", "docs/tested_with.py", junit.name]
+                if subprocess.run(describe, check=False).returncode:
+                    failed.append(suite)
+    if failed:
+        session.error(f"not everything passed with the Slurm of {', '.join(dict.fromkeys(failed))}")
 
 
 def tensorflow_constraints() -> str:

@@ -1,6 +1,17 @@
 """Settings of the documentation; built by ``nox -s docs``."""
 
+import sys
+from pathlib import Path
+
 import hpctrain
+
+sys.path.insert(0, str(Path(__file__).parent))
+from tested_with import read_results, render
+
+# docs/tested-with.rst includes it.
+generated = Path(__file__).with_name("generated")
+generated.mkdir(exist_ok=True)
+(generated / "tested-with.txt").write_text(render(read_results()))
 
 project = "hpctrain"
 author = "the hpctrain developers"

@@ -37,8 +37,15 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests that import JAX here last: its threads make every later fork a risk."""
+    """Put the tests that import JAX here last: its threads make every later fork a risk.
+
+    And note what a test says about the matrix of Slurm versions.
+    """
     items.sort(key=lambda item: item.nodeid.startswith("tests/jax_trainer/"))
+    for item in items:
+        # nox -s slurm_versions reads it from pytest's JUnit file.
+        for marker in item.iter_markers("matrix"):
+            item.user_properties.append(("matrix", marker.args[0]))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

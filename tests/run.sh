@@ -84,11 +84,21 @@ fi
 run_tests() {
     local first_time=.pytest_cache/v/cache/lastfailed
     # Those have run in an environment of their own.
-    local -a tests=(pytest --ignore=tests/tensorflow_trainer)
+    local -a tests=(pytest --ignore=tests/tensorflow_trainer --ignore=tests/slurm_versions)
     "${tests[@]}" && return
     [ "${CI:-}" = true ] && [ "$(grep -c '": true' "$first_time")" -le 3 ] || return 1
     say "FAILED THE FIRST TIME, a bug to look into: $(grep '": true' "$first_time")"
     "${tests[@]}" --last-failed --last-failed-no-failures=none
+}
+
+# Debian 13's Slurm, Open MPI and Python: the cheapest that is newer, and it stays as it is.
+test_newer_slurm() {
+    if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null || [ "${HPCTRAIN_APT:-1}" = 0 ]; then
+        [ -z "${HPCTRAIN_REQUIRE_ALL:-}" ] || die "CI needs a root of another Debian: apt-get and root."
+        say "The tests with a newer Slurm are skipped: they need root, and apt-get on a Debian."
+        return
+    fi
+    timeout --foreground --kill-after=10 480 nox --no-venv --session slurm_versions -- trixie
 }
 
 failed=
@@ -96,7 +106,10 @@ nox --no-venv --session format lint types imports docstrings docs || failed=yes
 say "Set-up, linters and docs took $SECONDS s. Now the tests, those of TensorFlow first."
 began=$SECONDS
 nox --session tensorflow || failed=yes
-say "TensorFlow took $((SECONDS - began)) s, with its environment. Now all others."
+say "TensorFlow took $((SECONDS - began)) s, with its environment. Now a newer Slurm."
+began=$SECONDS
+test_newer_slurm || failed=yes
+say "The newer Slurm took $((SECONDS - began)) s, with its root. Now all others."
 run_tests || failed=yes
 # Nothing is printed after pytest's closing line unless there is something to say.
 if [ -n "$failed" ]; then

@@ -18,6 +18,7 @@ StartRun = Callable[..., Any]
 SITE = {"slurmd_timeout_s": 300}
 
 
+@pytest.mark.matrix("lost node")
 def test_a_run_shrinks_from_four_nodes_to_three_and_sees_every_row_once_an_epoch(
     make_cluster: MakeCluster, start_run: StartRun
 ):

@@ -121,6 +121,7 @@ def test_what_slurm_would_never_start_is_refused_before_it_waits(
 
 
 @pytest.mark.slurm
+@pytest.mark.matrix("refused accounts and QOS")
 def test_an_account_or_qos_that_slurm_refuses_is_named(script: Path, tmp_path: Path) -> None:
     spec = ClusterSpec(num_nodes=1, gpus_per_node=0, accounting=True)
     require_components(spec)
@@ -135,6 +136,7 @@ def test_an_account_or_qos_that_slurm_refuses_is_named(script: Path, tmp_path: P
 
 
 @pytest.mark.slurm
+@pytest.mark.matrix("storage that nodes do not see")
 def test_a_storage_path_that_nodes_cannot_see_is_found_by_the_first_action(
     script: Path, tmp_path: Path
 ) -> None:

@@ -90,6 +90,7 @@ def test_a_killed_rank_is_named_with_how_it_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.slurm
+@pytest.mark.matrix("the site's MPI by path")
 def test_two_ranks_train_on_two_nodes_of_an_allocation(
     virtual_slurm: VirtualCluster, tmp_path: Path
 ) -> None:

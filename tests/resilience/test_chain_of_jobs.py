@@ -47,6 +47,7 @@ def test_where_jobs_are_not_queued_again_a_successor_goes_on(disturbed: Any) -> 
     assert disturbed.slurm("squeue", "-h", "-t", "all", "-o", "%T", "-j", first) == "COMPLETED"
 
 
+@pytest.mark.matrix("preemption")
 def test_a_preempted_run_saves_in_its_grace_time_and_goes_on_later(disturbed: Any) -> None:
     # Of a job without a limit scontrol may say EndTime=Unknown even in its grace time.
     low = ["--partition=low", "--nodes=1", "--sbatch=--nodelist=node1", "--time=10"]
@@ -63,6 +64,7 @@ def test_a_preempted_run_saves_in_its_grace_time_and_goes_on_later(disturbed: An
     assert "deadline_ms=1" in log or "deadline_ms=2" in log
 
 
+@pytest.mark.matrix("requeue")
 def test_a_job_that_is_queued_again_without_a_warning_resumes(disturbed: Any) -> None:
     disturbed.start()
     disturbed.wait_for_step(12)
@@ -120,6 +122,7 @@ def test_a_killed_executor_and_its_killed_parent_are_replaced(disturbed: Any, vi
     assert kinds == ["start" if victim == "executor" else "preemption", None]
 
 
+@pytest.mark.matrix("time limit")
 def test_the_end_of_the_time_limit_is_followed_by_another_job_twice(disturbed: Any) -> None:
     # Slurm looks at time limits every 30 seconds, so its warning comes somewhere in the minute:
     # after how many steps is not known.

@@ -1,0 +1,223 @@
+"""What must be the same with every Slurm and every MPI, and needs nothing but hpctrain itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpctrain import Result
+from hpctrain.slurm.output import parse_pmi_types
+from hpctrain.testing.pytest_plugin import require_components
+from hpctrain.testing.slurm import ClusterSpec, VirtualCluster
+
+pytestmark = [pytest.mark.slurm, pytest.mark.mpi]
+
+TIMEOUT_S = 120.0
+MPIEXEC = Path(sys.executable).with_name("mpiexec")
+# The wheel is found by itself. Debian's name of Open MPI's library is the same since 1.7.
+LIBRARIES = {"MPICH": {}, "Open MPI": {"MPI4PY_LIBMPI": "libmpi.so.40"}}
+
+SCRIPT = """
+import argparse
+from hpctrain import DataParallelTrainer, HpctrainError, RunConfig, ScalingConfig, SlurmConfig
+
+def train():
+    import random
+    from mpi4py import MPI
+    import hpctrain
+
+    comm = MPI.COMM_WORLD
+    chance, weight = random.Random(comm.rank), 0.0
+    for _ in range(5):
+        loss = sum(comm.allgather((chance.random() - weight) ** 2))
+        weight += 0.1 * loss
+        hpctrain.report({"loss": loss})
+    return MPI.Get_library_version()
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--name", default="run")
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--nodes", type=int)
+    parser.add_argument("--mpi", default="auto")
+    parser.add_argument("--time")
+    parser.add_argument("--account")
+    parser.add_argument("--qos")
+    args = parser.parse_args()
+    slurm = SlurmConfig(
+        nodes=args.nodes, mpi=args.mpi, time=args.time, account=args.account, qos=args.qos
+    )
+    try:
+        result = DataParallelTrainer(
+            train,
+            scaling_config=ScalingConfig(num_workers=args.workers, slurm=slurm),
+            run_config=RunConfig(storage_path=".", name=args.name),
+        ).fit()
+    except HpctrainError as error:
+        print(f"{type(error).__name__}: {error}")
+        raise SystemExit(4)
+    print("trained with", result.return_value)
+"""
+
+
+def fit(name: str, *options: str) -> list[str]:
+    return [sys.executable, "train.py", f"--name={name}", *options]
+
+
+def run(argv: list[str], cwd: Path, environ: dict[str, str], *, status: int = 0) -> str:
+    """Run the script in a directory; return what it prints, but for its errors."""
+    (cwd / "train.py").write_text(SCRIPT)
+    done = subprocess.run(
+        argv,
+        cwd=cwd,
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout
+
+
+def losses(path: Path) -> list[float]:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not (path / "status.json").exists() or not Result.from_path(path).status.state.is_final:
+        assert time.monotonic() < deadline, f"{path} is not final after {TIMEOUT_S:.0f} s"
+        time.sleep(0.1)
+    result = Result.from_path(path)
+    assert result.state == "finished", result.error
+    return [metrics["loss"] for metrics in result.metrics_history]
+
+
+@pytest.mark.matrix("all homes, equal losses")
+def test_every_home_has_the_same_losses(virtual_slurm: VirtualCluster, tmp_path: Path) -> None:
+    on_cluster = dict(virtual_slurm.environ)
+    two_nodes = ["--nodes=2", "--ntasks-per-node=2"]
+    run(fit("laptop"), tmp_path, {"HPCTRAIN_LAUNCHER": "local"})
+    run([str(MPIEXEC), "-n", "4", *fit("mpiexec")], tmp_path, {})
+    run(["salloc", "--quiet", *two_nodes, *fit("salloc")], tmp_path, on_cluster)
+    run(["srun", "--mpi=pmi2", *two_nodes, *fit("srun")], tmp_path, on_cluster)
+    batch = ["sbatch", *two_nodes, "--output=job.out", f"--wrap={' '.join(fit('sbatch'))}"]
+    run(batch, tmp_path, on_cluster)
+    run(fit("login", "--nodes=2"), tmp_path, on_cluster)
+
+    expected = losses(tmp_path / "laptop")
+    assert len(set(expected)) == 5
+    for home in ("mpiexec", "salloc", "srun", "sbatch", "login"):
+        assert losses(tmp_path / home) == expected, home
+    assert len(Result.from_path(tmp_path / "login").nodes) == 2
+
+
+def require_pmi(cluster: VirtualCluster, pmi: str) -> None:
+    """Expect nothing of a PMI that this Slurm was built without."""
+    answer = cluster.run_on("head", ["srun", "--mpi=list"])
+    if pmi not in parse_pmi_types(answer.stdout + answer.stderr):
+        pytest.xfail(f"this build of Slurm has no mpi/{pmi} plugin")
+
+
+@pytest.mark.parametrize(
+    ("library", "pmi"),
+    [
+        pytest.param(library, pmi, marks=pytest.mark.matrix(f"{library} by --mpi={pmi}"))
+        for library, pmi in (("MPICH", "pmi2"), ("Open MPI", "pmix"))
+    ],
+)
+def test_ranks_of_a_library_find_each_other_by_its_pmi(
+    virtual_slurm: VirtualCluster, tmp_path: Path, library: str, pmi: str
+) -> None:
+    require_pmi(virtual_slurm, pmi)
+    environ = {**virtual_slurm.environ, **LIBRARIES[library]}
+    said = run(fit("named", "--nodes=2", f"--mpi={pmi}"), tmp_path, environ)
+    assert f"trained with {library}" in said
+    # Nobody says which one it is.
+    said = run(fit("probed", "--nodes=2"), tmp_path, environ)
+    assert f"trained with {library}" in said
+    assert losses(tmp_path / "named") == losses(tmp_path / "probed")
+
+
+@pytest.mark.matrix("--mpi=none is refused in one sentence")
+def test_ranks_without_a_pmi_say_which_one_to_use(
+    virtual_slurm: VirtualCluster, tmp_path: Path
+) -> None:
+    # Open MPI 4 does not even start without PMIx.
+    environ = dict(virtual_slurm.environ)
+    said = run(fit("alone", "--nodes=2", "--mpi=none"), tmp_path, environ, status=4)
+    assert "4 ranks were asked for, but MPI found a world of 1" in said
+    assert "SlurmConfig(mpi='pmi2')" in said
+
+
+@pytest.fixture(scope="module")
+def with_limits() -> Iterator[VirtualCluster]:
+    """A cluster with accounting, a QOS that refuses more than a minute, and one job at a time."""
+    spec = ClusterSpec(num_nodes=2, gpus_per_node=0, accounting=True)
+    require_components(spec)
+    with (
+        tempfile.TemporaryDirectory(prefix="hc-", dir="/tmp") as state,
+        VirtualCluster.start(spec, state_dir=Path(state)) as cluster,
+    ):
+        for words in (
+            "add qos brief maxwall=1 flags=DenyOnLimit",
+            "add account crowded cluster=hpctrain grpjobs=1",
+            "add user root account=crowded",
+            "modify user root set qos+=brief",
+        ):
+            done = cluster.run_on("head", ["sacctmgr", "--immediate", *words.split()])
+            assert done.returncode == 0, done.stdout + done.stderr
+        yield cluster
+
+
+@pytest.mark.matrix("accounting and limits")
+def test_a_limit_of_accounting_is_named_and_what_it_lets_through_is_accounted(
+    with_limits: VirtualCluster, tmp_path: Path
+) -> None:
+    environ = dict(with_limits.environ)
+    options = ["--workers=2", "--qos=brief"]
+    said = run(fit("long", *options, "--time=5"), tmp_path, environ, status=4)
+    assert "Slurm refused the job" in said
+    assert "qos='brief'" in said
+
+    occupant = [
+        "sbatch",
+        "--parsable",
+        "--account=crowded",
+        "--output=/dev/null",
+        "--wrap=sleep 60",
+    ]
+    first = run(occupant, tmp_path, environ).strip()
+    waiting = subprocess.Popen(
+        fit("second", "--workers=2", "--account=crowded"),
+        cwd=tmp_path,
+        env={**os.environ, **environ},
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        wait_for_reason(with_limits, "AssocGrpJobsLimit")
+        with_limits.run_on("head", ["scancel", first])
+        assert waiting.wait(timeout=TIMEOUT_S) == 0
+    finally:
+        waiting.kill()
+        waiting.wait()
+
+    run(fit("short", *options, "--account=hpctrain", "--time=1"), tmp_path, environ)
+    job_id = Result.from_path(tmp_path / "short").status.job_id
+    ask = ["sacct", "-nPX", f"--jobs={job_id}", "--format=State,QOS,Account"]
+    deadline = time.monotonic() + 30
+    # slurmdbd learns of the end of a job a moment later.
+    while (told := with_limits.run_on("head", ask).stdout.strip()) != "COMPLETED|brief|hpctrain":
+        assert time.monotonic() < deadline, told
+        time.sleep(0.2)
+
+
+def wait_for_reason(cluster: VirtualCluster, reason: str) -> None:
+    deadline = time.monotonic() + 30
+    ask = ["squeue", "--noheader", "--states=PENDING", "--format=%r"]
+    while reason not in (told := cluster.run_on("head", ask).stdout):
+        assert time.monotonic() < deadline, f"no job waits for {reason}: {told}"
+        time.sleep(0.2)
