@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from os import PathLike, fspath
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from hpctrain.callback import UserCallback
 from hpctrain.checks import (
@@ -27,10 +27,10 @@ from hpctrain.slurm_config import SlurmConfig as SlurmConfig
 from hpctrain.slurm_config import time_limit_minutes as time_limit_minutes
 
 PlacementStrategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
-Launcher = Literal["auto", "local", "allocation", "slurm", "spmd", "inline"]
+Launcher = Literal["auto", "local", "allocation", "slurm", "mpiexec", "spmd", "inline"]
 Stop = Mapping[str, float] | Callable[[int, Mapping[str, Any]], bool]
 
-LAUNCHERS: tuple[Launcher, ...] = ("auto", "local", "allocation", "slurm", "spmd", "inline")
+LAUNCHERS: tuple[Launcher, ...] = get_args(Launcher)
 _PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 # Whoever says less has said megabytes.
 _MIN_BYTES_PER_S = 1e6

@@ -31,12 +31,20 @@ _RANK_VARIABLES = (
 _SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 _EXPORT_VARIABLES = ("SLURM_EXPORT_ENV", "SRUN_EXPORT_ENV")
 
+# Name the file of a job's hosts: PBS and Torque, LSF, Cobalt, Grid Engine.
+_NODE_FILE_VARIABLES = ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "COBALT_NODEFILE", "PE_HOSTFILE")
+
+_OF_THIS_HOST = frozenset(
+    ["_", "DISPLAY", "HOST", "HOSTNAME", "OLDPWD", "PWD", "SHLVL", "TERM", "TMPDIR", "TTY"]
+)
+
 RANK_MARKER = "HPCTRAIN_RANK"
 STEP_MARK = "HPCTRAIN_STEP"
 """Tells the sruns of one attempt from all others, also those that its mpiexec has started."""
 TOPOLOGY_FILE = "HWLOC_XMLFILE"
 """Names a file in which hwloc finds the hardware described. Empty: it looks for itself."""
 _LAUNCHER = "HPCTRAIN_LAUNCHER"
+_HOSTFILE = "HPCTRAIN_HOSTFILE"
 _DETACH = "HPCTRAIN_DETACH"
 _DRY_RUN = "HPCTRAIN_DRY_RUN"
 _SLURM_OVERRIDES = "HPCTRAIN_SLURM"
@@ -51,6 +59,8 @@ class Home(Enum):
     """A machine from which jobs are submitted."""
     ALLOCATION = "allocation"
     """Inside sbatch or salloc, and not a rank."""
+    HOSTS = "mpiexec"
+    """On one of several hosts that a file names: in a job of PBS or LSF, say, and not a rank."""
     SPMD = "spmd"
     """Already a rank, among ranks that somebody else started."""
 
@@ -86,9 +96,31 @@ def detect_home(
     # them; outside of a step they come from an mpiexec that was asked for one rank.
     if launched == 1 and not in_step:
         return Home.SPMD
-    if "SLURM_JOB_ID" in environ:
+    if "SLURM_JOB_ID" in environ and not environ.get(_HOSTFILE):
         return Home.ALLOCATION
+    if hostfile(environ) is not None:
+        return Home.HOSTS
     return Home.LOGIN if can_submit() else Home.LOCAL
+
+
+def hostfile(environ: Mapping[str, str]) -> str | None:
+    """Return the path of the file that names the hosts for ranks; None where there is none.
+
+    Not collective. It is the one that was asked for (``--hostfile``, ``HPCTRAIN_HOSTFILE``), else
+    that of a job of PBS, LSF, Cobalt or Grid Engine.
+    """
+    names = (_HOSTFILE, *_NODE_FILE_VARIABLES)
+    return next((environ[name] for name in names if environ.get(name)), None)
+
+
+def requested_hostfile() -> str | None:
+    """Return the hostfile of ``--hostfile`` or ``HPCTRAIN_HOSTFILE``, or None."""
+    return os.environ.get(_HOSTFILE) or None
+
+
+def request_hostfile(path: Path) -> None:
+    """Let every ``fit()`` of this process and its children start ranks on the hosts of a file."""
+    os.environ[_HOSTFILE] = str(path.absolute())
 
 
 def environment() -> dict[str, str]:
@@ -184,6 +216,20 @@ def without_export_variables(environ: Mapping[str, str]) -> dict[str, str]:
     mpiexec does not, nor one that a rank starts.
     """
     return {name: value for name, value in environ.items() if name not in _EXPORT_VARIABLES}
+
+
+def portable_names(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names of the variables that a process on another host should get too.
+
+    Not collective. Not those of a host, a terminal or a session, nor exported functions of a shell.
+    """
+    return tuple(
+        name
+        for name in environ
+        if name.isidentifier()
+        and name not in _OF_THIS_HOST
+        and not name.startswith((*_LAUNCHER_PREFIXES, "SSH_", "XDG_"))
+    )
 
 
 def restart_count() -> int:

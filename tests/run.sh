@@ -15,7 +15,7 @@ if [ "${CI:-}" = true ]; then
 fi
 
 apt_packages=(slurmd slurmctld slurm-client munge libpmix2 iproute2 util-linux
-    slurmdbd slurm-wlm-mysql-plugin mariadb-server openmpi-bin g++ make)
+    slurmdbd slurm-wlm-mysql-plugin mariadb-server openmpi-bin openssh-server g++ make)
 
 packages_are_installed() {
     local plan

@@ -76,6 +76,7 @@ OPENMPI = {
     "PRTE_MCA_oversubscribe": "1",
 }
 LAPTOP = {"PATH": "/usr/bin", "HOME": "/home/me"}
+PBS = {"PBS_JOBID": "7.head", "PBS_NODEFILE": "/var/spool/pbs/aux/7.head"}
 # mpiexec starts its proxies with srun: one task a node.
 HYDRA_PROXY = STEP | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
 # LaunchParameters=use_interactive_step: the shell of salloc is a step of one task.
@@ -128,11 +129,35 @@ INTERACTIVE = ONE_TASK | {"SLURM_STEP_ID": "4294967290", "SLURM_STEPID": "429496
         pytest.param(
             LAPTOP | HYDRA | {"HPCTRAIN_RANK": "3"}, Home.LOCAL, id="mpiexec inside a rank"
         ),
+        pytest.param(LAPTOP | PBS, Home.HOSTS, id="job of PBS"),
+        pytest.param(LAPTOP | PBS | HYDRA, Home.SPMD, id="mpiexec -n 4 in a job of PBS"),
+        pytest.param(
+            LAPTOP | PBS | {"HPCTRAIN_RANK": "3"}, Home.LOCAL, id="child of a rank in PBS"
+        ),
+        pytest.param(LAPTOP | {"HPCTRAIN_HOSTFILE": "/h"}, Home.HOSTS, id="hostfile"),
+        pytest.param(
+            ALLOCATION | {"HPCTRAIN_HOSTFILE": "/h"}, Home.HOSTS, id="hostfile inside salloc"
+        ),
     ],
 )
 def test_the_home_is_read_from_the_environment(variables: dict[str, str], home: Home):
     found = detect_home(variables, mpi_world_size=None, can_submit=lambda: False)
     assert found is home
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, None),
+        ({"PBS_NODEFILE": ""}, None),
+        ({"PBS_NODEFILE": "/aux/7"}, "/aux/7"),
+        ({"LSB_DJOB_HOSTFILE": "/tmp/.lsb/7.hostfile"}, "/tmp/.lsb/7.hostfile"),
+        ({"PE_HOSTFILE": "/sge/pe_hostfile"}, "/sge/pe_hostfile"),
+        ({"PBS_NODEFILE": "/aux/7", "HPCTRAIN_HOSTFILE": "/mine"}, "/mine"),
+    ],
+)
+def test_the_hosts_of_a_job_are_found(variables: dict[str, str], expected: str | None):
+    assert environ.hostfile(variables) == expected
 
 
 def test_a_machine_that_can_submit_is_a_login_node():

@@ -16,11 +16,21 @@ def run(
     launcher: Annotated[
         str,
         typer.Option(
-            help="Where the ranks start: auto, local, allocation, slurm, spmd or inline. Wins over "
-            "the script's RunConfig(launcher=...).",
+            help="Where the ranks start: auto, local, allocation, slurm, mpiexec, spmd or inline. "
+            "Wins over the script's RunConfig(launcher=...).",
             show_default="what the script says, else auto",
         ),
     ] = "",
+    hostfile: Annotated[
+        Path | None,
+        typer.Option(
+            "--hostfile",
+            "-f",
+            help="Hosts for the ranks, one a line, as mpiexec takes them ('node1 slots=4', "
+            "'node1:4'). Implies --launcher=mpiexec.",
+            show_default="that of the PBS, LSF or Grid Engine job",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", "--dryrun", help="Print what fit() would do, and start nothing."),
@@ -30,6 +40,12 @@ def run(
     from hpctrain import environ
     from hpctrain.cli.script import run_script
 
+    if hostfile is not None:
+        from hpctrain.plan.hosts import read_hostfile
+
+        read_hostfile(hostfile)
+        environ.request_hostfile(hostfile)
+        launcher = launcher or "mpiexec"
     if launcher:
         from hpctrain.config import LAUNCHERS
         from hpctrain.errors import ConfigError

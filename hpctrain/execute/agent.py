@@ -1,6 +1,7 @@
 """The agent of a node: ``python -m hpctrain.execute.agent ATTEMPT SOCKET SECRET ADDRESS...``.
 
-In front of the addresses ``--lease=SECONDS`` can stand, see `hpctrain.execute.lease`.
+In front of the addresses ``--lease=SECONDS`` can stand, see `hpctrain.execute.lease`, and
+``--hosts=NAME,NAME...``, where mpiexec has started one agent on each of these, in this order.
 
 One process a node, without MPI. It passes frames between the ranks of its node and the executor, so
 that the executor has one connection a node, and it notices when a rank dies.
@@ -57,6 +58,8 @@ class Agent:
     lease_s
         Seconds of silence after which the executor is given up, if its node does not answer.
         None waits for the end of the connection.
+    name
+        By which the executor knows this node.
     """
 
     def __init__(
@@ -67,7 +70,9 @@ class Agent:
         socket_name: str,
         run_dir: Path | None = None,
         lease_s: float | None = None,
+        name: str | None = None,
     ) -> None:
+        self._name = name or node_name()
         self._attempt = attempt
         self._lease_s = lease_s
         self._time = OwnTime(time.monotonic(), longest_gap_s=_BEAT_INTERVAL_S + 0.5)
@@ -114,13 +119,13 @@ class Agent:
             remove_dead_segments(job_id)
 
     def _introduce(self) -> None:
-        self._say("agent", node=node_name())
+        self._say("agent", node=self._name)
         if self._run_dir is not None:
             self._say_health(str(self._run_dir))
 
     def _say_health(self, run_dir: str) -> None:
         """Say how this node is; of its storage a thread says it later, since that may hang."""
-        node = node_name()
+        node = self._name
         tmp = environ.variable("TMPDIR") or "/tmp"
         self._say("health", node=node, **describe_node(tmp))
         mine, others = socket.socketpair()
@@ -258,27 +263,36 @@ def run_agent(argv: list[str]) -> None:
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     attempt, template, secret_file, *addresses = argv
-    lease_s = None
+    lease_s, name = None, node_name()
     if addresses[0].startswith("--lease="):
         lease_s = float(addresses.pop(0).removeprefix("--lease="))
-    secret = _read_secret(Path(secret_file))
+    if is_on_host := addresses[0].startswith("--hosts="):
+        name = addresses.pop(0).removeprefix("--hosts=").split(",")[environ.launched_rank()]
+    secret = _read_secret(Path(secret_file), name=name)
     try:
         uplink = connect_tcp(addresses, secret, timeout_s=_CONNECT_TIMEOUT_S)
     except LinkTimeoutError as error:
-        raise SystemExit(f"hpctrain: {node_name()} cannot be used: {error}") from error
-    name, run_dir = node_socket_name(template), Path(secret_file).parent
+        raise SystemExit(f"hpctrain: {name} cannot be used: {error}") from error
     executor, here = uplink.getpeername(), uplink.getsockname()
+    run_dir = Path(secret_file).parent
     agent = Agent(
-        attempt=int(attempt), uplink=uplink, socket_name=name, run_dir=run_dir, lease_s=lease_s
+        attempt=int(attempt),
+        uplink=uplink,
+        socket_name=node_socket_name(template),
+        run_dir=run_dir,
+        lease_s=lease_s,
+        name=name,
     )
-    # On the executor's own node there is nobody left to act.
-    if not agent.run() and lease_s is not None and executor[0] != here[0]:
+    is_orphan = not agent.run() and lease_s is not None and not is_on_host
+    # On the executor's own node there is nobody left to act; without Slurm, nobody to ask.
+    if is_orphan and executor[0] != here[0]:
+        assert lease_s is not None
         from hpctrain.execute.lease import take_over
 
         take_over(run_dir, executor, lease_s=lease_s)
 
 
-def _read_secret(path: Path) -> bytes:
+def _read_secret(path: Path, *, name: str) -> bytes:
     deadline = Deadline(_SECRET_PATIENCE_S)
     while True:
         try:
@@ -287,7 +301,7 @@ def _read_secret(path: Path) -> bytes:
             if deadline.is_over:
                 # Without the secret it can tell nobody but those who read its output.
                 raise SystemExit(
-                    f"hpctrain: {node_name()} cannot be used: it does not see the run directory "
+                    f"hpctrain: {name} cannot be used: it does not see the run directory "
                     f"{path.parent}: {error.strerror}"
                 ) from error
         time.sleep(0.1)

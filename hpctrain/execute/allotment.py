@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from hpctrain.errors import LaunchError, NodeLostError
-from hpctrain.execute.node_pool import NodePool
+from hpctrain.execute.node_pool import NodePool, NodeSource
 from hpctrain.execute.worker_group import WorkerGroup
 from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.plan.resources import Placement, place_on_nodes
-from hpctrain.slurm.nodes import SlurmNodes, allocated_hosts
+from hpctrain.slurm.nodes import allocated_hosts
 
 
 class Allotment:
@@ -22,8 +22,8 @@ class Allotment:
     ----------
     plan
         On what the run runs at full size.
-    job_id
-        The job; None on one machine, where there is nothing to choose.
+    source
+        What knows the nodes; None on one machine, where there is nothing to choose.
     note
         Writes an event into the ledger.
     bad
@@ -34,12 +34,12 @@ class Allotment:
         self,
         plan: LaunchPlan,
         *,
-        job_id: str | None,
+        source: NodeSource | None,
         note: Callable[..., None],
         bad: Mapping[str, str] | None = None,
     ) -> None:
         self._plan = plan
-        self._nodes = None if job_id is None else NodePool(SlurmNodes(job_id), bad=bad)
+        self._nodes = None if source is None else NodePool(source, bad=bad)
         self._note = note
         self._suspects: set[str] = set()
         self._used: set[str] = set()

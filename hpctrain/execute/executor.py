@@ -23,16 +23,19 @@ from hpctrain.execute.failure_policy import classify_failure, decide
 from hpctrain.execute.growth import Growth, Resize
 from hpctrain.execute.hang import HangWatch
 from hpctrain.execute.health import bad_nodes
+from hpctrain.execute.host_nodes import HostNodes
 from hpctrain.execute.journal import initial_status
 from hpctrain.execute.node_agents import NodeAgents
+from hpctrain.execute.node_pool import NodeSource
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.room import await_room
-from hpctrain.execute.step_launcher import other_mpi
+from hpctrain.execute.step_launcher import find_mpiexec, other_mpi
 from hpctrain.execute.stop import StopAgreement
 from hpctrain.execute.worker_group import WorkerGroup
 from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunState
+from hpctrain.slurm.nodes import SlurmNodes
 
 _POLL_S = 0.25
 _AGENTS_PATIENCE_S = 5.0
@@ -75,17 +78,23 @@ class Executor:
         self._departure = Departure(
             plan=plan, run_config=run_config, recorder=self.recorder, signals=self.signals
         )
+        mpiexec = find_mpiexec(plan.mpi) if plan.launcher == "mpiexec" else None
         self._agents = NodeAgents(
             paths,
             node_timeout_s=run_config.failure_config.node_timeout_s,
             survives_loss=plan.job_nodes.survives_loss,
+            mpiexec=mpiexec,
         )
         job_id = environ.variable("SLURM_JOB_ID") if plan.in_job else None
+        leaves_out = job_id is not None and plan.job_nodes.survives_loss
+        source: NodeSource | None = None if job_id is None else SlurmNodes(job_id)
+        if mpiexec is not None:
+            source = HostNodes(tuple(plan.node_slots), mpiexec)
         self._allotment = Allotment(
             plan,
-            job_id=job_id,
+            source=source,
             note=self._journal.note,
-            bad=bad_nodes(paths, job_id=job_id) if plan.job_nodes.survives_loss else None,
+            bad=bad_nodes(paths, job_id=job_id) if leaves_out else None,
         )
 
     def run(self) -> bool:
@@ -183,7 +192,7 @@ class Executor:
                 # What is printed and stored: the last failure alone would not say why it was fatal.
                 error.args = (f"{error}\n{decision.reason}",)
             raise error
-        if isinstance(error, LaunchError) and not can_leave_out:
+        if isinstance(error, LaunchError) and not can_leave_out and self._plan.in_job:
             self._mpi = other_mpi(self._plan.mpi, tried=self._mpi)
         self._journal.note("restart", reason=decision.reason, after=str(error)[:400], mpi=self._mpi)
         time.sleep(decision.delay_s)
@@ -193,6 +202,8 @@ class Executor:
         try:
             placement, idle_nodes = self._allotment.place()
         except NodeLostError as shortage:
+            if not self._plan.in_job:
+                raise LaunchError(str(shortage)) from shortage
             self._departure.give_job_up(str(shortage))
             raise
         start = recorder.begin_attempt(self._resume_from)
@@ -200,7 +211,7 @@ class Executor:
             num_cpus_per_worker=self._plan.threads_per_task,
             placement=placement,
             idle_nodes=idle_nodes,
-            in_allocation=self._plan.in_job,
+            in_allocation=self._plan.has_agents,
             agents=self._agents,
             mpi=self._mpi,
             srun_args=self._plan.srun_args,

@@ -13,7 +13,9 @@ from hpctrain import environ
 from hpctrain.control.hub import AGENT_SILENCE_S, SECRET_BYTES, Hub
 from hpctrain.control.local_socket import new_socket_name
 from hpctrain.execute.process import StepProcess
-from hpctrain.plan.argv import agent_argv, agent_step_argv
+from hpctrain.execute.step_launcher import launcher_variables
+from hpctrain.plan.argv import agent_argv, agent_step_argv, host_agents_argv
+from hpctrain.plan.launch_plan import StepLauncher
 from hpctrain.plan.resources import Placement
 from hpctrain.rundir.paths import RunPaths
 
@@ -36,6 +38,8 @@ class NodeAgents:
         Seconds after which a silent node is given up.
     survives_loss
         Whether the run goes on in its job when a node is lost.
+    mpiexec
+        What starts them on the hosts of a hostfile; None is Slurm's srun.
     """
 
     def __init__(
@@ -44,7 +48,10 @@ class NodeAgents:
         *,
         node_timeout_s: float = AGENT_SILENCE_S,
         survives_loss: bool = False,
+        mpiexec: StepLauncher | None = None,
     ) -> None:
+        self.mpiexec = mpiexec
+        """What starts agents, and ranks too; None is Slurm's srun for the former."""
         self._paths = paths
         self._survives_loss = survives_loss
         self._node_timeout_s = node_timeout_s
@@ -122,6 +129,7 @@ class NodeAgents:
             file.write(secret)
         addresses = hub.listen_tcp(secret)
         self.socket = f"{new_socket_name()}.%N"
+        hosts = () if self.mpiexec is None else (*placement.nodes, *idle_nodes)
         command = agent_argv(
             sys.executable,
             cwd=os.getcwd(),
@@ -129,13 +137,21 @@ class NodeAgents:
             socket=self.socket,
             secret=str(self._secret_file),
             addresses=addresses,
-            lease_s=self._node_timeout_s if self._survives_loss else None,
+            lease_s=self._node_timeout_s if self._survives_loss or hosts else None,
+            hosts=hosts,
         )
-        self._step = StepProcess(
-            agent_step_argv(
+        environment = environ.without_export_variables(environ.environment())
+        if self.mpiexec is None:
+            argv = agent_step_argv(
                 placement, command, idle_nodes=idle_nodes, survives_loss=self._survives_loss
-            ),
-            environment=environ.without_export_variables(environ.environment()),
+            )
+        else:
+            environment |= launcher_variables(self.mpiexec.kind, local=False)
+            export = environ.portable_names(environment)
+            argv = host_agents_argv(self.mpiexec, hosts, command, export=export)
+        self._step = StepProcess(
+            argv,
+            environment=environment,
             log=self._paths.logs(attempt) / "agents.out",
             job_id=environ.variable("SLURM_JOB_ID"),
         )

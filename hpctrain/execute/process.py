@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import select
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from hpctrain import environ
@@ -102,10 +103,15 @@ class StepProcess:
             time.sleep(_LOOK_INTERVAL_S)
 
     def kill(self, patience_s: float = _TERMINATE_PATIENCE_S) -> None:
-        """End it, its process group and the steps that it has started: first politely, then not."""
+        """End it and all that it has started: first politely, then not.
+
+        That is what it has started here, and the steps of its job.
+        """
         has_ended = self._process.poll() is not None
         # Of a job, the rest of the patience is for its steps.
         polite_s = min(patience_s / 2, _SRUN_PATIENCE_S) if self._job_id else patience_s
+        # hydra's ssh to a node that is gone stays, in a process group of its own.
+        below = [] if has_ended else _open_pidfds(descendants(self.pid))
         if not has_ended:
             # srun and mpiexec pass a SIGTERM's meaning on to the other nodes; SIGKILL they cannot.
             self._process.terminate()
@@ -115,8 +121,12 @@ class StepProcess:
         if not has_ended:
             # An mpiexec whose step is gone removes its files, and ends.
             self._await_end(polite_s if self._job_id else 0.0)
-            # Not reaped yet, so its number is still the group's: ssh to a node that is gone stays.
-            os.killpg(self._process.pid, signal.SIGKILL)
+            # Not reaped yet, so its number is still the group's.
+            os.killpg(self.pid, signal.SIGKILL)
+            for descriptor in below:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                os.close(descriptor)
             self.wait(patience_s)
         self.close()
 
@@ -142,14 +152,39 @@ def _open_pidfd(pid: int) -> int | None:
         return None
 
 
+def _open_pidfds(pids: Iterable[int]) -> list[int]:
+    return [pidfd for pid in pids if (pidfd := _open_pidfd(pid)) is not None]
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the processes of this host that a process has started, and these in turn.
+
+    Not collective. Not those whose parent has ended.
+    """
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (fields := _stat_fields(int(name))):
+            children.setdefault(int(fields[1]), []).append(int(name))
+    found = children.get(pid, [])
+    for child in found:
+        # Those that are appended are looked at too.
+        found += children.get(child, [])
+    return found
+
+
 def process_start_time(pid: int) -> int | None:
     """Return when a process of this host started, in clock ticks since boot; None if it is gone.
 
     Not collective. A pid is used again; with its start time it is unique (man 5 proc, field 22).
     """
+    fields = _stat_fields(pid)
+    return None if not fields or fields[0] in "ZX" else int(fields[19])
+
+
+def _stat_fields(pid: int) -> list[str]:
+    """Return the fields of a process from its state on, the third; none if it is gone."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
-        return None
-    fields = stat.rpartition(")")[2].split()
-    return None if fields[0] in "ZX" else int(fields[19])
+        return []
+    return stat.rpartition(")")[2].split()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import subprocess
 import sys
@@ -103,6 +104,33 @@ def other_mpi(mpi: str, *, tried: str) -> str:
     if _is_library_named():
         return mpi
     return "wheel" if mpi == tried == "auto" and has_wheel else mpi
+
+
+def launcher_variables(kind: str, *, local: bool) -> dict[str, str]:
+    """Return what a launcher wants to find in its environment.
+
+    Not collective.
+
+    Parameters
+    ----------
+    kind
+        Of the launcher, as in `StepLauncher`.
+    local
+        Whether the ranks stay on this machine, even inside an allocation.
+    """
+    variables = {}
+    if kind == "hydra" and environ.variable(environ.TOPOLOGY_FILE) is None:
+        # Otherwise its proxies write one into /tmp, which stays when they are killed.
+        variables = {environ.TOPOLOGY_FILE: ""}
+    if kind == "openmpi" and os.geteuid() == 0:
+        # Open MPI refuses root unless both say so.
+        variables = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    if kind != "srun" and not local:
+        # For the srun with which hydra, prterun and orterun start their proxies: one step for all
+        # of the job's memory refuses the agents (SLURM_OVERLAP), and ranks abort that find the PMI
+        # of Slurm beside that of mpiexec (SLURM_MPI_TYPE; both seen with Slurm 22.05).
+        variables.update({"SLURM_OVERLAP": "1", "SLURM_MPI_TYPE": "none"})
+    return variables
 
 
 @functools.cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
 import sys
@@ -25,7 +24,7 @@ from hpctrain.execute.node_agents import LOST_NODE_PATIENCE_S, NodeAgents
 from hpctrain.execute.node_report import describe_node, examine_storage
 from hpctrain.execute.process import StepProcess
 from hpctrain.execute.roll_call import RollCall, WorkerMetadata
-from hpctrain.execute.step_launcher import find_mpiexec, find_step_launcher
+from hpctrain.execute.step_launcher import find_mpiexec, find_step_launcher, launcher_variables
 from hpctrain.own_time import Deadline
 from hpctrain.plan import spec
 from hpctrain.plan.argv import STEP_VARIABLES, worker_argv, worker_step_argv
@@ -58,7 +57,8 @@ class WorkerGroup:
     idle_nodes
         Nodes of the job that have no ranks, but an agent.
     in_allocation
-        Whether to start them as a step of the Slurm allocation that this process is in.
+        Whether to start them on the nodes of the allocation that this process is in, each of which
+        has an agent.
     agents
         The agents of the allocation's nodes, where they are to outlive this group.
     mpi
@@ -186,7 +186,8 @@ class WorkerGroup:
             if self._agents is None:
                 self._start_here()
             else:
-                self._start_step(find_step_launcher(self._mpi), self._agents.socket, local=False)
+                launcher = self._agents.mpiexec or find_step_launcher(self._mpi)
+                self._start_step(launcher, self._agents.socket, local=False)
             assert self._step is not None
             roll_call = RollCall(
                 self.poll,
@@ -351,9 +352,15 @@ class WorkerGroup:
         variables.update(thread_variables(self._num_threads))
         variables.update(launcher_variables(launcher.kind, local=local))
         variables.update(self._environment)
+        on_hosts = self._agents is not None and self._agents.mpiexec is not None
         self._step = StepProcess(
             worker_step_argv(
-                launcher, self.placement, command, srun_args=self._srun_args, local=local
+                launcher,
+                self.placement,
+                command,
+                srun_args=self._srun_args,
+                export=environ.portable_names(variables) if on_hosts else (),
+                local=local,
             ),
             environment=variables,
             log=self._paths.launcher_log(self.attempt),
@@ -395,30 +402,3 @@ class WorkerGroup:
         if self._hub is None:
             raise ValueError("this WorkerGroup is not started; call start() first.")
         return self._hub
-
-
-def launcher_variables(kind: str, *, local: bool) -> dict[str, str]:
-    """Return what a launcher wants to find in its environment.
-
-    Not collective.
-
-    Parameters
-    ----------
-    kind
-        Of the launcher, as in `StepLauncher`.
-    local
-        Whether the ranks stay on this machine, even inside an allocation.
-    """
-    variables = {}
-    if kind == "hydra" and environ.variable(environ.TOPOLOGY_FILE) is None:
-        # Otherwise its proxies write one into /tmp, which stays when they are killed.
-        variables = {environ.TOPOLOGY_FILE: ""}
-    if kind == "openmpi" and os.geteuid() == 0:
-        # Open MPI refuses root unless both say so.
-        variables = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    if kind != "srun" and not local:
-        # For the srun with which hydra, prterun and orterun start their proxies: one step for all
-        # of the job's memory refuses the agents (SLURM_OVERLAP), and ranks abort that find the PMI
-        # of Slurm beside that of mpiexec (SLURM_MPI_TYPE; both seen with Slurm 22.05).
-        variables.update({"SLURM_OVERLAP": "1", "SLURM_MPI_TYPE": "none"})
-    return variables

@@ -5,10 +5,12 @@ from __future__ import annotations
 import shlex
 import sys
 
+from hpctrain.execute.step_launcher import find_mpiexec
 from hpctrain.launch.request import Submission
 from hpctrain.plan.argv import (
     agent_argv,
     agent_step_argv,
+    host_agents_argv,
     worker_argv,
     worker_step_argv,
 )
@@ -55,7 +57,9 @@ def render_plan(submission: Submission) -> str:
             options = shlex.join(option_words(plan.first_job_directives))
             lines += [f"# the first job is submitted with {options}"]
         lines += [make_batch_script(plan, paths, cwd=cwd)]
-    if plan.in_job:
+    launcher = _launcher(plan)
+    if plan.has_agents:
+        hosts = placement.nodes if plan.launcher == "mpiexec" else ()
         agent = agent_argv(
             sys.executable,
             cwd=cwd,
@@ -63,9 +67,12 @@ def render_plan(submission: Submission) -> str:
             socket="SOCKET",
             secret="SECRET_FILE",
             addresses=["ADDRESS"],
+            hosts=hosts,
         )
-        lines += ["", "# on each node, for each attempt:"]
-        lines += [shlex.join(agent_step_argv(placement, agent, survives_loss=nodes.survives_loss))]
+        step = agent_step_argv(placement, agent, survives_loss=nodes.survives_loss)
+        if hosts:
+            step = host_agents_argv(launcher, hosts, agent, export=())
+        lines += ["", "# on each node, for each attempt:", shlex.join(step)]
     if plan.launcher != "inline":
         command = worker_argv(
             sys.executable,
@@ -76,7 +83,7 @@ def render_plan(submission: Submission) -> str:
             log_to_file=submission.request.run_config.log_to_file,
         )
         step = worker_step_argv(
-            _launcher(plan), placement, command, srun_args=plan.srun_args, local=not plan.in_job
+            launcher, placement, command, srun_args=plan.srun_args, local=not plan.has_agents
         )
         lines += ["", "# the ranks, for each attempt:", shlex.join(step)]
     return "\n".join(lines)
@@ -88,6 +95,9 @@ def print_plan(submission: Submission) -> None:
 
 
 def _launcher(plan: LaunchPlan) -> StepLauncher:
+    if plan.launcher == "mpiexec":
+        # It will be this very one.
+        return find_mpiexec(plan.mpi)
     if "/" in plan.mpi:
         return StepLauncher(program=plan.mpi, kind="hydra")
     if plan.in_job and plan.mpi != "wheel":

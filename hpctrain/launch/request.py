@@ -15,7 +15,8 @@ from hpctrain.config import LAUNCHERS, RunConfig, ScalingConfig
 from hpctrain.environ import Home
 from hpctrain.errors import ConfigError
 from hpctrain.log import log
-from hpctrain.plan.allocation import place_in_allocation
+from hpctrain.plan.allocation import AllocatedNode, place_in_allocation
+from hpctrain.plan.hosts import Host, read_hostfile
 from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.plan.resources import Placement, node_range, place_on_one_node, place_workers
 from hpctrain.plan.sbatch import make_directives
@@ -42,6 +43,7 @@ _LAUNCHER_OF = {
     Home.LOCAL: "local",
     Home.LOGIN: "slurm",
     Home.ALLOCATION: "allocation",
+    Home.HOSTS: "mpiexec",
     Home.SPMD: "spmd",
 }
 
@@ -122,7 +124,13 @@ def choose_launcher(scaling_config: ScalingConfig, run_config: RunConfig) -> str
             f"launcher='inline' runs one rank in this interpreter, but num_workers="
             f"{scaling_config.num_workers}. Use num_workers=0."
         )
-    return _LAUNCHER_OF[current_home()] if asked == "auto" else asked
+    if asked != "auto":
+        return asked
+    home = current_home()
+    if home is Home.HOSTS and environ.requested_hostfile() is None and len(_read_hosts()) == 1:
+        # A job on one machine needs no ssh to it.
+        home = Home.LOCAL
+    return _LAUNCHER_OF[home]
 
 
 def override_slurm(request: Request, fields: Mapping[str, Any]) -> Request:
@@ -158,6 +166,8 @@ def make_plan(request: Request, launcher: str) -> tuple[LaunchPlan, Site]:
     elif launcher == "allocation":
         placement, slots = _place_in_allocation(scaling, site)
         gpu_srun_args = _gpu_srun_args(placement)
+    elif launcher == "mpiexec":
+        placement, slots = _place_on_hosts(scaling, site)
     else:
         placement = place_on_one_node(scaling)
     mpi = scaling.slurm.mpi
@@ -286,3 +296,25 @@ def _gpu_srun_args(placement: Placement) -> tuple[str, ...]:
     # ("Insufficient GRES available in allocation", measured with Slurm 22.05).
     per_task = placement.gpus_per_task
     return (f"--gpus-per-task={per_task}" if per_task else "--gres=none",)
+
+
+def _place_on_hosts(scaling: ScalingConfig, site: Site) -> tuple[Placement, dict[str, int]]:
+    cpus = scaling.num_cpus_per_worker
+    nodes = {
+        # Its slots are all that is known of a host, so there is no room beside them.
+        host.name: AllocatedNode(tasks=host.slots, cpus=host.slots and host.slots * cpus)
+        for host in _read_hosts()
+    }
+    placement, slots = place_in_allocation(scaling, nodes, cpus_per_gpu=site.cpus_per_gpu)
+    # Without names it is on all of them.
+    return replace(placement, nodes=placement.nodes or tuple(slots)), slots
+
+
+def _read_hosts() -> tuple[Host, ...]:
+    path = environ.hostfile(environ.environment())
+    if path is None:
+        raise ConfigError(
+            "launcher='mpiexec' needs to know the hosts, and there is no job of PBS, LSF or Grid "
+            "Engine here that names them. Give them with: hpctrain run --hostfile FILE SCRIPT"
+        )
+    return read_hostfile(Path(path))

@@ -61,6 +61,7 @@ def agent_argv(
     secret: str,
     addresses: Sequence[str],
     lease_s: float | None = None,
+    hosts: Sequence[str] = (),
 ) -> list[str]:
     """Return the command of a node's agent.
 
@@ -73,10 +74,13 @@ def agent_argv(
     lease_s
         For an agent that sees to it that the run goes on when the executor's node is lost: seconds
         after which it is.
+    hosts
+        For agents that mpiexec starts: the names by which the nodes are known, in its order.
     """
     lease = [] if lease_s is None else [f"--lease={lease_s:g}"]
+    named = [f"--hosts={','.join(hosts)}"] if hosts else []
     agent = [python, "-m", "hpctrain.execute.agent", str(attempt), socket, secret]
-    return checked_argv([*agent, *lease, *addresses], cwd=cwd)
+    return checked_argv([*agent, *lease, *named, *addresses], cwd=cwd)
 
 
 def worker_step_argv(
@@ -85,6 +89,7 @@ def worker_step_argv(
     command: Sequence[str],
     *,
     srun_args: Sequence[str] = (),
+    export: Sequence[str] = (),
     local: bool,
 ) -> list[str]:
     """Return the command that starts all ranks.
@@ -101,6 +106,8 @@ def worker_step_argv(
         The command of one rank.
     srun_args
         The user's and the site's further srun options.
+    export
+        Names of the variables that ranks get on other hosts, where mpiexec reaches these by itself.
     local
         Whether the ranks stay on this machine, even inside an allocation.
     """
@@ -140,7 +147,7 @@ def worker_step_argv(
         else:
             if placement.nodes:
                 argv += ["--host", _slots(placement)]
-            argv += ["--map-by", "slot" if is_listed else f"ppr:{most}:node"]
+            argv += ["--map-by", "slot" if is_listed else f"ppr:{most}:node", *_exports(export)]
     return [*argv, *command]
 
 
@@ -174,9 +181,44 @@ def agent_step_argv(
     return [*argv, *command]
 
 
+def host_agents_argv(
+    mpiexec: StepLauncher, hosts: Sequence[str], command: Sequence[str], *, export: Sequence[str]
+) -> list[str]:
+    """Return the command that starts one agent on each host of a hostfile.
+
+    Not collective.
+
+    Parameters
+    ----------
+    export
+        Names of the variables that they get there.
+    """
+    exports = _exports(export) if mpiexec.kind == "openmpi" else []
+    return [*_one_on_each(mpiexec, hosts), *exports, *command]
+
+
+def host_test_argv(mpiexec: StepLauncher, host: str) -> list[str]:
+    """Return the command that succeeds if a host starts processes. Not collective."""
+    return [*_one_on_each(mpiexec, (host,)), "true"]
+
+
 def node_test_argv(node: str) -> list[str]:
     """Return the command that succeeds if a node of the job starts processes. Not collective."""
     return [*_small_step(1, (node,)), "--kill-on-bad-exit=1", "true"]
+
+
+def _exports(names: Sequence[str]) -> list[str]:
+    # hydra sends the whole environment, Open MPI only what is named.
+    return [word for name in names for word in ("-x", name)]
+
+
+def _one_on_each(mpiexec: StepLauncher, hosts: Sequence[str]) -> list[str]:
+    """Return the beginning of a command that runs one process on each host."""
+    argv = [mpiexec.program, "-n", str(len(hosts))]
+    if mpiexec.kind == "hydra":
+        # One that ends must not take the others with it.
+        return [*argv, "-disable-auto-cleanup", "-hosts", ",".join(hosts), "-ppn", "1"]
+    return [*argv, "--bind-to", "none", "--host", ",".join(hosts), "--map-by", "ppr:1:node"]
 
 
 def _small_step(nodes: int, names: Sequence[str]) -> list[str]:

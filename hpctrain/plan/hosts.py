@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.errors import ConfigError
-
-NODE_FILE_VARIABLES = ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "COBALT_NODEFILE", "PE_HOSTFILE")
-"""Variables by which batch systems name the file of a job's hosts: PBS and Torque, LSF, Cobalt, and
-Grid Engine."""
 
 _LINE = re.compile(
     # "node1"; "node1:4" of MPICH; "node1 slots=4" of Open MPI; "node1 4" of Grid Engine.
@@ -28,14 +23,6 @@ class Host:
     name: str
     slots: int | None
     """Ranks that fit; None where nothing says it."""
-
-
-def job_node_file(environ: Mapping[str, str]) -> str | None:
-    """Return the file of the hosts that a batch system other than Slurm has given to this job.
-
-    Not collective. None where there is no such job.
-    """
-    return next((environ[name] for name in NODE_FILE_VARIABLES if environ.get(name)), None)
 
 
 def read_hostfile(path: Path) -> tuple[Host, ...]:

@@ -27,14 +27,14 @@ class LaunchPlan:
     """On what a run runs: the resources, how they are asked for, and how ranks start there."""
 
     launcher: str
-    """``local``, ``allocation``, ``slurm``, ``spmd`` or ``inline``."""
+    """``local``, ``allocation``, ``slurm``, ``mpiexec``, ``spmd`` or ``inline``."""
     placement: Placement
     """How the workers lie on the nodes, at full size."""
     job_nodes: NodeRange
     """How many nodes the job has, spare ones included, and how many it can do without."""
     node_slots: Mapping[str, int] = field(default_factory=dict)
-    """How many workers each node of an allocation holds; others hold as many as the node of the
-    placement that has the most."""
+    """How many workers each node of an allocation, or host of a hostfile, holds; others hold as
+    many as the node of the placement that has the most."""
     resize_interval_s: float = 60.0
     """How often a run that is not at full size looks whether it can grow."""
     threads_per_task: int
@@ -64,6 +64,11 @@ class LaunchPlan:
     def in_job(self) -> bool:
         """Whether the executor is in a job of Slurm, and starts the ranks as steps of it."""
         return self.launcher in ("allocation", "slurm")
+
+    @property
+    def has_agents(self) -> bool:
+        """Whether there is an agent on each node, between its ranks and the executor."""
+        return self.in_job or self.launcher == "mpiexec"
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as a JSON object."""

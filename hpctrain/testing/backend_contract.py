@@ -22,8 +22,7 @@ from hpctrain import (
     WorkerError,
     environ,
 )
-from hpctrain.execute.step_launcher import find_mpiexec
-from hpctrain.execute.worker_group import launcher_variables
+from hpctrain.execute.step_launcher import find_mpiexec, launcher_variables
 from hpctrain.plan import spec
 from hpctrain.plan.argv import worker_step_argv
 from hpctrain.plan.resources import Placement

@@ -41,8 +41,8 @@ def test_an_unknown_launcher_is_refused_before_the_script_begins(workplace: Any)
     assert ended.returncode == 2
     assert ended.stdout == ""
     assert ended.stderr == (
-        "hpctrain: --launcher=kubernetes: one of auto, local, allocation, slurm, spmd, inline is "
-        "needed.\n"
+        "hpctrain: --launcher=kubernetes: one of auto, local, allocation, slurm, mpiexec, spmd, "
+        "inline is needed.\n"
     )
 
 

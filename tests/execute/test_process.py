@@ -16,7 +16,7 @@ PATIENCE_S = 10.0
 # Like mpiexec, whose ssh to a node that is gone does not end: both it and its child can be deaf.
 SCRIPT = """
 trap '{trap}' TERM
-sh -c 'trap "" TERM; echo $$; exec sleep 600' &
+{session} sh -c 'trap "" TERM; echo $$; exec sleep 600' &
 wait
 wait
 """
@@ -38,7 +38,16 @@ def start(tmp_path: Path, script: str) -> tuple[StepProcess, int]:
 @pytest.mark.usefixtures("step")
 @pytest.mark.parametrize("trap", ["exit 3", ":"], ids=["launcher that hears", "deaf launcher"])
 def test_what_a_launcher_leaves_behind_ends_with_it(tmp_path: Path, trap: str) -> None:
-    started, child = start(tmp_path, SCRIPT.format(trap=trap))
+    check_that_a_child_ends(tmp_path, trap, session="")
+
+
+@pytest.mark.parametrize("trap", ["exit 3", ":"], ids=["launcher that hears", "deaf launcher"])
+def test_so_does_what_is_in_a_session_of_its_own(tmp_path: Path, trap: str) -> None:
+    check_that_a_child_ends(tmp_path, trap, session="setsid")
+
+
+def check_that_a_child_ends(tmp_path: Path, trap: str, *, session: str) -> None:
+    started, child = start(tmp_path, SCRIPT.format(trap=trap, session=session))
     began = process_start_time(child)
     assert began is not None
     started.kill(patience_s=1.0)

@@ -4,7 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from hpctrain.plan.argv import agent_argv, agent_step_argv, worker_argv, worker_step_argv
+from hpctrain.plan.argv import (
+    agent_argv,
+    agent_step_argv,
+    host_agents_argv,
+    worker_argv,
+    worker_step_argv,
+)
 from hpctrain.plan.launch_plan import StepLauncher
 from hpctrain.plan.resources import Placement
 
@@ -103,6 +109,25 @@ def test_srun_is_given_numbers_that_it_would_not_find(counts, nodelist: str, dis
         f"--ntasks={sum(counts)}",
         f"--distribution={distribution}",
     ]
+
+
+@pytest.mark.parametrize("kind", ["hydra", "openmpi"])
+def test_agents_and_ranks_on_the_hosts_of_a_hostfile(golden, kind: str):
+    command = agent_argv(
+        "/env/bin/python",
+        cwd="/home/me",
+        attempt=3,
+        socket="hpctrain-abc.%N",
+        secret="/runs/one/.secret-3",
+        addresses=["10.0.0.1:4711"],
+        lease_s=30.0,
+        hosts=["gpu1", "gpu3"],
+    )
+    agents = host_agents_argv(LAUNCHERS[kind], ["gpu1", "gpu3"], command, export=["PATH", "HOME"])
+    ranks = worker_step_argv(
+        LAUNCHERS[kind], CHOSEN, WORKER, export=["PATH", "OMP_NUM_THREADS"], local=False
+    )
+    golden(f"argv/hosts-{kind}.txt", f"{lines(agents)}\n{lines(ranks)}")
 
 
 def test_agents_of_a_run_that_goes_on_without_a_node(golden):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.errors import ConfigError
-from hpctrain.plan.hosts import Host, job_node_file, parse_hostfile, read_hostfile
+from hpctrain.plan.hosts import Host, parse_hostfile, read_hostfile
 
 
 def slots(text: str) -> dict[str, int | None]:
@@ -65,20 +65,6 @@ def test_slots_of_one_host_add_up(seed: int) -> None:
     repeated = [name for name, count in lines for _ in range(count)]
     counted = len(repeated) > len(expected)
     assert slots("\n".join(repeated)) == (expected if counted else dict.fromkeys(expected))
-
-
-@pytest.mark.parametrize(
-    ("environ", "expected"),
-    [
-        ({}, None),
-        ({"PBS_NODEFILE": ""}, None),
-        ({"PBS_NODEFILE": "/var/spool/pbs/aux/7.head"}, "/var/spool/pbs/aux/7.head"),
-        ({"LSB_DJOB_HOSTFILE": "/tmp/.lsb/7.hostfile"}, "/tmp/.lsb/7.hostfile"),
-        ({"PE_HOSTFILE": "/var/sge/pe_hostfile"}, "/var/sge/pe_hostfile"),
-    ],
-)
-def test_the_node_file_of_a_job_is_found(environ: dict[str, str], expected: str | None) -> None:
-    assert job_node_file(environ) == expected
 
 
 def test_a_host_is_a_value() -> None:
