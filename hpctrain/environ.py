@@ -190,6 +190,11 @@ def launched_rank() -> int:
     return next((int(value) for value in said if value is not None), -1)
 
 
+def is_launched_by_hydra() -> bool:
+    """Return whether the hydra of MPICH or Intel MPI has started this rank. Not after a scrub."""
+    return "MPI_LOCALRANKID" in os.environ
+
+
 def scrub_launcher_variables() -> None:
     """Delete what told this process that it is a rank, so that its children are not."""
     for name in list(os.environ):

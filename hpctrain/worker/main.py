@@ -65,6 +65,7 @@ class Rank:
             hostname=socket.gethostname(),
             launched_as=environ.launched_rank(),
         )
+        by_hydra = environ.is_launched_by_hydra()
         world, comm = join_world(attempt=self._attempt, fewest=size, most=size)
         self._world = world
         if not inherit_output:
@@ -76,6 +77,9 @@ class Rank:
         # TERM at a preemption. The executor decides.
         for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
             signal.signal(number, lambda n, _: self._link.post_signal(signal.Signals(n).name))
+        if by_hydra:
+            # hydra says by it that another rank has died, of which the executor hears anyway.
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         self._link.handle("end", lambda _: _exit(0))
         answer_with_stacks(self._link, self._paths, world)
         self._link.introduce(world.world_rank, hello_details(world))

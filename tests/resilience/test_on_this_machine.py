@@ -379,3 +379,22 @@ def test_sigterm_to_a_rank_is_a_warning_and_no_death(tmp_path: Path) -> None:
 
     with pytest.raises(RunStoppedError, match="because it got SIGTERM, at report"):
         fit(train, tmp_path)
+
+
+def test_what_hydra_sends_when_another_rank_dies_is_no_warning(tmp_path: Path) -> None:
+    def train() -> None:
+        import os
+        import time
+
+        import hpctrain
+        import hpctrain.collective
+
+        for step in range(20):
+            hpctrain.collective.barrier(timeout_s=60)
+            time.sleep(0.05)  # a step of work, in which the executor hears of a signal
+            hpctrain.report({"step": step})
+            if step == 3:
+                os.kill(os.getpid(), signal.SIGUSR1)
+
+    result = fit(train, tmp_path)
+    assert (result.state, result.metrics["step"]) == ("finished", 19)
