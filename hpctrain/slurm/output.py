@@ -75,7 +75,7 @@ def parse_job(output: str) -> Job | None:
 
     Not collective.
     """
-    fields = dict(re.findall(r"(\w+)=(\S*)", output))
+    fields = _job_fields(output)
     if "JobId" not in fields:
         return None
     return Job(
@@ -118,10 +118,10 @@ def parse_job_nodes(output: str) -> str:
     >>> parse_job_nodes("JobId=7 ReqNodeList=(null) NodeList=node[1-2,4] NumNodes=3")
     'node[1-2,4]'
     """
-    found = re.search(r"(?<!\S)NodeList=(\S+)", output)
-    if found is None or found.group(1) == "(null)":
+    nodes = _job_fields(output).get("NodeList", "(null)")
+    if nodes == "(null)":
         raise LaunchError("Slurm says that this job has no nodes.", transient=True)
-    return found.group(1)
+    return nodes
 
 
 def parse_job_gpus(output: str) -> dict[str, int]:
@@ -286,6 +286,18 @@ def parse_pmi_types(output: str) -> set[str]:
         text = text.partition("available:")[2] if "available:" in text else text
         types.update(re.findall(r"\b(?:none|pmi2|pmix(?:_v\d+)?|cray_shasta|openmpi)\b", text))
     return types
+
+
+def _job_fields(output: str) -> dict[str, str]:
+    """Return the fields of the first job; those with words of a user may be cut at a space."""
+    # Users write the name, which comes before UserId, and the comment, the features and the paths,
+    # which come after all that is read here. Any of them may hold "JobState=FAILED".
+    head, _, rest = output.partition(" UserId=")
+    text = f"{head.split(' ')[0]} {rest}" if rest else head
+    fields: dict[str, str] = {}
+    for name, value in re.findall(r"(?<!\S)(\w+)=(\S*)", text):
+        fields.setdefault(name, value)
+    return fields
 
 
 def _count_gpus(gres: str) -> int:
