@@ -122,7 +122,8 @@ def slurm_versions(session: nox.Session) -> None:
         enter = ["bash", "tests/slurm_versions/root.sh", suite]
         with tempfile.NamedTemporaryFile(dir="/tmp", suffix=".xml") as junit:
             pytest = ["pytest", "-p", "no:cacheprovider", f"--junitxml={junit.name}"]
-            selected = options or ["-m", "matrix", *marked]
+            # CI has 8 minutes, with the root; on two idle cores the tests take 3.
+            selected = options or ["-m", "matrix", "--session-timeout=400", *marked]
             done = subprocess.run(
                 [*enter, "env", "HPCTRAIN_REQUIRE_ALL=1", *pytest, *selected], check=False
             )
