@@ -21,6 +21,7 @@ _TERMINATE_PATIENCE_S = 5.0
 # An srun that has not ended by then has lost the SIGTERM: its step is ended for it.
 _SRUN_PATIENCE_S = 1.0
 _LOOK_INTERVAL_S = 0.02
+_LOOK_ONLY = os.WEXITED | os.WNOHANG | os.WNOWAIT
 
 
 class StepProcess:
@@ -55,11 +56,15 @@ class StepProcess:
             self._environment[environ.STEP_MARK] = self._mark
         self.pidfd: int | None = None
         """Becomes readable when the process ends; None on kernels before 5.3."""
-        self.start()
+        self._start()
 
-    def start(self) -> None:
-        """Start the command; also again, after it has ended."""
+    def start_again(self) -> None:
+        """Start the command once more, after it has ended."""
+        self._process.wait()
         self.close()
+        self._start()
+
+    def _start(self) -> None:
         try:
             with open(self.log, "ab") as output:
                 self._output_begins = output.tell()
@@ -83,23 +88,31 @@ class StepProcess:
 
     def returncode(self) -> int | None:
         """Return the exit status, or None while it runs."""
-        return self._process.poll()
+        if self._process.returncode is None:
+            # It is not reaped before `kill`: until then its process id is nobody else's.
+            with contextlib.suppress(ChildProcessError):
+                ended = os.waitid(os.P_PID, self.pid, _LOOK_ONLY)
+                if ended is None:
+                    return None
+                has_exited = ended.si_code == os.CLD_EXITED
+                return ended.si_status if has_exited else -ended.si_status
+        # `kill` in another thread has reaped it.
+        return self._process.wait()
 
     def wait(self, timeout_s: float) -> int | None:
         """Wait for its end; return the exit status, or None if it still runs."""
         self._await_end(timeout_s)
-        return self._process.poll()
+        return self.returncode()
 
     def _await_end(self, timeout_s: float) -> None:
-        """Wait for its end, and leave its process id as it is."""
         if self.pidfd is not None:
             # subprocess's own wait looks ever more seldom, and would add up to 50 ms to every end.
             poller = select.poll()
             poller.register(self.pidfd, select.POLLIN)
             poller.poll(timeout_s * 1000)
             return
-        deadline, options = Deadline(timeout_s), os.WEXITED | os.WNOWAIT | os.WNOHANG
-        while not deadline.is_over and not os.waitid(os.P_PID, self._process.pid, options):
+        deadline = Deadline(timeout_s)
+        while not deadline.is_over and self.returncode() is None:
             time.sleep(_LOOK_INTERVAL_S)
 
     def kill(self, patience_s: float = _TERMINATE_PATIENCE_S) -> None:
@@ -107,27 +120,30 @@ class StepProcess:
 
         That is what it has started here, and the steps of its job.
         """
-        has_ended = self._process.poll() is not None
+        if self._process.returncode is not None:
+            # It was killed before.
+            return
+        has_ended = self.returncode() is not None
         # Of a job, the rest of the patience is for its steps.
         polite_s = min(patience_s / 2, _SRUN_PATIENCE_S) if self._job_id else patience_s
         # hydra's ssh to a node that is gone stays, in a process group of its own.
         below = [] if has_ended else _open_pidfds(descendants(self.pid))
         if not has_ended:
             # srun and mpiexec pass a SIGTERM's meaning on to the other nodes; SIGKILL they cannot.
-            self._process.terminate()
+            os.kill(self.pid, signal.SIGTERM)
             self._await_end(polite_s)
         if self._job_id is not None:
             end_marked_steps(self._job_id, self._mark, timeout_s=patience_s / 2)
         if not has_ended:
             # An mpiexec whose step is gone removes its files, and ends.
             self._await_end(polite_s if self._job_id else 0.0)
-            # Not reaped yet, so its number is still the group's.
-            os.killpg(self.pid, signal.SIGKILL)
-            for descriptor in below:
-                with contextlib.suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-                os.close(descriptor)
-            self.wait(patience_s)
+        os.killpg(self.pid, signal.SIGKILL)
+        for descriptor in below:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            os.close(descriptor)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(patience_s)
         self.close()
 
     def close(self) -> None:

@@ -204,7 +204,7 @@ class RollCall:
             return False
         for frame in self._poll(_ASK_INTERVAL_S):
             self._take(frame)
-        step.start()
+        step.start_again()
         return True
 
     def _take(self, frame: Frame) -> None:

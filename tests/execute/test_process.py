@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -64,3 +65,15 @@ def test_a_launcher_that_has_ended_can_be_killed_again(tmp_path: Path) -> None:
     started.kill()
     started.kill()
     assert started.returncode() == 0
+
+
+@pytest.mark.usefixtures("step")
+def test_a_thread_can_look_while_another_one_kills(tmp_path: Path) -> None:
+    started, _ = start(
+        tmp_path, "trap 'sleep 0.1; exit 3' TERM; echo 1; while :; do sleep 0.01; done"
+    )
+    killer = threading.Thread(target=started.kill)
+    killer.start()
+    while killer.is_alive():
+        assert started.returncode() in (None, 3)
+    assert started.returncode() == 3
