@@ -260,6 +260,7 @@ def _run_rank(opening: _Opening, world: World, comm: Comm) -> Result:
 
     previous = _forward_signals(link)
     try:
+        _await_connections(comm)
         settle(settings)
         value = run_training(
             run_spec, paths=opening.paths, session=session, comm=comm, on_phase=enter
@@ -288,6 +289,25 @@ def _run_rank(opening: _Opening, world: World, comm: Comm) -> Result:
     if result.error is not None:
         raise result.error
     return result
+
+
+def _await_connections(comm: Comm) -> None:
+    """Wait until every rank is connected to rank 0. Collective.
+
+    mpi4py keeps Python's lock in the first collective of objects on a communicator, which it
+    duplicates for it. In a training function that begins with one, rank 0 would wait there for
+    ranks whose connections its coordinator, a thread, could not accept.
+
+    Raises
+    ------
+    LaunchError
+        If some of them are not in time; these say why.
+    """
+    if not mpi.wait_barrier(comm, timeout_s=2 * _CONNECT_TIMEOUT_S):
+        raise LaunchError(
+            f"not all {comm.size} ranks have reached rank 0 after {2 * _CONNECT_TIMEOUT_S:.0f} s. "
+            f"Those that have not say why in their output."
+        )
 
 
 def _forward_signals(link: Link) -> Any:
