@@ -68,7 +68,7 @@ class WorkerGroup:
     environment
         Variables that ranks get on top of this process's own.
     path
-        Directory for logs; by default a temporary one that ends with the group.
+        Directory for logs, which exists; by default a temporary one that ends with the group.
     attempt
         Number that every frame of these ranks carries.
     log_to_file

@@ -17,6 +17,7 @@ from hpctrain.rundir.store import CheckpointStore
 def run(tmp_path: Path) -> Path:
     """A run with three checkpoints."""
     run = tmp_path / "run"
+    run.mkdir()
     store = CheckpointStore(run / "checkpoints")
     store.prepare()
     (run / "plan.json").write_text("{}")

@@ -339,6 +339,7 @@ sys.meta_path.insert(0, StopRankOne())
 
 def test_a_rank_that_does_not_get_through_mpi_init_is_named(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(STOP_IN_MPI_INIT)
+    (tmp_path / "group").mkdir()
     group = WorkerGroup(
         num_workers=2, environment={"PYTHONPATH": str(tmp_path)}, path=tmp_path / "group"
     )
