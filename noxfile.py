@@ -137,6 +137,23 @@ def slurm_versions(session: nox.Session) -> None:
         session.error(f"not everything passed with the Slurm of {', '.join(dict.fromkeys(failed))}")
 
 
+@nox.session
+def pythons(session: nox.Session) -> None:
+    """Test with the Pythons of other Debians what needs neither Slurm, MPI nor torch.
+
+    Debian has none that is older than 3.11, nor 3.12: for these the types are checked, as for all.
+    """
+    for version in ("3.10", "3.11", "3.12", "3.13", "3.14"):
+        run(session, "mypy", "--strict", f"--python-version={version}")
+    folders = [
+        f"tests/{name}" for name in ("control", "execute", "launch", "plan", "rundir", "slurm")
+    ]
+    options = ["-p", "no:cacheprovider", "-m", "not slurm and not mpi and not gpu and not slow"]
+    for suite in SUITES:
+        enter = ["bash", "tests/slurm_versions/root.sh", suite]
+        session.run(*enter, "pytest", *options, *folders, *session.posargs, external=True)
+
+
 def tensorflow_constraints() -> str:
     """Return the versions of constraints.txt, where constraints-tensorflow.txt has no others."""
     own = Path("constraints-tensorflow.txt").read_text().splitlines()
