@@ -10,7 +10,7 @@ from hpctrain.errors import ConfigError
 
 _LINE = re.compile(
     # "node1"; "node1:4" of MPICH; "node1 slots=4" of Open MPI; "node1 4" of Grid Engine.
-    r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^\s:=]+)(?::(?P<colon>\d+))?"
+    r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^-\s:=,][^\s:=,]*)(?::(?P<colon>\d+))?"
     r"(?:\s+(?P<plain>\d+)(?=\s|$))?(?P<options>(?:\s+\S+)*)"
 )
 _SLOTS = re.compile(r"(?<!\S)slots?\s*=\s*(\d+)")

@@ -33,7 +33,9 @@ def test_hostfiles_of_every_kind_are_read(text: str, expected: dict[str, int | N
     assert list(slots(text)) == list(expected)
 
 
-@pytest.mark.parametrize("line", ["node1:four", "node1:0", "node1 slots=0", "a=b:c", ":4"])
+@pytest.mark.parametrize(
+    "line", ["node1:four", "node1:0", "node1 slots=0", "a=b:c", ":4", "n1,n2", "-oX"]
+)
 def test_a_line_that_is_no_host_is_named(line: str) -> None:
     with pytest.raises(ConfigError, match=r"hostfile hosts, line 2: .* Write 'node1', 'node1:4'"):
         parse_hostfile(f"node0\n{line}\n", path="hosts")
