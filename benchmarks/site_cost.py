@@ -43,6 +43,16 @@ CALLS = "trace=%file,getdents64,fsync,fdatasync,ftruncate"
 STRACE = ("strace", "-f", "-qq", "-y", "-s", "300", "-e", CALLS, "-e", "signal=none")
 # The second half of a call that another process came between, and fstat of an open file.
 _NOT_COUNTED = re.compile(r'\d+ +(<\.\.\. |newfstatat\(\d+<[^>]*>, "",|fstat\()')
+# How ranks save in programs/reporting.py, and how many calls beside those for their files, whatever
+# their number.
+SAVING = {
+    "none": "report()",
+    "own": "checkpoint_dir()",
+    "copies": "from_directory()",
+    "states": "report_state()",
+}
+GOALS = {"none": 1.0, "copies": 24.0}
+_OF_A_RANK = re.compile(r"rank-\d+\.txt|state-\d+-of-|loop-rank-")
 _COUNTING = """#!/bin/sh
 echo "$(date +%s.%N) $(uname -n) {name} $1" >> "$SITE_COST_LOG"
 exec {program} "$@"
@@ -182,19 +192,21 @@ def await_reports(run: Path) -> None:
 def measure_files(say: Callable[[str], None]) -> Iterator[Row]:
     """Count the calls of whole runs; what a report costs is the difference between two."""
     opened: dict[int, int] = {}
-    for saving, sizes in (("none", RANKS[-1:]), ("each", RANKS)):
-        for ranks in sizes:
-            totals = []
+    for saving, what in SAVING.items():
+        for ranks in RANKS:
+            counts = []
             for reports in REPORTS:
-                say(f"strace: {ranks} ranks, {reports} reports, checkpoints of {saving}")
+                say(f"strace: {ranks} ranks, {reports} reports, {saving}")
                 with traced(ranks, reports, saving) as (lines, run):
-                    totals.append(
-                        sum(run in line and not _NOT_COUNTED.match(line) for line in lines)
-                    )
-                    opened[ranks] = count_modules(lines)
-            per_report = (totals[1] - totals[0]) / (REPORTS[1] - REPORTS[0])
-            what = "report()" if saving == "none" else "report() with a file of each rank"
-            yield Row(f"{what}, {ranks} ranks: calls a rank", per_report / ranks)
+                    counts.append(count_calls(lines, run))
+                    if saving == "none":
+                        opened[ranks] = count_modules(lines)
+            files, others = (
+                (many - few) / (REPORTS[1] - REPORTS[0]) for few, many in zip(*counts, strict=True)
+            )
+            yield Row(f"{what}, {ranks} ranks: calls for its file, a rank", files / ranks)
+            goal = GOALS.get(saving)
+            yield Row(f"{what}, {ranks} ranks: other calls, a report", others, goal=goal)
     fewest, most = RANKS[0], RANKS[-1]
     per_rank = (opened[most] - opened[fewest]) / (most - fewest)
     yield Row("modules that a start opens, a rank", per_rank)
@@ -218,6 +230,13 @@ def traced(ranks: int, reports: int, saving: str) -> Iterator[tuple[list[str], s
         if done.returncode != 0:
             raise SystemExit(f"{argv} ended with status {done.returncode}:\n{done.stdout}")
         yield log.read_text(errors="replace").splitlines(), f"{name}/run"
+
+
+def count_calls(lines: list[str], run: str) -> tuple[int, int]:
+    """Return how many calls there were for files that ranks saved, and how many others."""
+    counted = [line for line in lines if run in line and not _NOT_COUNTED.match(line)]
+    files = sum(_OF_A_RANK.search(line) is not None for line in counted)
+    return files, len(counted) - files
 
 
 def count_modules(lines: list[str]) -> int:

@@ -22,7 +22,7 @@ import raw_disk
 import xxhash
 
 from hpctrain.rundir.bulk import Bulk
-from hpctrain.rundir.staging import copy_into, seal
+from hpctrain.rundir.shared_staging import SharedStaging
 
 BLOCKS = 3
 
@@ -38,7 +38,7 @@ def main() -> None:
     memory = raw_disk.buffer(size if source == "warm" else BLOCKS * raw_disk.BLOCK_BYTES)
     bulk = Bulk()
     actions: dict[str, Callable[[], object]] = {
-        "ours": lambda: seal(commit, bulk, written=copy_into(scratch, commit, bulk)),
+        "ours": lambda: copy_ours(scratch, commit, bulk),
         "raw:one": lambda: copy_raw(saved, commit / "raw", memory, size, threads=0),
         "raw:two": lambda: copy_raw(saved, commit / "raw", memory, size, threads=1),
         "raw:warm": lambda: raw_disk.write_direct(commit / "raw", memory),
@@ -54,6 +54,12 @@ def main() -> None:
             wall_s, cpu_s = raw_disk.timed(actions[arm])
             line = {"arm": arm, "round": number, "wall_s": wall_s, "cpu_s": cpu_s}
             print(json.dumps(line), flush=True)
+
+
+def copy_ours(source: Path, target: Path, bulk: Bulk) -> None:
+    """Copy and digest, as ranks do."""
+    staging = SharedStaging(target, target / "own")
+    staging.seal(bulk, written=staging.copy(source, bulk))
 
 
 def copy_raw(source: Path, target: Path, memory: mmap.mmap, size: int, *, threads: int) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import BinaryIO, Literal, Protocol
 
 import xxhash
 
@@ -56,6 +57,8 @@ class Copier:
 
         Raises
         ------
+        FileExistsError
+            If there is a target already, which stays as it is.
         OSError
             If one cannot be read, or the other not be written: a full disk, for instance.
         CheckpointError
@@ -64,14 +67,10 @@ class Copier:
         found = read_state_header(source)
         digest: _Digest = _ContentDigest() if found is None else _StateDigest(source, *found)
         with self._lock:
-            try:
-                if source.stat().st_size < LARGE_BYTES:
-                    size = self._copy_small(source, target, digest)
-                else:
-                    size = self._copy_large(source, target, digest)
-            except BaseException:
-                target.unlink(missing_ok=True)
-                raise
+            if source.stat().st_size < LARGE_BYTES:
+                size = self._copy_small(source, target, digest)
+            else:
+                size = self._copy_large(source, target, digest)
         return Copied(size=size, digest=digest.result(), kind=digest.kind)
 
     def _copy_small(self, source: Path, target: Path, digest: _Digest) -> int:
@@ -80,7 +79,8 @@ class Copier:
         for start, size in digest.extents(len(content)):
             digest.update(start, memoryview(content)[start:size])
         self._wait(size)
-        target.write_bytes(content[:size])
+        with _new(target) as file:
+            file.write(memoryview(content)[:size])
         return size
 
     def _copy_large(self, source: Path, target: Path, digest: _Digest) -> int:
@@ -88,6 +88,8 @@ class Copier:
         ring = self._ring_of(size)
         with (
             FileReader(source) as reader,
+            # Takes the name, under which the writer makes a file that suits its size.
+            _new(target),
             BlockWriter(target, size, memory=ring, threads=1, pace=self._pace) as writer,
         ):
             for start, stop in digest.extents(size):
@@ -114,6 +116,18 @@ class Copier:
     def _wait(self, size: int) -> None:
         if self._pace is not None:
             self._pace.spend(size)
+
+
+@contextmanager
+def _new(target: Path) -> Iterator[BinaryIO]:
+    """Make a file that nobody else has made; it is gone if it is not finished."""
+    with open(target, "xb") as file:
+        try:
+            yield file
+            file.flush()
+        except BaseException:
+            target.unlink(missing_ok=True)
+            raise
 
 
 class _Digest(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -13,14 +14,29 @@ from hpctrain.bulk.direct import LARGE_BYTES, FileReader
 from hpctrain.bulk.ring import make_ring
 
 
-def digest_file(path: Path) -> tuple[int, str]:
+def digest_file(path: Path, *, durable: bool = False) -> tuple[int, str]:
     """Return size in bytes and xxh3_128 digest of a file. Not collective.
 
     A large file is read past the page cache, as far as it is not there already.
+
+    Parameters
+    ----------
+    durable
+        Whether the content is on disk when this returns.
     """
-    if path.stat().st_size < LARGE_BYTES:
-        content = path.read_bytes()
-        return len(content), xxhash.xxh3_128_hexdigest(content)
+    with open(path, "rb", buffering=0) as file:
+        # One open for all: on a parallel filesystem each is a question to a server.
+        if os.fstat(file.fileno()).st_size < LARGE_BYTES:
+            content = file.read()
+            found = len(content), xxhash.xxh3_128_hexdigest(content)
+        else:
+            found = _digest_large(path)
+        if durable:
+            os.fsync(file.fileno())
+        return found
+
+
+def _digest_large(path: Path) -> tuple[int, str]:
     digest, size = xxhash.xxh3_128(), 0
     with FileReader(path) as reader:
         for block in _blocks(reader):

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 LUSTRE = 0x0BD00BD0
@@ -38,8 +39,12 @@ def prepare_stripes(path: Path, size: int) -> None:
     lfs = shutil.which("lfs")
     if lfs is None or not _is_by_default(_run(lfs, "getstripe", "-d", str(path.parent))):
         return
-    path.unlink(missing_ok=True)
-    _run(lfs, "setstripe", "-c", str(count), str(path))
+    # Another rank may want the name: it is taken all the time.
+    spread = path.with_name(f".{path.name}.stripes")
+    with suppress(OSError):
+        if _run(lfs, "setstripe", "-c", str(count), str(spread)) is not None:
+            os.replace(spread, path)
+        spread.unlink(missing_ok=True)
 
 
 def filesystem_type(directory: Path) -> int:

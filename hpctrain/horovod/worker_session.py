@@ -89,7 +89,7 @@ class WorkerSession:
         self._spare = TemporaryDirectory(prefix="hpctrain-checkpoint-")
         return Path(self._spare.name)
 
-    def staging_path(self) -> Path:
+    def shared_staging(self) -> Path:
         """Refuse what writes a checkpoint while its report is made."""
         raise ConfigError(
             "report_state() is not for elastic runs, whose reports are made by the rank behind the "

@@ -1,4 +1,10 @@
-"""A rank's side of a checkpoint: its own files, in a directory beside the target."""
+"""A rank's side of a checkpoint: its files, in directories beside the target.
+
+What hpctrain itself writes goes to one directory that all ranks share, in which each takes the
+names of its files: so a checkpoint costs a parallel filesystem no call beside those for its files.
+What a training function writes may have the name of another rank's file, and what is taken cannot
+be taken twice: such files go to a directory of the rank's own.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +12,19 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import hpctrain
 from hpctrain.bulk.verify import state_file_digest
-from hpctrain.checkpoint import MANIFEST_NAME
 from hpctrain.errors import CheckpointError
-from hpctrain.rundir.bulk import BULK, Bulk, clone
-from hpctrain.rundir.files import fsync_directory, fsync_file, make_directory
+from hpctrain.rundir.bulk import BULK, Bulk
+from hpctrain.rundir.files import fsync_file, make_directory
+
+T = TypeVar("T")
 
 DAMAGED = ".damaged"
 """Ends the name of a checkpoint that was set aside."""
@@ -43,9 +51,11 @@ class StagedFile:
 
 @dataclass(frozen=True, kw_only=True)
 class StagedPart:
-    """What one rank gives to a checkpoint; its files are in its staging directory, on disk."""
+    """What one rank gives to a checkpoint; its files are in its staging directories, on disk."""
 
     files: tuple[StagedFile, ...]
+    shared: frozenset[str] = frozenset()
+    """Paths of those in the directory that all ranks share; the others are in the rank's own."""
     name: str | None = None
     """What the checkpoint is to be called; None gives it the number of its report."""
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -58,6 +68,7 @@ class StagedPart:
         files = [astuple(file) for file in self.files]
         content = {
             "files": files,
+            "shared": sorted(self.shared),
             "name": self.name,
             "versions": dict(self.versions),
             "error": self.error,
@@ -70,6 +81,7 @@ class StagedPart:
         loaded = json.loads(content)
         return StagedPart(
             files=tuple(StagedFile(*file) for file in loaded["files"]),
+            shared=frozenset(loaded["shared"]),
             name=loaded["name"],
             versions=loaded["versions"],
             error=loaded["error"],
@@ -77,22 +89,53 @@ class StagedPart:
 
 
 def staging_directory(checkpoints: Path, *, attempt: int, report: int, rank: int) -> Path:
-    """Return where a rank stages its part of a report's checkpoint. Not collective."""
+    """Return where a rank stages what may be called as another's file is. Not collective."""
     return commit_directory(checkpoints, attempt=attempt, report=report) / f"rank-{rank:05d}"
 
 
+def shared_directory(checkpoints: Path, *, attempt: int, report: int) -> Path:
+    """Return where all ranks stage files of a report that they alone name. Not collective."""
+    return commit_directory(checkpoints, attempt=attempt, report=report) / "all"
+
+
 def make_empty(directory: Path) -> None:
-    """Make a directory, without what an earlier report left there. Not collective."""
+    """Make a staging directory, without what an earlier report left there. Not collective."""
     import shutil
 
-    if directory.exists():
+    try:
+        make_below(directory, Path.mkdir)
+    except FileExistsError:
         shutil.rmtree(directory)
-    make_staging(directory)
+        directory.mkdir()
 
 
-def make_staging(directory: Path) -> None:
-    """Make a staging directory, in ``checkpoints/``, which is there. Not collective."""
-    make_directory(directory, below=directory.parents[1])
+def make_present(directory: Path) -> None:
+    """Make a staging directory, unless it is there. Not collective."""
+    with suppress(FileExistsError):
+        directory.mkdir()
+
+
+def make_below(path: Path, make: Callable[[Path], T], *, staging: Path | None = None) -> T:
+    """Make a file or directory, and first, where they are missing, the directories it is in.
+
+    Not collective.
+
+    Parameters
+    ----------
+    path
+        In a staging directory, or one itself.
+    make
+        Makes it, and nothing else.
+    staging
+        The staging directory, which is in another one in ``checkpoints/``; by default `path`.
+    """
+    try:
+        return make(path)
+    except FileNotFoundError:
+        # Rarely: another rank was here before, and then nothing was asked in vain. Neither
+        # checkpoints/ nor the run are made again: a run that was removed stays so.
+        make_directory(path.parent, below=(staging or path).parents[1])
+        return make(path)
 
 
 def commit_directory(checkpoints: Path, *, attempt: int, report: int) -> Path:
@@ -127,78 +170,15 @@ def versions() -> dict[str, str]:
     return found
 
 
-def copy_into(source: Path, target: Path, bulk: Bulk = BULK) -> list[StagedFile]:
-    """Copy a directory, sharing blocks where the filesystem can (reflink). Not collective.
+def seal(directory: Path, bulk: Bulk = BULK) -> list[StagedFile]:
+    """Make the files of a rank's own directory durable, and return them. Not collective.
 
-    Returns
-    -------
-    list of StagedFile
-        Those files that are durable and digested: all, but those that share blocks.
-    """
-    copies: list[StagedFile] = []
-    make_staging(target)
-
-    def copy(file: Path, copy_of_it: Path) -> None:
-        copied = bulk.copy(file, copy_of_it)
-        if copied is not None:
-            path = str(copy_of_it.relative_to(target))
-            copies.append(StagedFile(path, copied.size, copied.digest, copied.kind))
-
-    _copy_tree(source, target, copy)
-    # All are on their way by now, so that the first waits for most of the others, too.
-    for file in copies:
-        fsync_file(target / file.path)
-    return copies
-
-
-def link_into(source: Path, target: Path) -> None:
-    """Give a directory's files a second name, without a second copy. Not collective.
-
-    Reflinks where the filesystem can, else hard links.
-
-    Raises
-    ------
-    CheckpointError
-        If the filesystem can do neither, or the directories are on different ones.
-    """
-    make_staging(target)
-    _copy_tree(source, target, _link)
-
-
-def _copy_tree(source: Path, target: Path, copy: Callable[[Path, Path], None]) -> None:
-    # shutil.copytree would go on after an error, such as a full disk.
-    target.mkdir(exist_ok=True)
-    for entry in sorted(source.iterdir()):
-        if entry.is_dir():
-            _copy_tree(entry, target / entry.name, copy)
-        elif entry.name != MANIFEST_NAME:
-            copy(entry, target / entry.name)
-
-
-def _link(source: Path, target: Path) -> None:
-    if not clone(source, target):
-        try:
-            os.link(source, target)
-        except OSError as error:
-            raise CheckpointError(
-                f"{source} cannot be in {target.parent} without a copy: "
-                f"{error.strerror}. Use checkpoint_dir(), CheckpointUploadMode.SYNC, or a "
-                f"directory on the filesystem of the run."
-            ) from error
-
-
-def seal(
-    directory: Path, bulk: Bulk = BULK, *, written: Iterable[StagedFile] = ()
-) -> list[StagedFile]:
-    """Make a staged directory durable and return what it holds. Not collective.
+    Their names become durable with the commit.
 
     Parameters
     ----------
     bulk
-        How files are read.
-    written
-        Files in it that are durable and digested already. They are not touched. Of other files of a
-        state the header is read, of all others every byte.
+        How files are read: of a state's file the header, of all others every byte.
 
     Raises
     ------
@@ -207,7 +187,6 @@ def seal(
     OSError
         If it cannot be read or written.
     """
-    known = {file.path: file for file in written}
     staged = []
     for folder, folders, names in os.walk(directory, onerror=_raise):
         for name in folders:
@@ -219,14 +198,18 @@ def seal(
         for name in names:
             path = Path(folder, name)
             relative = str(path.relative_to(directory))
-            staged.append(known.get(relative) or _digest(path, relative, bulk))
-        fsync_directory(Path(folder))
-    if not staged:
+            staged.append(digest_staged(path, relative, bulk))
+    refuse_empty(directory, staged)
+    return sorted(staged, key=lambda file: file.path)
+
+
+def refuse_empty(directory: Path, files: Collection[object]) -> None:
+    """Refuse a checkpoint without files, as its maker wanted some. Not collective."""
+    if not files:
         raise CheckpointError(
             f"the checkpoint directory {directory} holds no file. Save into it before report(), or "
             f"report without a checkpoint on this rank."
         )
-    return sorted(staged, key=lambda file: file.path)
 
 
 def _raise(error: OSError) -> None:
@@ -234,7 +217,8 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def _digest(path: Path, relative: str, bulk: Bulk) -> StagedFile:
+def digest_staged(path: Path, relative: str, bulk: Bulk = BULK) -> StagedFile:
+    """Make a file durable, and return what it is called in the checkpoint. Not collective."""
     of_header = state_file_digest(path)
     if of_header is not None:
         fsync_file(path)

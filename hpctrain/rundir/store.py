@@ -34,6 +34,8 @@ from hpctrain.rundir.staging import (
     StagedPart,
     commit_directory,
     default_name,
+    shared_directory,
+    staging_directory,
 )
 
 if TYPE_CHECKING:
@@ -105,7 +107,7 @@ class CheckpointStore:
         first = parts[min(parts)]
         name = default_name(report) if first.name is None else first.name
         self._refuse_taken(name, report)
-        merged, files, conflicts = self._merge(attempt, report, parts)
+        merged, files, conflicts, emptied = self._merge(attempt, report, parts)
         manifest = Manifest(
             name=name,
             report=report,
@@ -117,18 +119,19 @@ class CheckpointStore:
             versions=first.versions,
         )
         write_unseen(merged / MANIFEST_NAME, encode_manifest(manifest))
-        for folder, _, _ in os.walk(merged):
-            fsync_directory(Path(folder))
+        folders = {folder for path in files for folder in (merged / path).parents}
+        for folder in sorted(folders - set(merged.parents)):
+            fsync_directory(folder)
         target = self._directory / name
         self._publish(merged, target)
-        self._remove_emptied(merged.parent, set(parts) - {min(parts)})
+        self._remove_emptied(merged.parent, emptied)
         return Checkpoint(target), conflicts
 
-    def _remove_emptied(self, temporary: Path, ranks: Collection[int]) -> None:
+    def _remove_emptied(self, temporary: Path, emptied: Collection[Path]) -> None:
         """Remove the directories out of which all files were moved, unseen by a scan of each."""
         try:
-            for rank in ranks:
-                (temporary / f"rank-{rank:05d}").rmdir()
+            for directory in emptied:
+                directory.rmdir()
             temporary.rmdir()
         except OSError:
             # Something is left: of a file that several ranks had, of a directory in one of them.
@@ -302,24 +305,37 @@ class CheckpointStore:
 
     def _merge(
         self, attempt: int, report: int, parts: Mapping[int, StagedPart]
-    ) -> tuple[Path, dict[str, StagedFile], list[str]]:
-        """Move the files of all ranks into the directory of the lowest."""
-        temporary = commit_directory(self._directory, attempt=attempt, report=report)
-        lowest = min(parts)
-        merged = temporary / f"rank-{lowest:05d}"
-        files = {file.path: file for file in parts[lowest].files}
-        conflicts = []
-        for rank in sorted(set(parts) - {lowest}):
+    ) -> tuple[Path, dict[str, StagedFile], list[str], set[Path]]:
+        """Move the files of all ranks into one directory, and name those that are empty then.
+
+        It is the one that all share, or that of the lowest rank if none is.
+        """
+
+        def own(rank: int) -> Path:
+            return staging_directory(self._directory, attempt=attempt, report=report, rank=rank)
+
+        merged = own(min(parts))
+        if any(part.shared for part in parts.values()):
+            merged = shared_directory(self._directory, attempt=attempt, report=report)
+        files: dict[str, StagedFile] = {}
+        conflicts, emptied = [], set()
+        for rank in sorted(parts):
             for file in parts[rank].files:
+                is_shared = file.path in parts[rank].shared
+                if not is_shared and own(rank) != merged:
+                    emptied.add(own(rank))
                 if file.path in files:
                     if file.digest != files[file.path].digest:
                         conflicts.append(file.path)
                     continue
                 files[file.path] = file
-                target = merged / file.path
-                make_directory(target.parent, below=merged)
-                os.rename(temporary / f"rank-{rank:05d}" / file.path, target)
-        return merged, files, conflicts
+                if not is_shared and own(rank) != merged:
+                    target = merged / file.path
+                    if target.parent != merged:
+                        make_directory(target.parent, below=merged)
+                    # In place of a higher rank's, if that one has taken the name.
+                    os.rename(own(rank) / file.path, target)
+        return merged, files, conflicts, emptied
 
     def _publish(self, merged: Path, target: Path) -> None:
         """Rename a complete directory to its name; an older one there is complete until then."""

@@ -220,18 +220,19 @@ class Session:
         return self._leave if self._count.ends_after(report) else None
 
     def staging(self) -> Path:
-        """Return an empty directory for the next report; see `staging_path`."""
+        """Return an empty directory of this rank for the next report's checkpoint."""
         from hpctrain.rundir.staging import make_empty
 
-        directory = self.staging_path()
+        directory = self._in_scratch() or self._staging_directory(self.reports + 1)
         make_empty(directory)
         return directory
 
-    def staging_path(self) -> Path:
-        """Return where the next report's checkpoint is: inside its commit, or in the scratch."""
-        if self._scratch is not None:
-            return self._scratch.checkpoint(self.reports + 1)
-        return self._staging_directory(self.reports + 1)
+    def shared_staging(self) -> Path:
+        """Return where files go to that have other names than those of all other ranks.
+
+        It is not made.
+        """
+        return self._in_scratch() or self._shared_directory(self.reports + 1)
 
     def all_checkpoints(self, timeout_s: float | None) -> list[ReportedCheckpoint]:
         """Return the run's checkpoints, oldest first, once those reported so far are decided on."""
@@ -399,11 +400,12 @@ class Session:
         return self._scratch is not None and self._scratch.holds(upload.source)
 
     def _stage(self, number: int, upload: Upload) -> StagedPart:
-        directory = self._staging_directory(number)
+        own = self._staging_directory(number)
         try:
             with self.writing.turn():
                 return upload.stage(
-                    directory,
+                    own,
+                    shared=self._shared_directory(number),
                     paths=self._paths,
                     preprocessor=self.preprocessor,
                     bulk=self.writing.bulk,
@@ -416,7 +418,7 @@ class Session:
                 raise
             raise CheckpointError(
                 f"rank {self.world.world_rank} could not write its part of the checkpoint of "
-                f"report {number} to {directory}: {error.strerror or error}. The last complete "
+                f"report {number} to {own.parent}: {error.strerror or error}. The last complete "
                 f"checkpoint is {self._commits.newest[1] or 'none'}; free space, or choose another "
                 f"storage_path."
             ) from error
@@ -441,6 +443,14 @@ class Session:
 
             self._background = Background(threaded=self._in_background, on_error=self._commits.fail)
         self._background.submit(job)
+
+    def _in_scratch(self) -> Path | None:
+        return None if self._scratch is None else self._scratch.checkpoint(self.reports + 1)
+
+    def _shared_directory(self, report: int) -> Path:
+        from hpctrain.rundir.staging import shared_directory
+
+        return shared_directory(self._paths.checkpoints, attempt=self.world.attempt, report=report)
 
     def _staging_directory(self, report: int) -> Path:
         from hpctrain.rundir.staging import staging_directory

@@ -88,6 +88,8 @@ class Scratch:
                 copy = target / source.relative_to(self.artifacts)
                 make_directory(copy.parent, below=target.parent)
                 beside = copy.with_name(f".{copy.name}.{self.path.name}")
+                # What a kill left.
+                beside.unlink(missing_ok=True)
                 bulk.copy(source, beside)
                 os.replace(beside, copy)
                 self._copied[source] = mark

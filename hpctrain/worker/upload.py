@@ -15,14 +15,14 @@ from hpctrain.log import log_traceback
 from hpctrain.own_time import wait_for
 from hpctrain.rundir.bulk import Bulk
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.shared_staging import SharedStaging
 from hpctrain.rundir.staging import (
     StagedFile,
     StagedPart,
     check_name,
-    copy_into,
-    link_into,
+    make_below,
     make_empty,
-    make_staging,
+    make_present,
     seal,
     versions,
 )
@@ -35,13 +35,16 @@ class PartWriter(Protocol):
 
     @property
     def directory(self) -> Path:
-        """Where to, of `Session.staging_path`; made for it."""
+        """Where to, of `Session.shared_staging`; made for it."""
 
     def capture(self) -> None:
         """Keep what the training function may change when it goes on: in ASYNC reports."""
 
     def write(self) -> Sequence[StagedFile]:
-        """Write the files, and return those that are durable and digested. In any thread."""
+        """Write the files, durably, and return all of them. In any thread.
+
+        No other rank has files of their names.
+        """
 
     def discard(self) -> None:
         """Let go of what was kept, as nothing will be written. In any thread."""
@@ -115,20 +118,23 @@ class Upload:
 
     def stage(
         self,
-        directory: Path,
+        own: Path,
         *,
+        shared: Path,
         paths: RunPaths,
         preprocessor: Mapping[str, bytes],
         bulk: Bulk,
     ) -> StagedPart:
-        """Bring the part into `directory`, which is inside the commit, and make it durable.
+        """Bring the part into the commit, and make it durable.
 
         Not collective.
 
         Parameters
         ----------
-        directory
-            Where the part is to be.
+        own
+            The rank's staging directory.
+        shared
+            That of all ranks.
         paths
             The run directory.
         preprocessor
@@ -143,30 +149,38 @@ class Upload:
         CheckpointError, ConfigError
             If it is empty, or not where it was said to be.
         """
-        import shutil
-
         source = self.source
         written: Sequence[StagedFile] = ()
+        staging = SharedStaging(shared, own)
         if self.writer is not None:
-            make_empty(source)
-            written = self.writer.write()
-        if source != directory:
-            if directory.exists() and directory not in source.parents:
-                # checkpoint_dir() gave it out, and something else is reported now.
-                shutil.rmtree(directory)
-            if self.upload_fn is not None:
-                source = self._call_upload_fn(self.upload_fn, directory, paths)
-        if source != directory:
-            if self.upload_fn is not None or self.mode is CheckpointUploadMode.NO_UPLOAD:
-                link_into(source, directory)
-                written = ()
+            if source == shared:
+                make_below(shared, make_present)
             else:
-                written = copy_into(source, directory, bulk)
-        if not any((directory / name).exists() for name in preprocessor):
+                make_empty(source)
+            written = self.writer.write()
+            if source == shared:
+                staging.paths.update({file.path: shared / file.path for file in written})
+        elif self.upload_fn is not None and source != own:
+            source = self._call_upload_fn(self.upload_fn, own, paths)
+        if source == own:
+            if not any((own / name).exists() for name in preprocessor):
+                for name, content in preprocessor.items():
+                    (own / name).write_bytes(content)
+            return StagedPart(files=tuple(seal(own, bulk)), name=self.dir_name, versions=versions())
+        if source != shared:
+            if self.upload_fn is not None or self.mode is CheckpointUploadMode.NO_UPLOAD:
+                staging.link(source)
+            else:
+                written = staging.copy(source, bulk)
+        if not any(name in staging.paths for name in preprocessor):
             for name, content in preprocessor.items():
-                (directory / name).write_bytes(content)
-        files = tuple(seal(directory, bulk, written=written))
-        return StagedPart(files=files, name=self.dir_name, versions=versions())
+                staging.offer(name, content)
+        return StagedPart(
+            files=staging.seal(bulk, written=written),
+            shared=staging.shared,
+            name=self.dir_name,
+            versions=versions(),
+        )
 
     def delete_source(self) -> None:
         """Delete the caller's directory if that was asked for; after the commit."""
@@ -176,7 +190,7 @@ class Upload:
             shutil.rmtree(self.source, ignore_errors=True)
 
     def _call_upload_fn(self, upload_fn: UploadFunction, directory: Path, paths: RunPaths) -> Path:
-        make_staging(directory)
+        make_below(directory, make_present)
         assert self.checkpoint is not None
         uploaded: object = upload_fn(self.checkpoint, str(directory.relative_to(paths.root)))
         root = paths.root.resolve()

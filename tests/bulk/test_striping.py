@@ -81,9 +81,11 @@ def test_a_large_file_is_striped_before_it_is_written(
     prepare_stripes(lustre / "state", 3 * STRIPE_SHARE_BYTES)
     assert log.read_text().splitlines() == [
         f"getstripe -d {lustre}",
-        f"setstripe -c 3 {lustre / 'state'}",
+        f"setstripe -c 3 {lustre / '.state.stripes'}",
     ]
     assert (lustre / "state").read_text() == "striped\n"
+    # The name was never free, so that no other rank could take it.
+    assert [path.name for path in lustre.iterdir()] == ["state"]
 
 
 def test_a_copy_asks_for_stripes_and_keeps_the_file_that_has_them(
@@ -104,7 +106,10 @@ def test_a_copy_asks_for_stripes_and_keeps_the_file_that_has_them(
     monkeypatch.setattr(block_writer, "open_new", watched)
     Copier().copy(tmp_path / "source", lustre / "target")
     assert (lustre / "target").read_bytes() == b"x" * 3 * 2**20
-    assert inode == (f"setstripe -c 3 {lustre / 'target'}", (lustre / "target").stat().st_ino)
+    assert inode == (
+        f"setstripe -c 3 {lustre / '.target.stripes'}",
+        (lustre / "target").stat().st_ino,
+    )
 
 
 @pytest.mark.parametrize("layout", [GROWING, BY_THE_USER])

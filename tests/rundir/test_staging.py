@@ -10,11 +10,8 @@ import pytest
 from hpctrain.checkpoint import MANIFEST_NAME
 from hpctrain.errors import CheckpointError
 from hpctrain.rundir.bulk import BULK
-from hpctrain.rundir.staging import (
-    copy_into,
-    seal,
-    staging_directory,
-)
+from hpctrain.rundir.shared_staging import SharedStaging
+from hpctrain.rundir.staging import seal, staging_directory
 
 
 def test_the_part_of_a_rank_lies_beside_the_target_and_names_attempt_report_and_rank():
@@ -41,12 +38,14 @@ def test_sealing_lists_every_file_with_size_and_digest(tmp_path: Path):
 
 
 def test_copying_leaves_the_source_as_it_was(tmp_path: Path):
-    source, target = tmp_path / "source", tmp_path / "target"
+    source, target = tmp_path / "source", tmp_path / "commit/all"
     (source / "sub").mkdir(parents=True)
     (source / "sub" / "model.bin").write_bytes(b"weights")
     (source / MANIFEST_NAME).write_text("of an earlier commit")
     before = (source / "sub" / "model.bin").stat()
-    copy_into(source, target)
+    staging = SharedStaging(target, tmp_path / "own")
+    staging.copy(source)
+    assert staging.shared == {"sub/model.bin"}
     assert (target / "sub" / "model.bin").read_bytes() == b"weights"
     assert not (target / MANIFEST_NAME).exists()
     (target / "sub" / "model.bin").write_bytes(b"changed")

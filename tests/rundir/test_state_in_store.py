@@ -18,6 +18,7 @@ from hpctrain.bulk.unreadable import UnreadableError
 from hpctrain.checkpoint import MANIFEST_NAME, Checkpoint
 from hpctrain.errors import CheckpointError
 from hpctrain.rundir.bulk import Bulk
+from hpctrain.rundir.shared_staging import SharedStaging
 from hpctrain.rundir.staging import StagedFile, StagedPart, seal, staging_directory
 from hpctrain.rundir.store import CheckpointStore
 
@@ -112,7 +113,9 @@ def test_what_a_writer_has_digested_is_not_read_again(tmp_path: Path):
     (tmp_path / "state.json").write_bytes(b"{}")
     written = [StagedFile(NAME, 7, "of the writer", "header"), StagedFile("state.json", 2, "too")]
     reading = Reading()
-    assert seal(tmp_path, reading, written=written) == written
+    staging = SharedStaging(tmp_path, tmp_path / "own")
+    staging.paths.update({file.path: tmp_path / file.path for file in written})
+    assert staging.seal(reading, written=written) == tuple(written)
     assert reading.names == []
 
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import builtins
 import errno
+import io
 import itertools
 import json
 import math
@@ -252,15 +254,17 @@ def test_what_cannot_be_read_just_now_is_not_set_aside_and_nothing_else_is_begun
     torn, _ = commit(directory, 3)
     damage_by_truncation(torn.path / "model.bin")
     (commit(directory, 4)[0].path / MANIFEST_NAME).unlink()
-    read_bytes = Path.read_bytes
+    read = io.open
 
-    def away(path: Path) -> bytes:
+    def away(file: Any, *args: Any, **options: Any) -> Any:
+        path = Path(str(file))
         if path.name == unreadable and path.parent.name in ("000001", "000002"):
             raise OSError(number, os.strerror(number), str(path))
-        return read_bytes(path)
+        return read(file, *args, **options)
 
     with monkeypatch.context() as outage:
-        outage.setattr(Path, "read_bytes", away)
+        outage.setattr(io, "open", away)
+        outage.setattr(builtins, "open", away)
         with pytest.raises(UnreadableError) as raised:
             store.newest_good()
     message = str(raised.value)
@@ -279,14 +283,15 @@ def test_a_disk_that_fails_is_damage(
     directory: Path, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ):
     commit(directory, 1)
-    read_bytes = Path.read_bytes
+    read = io.open
 
-    def failing(path: Path) -> bytes:
+    def failing(file: Any, *args: Any, **options: Any) -> Any:
+        path = Path(str(file))
         if path.name == "model.bin":
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
-        return read_bytes(path)
+        return read(file, *args, **options)
 
-    monkeypatch.setattr(Path, "read_bytes", failing)
+    monkeypatch.setattr(builtins, "open", failing)
     manifest, (told,) = store.newest_good()
     assert manifest is None
     assert "cannot be read: Input/output error" in told

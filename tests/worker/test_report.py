@@ -26,8 +26,9 @@ from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.rundir.bulk import clone
 from hpctrain.rundir.metrics import read_reports
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.shared_staging import SharedStaging
 from hpctrain.rundir.staging import StagedFile, StagedPart
-from hpctrain.worker import report, upload
+from hpctrain.worker import report
 from hpctrain.worker.commits import MAX_IN_FLIGHT, Verdict
 from hpctrain.worker.metrics import encode_metrics
 from hpctrain.worker.report import Session
@@ -270,7 +271,7 @@ def test_a_checkpoint_is_staged_as_a_copy_and_is_the_newest_once_it_is_committed
     session = start(first_report=4)
     session.report({"loss": 0.5}, part_of(model))
     assert [file.path for file in executor.staged[5]] == ["model.bin"]
-    staged = paths.checkpoints / ".tmp-1-000005" / "rank-00000" / "model.bin"
+    staged = paths.checkpoints / ".tmp-1-000005" / "all" / "model.bin"
     assert staged.read_bytes() == (model / "model.bin").read_bytes() == b"weights"
     assert session.checkpoint == Checkpoint(paths.checkpoints / "000005")
     assert read_reports(paths)[-1]["checkpoint"] == "000005"
@@ -282,7 +283,7 @@ def test_a_directory_inside_the_commit_is_taken_without_a_copy(
     def refuse(*_: object) -> None:
         raise AssertionError("copied")
 
-    monkeypatch.setattr(upload, "copy_into", refuse)
+    monkeypatch.setattr(SharedStaging, "copy", refuse)
     executor.decide = commit_to(paths.checkpoints)
     session = start()
     directory = session.staging()
@@ -391,7 +392,7 @@ class Writer:
         assert list(self.directory.iterdir()) == []
         (self.directory / "model.bin").write_bytes(b"weights")
         self.calls.append("write")
-        return []
+        return [StagedFile("model.bin", 7, "of what it wrote")]
 
     def discard(self) -> None:
         self.calls.append("discard")
@@ -404,7 +405,7 @@ def test_a_writer_makes_the_checkpoint_where_it_is_committed(
     executor.decide = commit_to(paths.checkpoints)
     session = start()
     (session.staging() / "of-a-report-that-was-never-made.bin").write_bytes(b"half")
-    writer = Writer(session.staging_path())
+    writer = Writer(session.shared_staging())
     mode = CheckpointUploadMode.SYNC
     session.report({}, Upload(checkpoint=None, dir_name=None, mode=mode, writer=writer))
     assert [file.path for file in executor.staged[1]] == ["model.bin"]
@@ -418,7 +419,7 @@ def test_a_writer_whose_turn_does_not_come_lets_go_of_what_it_kept(
     monkeypatch.setattr(executor, "turn", lambda *_: None)
     session = start(commit_timeout_s=1.0)
     session.writing.limit(max_writers=1, max_bytes_per_s=None)
-    writer = Writer(session.staging_path())
+    writer = Writer(session.shared_staging())
     mode = CheckpointUploadMode.ASYNC
     session.report({}, Upload(checkpoint=None, dir_name=None, mode=mode, writer=writer))
     assert writer.discarded.wait(PATIENCE_S)
@@ -431,7 +432,7 @@ def test_a_directory_that_cannot_be_made_is_told_to_the_others_and_the_report_co
     start: Start, executor: FakeExecutor, paths: RunPaths, monkeypatch: pytest.MonkeyPatch
 ):
     session = start()
-    writer = Writer(session.staging_path())
+    writer = Writer(session.shared_staging())
     monkeypatch.setattr(Path, "mkdir", full_disk)
     mode = CheckpointUploadMode.SYNC
     with pytest.raises(CheckpointError, match=r"report 1 to .*: No space left on device"):
@@ -836,7 +837,7 @@ def test_without_upload_the_files_have_a_second_name_and_no_second_copy(
 ):
     executor.decide = commit_to(paths.checkpoints)
     start().report({}, part_of(model, CheckpointUploadMode.NO_UPLOAD))
-    staged = paths.checkpoints / ".tmp-1-000001" / "rank-00000" / "model.bin"
+    staged = paths.checkpoints / ".tmp-1-000001" / "all" / "model.bin"
     assert staged.read_bytes() == b"weights"
     # The filesystem of the tests has no reflinks, or there would be two inodes.
     assert clone_works(paths.root) or staged.samefile(model / "model.bin")

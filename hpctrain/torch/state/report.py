@@ -105,7 +105,7 @@ def report_state(
             f"report_state(mode={mode!r}): CheckpointUploadMode.SYNC or CheckpointUploadMode.ASYNC."
         )
     session = worker.session
-    directory = session.staging_path()
+    directory = session.shared_staging()
     # Ranks that have made fewer reports than others would save a state of several moments.
     stage = f"report_state() of report {session.reports + 1}"
     with telling_failure(worker.comm, stage):
