@@ -29,7 +29,7 @@ from hpctrain.execute.node_agents import NodeAgents
 from hpctrain.execute.node_pool import NodeSource
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.room import await_room
-from hpctrain.execute.step_launcher import find_mpiexec, other_mpi
+from hpctrain.execute.step_launcher import explain_wrong_pmi, find_mpiexec, other_mpi
 from hpctrain.execute.stop import StopAgreement
 from hpctrain.execute.worker_group import WorkerGroup
 from hpctrain.plan.launch_plan import LaunchPlan
@@ -177,6 +177,8 @@ class Executor:
 
     def _decide_on(self, error: LaunchError | TrainingFailedError) -> None:
         """Return if the ranks are to be started again, else raise."""
+        if isinstance(error, LaunchError) and (reason := self._explain_wrong_pmi()):
+            raise LaunchError(f"{error}\n{reason}") from error
         kind = classify_failure(error)
         can_leave_out = self._allotment.can_leave_out(error)
         is_final = isinstance(error, LaunchError) and not (error.transient or can_leave_out)
@@ -196,6 +198,15 @@ class Executor:
             self._mpi = other_mpi(self._plan.mpi, tried=self._mpi)
         self._journal.note("restart", reason=decision.reason, after=str(error)[:400], mpi=self._mpi)
         time.sleep(decision.delay_s)
+
+    def _explain_wrong_pmi(self) -> str:
+        # Complete only when srun has ended: srun passes on what ranks say a moment later.
+        log = self._paths.launcher_log(self._journal.status.attempt)
+        try:
+            said = log.read_text(errors="replace")
+        except OSError:
+            return ""
+        return explain_wrong_pmi(self._mpi, said=said)
 
     def _run_attempt(self) -> None:
         recorder = self.recorder

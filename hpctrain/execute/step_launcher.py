@@ -22,6 +22,10 @@ _PMI_OF = {
     "cray-mpich": ("cray_shasta", "pmi2"),
     "openmpi": ("pmix", "pmix_v5", "pmix_v4", "pmix_v3"),
 }
+# Said by srun, by MPICH 5 under PMIx, and by Open MPI 4 under PMI-2. Later ones become singletons.
+_WRONG_PMI = re.compile(
+    r"Invalid MPI type|unsupported PMI version|OMPI was not built with SLURM's PMI support"
+)
 
 
 def find_mpiexec(mpi: str) -> StepLauncher:
@@ -104,6 +108,33 @@ def other_mpi(mpi: str, *, tried: str) -> str:
     if _is_library_named():
         return mpi
     return "wheel" if mpi == tried == "auto" and has_wheel else mpi
+
+
+def explain_wrong_pmi(mpi: str, *, said: str) -> str:
+    """Return why no start with a PMI that the user named can succeed; empty if one may.
+
+    Not collective.
+
+    Parameters
+    ----------
+    mpi
+        ``SlurmConfig(mpi=...)``.
+    said
+        What srun and the ranks printed when a start failed.
+    """
+    if mpi in ("auto", "wheel") or "/" in mpi or not _WRONG_PMI.search(said):
+        return ""
+    library = _mpi_library()
+    spoken = _PMI_OF[library]
+    if mpi in spoken:
+        return (
+            f"srun cannot set up SlurmConfig(mpi={mpi!r}) here. Use SlurmConfig(mpi='auto'), or "
+            f"the mpiexec that belongs to the MPI library (SlurmConfig(mpi='/path/to/mpiexec'))."
+        )
+    return (
+        f"SlurmConfig(mpi={mpi!r}) does not fit the MPI library here, which is of the {library} "
+        f"kind. Use SlurmConfig(mpi={spoken[0]!r}), or mpi='auto', which finds out."
+    )
 
 
 def launcher_variables(kind: str, *, local: bool) -> dict[str, str]:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import builtins
 import errno
+import io
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -445,15 +447,17 @@ def test_an_attempt_does_not_begin_while_the_newest_checkpoint_cannot_be_read(
 ):
     recorder = make_recorder(paths)
     recorder.record(make_round(1, paths=paths), broadcasts)
-    read_bytes = Path.read_bytes
+    read = io.open
 
-    def away(path: Path) -> bytes:
+    def away(file: Any, *args: Any, **options: Any) -> Any:
+        path = Path(str(file))
         if path.name == "model.bin":
             raise OSError(errno.ESTALE, "Stale file handle")
-        return read_bytes(path)
+        return read(file, *args, **options)
 
     with monkeypatch.context() as outage:
-        outage.setattr(Path, "read_bytes", away)
+        outage.setattr(io, "open", away)
+        outage.setattr(builtins, "open", away)
         outage.setattr(run_checkpoints, "_PAUSES_S", (0.01, 0.01))
         with pytest.raises(UnreadableError, match=r"Stale file handle\..*try again") as raised:
             recorder.begin_attempt(None)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.execute.step_launcher import other_mpi
+from hpctrain.execute import step_launcher
+from hpctrain.execute.step_launcher import explain_wrong_pmi, other_mpi
 from hpctrain.execute.worker_group import launcher_variables
 
 
@@ -20,6 +21,24 @@ def test_starts_that_fail_are_tried_by_turns_with_srun_and_the_mpiexec_of_the_wh
     assert other_mpi("auto", tried="auto") == "wheel"
     assert other_mpi("auto", tried="wheel") == "auto"
     assert other_mpi("pmi2", tried="pmi2") == "pmi2", "the user chose"
+
+
+@pytest.mark.parametrize(
+    ("library", "mpi", "said", "advice"),
+    [
+        ("mpich", "pmix", "Runtime environment uses unsupported PMI version PMIx.", "mpi='pmi2'"),
+        ("openmpi", "pmi2", "but OMPI was not built with SLURM's PMI support", "mpi='pmix'"),
+        ("openmpi", "pmix", "srun: error: Invalid MPI type 'pmix'", "mpi='/path/to/mpiexec'"),
+        ("mpich", "pmix", "srun: error: Invalid MPI type 'pmix'", "mpi='pmi2'"),
+    ],
+)
+def test_a_pmi_of_the_users_choice_that_never_fits_is_explained(
+    monkeypatch: pytest.MonkeyPatch, library: str, mpi: str, said: str, advice: str
+) -> None:
+    monkeypatch.setattr(step_launcher, "_mpi_library", lambda: library)
+    assert f"SlurmConfig({advice})" in explain_wrong_pmi(mpi, said=said)
+    assert explain_wrong_pmi("auto", said=said) == "", "another is tried"
+    assert explain_wrong_pmi(mpi, said="srun: error: node2: task 2: Killed") == ""
 
 
 @pytest.mark.parametrize("kind", ["hydra", "openmpi"])
