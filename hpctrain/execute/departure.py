@@ -56,9 +56,9 @@ class Departure:
         self._journal = recorder.journal
         self._signals = signals
         self._total_deadline: float | None = None
-        # Slurm warns of the end of a job that hpctrain has submitted.
-        is_own = plan.launcher != "allocation"
-        self._time_limit = None if is_own else TimeLimit(notice_s=plan.stop_notice_s)
+        # Slurm warns, if it was asked to, the steps that there are: in a short job, which it may
+        # look at only once before its end, that can be before the first.
+        self._time_limit = TimeLimit(notice_s=plan.stop_notice_s) if plan.in_job else None
 
     def begin(self) -> None:
         """Find out when the time of the job and of the whole run ends."""

@@ -1,4 +1,4 @@
-"""`TimeLimit`: the end of a job that a person wrote."""
+"""`TimeLimit`: the end of a job, where no warning of Slurm comes before it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _PATIENCE_S = 10.0
 class TimeLimit:
     """Notices that the time limit of this process's job is about to end.
 
-    Whoever writes a job need not ask Slurm to warn, or asks for a signal that nobody waits for.
+    Whoever writes a job need not ask Slurm to warn, or asks for a signal that nobody waits for;
+    and a warning may come before there is a step that it could reach.
 
     Parameters
     ----------

@@ -9,11 +9,15 @@ from typing import Any
 
 import pytest
 
+from hpctrain.rundir.files import write_atomic
+
 pytestmark = pytest.mark.slurm
 
 
 # Bounded: a job that nobody needs any more ends by itself.
 AWAIT = "for _ in $(seq 600); do test -e go && break; sleep 0.1; done"
+# Slurm 23.02 and newer say in the environment when the job ends, as of its start.
+END = 'test -z "$SLURM_JOB_END_TIME" || export SLURM_JOB_END_TIME=$(cat go)'
 
 
 @pytest.fixture
@@ -22,7 +26,7 @@ def own_job(disturbed: Any) -> str:
     disturbed.write_script()
     command = f"exec {shlex.quote(sys.executable)} train.py --asks --nodes=1 --steps=100000"
     # A name by which what is left of it is ended.
-    text = f"#!/bin/bash\n#SBATCH -J run -n 2 -t 5 -o job.out\n{AWAIT}\n{command}\n"
+    text = f"#!/bin/bash\n#SBATCH -J run -n 2 -t 5 -o job.out\n{AWAIT}\n{END}\n{command}\n"
     (disturbed.path / "job.sh").write_text(text)
     job_id: str = disturbed.slurm(
         "sbatch", "--parsable", f"--chdir={disturbed.path}", str(disturbed.path / "job.sh")
@@ -44,7 +48,7 @@ def test_a_job_without_a_signal_is_left_before_its_limit(disturbed: Any, own_job
     end = int(time.time()) + 20
     moved = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(end))
     disturbed.slurm("scontrol", "update", f"JobId={own_job}", f"EndTime={moved}")
-    (disturbed.path / "go").touch()
+    write_atomic(disturbed.path / "go", str(end).encode())
     error = said(disturbed)
     assert f"the run stopped because the time limit of job {own_job} ends" in error
     assert "fit() with the same name resumes it from" in error

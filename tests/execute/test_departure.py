@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hpctrain import RunConfig, ScalingConfig
+from hpctrain.execute import time_limit
+from hpctrain.execute.departure import Departure
+from hpctrain.execute.failure_policy import StopKind, StopNotice
+from hpctrain.plan.launch_plan import LaunchPlan
+from hpctrain.plan.resources import NodeShape, node_range, place_workers
+from hpctrain.slurm.output import Job
+
+
+class Wishes:
+    """What a recorder knows of stops."""
+
+    journal = None
+
+    def __init__(self) -> None:
+        self.stop: StopNotice | None = None
+
+    def would_heed(self, kind: StopKind) -> bool:
+        return self.stop is None or kind.weight > self.stop.kind.weight
+
+    def ask_to_stop(self, notice: StopNotice) -> None:
+        self.stop = notice
+
+
+def departure(launcher: Any, recorder: Wishes) -> Departure:
+    scaling = ScalingConfig()
+    placement = place_workers(scaling, NodeShape(cpus=4, gpus=0))
+    plan = LaunchPlan(
+        launcher=launcher,
+        placement=placement,
+        job_nodes=node_range(scaling, placement),
+        threads_per_task=1,
+        mpi="auto",
+        directives={},
+        first_job_directives={},
+        setup=(),
+        srun_args=(),
+        environment={},
+        stop_notice_s=100,
+    )
+    recorded: Any = recorder
+    return Departure(plan=plan, run_config=RunConfig(), recorder=recorded, signals=[])
+
+
+@pytest.mark.parametrize(
+    ("launcher", "leaves"), [("slurm", True), ("allocation", True), ("local", False)]
+)
+def test_a_job_that_no_warning_came_to_is_left_before_its_limit(
+    monkeypatch: pytest.MonkeyPatch, launcher: str, leaves: bool
+):
+    times = [1000.0]
+    monkeypatch.setattr(time_limit, "time", SimpleNamespace(time=lambda: times[-1]))
+    job = Job(job_id="7", state="RUNNING", end_time=2000.0)
+    monkeypatch.setattr(time_limit, "read_own_job", lambda **_: job)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
+    recorder = Wishes()
+    of_run = departure(launcher, recorder)
+    of_run.begin()
+    for later in (1899.0, 1901.0):
+        assert recorder.stop is None
+        times.append(later)
+        of_run.step()
+    assert (recorder.stop is not None) == leaves
+    if recorder.stop is not None:
+        assert (recorder.stop.kind, recorder.stop.deadline) == (StopKind.TIME_LIMIT, 2000.0)
