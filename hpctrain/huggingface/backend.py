@@ -41,6 +41,7 @@ class AccelerateBackend(TorchBackend):
             raise ConfigError(
                 f"accelerate_config asks for what the workers have not: {error}"
             ) from error
+        use_group_of_torch()
         world = context.world
         if (state.process_index, state.num_processes) != (world.world_rank, world.world_size):
             raise ConfigError(
@@ -67,6 +68,20 @@ class AccelerateBackend(TorchBackend):
             # By default each rank would train alone: Accelerate has no ranks on CPUs unless told.
             "ACCELERATE_USE_CPU": str(not context.gpu_ids).lower(),
         }
+
+
+def use_group_of_torch() -> None:
+    """Let Accelerate gather as the process group does. Not collective.
+
+    On CPUs it takes MPI where torch has that, as Debian's torch, whatever the group is of, and then
+    Gloo refuses the sizes of its tensors.
+    """
+    from accelerate import PartialState
+    from torch import distributed
+
+    state = PartialState()
+    if state.backend == "mpi":
+        state.backend = distributed.get_backend()
 
 
 def reset() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import hpctrain
 from hpctrain.errors import CheckpointError, ConfigError
+from hpctrain.huggingface.backend import use_group_of_torch
 from hpctrain.huggingface.callback import ReportCallback
 from hpctrain.huggingface.rows import (
     EvaluationRows,
@@ -59,6 +60,8 @@ def prepare_trainer(trainer: transformers.Trainer) -> transformers.Trainer:
             f"Make it inside the training function of a TransformersTrainer or AccelerateTrainer, "
             f"with its TrainingArguments."
         )
+    # TrainingArguments made Accelerate forget what it knew of the group.
+    use_group_of_torch()
     check_shared_out(trainer.train_dataset, "train_dataset")
     check_shared_out(trainer.eval_dataset, "eval_dataset")
     trainer.eval_dataset = _for_evaluation(trainer.eval_dataset)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hpctrain import environ
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from hpctrain.torch.config import TorchConfig
 
 _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+# torch's own: "0" if env:// is not to use the store of libuv.
+_LIBUV = "USE_LIBUV"
 
 # All ranks come at the same time, after a broadcast: who cannot connect soon never will.
 _CONNECT_TIMEOUT_S = 60.0
@@ -46,6 +49,8 @@ class TorchBackend(Backend):
         try:
             import torch
             from torch import distributed
+
+            from hpctrain.torch import order
         except ImportError as error:
             raise ConfigError(
                 f"the workers cannot import torch: {error}. Install it where the workers run: pip "
@@ -59,12 +64,11 @@ class TorchBackend(Backend):
         device = _select_device(context)
         world = context.world
         timeout = timedelta(seconds=config.timeout_s)
-        self._store, host, port = _open_store(context, timeout)
+        self._store, address = _open_store(context, timeout)
         context.export(
             **{
                 **_gloo_interface(context),
-                "MASTER_ADDR": host,
-                "MASTER_PORT": str(port),
+                **address,
                 "RANK": str(world.world_rank),
                 "WORLD_SIZE": str(world.world_size),
                 "LOCAL_RANK": str(world.local_rank),
@@ -86,6 +90,8 @@ class TorchBackend(Backend):
             world_size=world.world_size,
             timeout=timeout,
         )
+        if world.world_size > 1:
+            order.compare_through(distributed.PrefixStore("hpctrain-orders", self._store))
 
     def variables(self, context: BackendContext, config: Any) -> dict[str, str]:
         """Return what else is exported, for as long as the process group is. Not collective."""
@@ -95,6 +101,9 @@ class TorchBackend(Backend):
         """Take the process group down. Collective."""
         from torch import distributed
 
+        from hpctrain.torch import order
+
+        order.compare_through(None)
         # Nobody may still be in a collective when the first leaves the group. Even where the
         # training function has destroyed it: perhaps only on some ranks.
         context.comm.barrier()
@@ -151,32 +160,25 @@ def _gloo_interface(context: BackendContext) -> dict[str, str]:
     return {_GLOO_INTERFACE: names[0]} if names else {}
 
 
-def _open_store(context: BackendContext, timeout: timedelta) -> tuple[TCPStore, str, int]:
-    """Return a store that all ranks share, and where it listens. Collective."""
+def _open_store(context: BackendContext, timeout: timedelta) -> tuple[TCPStore, dict[str, str]]:
+    """Return a store that all ranks share, and what env:// reads to find it. Collective."""
     from torch import distributed
 
     world = context.world
     store = None
-    address = ("", 0)
+    address = ("", 0, True)
     if world.world_rank == 0:
-        store = distributed.TCPStore(
-            # It listens on all interfaces; this is only where rank 0 itself connects. torch asks
-            # the DNS for the name of an address, which can take ten seconds, but not for this one.
-            "localhost",
-            0,
-            world.world_size,
-            is_master=True,
-            wait_for_workers=False,
-            # torch's env:// asks rank 0 to listen on MASTER_PORT, and then shares this one.
-            multi_tenant=True,
-            timeout=timeout,
-        )
-        address = (context.reachable_address(), store.port)
-    host, port = context.comm.bcast(address)
+        store, use_libuv = _listen(world.world_size, timeout)
+        address = (context.reachable_address(), store.port, use_libuv)
+    host, port, use_libuv = context.comm.bcast(address)
     if store is None:
         try:
             store = distributed.TCPStore(
-                host, port, world.world_size, timeout=timedelta(seconds=_CONNECT_TIMEOUT_S)
+                host,
+                port,
+                world.world_size,
+                timeout=timedelta(seconds=_CONNECT_TIMEOUT_S),
+                use_libuv=use_libuv,
             )
         except RuntimeError as error:
             raise LaunchError(
@@ -185,4 +187,35 @@ def _open_store(context: BackendContext, timeout: timedelta) -> tuple[TCPStore, 
                 f"port; ask the site whether a firewall is between them."
             ) from error
         store.set_timeout(timeout)
-    return store, host, port
+    return store, {
+        "MASTER_ADDR": host,
+        "MASTER_PORT": str(port),
+        **({} if use_libuv else {_LIBUV: "0"}),
+    }
+
+
+def _listen(world_size: int, timeout: timedelta) -> tuple[TCPStore, bool]:
+    """Return a store that listens in this process, and whether it is the one of libuv."""
+    from torch import distributed
+
+    listen = partial(
+        distributed.TCPStore,
+        # It listens on all interfaces; this is only where rank 0 itself connects. torch asks
+        # the DNS for the name of an address, which can take ten seconds, but not for this one.
+        "localhost",
+        0,
+        world_size,
+        is_master=True,
+        wait_for_workers=False,
+        # torch's env:// asks rank 0 to listen on MASTER_PORT, and then shares this one.
+        multi_tenant=True,
+        timeout=timeout,
+    )
+    if environ.variable(_LIBUV) != "0":
+        try:
+            return listen(use_libuv=True), True
+        except RuntimeError as error:
+            # Debian builds torch without it.
+            if "without libuv" not in str(error):
+                raise
+    return listen(use_libuv=False), False

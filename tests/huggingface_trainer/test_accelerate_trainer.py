@@ -289,3 +289,26 @@ def test_the_library_that_is_missing_is_named(
             scaling_config=ScalingConfig(num_workers=0),
             run_config=RunConfig(storage_path=tmp_path, verbose=0),
         ).fit()
+
+
+def test_accelerate_gathers_over_the_group_that_there_is_though_torch_has_mpi(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch import distributed
+
+    # As Debian's torch, for which Accelerate would choose MPI, whatever the group is of.
+    monkeypatch.setattr(distributed, "is_mpi_available", lambda: True)
+
+    def train() -> Any:
+        import torch
+        from accelerate import Accelerator
+
+        accelerator = Accelerator()
+        return accelerator.state.backend, accelerator.gather(torch.ones(1, 2)).tolist()
+
+    result = AccelerateTrainer(
+        train,
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(storage_path=tmp_path, verbose=0),
+    ).fit()
+    assert result.return_value == ("gloo", [[1.0, 1.0]])

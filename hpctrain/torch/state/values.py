@@ -124,7 +124,8 @@ def _decode_array(value: Any) -> np.ndarray[Any, Any]:
 
     dtype, shape, content = value
     array = np.frombuffer(base64.b64decode(content), dtype=np.dtype(dtype)).reshape(shape)
-    return array.copy()
+    own: np.ndarray[Any, Any] = array.copy()
+    return own
 
 
 def _typed(kind: str, value: Any) -> dict[str, Any]:
