@@ -79,6 +79,19 @@ def tests(session: nox.Session) -> None:
     run(session, "pytest", *session.posargs)
 
 
+@nox.session
+def properties(session: nox.Session) -> None:
+    """Run the tests that compare random examples with a reference, with 5000 examples of each."""
+    os.environ.setdefault("HPCTRAIN_EXAMPLES", "5000")
+    run(session, "pytest", "-m", "properties", "--timeout=3600", *session.posargs)
+
+
+@nox.session
+def resilience(session: nox.Session) -> None:
+    """Run the tests that CI leaves out, marked ``long``; ``nox -s resilience -- -k kill``."""
+    run(session, "pytest", "-m", "long", *session.posargs)
+
+
 @nox.session(venv_backend="virtualenv", reuse_venv=True)
 def tensorflow(session: nox.Session) -> None:
     """Run the tests of TensorFlow, without torch; ``nox -s tensorflow -- -k fit`` runs a part."""
@@ -110,6 +123,7 @@ def slurm_versions(session: nox.Session) -> None:
 
     Without options the tests that are marked ``matrix``, whose results go to
     ``docs/tested-with.json``; options are pytest's: ``-- sid -m slurm`` runs all that need Slurm.
+    What a test imports and cannot be installed there is then a reason to skip it, and named.
     """
     suites = list(itertools.takewhile(str.isalpha, session.posargs)) or list(SUITES)
     options = session.posargs[len(suites) :] if session.posargs else []
@@ -117,19 +131,23 @@ def slurm_versions(session: nox.Session) -> None:
         session.error(f"unknown suites: {', '.join(sorted(unknown))}. Use some of {SUITES}.")
     # Files with other tests may import what is not there.
     marked = [str(p) for p in Path("tests").rglob("test_*.py") if "mark.matrix(" in p.read_text()]
+    # CI has 8 minutes, with the root; on two idle cores the tests take 3.
+    in_ci = os.environ.get("CI") == "true"
+    matrix = ["-m", "matrix"]
+    if in_ci:
+        matrix = ["-m", "matrix and not matrix(ci=False)", "--session-timeout=400"]
+    variables = [] if options else ["HPCTRAIN_REQUIRE_ALL=1"]
     failed = []
     for suite in suites:
-        enter = ["bash", "tests/slurm_versions/root.sh", suite]
+        extent = ["--all"] if options else [] if in_ci else ["--torch"]
+        enter = ["bash", "tests/slurm_versions/root.sh", *extent, suite]
         with tempfile.NamedTemporaryFile(dir="/tmp", suffix=".xml") as junit:
             pytest = ["pytest", "-p", "no:cacheprovider", f"--junitxml={junit.name}"]
-            # CI has 8 minutes, with the root; on two idle cores the tests take 3.
-            selected = options or ["-m", "matrix", "--session-timeout=400", *marked]
-            done = subprocess.run(
-                [*enter, "env", "HPCTRAIN_REQUIRE_ALL=1", *pytest, *selected], check=False
-            )
+            argv = [*enter, "env", *variables, *pytest, *(options or [*matrix, *marked])]
+            done = subprocess.run(argv, check=False)
             if done.returncode:
                 failed.append(suite)
-            if not options:
+            if not options and not in_ci:
                 describe = [*enter, "python", "docs/tested_with.py", junit.name]
                 if subprocess.run(describe, check=False).returncode:
                     failed.append(suite)
@@ -137,21 +155,37 @@ def slurm_versions(session: nox.Session) -> None:
         session.error(f"not everything passed with the Slurm of {', '.join(dict.fromkeys(failed))}")
 
 
+# What needs neither Slurm, MPI nor torch.
+PARTS = ["-p", "no:cacheprovider", "-m", "not slurm and not mpi and not gpu"]
+PARTS += [f"tests/{name}" for name in ("control", "execute", "launch", "plan", "rundir", "slurm")]
+
+
 @nox.session
 def pythons(session: nox.Session) -> None:
-    """Test with the Pythons of other Debians what needs neither Slurm, MPI nor torch.
+    """Check the types for every Python, and test parts with the Pythons of other Debians.
 
-    Debian has none that is older than 3.11, nor 3.12: for these the types are checked, as for all.
+    Debian has none that is older than 3.11, nor 3.12: ``nox -s python``.
     """
     for version in ("3.10", "3.11", "3.12", "3.13", "3.14"):
         run(session, "mypy", "--strict", f"--python-version={version}")
-    folders = [
-        f"tests/{name}" for name in ("control", "execute", "launch", "plan", "rundir", "slurm")
-    ]
-    options = ["-p", "no:cacheprovider", "-m", "not slurm and not mpi and not gpu and not slow"]
     for suite in SUITES:
         enter = ["bash", "tests/slurm_versions/root.sh", suite]
-        session.run(*enter, "pytest", *options, *folders, *session.posargs, external=True)
+        session.run(*enter, "pytest", *PARTS, *session.posargs, external=True)
+
+
+@nox.session(venv_backend="virtualenv", reuse_venv=True, python=["3.10", "3.12"])
+def python(session: nox.Session) -> None:
+    """Test parts, and data, with Pythons that no Debian has; what is not on PATH is skipped.
+
+    Those of pyenv are where ``PYENV_VERSION=3.11:3.10:3.12`` names them.
+    """
+    install = ("--quiet", "--constraint", "constraints.txt")
+    session.install(*install, "setuptools")
+    session.install(*install, "--no-build-isolation", "-e", ".[local,data,lightgbm,sklearn]")
+    session.install(*install, "pytest", "pytest-timeout")
+    files = [*Path("tests/data").glob("test_*.py"), *Path("tests/preprocessors").glob("test_*.py")]
+    without_torch = [str(path) for path in files if "torch" not in path.read_text().lower()]
+    session.run("pytest", *PARTS, *without_torch, *session.posargs)
 
 
 def tensorflow_constraints() -> str:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import os
+import pathlib
 import shutil
 import signal
 import subprocess
-from collections.abc import Generator
+import sys
+from collections.abc import Callable, Generator
 from functools import cache
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -34,13 +40,37 @@ def pytest_configure() -> None:
     """Let tests send Ctrl-C: what a shell starts in the background ignores it, children too."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if sys.version_info < (3, 11):
+        _let_pathlib_look_up_what_it_calls()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests that import JAX here last: its threads make every later fork a risk.
+def _let_pathlib_look_up_what_it_calls() -> None:
+    """Let a test that replaces a function of os or io replace it for pathlib, too."""
+    # Until Python 3.10 pathlib keeps those that were there when it was imported.
+    called = dict.fromkeys(("mkdir", "unlink", "rmdir", "rename", "replace", "link", "stat"), os)
 
-    And note what a test says about the matrix of Slurm versions.
+    def look_up(name: str, module: ModuleType) -> Callable[..., Any]:
+        return lambda *args, **options: getattr(module, name)(*args, **options)
+
+    for name, module in {**called, "open": io}.items():
+        setattr(pathlib._normal_accessor, name, look_up(name, module))
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark the tests that take more examples if they are asked to."""
+    if "each_example" in getattr(item, "fixturenames", ()):
+        item.add_marker("properties")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests that are marked long, unless ``-m`` names them.
+
+    Put those that import JAX here last: its threads make every later fork a risk. And note what a
+    test says about the matrix of Slurm versions.
     """
+    if "long" not in config.option.markexpr:
+        config.hook.pytest_deselected(items=[i for i in items if i.get_closest_marker("long")])
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
     items.sort(key=lambda item: item.nodeid.startswith("tests/jax_trainer/"))
     for item in items:
         # nox -s slurm_versions reads it from pytest's JUnit file.
@@ -58,6 +88,24 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def num_gpus() -> int:
     """CUDA GPUs of this machine."""
     return _count_gpus()
+
+
+@pytest.fixture
+def each_example() -> Callable[[Callable[[Any], None]], None]:
+    """Call a function with one seeded generator of NumPy after another; a failure has its seed.
+
+    200 times, or as often as HPCTRAIN_EXAMPLES says: ``nox -s properties`` sets it to 5000.
+    """
+    import numpy as np
+
+    def check(example: Callable[[np.random.Generator], None]) -> None:
+        for seed in range(int(os.environ.get("HPCTRAIN_EXAMPLES", "200"))):
+            try:
+                example(np.random.default_rng(seed))
+            except Exception as error:
+                raise AssertionError(f"example of seed {seed}: {error!r}") from error
+
+    return check
 
 
 @cache

@@ -18,7 +18,7 @@ TESTS = """
 @pytest.fixture
 def session(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     pytester.makeconftest(CONFTEST)
-    pytester.makeini("[pytest]\nmarkers =\n    gpu: needs a GPU\n")
+    pytester.makeini("[pytest]\nmarkers =\n    gpu: needs a GPU\n    long: further cases\n")
     monkeypatch.delenv("HPCTRAIN_REQUIRE_ALL", raising=False)
     return pytester
 
@@ -46,3 +46,21 @@ def test_a_skipped_file_fails_where_everything_is_required(
     result = session.runpytest("-p", "no:cacheprovider")
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*nothing may be skipped here*no_such_module_anywhere*"])
+
+
+@pytest.mark.parametrize(
+    ("options", "passed"), [((), 1), (("-m", "long"), 1), (("-m", "long or not long"), 2)]
+)
+def test_a_long_test_runs_where_the_command_line_names_it(
+    session: pytest.Pytester, options: tuple[str, ...], passed: int
+):
+    session.makepyfile(
+        """
+        import pytest
+        def test_short(): pass
+        @pytest.mark.long
+        def test_long(): pass
+        """
+    )
+    result = session.runpytest("-p", "no:cacheprovider", *options)
+    result.assert_outcomes(passed=passed, deselected=2 - passed)

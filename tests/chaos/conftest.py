@@ -122,7 +122,7 @@ def survive(request: pytest.FixtureRequest) -> Callable[..., Verdict]:
 def replay(name: str) -> str:
     return (
         f"seed {SEED}. Once more: HPCTRAIN_CHAOS_SEED={SEED} {Path(sys.executable).name} -m pytest "
-        f"tests/chaos -k '{name.partition('[')[0]}'"
+        f"tests/chaos -m 'long or not long' -k '{name.partition('[')[0]}'"
     )
 
 

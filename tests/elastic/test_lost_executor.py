@@ -26,8 +26,8 @@ StartRun = Callable[..., Any]
     ("workers", "slurm", "finder"),
     [
         ((2, 3), {"tasks_per_node": 1}, "node"),
-        # The spare node has no worker, but an agent.
-        (2, {"nodes": 1, "spare_nodes": 1}, "node2"),
+        # The spare node has no worker, but an agent. In CI the chaos suite has such a job.
+        pytest.param(2, {"nodes": 1, "spare_nodes": 1}, "node2", marks=pytest.mark.long),
     ],
 )
 def test_an_agent_on_another_node_lets_the_run_go_on(
@@ -62,6 +62,8 @@ def test_a_run_whose_executor_s_node_is_booted_again_at_once_goes_on(
     run.check_that_every_row_was_seen_once_an_epoch(6)
 
 
+# In CI the chaos suite has a job of fixed size whose executor's node goes.
+@pytest.mark.long
 @pytest.mark.slurm
 def test_slurm_itself_queues_a_run_of_fixed_size_again(
     make_cluster: MakeCluster, start_run: StartRun

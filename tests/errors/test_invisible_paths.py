@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from site import getsitepackages
 
 import pytest
 
@@ -84,8 +84,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         [sys.executable, "-m", "venv", "--without-pip", str(private / "venv")], check=True
     )
     (packages,) = private.glob("venv/lib/python*/site-packages")
-    mine = sysconfig.get_path("purelib")
-    (packages / "mine.pth").write_text(f"import site; site.addsitedir({mine!r})\n")
+    # Debian's too, where this environment sees them.
+    mine = [f"import site; site.addsitedir({path!r})\n" for path in getsitepackages()]
+    (packages / "mine.pth").write_text("".join(mine))
     with (
         tempfile.TemporaryDirectory(prefix="hc-", dir="/tmp") as state,
         VirtualCluster.start(spec, state_dir=Path(state)) as cluster,

@@ -40,6 +40,7 @@ def reported(path: Path) -> list[tuple[int, float, float]]:
 
 
 @pytest.mark.slurm
+@pytest.mark.matrix("torch: all homes, equal losses", ci=False)
 def test_digits_has_the_same_losses_in_every_home(
     virtual_slurm: VirtualCluster, tmp_path: Path
 ) -> None:

@@ -83,7 +83,7 @@ def assert_one_run(run: Path, attempts: int) -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("attempt", range(3))
+@pytest.mark.parametrize("attempt", [0, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 2))])
 def test_of_three_with_a_new_name_one_starts_and_two_follow_and_so_it_is_when_they_resume(
     tmp_path: Path, attempt: int
 ) -> None:

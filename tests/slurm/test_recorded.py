@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,29 @@ def test_no_word_of_a_user_is_taken_for_a_field_of_the_job(recorded: Path) -> No
     assert job.may_requeue
     assert not job.is_preempted
     assert job.end_time is not None
+
+
+def test_the_text_says_what_slurms_own_json_says(recorded: Path) -> None:
+    content = read(recorded, "show-json")
+    job = parse_job(read(recorded, "show-running"))
+    assert job is not None
+    if not content.startswith("{"):
+        # Slurm 22.05 has no JSON of jobs, as others whose site left out its plugin.
+        assert recorded.name.startswith("22.")
+        return
+    (said,) = json.loads(content)["jobs"]
+    # With names and a comment that look like fields, between which only the text has no quotes.
+    assert said["name"] == "JobState=FAILED two words"
+    assert said["comment"] == "NodeList=node9 JobState=FAILED Restarts=7"
+    assert (job.job_id, [job.state]) == (str(said["job_id"]), said["job_state"])
+    assert (job.nodes, job.reason) == (said["nodes"], said["state_reason"])
+    assert (job.restarts, job.may_requeue) == (said["restart_cnt"], said["requeue"])
+    assert job.is_batch == said["batch_flag"]
+    number, signal = said["exit_code"]["return_code"]["number"], said["exit_code"]["signal"]
+    assert job.exit_code == f"{number}:{signal['id']['number']}"
+    assert job.end_time is not None
+    # The text is in local time, which is UTC where it was recorded.
+    assert abs(job.end_time - time.timezone - said["end_time"]["number"]) < 1.5
 
 
 def test_pending_jobs_of_every_kind_have_a_state_and_a_reason(recorded: Path) -> None:

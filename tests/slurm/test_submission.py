@@ -159,7 +159,8 @@ def check_job(login: Login, job: dict[str, str], script: str) -> None:
     # What the user says wins over SBATCH_TIMELIMIT.
     assert job["TimeLimit"] == "00:10:00"
     assert job["StdOut"] == str(login.run_dir / "slurm" / f"{job['JobId']}_0_log.out")
-    assert "gpu" not in job["TRES"]
+    # ReqTRES since Slurm 23.02, TRES before.
+    assert "gpu" not in job.get("ReqTRES", job.get("TRES"))
     assert job["Command"] == str(login.run_dir / "slurm" / "batch.sh")
     stored = Path(job["Command"]).read_text()
     written = login.slurm("scontrol", "write", "batch_script", job["JobId"], "-")

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Run a command in a Debian of another suite: with its Slurm, its Open MPI and its Python.
-#     bash tests/slurm_versions/root.sh [--torch] trixie pytest tests/homes
+#     bash tests/slurm_versions/root.sh [--torch | --all] trixie pytest tests/homes
 #
 # The suite is unpacked into a directory below ~/.cache/hpctrain/slurm-roots (XDG_CACHE_HOME), from
 # the mirror that this machine's own apt uses. The command sees the checkout as /checkout, this
 # machine's /tmp, and the hpctrain of the checkout on PATH. It needs root.
 #
-# --torch  with Debian's torch and scikit-learn too, 1 GB more
+# --torch  with torch and scikit-learn too, Debian's where they are new enough: 1 GB more
+# --all    with all else that tests import too: 2 GB more, and some minutes
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../../examples/venv.sh"
 
@@ -20,10 +21,12 @@ roots="${XDG_CACHE_HOME:-$HOME/.cache}/hpctrain/slurm-roots"
 environment=/opt/hpctrain
 retry="see what it says above, then run the same again"
 
-with_torch=
-while case "${1:-}" in --torch) with_torch=yes ;; *) false ;; esac do shift; done
+with_torch= with_all=
+while case "${1:-}" in --torch) with_torch=yes ;; --all) with_torch=yes with_all=yes ;; *) false ;; esac do
+    shift
+done
 suite="${1:-}"
-[ -n "$suite" ] && [ $# -ge 2 ] || die "Usage: bash $0 [--torch] SUITE COMMAND [ARGUMENT...]"
+[ -n "$suite" ] && [ $# -ge 2 ] || die "Usage: bash $0 [--torch | --all] SUITE COMMAND [ARGUMENT...]"
 shift
 root="$roots/$suite"
 install_log="$root.log"
@@ -125,13 +128,16 @@ stamp() { printf '%s\n' "$2" >"$root/opt/$1.stamp"; }
 key_of() { { printf '%s\n' "${slurm_packages[@]}" "${wheels[@]}"; cat "$@"; } | sha256sum | cut -d ' ' -f 1; }
 
 provide_root() {
-    local packages environment_key
+    local packages environment_key kept=
+    local -a pip=(python -m pip install --quiet --no-input --disable-pip-version-check
+        --constraint constraints.txt)
     packages="$(key_of /dev/null)"
     stamp_is packages "$packages" || {
         make_root
         stamp packages "$packages"
     }
-    if [ -n "$with_torch" ] && ! stamp_is torch "$packages"; then
+    # Debian's torch of bookworm is 1.13.
+    if [ -n "$with_torch" ] && [ "$suite" != bookworm ] && ! stamp_is torch "$packages"; then
         step 900 "Installing Debian's torch in it (1 minute)" "$retry" "${in_root[@]}" sh -c \
             "apt-get -q update && apt-get -q -y install --no-install-recommends ${torch_packages[*]} &&
              apt-get -q clean" || exit 1
@@ -142,12 +148,24 @@ provide_root() {
         # Debian's NumPy and torch: PyPI has torch for CPUs alone not for every Python.
         step 300 "Making its environment" "$retry" "${in_root[@]}" \
             python3 -m venv --clear --system-site-packages "$environment" || exit 1
-        local -a pip=(python -m pip install --quiet --no-input --disable-pip-version-check
-            --constraint constraints.txt)
         step 900 "Installing hpctrain into it" "$retry" "${in_root[@]}" \
             sh -c "${pip[*]} setuptools && ${pip[*]} --no-build-isolation --editable '.[local]' ${wheels[*]}" || exit 1
         stamp environment "$environment_key"
     }
+    if [ -n "$with_torch" ] && [ "$suite" = bookworm ] && ! stamp_is wheels "$environment_key"; then
+        step 900 "Installing PyPI's torch into it (1 minute)" "$retry" "${in_root[@]}" \
+            "${pip[@]}" torch scikit-learn || exit 1
+        stamp wheels "$environment_key"
+    fi
+    if [ -n "$with_all" ] && ! stamp_is tests "$environment_key"; then
+        # What Debian has is of Debian's version.
+        [ "$suite" = bookworm ] || kept='torch|numpy|scikit-learn|sympy'
+        grep -vE "^(${kept:-none})=" "$checkout/constraints.txt" >"$root/opt/constraints.txt"
+        step 1200 "Installing what tests import into it (3 minutes)" "$retry" "${in_root[@]}" \
+            "${pip[@]/#constraints.txt//opt/constraints.txt}" --prefer-binary --no-build-isolation \
+            --editable '.[test]' || exit 1
+        stamp tests "$environment_key"
+    fi
 }
 
 [ "$(id -u)" -eq 0 ] || die "Another Debian's root needs root: mounts and pivot_root."

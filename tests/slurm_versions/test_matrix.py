@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from hpctrain import Result
+from hpctrain.rundir.ledger import read_events
+from hpctrain.rundir.paths import RunPaths
 from hpctrain.slurm.output import parse_pmi_types
 from hpctrain.testing.pytest_plugin import require_components
 from hpctrain.testing.slurm import ClusterSpec, VirtualCluster
@@ -153,9 +155,27 @@ def test_ranks_without_a_pmi_say_which_one_to_use(
     assert "SlurmConfig(mpi='pmi2')" in said
 
 
+@pytest.mark.parametrize(
+    ("library", "pmi", "other"),
+    [
+        pytest.param(library, pmi, other, marks=pytest.mark.matrix(f"{library} refuses {other}"))
+        for library, pmi, other in (("MPICH", "pmi2", "pmix"), ("Open MPI", "pmix", "pmi2"))
+    ],
+)
+def test_the_pmi_of_another_library_is_refused_with_the_right_one(
+    virtual_slurm: VirtualCluster, tmp_path: Path, library: str, pmi: str, other: str
+) -> None:
+    require_pmi(virtual_slurm, other)
+    environ = {**virtual_slurm.environ, **LIBRARIES[library]}
+    said = run(fit("wrong", "--nodes=2", f"--mpi={other}"), tmp_path, environ, status=4)
+    assert f"SlurmConfig(mpi={pmi!r})" in said
+    events = read_events(RunPaths(tmp_path / "wrong"))
+    assert [event["event"] for event in events].count("attempt-started") == 1
+
+
 @pytest.fixture(scope="module")
 def with_limits() -> Iterator[VirtualCluster]:
-    """A cluster with accounting, a QOS that refuses more than a minute, and one job at a time."""
+    """A cluster with accounting, a QOS that refuses more than a minute, and ones of one job."""
     spec = ClusterSpec(num_nodes=2, gpus_per_node=0, accounting=True)
     require_components(spec)
     with (
@@ -166,7 +186,10 @@ def with_limits() -> Iterator[VirtualCluster]:
             "add qos brief maxwall=1 flags=DenyOnLimit",
             "add account crowded cluster=hpctrain grpjobs=1",
             "add user root account=crowded",
-            "modify user root set qos+=brief",
+            "add account narrow cluster=hpctrain",
+            "add user root account=narrow maxjobs=1",
+            "add qos single maxjobsperuser=1",
+            "modify user root set qos+=brief,single",
         ):
             done = cluster.run_on("head", ["sacctmgr", "--immediate", *words.split()])
             assert done.returncode == 0, done.stdout + done.stderr
@@ -221,3 +244,36 @@ def wait_for_reason(cluster: VirtualCluster, reason: str) -> None:
     while reason not in (told := cluster.run_on("head", ask).stdout):
         assert time.monotonic() < deadline, f"no job waits for {reason}: {told}"
         time.sleep(0.2)
+
+
+@pytest.mark.matrix("limits that a job waits for are shown", ci=False)
+def test_a_follower_says_which_limit_its_job_waits_for(
+    with_limits: VirtualCluster, tmp_path: Path
+) -> None:
+    environ = {**os.environ, **with_limits.environ, "PYTHONUNBUFFERED": "1"}
+    limits = {
+        "AssocGrpJobsLimit": "--account=crowded",
+        "AssocMaxJobsLimit": "--account=narrow",
+        "QOSMaxJobsPerUserLimit": "--qos=single",
+    }
+    followers = {}
+    try:
+        for reason, limit in limits.items():
+            run(["sbatch", limit, "--output=/dev/null", "--wrap=sleep 300"], tmp_path, environ)
+            followers[reason] = subprocess.Popen(
+                fit(reason, "--workers=1", limit),
+                cwd=tmp_path,
+                env=environ,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        for reason, follower in followers.items():
+            assert follower.stdout is not None
+            # Ends with the follower, which the test's own time limit ends.
+            said = next((line for line in follower.stdout if " waits (" in line), "nothing")
+            assert f"waits ({reason}): its user, account or QOS has as much running" in said
+    finally:
+        for follower in followers.values():
+            follower.kill()
+            follower.communicate()
+        with_limits.run_on("head", ["scancel", "--user=root"])
