@@ -105,13 +105,14 @@ class ChunkReader:
             first = max(corner[0], rows.start)
             last = min(corner[0] + self._layout.shape[0], rows.stop)
             width = tuple(slice(at, min(at + size, n)) for at, size, n in extents[1:])
-            target = out[(slice(first - rows.start, last - rows.start), *width)]
+            there = (slice(first - rows.start, last - rows.start), *width)
+            target = out[there]
             if target.shape == self._layout.shape and target.flags.c_contiguous:
                 self._load(index, target)
             else:
-                within = tuple(slice(0, w.stop - w.start) for w in width)
-                chunk = self._cached(index)
-                np.copyto(target, chunk[(slice(first - corner[0], last - corner[0]), *within)])
+                sizes = (slice(0, w.stop - w.start) for w in width)
+                within = (slice(first - corner[0], last - corner[0]), *sizes)
+                np.copyto(target, self._cached(index)[within])
 
     def _chunks_of(self, rows: range) -> Iterator[tuple[int, tuple[int, ...]]]:
         """Return index and first element of the chunks that have these rows."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from hpctrain.data.formats import Batch
-from hpctrain.data.schema import Schema
+from hpctrain.data.schema import Column, Schema
+from hpctrain.data.types import cast_exactly
 from hpctrain.errors import ConfigError
 
 
@@ -24,7 +25,7 @@ def conform(batch: Batch, schema: Schema, *, where: str, advice: str) -> Batch:
     Raises
     ------
     ConfigError
-        If a number is missing where the schema has integers, or a row has another shape.
+        If a value is missing or would become another one, or a row has another shape.
     """
     columns = {}
     for name, column in schema.items():
@@ -34,13 +35,40 @@ def conform(batch: Batch, schema: Schema, *, where: str, advice: str) -> Batch:
                 f"{where}: a row of column {name!r} has shape {array.shape[1:]}, but "
                 f"{column.shape} in the rest of the dataset. {advice}"
             )
-        if column.dtype.kind in "iub" and array.dtype.kind not in "iub":
+        cast = cast_exactly(array, column.dtype)
+        if cast is None:
             raise ConfigError(
-                f"{where}: column {name!r} of type {column.dtype} has missing or other values. "
-                f"{advice}"
+                f"{where}: column {name!r} of type {column.dtype} has missing or other values, "
+                f"which are {array.dtype}. {advice}"
             )
-        columns[name] = array.astype(column.dtype, copy=False)
+        columns[name] = cast
     return columns
+
+
+def check_unchanged(
+    path: str, name: str, *, rows: int, column: Column, found: tuple[int, Column]
+) -> None:
+    """Refuse a file that has other values than when its dataset was made.
+
+    Not collective.
+
+    Parameters
+    ----------
+    rows, column
+        What the dataset says of the column.
+    found
+        What the file has: number of rows, and what each holds.
+
+    Raises
+    ------
+    ConfigError
+        If they differ.
+    """
+    if found != (rows, column):
+        raise ConfigError(
+            f"{path} has changed since the dataset was made: {name!r} has {found[0]} rows of "
+            f"{found[1]}, and had {rows} of {column}. Make the dataset again."
+        )
 
 
 def empty(schema: Schema) -> Batch:

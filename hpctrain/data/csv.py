@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from hpctrain.data.conform import conform, empty
 from hpctrain.data.files import Paths, describe_all, find_files
 from hpctrain.data.formats import Batch, column_type, from_arrow
 from hpctrain.data.optional import require
-from hpctrain.data.schema import Column, Schema, check_columns
+from hpctrain.data.schema import Column, Schema, check_columns, check_unique
 from hpctrain.data.source import Blocks, Source
 from hpctrain.data.together import concatenate_sources
 from hpctrain.errors import ConfigError
@@ -38,6 +39,8 @@ class CsvSource:
     lines: tuple[int, ...]
     """Lines of each block."""
     schema: Schema
+    zoned: tuple[str, ...] = ()
+    """Columns of times that are written with their zone."""
 
     @property
     def num_rows(self) -> int:
@@ -57,6 +60,10 @@ class CsvSource:
         """Leave out what follows from the rest."""
         return {name: value for name, value in vars(self).items() if name != "_starts"}
 
+    def files(self) -> list[str]:
+        """Return the file. Not collective."""
+        return [self.path]
+
     def blocks(self) -> Blocks:
         """Return the blocks of lines. Not collective."""
         return Blocks([(rows, rows) for rows in self.lines])
@@ -69,10 +76,20 @@ class CsvSource:
         first = bisect_right(self._starts, rows.start) - 1
         last = bisect_right(self._starts, rows.stop - 1) - 1
         with open(self.path, "rb") as file:
+            if (size := os.fstat(file.fileno()).st_size) != self.offsets[-1]:
+                raise ConfigError(
+                    f"{self.path} has changed since the dataset was made: it has {size} bytes, and "
+                    f"had {self.offsets[-1]}. Make the dataset again."
+                )
             file.seek(self.offsets[first])
             content = file.read(self.offsets[last + 1] - self.offsets[first])
         table = parse(
-            content, self.path, self.names, self.delimiter, {n: c.dtype for n, c in schema.items()}
+            content,
+            self.path,
+            self.names,
+            self.delimiter,
+            {n: c.dtype for n, c in schema.items()},
+            zoned=self.zoned,
         )
         expected = self._starts[last + 1] - self._starts[first]
         if table.num_rows != expected:
@@ -122,6 +139,7 @@ def parse(
     delimiter: str,
     dtypes: Mapping[str, np.dtype],
     *,
+    zoned: Sequence[str] = (),
     all_columns: bool = False,
 ) -> Any:
     """Return lines as an Arrow table. Not collective.
@@ -130,6 +148,8 @@ def parse(
     ----------
     dtypes
         Columns that are read, and their types.
+    zoned
+        Columns of times that are written with their zone.
     all_columns
         Whether the others are read too, and their types are guessed.
 
@@ -144,6 +164,7 @@ def parse(
         n: pyarrow.string() if d.kind in "OUS" else pyarrow.from_numpy_dtype(d)
         for n, d in dtypes.items()
     }
+    types |= {n: pyarrow.timestamp(types[n].unit, "UTC") for n in zoned if n in types}
     try:
         return csv.read_csv(
             pyarrow.BufferReader(content),
@@ -175,10 +196,13 @@ def _describe(
         head = head[: head.rfind(b"\n") + 1] or head
         offsets, lines = _find_blocks(file, start)
     try:
+        check_unique(found)
         check_columns(columns if columns is not None else found, found)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
-    table = parse(head, path, found, delimiter, dtypes, all_columns=True) if head else None
+    # Whether times have a zone is for Arrow to find out.
+    known = {name: dtype for name, dtype in dtypes.items() if dtype.kind != "M"}
+    table = parse(head, path, found, delimiter, known, all_columns=True) if head else None
     described = []
     for name in columns if columns is not None else found:
         dtype = dtypes.get(name)
@@ -192,6 +216,13 @@ def _describe(
         offsets=offsets,
         lines=lines,
         schema=Schema(tuple(described)),
+        zoned=tuple(
+            name
+            for name, column in described
+            if table is not None
+            and column.dtype.kind == "M"
+            and getattr(table.column(name).type, "tz", None) is not None
+        ),
     )
 
 
@@ -207,9 +238,9 @@ def _split_header(path: str, header: bytes, delimiter: str) -> list[str]:
         raise ConfigError(f"{path} is empty: it has not even a line of column names.")
     csv = require("pyarrow.csv", to="to read CSV files")
     pyarrow = require("pyarrow", to="to read CSV files")
-    table = csv.read_csv(
-        pyarrow.BufferReader(header), parse_options=csv.ParseOptions(delimiter=delimiter)
-    )
+    # To Arrow a line without its end is none.
+    line = pyarrow.BufferReader(header.rstrip(b"\r\n") + b"\n")
+    table = csv.read_csv(line, parse_options=csv.ParseOptions(delimiter=delimiter))
     return list(table.column_names)
 
 

@@ -27,7 +27,7 @@ from hpctrain.data.formats import (
 from hpctrain.data.memory import MemorySource
 from hpctrain.data.prefetch import prefetch, spare_threads
 from hpctrain.data.schema import Schema, check_columns
-from hpctrain.data.source import RowRanges, Source, memory_bytes, take_rows
+from hpctrain.data.source import RowRanges, Source, check_range, memory_bytes, read_rows, take_rows
 from hpctrain.data.steps import Drop, Filter, MapBatches, Select, Step
 from hpctrain.data.stream import Task, choose_mixing, rebatch, tasks_in_order
 from hpctrain.data.window import Memory
@@ -104,7 +104,7 @@ class Dataset:
         if not self.steps:
             return self.read_schema
         rows = range(min(2, self.source.num_rows))
-        return Schema.of(self.apply(self.source.read(rows, self.columns_read)))
+        return Schema.of(self.apply(read_rows(self.source, rows, self.columns_read)))
 
     def count(self) -> int:
         """Return the number of rows; makes a pass over the data where nothing else tells it.
@@ -126,6 +126,7 @@ class Dataset:
         batch_format: BatchFormat = "numpy",
         fn_kwargs: Mapping[str, Any] | None = None,
         keeps_rows: bool = True,
+        zero_copy_batch: bool = False,
     ) -> Dataset:
         """Return a dataset with a function applied to its batches, when they are read.
 
@@ -141,10 +142,19 @@ class Dataset:
             Further arguments of the function.
         keeps_rows
             Whether it returns a row for each row.
+        zero_copy_batch
+            Whether the function is given arrays as they are, which cannot be changed. Otherwise
+            they are its own to change, and copied where they are views of the dataset's.
         """
         check_format(batch_format)
         return self._with(
-            MapBatches(function, batch_format, dict(fn_kwargs or {}), keeps_rows=keeps_rows)
+            MapBatches(
+                function,
+                batch_format,
+                dict(fn_kwargs or {}),
+                keeps_rows=keeps_rows,
+                zero_copy_batch=zero_copy_batch,
+            )
         )
 
     def filter(
@@ -157,7 +167,7 @@ class Dataset:
         Parameters
         ----------
         function
-            Is given a batch and returns a bool for each of its rows.
+            Is given a batch, which it cannot change, and returns a bool for each of its rows.
         batch_format
             Form of what it is given.
         """
@@ -198,7 +208,16 @@ class Dataset:
         return replace(self, columns_read=left)
 
     def limit(self, num_rows: int) -> Dataset:
-        """Return a dataset of the first rows. Not collective."""
+        """Return a dataset of the first rows, all if there are fewer.
+
+        Not collective.
+
+        Raises
+        ------
+        ConfigError
+            If it is a negative number.
+        """
+        _check_limit(num_rows)
         if self.keeps_rows:
             return self.take_ranges([range(min(num_rows, self.source.num_rows))])
         pieces = self._pieces([range(self.source.num_rows)])
@@ -209,7 +228,13 @@ class Dataset:
         """Return a dataset of some rows of the source, by ranges of step 1, in their order.
 
         Not collective.
+
+        Raises
+        ------
+        ConfigError
+            If a range has another step, or rows that are not there.
         """
+        ranges = [check_range(rows, self.source.num_rows) for rows in ranges]
         if isinstance(self.source, RowRanges):
             inner = [part for rows in ranges for part in take_rows(self.source.ranges, rows)]
             return replace(self, source=replace(self.source, ranges=tuple(inner)))
@@ -272,7 +297,16 @@ class Dataset:
         return whole.take_ranges([range(border)]), whole.take_ranges([range(border, total)])
 
     def take(self, num_rows: int = 20) -> list[dict[str, Any]]:
-        """Return the first rows as dicts. Not collective."""
+        """Return the first rows as dicts, all if there are fewer.
+
+        Not collective.
+
+        Raises
+        ------
+        ConfigError
+            If it is a negative number.
+        """
+        _check_limit(num_rows)
         batch = next(self.iter_batches(batch_size=max(num_rows, 1)), None)
         if batch is None or num_rows < 1:
             return []
@@ -301,11 +335,17 @@ class Dataset:
             Rows of the source to read, a range of step 1; None is all.
         columns
             Columns of the batches; None is all.
+
+        Raises
+        ------
+        ConfigError
+            If there are no such rows or columns, or a value is impossible.
         """
         check_format(batch_format)
         check_batch_size(batch_size)
         chosen = self if columns is None else self.select_columns(columns)
         wanted = range(self.source.num_rows) if rows is None else rows
+        wanted = check_range(wanted, self.source.num_rows)
         pieces = chosen._pieces([wanted], batch_size=batch_size)
         return (to_format(b, batch_format) for b in rebatch(pieces, repeat(batch_size)))
 
@@ -466,6 +506,11 @@ class Dataset:
             self.source, ranges, self.columns_read, memory=Memory(), batch_size=batch_size
         )
         return prefetch(self.with_steps(tasks), threads=0 if self.is_instant else spare_threads())
+
+
+def _check_limit(num_rows: int) -> None:
+    if num_rows < 0:
+        raise ConfigError(f"{num_rows} rows: a number of rows, 0 or more, is needed.")
 
 
 def _in_memory(batch: Batch) -> Dataset:

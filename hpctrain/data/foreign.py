@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
@@ -12,7 +13,7 @@ import numpy as np
 from hpctrain.data.conform import conform, empty
 from hpctrain.data.formats import Batch, as_column, column_type, from_arrow
 from hpctrain.data.memory import MemorySource
-from hpctrain.data.schema import Column, Schema
+from hpctrain.data.schema import Column, Schema, check_unique
 from hpctrain.data.source import Blocks, Source, block_rows
 from hpctrain.errors import ConfigError
 
@@ -73,6 +74,10 @@ class HuggingFaceSource:
         """Always 1."""
         return 1
 
+    def files(self) -> list[str]:
+        """Return its cache files. Not collective."""
+        return [entry["filename"] for entry in self.dataset.cache_files]
+
     @property
     def memory_bytes(self) -> int:
         """Bytes that are in no file."""
@@ -87,8 +92,11 @@ class HuggingFaceSource:
         schema = self.schema.select(columns)
         if not rows:
             return empty(schema)
-        table = self.dataset.with_format("arrow")[rows.start : rows.stop]
-        batch = from_arrow(table.select(schema.names))
+        if _has_transform(self.dataset):
+            batch = _transformed(self.dataset, rows)
+        else:
+            table = self.dataset.with_format("arrow")[rows.start : rows.stop]
+            batch = from_arrow(table.select(schema.names))
         return conform(batch, schema, where=f"rows {rows.start} to {rows.stop}", advice=_ADVICE)
 
 
@@ -109,7 +117,7 @@ def open_torch(dataset: Any, names: Sequence[str] | None) -> Source:
         )
     if len(dataset) == 0:
         raise ConfigError(f"from_torch(): {type(dataset).__name__} is empty.")
-    if hasattr(dataset, "tensors"):
+    if _is_plain_tensors(dataset):
         columns = _names_of(dataset[0], names)
         arrays = map(as_column, dataset.tensors)
         return MemorySource(arrays=dict(zip(columns, arrays, strict=True)))
@@ -117,6 +125,19 @@ def open_torch(dataset: Any, names: Sequence[str] | None) -> Source:
     columns = _names_of(item, names)
     first = {name: _stack([value]) for name, value in _as_dict(item, columns).items()}
     return TorchSource(dataset=dataset, names=columns, schema=Schema.of(first))
+
+
+def _is_plain_tensors(dataset: Any) -> bool:
+    """Return whether the items of a dataset are rows of its tensors, and nothing but those."""
+    # Whoever has one has imported torch.
+    torch = sys.modules.get("torch.utils.data")
+    if torch is None or not isinstance(dataset, torch.TensorDataset):
+        return False
+    names = ("__getitem__", "__len__", "__getitems__")
+    return all(
+        getattr(type(dataset), name, None) is getattr(torch.TensorDataset, name, None)
+        for name in names
+    )
 
 
 def open_huggingface(dataset: Any) -> Source:
@@ -134,9 +155,15 @@ def open_huggingface(dataset: Any) -> Source:
             f"from_huggingface() needs a datasets.Dataset, not a {type(dataset).__name__}: choose "
             f"one split, as in load_dataset(..., split='train'), without streaming."
         )
+    if _has_transform(dataset):
+        if len(dataset) == 0:
+            raise ConfigError("from_huggingface(): a dataset with a transform that has no rows.")
+        schema = Schema.of(_transformed(dataset, range(min(len(dataset), 2))))
+        return HuggingFaceSource(dataset=dataset, schema=schema)
     described = []
     table = dataset.data
-    for name in dataset.column_names:
+    how = dataset.format
+    for name in dataset.column_names if how["output_all_columns"] else how["columns"]:
         column = table.column(name)
         dtype, shape = column_type(column.type)
         if dtype.kind in "iub" and column.null_count:
@@ -145,11 +172,21 @@ def open_huggingface(dataset: Any) -> Source:
     return HuggingFaceSource(dataset=dataset, schema=Schema(tuple(described)))
 
 
+def _has_transform(dataset: Any) -> bool:
+    """Return whether rows are what a function of the user's makes of them."""
+    return bool(dataset.format["type"] == "custom")
+
+
+def _transformed(dataset: Any, rows: range) -> Batch:
+    return {str(n): _stack(values) for n, values in dataset[rows.start : rows.stop].items()}
+
+
 def _names_of(item: Any, names: Sequence[str] | None) -> tuple[str, ...]:
     if isinstance(item, Mapping):
         return tuple(map(str, item))
     width = len(item) if isinstance(item, (tuple, list)) else 1
     names = tuple(names) if names is not None else _default_names(width)
+    check_unique(names)
     if len(names) != width:
         raise ConfigError(
             f"from_torch(columns={list(names)!r}): an item of the dataset has {width} values. Give "
@@ -172,6 +209,6 @@ def _as_dict(item: Any, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _stack(values: Sequence[Any]) -> np.ndarray:
-    if hasattr(values[0], "detach"):
+    if isinstance(values, (list, tuple)) and values and hasattr(values[0], "detach"):
         values = [value.detach().cpu().numpy() for value in values]
     return as_column(values)

@@ -10,7 +10,9 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from hpctrain.data import types
 from hpctrain.data.optional import require
+from hpctrain.data.schema import check_unique
 from hpctrain.errors import ConfigError
 
 Batch: TypeAlias = "dict[str, np.ndarray]"
@@ -80,7 +82,8 @@ def from_any(batch: Any) -> Batch:
         If it is none of these, or its columns have unlike numbers of rows.
     """
     if isinstance(batch, Mapping):
-        arrays = {str(name): as_column(values) for name, values in batch.items()}
+        check_unique(map(str, batch))
+        arrays = {str(name): _named(str(name), values) for name, values in batch.items()}
     elif hasattr(batch, "iloc"):
         arrays = from_pandas(batch)
     elif hasattr(batch, "schema") and hasattr(batch, "column"):
@@ -94,6 +97,13 @@ def from_any(batch: Any) -> Batch:
         )
     check_lengths(arrays)
     return arrays
+
+
+def _named(name: str, values: Any) -> np.ndarray:
+    try:
+        return as_column(values)
+    except ConfigError as error:
+        raise ConfigError(f"column {name!r}: {error}") from error
 
 
 def check_lengths(batch: Mapping[str, np.ndarray]) -> None:
@@ -112,43 +122,59 @@ def check_lengths(batch: Mapping[str, np.ndarray]) -> None:
         )
 
 
+def flat_rows(values: np.ndarray) -> np.ndarray:
+    """Return a column with each row as a vector. Not collective. No copy if that is possible."""
+    return values.reshape(len(values), int(np.prod(values.shape[1:], dtype=np.int64)))
+
+
 def as_column(values: Any) -> np.ndarray:
-    """Return values as an array that has a row per element. Not collective.
+    """Return values as an array that has a row per element, of a type that batches have.
+
+    Not collective. Texts become objects, and numbers native ones: see `hpctrain.data.types`.
 
     Raises
     ------
     ConfigError
-        If it is a single value.
+        If it is a single value, or bytes that are no text.
     """
     if hasattr(values, "detach"):
         values = values.detach().cpu().numpy()
     if isinstance(values, np.ndarray):
-        array = values
+        array = types.as_in_batches(values)
+    elif hasattr(values, "iloc"):
+        array = _from_series(values)
+    elif hasattr(values, "null_count") and hasattr(values, "type"):
+        array = _from_arrow(values)
     elif hasattr(values, "__array__"):
-        array = np.asarray(values)
+        array = types.as_in_batches(np.asarray(values))
+    elif np.iterable(values):
+        array = types.array_of(list(values))
     else:
-        array = _array_of(list(values) if np.iterable(values) else values)
+        array = np.asarray(values)
     if array.ndim == 0:
         raise ConfigError(f"a column needs a value per row, not the single value {values!r}.")
     return array
 
 
-def _array_of(values: Any) -> np.ndarray:
-    try:
-        array = np.asarray(values)
-    except ValueError:
-        # Rows of unlike length: no array, but still a value per row.
-        array = np.empty(len(values), dtype=object)
-        array[:] = values
-        return array
-    return array.astype(object) if array.dtype.kind == "U" else array
-
-
 def concatenate(batches: Sequence[Batch]) -> Batch:
-    """Return batches one after another, as one. Not collective."""
+    """Return batches one after another, as one.
+
+    Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If they have other columns, or types that cannot be joined without another value.
+    """
     if len(batches) == 1:
         return batches[0]
-    return {name: np.concatenate([b[name] for b in batches]) for name in batches[0]}
+    first = batches[0]
+    if unlike := [batch for batch in batches if batch.keys() != first.keys()]:
+        raise ConfigError(
+            f"batches have unlike columns: {list(first)} and {list(unlike[0])}. Return the same "
+            f"ones for every batch."
+        )
+    return {name: types.join([b[name] for b in batches], name=name) for name in first}
 
 
 def slice_batch(batch: Batch, start: int, stop: int) -> Batch:
@@ -165,19 +191,14 @@ def to_pandas(batch: Batch) -> Any:
 
 def from_pandas(frame: Any) -> Batch:
     """Return the columns of a data frame, without its index. Not collective."""
+    check_unique(map(str, frame.columns))
     return {str(name): _from_series(frame.iloc[:, at]) for at, name in enumerate(frame.columns)}
 
 
 def _from_series(series: Any) -> np.ndarray:
-    numbers = getattr(series.dtype, "numpy_dtype", None)
-    if numbers is not None and numbers.kind in "iuf":
-        # Otherwise pandas' own integers become objects.
-        with_missing = np.float64 if numbers.kind != "f" else numbers
-        dtype = with_missing if series.hasnans else numbers
-        missing: dict[str, Any] = {"na_value": np.nan} if series.hasnans else {}
-        converted: np.ndarray = series.to_numpy(dtype=dtype, **missing)
-        return converted
-    array: np.ndarray = series.to_numpy()
+    if not isinstance(series.dtype, np.dtype):
+        return _from_extension(series)
+    array: np.ndarray = types.as_in_batches(series.to_numpy())
     if array.dtype != object or len(array) == 0 or not _holds_arrays(array[0]):
         return array
     try:
@@ -186,29 +207,81 @@ def _from_series(series: Any) -> np.ndarray:
         return array
 
 
+def _from_extension(series: Any) -> np.ndarray:
+    """Return a column of one of pandas' own types, some of which can miss integers and bools."""
+    if hasattr(series.dtype, "pyarrow_dtype"):
+        return _from_arrow(series.array.__arrow_array__())
+    if hasattr(series.dtype, "categories"):
+        return _of_codes(series.cat.codes.to_numpy(), as_column(series.cat.categories.to_series()))
+    numbers = getattr(series.dtype, "numpy_dtype", np.dtype(object))
+    array: np.ndarray
+    if getattr(series.dtype, "tz", None) is not None:
+        # Arrow has the same: instants, as they are in UTC.
+        array = series.dt.tz_convert("UTC").dt.tz_localize(None).to_numpy()
+    elif numbers.kind == "f":
+        array = series.to_numpy(dtype=numbers, na_value=np.nan)
+    elif numbers.kind in "biu" and not series.hasnans:
+        array = series.to_numpy(dtype=numbers)
+    else:
+        array = series.to_numpy(dtype=object, na_value=None)
+        array = types.with_missing(array) if numbers.kind in "iu" else array
+    return array
+
+
+def _of_codes(codes: np.ndarray, categories: np.ndarray) -> np.ndarray:
+    """Return categories by their places; those at -1 are missing."""
+    if codes.size and codes.min() >= 0:
+        found: np.ndarray = categories[codes]
+    elif categories.dtype.kind in "fMm":
+        nothing = np.full(1, np.nan if categories.dtype.kind == "f" else "NaT", categories.dtype)
+        found = np.concatenate([categories, nothing])[codes]
+    else:
+        found = np.concatenate([categories.astype(object), np.array([None])])[codes]
+        found = types.with_missing(found) if categories.dtype.kind in "iu" else found
+    return found
+
+
 def _holds_arrays(cell: Any) -> bool:
     return isinstance(cell, (np.ndarray, list, tuple))
 
 
 def to_arrow(batch: Batch) -> Any:
-    """Return an Arrow table; a column of arrays becomes one of fixed-shape tensors.
+    """Return an Arrow table; a column of arrays becomes one of tensors, or of lists of fixed size.
 
-    Not collective.
+    Not collective. Arrow's tensors are of numbers; others are in lists.
+
+    Raises
+    ------
+    ConfigError
+        If Arrow has no type for the values of a column.
     """
     pyarrow = require("pyarrow", to="for batches in the form of Arrow")
     columns = {}
     for name, array in batch.items():
-        if array.ndim == 1:
-            columns[name] = pyarrow.array(array, from_pandas=array.dtype == object)
-        else:
-            contiguous = np.ascontiguousarray(array)
-            columns[name] = _tensor_array(pyarrow, contiguous)
+        native = array.astype(array.dtype.newbyteorder("="), copy=False)
+        try:
+            if array.ndim == 1:
+                columns[name] = pyarrow.array(native, from_pandas=array.dtype == object)
+            else:
+                columns[name] = _tensor_array(pyarrow, np.ascontiguousarray(native))
+        except pyarrow.ArrowException as error:
+            raise ConfigError(
+                f"column {name!r} of type {array.dtype} cannot be a column of Arrow's: {error}. "
+                f"Give all its values one type that Arrow has; complex numbers can be two columns."
+            ) from error
     return pyarrow.table(columns)
 
 
 def _tensor_array(pyarrow: Any, array: np.ndarray) -> Any:
-    kind = pyarrow.fixed_shape_tensor(pyarrow.from_numpy_dtype(array.dtype), array.shape[1:])
-    values = pyarrow.array(array.reshape(-1))
+    values = pyarrow.array(array.reshape(-1), from_pandas=array.dtype == object)
+    if array.dtype.kind not in "iuf" or 0 in array.shape[1:]:
+        # Arrow's tensors are of numbers; these are lists of lists.
+        for axis in range(array.ndim - 1, 0, -1):
+            kind = pyarrow.list_(values.type, array.shape[axis])
+            count = int(np.prod(array.shape[:axis]))
+            values = pyarrow.Array.from_buffers(kind, count, [None], children=[values])
+        return values
+    kind = pyarrow.fixed_shape_tensor(values.type, array.shape[1:])
     size = int(np.prod(array.shape[1:]))
     storage = pyarrow.FixedSizeListArray.from_arrays(values, size)
     return pyarrow.ExtensionArray.from_storage(kind, storage)
@@ -220,6 +293,7 @@ def from_arrow(table: Any) -> Batch:
     Not collective. A fixed-size list or tensor column becomes an array of more dimensions; numbers
     that are missing become NaN; other values that are missing, None.
     """
+    check_unique(table.schema.names)
     return {name: _from_arrow(table.column(name)) for name in table.schema.names}
 
 
@@ -240,9 +314,15 @@ def _from_arrow(column: Any) -> np.ndarray:
     if isinstance(kind, pyarrow.BaseExtensionType):
         return _from_arrow(column.storage)
     if pyarrow.types.is_fixed_size_list(kind) and column.null_count == 0:
-        return _from_arrow(column.flatten()).reshape(len(column), kind.list_size)
+        inner = _from_arrow(column.flatten())
+        return inner.reshape(len(column), kind.list_size, *inner.shape[1:])
     if pyarrow.types.is_dictionary(kind):
         column = column.dictionary_decode()
+        kind = column.type
+    if column.null_count and pyarrow.types.is_integer(kind) and kind.bit_width == 64:
+        floats = types.cast_exactly(np.asarray(column.drop_null()), np.dtype(np.float64))
+        if floats is None:
+            return np.array(column.to_pylist(), dtype=object)
     array = column.to_numpy(zero_copy_only=False)
     return array
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from glob import escape, glob
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hpctrain.data.conform import check_unchanged
 from hpctrain.data.files import Paths, describe_all, find_files
 from hpctrain.data.formats import Batch
-from hpctrain.data.hdf5_reader import Hdf5Reader
+from hpctrain.data.hdf5_reader import Hdf5Reader, column_of
 from hpctrain.data.open_files import OpenFiles
 from hpctrain.data.optional import require
-from hpctrain.data.schema import Column, Schema, check_columns
+from hpctrain.data.schema import Schema, check_columns
 from hpctrain.data.source import Blocks, Source, block_rows
 from hpctrain.data.together import concatenate_sources
 from hpctrain.errors import ConfigError
@@ -41,11 +42,19 @@ class Hdf5Source:
     schema: Schema
     needs_plugin: bool = False
     """Whether a dataset is compressed with a filter that hdf5plugin has."""
+    has_others: bool = False
+    """Whether rows are in other files: a dataset is virtual, external or behind a link."""
 
     @property
     def num_rows(self) -> int:
         """Number of rows."""
         return self.rows
+
+    def files(self) -> list[str]:
+        """Return the file, and those that its virtual datasets are of. Not collective."""
+        if not self.has_others:
+            return [self.path]
+        return _files_with_rows(self.path, [place for _, place in self.datasets])
 
     def blocks(self) -> Blocks:
         """Return some MiB each, in whole chunks. Not collective."""
@@ -66,16 +75,26 @@ class Hdf5Source:
         """
         if self.needs_plugin:
             require("hdf5plugin", to=f"to read {self.path}")
-        reader = _readers.get(self.path)
         where = dict(self.datasets)
-        for name, array in out.items():
-            try:
-                reader.read_into(where[name], rows, array)
-            except OSError as error:
-                raise ConfigError(
-                    f"{self.path}: rows {rows.start} to {rows.stop} of {where[name]!r} cannot be "
-                    f"read: {error}. The file is damaged or cut off; write it again."
-                ) from error
+        with _readers.use(self.path) as reader:
+            for name, array in out.items():
+                try:
+                    self._check(reader, name, where[name])
+                    reader.read_into(where[name], rows, array)
+                except ConfigError as error:
+                    raise ConfigError(f"{self.path}: {where[name]!r}: {error}") from error
+                except OSError as error:
+                    raise ConfigError(
+                        f"{self.path}: rows {rows.start} to {rows.stop} of {where[name]!r} cannot "
+                        f"be read: {error}. The file is damaged or cut off; write it again."
+                    ) from error
+
+    def _check(self, reader: Hdf5Reader, name: str, place: str) -> None:
+        """Refuse another column than when the dataset was made, once for each reader."""
+        if reader.checked.get(place) is not self:
+            found = reader.column(place)
+            check_unchanged(self.path, name, rows=self.rows, column=self.schema[name], found=found)
+            reader.checked[place] = self
 
 
 def open_hdf5(
@@ -117,17 +136,18 @@ def _describe(
                 f"{', '.join(f'{p!r} {n}' for p, n in lengths.items())}. Name those that belong "
                 f"together with columns=[...] or datasets={{...}}."
             )
-        schema = Schema(
-            tuple((n, Column(dtype=_dtype(d), shape=d.shape[1:])) for n, d in found.items())
-        )
+        schema = Schema(tuple((n, column_of(d.dtype, d.shape[1:])) for n, d in found.items()))
         chunk = max((d.chunks[0] for d in found.values() if d.chunks), default=1)
         return Hdf5Source(
             path=path,
-            datasets=tuple((name, found[name].name) for name in found),
+            datasets=tuple(places.items()),
             rows=next(iter(lengths.values())),
             unit_rows=chunk,
             schema=schema,
             needs_plugin=bool(sum(_needs_plugin(path, d) for d in found.values())),
+            has_others=any(
+                d.is_virtual or d.external or d.file.filename != path for d in found.values()
+            ),
         )
 
 
@@ -140,7 +160,8 @@ def _datasets_of(path: str, file: Any, columns: Sequence[str] | None, group: str
         node = None
     if not isinstance(node, h5py.Group):
         raise ConfigError(f"{path} has no group {group!r}. It has {_names(file)}.")
-    members = {n: m for n, m in node.items() if isinstance(m, h5py.Dataset) and m.ndim}
+    # What a link leads to may not be there.
+    members = {n: m for n in node if isinstance(m := node.get(n), h5py.Dataset) and m.ndim}
     if not members:
         raise ConfigError(
             f"{path}: group {group!r} has no dataset with rows. The file has {_names(file)}; "
@@ -151,7 +172,8 @@ def _datasets_of(path: str, file: Any, columns: Sequence[str] | None, group: str
             check_columns(columns, list(members))
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from error
-    return {name: members[name].name for name in columns or members}
+    # Behind a link to another file a dataset has the name that it has there.
+    return {name: f"{group.rstrip('/')}/{name}" for name in columns or members}
 
 
 def _dataset(path: str, file: Any, place: str) -> Any:
@@ -175,11 +197,6 @@ def _names(file: Any) -> str:
     file.visit(names.append)
     shown = ", ".join(map(repr, names[:20]))
     return f"{shown}{' and more' if len(names) > 20 else ''}" or "nothing"
-
-
-def _dtype(dataset: Any) -> np.dtype:
-    dtype: np.dtype = dataset.dtype
-    return np.dtype(object) if dtype.kind == "O" else dtype
 
 
 def _needs_plugin(path: str, dataset: Any) -> bool:
@@ -209,11 +226,55 @@ def _check_virtual(path: str, dataset: Any) -> None:
         name = mapping.file_name
         if name == "." or "%b" in name:
             continue
-        if not (Path(path).parent / name).exists():
+        if not (Path(dataset.file.filename).parent / name).exists():
             raise ConfigError(
                 f"{path}: the virtual dataset {dataset.name!r} takes rows from {name}, which does "
                 f"not exist. Put it there, or make the virtual dataset again."
             )
+
+
+def _files_with_rows(path: str, places: Sequence[str]) -> list[str]:
+    """Return all files that the rows of some datasets are in, this one first."""
+    files = [path]
+    with _open(path) as file:
+        datasets = [file[place] for place in places if place in file]
+        folders = [Path(dataset.file.filename).absolute().parent for dataset in datasets]
+        virtual: dict[str, list[str]] = {}
+        for dataset, folder in zip(datasets, folders, strict=True):
+            files.append(dataset.file.filename)
+            files += [str(Path(name)) for name, _, _ in dataset.external or ()]
+            for mapping in dataset.virtual_sources() if dataset.is_virtual else ():
+                name = dataset.file.filename if mapping.file_name == "." else mapping.file_name
+                virtual.setdefault(str(folder / name), []).append(mapping.dset_name)
+    for name, inner in virtual.items():
+        found = glob(escape(name).replace("%b", "*")) if "%b" in name else [name]
+        for other in sorted(set(found) - {path}):
+            files += _files_with_rows(other, inner) if is_hdf5(other) else [other]
+    return list(dict.fromkeys(files))
+
+
+def hdf5_type(dtype: np.dtype) -> Any:
+    """Return the type in which HDF5 has the values of a column; None if there is none.
+
+    Not collective. Times are h5py's opaque type: bytes with the name of NumPy's own.
+    """
+    h5py = require("h5py", to="for HDF5 files")
+    if dtype.kind in "OU":
+        return h5py.string_dtype()
+    if dtype.kind in "Mm":
+        return h5py.opaque_dtype(dtype)
+    return dtype if dtype.kind in "biufcS" else None
+
+
+def as_in_hdf5(array: np.ndarray) -> np.ndarray:
+    """Return a column as h5py writes it. Not collective."""
+    return array.view(hdf5_type(array.dtype)) if array.dtype.kind in "Mm" else array
+
+
+def is_hdf5(path: str) -> bool:
+    """Return whether a path is that of an HDF5 file. Not collective."""
+    h5py = require("h5py", to="for HDF5 files")
+    return bool(os.path.exists(path) and h5py.is_hdf5(path))
 
 
 def open_file(path: str | PathLike[str], mode: str) -> Any:
@@ -238,4 +299,8 @@ def _open(path: str) -> Any:
         ) from error
 
 
-_readers = OpenFiles(partial(Hdf5Reader, open_file=_open))
+def _open_reader(path: str) -> Hdf5Reader:
+    return Hdf5Reader(path, _open, _readers)
+
+
+_readers = OpenFiles(_open_reader)

@@ -21,6 +21,7 @@ from hpctrain.data.formats import (
 )
 from hpctrain.data.prefetch import prefetch, spare_threads
 from hpctrain.data.schema import Schema
+from hpctrain.data.source import read_rows
 from hpctrain.data.split import Tail, Taken, batch_sizes, check_tail, left_over, part_of
 from hpctrain.data.stream import Mixing, choose_mixing, rebatch, tasks_in_order, tasks_shuffled
 from hpctrain.data.window import PIECE_BYTES, Memory
@@ -40,6 +41,9 @@ class _Settings:
     tail: Tail
     mixing: Mixing | None
     prefetch_batches: int
+    epoch: int
+    before: tuple[Taken, ...]
+    """What had been taken of the epoch when it was asked for."""
 
 
 class DataIterator:
@@ -84,6 +88,8 @@ class DataIterator:
         self._memory = Memory()
         self._before: tuple[Taken, ...] = ()
         self._now: Taken | None = None
+        self._moving: _Settings | None = None
+        """Of the iterator that moves the position: the first that began in the epoch."""
         self._mixing: Mixing | None = None
         """Of the epoch that has begun, which has to go on with the same."""
 
@@ -325,7 +331,7 @@ class DataIterator:
             )
         self._epoch = state["epoch"]
         self._before = tuple(Taken(**some) for some in state["taken"])
-        self._now = None
+        self._now = self._moving = None
         self._mixing = Mixing(**state["mixing"]) if state["mixing"] else None
 
     def _begin(
@@ -366,6 +372,8 @@ class DataIterator:
             tail=tail or self._tail,
             mixing=mixing,
             prefetch_batches=prefetch_batches,
+            epoch=self._epoch,
+            before=self._before,
         )
         return self._batches(settings)
 
@@ -379,18 +387,22 @@ class DataIterator:
             ahead = 1 + -(-wanted // PIECE_BYTES)
         pieces = prefetch(self._tasks(settings), threads=threads, ahead=ahead)
         rows, applied = 0, dataset.keeps_rows
+        if self._now is None and (settings.epoch, settings.before) == (self._epoch, self._before):
+            self._moving = settings
         for batch in rebatch(pieces, settings.sizes):
             rows += settings.batch_size
-            self._now = Taken(self._world_size, rows, settings.tail)
+            if settings is self._moving:
+                self._now = Taken(self._world_size, rows, settings.tail)
             if settings.tail == "pad":
                 batch = self._filled(batch, settings.batch_size)
             yield batch if applied else dataset.apply(batch)
             # Memory is used again once nobody has it.
             del batch
-        self._end_epoch()
+        if settings is self._moving:
+            self._end_epoch()
 
     def _tasks(self, settings: _Settings) -> Iterator[Callable[[], Batch]]:
-        dataset, part = self._dataset, self._part(self._before)
+        dataset, part = self._dataset, self._part(settings.before)
         if settings.mixing is None:
             tasks = tasks_in_order(
                 dataset.source,
@@ -400,7 +412,7 @@ class DataIterator:
                 batch_size=settings.batch_size,
             )
         else:
-            order = settings.mixing.order(dataset.source.num_rows, self._epoch)
+            order = settings.mixing.order(dataset.source.num_rows, settings.epoch)
             tasks = tasks_shuffled(
                 dataset.source, order, part, dataset.columns_read, memory=self._memory
             )
@@ -411,7 +423,7 @@ class DataIterator:
         """Return a batch with its rows repeated until it is full."""
         if num_rows(batch) == 0:
             rows = range(min(size, self._dataset.source.num_rows))
-            batch = self._dataset.source.read(rows, self._dataset.columns_read)
+            batch = read_rows(self._dataset.source, rows, self._dataset.columns_read)
             batch = self._dataset.apply(batch) if self._dataset.keeps_rows else batch
         length = num_rows(batch)
         if length in (0, size):
@@ -421,6 +433,7 @@ class DataIterator:
 
     def _end_epoch(self) -> None:
         self._epoch, self._before, self._now, self._mixing = self._epoch + 1, (), None, None
+        self._moving = None
 
     def _part(self, before: tuple[Taken, ...]) -> list[range]:
         left = left_over(self._dataset.source.num_rows, before)

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any
 
 import numpy as np
 
+from hpctrain.data.conform import check_unchanged
 from hpctrain.data.files import Paths, describe_all, find_files
 from hpctrain.data.formats import Batch, check_lengths
 from hpctrain.data.open_files import OpenFiles
-from hpctrain.data.schema import Schema
+from hpctrain.data.schema import Column, Schema
 from hpctrain.data.source import Blocks, SideBySide, Source, block_rows
 from hpctrain.data.together import concatenate_sources
+from hpctrain.data.types import as_in_batches, type_in_batches
 from hpctrain.errors import ConfigError
 
 SUFFIXES = (".npy", ".npz")
+
+_NOTHING = np.empty(0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,15 +45,27 @@ class NumpySource:
         """Always 1."""
         return 1
 
+    def files(self) -> list[str]:
+        """Return the file. Not collective."""
+        return [self.path]
+
     def blocks(self) -> Blocks:
         """Return blocks of some MiB. Not collective."""
         return Blocks([(self.rows, block_rows(self.schema))])
 
     def read(self, rows: range, columns: Sequence[str] | None) -> Batch:
         """Return rows, in order. Not collective."""
-        arrays = _named(_open_files.get(self.path), self.column)
-        # A copy, so that reading is done when this returns, and not where the rows are used.
-        return {n: arrays[n][rows.start : rows.stop].copy() for n in self.schema.select(columns)}
+        with _open_files.use(self.path) as opened:
+            arrays = _named(opened, self.column)
+            batch = {}
+            for name, column in self.schema.select(columns).items():
+                array = arrays.get(name, _NOTHING)
+                dtype = type_in_batches(array.dtype)
+                found = len(array), Column(dtype=dtype, shape=array.shape[1:])
+                check_unchanged(self.path, name, rows=self.rows, column=column, found=found)
+                # A copy, so that it is read when this returns, and not where the rows are used.
+                batch[name] = as_in_batches(array[rows.start : rows.stop].copy())
+            return batch
 
 
 def open_numpy(
@@ -82,7 +98,10 @@ def _describe(path: str, column: str, columns: Sequence[str] | None) -> NumpySou
         if array.ndim == 0:
             raise ConfigError(f"{path}: {name!r} is a single value, it has no rows.")
     try:
-        schema = Schema.of(arrays).select(columns)
+        described = Schema.of(arrays).select(columns)
+        schema = Schema(
+            tuple((n, replace(c, dtype=type_in_batches(c.dtype))) for n, c in described.items())
+        )
         check_lengths(arrays)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error

@@ -1,45 +1,147 @@
-"""Files that stay open between reads, in each thread and process of its own."""
+"""Files that stay open between the reads of an epoch, and are closed when nobody reads any more."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections import OrderedDict
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakSet
 
 
-class _Closable(Protocol):
-    def close(self) -> None: ...
+@dataclass(frozen=True, eq=False)
+class _Opened:
+    path: str
+    identity: tuple[int, ...] | None
+    file: Any
 
 
 class OpenFiles:
-    """The files that this thread has read last; the oldest is closed when there are many.
+    """Files that are open and that nobody uses just now; a file is used by one thread at a time.
+
+    A path that stands for another file than before, or whose file was written to, is opened again.
 
     Parameters
     ----------
     opener
-        Opens a path.
+        Opens a path; what it returns has ``close()``.
     at_most
-        How many files each thread keeps open.
+        How many files stay open. The one that was used least recently is closed first.
     """
 
-    def __init__(self, opener: Callable[[str], Any], *, at_most: int = 8) -> None:
+    def __init__(self, opener: Callable[[str], Any], *, at_most: int = 40) -> None:
         self._opener = opener
         self._at_most = at_most
-        self._local = threading.local()
+        self._free: list[_Opened] = []
+        _pools.add(self)
 
-    def get(self, path: str) -> Any:
-        """Return the open file of a path. Not collective."""
-        # A child of fork() shares file positions with its parent, so it opens its own.
-        if getattr(self._local, "pid", None) != os.getpid():
-            self._local.pid = os.getpid()
-            self._local.files = OrderedDict()
-        files: OrderedDict[str, _Closable] = self._local.files
-        if path in files:
-            files.move_to_end(path)
-            return files[path]
-        opened = files[path] = self._opener(path)
-        if len(files) > self._at_most:
-            files.popitem(last=False)[1].close()
-        return opened
+    def use(self, path: str) -> _Use:
+        """Return a context that gives the open file of a path. Not collective."""
+        return _Use(self, path)
+
+    def take(self, path: str) -> _Opened:
+        """Return a file that is open, and that nobody else uses. Not collective."""
+        identity = _identity(path)
+        old: list[_Opened] = []
+        with _epochs.lock:
+            free = self._free
+            for index in range(len(free) - 1, -1, -1):
+                if free[index].path == path:
+                    opened = free.pop(index)
+                    if opened.identity == identity:
+                        return opened
+                    old.append(opened)
+        # Before it is opened again: HDF5 would go on with what it knows of a file that is open.
+        for opened in old:
+            opened.file.close()
+        return _Opened(path, identity, self._opener(path))
+
+    def give_back(self, opened: _Opened) -> None:
+        """Keep a file for whoever uses it next, or close it. Not collective."""
+        with _epochs.lock:
+            if _epochs.num_running:
+                self._free.append(opened)
+                if len(self._free) <= self._at_most:
+                    return
+                opened = self._free.pop(0)
+        opened.file.close()
+
+    def take_all(self) -> list[_Opened]:
+        """Return the files that nobody uses, for the caller to close. Not collective."""
+        files, self._free = self._free, []
+        return files
+
+
+class _Use:
+    """A file in use. contextlib's way of writing this takes as long as a small read."""
+
+    def __init__(self, pool: OpenFiles, path: str) -> None:
+        self._pool = pool
+        self._path = path
+
+    def __enter__(self) -> Any:
+        self._opened = self._pool.take(self._path)
+        return self._opened.file
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._pool.give_back(self._opened)
+        else:
+            self._opened.file.close()
+
+
+class _Epochs:
+    """How many epochs are being read in this process."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.num_running = 0
+
+    def after_fork(self) -> None:
+        """Forget in a child what is its parent's: they would share positions in files."""
+        self.lock = threading.Lock()
+        self.num_running = 0
+        for pool in list(_pools):
+            _of_parent.extend(pool.take_all())
+
+
+_pools: WeakSet[OpenFiles] = WeakSet()
+_epochs = _Epochs()
+_of_parent: list[_Opened] = []
+"""Never closed: a thread that is not there in the child may have held a lock of their library."""
+
+os.register_at_fork(after_in_child=_epochs.after_fork)
+
+
+@contextmanager
+def kept_open() -> Iterator[None]:
+    """Keep files open between reads until the end of this context, or of another one.
+
+    Not collective. After that they can be written to. Whoever still reads some opens them again: an
+    iterator that is left in the middle may never end.
+    """
+    lock = _epochs.lock
+    with lock:
+        _epochs.num_running += 1
+    try:
+        yield
+    finally:
+        unused: list[_Opened] = []
+        with lock:
+            # In a child that was forked meanwhile there is another lock, and nothing to close.
+            if lock is _epochs.lock:
+                _epochs.num_running -= 1
+                unused = [opened for pool in list(_pools) for opened in pool.take_all()]
+        for opened in unused:
+            opened.file.close()
+
+
+def _identity(path: str) -> tuple[int, ...] | None:
+    """Return what changes with the content of a file, or None if there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size

@@ -16,9 +16,10 @@ from hpctrain.data.formats import Batch, column_type, from_arrow
 from hpctrain.data.open_files import OpenFiles
 from hpctrain.data.optional import require
 from hpctrain.data.partitions import Keys, find_partitions, key_types
-from hpctrain.data.schema import Column, Schema, check_columns
+from hpctrain.data.schema import Column, Schema, check_columns, check_unique
 from hpctrain.data.source import Blocks, Source
 from hpctrain.data.together import concatenate_sources
+from hpctrain.data.types import EXACT, cast_exactly
 from hpctrain.errors import ConfigError
 
 SUFFIXES = (".parquet", ".pq", ".parq")
@@ -30,7 +31,7 @@ class ParquetSource:
 
     path: str
     groups: tuple[tuple[int, int], ...]
-    """Rows of a row group, and how many of such groups follow each other."""
+    """Rows of a row group, none too, and how many of such groups follow each other."""
     schema: Schema
     keys: Keys = ()
     """Columns of the schema that are not in the file, and the one value of each."""
@@ -43,7 +44,11 @@ class ParquetSource:
     @property
     def unit_rows(self) -> int:
         """Rows of the largest row group."""
-        return max((rows for rows, _ in self.groups), default=1)
+        return max((rows for rows, _ in self.groups), default=0) or 1
+
+    def files(self) -> list[str]:
+        """Return the file. Not collective."""
+        return [self.path]
 
     def blocks(self) -> Blocks:
         """Return the row groups. Not collective."""
@@ -74,12 +79,25 @@ class ParquetSource:
         first = bisect_right(starts, rows.start) - 1
         last = bisect_right(starts, rows.stop - 1) - 1
         try:
-            table = _open_files.get(self.path).read_row_groups(
-                list(range(first, last + 1)), columns=columns, use_threads=False
-            )
+            with _open_files.use(self.path) as file:
+                self._check_groups(file.metadata, range(first, last + 1), sizes)
+                table = file.read_row_groups(
+                    list(range(first, last + 1)), columns=columns, use_threads=False
+                )
         except OSError as error:
             raise ConfigError(_unreadable(self.path, error)) from error
         return from_arrow(table.slice(rows.start - starts[first], len(rows)))
+
+    def _check_groups(self, footer: Any, numbers: range, sizes: Sequence[int]) -> None:
+        """Refuse a file that has others than when its dataset was made."""
+        same_totals = footer.num_row_groups == len(sizes) and footer.num_rows == sum(sizes)
+        if same_totals and all(footer.row_group(i).num_rows == sizes[i] for i in numbers):
+            return
+        raise ConfigError(
+            f"{self.path} has changed since the dataset was made: it has {footer.num_rows} rows in "
+            f"{footer.num_row_groups} row groups, and had {sum(sizes)} in {len(sizes)}. Make the "
+            f"dataset again."
+        )
 
 
 def open_parquet(paths: Paths, *, columns: Sequence[str] | None) -> Source:
@@ -96,21 +114,35 @@ def open_parquet(paths: Paths, *, columns: Sequence[str] | None) -> Source:
     found = describe_all(
         [path for path, _ in files], lambda path: _describe(path, columns, keys[path], types)
     )
-    missing = frozenset().union(*(names for _, names in found))
-    return concatenate_sources([replace(s, schema=_with_room(s.schema, missing)) for s, _ in found])
+    missing = frozenset().union(*(names for _, names, _ in found))
+    large = frozenset().union(*(names for _, _, names in found))
+    return concatenate_sources(
+        [replace(s, schema=_with_room(s.schema, missing, large)) for s, _, _ in found]
+    )
 
 
 def _describe(
     path: str, columns: Sequence[str] | None, keys: Keys, key_types: Mapping[str, np.dtype]
-) -> tuple[ParquetSource, frozenset[str]]:
-    """Return a file, and its columns that miss values."""
+) -> tuple[ParquetSource, frozenset[str], frozenset[str]]:
+    """Return a file, its columns that miss values, and those of large integers."""
     with _open(path) as file:
-        footer, arrow = file.metadata, file.schema_arrow
+        return _describe_open(path, file, columns, keys, key_types)
+
+
+def _describe_open(
+    path: str,
+    file: Any,
+    columns: Sequence[str] | None,
+    keys: Keys,
+    key_types: Mapping[str, np.dtype],
+) -> tuple[ParquetSource, frozenset[str], frozenset[str]]:
+    footer, arrow = file.metadata, file.schema_arrow
     # What the file has itself counts before the name of its directory.
     keys = tuple((name, value) for name, value in keys if name not in arrow.names)
     there = [*arrow.names, *(name for name, _ in keys)]
     names = there if columns is None else list(columns)
     try:
+        check_unique(arrow.names)
         check_columns(names, there)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
@@ -122,31 +154,57 @@ def _describe(
         tuple((n, Column(dtype=t[0], shape=t[1])) for n, t in zip(names, types, strict=True))
     )
     sizes = [footer.row_group(i).num_rows for i in range(footer.num_row_groups)]
-    return ParquetSource(
+    source = ParquetSource(
         path=path,
-        groups=tuple((rows, len(list(same))) for rows, same in groupby(sizes) if rows),
+        groups=tuple((rows, len(list(same))) for rows, same in groupby(sizes)),
         schema=schema,
         keys=tuple((name, value) for name, value in keys if name in schema),
-    ), frozenset(
-        name for name, c in schema.items() if c.dtype.kind in "iub" and _has_missing(footer, name)
     )
-
-
-def _with_room(schema: Schema, missing: frozenset[str]) -> Schema:
-    """Return a schema in which integers that can be missing are floats, and bools objects."""
-    room = {"b": np.dtype(object)}
-    return Schema(
-        tuple(
-            (name, replace(c, dtype=room.get(c.dtype.kind, np.dtype(np.float64))))
-            if name in missing
-            else (name, c)
-            for name, c in schema.items()
-        )
+    missing = frozenset(
+        name for name, c in schema.items() if c.dtype.kind in "iub" and _has_missing(file, name)
     )
+    large = frozenset(
+        name
+        for name, c in schema.items()
+        if c.dtype.kind in "iu"
+        and c.dtype.itemsize == 8
+        and _has_large(file, name, may_read=name in missing)
+    )
+    return source, missing, large
 
 
-def _has_missing(footer: Any, name: str) -> bool:
-    """Return whether a column of plain values has missing ones, or does not say."""
+def _with_room(schema: Schema, missing: frozenset[str], large: frozenset[str]) -> Schema:
+    """Return a schema that has room for what is missing: large integers and bools are objects."""
+
+    def room(name: str, column: Column) -> Column:
+        is_object = column.dtype.kind == "b" or name in large
+        return replace(column, dtype=np.dtype(object if is_object else np.float64))
+
+    return Schema(tuple((n, room(n, c) if n in missing else c) for n, c in schema.items()))
+
+
+def _has_large(file: Any, name: str, *, may_read: bool) -> bool:
+    """Return whether a column has integers that floats do not have."""
+    footer = file.metadata
+    leaves = {footer.schema.column(i).path: i for i in range(footer.num_columns)}
+    if name not in leaves:
+        return False
+    for number in range(footer.num_row_groups):
+        group = footer.row_group(number)
+        statistics = group.column(leaves[name]).statistics
+        if statistics is not None and statistics.has_min_max:
+            if statistics.max > EXACT or statistics.min < -EXACT:
+                return True
+        elif may_read and group.num_rows:
+            values = file.read_row_group(number, [name], use_threads=False).column(0).drop_null()
+            if cast_exactly(values.to_numpy(), np.dtype(np.float64)) is None:
+                return True
+    return False
+
+
+def _has_missing(file: Any, name: str) -> bool:
+    """Return whether a column of plain values has missing ones; read it where nothing says that."""
+    footer = file.metadata
     leaves = {footer.schema.column(i).path: i for i in range(footer.num_columns)}
     if name not in leaves or footer.schema.column(leaves[name]).max_definition_level == 0:
         return False
@@ -154,7 +212,13 @@ def _has_missing(footer: Any, name: str) -> bool:
         group = footer.row_group(number)
         statistics = group.column(leaves[name]).statistics
         known = statistics is not None and statistics.has_null_count
-        if group.num_rows and not (known and statistics.null_count == 0):
+        if known:
+            missing = statistics.null_count
+        elif group.num_rows:
+            missing = file.read_row_group(number, [name], use_threads=False).column(0).null_count
+        else:
+            continue
+        if missing:
             return True
     return False
 

@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 
+from hpctrain.data.open_files import kept_open
 from hpctrain.errors import HpctrainError
 from hpctrain.own_time import LOOK_INTERVAL_S, Deadline
 
@@ -68,10 +69,17 @@ def prefetch(
     HpctrainError
         If a result takes longer than that.
     """
-    if threads == 0:
-        for task in tasks:
-            yield task()
-        return
+    with kept_open():
+        if threads:
+            yield from _done_by_threads(tasks, threads, ahead, timeout_s)
+        else:
+            for task in tasks:
+                yield task()
+
+
+def _done_by_threads(
+    tasks: Iterable[Callable[[], _T]], threads: int, ahead: int, timeout_s: float
+) -> Iterator[_T]:
     queue: SimpleQueue[_Job[_T] | None] = SimpleQueue()
     pending: deque[_Job[_T]] = deque()
     jobs = map(_Job, tasks)
@@ -93,10 +101,14 @@ def prefetch(
             # No name may hold the result while the caller has it: its memory would stay in use.
             yield pending.popleft().result()
     finally:
-        while _next_job(queue) is not None:
-            pass
+        while (job := _next_job(queue)) is not None:
+            job.leave_out()
         for _ in range(threads):
             queue.put(None)
+        # What is being read is in use until then; what hangs is left to itself.
+        deadline = Deadline(LOOK_INTERVAL_S)
+        for job in pending:
+            job.wait(deadline.left_s)
 
 
 class _Job(Generic[_T]):
@@ -122,6 +134,9 @@ class _Job(Generic[_T]):
                 raise
         finally:
             self._unfinished.release()
+
+    def leave_out(self) -> None:
+        self._unfinished.release()
 
     def is_done(self) -> bool:
         return not self._unfinished.locked()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -97,7 +98,7 @@ class Schema(Mapping[str, Column]):
 
 
 def check_columns(wanted: Iterable[str], existing: Sequence[str]) -> None:
-    """Refuse columns that do not exist.
+    """Refuse columns that do not exist, or that are named twice.
 
     Not collective.
 
@@ -109,10 +110,29 @@ def check_columns(wanted: Iterable[str], existing: Sequence[str]) -> None:
     if isinstance(wanted, str):
         raise ConfigError(f"columns={wanted!r}: a list of names is needed, [{wanted!r}].")
     known = set(existing)
+    wanted = list(wanted)
     if missing := [name for name in wanted if name not in known]:
         raise ConfigError(
             f"there is no column {', '.join(map(repr, missing))}. The dataset has "
             f"{', '.join(map(repr, existing)) or 'no columns'}."
+        )
+    check_unique(wanted)
+
+
+def check_unique(names: Iterable[str]) -> None:
+    """Refuse columns of the same name.
+
+    Not collective.
+
+    Raises
+    ------
+    ConfigError
+        The message names them.
+    """
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise ConfigError(
+            f"more than one column is called {', '.join(map(repr, twice))}. Give each a name of "
+            f"its own."
         )
 
 

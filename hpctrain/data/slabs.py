@@ -8,7 +8,7 @@ import numpy as np
 
 
 class RawFile:
-    """A file that is read at offsets. It is closed when nobody has it any more.
+    """A file that is read at offsets. It is closed at the latest when nobody has it any more.
 
     Parameters
     ----------
@@ -20,10 +20,16 @@ class RawFile:
         self.path = path
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
+    def close(self) -> None:
+        """Close the file. Not collective."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
     def __del__(self) -> None:
         """Close the file."""
         if hasattr(self, "_fd"):
-            os.close(self._fd)
+            self.close()
 
     def read_into(self, out: np.ndarray, offset: int) -> None:
         """Fill an array with the bytes at an offset. Not collective.

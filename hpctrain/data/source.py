@@ -105,6 +105,43 @@ class Source(Protocol):
         """
 
 
+def check_range(rows: range, num_rows: int) -> range:
+    """Return a range of rows; refuse rows that are not there, or not next to each other.
+
+    Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If its step is not 1, or it goes past the first or the last row.
+    """
+    if rows and (rows.step != 1 or rows.start < 0 or rows.stop > num_rows):
+        raise ConfigError(
+            f"{rows} of {num_rows} rows: a range of step 1 within range(0, {num_rows}) is needed."
+        )
+    # One that has no rows may begin and end anywhere.
+    return rows or range(0)
+
+
+def read_rows(source: Source, rows: range, columns: Sequence[str] | None) -> Batch:
+    """Return rows of a source, and no other number of them. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If it gives fewer rows than it was asked for, or more.
+    """
+    batch = source.read(rows, columns)
+    for name, array in batch.items():
+        if len(array) != len(rows):
+            raise ConfigError(
+                f"{getattr(source, 'path', type(source).__name__)} gave {len(array)} rows of "
+                f"column {name!r} for the {len(rows)} from {rows.start} to {rows.stop}. What it "
+                f"reads has changed since the dataset was made: make the dataset again."
+            )
+    return batch
+
+
 def block_rows(schema: Schema) -> int:
     """Return the rows of a block where the format has no unit of its own. Not collective."""
     return max(1, BLOCK_BYTES // max(schema.row_bytes, 1))
@@ -160,7 +197,7 @@ class Concatenated:
     def read(self, rows: range, columns: Sequence[str] | None) -> Batch:
         """Return rows, in order. Not collective."""
         columns = self.schema.names if columns is None else columns
-        pieces = [part.read(part_rows, columns) for part, part_rows in self.locate(rows)]
+        pieces = [read_rows(part, part_rows, columns) for part, part_rows in self.locate(rows)]
         return concatenate(pieces) if pieces else self.parts[0].read(range(0), columns)
 
 
@@ -204,7 +241,7 @@ class RowRanges:
 
     def read(self, rows: range, columns: Sequence[str] | None) -> Batch:
         """Return rows, in order. Not collective."""
-        pieces = [self.source.read(part, columns) for part in take_rows(self.ranges, rows)]
+        pieces = [read_rows(self.source, part, columns) for part in take_rows(self.ranges, rows)]
         return concatenate(pieces) if pieces else self.source.read(range(0), columns)
 
 
@@ -257,7 +294,7 @@ class SideBySide:
         batch: Batch = {}
         for part in self.parts:
             if mine := [name for name in wanted if name in part.schema]:
-                batch |= part.read(rows, mine)
+                batch |= read_rows(part, rows, mine)
         return {name: batch[name] for name in wanted}
 
 

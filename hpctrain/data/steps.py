@@ -32,10 +32,16 @@ class MapBatches:
     batch_format: BatchFormat = "numpy"
     arguments: Mapping[str, Any] = field(default_factory=dict)
     keeps_rows: bool = True
+    zero_copy_batch: bool = False
+    """Whether the function gets arrays that cannot be changed, in place of its own."""
 
     def __call__(self, batch: Batch) -> Batch:
         """Return what the function makes of a batch. Not collective."""
-        mapped = from_any(self.function(to_format(batch, self.batch_format), **self.arguments))
+        if self.batch_format == "numpy" and not self.zero_copy_batch:
+            batch = writeable(batch)
+        given = read_only(batch) if self.zero_copy_batch else batch
+        mapped = from_any(self.function(to_format(given, self.batch_format), **self.arguments))
+        mapped = {name: _restored(name, array, given, batch) for name, array in mapped.items()}
         if self.keeps_rows and num_rows(mapped) != num_rows(batch):
             name = getattr(self.function, "__name__", repr(self.function))
             raise ConfigError(
@@ -55,7 +61,7 @@ class Filter:
 
     def __call__(self, batch: Batch) -> Batch:
         """Return the rows that are kept. Not collective."""
-        mask = np.asarray(self.function(to_format(batch, self.batch_format)))
+        mask = np.asarray(self.function(to_format(read_only(batch), self.batch_format)))
         if mask.dtype != bool or mask.shape != (num_rows(batch),):
             raise ConfigError(
                 f"filter(): the function returned {mask.dtype}{list(mask.shape)} for a batch of "
@@ -63,6 +69,30 @@ class Filter:
                 f"lambda batch: batch['x'] > 0."
             )
         return {name: array[mask] for name, array in batch.items()}
+
+
+def writeable(batch: Batch) -> Batch:
+    """Return arrays that may be changed; what is a view of a dataset is copied. Not collective."""
+    return {name: a if a.flags.writeable else a.copy() for name, a in batch.items()}
+
+
+def read_only(batch: Batch) -> Batch:
+    """Return the arrays so that to change one is an error. Not collective."""
+    views = {name: array.view() for name, array in batch.items()}
+    for view in views.values():
+        view.flags.writeable = False
+    return views
+
+
+def _restored(name: str, array: np.ndarray, given: Batch, batch: Batch) -> np.ndarray:
+    """Return a column as it was before a function that has left it alone."""
+    before = given.get(name)
+    if array is before:
+        return batch[name]
+    # pandas has no arrays of rows where there are none.
+    if before is not None and before.ndim > 1 == array.ndim and not len(array):
+        return batch[name][:0]
+    return array
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 from hpctrain.data.formats import Batch, concatenate, num_rows, slice_batch
 from hpctrain.data.order import SLABS, Shuffle
 from hpctrain.data.schema import Schema
-from hpctrain.data.source import Concatenated, RowRanges, Source
+from hpctrain.data.source import Concatenated, RowRanges, Source, read_rows
 from hpctrain.data.window import WINDOW_BYTES, Memory, WindowReader
 
 READ_BYTES = 32 * 2**20
@@ -95,7 +95,7 @@ def tasks_in_order(
             ranges, unit_rows=source.unit_rows, batch_size=batch_size
         )
     cut = windows(source, ranges, schema.row_bytes)
-    return (partial(source.read, window, columns) for window in cut)
+    return (partial(read_rows, source, window, columns) for window in cut)
 
 
 def tasks_shuffled(
@@ -185,5 +185,5 @@ def _read_into(source: Source, rows: range, out: Batch) -> None:
     elif hasattr(source, "read_into"):
         source.read_into(rows, out)
     else:
-        for name, array in source.read(rows, list(out)).items():
+        for name, array in read_rows(source, rows, list(out)).items():
             np.copyto(out[name], array)

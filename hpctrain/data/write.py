@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpctrain.data.conform import empty
+from hpctrain.data.conform import conform, empty
 from hpctrain.data.formats import Batch, num_rows, to_arrow
-from hpctrain.data.hdf5 import open_file
+from hpctrain.data.hdf5 import as_in_hdf5, hdf5_type, open_file
 from hpctrain.data.optional import require
 from hpctrain.data.schema import Column, Schema
 from hpctrain.errors import ConfigError
@@ -31,47 +32,49 @@ def write_parquet(dataset: Dataset, path: str | PathLike[str], *, compression: s
     """Write one Parquet file. Not collective."""
     parquet = require("pyarrow.parquet", to="to write Parquet files")
     schema = dataset.schema()
+    if hollow := [name for name, column in schema.items() if 0 in column.shape]:
+        raise ConfigError(
+            f"rows of columns {', '.join(map(repr, hollow))} hold nothing, and Parquet has no such "
+            f"columns. Leave them out with drop_columns()."
+        )
     rows = max(1, ROW_GROUP_BYTES // max(schema.row_bytes, 1))
-    with _beside(path, (".parquet", ".pq")) as beside:
+    with _beside(path, (".parquet", ".pq")) as beside, ExitStack() as stack:
         writer = None
-        for batch in dataset.iter_batches(batch_size=rows):
-            table = to_arrow(batch)
+        for table in _tables(dataset, schema, batch_size=rows):
             if writer is None:
-                writer = parquet.ParquetWriter(beside, table.schema, compression=compression)
+                writer = stack.enter_context(
+                    parquet.ParquetWriter(beside, table.schema, compression=compression)
+                )
             writer.write_table(table, row_group_size=rows)
-        if writer is None:
-            parquet.write_table(to_arrow(empty(schema)), beside)
-        else:
-            writer.close()
     return Path(path)
 
 
 def write_csv(dataset: Dataset, path: str | PathLike[str]) -> Path:
     """Write one CSV file. Not collective."""
     csv = require("pyarrow.csv", to="to write CSV files")
+    compute = require("pyarrow.compute", to="to write CSV files")
     schema = dataset.schema()
     if wide := [name for name, column in schema.items() if column.shape]:
         raise ConfigError(
             f"columns {', '.join(map(repr, wide))} have an array in each row, and CSV has none. "
             f"Write Parquet or HDF5, or split them with map_batches()."
         )
-    with _beside(path, (".csv",)) as beside:
+    # A line of one value that is missing would be empty, and readers of CSV leave such lines out.
+    quote_missing = [column.dtype.kind in "OMm" for column in schema.values()] == [True]
+    with _beside(path, (".csv",)) as beside, ExitStack() as stack:
         writer = None
-        for batch in dataset.iter_batches(batch_size=65536):
-            table = to_arrow(batch)
-            writer = writer or csv.CSVWriter(beside, table.schema)
+        for table in _tables(dataset, schema, batch_size=65536):
+            if quote_missing:
+                texts = compute.fill_null(table.column(0).cast("string"), "")
+                table = table.set_column(0, table.schema.names[0], texts)
+            writer = writer or stack.enter_context(csv.CSVWriter(beside, table.schema))
             writer.write_table(table)
-        if writer is None:
-            csv.write_csv(to_arrow(empty(schema)), beside)
-        else:
-            writer.close()
     return Path(path)
 
 
 def write_numpy(dataset: Dataset, path: str | PathLike[str]) -> Path:
     """Write a directory of ``.npz`` files that are not compressed. Not collective."""
     schema = dataset.schema()
-    _refuse_objects(schema, "NumPy's files")
     directory = Path(fspath(path))
     if directory.exists():
         raise ConfigError(f"{directory} exists. Delete it, or give another path.")
@@ -84,9 +87,9 @@ def write_numpy(dataset: Dataset, path: str | PathLike[str]) -> Path:
     beside = directory.with_name(f".{directory.name}.{os.getpid()}")
     beside.mkdir(parents=True)
     try:
-        parts = dataset.iter_batches(batch_size=rows)
-        for number, batch in enumerate(_at_least_one(parts, schema)):
-            np.savez(beside / f"part-{number:05}.npz", **batch)  # type: ignore[arg-type]
+        for number, batch in enumerate(_batches(dataset, schema, batch_size=rows)):
+            arrays: dict[str, Any] = {n: _without_objects(n, a) for n, a in batch.items()}
+            np.savez(beside / f"part-{number:05}.npz", **arrays)
         beside.rename(directory)
     except BaseException:
         for part in beside.iterdir():
@@ -100,32 +103,37 @@ def write_hdf5(
     dataset: Dataset, path: str | PathLike[str], *, compression: str | None, group: str
 ) -> Path:
     """Write one HDF5 file. Not collective."""
-    h5py = require("h5py", to="to write HDF5 files")
+    require("h5py", to="to write HDF5 files")
     schema = dataset.schema()
+    if unknown := [n for n, c in schema.items() if hdf5_type(c.dtype) is None]:
+        raise ConfigError(
+            f"columns {', '.join(map(repr, unknown))} are "
+            f"{', '.join(str(schema[name].dtype) for name in unknown)}, which HDF5 does not have. "
+            f"Write Parquet, or make numbers or texts of them with map_batches()."
+        )
     rows = max(1, 8 * 2**20 // max(schema.row_bytes, 1))
     # Without a filter, and of known size: in one piece, which is read fastest.
     total = dataset.num_rows if dataset.keeps_rows and compression is None else None
     with _beside(path, (".h5", ".hdf5")) as beside, open_file(beside, "w") as file:
         where = file.require_group(group)
         made = {
-            name: _make(h5py, where, name, column, total, compression)
-            for name, column in schema.items()
+            name: _make(where, name, column, total, compression) for name, column in schema.items()
         }
         start = 0
-        for batch in dataset.iter_batches(batch_size=rows):
+        for batch in _batches(dataset, schema, batch_size=rows):
             stop = start + num_rows(batch)
             for name, array in batch.items():
+                if array.dtype.kind == "O":
+                    _refuse_other_than_text(name, array, start)
                 if total is None:
                     made[name].resize(stop, axis=0)
-                made[name][start:stop] = array.astype(object) if array.dtype.kind == "U" else array
+                made[name][start:stop] = as_in_hdf5(array)
             start = stop
     return Path(path)
 
 
-def _make(
-    h5py: Any, group: Any, name: str, column: Column, rows: int | None, compression: str | None
-) -> Any:
-    dtype = h5py.string_dtype() if column.dtype.kind in "OU" else column.dtype
+def _make(group: Any, name: str, column: Column, rows: int | None, compression: str | None) -> Any:
+    dtype = hdf5_type(column.dtype)
     if rows is not None:
         return group.create_dataset(name, (rows, *column.shape), dtype)
     chunk = max(1, min(2**20 // max(column.row_bytes, 1), 2**17))
@@ -139,12 +147,28 @@ def _make(
     )
 
 
-def _refuse_objects(schema: Schema, what: str) -> None:
-    if objects := [name for name, column in schema.items() if column.dtype.kind == "O"]:
-        raise ConfigError(
-            f"columns {', '.join(map(repr, objects))} are no numbers, and {what} have only those. "
-            f"Write Parquet, or leave them out with drop_columns()."
-        )
+def _refuse_other_than_text(name: str, array: np.ndarray, start: int) -> None:
+    for row, value in enumerate(array.reshape(-1).tolist()):
+        if not isinstance(value, str):
+            raise ConfigError(
+                f"column {name!r} has {value!r}, a {type(value).__name__}, behind row {start}: "
+                f"value {row} from there. HDF5 has texts and numbers. Write Parquet, or change it "
+                f"with map_batches()."
+            )
+
+
+def _without_objects(name: str, array: np.ndarray) -> np.ndarray:
+    """Return a column as NumPy's files have it: texts in their fixed length."""
+    if array.dtype.kind != "O":
+        return array
+    texts = array.reshape(-1).tolist()
+    # NumPy takes zeros at the end for what is behind a text.
+    if all(isinstance(text, str) and not text.endswith("\0") for text in texts):
+        return array.astype("U")
+    raise ConfigError(
+        f"column {name!r} holds objects or misses texts, and NumPy's files have numbers and texts "
+        f"only. Write Parquet, or leave it out with drop_columns()."
+    )
 
 
 @contextmanager
@@ -165,10 +189,70 @@ def _beside(path: str | PathLike[str], suffixes: tuple[str, ...]) -> Iterator[Pa
         raise
 
 
-def _at_least_one(batches: Iterable[Batch], schema: Schema) -> Iterator[Batch]:
-    none = True
-    for batch in batches:
-        none = False
-        yield batch
-    if none:
+def _batches(dataset: Dataset, schema: Schema, *, batch_size: int) -> Iterator[Batch]:
+    """Return the rows in the types of a schema, in batches, one at least."""
+    # Texts of NumPy's are as long as the longest one of a batch.
+    schema = Schema(
+        tuple(
+            (name, replace(c, dtype=np.dtype(object)) if c.dtype.kind == "U" else c)
+            for name, c in schema.items()
+        )
+    )
+    start = 0
+    for batch in dataset.iter_batches(batch_size=batch_size):
+        where = f"rows {start} to {start + num_rows(batch)}"
+        if batch.keys() != {*schema}:
+            raise ConfigError(
+                f"{where}: map_batches() returned columns {', '.join(map(repr, batch))} and "
+                f"{', '.join(map(repr, schema))} for the first rows. Return the same ones each "
+                f"time."
+            )
+        yield conform(batch, schema, where=where, advice=_ADVICE)
+        start += num_rows(batch)
+    if not start:
         yield empty(schema)
+
+
+_ADVICE = "The first rows say the type: return the same one each time, such as .astype('float64')."
+
+
+def _tables(dataset: Dataset, schema: Schema, *, batch_size: int) -> Iterator[Any]:
+    """Return the rows as Arrow tables of one schema, one at least."""
+    pyarrow = require("pyarrow", to="to write Parquet and CSV files")
+    kinds: dict[str, Any] = {}
+    start = 0
+    for batch in _batches(dataset, schema, batch_size=batch_size):
+        columns = {}
+        for name, array in batch.items():
+            where = f"rows {start} to {start + len(array)}"
+            column = _arrow_column(name, array, kinds.get(name), where)
+            if name not in kinds and pyarrow.types.is_null(column.type):
+                column = column.cast(_later_type(dataset, name, batch_size))
+            kinds[name] = column.type
+            columns[name] = column
+        yield pyarrow.table(columns)
+        start += num_rows(batch)
+
+
+def _arrow_column(name: str, array: np.ndarray, kind: Any, where: str) -> Any:
+    """Return a column in a type of Arrow's; None is the one that it has by itself."""
+    pyarrow = require("pyarrow", to="to write Parquet and CSV files")
+    try:
+        if kind is not None and array.dtype.kind == "O" and array.ndim == 1:
+            return pyarrow.array(array, kind, from_pandas=True)
+        return to_arrow({name: array}).column(0)
+    except pyarrow.ArrowException as error:
+        raise ConfigError(
+            f"{where}: the values of column {name!r} are not of one type"
+            f"{'' if kind is None else f', {kind} as those before'}: {error}. {_ADVICE}"
+        ) from error
+
+
+def _later_type(dataset: Dataset, name: str, batch_size: int) -> Any:
+    """Return Arrow's type of a column whose first values are all missing."""
+    pyarrow = require("pyarrow", to="to write Parquet and CSV files")
+    for batch in dataset.iter_batches(batch_size=batch_size, columns=[name]):
+        kind = _arrow_column(name, batch[name], None, "all rows").type
+        if not pyarrow.types.is_null(kind):
+            return kind
+    return pyarrow.string()

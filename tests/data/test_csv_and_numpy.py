@@ -113,3 +113,26 @@ def test_damaged_numpy_files_and_pickles_are_refused(tmp_path: Path):
     ):
         with pytest.raises(ConfigError, match=message):
             read_numpy(tmp_path / name)
+
+
+def test_times_with_a_zone_are_read_as_those_of_utc(tmp_path: Path):
+    path = tmp_path / "a.csv"
+    path.write_text("t,n\n2026-01-01T00:00:00Z,1\n2026-01-01T02:00:00+01:00,2\n")
+    expected = np.array(["2026-01-01T00:00", "2026-01-01T01:00"], "M8[ns]")
+    for dtypes in ({}, {"t": "M8[ns]"}):
+        dataset = read_csv(path, dtypes=dtypes)
+        assert (dataset.to_numpy()["t"] == expected).all()
+        assert pickle.loads(pickle.dumps(dataset)).to_numpy()["n"].tolist() == [1, 2]
+    plain = tmp_path / "b.csv"
+    plain.write_text("t,n\n2026-01-01T00:00:00,1\n2026-01-01T01:00:00,2\n")
+    both = read_csv([path, plain]).to_numpy()["t"]
+    assert both.tolist() == [*expected.astype(both.dtype).tolist()] * 2
+
+
+@pytest.mark.parametrize("header", ["a,b", "a,b\n", "a,b\r\n"])
+def test_a_header_alone_is_a_file_without_rows(tmp_path: Path, header: str):
+    (tmp_path / "a.csv").write_bytes(header.encode())
+    dataset = read_csv(tmp_path / "a.csv")
+    assert (dataset.columns, dataset.num_rows) == (["a", "b"], 0)
+    (tmp_path / "b.csv").write_bytes((header.rstrip() + "\n1,2").encode())
+    assert read_csv(tmp_path / "b.csv").to_numpy()["b"].tolist() == [2]

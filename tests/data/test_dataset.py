@@ -10,7 +10,16 @@ import pandas
 import pyarrow
 import pytest
 
-from hpctrain.data import Dataset, from_arrow, from_numpy, from_pandas, read_hdf5
+from hpctrain.data import (
+    Dataset,
+    from_arrow,
+    from_numpy,
+    from_pandas,
+    read_csv,
+    read_hdf5,
+    read_numpy,
+    read_parquet,
+)
 from hpctrain.errors import ConfigError
 
 
@@ -122,6 +131,14 @@ def test_selected_columns_are_the_only_ones_that_are_read(dataset: Dataset):
         dataset.select_columns("y")
 
 
+@pytest.mark.parametrize("filtered", [False, True])
+def test_a_negative_number_of_rows_is_refused(dataset: Dataset, filtered: bool):
+    some = dataset.filter(lambda batch: batch["y"] > 3) if filtered else dataset
+    for take in (some.limit, some.take):
+        with pytest.raises(ConfigError, match="-1 rows: a number of rows, 0 or more"):
+            take(-1)
+
+
 def test_limit_and_split_take_rows_without_reading_them(dataset: Dataset):
     assert all_of(dataset.limit(3)) == [0, 1, 2]
     assert dataset.limit(5000).num_rows == 2000
@@ -178,3 +195,62 @@ def test_rows_are_dicts(dataset: Dataset):
 def test_a_batch_size_that_is_no_number_of_rows_is_refused(dataset: Dataset, batch_size: Any):
     with pytest.raises(ConfigError, match="rows, one or more"):
         dataset.iter_batches(batch_size=batch_size)
+
+
+def datasets_of_all_kinds(tmp_path: Path) -> dict[str, Dataset]:
+    whole = from_numpy({"x": np.arange(6.0), "y": np.arange(6)})
+    whole.write_parquet(tmp_path / "a.parquet")
+    whole.write_hdf5(tmp_path / "a.h5")
+    whole.write_csv(tmp_path / "a.csv")
+    whole.write_numpy(tmp_path / "a")
+    return {
+        "memory": whole,
+        "arrow": from_arrow(whole.to_arrow()),
+        "pandas": from_pandas(whole.to_pandas()),
+        "parquet": read_parquet(tmp_path / "a.parquet"),
+        "hdf5": read_hdf5(tmp_path / "a.h5"),
+        "csv": read_csv(tmp_path / "a.csv"),
+        "numpy": read_numpy(tmp_path / "a"),
+        "ranges": whole.take_ranges([range(6)]),
+        "shuffled": whole.random_shuffle(),
+    }
+
+
+def test_a_function_may_change_its_batch_whatever_the_rows_come_from(tmp_path: Path):
+    def negate(batch: Any) -> Any:
+        batch["x"] *= -1
+        return batch
+
+    for name, dataset in datasets_of_all_kinds(tmp_path).items():
+        for _ in range(2):
+            for batch_format in ("numpy", "pandas"):
+                mapped = dataset.map_batches(negate, batch_format=batch_format)
+                assert (mapped.to_numpy()["x"] == -dataset.to_numpy()["y"]).all(), name
+
+
+def test_a_function_cannot_change_what_it_is_only_shown(tmp_path: Path):
+    def change(batch: Any) -> Any:
+        batch["x"][:] = 0
+        return batch["x"] == 0
+
+    for dataset in datasets_of_all_kinds(tmp_path).values():
+        with pytest.raises(ValueError, match="read-only"):
+            dataset.filter(change).to_numpy()
+        with pytest.raises(ValueError, match="read-only"):
+            dataset.map_batches(change, zero_copy_batch=True).to_numpy()
+    # What a function leaves alone is as it was.
+    hdf5 = datasets_of_all_kinds(tmp_path / "again")["hdf5"]
+    (batch,) = hdf5.map_batches(lambda b: {**b}, zero_copy_batch=True).iter_batches()
+    assert batch["x"].flags.writeable
+
+
+def test_columns_of_arrays_stay_what_they_are_in_data_frames_without_rows():
+    dataset = from_numpy({"x": np.ones((4, 2, 3), "f4"), "y": np.arange(4)})
+    none = dataset.map_batches(
+        lambda frame: frame[frame["y"] > 9], batch_format="pandas", keeps_rows=False
+    )
+    assert none.to_numpy()["x"].shape == (0, 2, 3)
+    assert str(none.schema()) == str(dataset.schema())
+    some = dataset.filter(lambda b: b["y"] == 2).map_batches(lambda f: f, batch_format="pandas")
+    batches = [b for r in range(4) for b in some.shard(rank=r, world_size=4).iter_batches()]
+    assert np.concatenate([batch["x"] for batch in batches]).shape == (1, 2, 3)

@@ -85,3 +85,70 @@ def test_rows_that_a_hugging_face_dataset_has_chosen_are_kept():
     assert dataset.memory_bytes > 0
     with pytest.raises(ConfigError, match=r"not a DatasetDict: choose one split"):
         from_huggingface(datasets.DatasetDict(train=chosen))
+
+
+class Doubled(TensorDataset):
+    def __getitem__(self, index: Any) -> Any:
+        return tuple(2 * value for value in super().__getitem__(index))
+
+
+class Half(TensorDataset):
+    def __len__(self) -> int:
+        return super().__len__() // 2
+
+
+class Bare:
+    """Has tensors that are no rows of it."""
+
+    tensors = (torch.zeros(3),)
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def test_a_dataset_with_tensors_is_asked_for_its_items():
+    tensors = torch.arange(6)
+    for dataset, expected in (
+        (Doubled(tensors), [0, 2, 4, 6, 8, 10]),
+        (Half(tensors), [0, 1, 2]),
+        (Bare(), [0, 1, 2, 3]),
+    ):
+        assert from_torch(dataset).to_numpy()["item"].tolist() == expected
+
+
+@pytest.mark.parametrize("other", [300, -300, 0.5, None, np.nan, "x", 2**70, 1j])
+def test_an_item_that_does_not_fit_the_type_of_the_first_one_is_refused(other: Any):
+    dataset = from_torch(Squares(lambda i: other if i == 7 else np.int8(i)))
+    for read in (dataset.to_numpy, lambda: list(dataset.iter_batches(batch_size=1))):
+        with pytest.raises(ConfigError, match=r"column 'item' of type int8 has missing or other"):
+            read()
+    # Another type is none of our business where it says the same.
+    same = from_torch(Squares(lambda i: float(i) if i == 7 else np.int8(i))).to_numpy()["item"]
+    assert (same.dtype, same.tolist()) == (np.int8, list(range(10)))
+
+
+def test_what_a_transform_makes_of_a_hugging_face_dataset_are_its_rows():
+    plain = datasets.Dataset.from_dict({"n": list(range(10)), "m": [0.5] * 10})
+
+    def double(batch: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "twice": [2 * n for n in batch["n"]],
+            "t": [torch.full((2,), n) for n in batch["n"]],
+        }
+
+    dataset = from_huggingface(plain.select(range(9, 0, -1)).with_transform(double))
+    assert str(dataset.schema()) == "twice: int64, t: int64[2]"
+    assert dataset.to_numpy()["twice"].tolist() == list(range(18, 0, -2))
+    assert dataset.to_numpy()["t"][:, 1].tolist() == list(range(9, 0, -1))
+    narrow = plain.with_format("numpy", columns=["m"])
+    assert from_huggingface(narrow).columns == ["m"]
+    shown = plain.with_format("numpy", columns=["m"], output_all_columns=True)
+    assert from_huggingface(shown).columns == ["n", "m"]
+
+
+def test_two_values_of_an_item_cannot_have_one_name():
+    with pytest.raises(ConfigError, match="more than one column is called 'x'"):
+        from_torch(Squares(lambda i: (i, i)), columns=["x", "x"])

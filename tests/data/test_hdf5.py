@@ -176,3 +176,52 @@ def test_a_file_without_rows_is_left_out(tmp_path: Path):
     assert read_hdf5(tmp_path).num_rows == 1000
     empty = read_hdf5(tmp_path / "b.h5")
     assert (empty.num_rows, empty.to_numpy()["x"].shape) == (0, (0, 3, 2))
+
+
+def test_rows_behind_a_link_to_another_file_are_those_of_that_file(tmp_path: Path):
+    folder = tmp_path / "other"
+    folder.mkdir()
+    numbers = np.arange(20)
+    with h5py.File(folder / "b.h5", "w") as other:
+        other["x"] = numbers + 100
+        other.create_dataset("y", data=numbers + 200, chunks=(6,), compression="gzip")
+        other["deep/z"] = numbers + 300
+        layout = h5py.VirtualLayout(shape=(20,), dtype=int)
+        layout[:] = h5py.VirtualSource(".", "x", shape=(20,))
+        other.create_virtual_dataset("v", layout)
+    with h5py.File(tmp_path / "a.h5", "w", userblock_size=512) as file:
+        # The file has datasets of the same names.
+        file["x"], file["y"], file["v"], file["deep/z"] = numbers, numbers, numbers, numbers
+        for name in ("x", "y", "v", "deep/z"):
+            file[f"linked/{Path(name).name}"] = h5py.ExternalLink("other/b.h5", f"/{name}")
+        file["linked/soft"] = h5py.SoftLink("/x")
+        file["linked/nowhere"] = h5py.SoftLink("/nothing")
+        file["linked/gone"] = h5py.ExternalLink("other/c.h5", "/x")
+        file["group"] = h5py.ExternalLink("other/b.h5", "/deep")
+    dataset = read_hdf5(tmp_path / "a.h5", group="linked")
+    with h5py.File(tmp_path / "a.h5") as file:
+        expected = {name: file["linked"][name][:].tolist() for name in ("soft", "v", "x", "y", "z")}
+    assert {name: rows.tolist() for name, rows in dataset.to_numpy().items()} == expected
+    assert expected["x"][0] == 100
+    places = {"a": "linked/x", "b": "x", "c": "/group/z"}
+    some = read_hdf5(tmp_path / "a.h5", datasets=places).to_numpy()
+    assert [some[name][1] for name in "abc"] == [101, 1, 301]
+    assert read_hdf5(tmp_path / "a.h5", group="group").to_numpy()["z"][2] == 302
+    batches = list(dataset.shard(rank=1, world_size=2).iter_batches(batch_size=3, shuffle=True))
+    rows = np.concatenate([batch["x"] - batch["soft"] for batch in batches])
+    assert rows.tolist() == [100] * 10
+    with h5py.File(folder / "b.h5", "r+") as other:
+        other["x"][...] = 7
+    assert set(dataset.to_numpy()["x"]) == set(dataset.to_numpy()["v"]) == {7}
+
+
+def test_elements_that_are_arrays_are_further_axes(tmp_path: Path):
+    values = np.arange(24, dtype="f4").reshape(4, 2, 3)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", (4, 2), np.dtype(("f4", (3,))))[...] = values
+        file["y"] = np.arange(4)
+    dataset = read_hdf5(tmp_path / "a.h5")
+    assert str(dataset.schema()) == "x: float32[2, 3], y: int64"
+    assert dataset.to_numpy()["x"].tolist() == values.tolist()
+    for batch in dataset.shard(rank=0, world_size=1).iter_batches(batch_size=3, shuffle=True):
+        assert batch["x"].tolist() == values[batch["y"]].tolist()

@@ -1,6 +1,7 @@
 """What is read past HDF5 is what h5py reads."""
 
 import itertools
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,6 +10,7 @@ import pytest
 
 from hpctrain.data.hdf5_reader import Hdf5Reader, read_through_hdf5
 from hpctrain.data.layout import Chunked, Contiguous, Opaque, Virtual, find_layout
+from hpctrain.data.open_files import OpenFiles
 
 h5py = pytest.importorskip("h5py")
 hdf5plugin = pytest.importorskip("hdf5plugin")
@@ -18,7 +20,10 @@ X = np.random.default_rng(0).normal(size=(N, 7)).astype(np.float32).round(1)
 
 
 def open_reader(path):
-    return Hdf5Reader(str(path), lambda name: h5py.File(name, "r"))
+    return Hdf5Reader(str(path), lambda name: h5py.File(name, "r"), readers)
+
+
+readers = OpenFiles(open_reader)
 
 
 def read(reader, name, rows):
@@ -44,8 +49,19 @@ def check(file, name, kind, raw=True):
     reader = open_reader(path)
     for rows in (range(N), range(0), range(1), range(5, 700), range(99, 301), range(1000, N)):
         assert np.array_equal(read(reader, name, rows), expected[rows.start : rows.stop])
-    assert raw == (getattr(reader._found[name][1], "func", None) is not read_through_hdf5)
+    assert raw == (getattr(reader._found[name][2], "func", None) is not read_through_hdf5)
     reader.close()
+
+
+def test_a_closed_reader_that_somebody_still_has_keeps_no_file_open(file):
+    file["x"] = X
+    path = file.filename
+    file.close()
+    before = set(os.listdir("/proc/self/fd"))
+    reader = open_reader(path)
+    read(reader, "x", range(5))
+    reader.close()
+    assert set(os.listdir("/proc/self/fd")) <= before
 
 
 def test_contiguous_rows(file):

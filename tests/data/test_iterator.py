@@ -218,3 +218,25 @@ def test_to_tf_says_what_is_missing(monkeypatch: pytest.MonkeyPatch):
     (part,) = parts(rows(4), 1)
     with pytest.raises(ConfigError, match=r"needed for to_tf\(\).*'hpctrain\[tensorflow\]'"):
         part.to_tf("x", "y")
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_an_old_iterator_does_not_move_the_position_of_a_new_one(shuffle: bool):
+    (part,) = parts(rows(10), 1)
+    (alone,) = parts(rows(10), 1)
+    options = {"batch_size": 2, "shuffle": shuffle}
+    first, unbegun = part.iter_batches(**options), part.iter_batches(**options)
+    expected = [flat(epoch(alone, **options)), flat(epoch(alone, **options))]
+    seen = [next(first), next(first)]
+    second = part.iter_batches(**options)
+    next(second)
+    state = part.state_dict()
+    assert [taken["rows"] for taken in state["taken"]] == [2]
+    # It still gives the rows of its own epoch.
+    seen += first
+    assert [n for batch in seen for n in batch["y"]] == expected[0]
+    assert [n for batch in unbegun for n in batch["y"]] == expected[0]
+    assert part.state_dict() == state
+    left = [n for batch in second for n in batch["y"]]
+    assert left == expected[1][2:]
+    assert (part.epoch, part.state_dict()["taken"]) == (2, [])

@@ -4,11 +4,12 @@ import pickle
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pyarrow
 import pytest
 from pyarrow import parquet
 
-from hpctrain.data import from_numpy, read_parquet
+from hpctrain.data import from_arrow, from_numpy, from_pandas, read_csv, read_parquet
 from hpctrain.data.parquet import ParquetSource
 from hpctrain.data.source import Concatenated
 from hpctrain.errors import ConfigError
@@ -159,3 +160,47 @@ def test_a_truncated_file_is_refused(tmp_path: Path):
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ConfigError, match=r"a.parquet cannot be read as Parquet: .*cut off"):
         read_parquet(path)
+
+
+def test_integers_stay_integers_where_no_statistics_say_that_none_is_missing(tmp_path: Path):
+    large = 2**53 + 1
+    whole = pyarrow.table({"n": [large, 2, 3], "b": [True, False, True]})
+    parquet.write_table(whole, tmp_path / "a.parquet", write_statistics=False, row_group_size=2)
+    dataset = read_parquet(tmp_path / "a.parquet")
+    assert str(dataset.schema()) == "n: int64, b: bool"
+    assert dataset.to_numpy()["n"].tolist() == [large, 2, 3]
+    some = pyarrow.table({"n": [1, 2, None], "b": [True, False, None]})
+    parquet.write_table(some, tmp_path / "b.parquet", write_statistics=False, row_group_size=2)
+    assert str(read_parquet(tmp_path / "b.parquet").schema()) == "n: float64, b: object"
+    # As a float the integer would be another one.
+    with pytest.raises(ConfigError, match=r"column 'n' of type float64 has missing or other"):
+        read_parquet(tmp_path).to_numpy()
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path):
+    twice = pyarrow.table([[1], [2]], names=["x", "x"])
+    parquet.write_table(twice, tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match=r"a.parquet: more than one column is called 'x'"):
+        read_parquet(tmp_path)
+    with pytest.raises(ConfigError, match="more than one column is called 'x'"):
+        from_arrow(twice)
+    with pytest.raises(ConfigError, match="more than one column is called 'x'"):
+        from_pandas(pandas.DataFrame([[1, 2]], columns=["x", "x"]))
+    with pytest.raises(ConfigError, match="more than one column is called '1'"):
+        from_numpy({1: [1], "1": [2]})
+    (tmp_path / "a.csv").write_text("x,x\n1,2\n")
+    with pytest.raises(ConfigError, match="more than one column is called 'x'"):
+        read_csv(tmp_path / "a.csv")
+    with pytest.raises(ConfigError, match="more than one column is called 'y'"):
+        from_numpy({"y": [1], "z": [2]}).select_columns(["y", "y"])
+
+
+def test_lists_of_lists_of_fixed_size_are_arrays(tmp_path: Path):
+    kind = pyarrow.list_(pyarrow.list_(pyarrow.int32(), 2), 3)
+    values = [[[n, 1], [2, 3], [4, 5]] for n in range(7)]
+    table = pyarrow.table({"x": pyarrow.array(values, kind)})
+    parquet.write_table(table, tmp_path / "a.parquet", row_group_size=4)
+    for dataset in (read_parquet(tmp_path), from_arrow(table), from_arrow(table.slice(0))):
+        assert str(dataset.schema()) == "x: int32[3, 2]"
+        assert dataset.to_numpy()["x"].tolist() == values
+    assert from_arrow(table.slice(2, 3)).to_numpy()["x"].tolist() == values[2:5]

@@ -6,9 +6,22 @@ from typing import Any
 
 import h5py
 import numpy as np
+import pandas
 import pytest
+from pyarrow import parquet
 
-from hpctrain.data import Dataset, from_numpy, read_csv, read_hdf5, read_numpy, read_parquet
+from hpctrain.data import (
+    Dataset,
+    from_arrow,
+    from_numpy,
+    memory,
+    read_csv,
+    read_hdf5,
+    read_numpy,
+    read_parquet,
+    stream,
+)
+from hpctrain.data import write as write_module
 from hpctrain.errors import ConfigError
 
 ROWS = 5000
@@ -74,8 +87,8 @@ def test_hdf5_is_written_in_one_piece_or_compressed_and_into_a_group(
     words = from_numpy({"word": ["a", "bc"]})
     words.write_hdf5(tmp_path / "words.h5")
     assert read_hdf5(tmp_path / "words.h5").to_numpy()["word"].tolist() == ["a", "bc"]
-    with pytest.raises(ConfigError, match="columns 'word' are no numbers"):
-        words.write_numpy(tmp_path / "words")
+    with pytest.raises(ConfigError, match="column 'word' holds objects or misses texts"):
+        from_numpy({"word": ["a", None]}).write_numpy(tmp_path / "words")
 
 
 def test_nothing_is_left_of_a_file_that_could_not_be_written(dataset: Dataset, tmp_path: Path):
@@ -103,3 +116,126 @@ def test_an_ending_that_says_something_else_is_refused(dataset: Dataset, tmp_pat
     ):
         with pytest.raises(ConfigError, match=r"should end with|a path without"):
             write(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.array([1.0, 2.0, np.nan, 4.0]),
+        np.array([1, 2, 300, 4]),
+        np.array(["a", "b", 3, "d"], object),
+    ],
+    ids=["nan", "large", "mixed"],
+)
+@pytest.mark.parametrize("name", ["a.h5", "a.parquet", "a.csv", "a"])
+def test_rows_that_do_not_fit_the_type_of_the_first_ones_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: np.ndarray, name: str
+):
+    def smallest(batch: dict[str, Any]) -> dict[str, Any]:
+        of_batch = values[batch["n"]]
+        if of_batch.dtype.kind in "if" and (of_batch < 300).all():
+            of_batch = of_batch.astype("u1")
+        return {"c": of_batch}
+
+    monkeypatch.setattr(memory, "block_rows", lambda schema: 1)
+    monkeypatch.setattr(stream, "READ_BYTES", 16)
+    dataset = from_numpy({"n": np.arange(4)}).map_batches(smallest)
+    writers = {
+        ".h5": dataset.write_hdf5,
+        ".parquet": dataset.write_parquet,
+        "": dataset.write_numpy,
+    }
+    write_to = writers.get(Path(name).suffix, dataset.write_csv)
+    with pytest.raises(ConfigError, match=r"'c'"):
+        write_to(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["a.h5", "a.parquet", "a.csv"])
+def test_bytes_of_fixed_length_are_texts_of_any_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+):
+    values = np.array(["a", "b", "long", "d"], "S4")
+    monkeypatch.setattr(memory, "block_rows", lambda schema: 1)
+    monkeypatch.setattr(stream, "READ_BYTES", 16)
+    # As long as the longest of its batch.
+    dataset = from_numpy({"n": np.arange(4)}).map_batches(
+        lambda batch: {"c": np.array(values[batch["n"]].tolist())}
+    )
+    write, read = {
+        "a.h5": (Dataset.write_hdf5, read_hdf5),
+        "a.parquet": (Dataset.write_parquet, read_parquet),
+        "a.csv": (Dataset.write_csv, read_csv),
+    }[name]
+    write(dataset, tmp_path / name)
+    assert read(tmp_path / name).to_numpy()["c"].tolist() == ["a", "b", "long", "d"]
+
+
+def test_a_line_of_csv_whose_only_value_is_missing_is_not_lost(tmp_path: Path):
+    for number, values in enumerate((["a", None, ""], [1, None, 3], [None, None])):
+        path = tmp_path / f"{number}.csv"
+        from_numpy({"c": np.array(values, object)}).write_csv(path)
+        assert read_csv(path).num_rows == len(values)
+        assert len(pandas.read_csv(path)) == len(values)
+    times = np.array(["2026-01-02T03:04:05", "NaT"], "M8[s]")
+    from_numpy({"c": times}).write_csv(tmp_path / "times.csv")
+    assert len(pandas.read_csv(tmp_path / "times.csv")) == 2
+
+
+def test_a_first_row_group_without_a_value_has_the_type_of_later_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(write_module, "ROW_GROUP_BYTES", 2 * 8)
+    for values in ([None, None, "a"], [None, None, None, [1, 2]], [None, None, None]):
+        column = np.empty(len(values), object)
+        column[:] = values
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.parquet"
+        from_numpy({"c": column}).write_parquet(path)
+        assert parquet.read_table(path).column("c").to_pylist() == values
+
+
+def test_what_hdf5_does_not_have_is_refused_before_anything_is_written(tmp_path: Path):
+    for values, message in (
+        (np.array([b"abc"], "V3"), "which HDF5 does not have"),
+        (np.array(["a", None], object), "has None, a NoneType"),
+        (np.array([[1, "a"]], object), "has 1, a int"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            from_numpy({"c": values}).write_hdf5(tmp_path / "a.h5")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.array([[True, False, True], [False, False, True]]),
+        np.arange(12).reshape(2, 3, 2) % 3 == 0,
+        np.array([["2026-01-01", "NaT"], ["1969-12-31", "2026-11-23"]], "M8[ns]"),
+        np.array([["a", None], ["", "bc"]], object),
+        np.array([[1.5, np.nan], [2.0, -0.0]], ">f4"),
+        np.array([2**62, -1], ">i8"),
+        np.zeros((0, 3), bool),
+        np.zeros((0, 3), "f4"),
+    ],
+    ids=["bool", "bool3d", "times", "texts", "big-endian", "big-endian1d", "no-bool", "no-row"],
+)
+def test_arrays_of_any_type_go_through_arrow_and_parquet(tmp_path: Path, values: np.ndarray):
+    dataset = from_numpy({"c": values})
+    dataset.write_parquet(tmp_path / "a.parquet")
+    for again in (read_parquet(tmp_path / "a.parquet"), from_arrow(dataset.to_arrow())):
+        array = again.to_numpy()["c"]
+        assert again.schema()["c"].shape == values.shape[1:]
+        assert array.dtype == values.dtype.newbyteorder("=")
+        np.testing.assert_array_equal(array, values)
+
+
+def test_what_arrow_does_not_have_is_refused(tmp_path: Path):
+    for values, message in (
+        (np.ones(2, complex), "column 'c' of type complex128 cannot be a column of Arrow's"),
+        (np.ones((2, 2), complex), "complex numbers can be two columns"),
+        (np.zeros((2, 0)), "Parquet has no such columns"),
+        (np.array(["2026-01-01T01"], "M8[h]"), r"datetime64\[h\] cannot be a column of Arrow's"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            from_numpy({"c": values}).write_parquet(tmp_path / "a.parquet")
+    assert list(tmp_path.iterdir()) == []

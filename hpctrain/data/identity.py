@@ -1,0 +1,89 @@
+"""Whether files are still those that they were: what is kept of them to ask that later."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from hpctrain.bulk.digest import digest_file
+from hpctrain.data.dataset import Dataset
+from hpctrain.data.files import describe_all
+
+DIGEST_BYTES = 16 * 2**20
+"""Files that are no larger together are read: sizes and times can stay the same by chance."""
+
+_SECOND_NS = 10**9
+
+
+def files_of(dataset: Any) -> list[str]:
+    """Return all files that the rows of a `Dataset` are in; none for anything else.
+
+    Not collective.
+    """
+    return _files_of_source(dataset.source) if isinstance(dataset, Dataset) else []
+
+
+def _files_of_source(source: Any) -> list[str]:
+    if hasattr(source, "files"):
+        return list(source.files())
+    inner = [source.source] if hasattr(source, "source") else getattr(source, "parts", ())
+    return list(dict.fromkeys(path for part in inner for path in _files_of_source(part)))
+
+
+def files_below(directory: Path) -> list[str]:
+    """Return all files of a directory and of those in it, in order. Not collective."""
+    return sorted(str(path) for path in directory.rglob("*") if path.is_file())
+
+
+def identify_files(files: Iterable[str]) -> str:
+    """Return a digest that changes with the content of files.
+
+    Not collective. Small files are read. Of large ones size and time of the last change count, to
+    the nanosecond; where the time has whole seconds only, as a filesystem or the program that
+    unpacked the files may have it, the time at which the filesystem itself saw the change does too.
+
+    Examples
+    --------
+    >>> identify_files([]) == identify_files(["/no/such/file"])
+    False
+    """
+    paths = list(files)
+    found = dict(zip(paths, describe_all(paths, _stat), strict=True))
+    total = sum(entry.st_size for entry in found.values() if entry is not None)
+    if total <= DIGEST_BYTES:
+        stamps: list[Any] = describe_all(paths, _content)
+    else:
+        stamps = [_times(entry) for entry in found.values()]
+    return xxhash.xxh3_128_hexdigest(repr(list(zip(paths, stamps, strict=True))).encode())
+
+
+def newest(files: Iterable[str]) -> str | None:
+    """Return the file that was changed last, if there is one. Not collective."""
+    found = [(entry.st_mtime_ns, path) for path in files if (entry := _stat(path)) is not None]
+    return max(found)[1] if found else None
+
+
+def _stat(path: str) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except OSError:
+        return None
+
+
+def _content(path: str) -> tuple[int, str] | None:
+    try:
+        return digest_file(Path(path))
+    except OSError:
+        return None
+
+
+def _times(entry: os.stat_result | None) -> tuple[int, ...] | None:
+    if entry is None:
+        return None
+    if entry.st_mtime_ns % _SECOND_NS:
+        return entry.st_size, entry.st_mtime_ns
+    return entry.st_size, entry.st_mtime_ns, entry.st_ctime_ns

@@ -1,0 +1,273 @@
+"""The types that columns have in batches: what is read becomes one of them, or is refused.
+
+Numbers, bools and times are NumPy's own, in the byte order of the machine. Texts are Python's, in
+arrays of objects, None where one is missing. No value changes when types meet: `join` and
+`cast_exactly` give the same values in one type, or raise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import date, datetime, timedelta, timezone
+from typing import Any
+
+import numpy as np
+
+from hpctrain.errors import ConfigError
+
+EXACT = 2**53
+"""Beyond it float64 does not have all integers."""
+
+
+def type_in_batches(dtype: np.dtype) -> np.dtype:
+    """Return the type that a column of a NumPy type has in batches.
+
+    Not collective.
+
+    Examples
+    --------
+    >>> type_in_batches(np.dtype(">f4")), type_in_batches(np.dtype("<U7"))
+    (dtype('float32'), dtype('O'))
+    """
+    if dtype.kind in "US":
+        return np.dtype(object)
+    return dtype if dtype.isnative else dtype.newbyteorder("=")
+
+
+def as_in_batches(array: np.ndarray) -> np.ndarray:
+    """Return an array in the type that it has in batches; itself if it has that.
+
+    Not collective. Bytes of fixed length, as NumPy and HDF5 have them, are texts in UTF-8.
+
+    Raises
+    ------
+    ConfigError
+        If they are not.
+    """
+    if array.dtype.isnative and array.dtype.kind not in "US":
+        return array
+    if array.dtype.kind == "S":
+        try:
+            array = np.char.decode(array, "utf-8")
+        except UnicodeDecodeError as error:
+            raise ConfigError(
+                f"bytes of type {array.dtype} are no text in UTF-8 ({error}). Decode them, or give "
+                f"them as numbers: array.view('u1').reshape(len(array), -1)."
+            ) from error
+    return array.astype(type_in_batches(array.dtype), copy=False)
+
+
+def cast_exactly(array: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
+    """Return values in another type, or None if one of them would not be the same.
+
+    Not collective. What is missing among objects is NaN among floats.
+
+    Examples
+    --------
+    >>> cast_exactly(np.array([1, 44]), np.dtype(np.int8))
+    array([ 1, 44], dtype=int8)
+    >>> cast_exactly(np.array([1, 300]), np.dtype(np.int8)) is None
+    True
+    """
+    if array.dtype == dtype:
+        return array
+    if dtype.hasobject:
+        return array.astype(object)
+    if array.dtype.hasobject:
+        return _numbers_exactly(array, dtype)
+    kinds = array.dtype.kind + dtype.kind
+    if not (set(kinds) <= set("biuf") or kinds in ("cc", "MM", "mm", "SS", "UU")):
+        return None
+    with np.errstate(all="ignore"):
+        cast = array.astype(dtype)
+        again = cast.astype(array.dtype)
+        # Not a number is not itself. A negative number and a large one may be the same bits.
+        same = (again == array) | ((array != array) & (cast != cast))
+        if set(kinds) == set("iu"):
+            same &= (cast < 0) == (array < 0)
+        elif kinds in ("if", "uf"):
+            # The float above the largest integer may become that integer again.
+            same &= np.isfinite(cast)
+            same &= cast < 2.0 ** (8 * array.dtype.itemsize - (array.dtype.kind == "i"))
+    return cast if same.all() else None
+
+
+def _numbers_exactly(array: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
+    """Return objects as numbers; as floats those too of which some are missing."""
+    values = array.reshape(-1).tolist()
+    present = [value for value in values if value is not None]
+    kinds = {"b": (bool, np.bool_), "i": (int, np.integer), "u": (int, np.integer)}
+    kind = kinds.get(dtype.kind, (int, float, np.integer, np.floating))
+    if dtype.kind not in "biuf" or not all(isinstance(value, kind) for value in present):
+        return None
+    if dtype.kind != "b" and any(isinstance(value, bool | np.bool_) for value in present):
+        return None
+    if len(present) < len(values) and dtype.kind != "f":
+        return None
+    try:
+        converted = array.astype(dtype)
+    except OverflowError:
+        return None
+    same = converted.reshape(-1).tolist()
+    pairs = zip(same, values, strict=True)
+    return converted if all(b is None or a == b or b != b for a, b in pairs) else None
+
+
+def with_missing(array: np.ndarray) -> np.ndarray:
+    """Return integers of which some are None: as floats with NaN, if these have all of them.
+
+    Not collective. Otherwise it stays one of objects.
+    """
+    floats = cast_exactly(array, np.dtype(np.float64))
+    return array if floats is None else floats
+
+
+def join(arrays: Sequence[np.ndarray], *, name: str) -> np.ndarray:
+    """Return arrays one after another, as one, with the same values.
+
+    Not collective.
+
+    Parameters
+    ----------
+    arrays
+        At least one, with a row per element.
+    name
+        Of the column, for the message.
+
+    Raises
+    ------
+    ConfigError
+        If their types have no common one that has all values.
+    """
+    dtype = arrays[0].dtype
+    if any(array.dtype != dtype for array in arrays):
+        # Empty ones have no values that could say what the type is.
+        arrays = [array for array in arrays if len(array)] or arrays[:1]
+        dtype = _common_type([array.dtype for array in arrays], name)
+        arrays = [_in_type(array, dtype, name) for array in arrays]
+    joined: np.ndarray = np.concatenate(arrays)
+    return joined
+
+
+def _common_type(dtypes: Sequence[np.dtype], name: str) -> np.dtype:
+    if any(dtype.hasobject for dtype in dtypes):
+        return np.dtype(object)
+    kinds = {_FAMILY.get(dtype.kind, dtype.kind) for dtype in dtypes}
+    if len(kinds) > 1:
+        raise _unlike(name, dtypes)
+    common = np.result_type(*dtypes)
+    if common.kind == "f" and all(dtype.kind in "iu" for dtype in dtypes):
+        # Of int64 and uint64: the one that most values have.
+        return np.dtype(np.int64)
+    return common
+
+
+_FAMILY = {"b": "number", "i": "number", "u": "number", "f": "number", "c": "number"}
+_FAMILY |= {"U": "text", "S": "bytes"}
+
+
+def _in_type(array: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
+    if array.dtype.kind in "US" and dtype.kind == array.dtype.kind:
+        return array
+    found = cast_exactly(array, dtype)
+    if found is None:
+        raise ConfigError(
+            f"column {name!r} has type {array.dtype} in some batches and needs {dtype} for others, "
+            f"which does not have all its values (float64 has no integers beyond 2**53 exactly). "
+            f"Give it one type in all of them."
+        )
+    return found
+
+
+def _unlike(name: str, dtypes: Sequence[np.dtype]) -> ConfigError:
+    return ConfigError(
+        f"column {name!r} has unlike types in different batches: "
+        f"{', '.join(dict.fromkeys(map(str, dtypes)))}. Give it one type in all of them."
+    )
+
+
+def array_of(values: Sequence[Any]) -> np.ndarray:
+    """Return a list as an array with an element for each, of the values that they are.
+
+    Not collective. NumPy would make texts of numbers beside texts, and round large integers
+    beside fractions: then the array is one of objects.
+
+    Examples
+    --------
+    >>> array_of(["a", 1]), array_of([1, 2.5])
+    (array(['a', 1], dtype=object), array([1. , 2.5]))
+    """
+    try:
+        array = np.asarray(values)
+        if array.dtype.kind in "US":
+            objects = np.asarray(values, dtype=object)
+            kind = set(map(type, objects.reshape(-1)))
+            return as_in_batches(array) if kind == {bytes} else objects
+        is_large = array.dtype.kind == "f" and array.size and np.nanmax(np.abs(array)) > EXACT
+        if is_large:
+            objects = np.asarray(values, dtype=object)
+            return array if cast_exactly(objects, array.dtype) is not None else objects
+    except ValueError:
+        # Rows of unlike length: no array, but still a value per row.
+        array = np.empty(len(values), dtype=object)
+        array[:] = values
+    return as_in_batches(array)
+
+
+# What datetime64[ns] has, by whole years.
+_FIRST, _LAST = np.datetime64("1678", "Y"), np.datetime64("2262", "Y")
+
+
+def times_of(array: np.ndarray) -> list[Any]:
+    """Return the values of an array of times such that equal ones are equal keys.
+
+    Not collective. The same moment has other bits in another unit: all are in nanoseconds, but for
+    years that these do not reach, which are in microseconds.
+
+    Examples
+    --------
+    >>> days, seconds = np.array(["2024-02-29"], "M8[D]"), np.array(["2024-02-29"], "M8[s]")
+    >>> times_of(days) == times_of(seconds) == [np.datetime64("2024-02-29", "ns")]
+    True
+    """
+    kind, reach = array.dtype.kind, (_FIRST, _LAST)
+    if kind == "m":
+        most = np.timedelta64(2**63 - 1, "ns").astype("m8[D]")
+        reach = (-most, most)
+    fits = np.isnat(array) | ((array > reach[0]) & (array < reach[1]))
+    if fits.all():
+        return list(array.astype(f"{kind}8[ns]"))
+    near = iter(array[fits].astype(f"{kind}8[ns]"))
+    far = iter(array[~fits].astype(f"{kind}8[us]"))
+    return [next(near if is_near else far) for is_near in fits.tolist()]
+
+
+def nanoseconds(value: Any) -> int:
+    """Return a time of `times_of` as a number, to sort by: NumPy's own `<` may overflow.
+
+    Not collective.
+
+    Raises
+    ------
+    TypeError
+        If it is no time.
+    """
+    if not isinstance(value, np.datetime64 | np.timedelta64):
+        raise TypeError(f"{value!r} is no time")
+    return int(value.astype(np.int64)) * (1 if value.dtype.str.endswith("[ns]") else 1000)
+
+
+def as_time(value: Any) -> Any:
+    """Return a time, of NumPy, pandas or Python, as `times_of` does; other values as they are.
+
+    Not collective. A time of a time zone is that of UTC.
+    """
+    if isinstance(value, date | timedelta):
+        if isinstance(value, datetime) and value.tzinfo is not None:
+            value = value.astimezone(timezone.utc).replace(tzinfo=None)
+        # pandas' own have nanoseconds.
+        unit = "m8[us]" if isinstance(value, timedelta) else "M8[us]"
+        value = value.to_numpy() if hasattr(value, "to_numpy") else np.array([value], unit)[0]
+    if isinstance(value, np.datetime64 | np.timedelta64):
+        return times_of(np.array([value]))[0]
+    return value
