@@ -11,6 +11,7 @@ import numpy as np
 
 from hpctrain.data import formats
 from hpctrain.data.formats import BatchFormat as BatchFormat
+from hpctrain.data.formats import flat_rows as flat_rows
 from hpctrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -121,11 +122,6 @@ def num_rows(batch: Any) -> int:
     return formats.num_rows(batch) if format_of(batch) == "numpy" else len(batch)
 
 
-def flat_rows(values: Array) -> Array:
-    """Return a column with each row as a vector. Not collective. No copy if that is possible."""
-    return values.reshape(len(values), int(np.prod(values.shape[1:], dtype=np.int64)))
-
-
 def replace_columns(batch: Any, columns: Mapping[str, Any], *, dropped: Sequence[str]) -> Any:
     """Return a batch of the same format with columns dropped, then columns set.
 
@@ -225,16 +221,7 @@ def _to_numpy(column: Any) -> Array:
 
 
 def _from_series(frame: Any, name: str) -> Array:
-    series = frame[name]
-    if isinstance(series.dtype, np.dtype):
-        values: Array = formats.from_pandas(series.to_frame())[name]
-    elif series.dtype.kind in "iufb":
-        # pandas' own types of numbers with missing ones.
-        missing = series.isna().any()
-        dtype = np.dtype(np.float64) if missing else series.dtype.numpy_dtype
-        values = series.to_numpy(dtype=dtype, **({"na_value": np.nan} if missing else {}))
-    else:
-        values = series.to_numpy(dtype=object, na_value=None)
+    values: Array = formats.as_column(frame[name])
     return values
 
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import datetime
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
+from hpctrain.data import types
 from hpctrain.preprocessors.batches import Array
+
+_TIMES = (datetime.date, datetime.timedelta, np.datetime64, np.timedelta64)
+
+# Of which nearly all columns are.
+_PLAIN = frozenset((str, int, float, bool))
 
 
 def is_missing(value: Any) -> bool:
@@ -16,8 +23,18 @@ def is_missing(value: Any) -> bool:
     return value is None or (not isinstance(value, (str, bytes, list, tuple)) and value != value)
 
 
+def is_list(value: Any) -> bool:
+    """Return whether a value holds several. Not collective."""
+    return isinstance(value, (list, tuple, set, frozenset, np.ndarray))
+
+
 def elements_of(values: Array) -> list[Any]:
-    """Return the values of a column as Python's own, lists as tuples. Not collective."""
+    """Return the values of a column as Python's own, lists as tuples, times as NumPy's.
+
+    Not collective.
+    """
+    if values.dtype.kind in "Mm" and values.ndim == 1:
+        return types.times_of(values)
     return [hashable(value) for value in values.tolist()]
 
 
@@ -28,6 +45,8 @@ def count_elements(values: Array) -> Counter[Any]:
     if values.dtype.kind in "biuf":
         distinct, counts = np.unique(values, return_counts=True)
         return Counter(dict(zip(distinct.tolist(), counts.tolist(), strict=True)))
+    if values.dtype.kind in "Mm":
+        return Counter(elements_of(values))
     try:
         # Most columns of objects hold texts, and counting these is quicker than looking at each.
         counted = Counter(values.tolist())
@@ -59,7 +78,7 @@ def elements_in_lists(values: Array) -> list[Any]:
     """
     found: list[Any] = []
     for value in values.tolist():
-        if isinstance(value, (list, tuple, set, np.ndarray)):
+        if is_list(value):
             found += [hashable(element) for element in value]
         else:
             found.append(hashable(value))
@@ -68,10 +87,17 @@ def elements_in_lists(values: Array) -> list[Any]:
 
 def hashable(value: Any) -> Any:
     """Return a value in a form that a dictionary takes. Not collective."""
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, _TIMES):
+        return types.as_time(value)
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):
         value = value.tolist()
+    if isinstance(value, (set, frozenset)):
+        # In an order of their own, which is another one in each process.
+        value = in_order(map(hashable, value))
     return tuple(hashable(part) for part in value) if isinstance(value, (list, tuple)) else value
 
 
@@ -82,6 +108,8 @@ def in_order(values: Iterable[Any]) -> list[Any]:
     """
     values = list(values)
     try:
+        if any(isinstance(value, np.datetime64 | np.timedelta64) for value in values):
+            return sorted(values, key=types.nanoseconds)
         return sorted(values)
     except TypeError:
         return sorted(values, key=_place_among_types)
@@ -108,9 +136,18 @@ def codes_of(values: Array, codes: Mapping[Any, int]) -> Array:
         known = [codes.get(value, -1) for value in distinct.tolist()]
         found: Array = np.array(known, dtype=np.int64)[inverse]
         return found
+    if values.dtype.kind in "Mm" and values.ndim == 1:
+        distinct, inverse = np.unique(values, return_inverse=True)
+        known = [codes.get(value, -1) for value in types.times_of(distinct)]
+        return np.array(known, dtype=np.int64)[inverse]
     if values.ndim == 1:
         try:
-            return np.array([codes.get(value, -1) for value in values.tolist()], dtype=np.int64)
+            plain = values.tolist()
+            found = np.array([codes.get(value, -1) for value in plain], dtype=np.int64)
+            for row in np.flatnonzero(found < 0):
+                # Sets stand in the dictionary as tuples, and times as NumPy's own.
+                found[row] = codes.get(hashable(plain[row]), -1)
+            return found
         except TypeError:
             # Lists, which have no place in a dictionary.
             pass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -55,11 +55,14 @@ class Chain(Preprocessor):
 
     def get_input_columns(self) -> list[str]:
         """Return the columns that are read before one makes them. Not collective."""
+        return self._needed([p.get_input_columns() for p in self.preprocessors])
+
+    def _needed(self, inputs: Sequence[Sequence[str]]) -> list[str]:
+        """Return the columns that come from outside, given those that each preprocessor reads."""
         made: set[str] = set()
         needed: dict[str, None] = {}
-        for preprocessor in self.preprocessors:
-            inputs = preprocessor.get_input_columns()
-            needed.update(dict.fromkeys(name for name in inputs if name not in made))
+        for preprocessor, names in zip(self.preprocessors, inputs, strict=True):
+            needed.update(dict.fromkeys(name for name in names if name not in made))
             made.update(preprocessor.get_output_columns())
         return list(needed)
 
@@ -79,8 +82,14 @@ class Chain(Preprocessor):
         return self
 
     def _columns_to_read(self) -> list[str] | None:
-        known = all(p._columns_to_read() is not None for p in self.preprocessors)
-        return self.get_input_columns() if known else None
+        inputs = []
+        for preprocessor in self.preprocessors:
+            learned_from = preprocessor._columns_to_read()
+            if learned_from is None:
+                return None
+            # Those after it learn from what it makes of its input.
+            inputs.append([*preprocessor.get_input_columns(), *learned_from])
+        return self._needed(inputs)
 
     def _transform(self, batch: Any) -> Any:
         return reduce(lambda made, p: p._transform(made), self.preprocessors, batch)

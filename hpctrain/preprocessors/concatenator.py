@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from hpctrain.errors import ConfigError
-from hpctrain.preprocessors.batches import NumpyBatch, flat_rows, names_of
+from hpctrain.preprocessors.batches import NumpyBatch, names_of
 from hpctrain.preprocessors.preprocessor import Preprocessor, check_columns
+from hpctrain.preprocessors.statistics import named_numbers
 
 
 class Concatenator(Preprocessor):
@@ -72,14 +73,16 @@ class Concatenator(Preprocessor):
                     f"Concatenator: column {name!r} holds arrays of shape {values.shape[1:]}. Set "
                     f"flatten=True to put them in component by component."
                 )
-            if values.dtype == object or values.dtype.kind in "USM":
+            part = named_numbers(name, values)
+            if self._is_of_integers and part.dtype.kind == "f" and not np.isfinite(part).all():
                 raise ConfigError(
-                    f"Concatenator: column {name!r} holds values of type {values.dtype}, and "
-                    f"numbers are needed. Encode it first."
+                    f"column {name!r} holds NaN or infinite values, and dtype={self.dtype} has "
+                    f"none. Put a SimpleImputer before Concatenator, or take a floating-point type."
                 )
-            parts.append(flat_rows(values))
-        return {
-            self.output_column_name: np.concatenate(
-                parts, axis=1, dtype=self.dtype, casting="unsafe"
-            )
-        }
+            parts.append(part)
+        made = np.concatenate(parts, axis=1, dtype=self.dtype, casting="unsafe")
+        return {self.output_column_name: made}
+
+    @property
+    def _is_of_integers(self) -> bool:
+        return self.dtype is not None and self.dtype.kind in "iu"

@@ -11,7 +11,12 @@ from hpctrain.checks import check_choice, check_count
 from hpctrain.errors import ConfigError
 from hpctrain.preprocessors.batches import Array, Categories, NumpyBatch, Rows
 from hpctrain.preprocessors.preprocessor import Preprocessor, check_outputs
-from hpctrain.preprocessors.statistics import Extremes, collect
+from hpctrain.preprocessors.statistics import (
+    Extremes,
+    collect,
+    infinite_values,
+    named_numbers,
+)
 from hpctrain.world import Communicator
 
 
@@ -40,6 +45,8 @@ class _Discretizer(Preprocessor):
     def _checked(self, column: str, edges: Iterable[float]) -> list[float]:
         found = [float(edge) for edge in edges]
         distinct = sorted(set(found))
+        if np.isnan(found).any():
+            raise ConfigError(f"bins of column {column!r} are {found}. No edge can be NaN.")
         if found != sorted(found) or (len(distinct) < len(found) and self.duplicates == "raise"):
             raise ConfigError(
                 f"bins of column {column!r} are {found}. Edges must rise; duplicates='drop' leaves "
@@ -56,7 +63,7 @@ class _Discretizer(Preprocessor):
 
     def _binned(self, column: str, values: Array) -> Any:
         edges = self._edges(column)
-        numbers = values.astype(np.float64)
+        numbers = named_numbers(column, values).astype(np.float64).reshape(values.shape)
         bins = np.searchsorted(edges, numbers, side="left" if self.right else "right") - 1
         if self.include_lowest and self.right:
             bins = np.where(numbers == edges[0], 0, bins)
@@ -200,6 +207,8 @@ class UniformKBinsDiscretizer(_Discretizer):
                     f"column of single numbers is needed."
                 )
             low, high = float(found.minimum[0]), float(found.maximum[0])
+            if np.isinf(high - low):
+                raise ConfigError(f"column {column!r}: {infinite_values()}")
             if low == high:
                 # As pandas.cut does, so that there is a width at all.
                 around = 0.001 * abs(low) if low else 0.001
@@ -242,7 +251,8 @@ def check_categories(dtypes: Mapping[str, Any], num_bins: Mapping[str, int]) -> 
     Raises
     ------
     ConfigError
-        If a type is of no column, no integer type, or has another number of categories.
+        If a type is of no column, no integer type or too small, or has another number of
+        categories.
     """
     for column, dtype in dtypes.items():
         if column not in num_bins:
@@ -253,9 +263,10 @@ def check_categories(dtypes: Mapping[str, Any], num_bins: Mapping[str, int]) -> 
                     f"dtypes[{column!r}] has {len(dtype.categories)} categories for "
                     f"{num_bins[column]} bins. Each bin needs one."
                 )
-        elif np.dtype(dtype).kind not in "iu":
+        elif np.dtype(dtype).kind not in "iu" or np.iinfo(dtype).max < num_bins[column] - 1:
             raise ConfigError(
-                f"dtypes[{column!r}]={dtype!r}: an integer type or a CategoricalDtype is needed."
+                f"dtypes[{column!r}]={dtype!r}: a CategoricalDtype is needed, or an integer type "
+                f"that holds the numbers of {num_bins[column]} bins."
             )
 
 

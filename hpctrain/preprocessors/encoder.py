@@ -23,10 +23,11 @@ from hpctrain.preprocessors.categories import (
     elements_of,
     hashable,
     in_order,
+    is_list,
     most_frequent,
 )
 from hpctrain.preprocessors.preprocessor import Preprocessor, check_outputs
-from hpctrain.preprocessors.statistics import Counts, collect
+from hpctrain.preprocessors.statistics import Counts, collect, named_numbers
 from hpctrain.world import Communicator
 
 if TYPE_CHECKING:
@@ -107,10 +108,10 @@ class OrdinalEncoder(_Encoder):
         codes = self._codes(name)
         if not self.encode_lists:
             return _with_nan(codes_of(values, codes))
-        if values.dtype != object:
-            return _with_nan(codes_of(values.reshape(-1), codes)).reshape(values.shape)
+        if values.dtype != object or values.ndim > 1:
+            return _with_nan(codes_of(values.reshape(-1), codes).reshape(values.shape))
         found = codes_of(values, codes)
-        if (found < 0).any() and any(map(_is_list, values)):
+        if (found < 0).any() and any(map(is_list, values)):
             return as_cells([_codes_in(row, codes) for row in values])
         return _with_nan(found)
 
@@ -192,7 +193,7 @@ class MultiHotEncoder(_Encoder):
             codes = self._codes(name)
             counts = np.zeros((len(columns[name]), len(codes)), dtype=np.int64)
             for row, value in enumerate(columns[name]):
-                elements = value if _is_list(value) else [value]
+                elements = value if is_list(value) else [value]
                 for element, times in Counter(map(hashable, elements)).items():
                     if element in codes:
                         counts[row, codes[element]] = times
@@ -274,13 +275,17 @@ class _LabelDecoder(Preprocessor):
 
     def _transform_numpy(self, columns: NumpyBatch) -> Mapping[str, Any]:
         (name,) = self.columns
-        codes = columns[name].astype(np.int64)
-        if ((codes < 0) | (codes >= len(self.labels))).any():
+        numbers = named_numbers(name, columns[name]).reshape(columns[name].shape)
+        is_known = np.isin(numbers, np.arange(len(self.labels)))
+        if not is_known.all():
             raise ConfigError(
-                f"column {name!r} holds numbers that are those of no label: there are "
-                f"{len(self.labels)} labels, numbered from 0."
+                f"column {name!r} holds {numbers[~is_known][0]}, and numbers are needed that are "
+                f"those of a label: there are {len(self.labels)} labels, numbered from 0."
             )
-        return {name: np.array(self.labels)[codes]}
+        # Of labels of unlike types NumPy would make texts.
+        is_mixed = len({type(label) for label in self.labels}) > 1
+        labels = as_cells(self.labels) if is_mixed else np.array(self.labels)
+        return {name: labels[numbers.astype(np.int64)]}
 
 
 class Categorizer(_Encoder):
@@ -364,14 +369,11 @@ def check_limits(columns: Sequence[str], limits: Mapping[str, int] | None) -> di
 
 
 def _codes_in(value: Any, codes: Mapping[Any, int]) -> Any:
-    if _is_list(value):
-        return [codes.get(hashable(element)) for element in value]
+    if is_list(value):
+        elements = in_order(map(hashable, value)) if isinstance(value, (set, frozenset)) else value
+        return [codes.get(hashable(element)) for element in elements]
     return codes.get(hashable(value))
 
 
 def _with_nan(codes: Array) -> Array:
     return np.where(codes < 0, np.nan, codes.astype(np.float64))
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, (list, tuple, set, np.ndarray))

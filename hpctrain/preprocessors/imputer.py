@@ -12,7 +12,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.preprocessors.batches import Array, NumpyBatch, Rows
 from hpctrain.preprocessors.categories import is_missing, most_frequent
 from hpctrain.preprocessors.preprocessor import FitStatus, Preprocessor, check_outputs, per_row
-from hpctrain.preprocessors.statistics import Counts, Moments, collect
+from hpctrain.preprocessors.statistics import Counts, Moments, collect, in_shape
 from hpctrain.world import Communicator
 
 
@@ -73,7 +73,8 @@ class SimpleImputer(Preprocessor):
 
     def _transform_numpy(self, columns: NumpyBatch) -> Mapping[str, Any]:
         return {
-            output: _filled(columns[name], self._fill_of(name)) for name, output in self._names()
+            output: _filled(name, columns[name], self._fill_of(name))
+            for name, output in self._names()
         }
 
     def _fill_of(self, column: str) -> Any:
@@ -82,22 +83,40 @@ class SimpleImputer(Preprocessor):
         return self._stats[f"{self.strategy}({column})"]
 
 
-def _filled(values: Array, fill: Any) -> Array:
-    if values.dtype.kind in "fc":
-        return np.where(np.isnan(values), np.asarray(fill, dtype=values.dtype), values)
-    if values.dtype.kind == "M":
-        return np.where(np.isnat(values), np.asarray(fill, dtype=values.dtype), values)
+def _filled(column: str, values: Array, fill: Any) -> Array:
+    filled: Array
+    if np.ndim(fill):
+        values = in_shape(values, np.shape(fill))
+    if values.dtype.kind in "fcmM":
+        is_none = np.isnan(values) if values.dtype.kind in "fc" else np.isnat(values)
+        filled = np.where(is_none, _in_type(column, values.dtype, fill), values)
+        return filled
     if values.dtype != object:
         return values
     filled = values.copy()
     filled[np.array([is_missing(value) for value in values], dtype=bool)] = fill
-    if isinstance(fill, (int, float)):
+    if isinstance(fill, (int, float)) and not any(isinstance(v, (str, bytes)) for v in filled.flat):
         # A column of numbers with None among them.
         try:
             return filled.astype(np.float64)
         except (TypeError, ValueError):
             pass
     return filled
+
+
+def _in_type(column: str, dtype: np.dtype[Any], fill: Any) -> Array:
+    try:
+        with np.errstate(over="ignore"):
+            made = np.asarray(np.asarray(fill), dtype)
+        # A text has no isfinite(), and what is too large for the type is infinite in it.
+        if dtype.kind in "mM" or np.array_equal(np.isfinite(made), np.isfinite(fill)):
+            return made
+    except (TypeError, ValueError):
+        pass
+    raise ConfigError(
+        f"column {column!r} is of type {dtype}, which has no {fill!r} to put in place of what is "
+        f"missing. Give another fill_value."
+    )
 
 
 def _no_value(column: str) -> ConfigError:

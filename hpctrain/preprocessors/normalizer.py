@@ -10,7 +10,7 @@ import numpy as np
 from hpctrain.checks import check_choice
 from hpctrain.preprocessors.batches import Array, NumpyBatch
 from hpctrain.preprocessors.preprocessor import Preprocessor, check_outputs
-from hpctrain.preprocessors.statistics import as_numbers
+from hpctrain.preprocessors.statistics import named_numbers
 
 
 class Normalizer(Preprocessor):
@@ -38,15 +38,14 @@ class Normalizer(Preprocessor):
         self.norm = norm
 
     def _transform_numpy(self, columns: NumpyBatch) -> Mapping[str, Any]:
-        parts = [as_numbers(columns[name]) for name in self.columns]
+        parts = [named_numbers(name, columns[name]) for name in self.columns]
         norms = self._norms(np.concatenate(parts, axis=1, dtype=np.float64))
         norms[norms == 0] = 1.0
         outputs = {}
-        for name, output in self._names():
+        for (name, output), part in zip(self._names(), parts, strict=True):
             values = columns[name]
             dtype = values.dtype if values.dtype.kind == "f" else np.dtype(np.float64)
-            divided = values / norms.reshape(-1, *[1] * (values.ndim - 1))
-            outputs[output] = divided.astype(dtype)
+            outputs[output] = (part / norms[:, None]).astype(dtype).reshape(values.shape)
         return outputs
 
     def _norms(self, rows: Array) -> Array:
@@ -54,6 +53,11 @@ class Normalizer(Preprocessor):
             norms: Array = np.abs(rows).sum(axis=1)
         elif self.norm == "l2":
             norms = np.sqrt(np.einsum("ij,ij->i", rows, rows))
+            # Squares of what is very large or very small are infinite, or have lost their digits.
+            for row in np.flatnonzero((norms > 1e150) | (norms < 1e-150)):
+                largest = np.abs(rows[row]).max(initial=0.0)
+                if 0 < largest < np.inf:
+                    norms[row] = largest * np.sqrt(np.square(rows[row] / largest).sum())
         else:
             norms = np.abs(rows).max(axis=1, initial=0.0)
         return norms

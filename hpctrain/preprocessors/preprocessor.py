@@ -43,6 +43,8 @@ class Preprocessor(abc.ABC):
         FITTED = "FITTED"
 
     _is_fittable: ClassVar[bool] = True
+    _version: ClassVar[int] = 1
+    """Raised when the same parameters make other numbers than before; it is stored with them."""
     stats_: dict[str, Any] | None = None
     """What was learned, such as ``{"mean(x)": 0.5}``; None before."""
 
@@ -150,6 +152,7 @@ class Preprocessor(abc.ABC):
             self.transform_batch,
             batch_format=self.preferred_batch_format(),
             keeps_rows=self._keeps_rows(),
+            zero_copy_batch=True,
         )
 
     def transform_batch(self, data: Any) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from hpctrain.preprocessors.batches import Array, Rows
-from hpctrain.preprocessors.statistics import as_numbers, collect
+from hpctrain.preprocessors.statistics import as_numbers, collect, infinite_values, same_shape
 from hpctrain.world import Communicator
 
 MAX_COUNTERS = 2**22
@@ -55,7 +55,7 @@ def quantiles_of(
     Raises
     ------
     ConfigError
-        If a column holds no numbers.
+        If a column holds no numbers, or infinite ones, or rows of unlike shapes.
     """
     searches = {column: _Search(quantiles, share=1 / len(columns)) for column in columns}
     while wanted := {column: s.next_pass() for column, s in searches.items() if not s.is_done}:
@@ -187,11 +187,12 @@ class _Selection:
 
     def update(self, values: Array) -> None:
         """Take rows into account. Not collective."""
-        rows = as_numbers(values)
-        if not len(rows):
+        if not len(values):
             return
-        if self.shape is None:
-            self.shape = values.shape[1:]
+        rows = as_numbers(values)
+        is_first = self.shape is None
+        self.shape = same_shape(self.shape, values.shape[1:])
+        if is_first:
             self.begin(rows.shape[1])
         for component in range(rows.shape[1]):
             keys = _to_keys(rows[:, component])
@@ -247,7 +248,7 @@ class _Histogram(_Selection):
         if other.shape is None or self.shape is None:
             return self if other.shape is None else other
         merged = _Histogram(self._depth, self._prefixes, self._max_counters)
-        merged.shape, merged.bits = self.shape, self.bits
+        merged.shape, merged.bits = same_shape(self.shape, other.shape), self.bits
         merged.counts = {
             place: counts + other.counts[place] for place, counts in self.counts.items()
         }
@@ -270,7 +271,9 @@ class _Gathered(_Selection):
         """Return the values of both."""
         assert self._prefixes is not None
         merged = _Gathered(self._depth, self._prefixes)
-        merged.shape = self.shape if other.shape is None else other.shape
+        merged.shape = self.shape
+        if other.shape is not None:
+            merged.shape = same_shape(self.shape, other.shape)
         merged.keys = dict(self.keys)
         for (component, prefix), keys in other.keys.items():
             merged.take(component, prefix, keys)
@@ -280,9 +283,11 @@ class _Gathered(_Selection):
 def _to_keys(values: Array) -> Array:
     """Return unsigned integers of the same order as the numbers; NaN is left out."""
     numbers = np.ascontiguousarray(values, dtype=np.float64)
-    missing = np.isnan(numbers)
-    if missing.any():
-        numbers = numbers[~missing]
+    finite = np.isfinite(numbers)
+    if not finite.all():
+        if np.isinf(numbers).any():
+            raise infinite_values()
+        numbers = numbers[finite]
     bits = numbers.view(np.uint64)
     return np.where(bits >= _SIGN, ~bits, bits | _SIGN)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,18 @@ from hpctrain.preprocessors.batches import Array, NumpyBatch, Rows
 from hpctrain.preprocessors.kernels import shifted_and_scaled
 from hpctrain.preprocessors.preprocessor import Preprocessor, check_outputs, per_row
 from hpctrain.preprocessors.quantiles import quantiles_of
-from hpctrain.preprocessors.statistics import Extremes, Moments, as_numbers, collect
+from hpctrain.preprocessors.statistics import (
+    Extremes,
+    Moments,
+    collect,
+    in_shape,
+    infinite_values,
+    named_numbers,
+)
 from hpctrain.world import Communicator
+
+# What is left of the difference of equal numbers, as a part of them.
+_ROUNDING = 10 * float(np.finfo(np.float64).eps)
 
 
 class _Scaler(Preprocessor):
@@ -35,8 +46,9 @@ class _Scaler(Preprocessor):
 class StandardScaler(_Scaler):
     """Shifts columns to mean 0, and scales them to standard deviation 1.
 
-    NaN is left out, and stays NaN. A column whose values are all the same is shifted only. The
-    deviation is that of a population (``ddof=0``).
+    NaN is left out, and stays NaN; infinite values are refused. A column whose values are all the
+    same, but for rounding errors of 2e-15 of them, is shifted only. The deviation is that of a
+    population (``ddof=0``).
 
     Parameters
     ----------
@@ -61,11 +73,8 @@ class StandardScaler(_Scaler):
         stats: dict[str, Any] = {}
         for column, found in collect(rows, dict.fromkeys(self.columns, Moments), comm).items():
             shape = _shape_of(column, found)
-            # A sum of n equal numbers has an error of its own: scikit-learn's bound for it.
-            error = found.count * np.finfo(np.float64).eps
-            bound = error * found.variance + (error * found.mean) ** 2
-            constant = found.variance <= bound
-            std = np.where(constant, 0.0, np.sqrt(found.variance))
+            std = np.sqrt(found.variance)
+            std = np.where(std <= _ROUNDING * np.abs(found.mean), 0.0, std)
             stats[f"mean({column})"] = per_row(np.where(found.count, found.mean, np.nan), shape)
             stats[f"std({column})"] = per_row(std, shape)
         return stats
@@ -78,7 +87,8 @@ class StandardScaler(_Scaler):
 class MinMaxScaler(_Scaler):
     """Scales columns to the range from 0 to 1.
 
-    NaN is left out, and stays NaN. A column whose values are all the same becomes 0.
+    NaN is left out, and stays NaN; infinite values are refused. A column whose values are all the
+    same, but for rounding errors, becomes 0.
 
     Parameters
     ----------
@@ -95,19 +105,20 @@ class MinMaxScaler(_Scaler):
         stats: dict[str, Any] = {}
         for column, found in collect(rows, dict.fromkeys(self.columns, Extremes), comm).items():
             shape = _shape_of(column, found)
+            _check_range(column, found.minimum, found.maximum)
             stats[f"min({column})"] = per_row(found.minimum, shape)
             stats[f"max({column})"] = per_row(found.maximum, shape)
         return stats
 
     def _shift_and_scale(self, column: str) -> tuple[Any, Any]:
         low, high = self._stats[f"min({column})"], self._stats[f"max({column})"]
-        return low, _not_zero(np.subtract(high, low))
+        return low, _not_zero(np.subtract(high, low), low, high)
 
 
 class MaxAbsScaler(_Scaler):
     """Divides columns by their largest absolute value.
 
-    NaN is left out, and stays NaN. A column of zeros stays as it is.
+    NaN is left out, and stays NaN; infinite values are refused. A column of zeros stays as it is.
 
     Parameters
     ----------
@@ -129,7 +140,7 @@ class MaxAbsScaler(_Scaler):
 
     def _shift_and_scale(self, column: str) -> tuple[Any, Any]:
         largest = self._stats[f"abs_max({column})"]
-        return np.zeros_like(largest), _not_zero(largest)
+        return np.zeros_like(largest), _not_zero(largest, largest)
 
 
 class RobustScaler(_Scaler):
@@ -137,7 +148,7 @@ class RobustScaler(_Scaler):
 
     Outliers have no influence on it. The quantiles are exact, whatever the number of rows and ranks
     (`hpctrain.preprocessors.quantiles`); the data is read two to five times for that. NaN is left
-    out, and stays NaN.
+    out, and stays NaN; infinite values are refused.
 
     Parameters
     ----------
@@ -175,6 +186,7 @@ class RobustScaler(_Scaler):
         for column, quantiles in found.items():
             if np.isnan(quantiles).all():
                 raise _no_value(column)
+            _check_range(column, quantiles[0], quantiles[2])
             for name, value in zip(
                 ("low_quantile", "median", "high_quantile"), quantiles, strict=True
             ):
@@ -183,11 +195,12 @@ class RobustScaler(_Scaler):
 
     def _shift_and_scale(self, column: str) -> tuple[Any, Any]:
         low, high = self._stats[f"low_quantile({column})"], self._stats[f"high_quantile({column})"]
-        return self._stats[f"median({column})"], _not_zero(np.subtract(high, low))
+        return self._stats[f"median({column})"], _not_zero(np.subtract(high, low), low, high)
 
 
 def _scaled(column: str, values: Array, shift: Any, scale: Any) -> Array:
     shape = np.shape(shift)
+    values = in_shape(values, shape)
     if values.shape[1:] != shape:
         raise ConfigError(
             f"column {column!r} has rows of shape {values.shape[1:]}; the scaler was fitted on "
@@ -196,12 +209,24 @@ def _scaled(column: str, values: Array, shift: Any, scale: Any) -> Array:
     # Computed in float64, whatever the type of the column: the mean may be far from 0.
     width = int(np.prod(shape, dtype=np.int64))
     by_column = [np.broadcast_to(part, shape).reshape(width) for part in (shift, scale)]
-    return shifted_and_scaled(as_numbers(values), *by_column).reshape(values.shape)
+    numbers = named_numbers(column, values)
+    scaled: Array = shifted_and_scaled(numbers, *by_column).reshape(values.shape)
+    return scaled
 
 
-def _not_zero(scale: Any) -> Any:
-    """Return 1 where a scale is nothing but rounding errors, as scikit-learn does."""
-    return np.where(np.less(scale, 10 * np.finfo(np.float64).eps), 1.0, scale)
+def _not_zero(scale: Any, *of: Any) -> Any:
+    """Return 1 where a scale is nothing but the rounding errors of the numbers it is of.
+
+    As scikit-learn does, but for numbers that are all small.
+    """
+    largest = np.minimum(1.0, reduce(np.maximum, map(np.abs, of)))
+    return np.where(np.less_equal(scale, _ROUNDING * largest), 1.0, scale)
+
+
+def _check_range(column: str, low: Array, high: Array) -> None:
+    with np.errstate(over="ignore"):
+        if np.isinf(np.subtract(high, low)).any():
+            raise ConfigError(f"column {column!r}: {infinite_values()}")
 
 
 def _shape_of(column: str, found: Moments | Extremes) -> tuple[int, ...]:

@@ -161,5 +161,4 @@ def _on(rank: int, work: Callable[[], Any], comm: Communicator) -> Any:
 def _dense(result: Any) -> Array:
     if hasattr(result, "toarray"):
         result = result.toarray()
-    array: Array = np.asarray(result)
-    return array.reshape(len(array), -1)
+    return flat_rows(np.asarray(result))

@@ -18,8 +18,9 @@ from hpctrain.preprocessors.categories import count_elements, is_missing
 from hpctrain.preprocessors.kernels import reduced, sums_about
 from hpctrain.world import Communicator
 
-# Rows whose mean is what sums are taken about.
-_SHIFT_ROWS = 256
+# Rows in which the point is looked for that sums are taken about: these at most, a part at least.
+_HEAD_ROWS = 256
+_HEAD_PART = 64
 
 S = TypeVar("S", bound="Statistic")
 
@@ -37,25 +38,35 @@ class Statistic(Protocol):
 class Moments:
     """Count, mean and variance of each component of a column.
 
-    Partial sums of squares are about a point near the mean, and meet by the formula of Chan, Golub
-    and LeVeque (1979), so no digits cancel, however far from 0 the values are.
+    Sums are about a value of the column that is near its mean, and meet by the formula of Chan,
+    Golub and LeVeque (1979). The mean stays a distance from such a value, and the difference of two
+    values that are near each other is exact: so no digits cancel, however far from 0 the values
+    are, and the variance of equal values is 0.
     """
 
     def __init__(self) -> None:
         self.shape: tuple[int, ...] | None = None
         """Shape of one row; None before the first rows."""
-        self.count: Array = np.zeros(0)
-        """Values that are not NaN."""
-        self.mean: Array = np.zeros(0)
-        self.deviation: Array = np.zeros(0)
-        """Sum of the squared distances from the mean."""
+        self._sums = _Sums(np.zeros(0), np.zeros(0), np.zeros(0), np.zeros(0))
         self._expects_nan = False
+
+    @property
+    def count(self) -> Array:
+        """Values that are not NaN."""
+        return self._sums.count
+
+    @property
+    def mean(self) -> Array:
+        """Of all the values; 0 where there is none."""
+        mean: Array = self._sums.origin + self._sums.offset
+        return mean
 
     @property
     def variance(self) -> Array:
         """Of all the values as a population; NaN where there is none."""
         with np.errstate(invalid="ignore", divide="ignore"):
-            return self.deviation / self.count
+            variance: Array = self._sums.deviation / self._sums.count
+        return variance
 
     def update(self, values: Array) -> None:
         """Take rows into account. Not collective.
@@ -65,37 +76,29 @@ class Moments:
         ConfigError
             If a value is infinite, or so large that its square is.
         """
-        rows = as_numbers(values)
-        shape = _same_shape(self.shape, values.shape[1:])
-        if not len(rows):
+        if not len(values):
             return
+        rows = as_numbers(values)
+        shape = same_shape(self.shape, values.shape[1:])
         seen = self._of(rows)
+        self._sums = seen if self.shape is None else _merge_sums(self._sums, seen)
         self.shape = shape
-        if not self.count.size:
-            self.count, self.mean, self.deviation = seen
-        else:
-            mine = (self.count, self.mean, self.deviation)
-            self.count, self.mean, self.deviation = _merge_moments(mine, seen)
 
     def merge(self, other: Moments) -> Moments:
         """Return what is known from the rows of both. Not collective."""
         if other.shape is None or self.shape is None:
             return self if other.shape is None else other
         merged = Moments()
-        merged.shape = _same_shape(self.shape, other.shape)
-        merged.count, merged.mean, merged.deviation = _merge_moments(
-            (self.count, self.mean, self.deviation), (other.count, other.mean, other.deviation)
-        )
+        merged.shape = same_shape(self.shape, other.shape)
+        merged._sums = _merge_sums(self._sums, other._sums)
         return merged
 
-    def _of(self, rows: Array) -> tuple[Array, Array, Array]:
+    def _of(self, rows: Array) -> _Sums:
         with np.errstate(invalid="ignore", over="ignore"):
-            head = np.array(rows[:_SHIFT_ROWS], dtype=np.float64)
-            present = np.isfinite(head)
-            shift = np.where(present, head, 0.0).sum(axis=0) / np.maximum(present.sum(axis=0), 1)
-            sums = sums_about(shift, rows, leave_out_nan=self._expects_nan)
+            origin = _origin_of(rows)
+            sums = sums_about(origin, rows, leave_out_nan=self._expects_nan)
             if not self._expects_nan and not np.isfinite(sums[2]).all():
-                sums = sums_about(shift, rows, leave_out_nan=True)
+                sums = sums_about(origin, rows, leave_out_nan=True)
                 self._expects_nan = bool((sums[0] < len(rows)).any())
         count, total, squares = sums
         if not np.isfinite(squares).all():
@@ -103,22 +106,61 @@ class Moments:
                 "values are infinite, or larger than 1e154, so that mean and variance do not "
                 "exist. Drop or clip them first, for example with a BatchMapper."
             )
-        nonzero = np.maximum(count, 1)
-        offset = total / nonzero
-        return count, shift + offset, np.maximum(squares - total * offset, 0.0)
+        offset = total / np.maximum(count, 1)
+        return _Sums(count, origin, offset, np.maximum(squares - total * offset, 0.0))
 
 
-def _merge_moments(
-    a: tuple[Array, Array, Array], b: tuple[Array, Array, Array]
-) -> tuple[Array, Array, Array]:
-    count = a[0] + b[0]
-    of_b = b[0] / np.maximum(count, 1)
-    apart = b[1] - a[1]
-    return count, a[1] + apart * of_b, a[2] + b[2] + apart**2 * a[0] * of_b
+@dataclass(frozen=True)
+class _Sums:
+    """What is known of each component of a column."""
+
+    count: Array
+    origin: Array
+    """A value of the column, 0 where there is none."""
+    offset: Array
+    """Distance of the mean from it."""
+    deviation: Array
+    """Sum of the squared distances from the mean."""
+
+
+def _origin_of(rows: Array) -> Array:
+    """Return for each column a value that is near its mean, 0 where all are NaN or infinite."""
+    head = rows[: min(_HEAD_ROWS, len(rows) // _HEAD_PART + 4)].astype(np.float64)
+    components = np.arange(rows.shape[1])
+    total = head.sum(axis=0)
+    origin: Array
+    if np.isfinite(total).all():
+        origin = head[np.abs(head - total / len(head)).argmin(axis=0), components]
+        return origin
+    present = np.isfinite(head)
+    mean = np.where(present, head, 0.0).sum(axis=0) / np.maximum(present.sum(axis=0), 1)
+    distance = np.where(present, np.abs(head - mean), np.inf)
+    origin = head[distance.argmin(axis=0), components]
+    if len(others := np.flatnonzero(~np.isfinite(origin))):
+        # Their first rows have no value.
+        columns = rows[:, others].astype(np.float64)
+        first = np.isfinite(columns).argmax(axis=0)
+        origin[others] = np.nan_to_num(
+            columns[first, np.arange(len(others))], posinf=0.0, neginf=0.0
+        )
+    return origin
+
+
+def _merge_sums(a: _Sums, b: _Sums) -> _Sums:
+    count = a.count + b.count
+    of_b = b.count / np.maximum(count, 1)
+    apart = (b.origin - a.origin) + (b.offset - a.offset)
+    is_first = a.count == 0
+    return _Sums(
+        count,
+        np.where(is_first, b.origin, a.origin),
+        np.where(is_first, b.offset, a.offset + apart * of_b),
+        a.deviation + b.deviation + apart**2 * a.count * of_b,
+    )
 
 
 class Extremes:
-    """The smallest and the largest value of each component of a column."""
+    """The smallest and the largest value of each component of a column; both are finite."""
 
     def __init__(self) -> None:
         self.shape: tuple[int, ...] | None = None
@@ -129,14 +171,21 @@ class Extremes:
         """NaN where there is no value."""
 
     def update(self, values: Array) -> None:
-        """Take rows into account. Not collective."""
-        rows = as_numbers(values)
-        shape = _same_shape(self.shape, values.shape[1:])
-        if not len(rows):
+        """Take rows into account. Not collective.
+
+        Raises
+        ------
+        ConfigError
+            If a value is infinite.
+        """
+        if not len(values):
             return
-        self.minimum, self.maximum = self._joined(
-            reduced(np.fmin, rows).astype(np.float64), reduced(np.fmax, rows).astype(np.float64)
-        )
+        rows = as_numbers(values)
+        shape = same_shape(self.shape, values.shape[1:])
+        extremes = [reduced(f, rows).astype(np.float64) for f in (np.fmin, np.fmax)]
+        if np.isinf(extremes).any():
+            raise infinite_values()
+        self.minimum, self.maximum = self._joined(*extremes)
         self.shape = shape
 
     def merge(self, other: Extremes) -> Extremes:
@@ -144,7 +193,7 @@ class Extremes:
         if other.shape is None or self.shape is None:
             return self if other.shape is None else other
         merged = Extremes()
-        merged.shape = _same_shape(self.shape, other.shape)
+        merged.shape = same_shape(self.shape, other.shape)
         merged.minimum, merged.maximum = self._joined(other.minimum, other.maximum)
         return merged
 
@@ -269,7 +318,7 @@ def as_numbers(values: Array) -> Array:
     ConfigError
         If they hold no numbers.
     """
-    if values.dtype == object:
+    if values.dtype == object and not any(isinstance(v, (str, bytes)) for v in values.flat):
         try:
             values = values.astype(np.float64)
         except (TypeError, ValueError):
@@ -282,15 +331,56 @@ def as_numbers(values: Array) -> Array:
     return flat_rows(values)
 
 
+def named_numbers(column: str, values: Array) -> Array:
+    """Return the rows of a column as vectors of numbers, and name it if that fails. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If they hold no numbers.
+    """
+    try:
+        return as_numbers(values)
+    except ConfigError as error:
+        raise ConfigError(f"column {column!r}: {error}") from error
+
+
+def in_shape(values: Array, shape: tuple[int, ...]) -> Array:
+    """Return a column without rows as one of rows of a shape, others as they are. Not collective.
+
+    In a data frame, vectors are objects: without any, nothing says how long they would be.
+    """
+    if len(values) or values.ndim > 1:
+        return values
+    return np.zeros((0, *shape), np.float64 if values.dtype == object else values.dtype)
+
+
 def _kind(values: Array) -> str:
-    if values.dtype.kind in "US":
+    if values.dtype.kind in "US" or any(isinstance(v, (str, bytes)) for v in values.flat):
         return "text"
     if values.dtype == object and len(values):
         return f"values like {values[0]!r}"
     return f"values of type {values.dtype}"
 
 
-def _same_shape(known: tuple[int, ...] | None, new: tuple[int, ...]) -> tuple[int, ...]:
+def infinite_values() -> ConfigError:
+    """Return the error for values that nothing can be learned from. Not collective."""
+    return ConfigError(
+        "values are infinite, or reach further than float64 does. Drop or clip them first, for "
+        "example with a BatchMapper."
+    )
+
+
+def same_shape(known: tuple[int, ...] | None, new: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of the rows of a column.
+
+    Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If it is another one than is known.
+    """
     if known is not None and known != new:
         raise ConfigError(
             f"rows have shapes {known} and {new}. All rows of a column need one shape: pad or crop "

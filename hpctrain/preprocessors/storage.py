@@ -276,6 +276,8 @@ class _Writer:
             return {"$dict": [[self.encode(k), self.encode(v)] for k, v in value.items()]}
         if isinstance(value, bytes):
             return {"$bytes": base64.b64encode(value).decode()}
+        if isinstance(value, np.datetime64 | np.timedelta64):
+            return {"$time": [value.dtype.str, int(value.astype(np.int64))]}
         if isinstance(value, np.ndarray) and value.dtype != object:
             return {"$array": self._keep(value)}
         if isinstance(value, np.dtype) or _is_number_type(value):
@@ -291,6 +293,7 @@ class _Writer:
         is_ours = self._classes.get(name) is type(value)
         encoded = {
             "class": name if is_ours else self._encode_foreign(type(value)),
+            **({} if value._version == 1 else {"version": value._version}),
             "arguments": {n: self.encode(part) for n, part in value._configuration().items()},
         }
         if value.stats_ is not None:
@@ -351,6 +354,8 @@ class _Reader:
             return {self.decode(key): self.decode(value) for key, value in part}
         if kind == "$bytes":
             return base64.b64decode(part)
+        if kind == "$time":
+            return np.array([part[1]], np.int64).view(part[0])[0]
         if kind == "$array":
             return self._array(part)
         if kind == "$dtype":
@@ -376,6 +381,12 @@ class _Reader:
         arguments = self.decode(value["arguments"])
         if not (isinstance(cls, type) and issubclass(cls, Preprocessor)):
             raise ValueError(f"{cls!r} is no class of preprocessors")
+        if value.get("version", 1) != cls._version:
+            raise CheckpointError(
+                f"{self._where} was written with another version of {cls.__name__}, which makes "
+                f"other numbers of the same rows. Read it with the hpctrain that wrote it, or "
+                f"train again."
+            )
         in_a_row = arguments.pop("preprocessors", ())
         made = cls(*in_a_row, **arguments)
         if "stats" in value:

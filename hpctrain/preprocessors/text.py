@@ -5,16 +5,18 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from hpctrain.checks import check_count
+from hpctrain.errors import ConfigError
 from hpctrain.preprocessors.batches import Array, NumpyBatch, Rows
 from hpctrain.preprocessors.categories import is_missing, most_frequent
 from hpctrain.preprocessors.encoder import as_cells
 from hpctrain.preprocessors.preprocessor import Preprocessor, check_columns, check_outputs
-from hpctrain.preprocessors.statistics import Counts, collect
+from hpctrain.preprocessors.statistics import Counts, collect, named_numbers
 from hpctrain.world import Communicator
 
 Tokenize = Callable[[str], list[str]]
@@ -26,8 +28,8 @@ def split_at_spaces(value: str) -> list[str]:
 
 
 def place_of(value: object, num_features: int) -> int:
-    """Return the place of a value in a hashed vector, the same in every process. Not collective."""
-    digest = hashlib.sha1(str(value).encode(), usedforsecurity=False).hexdigest()
+    """Return the place of a value in a hashed vector, which is Ray's. Not collective."""
+    digest = hashlib.sha256(str(value).encode()).hexdigest()
     return int(digest, 16) % num_features
 
 
@@ -42,9 +44,16 @@ class _OfText(Preprocessor):
         self.columns = list(columns)
         self.tokenization_fn = tokenization_fn
 
-    def _tokens(self, values: Array) -> list[list[str]]:
+    def _tokens(self, column: str, values: Array) -> list[list[str]]:
         split = self.tokenization_fn or split_at_spaces
-        return [[] if is_missing(text) else list(split(text)) for text in values.tolist()]
+        texts = values.tolist()
+        for text in texts:
+            if not isinstance(text, str) and not is_missing(text):
+                raise ConfigError(
+                    f"column {column!r} holds {text!r}, a {type(text).__name__}, and texts are "
+                    f"needed. Make texts of it first, for example with a BatchMapper."
+                )
+        return [[] if is_missing(text) else list(split(text)) for text in texts]
 
 
 class Tokenizer(_OfText):
@@ -71,11 +80,15 @@ class Tokenizer(_OfText):
         super().__init__(columns, tokenization_fn, output_columns)
 
     def _transform_numpy(self, columns: NumpyBatch) -> Mapping[str, Any]:
-        return {output: as_cells(self._tokens(columns[name])) for name, output in self._names()}
+        return {
+            output: as_cells(self._tokens(name, columns[name])) for name, output in self._names()
+        }
 
 
 class HashingVectorizer(_OfText):
     """Replaces each text by a vector that says how often each word occurs, by the word's hash.
+
+    The hash is that of Ray, SHA-256, so words have the same places.
 
     Parameters
     ----------
@@ -90,6 +103,8 @@ class HashingVectorizer(_OfText):
     """
 
     _is_fittable = False
+    # 1 hashed by SHA-1.
+    _version = 2
 
     def __init__(
         self,
@@ -106,7 +121,7 @@ class HashingVectorizer(_OfText):
     def _transform_numpy(self, columns: NumpyBatch) -> Mapping[str, Any]:
         outputs = {}
         for name, output in self._names():
-            tokens = self._tokens(columns[name])
+            tokens = self._tokens(name, columns[name])
             places = {t: place_of(t, self.num_features) for t in {t for row in tokens for t in row}}
             outputs[output] = _counted(tokens, places, self.num_features)
         return outputs
@@ -140,10 +155,11 @@ class CountVectorizer(_OfText):
         self.max_features = max_features
 
     def _fit(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
-        def words(values: Array) -> Counter[Any]:
-            return Counter(token for row in self._tokens(values) for token in row)
+        def words(column: str, values: Array) -> Counter[Any]:
+            return Counter(token for row in self._tokens(column, values) for token in row)
 
-        found = collect(rows, {column: lambda: Counts(words) for column in self.columns}, comm)
+        make = {column: partial(Counts, partial(words, column)) for column in self.columns}
+        found = collect(rows, make, comm)
         stats = {}
         for column, counts in found.items():
             kept = most_frequent(counts.counts, self.max_features)
@@ -155,14 +171,15 @@ class CountVectorizer(_OfText):
         for name, output in self._names():
             words = self._stats[f"token_counts({name})"]
             places = {word: place for place, word in enumerate(words)}
-            outputs[output] = _counted(self._tokens(columns[name]), places, len(places))
+            outputs[output] = _counted(self._tokens(name, columns[name]), places, len(places))
         return outputs
 
 
 class FeatureHasher(Preprocessor):
     """Makes a vector of several columns: each is added at the place of its name's hash.
 
-    It is meant for columns that count words, of which there are many.
+    It is meant for columns that count words, of which there are many. The hash is that of Ray,
+    SHA-256, so columns have the same places.
 
     Parameters
     ----------
@@ -175,6 +192,8 @@ class FeatureHasher(Preprocessor):
     """
 
     _is_fittable = False
+    # 1 hashed by SHA-1.
+    _version = 2
 
     def __init__(self, columns: list[str], num_features: int, output_column: str) -> None:
         check_count("num_features", num_features, at_least=1)
@@ -189,7 +208,12 @@ class FeatureHasher(Preprocessor):
     def _transform_numpy(self, columns: NumpyBatch) -> Mapping[str, Any]:
         vectors = np.zeros((len(next(iter(columns.values()))), self.num_features))
         for name, values in columns.items():
-            vectors[:, place_of(name, self.num_features)] += values
+            if values.ndim > 1:
+                raise ConfigError(
+                    f"column {name!r} holds arrays of shape {values.shape[1:]}. FeatureHasher "
+                    f"takes columns of single numbers."
+                )
+            vectors[:, place_of(name, self.num_features)] += named_numbers(name, values)[:, 0]
         return {self.output_column: vectors}
 
 

@@ -11,6 +11,9 @@ from hpctrain.checks import check_choice, is_number
 from hpctrain.errors import ConfigError
 from hpctrain.preprocessors.batches import Array, NumpyBatch
 from hpctrain.preprocessors.preprocessor import Preprocessor, check_outputs
+from hpctrain.preprocessors.statistics import named_numbers
+
+_NO_POWER = 1e-19
 
 
 class PowerTransformer(Preprocessor):
@@ -52,21 +55,28 @@ class PowerTransformer(Preprocessor):
         for name, output in self._names():
             values = columns[name]
             dtype = values.dtype if values.dtype.kind == "f" else np.dtype(np.float64)
-            with np.errstate(invalid="ignore", divide="ignore"):
-                outputs[output] = function(values.astype(np.float64), self.power).astype(dtype)
+            numbers = named_numbers(name, values).astype(np.float64)
+            with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+                made = function(numbers, self.power).astype(dtype)
+            outputs[output] = made.reshape(values.shape)
         return outputs
 
 
 def _box_cox(values: Array, power: float) -> Array:
-    positive = np.where(values > 0, values, np.nan)
-    return np.log(positive) if power == 0 else (positive**power - 1) / power
+    return _power(np.log(np.where(values > 0, values, np.nan)), power)
 
 
 def _yeo_johnson(values: Array, power: float) -> Array:
-    above, below = np.maximum(values, 0.0), np.minimum(values, 0.0)
-    high = np.log1p(above) if power == 0 else ((above + 1) ** power - 1) / power
-    if power == 2:
-        low = -np.log1p(-below)
-    else:
-        low = -((1 - below) ** (2 - power) - 1) / (2 - power)
-    return np.where(values >= 0, high, low)
+    is_high = values >= 0
+    logarithms = np.log1p(np.abs(values))
+    return np.where(is_high, _power(logarithms, power), -_power(logarithms, 2 - power))
+
+
+def _power(logarithms: Array, power: float) -> Array:
+    """Return ``(x**power - 1) / power`` for the logarithms of x, and its limit at 0.
+
+    As SciPy does: where the power is small, ``x**power`` is so near 1 that few digits are left.
+    """
+    # A power below that changes no digit, and its inverse may be infinite.
+    made: Array = logarithms if abs(power) < _NO_POWER else np.expm1(power * logarithms) / power
+    return made

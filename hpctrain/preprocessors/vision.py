@@ -61,10 +61,14 @@ class TorchVisionPreprocessor(Preprocessor):
         outputs = {}
         for name, output in self._names():
             images = columns[name]
-            if self.batched or not len(images):
-                outputs[output] = self._apply(images) if len(images) else images
+            # What it makes of none has the type and shape of what it makes of one.
+            is_empty = not len(images) and images.ndim > 1
+            given = np.zeros((1, *images.shape[1:]), images.dtype) if is_empty else images
+            if self.batched or not len(given):
+                made = self._apply(given) if len(given) else given
             else:
-                outputs[output] = np.stack([self._apply(image) for image in images])
+                made = np.stack([self._apply(image) for image in given])
+            outputs[output] = made[: len(images)]
         return outputs
 
     def _apply(self, array: Array) -> Array:

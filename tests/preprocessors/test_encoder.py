@@ -114,8 +114,38 @@ def test_labels_get_their_place_and_back(fit_on_ranks):
     expected = sklearn.preprocessing.LabelEncoder().fit_transform(batch["y"])
     assert_array_equal(encoded["y"], expected)
     assert_array_equal(encoder.inverse_transform(encoded)["y"], batch["y"])
-    with pytest.raises(ConfigError, match="those of no label: there are 3 labels"):
+    with pytest.raises(ConfigError, match="those of a label: there are 3 labels"):
         encoder.inverse_transform({"y": np.array([3])})
+
+
+def test_labels_of_several_types_come_back_as_they_were():
+    labels = cells(1, "a", 2.5, "1")
+    encoder = LabelEncoder("y").fit({"y": labels})
+    decoded = encoder.inverse_transform(encoder.transform_batch({"y": labels}))["y"]
+    assert decoded.tolist() == [1, "a", 2.5, "1"]
+
+
+@pytest.mark.parametrize("number", [0.9, np.nan, -1.0, np.inf, 2.0])
+def test_numbers_between_those_of_labels_are_refused(number):
+    encoder = LabelEncoder("y").fit({"y": np.array(["a", "b"])})
+    with pytest.raises(ConfigError, match=f"column 'y' holds {number}, .* there are 2 labels"):
+        encoder.inverse_transform({"y": np.array([0.0, number])})
+    with pytest.raises(ConfigError, match="column 'y': it holds text"):
+        encoder.inverse_transform({"y": np.array(["0", "1"])})
+    assert encoder.inverse_transform({"y": np.array([1.0, 0.0])})["y"].tolist() == ["b", "a"]
+
+
+@pytest.mark.parametrize("kind", [set, frozenset])
+def test_sets_are_lists_without_an_order(fit_on_ranks, kind):
+    sets = cells(kind("ab"), kind("c"), kind(), kind("cba"))
+    hot = fit_on_ranks(lambda: MultiHotEncoder(["c"]), {"c": sets})
+    assert_array_equal(
+        hot.transform_batch({"c": sets})["c"], [[1, 1, 0], [0, 0, 1], [0, 0, 0], [1, 1, 1]]
+    )
+    ordinal = fit_on_ranks(lambda: OrdinalEncoder(["c"]), {"c": sets})
+    assert ordinal.transform_batch({"c": sets})["c"].tolist() == [[0, 1], [2], [], [0, 1, 2]]
+    whole = fit_on_ranks(lambda: OrdinalEncoder(["c"], encode_lists=False), {"c": sets})
+    assert whole.transform_batch({"c": sets})["c"].tolist() == [1, 3, 0, 2]
 
 
 def test_a_label_that_was_not_there_is_refused_and_none_is_needed_for_prediction():

@@ -47,6 +47,17 @@ def test_what_is_put_in_place_of_missing_numbers_is_that_of_scikit_learn(
     assert_allclose(imputer.transform_batch({"x": holes})["x"], expected, rtol=1e-9)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_the_components_of_vectors_have_means_of_their_own(fit_on_ranks, dtype, random):
+    rows = random.normal(size=(60, 3)).astype(dtype)
+    rows[random.random(rows.shape) < 0.3] = np.nan
+    expected = sklearn.impute.SimpleImputer().fit_transform(rows)
+    imputer = fit_on_ranks(lambda: SimpleImputer(["v"]), {"v": rows})
+    made = imputer.transform_batch({"v": rows})["v"]
+    assert made.dtype == dtype
+    assert_allclose(made, expected, rtol=1e-6)
+
+
 def test_missing_words_are_replaced_too():
     column = np.array(["a", None, "b", "b", math.nan], dtype=object)
     frequent = SimpleImputer(["c"], "most_frequent").fit({"c": column})
@@ -56,6 +67,35 @@ def test_missing_words_are_replaced_too():
     numbers = pandas.DataFrame({"c": pandas.array([1, None, 3], dtype="Int64")})
     filled = SimpleImputer(["c"], "constant", fill_value=0).transform_batch(numbers)
     assert filled["c"].tolist() == [1, 0, 3]
+
+
+def test_texts_stay_texts_whatever_is_put_between_them():
+    column = np.array(["02", None, "1"], dtype=object)
+    filled = SimpleImputer(["c"], "constant", 0).transform_batch({"c": column})
+    assert filled["c"].tolist() == ["02", 0, "1"]
+
+
+@pytest.mark.parametrize(
+    ("values", "fill"),
+    [
+        (np.array([1.0, np.nan]), "?"),
+        (np.array([1.0, np.nan]), "1"),
+        (np.array([1.0, np.nan], dtype="float32"), 1e300),
+        (np.array(["2020-01-01", "NaT"], dtype="datetime64[s]"), "soon"),
+    ],
+)
+def test_a_constant_that_a_column_cannot_hold_is_refused(values, fill):
+    with pytest.raises(ConfigError, match=r"column 'c' is of type .* Give another fill_value"):
+        SimpleImputer(["c"], "constant", fill).transform_batch({"c": values})
+
+
+def test_missing_times_and_durations_are_replaced():
+    times = np.array(["2020-01-01", "NaT"], dtype="datetime64[s]")
+    filled = SimpleImputer(["c"], "constant", "2021-02-03").transform_batch({"c": times})
+    assert filled["c"].tolist()[1].isoformat() == "2021-02-03T00:00:00"
+    durations = np.array([5, "NaT"], dtype="timedelta64[s]")
+    filled = SimpleImputer(["c"], "constant", 7).transform_batch({"c": durations})
+    assert_array_equal(filled["c"], np.array([5, 7], dtype="timedelta64[s]"))
 
 
 def test_a_constant_is_given_for_that_strategy_only():
@@ -132,10 +172,36 @@ def test_bins_that_cannot_be_are_refused():
     with pytest.raises(ConfigError, match="duplicates='drop'"):
         CustomKBinsDiscretizer(["x"], [0, 1, 1])
     assert CustomKBinsDiscretizer(["x"], [0, 1, 1], duplicates="drop").bins == {"x": [0, 1]}
+    with pytest.raises(ConfigError, match="No edge can be NaN"):
+        CustomKBinsDiscretizer(["x"], [0, np.nan, 1])
+    with pytest.raises(ConfigError, match="that holds the numbers of 300 bins"):
+        UniformKBinsDiscretizer(["x"], 300, dtypes={"x": np.uint8})
     with pytest.raises(ConfigError, match="Give bins for each column"):
         UniformKBinsDiscretizer(["x", "y"], {"x": 3})
     with pytest.raises(ConfigError, match="has 1 categories for 3 bins"):
         UniformKBinsDiscretizer(["x"], 3, dtypes={"x": pandas.CategoricalDtype(["a"])})
+
+
+def test_nan_does_not_become_an_integer():
+    batch = {"a": np.array([1, np.nan]), "b": np.array([1, 2])}
+    with pytest.raises(ConfigError, match=r"column 'a' holds NaN .* dtype=int64 has none"):
+        Concatenator(["a", "b"], "f", dtype=np.int64).transform_batch(batch)
+
+
+@pytest.mark.parametrize(
+    "preprocessor",
+    [
+        PowerTransformer(["x"], 2),
+        Normalizer(["x"]),
+        CustomKBinsDiscretizer(["x"], [0, 1, 2]),
+        Concatenator(["x"], "f"),
+        FeatureHasher(["x"], 2, "f"),
+    ],
+)
+def test_texts_are_no_numbers_whatever_holds_them(preprocessor):
+    for column in (np.array(["02", "1"]), np.array(["02", "1"], dtype=object)):
+        with pytest.raises(ConfigError, match="column 'x': it holds text, and numbers are needed"):
+            preprocessor.transform_batch({"x": column})
 
 
 def test_columns_are_put_side_by_side():
@@ -170,22 +236,31 @@ def test_texts_become_lists_of_words():
     assert made["t"].tolist() == [["a", "b"], ["c"], []]
 
 
-def test_hashed_words_are_at_the_same_place_in_every_process():
-    made = HashingVectorizer(["t"], 8).transform_batch({"t": np.array(["cat dog cat", "dog"])})
-    assert_array_equal(made["t"].sum(axis=1), [3, 1])
-    assert made["t"][0].max() >= 2
-    # Fixed by SHA-1, and not by Python's hash, which every process salts.
-    assert np.flatnonzero(made["t"][1]).tolist() == [0]
+def test_words_are_hashed_to_the_places_that_ray_gives_them():
+    texts = ["Jimmy likes volleyball", "Bob likes volleyball too", "Bob also likes fruit jerky"]
+    made = HashingVectorizer(["t"], 8).transform_batch({"t": np.array(texts)})
+    # What Ray 2.60 makes of them.
+    expected = [[0, 0, 1, 1, 0, 0, 1, 0], [1, 1, 0, 1, 0, 0, 1, 0], [1, 1, 0, 2, 1, 0, 0, 0]]
+    assert made["t"].tolist() == expected
 
 
-def test_columns_are_hashed_by_name():
-    batch = {"cat": np.array([1, 0]), "dog": np.array([2, 3])}
-    made = FeatureHasher(["cat", "dog"], 8, "hashed").transform_batch(batch)
-    assert list(made) == ["cat", "dog", "hashed"]
-    # Both names have the same place among eight: their values are added.
-    assert_array_equal(made["hashed"][:, 0], [3, 3])
-    apart = FeatureHasher(["cat", "dog"], 11, "hashed").transform_batch(batch)["hashed"]
-    assert_array_equal(apart[:, [1, 7]], [[1, 2], [0, 3]])
+def test_columns_are_hashed_to_the_places_that_ray_gives_them():
+    batch = {"I": [1, 1], "like": [1, 0], "dislike": [0, 1], "Python": [1, 1]}
+    columns = {name: np.array(counts) for name, counts in batch.items()}
+    made = FeatureHasher(list(columns), 8, "hashed").transform_batch(columns)
+    assert list(made) == [*columns, "hashed"]
+    # What Ray 2.60 makes of them: "like" and "dislike" have the same place.
+    assert made["hashed"].tolist() == [[0, 0, 0, 1, 1, 0, 0, 1], [0, 0, 0, 1, 1, 0, 0, 1]]
+    with pytest.raises(ConfigError, match="column 'v' holds arrays"):
+        FeatureHasher(["v"], 8, "hashed").transform_batch({"v": np.eye(2)})
+
+
+def test_what_is_no_text_has_no_words():
+    column = np.array(["a b", 7], dtype=object)
+    with pytest.raises(ConfigError, match="column 't' holds 7, a int, and texts are needed"):
+        HashingVectorizer(["t"], 8).transform_batch({"t": column})
+    with pytest.raises(ConfigError, match="column 't' holds 7"):
+        CountVectorizer(["t"]).fit({"t": column})
 
 
 def test_images_go_through_functions_of_tensors():

@@ -234,3 +234,15 @@ def test_a_pickle_that_was_exchanged_is_not_opened(tmp_path: Path):
     np.savez(tmp_path / "preprocessor.npz", **{name: content})
     with pytest.raises(CheckpointError, match="is not what it was"):
         load_same(Tokenizer(["t"], harmless), tmp_path)
+
+
+@pytest.mark.parametrize("hasher", [HashingVectorizer(["t"], 5), FeatureHasher(["n"], 4, "h")])
+def test_what_was_hashed_in_another_way_is_refused(tmp_path, hasher):
+    save(hasher, tmp_path)
+    path = tmp_path / "preprocessor.json"
+    content = json.loads(path.read_text())
+    # As it was written when words were hashed by SHA-1.
+    assert content["preprocessor"]["$preprocessor"].pop("version") == 2
+    path.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=r"another version of .*Hash.* train again"):
+        load(tmp_path)
