@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from hpctrain.checks import check_choice, check_column, check_count, check_type, is_number
 from hpctrain.errors import ConfigError
@@ -44,6 +44,17 @@ class EarlyStopping:
             )
 
 
+EACH_ROW = "it has a value for each row, and each rank reads its own rows: leave it out"
+"""Why a dataset's argument is refused."""
+
+COMMON_DATASET_ARGUMENTS = {
+    "data": "use datasets",
+    "label": "use label_column",
+    "weight": "use weight_column",
+    "group": "use group_column",
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Boosting(abc.ABC):
     """A boosting loop with its settings; a subclass calls its library. It is a training function.
@@ -71,6 +82,11 @@ class Boosting(abc.ABC):
     threads: int = 1
     use_gpu: bool = False
 
+    _TRAIN_ARGUMENTS: ClassVar[Mapping[str, str]]
+    """Arguments of the library's ``train()`` that the trainer gives, and what they are of."""
+    _DATASET_ARGUMENTS: ClassVar[Mapping[str, str]]
+    """Arguments of the library's dataset that cannot be in `dataset_params`, and what to use."""
+
     def __post_init__(self) -> None:
         """Check what a user gave."""
         check_type("params", self.params, Mapping)
@@ -90,6 +106,16 @@ class Boosting(abc.ABC):
                     f"categorical_columns has {column!r}, which is no feature: it is the label, "
                     f"the weight or the group. Leave it out."
                 )
+        for name in self._TRAIN_ARGUMENTS.keys() & self.train_kwargs.keys():
+            raise ConfigError(
+                f"train_kwargs={{{name!r}: ...}}: the trainer sets it. Use "
+                f"{self._TRAIN_ARGUMENTS[name]}."
+            )
+        for name in self._DATASET_ARGUMENTS.keys() & self.dataset_params.keys():
+            raise ConfigError(
+                f"dataset_params={{{name!r}: ...}} would have no effect, or another one: "
+                f"{self._DATASET_ARGUMENTS[name]}."
+            )
         if self.early_stopping is not None:
             check_type("early_stopping", self.early_stopping, EarlyStopping)
         if self.ingest != "memory" and self.group_column is not None:
@@ -115,6 +141,15 @@ class Boosting(abc.ABC):
         ):
             if column is not None:
                 check_column(what, column, dataset=dataset, columns=there)
+
+    def check_ranks(self, num_ranks: int) -> None:  # noqa: B027  # most work with any number
+        """Refuse settings with which this many ranks would not train together. Not collective.
+
+        Raises
+        ------
+        ConfigError
+            The message names the setting.
+        """
 
     @property
     def no_features(self) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, TypeVar
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.errors import CheckpointError
 from hpctrain.gbdt.features import Features
+from hpctrain.predict.features import FEATURES_NAME
 
 C = TypeVar("C", bound="ModelCheckpoint")
 
@@ -61,6 +62,20 @@ class ModelCheckpoint(Checkpoint, abc.ABC):
             If there is none, or the directory belongs to another framework.
         """
         return cls.read_model(cls.check(directory, filename=filename))
+
+    @classmethod
+    def load_to_resume(cls, directory: str | PathLike[str]) -> tuple[Any, Features]:
+        """Return the model in a directory, and its features. Not collective.
+
+        Raises
+        ------
+        CheckpointError
+            If there is none, or the directory belongs to another framework.
+        """
+        model = cls.load(directory)
+        if (Path(directory) / FEATURES_NAME).exists():
+            return model, Features.read(directory, framework=cls.framework)
+        return model, cls.features_of(model)
 
     @classmethod
     def check(cls, directory: str | PathLike[str], *, filename: str | None = None) -> Path:

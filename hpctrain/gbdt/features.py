@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from hpctrain.data.formats import flat_rows
 from hpctrain.errors import CheckpointError, ConfigError
-from hpctrain.predict.features import FEATURES_NAME, ModelFeatures
+from hpctrain.predict.features import FEATURES_NAME, ModelFeatures, array_columns
 
 Array = np.ndarray[Any, Any]
 
@@ -60,7 +61,7 @@ class Features:
             if name in self.categories:
                 matrix[:, chosen[0]] = encode(values, self.categories[name])
                 continue
-            flat = as_numbers(name, values).reshape(len(values), -1)
+            flat = flat_rows(as_numbers(name, values))
             if len(chosen) < len(parts):
                 flat = flat[:, [number for number, part in enumerate(parts) if part in places]]
             in_order = chosen == list(range(chosen[0], chosen[0] + len(chosen)))
@@ -108,9 +109,13 @@ class Features:
 
 
 def columns_of(batch: Any) -> dict[str, Any]:
-    """Return a batch's columns by name: arrays, or pandas series. Not collective."""
+    """Return a batch's columns by name: arrays, or pandas series. Not collective.
+
+    Series whose cells are arrays are arrays of more than one dimension.
+    """
     if hasattr(batch, "iloc"):
-        return {str(name): batch[name] for name in batch.columns}
+        series = {str(name): batch[name] for name in batch.columns}
+        return {**series, **array_columns(batch)}
     return {str(name): values for name, values in batch.items()}
 
 
@@ -157,7 +162,7 @@ def as_numbers(name: str, values: Any) -> Array:
         if hasattr(values, "to_numpy") and hasattr(values.dtype, "na_value"):
             masked: Array = values.to_numpy(dtype=np.float64, na_value=np.nan)
             return masked
-        if array.dtype.kind == "O" and not any(isinstance(value, str) for value in array[:100]):
+        if array.dtype.kind == "O" and not any(isinstance(value, str) for value in array.flat):
             numbers: Array = array.astype(np.float64)
             return numbers
     except (TypeError, ValueError):

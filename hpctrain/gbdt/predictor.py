@@ -30,8 +30,6 @@ class BoosterPredictor(Predictor, abc.ABC):
     def __init__(self, model: Any, preprocessor: Any = None) -> None:
         super().__init__(preprocessor)
         self.model = model
-        self.features: tuple[str, ...] | None = None
-        """Names of the features, in order."""
         self.categories: Mapping[str, Sequence[Any]] = {}
         """Values of columns with categories, by which they become numbers."""
 
@@ -72,6 +70,7 @@ class BoosterPredictor(Predictor, abc.ABC):
         if features is not None and features.features is not None:
             # The library may write them otherwise: LightGBM makes blanks underscores.
             predictor.features = features.features
+            predictor.label = features.label
             predictor.categories = features.categories
         return predictor
 

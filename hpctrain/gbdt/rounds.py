@@ -67,10 +67,14 @@ class Patience:
                 f"EarlyStopping(metric={name!r}): a round has the metrics {sorted(metrics)}."
             )
         larger = maximize(name) if self._config.mode is None else self._config.mode == "max"
-        value = metrics[name] if larger else -metrics[name]
-        best = -math.inf if self.best is None else self.best if larger else -self.best
-        if value > best + self._config.min_delta or self.best is None:
-            self.best, self.best_round = metrics[name], num_rounds
+        value = metrics[name]
+        if self.best is None or math.isnan(self.best):
+            is_better = self.best is None or not math.isnan(value)
+        else:
+            gain = value - self.best if larger else self.best - value
+            is_better = gain > self._config.min_delta
+        if is_better:
+            self.best, self.best_round = value, num_rounds
         return num_rounds - self.best_round >= self._config.rounds
 
 
@@ -122,6 +126,7 @@ class Rounds:
         self._is_root = hpctrain.get_context().get_world_rank() == 0
         self._metrics: dict[str, Any] = {}
         self._saved = self._done = 0
+        self._is_over = False
 
     @property
     def best_round(self) -> int:
@@ -154,6 +159,7 @@ class Rounds:
         is_over = patience is not None and patience.is_over(
             metrics, num_rounds, maximize=self.maximize
         )
+        self._is_over = is_over
         self._done = num_rounds
         self._metrics = {**shown, "training_iteration": num_rounds}
         if patience is not None:
@@ -171,29 +177,42 @@ class Rounds:
             return True
         return False
 
-    def finish(self, model: Any) -> None:
-        """Save the model of the last round, unless that did. Collective."""
-        self._save_newer(model, wanted=self._at_end)
+    def finish(self, model: Any, num_rounds: int) -> None:
+        """Save the model that training ends with, unless the last checkpoint has it. Collective.
+
+        Parameters
+        ----------
+        num_rounds
+            Rounds of it: a callback of the user's may keep fewer than there were.
+        """
+        if self._at_end and self._done and not self._is_over and self._saved != num_rounds:
+            fewer = num_rounds < self._done
+            if fewer:
+                self._metrics["best_round"] = num_rounds
+            self._report_model(model, is_over=False, best=num_rounds if fewer else None)
 
     def _save_newer(self, model: Any, *, wanted: bool) -> None:
         if wanted and self._saved < self._done:
             self._report_model(model, is_over=False)
 
-    def _report_model(self, model: Any, *, is_over: bool) -> None:
-        self._saved = self._done
+    def _report_model(self, model: Any, *, is_over: bool, best: int | None = None) -> None:
+        patience = self._patience
+        if patience is not None and is_over:
+            best = patience.best_round
+        self._saved = self._done if best is None else best
         if not self._is_root:
             hpctrain.report(self._metrics)
             return
-        patience = self._patience
-        best = patience.best_round if patience is not None and is_over else None
         state = {
-            "rounds": self._done if best is None else best,
+            "rounds": self._saved,
             "is_over": is_over,
             "early_stopping": None if patience is None else patience.state,
+            "metrics": self._metrics,
         }
         with hpctrain.checkpoint_dir() as directory:
             self._save(model, directory, num_rounds=best)
-            (Path(directory) / STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
+            text = json.dumps(state, default=_plain)
+            (Path(directory) / STATE_FILE).write_text(text, encoding="utf-8")
             hpctrain.report(self._metrics, Checkpoint.from_directory(directory))
 
 
@@ -204,6 +223,27 @@ def read_state(directory: str) -> dict[str, Any]:
         return {"is_over": False, "early_stopping": None}
     state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return state
+
+
+def report_again(checkpoint: Checkpoint, state: Mapping[str, Any], *, done: int) -> None:
+    """Report the checkpoint that leaves nothing to do, unless this run has made it. Collective.
+
+    Parameters
+    ----------
+    checkpoint
+        Of `done` rounds.
+    state
+        What `read_state` says of it.
+    """
+    context = hpctrain.get_context()
+    if checkpoint.path.is_relative_to(context.get_storage()):
+        return
+    metrics = state.get("metrics", {"training_iteration": done})
+    hpctrain.report(metrics, checkpoint if context.get_world_rank() == 0 else None)
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if getattr(value, "size", 0) == 1 else str(value)
 
 
 def select_metrics(

@@ -22,6 +22,7 @@ from hpctrain.gbdt.features import (
     width_of,
 )
 from hpctrain.gbdt.groups import join_groups, run_lengths
+from hpctrain.gbdt.resume import continued
 from hpctrain.worker.context import get_dataset_shard, heartbeat
 from hpctrain.world import Communicator
 
@@ -146,16 +147,26 @@ class ShardReader:
 
 
 def open_datasets(
-    boosting: Boosting, comm: Communicator
+    boosting: Boosting, comm: Communicator, *, known: Features | None = None
 ) -> tuple[Features, dict[str, ShardReader]]:
     """Return what the features are, and a reader for each dataset, once all ranks agree.
 
     Collective.
 
+    Parameters
+    ----------
+    boosting
+        Says which column is what.
+    comm
+        Over all ranks.
+    known
+        Features of the model that boosting goes on with, whose order and codes count.
+
     Raises
     ------
     ConfigError
-        On every rank alike: a column is missing, a rank has no rows, or schemas differ.
+        On every rank alike: a column is missing, a rank has no rows, schemas differ, or features
+        are not those of the model.
     """
     readers = {name: ShardReader(name, boosting) for name in boosting.datasets}
     first = {name: reader.first() for name, reader in readers.items()}
@@ -173,7 +184,7 @@ def open_datasets(
         label=boosting.label_column,
         categories=_categories(readers[TRAIN], first[TRAIN], boosting, comm),
     )
-    return features, readers
+    return features if known is None else continued(known, features), readers
 
 
 def check_rows(

@@ -157,6 +157,7 @@ class GBDTTrainer(DataParallelTrainer):
             preprocessor=preprocessor,
         )
         if isinstance(self.train_loop_per_worker, Boosting):
+            self.train_loop_per_worker.check_ranks(self.scaling_config.max_workers)
             self._check_datasets(self.train_loop_per_worker)
             # One that is gone may not be needed: the run may have its own by now.
             if resume_from_checkpoint is not None and resume_from_checkpoint.path.exists():

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import hpctrain
 from hpctrain.errors import ConfigError
-from hpctrain.gbdt.boosting import TRAIN, Boosting, gpu_index
+from hpctrain.gbdt.boosting import (
+    COMMON_DATASET_ARGUMENTS,
+    EACH_ROW,
+    TRAIN,
+    Boosting,
+    gpu_index,
+)
+from hpctrain.lightgbm.params import ALIASES, by_own_names, check_learner, over_ranks
 from hpctrain.worker.context import active_worker
 
 if TYPE_CHECKING:
@@ -22,51 +29,35 @@ if TYPE_CHECKING:
 class LightGBMBoosting(Boosting):
     """Boosts with LightGBM, one process a rank, over the network that the backend set up."""
 
-    _OURS: ClassVar[Mapping[str, str]] = {
+    _TRAIN_ARGUMENTS: ClassVar[Mapping[str, str]] = {
+        "params": "params",
         "train_set": "datasets",
         "valid_sets": "datasets",
         "valid_names": "datasets",
         "num_boost_round": "num_boost_round",
         "init_model": "resume_from_checkpoint",
+        "keep_training_booster": "get_model() of the trainer",
     }
-    _ROUNDS: ClassVar[tuple[str, ...]] = (
-        "num_iterations",
-        "num_iteration",
-        "n_iter",
-        "num_tree",
-        "num_trees",
-        "num_round",
-        "num_rounds",
-        "nrounds",
-        "num_boost_round",
-        "n_estimators",
-        "max_iter",
-    )
-    _LEARNER: ClassVar[tuple[str, ...]] = (
-        "tree_learner",
-        "tree",
-        "tree_type",
-        "tree_learner_type",
-    )
-    _PATIENCE: ClassVar[tuple[str, ...]] = (
-        "early_stopping_round",
-        "early_stopping_rounds",
-        "early_stopping",
-        "n_iter_no_change",
-    )
+    _DATASET_ARGUMENTS: ClassVar[Mapping[str, str]] = {
+        **COMMON_DATASET_ARGUMENTS,
+        "reference": "all datasets have the bins of 'train'",
+        "init_score": EACH_ROW,
+        "position": EACH_ROW,
+        "feature_name": "they are the names of columns",
+        "params": "dataset_params are themselves the parameters of a lightgbm.Dataset",
+        "free_raw_data": "raw data is freed where that is possible",
+    }
 
     def __post_init__(self) -> None:
         """Check what a user gave."""
         super().__post_init__()
-        for name in self._OURS.keys() & self.train_kwargs.keys():
-            raise ConfigError(
-                f"train_kwargs={{{name!r}: ...}}: the trainer sets it. Use {self._OURS[name]}."
-            )
-        for aliases, ours in (
-            (self._ROUNDS, "num_boost_round"),
-            (self._PATIENCE, "early_stopping=EarlyStopping(rounds=...)"),
+        for of_library, ours in (
+            ("num_iterations", "num_boost_round"),
+            ("early_stopping_round", "early_stopping=EarlyStopping(rounds=...)"),
+            ("categorical_feature", "categorical_columns"),
         ):
-            for name in set(aliases) & self.params.keys():
+            given = {**self.params, **self.dataset_params}
+            for name in {of_library, *ALIASES[of_library]} & given.keys():
                 raise ConfigError(f"params={{{name!r}: ...}}: use {ours} of the trainer.")
         if self.ingest == "external":
             raise ConfigError(
@@ -74,27 +65,35 @@ class LightGBMBoosting(Boosting):
                 "nothing else."
             )
 
+    def check_ranks(self, num_ranks: int) -> None:
+        """Refuse what LightGBM does in one process only. Not collective."""
+        if num_ranks > 1:
+            check_learner(self._named_params())
+
     def __call__(self) -> None:
         """Boost, from the newest checkpoint. Collective."""
         from lightgbm import train
 
-        from hpctrain.gbdt.rounds import Patience, Rounds, read_state
+        from hpctrain.gbdt.rounds import Patience, Rounds, read_state, report_again
         from hpctrain.gbdt.table import open_datasets
         from hpctrain.lightgbm.callback import LoopCallback, saves
         from hpctrain.lightgbm.checkpoint import LightGBMCheckpoint
-        from hpctrain.lightgbm.metrics import take_over
+        from hpctrain.lightgbm.metrics import TakenOver, take_over
         from hpctrain.lightgbm.network import get_network_params
 
         comm = active_worker("LightGBMTrainer").comm
+        self.check_ranks(comm.size)
         state: Mapping[str, Any] = {"is_over": False, "early_stopping": None}
-        booster = None
+        booster, known = None, None
         if checkpoint := hpctrain.get_checkpoint():
             with checkpoint.as_directory() as directory:
-                booster, state = LightGBMCheckpoint.load(directory), read_state(directory)
+                booster, known = LightGBMCheckpoint.load_to_resume(directory)
+                state = read_state(directory)
         done = 0 if booster is None else booster.current_iteration()
-        if self.is_finished(done, is_over=state["is_over"]):
+        if checkpoint is not None and self.is_finished(done, is_over=state["is_over"]):
+            report_again(checkpoint, state, done=done)
             return
-        features, readers = open_datasets(self, comm)
+        features, readers = open_datasets(self, comm, known=known)
         patience = None
         if self.early_stopping is not None:
             patience = Patience(self.early_stopping, state["early_stopping"])
@@ -105,17 +104,16 @@ class LightGBMBoosting(Boosting):
             patience=patience,
         )
         params = self._params()
-        metrics: list[Any] = []
+        taken = TakenOver(params=params)
         if comm.size > 1:
-            network = get_network_params()
-            if set(self._LEARNER) & params.keys():
-                del network["tree_learner"]
-            params, metrics = take_over({**params, **network})
+            taken = take_over(over_ranks(params, get_network_params()))
+            params = dict(taken.params)
+        metrics: list[Any] = list(taken.functions)
         datasets = self._datasets(features, readers, params)
         extra = dict(self.train_kwargs)
         if own := extra.pop("feval", None):
             metrics += own if isinstance(own, list) else [own]
-        train(
+        trained = train(
             params,
             datasets[TRAIN],
             num_boost_round=self.num_boost_round - done,
@@ -125,15 +123,21 @@ class LightGBMBoosting(Boosting):
             feval=metrics or None,
             # The other one is made of the model's text, which nobody needs.
             keep_training_booster=True,
-            callbacks=[*extra.pop("callbacks", ()), LoopCallback(rounds)],
+            callbacks=[*extra.pop("callbacks", ()), LoopCallback(rounds, taken)],
             **extra,
         )
+        # Of callbacks of the user's that have stopped it, after ours.
+        best = trained.best_iteration
+        rounds.finish(trained, best if best > 0 else trained.current_iteration())
 
     def _params(self) -> dict[str, Any]:
         given: dict[str, Any] = {"num_threads": self.threads, "verbosity": -1}
         if self.use_gpu:
             given.update(device_type="gpu", gpu_device_id=gpu_index())
-        return {**given, **self.params}
+        return {**given, **self._named_params()}
+
+    def _named_params(self) -> dict[str, Any]:
+        return {**by_own_names(self.params), **by_own_names(self.dataset_params)}
 
     def _datasets(
         self, features: Features, readers: Mapping[str, ShardReader], params: Mapping[str, Any]
@@ -144,7 +148,7 @@ class LightGBMBoosting(Boosting):
 
         comm = active_worker("LightGBMTrainer").comm
         dtype = exact_dtype(readers[TRAIN].first(), features)
-        maker = DatasetMaker(features, {**params, **self.dataset_params}, dtype=dtype, comm=comm)
+        maker = DatasetMaker(features, params, dtype=dtype, comm=comm)
         if self.ingest == "stream":
             found = {n: find_bad_rows(r.tables(features, dtype)) for n, r in readers.items()}
             check_rows(found, self, comm)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,12 +10,14 @@ from lightgbm import Booster
 from lightgbm.callback import CallbackEnv, EarlyStopException
 
 from hpctrain.checkpoint import Checkpoint
+from hpctrain.errors import ConfigError
 from hpctrain.gbdt.boosting import EarlyStopping
 from hpctrain.gbdt.features import Features
 from hpctrain.gbdt.rounds import Patience, Rounds, select_metrics
 from hpctrain.lightgbm.checkpoint import LightGBMCheckpoint
-from hpctrain.lightgbm.metrics import Shares, reduce_results
+from hpctrain.lightgbm.metrics import Shares, TakenOver, reduce_results
 from hpctrain.worker.context import active_worker
+from hpctrain.world import Communicator
 
 
 class TrainReportCallback:
@@ -64,12 +67,16 @@ class TrainReportCallback:
         self._select = select_metrics(metrics, results_postprocessing_fn)
         self._shares: dict[str, Shares] = {}
         self._larger: dict[str, bool] = {}
+        self._is_one_model = False
+        self._taken_over = TakenOver(params={})
 
     def __call__(self, env: CallbackEnv) -> None:
         """Report the round. Collective.
 
         Raises
         ------
+        ConfigError
+            In the first round, if each rank grows a model of its own.
         lightgbm.callback.EarlyStopException
             If boosting is to stop; ``lightgbm.train()`` returns then.
         """
@@ -77,7 +84,11 @@ class TrainReportCallback:
         if not self._shares:
             self._shares = _shares(env.model)
         comm = active_worker("TrainReportCallback").comm
+        if not self._is_one_model:
+            check_one_model(env.model, comm)  # type: ignore[arg-type]  # not in cv()
+            self._is_one_model = True
         reduced = reduce_results(results, self._shares, comm) if results else []
+        reduced = self._taken_over.in_order(reduced)
         # In place: the list is the one that all callbacks of the round are given.
         results[:] = [_like(old, new) for old, new in zip(results, reduced, strict=True)]
         self._larger.update({f"{name}-{metric}": larger for name, metric, _, larger in reduced})
@@ -113,10 +124,13 @@ class LoopCallback(TrainReportCallback):
     ----------
     rounds
         What happens after a round.
+    taken_over
+        Which metrics LightGBM does not compute.
     """
 
-    def __init__(self, rounds: Rounds) -> None:
+    def __init__(self, rounds: Rounds, taken_over: TakenOver) -> None:
         super().__init__()
+        self._taken_over = taken_over
         rounds.maximize = self._is_maximized
         self._rounds = rounds
 
@@ -131,6 +145,33 @@ def saves(features: Features | None, *, filename: str | None = None) -> Callable
         model.best_iteration = 0
 
     return save
+
+
+def check_one_model(booster: Booster, comm: Communicator) -> None:
+    """Refuse models of which each rank has grown its own, by the newest tree. Collective.
+
+    LightGBM grows one on each rank's rows, without a word, where its parameters do not say that
+    there are others.
+
+    Raises
+    ------
+    ConfigError
+        On every rank alike.
+    """
+    if comm.size == 1:
+        return
+    text = booster.model_to_string(start_iteration=booster.current_iteration() - 1)
+    # Not its counts and values: where ranks vote, some are those of each rank's rows.
+    splits = [
+        line for line in text.splitlines() if line.startswith(("split_feature=", "threshold="))
+    ]
+    ranks = comm.allgather(hashlib.sha256(repr(splits).encode()).hexdigest())
+    if len(set(ranks)) > 1:
+        raise ConfigError(
+            f"{len(ranks)} ranks have grown {len(set(ranks))} different models, each on its own "
+            f"rows. Merge get_network_params() into the params of lightgbm.train(), last; LightGBM "
+            f"knows linear_tree in one process only."
+        )
 
 
 def _shares(booster: Any) -> dict[str, Shares]:

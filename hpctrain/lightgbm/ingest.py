@@ -18,9 +18,7 @@ from hpctrain.gbdt.features import Features
 from hpctrain.gbdt.table import Array, ShardReader, Table
 from hpctrain.world import Communicator
 
-_SAMPLE_NAMES = ("bin_construct_sample_cnt", "subsample_for_bin")
 _SAMPLE_ROWS = 200_000
-_SEED_NAMES = ("data_random_seed", "data_seed")
 _CHUNK_ROWS = 65536
 
 
@@ -32,7 +30,7 @@ class DatasetMaker:
     features
         Of all of them.
     params
-        Parameters of LightGBM and of its datasets.
+        Parameters of LightGBM and of its datasets, by their own names.
     dtype
         Type of the features.
     comm
@@ -86,8 +84,8 @@ class DatasetMaker:
 
     def _bins(self, tables: Iterable[Table], num_rows: int) -> lightgbm.Dataset:
         """Return a dataset that other ones take their bins from. Collective."""
-        wanted = next((self._params[n] for n in _SAMPLE_NAMES if n in self._params), _SAMPLE_ROWS)
-        seed = next((self._params[n] for n in _SEED_NAMES if n in self._params), 1)
+        wanted = self._params.get("bin_construct_sample_cnt", _SAMPLE_ROWS)
+        seed = self._params.get("data_random_seed", 1)
         total = sum(self._comm.allgather(num_rows))
         mine = num_rows if total <= wanted else num_rows * wanted // total
         random = np.random.default_rng([seed, self._comm.rank])

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,6 @@ Array = np.ndarray[Any, Any]
 
 _BINS = 2**16
 _RANKING = ("ndcg", "map")
-_ALIASES = ("metric", "metrics", "metric_types")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,23 +125,61 @@ _DISTRIBUTED: dict[str, Callable[..., tuple[str, float, bool]]] = {
 }
 
 
-def take_over(
-    params: Mapping[str, Any],
-) -> tuple[dict[str, Any], list[Callable[..., tuple[str, float, bool]]]]:
-    """Return parameters without the metrics that are computed here, and what computes them.
+@dataclass(frozen=True, kw_only=True)
+class TakenOver:
+    """Which metrics are computed here, and which are left to LightGBM."""
 
-    Not collective.
+    params: Mapping[str, Any]
+    """Parameters of LightGBM without those that are computed here."""
+    functions: Sequence[Callable[..., tuple[str, float, bool]]] = ()
+    places: Mapping[str, int] = field(default_factory=dict)
+    """How many of LightGBM's own metrics come before each, where they are reported."""
+
+    def in_order(self, results: Sequence[Result]) -> list[Result]:
+        """Return a round's metrics in the order in which one process has them. Not collective."""
+        ordered: list[Result] = []
+        for _, of_dataset in groupby(results, key=lambda result: result[0]):
+            found = list(of_dataset)
+            ours = [result for result in found if result[1] in self.places]
+            theirs = [result for result in found if result[1] not in self.places]
+            # ndcg@1 and ndcg@5 are one metric.
+            groups = groupby(theirs, key=lambda result: result[1].partition("@")[0])
+            for place, (_, group) in enumerate(groups):
+                ordered += [result for result in ours if self.places[result[1]] == place]
+                ordered += group
+            seen = {result[:2] for result in ordered}
+            ordered += [result for result in ours if result[:2] not in seen]
+        return ordered
+
+
+def take_over(params: Mapping[str, Any]) -> TakenOver:
+    """Say which metrics of parameters are computed here. Not collective.
+
+    Parameters
+    ----------
+    params
+        By their own names.
     """
-    key = next((alias for alias in _ALIASES if alias in params), None)
-    if key is None:
-        return dict(params), []
-    wanted = params[key]
+    wanted = params.get("metric")
+    # Text is hashed otherwise in each process, so a set has another order on each rank.
+    if isinstance(wanted, (set, frozenset)):
+        wanted = sorted(wanted)
     names = wanted.split(",") if isinstance(wanted, str) else list(wanted or ())
-    names = [name.strip() for name in names]
-    ours = [name for name in names if name in _DISTRIBUTED]
+    names = [name for given in names if (name := given.strip())]
+    if not names:
+        return TakenOver(params=params)
+    names = list(dict.fromkeys(names))
     rest = [name for name in names if name not in _DISTRIBUTED]
-    left = {name: value for name, value in params.items() if name not in _ALIASES}
-    return {**left, "metric": rest or "None"}, [_DISTRIBUTED[name] for name in ours]
+    places = {
+        name: sum(other in rest for other in names[:place])
+        for place, name in enumerate(names)
+        if name in _DISTRIBUTED
+    }
+    return TakenOver(
+        params={**params, "metric": rest or "None"},
+        functions=[_DISTRIBUTED[name] for name in places],
+        places=places,
+    )
 
 
 def _weight(metric: str, shares: Shares) -> float:

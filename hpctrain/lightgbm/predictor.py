@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from hpctrain.data.formats import from_any
 from hpctrain.data.optional import require
 from hpctrain.gbdt.predictor import BoosterPredictor
@@ -45,6 +47,9 @@ class LightGBMPredictor(BoosterPredictor):
         """Return the booster in a file. Not collective."""
         booster: lightgbm.Booster = cls.import_framework().Booster(model_file=str(path))
         return booster
+
+    def _made_up_row(self) -> np.ndarray[Any, Any]:
+        return np.zeros((1, self.model.num_feature()))
 
     def _predict_numpy(
         self,

@@ -38,11 +38,12 @@ class LightGBMTrainer(GBDTTrainer):
         As in `hpctrain.gbdt.GBDTTrainer`.
     params
         Parameters of ``lightgbm.train()``. ``num_threads`` is the CPUs of a worker.
-        ``tree_learner`` is ``data``; ``voting`` sends less where there are many features.
+        ``tree_learner`` is ``data`` over ranks; ``voting`` sends less where there are many
+        features.
     num_boost_round, weight_column, group_column, categorical_columns, early_stopping, ingest
         As in `hpctrain.gbdt.GBDTTrainer`.
     dataset_params
-        Further arguments of ``lightgbm.Dataset``.
+        Parameters of ``lightgbm.Dataset``, such as ``max_bin``, as in its ``params``.
     train_kwargs
         Further arguments of ``lightgbm.train()``: ``feval``, ``callbacks``.
     scaling_config, dataset_config, run_config, metadata, resume_from_checkpoint, preprocessor

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import hpctrain
 from hpctrain.errors import ConfigError
-from hpctrain.gbdt.boosting import TRAIN, Boosting, gpu_index
+from hpctrain.gbdt.boosting import (
+    COMMON_DATASET_ARGUMENTS,
+    EACH_ROW,
+    TRAIN,
+    Boosting,
+    gpu_index,
+)
 from hpctrain.worker.context import active_worker
 
 if TYPE_CHECKING:
@@ -25,45 +31,73 @@ if TYPE_CHECKING:
 class XGBoostBoosting(Boosting):
     """Boosts with XGBoost, one process a rank, over its collective."""
 
-    _OURS: ClassVar[Mapping[str, str]] = {
+    _TRAIN_ARGUMENTS: ClassVar[Mapping[str, str]] = {
+        "params": "params",
         "dtrain": "datasets",
         "evals": "datasets",
         "num_boost_round": "num_boost_round",
         "xgb_model": "resume_from_checkpoint",
         "early_stopping_rounds": "early_stopping=EarlyStopping(rounds=...)",
     }
+    _ON_QUANTILES: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "tree_method": ("hist", "auto", "gpu_hist"),
+        "booster": ("gbtree", "dart"),
+    }
+    _DATASET_ARGUMENTS: ClassVar[Mapping[str, str]] = {
+        **COMMON_DATASET_ARGUMENTS,
+        "ref": "all datasets have the bins of 'train'",
+        "qid": "use group_column",
+        "base_margin": EACH_ROW,
+        "label_lower_bound": EACH_ROW,
+        "label_upper_bound": EACH_ROW,
+        "feature_names": "they are the names of columns",
+        "feature_types": "use categorical_columns",
+        "enable_categorical": "use categorical_columns",
+        "data_split_mode": "each rank has its part of the rows",
+    }
 
     def __post_init__(self) -> None:
         """Check what a user gave."""
         super().__post_init__()
-        for name in self._OURS.keys() & self.train_kwargs.keys():
-            raise ConfigError(
-                f"train_kwargs={{{name!r}: ...}}: the trainer sets it. Use {self._OURS[name]}."
-            )
+
+        for name, known in self._ON_QUANTILES.items():
+            if self.params.get(name, known[0]) not in known:
+                raise ConfigError(
+                    f"params={{{name!r}: {self.params[name]!r}}}: the trainer has an "
+                    f"xgboost.QuantileDMatrix of each dataset, and XGBoost takes {name} of "
+                    f"{list(known)} with it. Use one of these, or a train_loop_per_worker with an "
+                    f"xgboost.DMatrix."
+                )
+        for name in self.datasets:
+            if "-" in name:
+                raise ConfigError(
+                    f"datasets has {name!r}: XGBoost puts a '-' between the name of a dataset and "
+                    f"that of a metric. Call it {name.replace('-', '_')!r}."
+                )
 
     def __call__(self) -> None:
         """Boost, from the newest checkpoint. Collective."""
         from xgboost import train
 
-        from hpctrain.gbdt.rounds import Patience, Rounds, read_state
+        from hpctrain.gbdt.rounds import Patience, Rounds, read_state, report_again
         from hpctrain.gbdt.table import open_datasets
-        from hpctrain.xgboost.callback import LoopCallback, is_maximized, saves
+        from hpctrain.xgboost.callback import LoopCallback, SeededRounds, saves
         from hpctrain.xgboost.checkpoint import XGBoostCheckpoint
 
         comm = active_worker("XGBoostTrainer").comm
         state: Mapping[str, Any] = {"is_over": False, "early_stopping": None}
-        booster = None
+        booster, known = None, None
         if checkpoint := hpctrain.get_checkpoint():
             with checkpoint.as_directory() as directory:
-                booster, state = XGBoostCheckpoint.load(directory), read_state(directory)
+                booster, known = XGBoostCheckpoint.load_to_resume(directory)
+                state = read_state(directory)
         done = 0 if booster is None else booster.num_boosted_rounds()
-        if self.is_finished(done, is_over=state["is_over"]):
+        if checkpoint is not None and self.is_finished(done, is_over=state["is_over"]):
+            report_again(checkpoint, state, done=done)
             return
         with ExitStack() as stack:
-            features, readers = open_datasets(self, comm)
+            features, readers = open_datasets(self, comm, known=known)
             matrices = stack.enter_context(self._matrices(features, readers))
-            if booster is not None:
-                _check_same_features(booster, features)
             patience = None
             if self.early_stopping is not None:
                 patience = Patience(self.early_stopping, state["early_stopping"])
@@ -72,7 +106,6 @@ class XGBoostBoosting(Boosting):
                 frequency=self.checkpoint_frequency,
                 at_end=self.checkpoint_at_end,
                 patience=patience,
-                maximize=is_maximized,
             )
             extra = dict(self.train_kwargs)
             train(
@@ -83,6 +116,7 @@ class XGBoostBoosting(Boosting):
                 xgb_model=booster,
                 verbose_eval=extra.pop("verbose_eval", False),
                 callbacks=[
+                    *([SeededRounds(self.params)] if SeededRounds.is_needed(self.params) else ()),
                     *extra.pop("callbacks", ()),
                     LoopCallback(rounds, total=self.num_boost_round),
                 ],
@@ -180,14 +214,3 @@ def feature_types(features: Features) -> list[str] | None:
     if not features.categories:
         return None
     return ["c" if name in features.categories else "q" for name in features.names]
-
-
-def _check_same_features(booster: xgboost.Booster, features: Features) -> None:
-    known = booster.feature_names
-    if known is not None and tuple(known) != features.names:
-        changed = sorted(set(known) ^ set(features.names)) or "their order"
-        raise ConfigError(
-            f"the checkpoint's model has {len(known)} features, the datasets have "
-            f"{len(features.names)}; what differs: {changed}. Boosting goes on with the same "
-            f"features only."
-        )

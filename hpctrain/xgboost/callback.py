@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +15,7 @@ from hpctrain.gbdt.rounds import Rounds, select_metrics
 from hpctrain.xgboost.checkpoint import XGBoostCheckpoint
 
 # As in xgboost.callback.EarlyStopping.
-_MAXIMIZED = re.compile(r"(auc|aucpr|pre|map|ndcg)(@\d+)?-?")
+_MAXIMIZED = ("auc", "pre", "map", "ndcg")
 
 EvalsLog = Mapping[str, Mapping[str, Sequence[Any]]]
 
@@ -55,6 +55,7 @@ class TrainReportCallback(TrainingCallback):
         self._rounds = Rounds(save=save, frequency=frequency, at_end=checkpoint_at_end)
         self._select = select_metrics(metrics, results_postprocessing_fn)
         self._total: int | None = None
+        self._larger: dict[str, bool] = {}
 
     def after_iteration(self, model: Booster, epoch: int, evals_log: EvalsLog) -> bool:
         """Report the round; return whether boosting is to stop. Collective."""
@@ -62,6 +63,11 @@ class TrainReportCallback(TrainingCallback):
             f"{dataset}-{metric}": float(values[-1])
             for dataset, by_metric in evals_log.items()
             for metric, values in by_metric.items()
+        }
+        self._larger = {
+            f"{dataset}-{metric}": is_maximized(metric)
+            for dataset, by_metric in evals_log.items()
+            for metric in by_metric
         }
         return self._rounds.after(
             model,
@@ -73,7 +79,7 @@ class TrainReportCallback(TrainingCallback):
 
     def after_training(self, model: Booster) -> Booster:
         """Save the model unless the last round did. Collective."""
-        self._rounds.finish(model)
+        self._rounds.finish(model, model.num_boosted_rounds())
         return model
 
     @classmethod
@@ -99,8 +105,42 @@ class LoopCallback(TrainReportCallback):
 
     def __init__(self, rounds: Rounds, *, total: int) -> None:
         super().__init__()
+        rounds.maximize = lambda name: self._larger[name]
         self._rounds = rounds
         self._total = total
+
+
+class SeededRounds(TrainingCallback):
+    """Seeds each round by its number, so that a run that resumes draws what it would have drawn.
+
+    Parameters
+    ----------
+    params
+        Of XGBoost.
+    """
+
+    def __init__(self, params: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._seed = params.get("seed", params.get("random_state", 0))
+        self._method = params.get("tree_method", "hist")
+
+    @staticmethod
+    def is_needed(params: Mapping[str, Any]) -> bool:
+        """Return whether rows, columns or trees are drawn. Not collective."""
+        return params.get("booster") == "dart" or any(
+            name == "subsample" or name.startswith("colsample_") for name in params
+        )
+
+    def before_iteration(self, model: Booster, epoch: int, evals_log: EvalsLog) -> bool:
+        """Seed the round. Not collective."""
+        words = f"{self._seed}/{model.num_boosted_rounds()}".encode()
+        seed = int.from_bytes(hashlib.blake2b(words, digest_size=4).digest(), "little") >> 1
+        # What grows trees keeps a generator of its own, which is made anew only with another
+        # method. Writing the configuration lets XGBoost take that over.
+        model.set_param({"tree_method": "approx", "seed": seed})
+        model.save_config()
+        model.set_param({"tree_method": self._method})
+        return False
 
 
 def saves(features: Features) -> Callable[..., None]:
@@ -113,6 +153,6 @@ def saves(features: Features) -> Callable[..., None]:
     return save
 
 
-def is_maximized(name: str) -> bool:
-    """Return whether large values of ``{dataset}-{metric}`` are good. Not collective."""
-    return _MAXIMIZED.fullmatch(name.rpartition("-")[2]) is not None
+def is_maximized(metric: str) -> bool:
+    """Return whether large values of a metric of XGBoost's are good. Not collective."""
+    return metric != "mape" and metric.startswith(_MAXIMIZED)

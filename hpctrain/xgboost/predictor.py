@@ -53,6 +53,9 @@ class XGBoostPredictor(BoosterPredictor):
         booster: xgboost.Booster = cls.import_framework().Booster(model_file=str(path))
         return booster
 
+    def _made_up_row(self) -> np.ndarray[Any, Any]:
+        return np.zeros((1, self.model.num_features()))
+
     def _predict_numpy(
         self,
         data: Any,

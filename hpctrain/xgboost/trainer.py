@@ -41,7 +41,8 @@ class XGBoostTrainer(GBDTTrainer):
     num_boost_round, weight_column, group_column, categorical_columns, early_stopping, ingest
         As in `hpctrain.gbdt.GBDTTrainer`.
     dataset_params
-        Further arguments of ``xgboost.QuantileDMatrix``.
+        Further arguments of ``xgboost.QuantileDMatrix``, such as ``max_bin``, but none that have a
+        value for each row.
     train_kwargs
         Further arguments of ``xgboost.train()``: ``obj``, ``custom_metric``, ``callbacks``.
     scaling_config, dataset_config, run_config, metadata, resume_from_checkpoint, preprocessor

@@ -61,3 +61,14 @@ def test_features_are_written_beside_a_model_and_read_again(tmp_path):
     assert Features.read(tmp_path, framework="xgboost") == features
     with pytest.raises(CheckpointError, match="a checkpoint of xgboost, not of lightgbm"):
         Features.read(tmp_path, framework="lightgbm")
+
+
+def test_texts_are_no_numbers_wherever_they_are():
+    column = np.array([1] * 200 + ["2"], dtype=object)
+    with pytest.raises(ConfigError, match="column 'a' holds object, not numbers"):
+        Features(names=("a",)).matrix({"a": column})
+
+
+def test_no_rows_make_a_matrix_without_rows():
+    batch = {"a": np.zeros(0), "x": np.zeros((0, 2))}
+    assert Features(names=("a", "x_0", "x_1")).matrix(batch).shape == (0, 3)

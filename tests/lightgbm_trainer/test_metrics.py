@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -96,9 +97,56 @@ def test_areas_under_curves_are_those_of_scikit_learn_to_1e_5(
     assert precision == pytest.approx(expected, abs=1e-4)
 
 
-def test_areas_are_taken_over_whatever_the_parameter_is_called() -> None:
-    params, ours = take_over({"metrics": "auc, binary_logloss", "eta": 1})
-    assert params == {"metric": ["binary_logloss"], "eta": 1}
-    assert ours == [metrics.distributed_auc]
-    assert take_over({"metric": ["auc"]})[0] == {"metric": "None"}
-    assert take_over({"eta": 1}) == ({"eta": 1}, [])
+def test_areas_are_taken_over() -> None:
+    taken = take_over({"metric": "auc, binary_logloss", "eta": 1})
+    assert taken.params == {"metric": ["binary_logloss"], "eta": 1}
+    assert taken.functions == [metrics.distributed_auc]
+    assert take_over({"metric": ["auc"]}).params == {"metric": "None"}
+    # What LightGBM takes for the metric of the objective.
+    for nothing in ({}, {"metric": ""}, {"metric": None}, {"metric": []}):
+        assert take_over(nothing).params == nothing
+
+
+def test_a_set_of_metrics_has_one_order_on_all_ranks() -> None:
+    assert take_over({"metric": {"l2", "l1", "rmse"}}).params["metric"] == ["l1", "l2", "rmse"]
+
+
+def test_metrics_come_in_the_order_of_one_process(
+    each_example: Callable[[Callable[[Any], None]], None],
+) -> None:
+    random = np.random.default_rng(0)
+    x, y = random.standard_normal((60, 2)), random.integers(0, 2, 60)
+    known = ["auc", "average_precision", "binary_logloss", "binary_error", "ndcg", "map", "l1"]
+
+    def feval(predictions: Any, data: Any) -> tuple[str, float, bool]:
+        return "own", 0.0, False
+
+    def names(params: Any, functions: Any) -> list[tuple[str, str, float, bool]]:
+        params = {"objective": "binary", "eval_at": [1, 5], "verbosity": -1, **params}
+        data = lightgbm.Dataset(x, y, group=[30, 30], params=params)
+        found: dict[str, Any] = {}
+        lightgbm.train(
+            params,
+            data,
+            1,
+            valid_sets=[data, data.subset(np.arange(30))],
+            valid_names=["train", "valid"],
+            feval=functions,
+            callbacks=[lightgbm.record_evaluation(found)],
+        )
+        return [(name, metric, 0.0, False) for name in found for metric in found[name]]
+
+    def example(chosen: np.random.Generator) -> None:
+        wanted = chosen.permutation(known)[: int(chosen.integers(1, 8))].tolist()
+        own = [feval] if chosen.integers(2) else []
+        taken = take_over({"metric": wanted})
+        # In place of those over ranks, whose names are the same.
+        functions = [_named(name) for name in taken.places] + own
+        whole = names({"metric": wanted}, own or None)
+        assert taken.in_order(names(taken.params, functions or None)) == whole
+
+    each_example(example)
+
+
+def _named(name: str) -> Any:
+    return lambda predictions, data: (name, 0.0, True)

@@ -73,6 +73,8 @@ def test_metrics_are_those_of_all_rows_and_not_of_one_rank(whole: Result, frames
     from sklearn.metrics import log_loss, roc_auc_score
 
     booster = model_of(whole)
+    metrics = [name for name in whole.metrics if name.startswith("valid-")]
+    assert metrics == ["valid-auc", "valid-binary_logloss"], "in the order of params"
     for name, frame in frames.items():
         predicted = booster.predict(features_of(frame))
         loss = log_loss(frame["target"], predicted)

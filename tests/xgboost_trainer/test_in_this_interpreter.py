@@ -32,7 +32,7 @@ def test_checkpoints_of_25_rounds(
 def test_a_run_that_has_all_its_rounds_adds_none_and_fewer_are_refused(fit: Any) -> None:
     done = fit(num_workers=0, num_boost_round=5)
     again = fit(num_workers=0, num_boost_round=5, resume_from_checkpoint=done.checkpoint)
-    assert again.metrics_history == []
+    assert again.metrics_history == [done.metrics]
     with pytest.raises(ConfigError, match=r"has 5 rounds already.*more than 5"):
         fit(num_workers=0, num_boost_round=4, resume_from_checkpoint=done.checkpoint)
 
@@ -65,7 +65,7 @@ def test_a_run_that_was_stopped_early_is_finished(fit: Any, frames: Any) -> None
     }
     stopped = fit(**arguments)
     again = fit(**arguments, resume_from_checkpoint=stopped.checkpoint)
-    assert again.metrics_history == []
+    assert again.metrics_history == [stopped.metrics]
     further = fit(
         **{
             **arguments,
@@ -128,6 +128,10 @@ def test_arrays_and_wide_columns_are_features_with_numbers(fit: Any) -> None:
         ({"categorical_columns": ["target"]}, "which is no feature"),
         ({"num_boost_round": 0}, r"num_boost_round is 0\. It must be 1 or more"),
         ({"datasets": {}}, "datasets has nothing, and no 'train'"),
+        ({"params": {"tree_method": "approx"}}, "takes tree_method of .'hist', 'auto'"),
+        ({"params": {"tree_method": "exact"}}, "with an xgboost.DMatrix"),
+        ({"params": {"booster": "gblinear"}}, "takes booster of .'gbtree', 'dart'"),
+        ({"datasets": {"train": [], "held-out": []}}, "Call it 'held_out'"),
         ({"train_loop_per_worker": print}, r"with \['label_column', 'num_boost_round', 'params'\]"),
         ({"train_loop_config": {}}, "train_loop_config is for a train_loop_per_worker"),
         ({"train_kwargs": {"evals": []}}, "the trainer sets it. Use datasets"),
@@ -198,3 +202,31 @@ def test_how_often_to_save_is_refused_where_the_training_function_saves(fit: Any
     own = {"label_column": None, "params": None, "num_boost_round": None}
     with pytest.raises(ConfigError, match="is for trainers that have the loop"):
         fit(num_workers=0, checkpoints=checkpoints, train_loop_per_worker=print, **own)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"subsample": 0.5},
+        {"colsample_bytree": 0.5},
+        {"colsample_bylevel": 0.5},
+        {"colsample_bynode": 0.5, "num_parallel_tree": 2},
+        {"booster": "dart", "rate_drop": 0.3, "subsample": 0.7},
+    ],
+)
+def test_a_run_that_samples_and_resumes_has_the_very_model(
+    fit: Any, params: dict[str, Any]
+) -> None:
+    arguments = {
+        "num_workers": 0,
+        "num_boost_round": 12,
+        "params": {"objective": "binary:logistic", "seed": 5, **params},
+        "checkpoints": CheckpointConfig(checkpoint_frequency=5),
+    }
+    whole = fit(**arguments)
+    for checkpoint, _ in whole.best_checkpoints[:2]:
+        resumed = fit(**arguments, resume_from_checkpoint=checkpoint)
+        dumps = [XGBoostTrainer.get_model(r.checkpoint).get_dump() for r in (whole, resumed)]
+        assert dumps[0] == dumps[1]
+    other = fit(**{**arguments, "params": {**arguments["params"], "seed": 6}})
+    assert XGBoostTrainer.get_model(other.checkpoint).get_dump() != dumps[0]

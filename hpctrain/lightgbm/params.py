@@ -1,0 +1,112 @@
+"""LightGBM's parameters under their own names, and which of them a run over ranks can have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hpctrain.errors import ConfigError
+
+# As LGBM_DumpParamAliases() lists them; a login node may have no LightGBM to ask.
+ALIASES: Mapping[str, tuple[str, ...]] = {
+    "num_iterations": (
+        "num_iteration",
+        "n_iter",
+        "num_tree",
+        "num_trees",
+        "num_round",
+        "num_rounds",
+        "nrounds",
+        "num_boost_round",
+        "n_estimators",
+        "max_iter",
+    ),
+    "early_stopping_round": ("early_stopping_rounds", "early_stopping", "n_iter_no_change"),
+    "tree_learner": ("tree", "tree_type", "tree_learner_type"),
+    "linear_tree": ("linear_trees",),
+    "num_threads": ("num_thread", "nthread", "nthreads", "n_jobs"),
+    "verbosity": ("verbose",),
+    "device_type": ("device",),
+    "objective": ("objective_type", "app", "application", "loss"),
+    "metric": ("metrics", "metric_types"),
+    "boosting": ("boosting_type", "boost"),
+    "num_machines": ("num_machine",),
+    "pre_partition": ("is_pre_partition",),
+    "machines": ("workers", "nodes"),
+    "machine_list_filename": ("machine_list_file", "machine_list", "mlist"),
+    "local_listen_port": ("local_port", "port"),
+    "input_model": ("model_input", "model_in"),
+    "bin_construct_sample_cnt": ("subsample_for_bin",),
+    "data_random_seed": ("data_seed",),
+    "categorical_feature": (
+        "categorical_features",
+        "cat_feature",
+        "categorical_column",
+        "cat_column",
+    ),
+}
+"""Other names of the parameters that hpctrain looks at."""
+
+_NAME_OF = {alias: name for name, aliases in ALIASES.items() for alias in aliases}
+
+_NETWORK = ("num_machines", "pre_partition", "machines", "machine_list_filename")
+"""What the backend has seen to before."""
+
+
+def by_own_names(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return parameters with the names of `ALIASES` in place of others. Not collective.
+
+    Where one is given under two names, the value of its own name counts, as in LightGBM.
+    """
+    named = {_NAME_OF.get(name, name): value for name, value in params.items()}
+    return {**named, **{name: params[name] for name in named.keys() & params.keys()}}
+
+
+def check_learner(params: Mapping[str, Any]) -> None:
+    """Refuse parameters with which ranks would not grow one model together. Not collective.
+
+    Parameters
+    ----------
+    params
+        By their own names.
+
+    Raises
+    ------
+    ConfigError
+        If LightGBM would train each rank's model on that rank's rows alone, or wants all rows on
+        every rank.
+    """
+    if is_true(params.get("linear_tree", False)):
+        raise ConfigError(
+            f"params={{'linear_tree': {params['linear_tree']!r}}} over several ranks: LightGBM "
+            f"grows linear trees in one process only, each rank would train on its own rows. Use "
+            f"one worker, or leave linear_tree out."
+        )
+    learner = params.get("tree_learner", "serial")
+    if learner in ("feature", "feature_parallel"):
+        raise ConfigError(
+            f"params={{'tree_learner': {learner!r}}}: LightGBM needs all rows on every rank then, "
+            f"and a rank has its part of them. Use 'data' or 'voting'."
+        )
+
+
+def over_ranks(params: Mapping[str, Any], network: Mapping[str, Any]) -> dict[str, Any]:
+    """Return parameters with which all ranks grow one model. Not collective.
+
+    Parameters
+    ----------
+    params
+        By their own names. A serial ``tree_learner``, which is LightGBM's default, becomes that of
+        the network.
+    network
+        Of `hpctrain.lightgbm.get_network_params`.
+    """
+    kept = {name: value for name, value in params.items() if name not in _NETWORK}
+    if kept.get("tree_learner", "serial") == "serial":
+        kept.pop("tree_learner", None)
+    return {**network, **kept}
+
+
+def is_true(value: object) -> bool:
+    """Return whether LightGBM reads a value as true: text is compared. Not collective."""
+    return str(value).lower() in ("true", "1", "+", "1.0")
