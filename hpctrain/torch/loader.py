@@ -21,6 +21,7 @@ from torch.utils.data import (
 )
 
 from hpctrain.errors import ConfigError
+from hpctrain.torch.order import SharedOrder
 from hpctrain.world import World
 
 
@@ -32,17 +33,33 @@ class ShareSampler(DistributedSampler[Any]):
 
     start = 0
     """Items of the next iteration's epoch that were given out before, to all ranks."""
+    _drawn: int | None = None
+    """Epoch of the last iteration, unless `set_epoch` was called since."""
 
     def __iter__(self) -> Iterator[Any]:
         """Return this rank's share of what is left of the epoch."""
+        # A loader with worker processes calls this twice before it takes anything: what is drawn
+        # is drawn when the first item is asked for.
         order, start = self._draw(), self.start
         self.start = 0
         left = len(order) - start
         rounds = left // self.num_replicas if self.drop_last else -(-left // self.num_replicas)
         end = start + rounds * self.num_replicas
         padded = islice(cycle(order), start + self.rank, end, self.num_replicas)
+        self._drawn = self.epoch
         self.epoch += 1
-        return padded if order else iter(())
+        if order:
+            yield from padded
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch the next iteration is. Not collective."""
+        super().set_epoch(epoch)
+        self._drawn = None
+
+    def take_back(self) -> None:
+        """Let the next iteration be the epoch of the last one once more. Not collective."""
+        if self._drawn is not None:
+            self.set_epoch(self._drawn)
 
     def _draw(self) -> list[Any]:
         """Return all items of the epoch, in order; the same on every rank."""
@@ -65,18 +82,15 @@ class EpochSampler(ShareSampler):
 class ShardSampler(ShareSampler):
     """A share of what another sampler, of samples or of batches, draws for an epoch.
 
-    Every rank draws the same from torch's default generator, whatever its seed is: which is what
-    samples are drawn with unless they were given a generator of their own.
+    Every rank draws the same, whatever its seeds are.
     """
 
+    def __init__(self, sampler: Any, **shard: Any) -> None:
+        super().__init__(sampler, shuffle=False, **shard)
+        self._order = SharedOrder(sampler)
+
     def _draw(self) -> list[Any]:
-        generator = torch.default_generator
-        state = generator.get_state()
-        try:
-            generator.manual_seed(self.seed + self.epoch)
-            return list(self.dataset)  # type: ignore[call-overload, no-any-return]
-        finally:
-            generator.set_state(state)
+        return self._order.draw(self.epoch, seed=self.seed + self.epoch)
 
 
 class GlobalBatchSampler:
@@ -149,6 +163,8 @@ class PreparedLoader(DataLoader[Any]):
         self._base = base
         self._device = device
         self._prefetch = prefetch
+        self._is_look = False
+        """Whether the last iteration was left after its first batch."""
 
     @property
     def base(self) -> DataLoader[Any]:
@@ -171,20 +187,40 @@ class PreparedLoader(DataLoader[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch the next iteration is, after a resume. Not collective."""
-        base = self._base
-        inner = getattr(base.batch_sampler, "sampler", None)
-        parts: tuple[Any, ...] = (base.sampler, base.batch_sampler, inner, base.dataset)
-        for part in parts:
+        for part in (*samplers_of(self._base), self._base.dataset):
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        """Iterate over the batches of one epoch."""
-        if self._device is None:
-            return iter(self._base)
-        if self._prefetch:
-            return _prefetched(iter(self._base), self._device)
-        return (move_batch(batch, self._device) for batch in self._base)
+        """Iterate over the batches of one epoch.
+
+        An iteration that is left after its first batch was a look at the data, often by one rank
+        alone: the next one is the same epoch.
+        """
+        shares = [s for s in samplers_of(self._base) if isinstance(s, ShareSampler)]
+        if self._is_look:
+            for share in shares:
+                share.take_back()
+        self._is_look = False
+        batches: Iterator[Any] = iter(self._base)
+        if self._device is not None and self._prefetch:
+            batches = _prefetched(batches, self._device)
+        elif self._device is not None:
+            batches = (move_batch(batch, self._device) for batch in batches)
+        return self._watched(batches) if shares else batches
+
+    def _watched(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in islice(batches, 1):
+            self._is_look = True
+            yield batch
+        self._is_look = False
+        yield from batches
+
+
+def samplers_of(loader: DataLoader[Any]) -> tuple[Any, ...]:
+    """Return what decides on the samples of a loader; None for what it has not. Not collective."""
+    batches = loader.batch_sampler
+    return (loader.sampler, batches, getattr(batches, "sampler", None))
 
 
 def shard_loader(
@@ -200,19 +236,14 @@ def shard_loader(
     """
     if global_batch_size is not None:
         return _in_global_batches(loader, world, global_batch_size)
-    samplers = (
-        loader.sampler,
-        loader.batch_sampler,
-        getattr(loader.batch_sampler, "sampler", None),
-    )
-    if any(isinstance(sampler, DistributedSampler) for sampler in samplers):
+    if any(isinstance(sampler, DistributedSampler) for sampler in samplers_of(loader)):
         return loader
     if isinstance(loader.dataset, IterableDataset):
         return loader
     shard: dict[str, Any] = {"num_replicas": world.world_size, "rank": world.world_rank}
     if loader.batch_size is None and loader.batch_sampler is not None:
         _check_length(loader.batch_sampler)
-        drawn = ShardSampler(loader.batch_sampler, shuffle=False, **shard)  # type: ignore[arg-type]
+        drawn = ShardSampler(loader.batch_sampler, **shard)
         return rebuild(loader, batch_sampler=drawn)
     sampler = _shard_samples(loader, drop_last=loader.drop_last, **shard)
     return rebuild(
@@ -225,7 +256,7 @@ def _shard_samples(loader: DataLoader[Any], **shard: Any) -> DistributedSampler[
         shuffle = isinstance(loader.sampler, RandomSampler)
         return EpochSampler(loader.dataset, shuffle=shuffle, **shard)
     _check_length(loader.sampler)
-    return ShardSampler(loader.sampler, shuffle=False, **shard)  # type: ignore[arg-type]
+    return ShardSampler(loader.sampler, **shard)
 
 
 def _in_global_batches(loader: DataLoader[Any], world: World, size: int) -> DataLoader[Any]:

@@ -14,7 +14,7 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from hpctrain.torch import rng
-from hpctrain.torch.loader import PreparedLoader, ShareSampler, rebuild
+from hpctrain.torch.loader import PreparedLoader, ShareSampler, rebuild, samplers_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class ResumableLoader:
             loader = PreparedLoader(loader, None, prefetch=False)
         self._loader = loader
         base = loader.base
-        samplers = (base.sampler, base.batch_sampler, getattr(base.batch_sampler, "sampler", None))
+        samplers = samplers_of(base)
         self._share = next((s for s in samplers if isinstance(s, ShareSampler)), None)
         one = 1 if self._share is base.batch_sampler else base.batch_size or 1
         self.items_per_batch: int = getattr(

@@ -25,7 +25,7 @@ class TorchPredictor(Predictor):
     A batch reaches the model as one tensor: the bare array, the only column, or the columns that
     ``features.json`` names, side by side. Without these names, several columns are a dict of
     tensors. Numbers of floating point are given to the model in the type of its weights, unless
-    `dtype` says otherwise.
+    `dtype` says otherwise; so is a tensor of integers that the model refuses.
 
     Parameters
     ----------
@@ -51,10 +51,9 @@ class TorchPredictor(Predictor):
         super().__init__(preprocessor)
         self.device = predict_device(use_gpu)
         self.model = model.to(self.device).eval()
-        self.features: tuple[str, ...] | None = None
-        """Names of the inputs, in order, if the checkpoint has them."""
         first = next(self.model.parameters(), None)
         self._dtype = None if first is None or not first.is_floating_point() else first.dtype
+        self._refuses_integers = False
 
     @classmethod
     def from_checkpoint(
@@ -99,7 +98,8 @@ class TorchPredictor(Predictor):
         predictor = cls(
             load_model(checkpoint, model), preprocessor=preprocessor, use_gpu=use_gpu, **kwargs
         )
-        predictor.features = None if features is None else features.features
+        if features is not None:
+            predictor.features, predictor.label = features.features, features.label
         return predictor
 
     def call_model(self, inputs: torch.Tensor | dict[str, torch.Tensor]) -> Any:
@@ -124,10 +124,26 @@ class TorchPredictor(Predictor):
 
         with torch.inference_mode():
             inputs = to_inputs(data, features=self.features, dtype=dtype, to_tensor=self._to_tensor)
-            output = self.call_model(inputs, **kwargs)
+            output = self._call(inputs, may_cast=dtype is None, **kwargs)
         return from_output(
             output, is_tensor=torch.is_tensor, to_numpy=_to_numpy, predictor=type(self).__name__
         )
+
+    def _call(self, inputs: Any, *, may_cast: bool, **kwargs: Any) -> Any:
+        import torch
+
+        # Only the model knows whether it wants integers, as an embedding does.
+        is_one = torch.is_tensor(inputs) and self._dtype is not None and may_cast
+        if not is_one or inputs.is_floating_point() or inputs.is_complex():
+            return self.call_model(inputs, **kwargs)
+        if not self._refuses_integers:
+            try:
+                return self.call_model(inputs, **kwargs)
+            except RuntimeError:
+                output = self.call_model(inputs.to(self._dtype), **kwargs)
+                self._refuses_integers = True
+                return output
+        return self.call_model(inputs.to(self._dtype), **kwargs)
 
     def _to_tensor(self, values: np.ndarray[Any, Any], dtype: Any) -> torch.Tensor:
         import torch

@@ -149,8 +149,10 @@ def prepare_data_loader(
         changes, so that the batch of all ranks together changes with it.
     add_dist_sampler
         Whether to share the data out over the ranks: a DistributedSampler that shuffles if the
-        loader did. What another sampler draws, or a sampler of batches, is shared out itself. All
-        ranks get equally much, so where that is uneven a few samples come twice, unless the loader
+        loader did. What another sampler draws, or a sampler of batches, is shared out itself: it
+        draws the same on every rank, from the generators of Python, NumPy and torch, or from any
+        that is an attribute of it; all of them are seeded with the epoch meanwhile. All ranks get
+        equally much, so where that is uneven a few samples come twice, unless the loader
         has ``drop_last``. Loaders of iterable datasets, and loaders that have a DistributedSampler,
         are left as they are.
     move_to_device
@@ -170,13 +172,15 @@ def prepare_data_loader(
     -------
     PreparedLoader
         A DataLoader with ``set_epoch(epoch)``, for after a resume. Each iteration is an epoch of
-        its own for the shuffle, the one after the last, unless ``set_epoch()`` says which. The
-        order depends on the epoch only, neither on seeds nor on the number of earlier epochs.
+        its own for the shuffle, the one after the last, unless ``set_epoch()`` says which; one that
+        is left after its first batch does not count, so that a rank can look at the data. The order
+        depends on the epoch only, neither on seeds nor on the number of earlier epochs.
 
     Raises
     ------
     ConfigError
         If a sampler cannot say how much it draws, or `global_batch_size` does not fit the loader.
+        In an epoch in which ranks draw different orders all the same, by the loader.
     """
     from hpctrain.torch.loader import PreparedLoader, shard_loader
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -69,6 +70,37 @@ def test_an_interpreter_runs_one_fit_after_the_other_even_if_one_raises(tmp_path
     assert not distributed.is_initialized()
     assert os.environ["RANK"] == "from before"
     assert fit(train, tmp_path).return_value == [1.0, "0", "1", 1, True]
+
+
+@pytest.mark.usefixtures("_nothing_stays")
+def test_a_torch_that_is_built_without_libuv_has_another_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+    from torch import distributed
+
+    store = distributed.TCPStore
+
+    def store_of_debian(*args: Any, use_libuv: bool = True, **options: Any) -> Any:
+        if use_libuv:
+            raise RuntimeError(
+                "use_libuv was requested but PyTorch was build without libuv support"
+            )
+        return store(*args, use_libuv=False, **options)
+
+    def train() -> float:
+        value = torch.ones(1)
+        distributed.all_reduce(value)
+        distributed.destroy_process_group()
+        distributed.init_process_group("gloo", init_method="env://")
+        distributed.all_reduce(value)
+        distributed.destroy_process_group()
+        return value.item()
+
+    monkeypatch.setattr(distributed, "TCPStore", store_of_debian)
+    of_env = importlib.import_module("torch.distributed.rendezvous")
+    monkeypatch.setattr(of_env, "TCPStore", store_of_debian)
+    assert fit(train, tmp_path).return_value == 1.0
 
 
 @pytest.mark.usefixtures("_nothing_stays")
