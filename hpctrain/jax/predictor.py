@@ -55,8 +55,6 @@ class JaxPredictor(Predictor):
         self.device = _device(use_gpu)
         self.params = jax.device_put(params, self.device)
         """On the device."""
-        self.features: tuple[str, ...] | None = None
-        """Names of the inputs, in order, if the checkpoint has them."""
         self._apply = jax.jit(apply)
         types = (np.asarray(leaf).dtype for leaf in jax.tree.leaves(params))
         self._dtype = next((t for t in types if jax.numpy.issubdtype(t, np.floating)), None)
@@ -101,7 +99,8 @@ class JaxPredictor(Predictor):
         params = read_params(checkpoint)
         preprocessor = checkpoint.get_preprocessor(trusted=trust_preprocessor)
         predictor = cls(apply, params, preprocessor=preprocessor, use_gpu=use_gpu, **kwargs)
-        predictor.features = None if features is None else features.features
+        if features is not None:
+            predictor.features, predictor.label = features.features, features.label
         return predictor
 
     def call_model(self, inputs: Any) -> Any:

@@ -78,7 +78,8 @@ def decide_on_existing(
             return Existing.FINISHED, []
         raise ConfigError(
             f"run {name!r} in {paths.root.parent} is finished, and this fit() asks for something "
-            f"else. Choose another RunConfig(name=...); to begin where it ended, pass "
+            f"else{_named(_changes(plan, spec))}. Choose another RunConfig(name=...); to begin "
+            f"where it ended, pass "
             f"resume_from_checkpoint=Result.from_path({str(paths.root)!r}).checkpoint."
         )
     for what, now in (("trainer", spec.trainer), ("backend", spec.backend)):
@@ -128,6 +129,10 @@ def _was_started_again_since(status: RunStatus) -> bool:
     )
 
 
+def _named(changes: list[str]) -> str:
+    return f" ({', '.join(changes)})" if changes else ""
+
+
 def _changes(plan: dict[str, Any], spec: RunSpec) -> list[str]:
     before, now = plan["digests"], spec.digests
-    return [what for what in now if before.get(what) != now[what]]
+    return [what for what in now if before.get(what, now[what]) != now[what]]

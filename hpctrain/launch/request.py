@@ -210,13 +210,13 @@ def make_spec(request: Request, plan: LaunchPlan) -> RunSpec:
         log(f"warning: {warning}")
     config_class = type(request.worker_spec.backend_config)
     assert request.run_config.name is not None
+    parts = [request.trainer.encode(), str(scaling.num_workers).encode(), worker]
+    files = _identify_files(request.worker_spec.datasets)
     return RunSpec(
         trainer=request.trainer,
         backend=f"{config_class.__module__}.{config_class.__qualname__}",
-        fingerprint=make_fingerprint(
-            request.trainer.encode(), str(scaling.num_workers).encode(), worker
-        ),
-        digests=_digests(request),
+        fingerprint=make_fingerprint(*parts, *(digest.encode() for digest in files.values())),
+        digests={**_digests(request), **files},
         settings=RankSettings(
             name=request.run_config.name,
             cwd=environ.working_directory(),
@@ -254,6 +254,16 @@ def _with_sbatch_variables(site: Site) -> Site:
         log(f"warning: {sentence}.")
     merged = merge_directives(site.directives, options)
     return replace(site, directives={name: value or "" for name, value in merged.items()})
+
+
+def _identify_files(datasets: Mapping[str, Any]) -> dict[str, str]:
+    """Return a digest of the files of the datasets, if there are any; they may not be ours."""
+    if "hpctrain.data.dataset" not in sys.modules:
+        return {}
+    from hpctrain.data.identity import files_of, identify_files
+
+    files = [path for dataset in datasets.values() for path in files_of(dataset)]
+    return {"files of the datasets": identify_files(files)} if files else {}
 
 
 def _refuse_large_datasets(datasets: Mapping[str, Any]) -> None:

@@ -15,12 +15,14 @@ from hpctrain.checks import check_count, given_or_default
 from hpctrain.config import CheckpointConfig, RunConfig, ScalingConfig
 from hpctrain.data.dataset import Dataset
 from hpctrain.data.formats import from_any
+from hpctrain.data.identity import identify_files
 from hpctrain.data.schema import Schema, check_columns
 from hpctrain.errors import ConfigError
 from hpctrain.log import log
 from hpctrain.plan.spec import make_fingerprint, pack
 from hpctrain.predict.batches import PREDICTIONS
 from hpctrain.predict.features import ModelFeatures, columns_of_features
+from hpctrain.predict.identity import Identity
 from hpctrain.predict.input import as_dataset
 from hpctrain.predict.output import Output
 from hpctrain.predict.predictor import FunctionPredictor, Predictor
@@ -216,7 +218,10 @@ class BatchPredictor:
             rows_per_part=rows_per_part,
             predict_kwargs=predict_kwargs,
         )
-        if place is not None and not _exists(run_config):
+        begun = _find_run(run_config)
+        if begun is not None:
+            scoring.output_in(begun.root).refuse_parts_of_another(scoring.identity)
+        elif place is not None:
             place.check(keep_columns=scoring.keep_columns)
             if place.is_finished(scoring.identity):
                 if run_config.verbose:
@@ -269,10 +274,10 @@ class BatchPredictor:
             batch_size=batch_size,
             rows_per_part=rows_per_part,
             output=output,
-            identity="",
-            about=f"{self._predictor_cls.__name__} of {checkpoint}, {dataset!r}",
+            identity=Identity(whole="", inputs="", model="", about=""),
         )
-        return replace(scoring, identity=_identify(scoring))
+        about = f"{self._predictor_cls.__name__} of {checkpoint}, {dataset!r}"
+        return replace(scoring, identity=_identify(scoring, about))
 
     def _choose_columns(
         self,
@@ -323,7 +328,16 @@ def _schema_after(preprocessor: Any, dataset: Dataset) -> Schema:
     """Return the columns that the predictor can have; the preprocessor is tried on two rows."""
     if preprocessor is None:
         return dataset.schema()
-    rows = next(dataset.iter_batches(batch_size=2, rows=range(min(2, dataset.source.num_rows))))
+    first = range(min(2, dataset.source.num_rows))
+    rows = next(dataset.iter_batches(batch_size=2, rows=first), None)
+    if rows is None:
+        # Steps leave out the first rows.
+        rows = next(dataset.iter_batches(batch_size=2), None)
+    if rows is None:
+        raise ConfigError(
+            "the steps of the input leave no rows: there is nothing to predict on. Look at its "
+            "filter()."
+        )
     try:
         return Schema.of(from_any(preprocessor.transform_batch(rows)))
     except ConfigError as error:
@@ -333,22 +347,18 @@ def _schema_after(preprocessor: Any, dataset: Dataset) -> Schema:
         ) from error
 
 
-def _identify(scoring: Scoring) -> str:
-    """Return a digest of all that predictions depend on, the model's files included."""
-    files: list[str] = []
-    if scoring.checkpoint is not None:
-        files = [
-            f"{p.name} {p.stat().st_size} {p.stat().st_mtime_ns}"
-            for p in sorted(scoring.checkpoint.iterdir())
-            if p.is_file()
-        ]
+def _identify(scoring: Scoring, about: str) -> Identity:
+    """Return all that predictions depend on, the content of input and model included."""
+    inputs, model = map(identify_files, (scoring.input_files(), scoring.model_files()))
     # How the rows are dealt into parts changes no prediction, nor does the place of the output.
-    content = replace(scoring, output=None, rows_per_part=None, about="")
-    return make_fingerprint(pack(content, what="the prediction"), "\n".join(files).encode())
+    content = replace(scoring, output=None, rows_per_part=None)
+    whole = make_fingerprint(pack(content, what="the prediction"), f"{inputs} {model}".encode())
+    return Identity(whole=whole, inputs=inputs, model=model, about=about)
 
 
-def _exists(run_config: RunConfig) -> bool:
-    """Return whether the run has begun: then it knows what its output is."""
+def _find_run(run_config: RunConfig) -> RunPaths | None:
+    """Return the run's directory if it has begun: then it knows what its output is."""
     if run_config.name is None:
-        return False
-    return RunPaths(Path(run_config.storage_path).absolute() / run_config.name).status.exists()
+        return None
+    paths = RunPaths(Path(run_config.storage_path).absolute() / run_config.name)
+    return paths if paths.status.exists() else None

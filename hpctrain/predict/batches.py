@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from hpctrain.data.formats import Batch, from_any, to_arrow
+from hpctrain.data.formats import Batch, flat_rows, from_any, to_arrow
 from hpctrain.errors import ConfigError
 
 BatchForm: TypeAlias = Literal["array", "columns", "pandas", "arrow"]
@@ -53,7 +53,7 @@ def flatten_columns(batch: Mapping[str, Any]) -> Batch:
         if values.ndim == 1:
             flat[name] = values
             continue
-        components = values.reshape(len(values), -1)
+        components = flat_rows(values)
         flat.update({f"{name}_{i}": components[:, i] for i in range(components.shape[1])})
     return flat
 

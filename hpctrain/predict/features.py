@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from hpctrain.data.formats import flat_rows, from_pandas
 from hpctrain.data.schema import check_columns
 from hpctrain.errors import ConfigError
 
@@ -194,17 +195,57 @@ def feature_matrix(
     ConfigError
         If a feature is missing, or a column is one that the model was not trained on.
     """
-    flat = {name: values.reshape(len(values), -1) for name, values in batch.items()}
+    flat = {name: flat_rows(values) for name, values in batch.items()}
     if features is None:
         order = tuple(flat)
     else:
-        shapes = tuple((name, values.shape[1:]) for name, values in batch.items())
-        order, position = _arrange(shapes, tuple(features))
+        order, position = _arrange(_shapes_of(batch), tuple(features))
         if position is not None:
+            _check_common_type(batch, [name for name, _ in position])
             return np.stack([flat[name][:, i] for name, i in position], axis=1)
     if len(order) == 1:
         return flat[order[0]]
+    _check_common_type(batch, order)
     return np.concatenate([flat[name] for name in order], axis=1)
+
+
+def _shapes_of(batch: Mapping[str, np.ndarray[Any, Any]]) -> tuple[tuple[str, Any], ...]:
+    return tuple((name, values.shape[1:]) for name, values in batch.items())
+
+
+def _check_common_type(batch: Mapping[str, np.ndarray[Any, Any]], columns: Iterable[str]) -> None:
+    """Refuse columns that NumPy would make one type of by giving them other values."""
+    kinds = {batch[name].dtype.kind for name in columns}
+    if len(kinds) > 1 and not kinds <= set("biufc") and kinds & set("MmUSV"):
+        types = ", ".join(f"{name!r} {batch[name].dtype}" for name in dict.fromkeys(columns))
+        raise ConfigError(
+            f"features of these types have no common one: {types}. Encode those that are no "
+            f"numbers with a preprocessor, or leave them out with feature_columns=[...]."
+        )
+
+
+def feature_frame(batch: Mapping[str, np.ndarray[Any, Any]], features: Sequence[str] | None) -> Any:
+    """Return columns as a DataFrame, each feature in the type that it has.
+
+    Not collective. The arguments and errors are those of `feature_matrix`.
+    """
+    import pandas
+
+    flat = {name: flat_rows(values) for name, values in batch.items()}
+    place = {
+        part: (name, i)
+        for name, parts in expand_names(dict(_shapes_of(batch))).items()
+        for i, part in enumerate(parts)
+    }
+    if features is not None:
+        order, position = _arrange(_shapes_of(batch), tuple(features))
+        if not place.keys() >= set(features):
+            # Made-up names.
+            position = tuple((name, i) for name in order for i in range(flat[name].shape[1]))
+        if position is None:
+            position = tuple(place[feature] for feature in features)
+        place = dict(zip(features, position, strict=True))
+    return pandas.DataFrame({part: flat[name][:, i] for part, (name, i) in place.items()})
 
 
 # Asked for every batch, and all batches of a dataset are alike.
@@ -294,11 +335,26 @@ def select_matrix(
     if isinstance(data, np.ndarray):
         matrix = data if feature_columns is None else data[:, np.asarray(feature_columns)]
         check_width(matrix, features)
-        return matrix.reshape(len(matrix), -1)
-    if feature_columns is not None:
-        check_columns(map(str, feature_columns), list(data))
-        data = {str(name): data[name] for name in feature_columns}
-    return feature_matrix(data, features)
+        return flat_rows(matrix)
+    return feature_matrix(select_columns(data, feature_columns), features)
+
+
+def select_columns(
+    batch: Mapping[str, Any], feature_columns: Sequence[str] | Sequence[int] | None
+) -> Mapping[str, Any]:
+    """Return columns of a batch; None is all.
+
+    Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If one does not exist.
+    """
+    if feature_columns is None:
+        return batch
+    check_columns(map(str, feature_columns), list(batch))
+    return {str(name): batch[str(name)] for name in feature_columns}
 
 
 def select_frame(
@@ -308,7 +364,7 @@ def select_frame(
 ) -> Any:
     """Return a DataFrame with the features of a model, in order; types stay as they are.
 
-    Not collective.
+    Not collective. A column of arrays is one column for each component.
 
     Raises
     ------
@@ -318,8 +374,41 @@ def select_frame(
     if feature_columns is not None:
         check_columns(map(str, feature_columns), [str(name) for name in frame.columns])
         frame = frame[list(feature_columns)]
+    frame = flatten_frame(frame)
     if features is None:
         return frame
     names = {str(name): name for name in frame.columns}
     columns_of_features(dict.fromkeys(names, ()), features, where="the batch")
     return frame[[names[feature] for feature in features]]
+
+
+def flatten_frame(frame: Any) -> Any:
+    """Return a DataFrame with a column of numbers for each component of its columns of arrays.
+
+    Not collective. ``name`` becomes ``name_0``, ``name_1``, ... in its place.
+    """
+    arrays = array_columns(frame)
+    if not arrays:
+        return frame
+    import pandas
+
+    parts = []
+    for name in frame.columns:
+        part = frame[[name]]
+        if (values := arrays.get(str(name))) is not None:
+            (names,) = expand_names({str(name): values.shape[1:]}).values()
+            part = pandas.DataFrame(flat_rows(values), index=frame.index, columns=names)
+        parts.append(part)
+    return pandas.concat(parts, axis=1)
+
+
+def array_columns(frame: Any) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the columns of a DataFrame whose cells are arrays, stacked. Not collective."""
+    objects = [
+        name
+        for name, dtype in zip(frame.columns, frame.dtypes, strict=True)
+        if isinstance(dtype, np.dtype) and dtype.kind == "O"
+    ]
+    if not len(frame) or not objects:
+        return {}
+    return {n: values for n, values in from_pandas(frame[objects]).items() if values.ndim > 1}

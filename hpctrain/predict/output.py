@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import shutil
 import time
@@ -19,6 +20,8 @@ import numpy as np
 
 from hpctrain.data.dataset import Dataset
 from hpctrain.errors import ConfigError
+from hpctrain.predict.columns import AgreedColumns, read_columns
+from hpctrain.predict.identity import Identity
 from hpctrain.predict.part_files import (
     CsvPart,
     Hdf5Part,
@@ -31,6 +34,7 @@ from hpctrain.predict.parts import Partition, empty_part_name, part_name, parts_
 from hpctrain.rundir.files import fsync_directory, write_atomic
 
 _PLAN_NAME = "_plan.json"
+_COLUMNS_NAME = "_columns.json"
 _COPY_BYTES = 8 * 2**20
 _LOCK_TIMEOUT_S = 120.0
 _LOCK_INTERVAL_S = 0.2
@@ -89,7 +93,7 @@ class Output:
         """Directory of the parts."""
         return self.path.with_name(self.path.name + ".parts")
 
-    def is_finished(self, identity: str) -> bool:
+    def is_finished(self, identity: Identity) -> bool:
         """Return whether the output is there already.
 
         Not collective.
@@ -97,7 +101,7 @@ class Output:
         Parameters
         ----------
         identity
-            Digest of the prediction.
+            Of the prediction.
 
         Raises
         ------
@@ -106,21 +110,38 @@ class Output:
         """
         plan = self._read_plan()
         exists = os.path.lexists(self.path)
-        if plan is not None and plan["identity"] == identity:
+        if plan is not None and identity.is_that_of(plan):
             return exists
         if exists:
+            why = "" if plan is None else f": {identity.differences(plan)}"
             raise ConfigError(
-                f"output={str(self.path)!r} exists, and is not the output of this prediction. It "
-                f"is not written over: remove it, and {self.parts.name} beside it, or choose "
+                f"output={str(self.path)!r} exists, and is not the output of this prediction{why}. "
+                f"It is not written over: remove it, and {self.parts.name} beside it, or choose "
                 f"another path."
             )
-        if plan is not None:
-            raise ConfigError(
-                f"{self.parts} holds parts of another prediction: of other data, another "
-                f"checkpoint, batch_size or columns ({plan['about']}). Remove it, or choose "
-                f"another output."
-            )
+        self.refuse_parts_of_another(identity)
         return False
+
+    def refuse_parts_of_another(self, identity: Identity) -> None:
+        """Refuse parts of another prediction, whatever else is there. Not collective.
+
+        Parameters
+        ----------
+        identity
+            Of the prediction.
+
+        Raises
+        ------
+        ConfigError
+            If there are such.
+        """
+        plan = self._read_plan()
+        if plan is not None and not identity.is_that_of(plan):
+            raise ConfigError(
+                f"{self.parts} holds parts of another prediction: {identity.differences(plan)}. "
+                f"Remove it, or choose another output, and another RunConfig(name=...) if it has "
+                f"one."
+            )
 
     def check(self, *, keep_columns: Sequence[str]) -> None:
         """Refuse what would fail later. Not collective.
@@ -136,6 +157,7 @@ class Output:
                 f"output={str(self.path)!r} holds one array, and keep_columns="
                 f"{list(keep_columns)} are wanted too. Choose .h5, .parquet or .csv."
             )
+        self.part_type.check_names(keep_columns)
         folder = self.path.parent
         while not folder.exists():
             folder = folder.parent
@@ -178,9 +200,7 @@ class Output:
                 # Only if it was made in vain, and is empty.
                 self.parts.rmdir()
 
-    def begin(
-        self, identity: str, partition: Partition, about: str
-    ) -> tuple[Partition, set[int]] | None:
+    def begin(self, identity: Identity, partition: Partition) -> tuple[Partition, set[int]] | None:
         """Return the partition of this output and the parts that are done; None if it is finished.
 
         Not collective; for rank 0. The partition is the one that the prediction began with. What
@@ -196,8 +216,7 @@ class Output:
         plan = self._read_plan()
         if plan is None:
             content = {
-                "identity": identity,
-                "about": about,
+                **identity.to_plan(),
                 "num_rows": partition.num_rows,
                 "rows_per_part": partition.rows_per_part,
             }
@@ -211,9 +230,16 @@ class Output:
         """Return the parts that are done. Not collective."""
         return parts_in(self.parts, self.part_type.suffix)
 
+    def columns(self) -> AgreedColumns:
+        """Return what makes the batches of all ranks alike. Not collective."""
+        return AgreedColumns(self.parts / _COLUMNS_NAME, self.part_type)
+
     def open_part(self, part: int, rows: int | None) -> PartFile:
         """Return the file of a part, for writing. Not collective."""
-        return self.part_type(self._part(part), rows=rows)
+        columns = self.parts / _COLUMNS_NAME
+        agreed = read_columns(columns) if columns.exists() else {}
+        kinds = {name: column.kind for name, column in agreed.items()}
+        return self.part_type(self._part(part), rows=rows, kinds=kinds)
 
     def mark_empty(self, part: int) -> None:
         """Write down that a part has no rows. Not collective."""
@@ -236,6 +262,11 @@ class Output:
                 "predicted."
             )
         self._remove_leftovers()
+        columns = self.parts / _COLUMNS_NAME
+        if columns.exists():
+            plan = {**self._read_plan(), "columns": json.loads(columns.read_bytes())}
+            write_atomic(self.parts / _PLAN_NAME, json.dumps(plan).encode(), durable=True)
+            columns.unlink()
         fsync_directory(self.parts)
         parts: list[Path] = []
         if self.part_type is ParquetPart:
@@ -263,7 +294,10 @@ class Output:
         """
         from hpctrain.predict.input import open_dataset
 
-        return open_dataset([self.path])
+        options: dict[str, Any] = {}
+        if self.part_type is CsvPart and (plan := self._read_plan()) is not None:
+            options["dtypes"] = _types_of_csv(plan.get("columns", ()))
+        return open_dataset([self.path], **options)
 
     def _read_plan(self) -> Any:
         # A Parquet output is the directory of the parts.
@@ -282,6 +316,17 @@ class Output:
         return self.parts / part_name(part, self.part_type.suffix)
 
 
+def _types_of_csv(columns: Sequence[tuple[str, str, Sequence[int]]]) -> dict[str, Any]:
+    """Return the types in which a CSV output is read again: "007" was no number."""
+    types: dict[str, Any] = {}
+    for name, kind, shape in columns:
+        dtype = "O" if kind == "text" else kind
+        if kind == "text" or kind[0] in "<>|=":
+            parts = [f"{name}_{i}" for i in range(math.prod(shape))] if shape else [name]
+            types |= dict.fromkeys(parts, np.dtype(dtype))
+    return types
+
+
 def _lock(descriptor: int) -> bool:
     """Take a lock, if nobody else has it; return whether this process may go on."""
     try:
@@ -294,6 +339,14 @@ def _lock(descriptor: int) -> bool:
     return True
 
 
+def _check_alike(path: Path, found: Any, first: Any) -> None:
+    if first and found != first:
+        raise ConfigError(
+            f"{path} has {found}, and the parts before it {first}: they are not of one prediction. "
+            f"Remove the parts and predict again."
+        )
+
+
 def _join_hdf5(parts: Sequence[Path], target: Path) -> None:
     """Write virtual datasets over those of the parts."""
     import h5py
@@ -302,6 +355,7 @@ def _join_hdf5(parts: Sequence[Path], target: Path) -> None:
     dtypes: dict[str, Any] = {}
     for path in parts:
         with h5py.File(path, "r") as file:
+            _check_alike(path, {n: d.dtype for n, d in file.items()}, dtypes)
             for name, dataset in file.items():
                 shapes.setdefault(name, []).append((path, dataset.shape))
                 dtypes[name] = dataset.dtype
@@ -319,18 +373,23 @@ def _join_hdf5(parts: Sequence[Path], target: Path) -> None:
 
 
 def _join_lines(parts: Sequence[Path], target: Path) -> None:
+    first = b""
     with open(target, "wb") as joined:
         for path in parts:
             with open(path, "rb") as file:
                 names = file.readline()
                 if path == parts[0]:
+                    first = names
                     joined.write(names)
+                _check_alike(path, names, first)
                 shutil.copyfileobj(file, joined, _COPY_BYTES)
 
 
 def _join_arrays(parts: Sequence[Path], target: Path) -> None:
     arrays = [np.load(path, mmap_mode="r") for path in parts]
     first = arrays[0]
+    for path, array in zip(parts, arrays, strict=True):
+        _check_alike(path, (array.dtype, array.shape[1:]), (first.dtype, first.shape[1:]))
     shape = (sum(map(len, arrays)), *first.shape[1:])
     joined = np.lib.format.open_memmap(target, mode="w+", dtype=first.dtype, shape=shape)
     start = 0

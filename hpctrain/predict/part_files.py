@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import abc
 import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from hpctrain.data.formats import Batch, concatenate, num_rows, to_arrow
+from hpctrain.data.hdf5 import as_in_hdf5, hdf5_type
 from hpctrain.data.optional import require
 from hpctrain.errors import ConfigError
 from hpctrain.predict.batches import flatten_columns
@@ -26,35 +30,63 @@ class PartFile(abc.ABC):
         Its final name.
     rows
         Rows of the part; None if that is not known before the end.
+    kinds
+        What objects are, by column, for batches in which all are missing.
     """
 
     suffix: ClassVar[str]
 
-    def __init__(self, path: Path, *, rows: int | None) -> None:
+    def __init__(
+        self, path: Path, *, rows: int | None, kinds: Mapping[str, str] | None = None
+    ) -> None:
         self._path = path
+        self._kinds = kinds or {}
         self._beside = path.with_name(f".{path.name}.{os.getpid()}")
         self._rows = rows
-        self._columns: dict[str, Any] | None = None
         self._held: list[Batch] = []
         self._held_bytes = 0
 
-    def append(self, batch: Batch) -> None:
-        """Append rows. Not collective.
+    @classmethod
+    def check_names(cls, names: Iterable[str]) -> None:
+        """Refuse names of columns that the format does not have.
+
+        Not collective.
 
         Raises
         ------
         ConfigError
-            If they have other columns than those before, or columns that the format does not have.
+            If there are such.
         """
-        kinds = {name: (values.dtype, values.shape[1:]) for name, values in batch.items()}
-        if self._columns is None:
-            self._columns = kinds
-        elif kinds != self._columns:
-            raise ConfigError(
-                f"the predictor gave {_describe(kinds)} for one batch and "
-                f"{_describe(self._columns)} for another. The columns of all batches have to be "
-                f"the same."
-            )
+        return
+
+    @classmethod
+    def check_columns(cls, batch: Batch) -> None:
+        """Refuse columns that the format does not have, before anything is written.
+
+        Not collective.
+
+        Raises
+        ------
+        ConfigError
+            If there are such.
+        """
+        cls.check_names(batch)
+
+    @classmethod
+    def check_values(cls, batch: Batch) -> None:
+        """Refuse values that the format does not have, or would not give back.
+
+        Not collective.
+
+        Raises
+        ------
+        ConfigError
+            If there are such.
+        """
+        return
+
+    def append(self, batch: Batch) -> None:
+        """Append rows, all of the same columns. Not collective."""
         self._held.append(batch)
         self._held_bytes += sum(values.nbytes for values in batch.values())
         if self._rows is not None and self._held_bytes >= _BUFFER_BYTES:
@@ -95,6 +127,30 @@ class Hdf5Part(PartFile):
 
     suffix = ".h5"
 
+    @classmethod
+    def check_names(cls, names: Iterable[str]) -> None:
+        """Refuse names that are paths in HDF5."""
+        for name in names:
+            if name in ("", ".", "..") or "/" in name or "\0" in name:
+                raise _no_name(name, "HDF5 takes it for a path", cls)
+
+    @classmethod
+    def check_columns(cls, batch: Batch) -> None:
+        """Refuse types that HDF5 does not have."""
+        cls.check_names(batch)
+        for name, values in batch.items():
+            if hdf5_type(values.dtype) is None:
+                raise _no_type(name, str(values.dtype), cls)
+
+    @classmethod
+    def check_values(cls, batch: Batch) -> None:
+        """Refuse objects other than texts, and missing ones."""
+        for name, values in batch.items():
+            if values.dtype.kind == "O":
+                for value in values.reshape(-1):
+                    if not isinstance(value, str):
+                        raise _no_type(name, f"{value!r} among its values", cls)
+
     _file: Any = None
     _offset = 0
 
@@ -104,10 +160,10 @@ class Hdf5Part(PartFile):
             self._file = h5py.File(self._beside, "w")
             for name, values in batch.items():
                 shape = (self._rows, *values.shape[1:])
-                self._file.create_dataset(name, shape, dtype=_hdf5_type(name, values))
+                self._file.create_dataset(name, shape, dtype=hdf5_type(values.dtype))
         end = self._offset + num_rows(batch)
         for name, values in batch.items():
-            self._file[name][self._offset : end] = values
+            self._file[name][self._offset : end] = as_in_hdf5(values)
         self._offset = end
 
     def _close(self) -> None:
@@ -123,9 +179,17 @@ class ParquetPart(PartFile):
 
     _writer: Any = None
 
+    @classmethod
+    def check_columns(cls, batch: Batch) -> None:
+        """Refuse types that Arrow or Parquet do not have."""
+        parquet = require("pyarrow.parquet", to="to write Parquet files")
+        for name, values in batch.items():
+            with _refusing(name, values, cls):
+                parquet.write_table(_table({name: values}, {}), BytesIO())
+
     def _write(self, batch: Batch) -> None:
         parquet = require("pyarrow.parquet", to="to write Parquet files")
-        table = to_arrow(batch)
+        table = _table(batch, self._kinds)
         if self._writer is None:
             self._writer = parquet.ParquetWriter(self._beside, table.schema)
         self._writer.write_table(table)
@@ -143,14 +207,53 @@ class CsvPart(PartFile):
 
     _file: Any = None
 
+    @classmethod
+    def check_names(cls, names: Iterable[str]) -> None:
+        """Refuse names that are more than a line."""
+        for name in names:
+            if "\n" in name or "\r" in name:
+                raise _no_name(name, "a line of CSV ends there", cls)
+
+    @classmethod
+    def check_columns(cls, batch: Batch) -> None:
+        """Refuse types that are no text, and names that components of others have."""
+        csv = require("pyarrow.csv", to="to write CSV files")
+        cls.check_names(batch)
+        flat = [name for n, values in batch.items() for name in flatten_columns({n: values})]
+        if twice := sorted({name for name in flat if flat.count(name) > 1}):
+            raise ConfigError(
+                f"columns {', '.join(map(repr, twice))} would be in the CSV file twice: components "
+                f"of an array have such names. Rename them, or choose a .parquet output."
+            )
+        for name, values in batch.items():
+            if values.dtype.kind == "m" or values.dtype == np.float16:
+                raise _no_type(name, str(values.dtype), cls)
+            with _refusing(name, values, cls):
+                csv.write_csv(to_arrow(flatten_columns({name: values})), BytesIO())
+
+    @classmethod
+    def check_values(cls, batch: Batch) -> None:
+        """Refuse line breaks, since files are read by lines, and objects without a type in CSV."""
+        for name, values in batch.items():
+            if values.dtype.kind == "O":
+                for value in values.reshape(-1):
+                    if isinstance(value, str) and ("\n" in value or "\r" in value):
+                        raise _no_type(name, "a line break in a value", cls)
+                    if not (isinstance(value, str) or value is None or value != value):
+                        raise _no_type(name, f"{value!r} among its values", cls)
+
     def _write(self, batch: Batch) -> None:
         csv = require("pyarrow.csv", to="to write CSV files")
         is_first = self._file is None
         if self._file is None:
             self._file = self._beside.open("wb")
-        csv.write_csv(
-            to_arrow(flatten_columns(batch)), self._file, csv.WriteOptions(include_header=is_first)
-        )
+        table = to_arrow(flatten_columns(batch))
+        if table.num_columns == 1 and table.column(0).null_count:
+            # A line without a character would be no row.
+            compute = require("pyarrow.compute", to="to write CSV files")
+            texts = compute.fill_null(table.column(0).cast("string"), "")
+            table = table.set_column(0, table.schema.names[0], texts)
+        csv.write_csv(table, self._file, csv.WriteOptions(include_header=is_first))
 
     def _close(self) -> None:
         file, self._file = self._file, None
@@ -165,6 +268,11 @@ class NumpyPart(PartFile):
 
     _file: Any = None
 
+    @classmethod
+    def check_columns(cls, batch: Batch) -> None:
+        """Refuse more than an array of numbers."""
+        only_column(batch)
+
     def _write(self, batch: Batch) -> None:
         values = only_column(batch)
         if self._file is None:
@@ -175,7 +283,8 @@ class NumpyPart(PartFile):
                 "shape": (self._rows, *values.shape[1:]),
             }
             np.lib.format.write_array_header_1_0(self._file, header)
-        self._file.write(np.ascontiguousarray(values).data)
+        # Not all types have a buffer of their own.
+        self._file.write(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
 
     def _close(self) -> None:
         file, self._file = self._file, None
@@ -209,18 +318,46 @@ def only_column(batch: Batch) -> np.ndarray[Any, Any]:
     return next(iter(batch.values()))
 
 
-def _hdf5_type(name: str, values: np.ndarray[Any, Any]) -> Any:
-    import h5py
-
-    if values.dtype.kind in "OU":
-        if not all(isinstance(value, str) for value in values.reshape(-1)[:100]):
-            raise ConfigError(
-                f"column {name!r} holds objects, of which HDF5 knows nothing. Leave it out of "
-                f"keep_columns, or choose a .parquet output."
-            )
-        return h5py.string_dtype()
-    return values.dtype
+_ALIASES = {"text": "string", "int": "int64", "float": "float64", "bytes": "binary"}
 
 
-def _describe(kinds: dict[str, Any]) -> str:
-    return ", ".join(f"{n} {dtype}{list(shape) or ''}" for n, (dtype, shape) in kinds.items())
+def _table(batch: Batch, kinds: Mapping[str, str]) -> Any:
+    """Return rows as an Arrow table; objects of which none is there are of the kind of others."""
+    pyarrow = require("pyarrow", to="to write Parquet files")
+    table = to_arrow(batch)
+    for at, field in enumerate(table.schema):
+        if pyarrow.types.is_null(field.type):
+            kind = kinds.get(field.name, "text")
+            try:
+                known = pyarrow.type_for_alias(_ALIASES.get(kind, kind))
+            except ValueError as error:
+                raise _no_type(
+                    field.name, f"batches without a value, and {kind}", ParquetPart
+                ) from error
+            table = table.set_column(at, field.name, pyarrow.nulls(len(table), known))
+    return table
+
+
+@contextmanager
+def _refusing(name: str, values: Any, part_type: type[PartFile]) -> Iterator[None]:
+    import pyarrow
+
+    try:
+        yield
+    except (pyarrow.ArrowException, TypeError, ValueError, NotImplementedError) as error:
+        raise _no_type(name, f"{values.dtype} ({error})", part_type) from error
+
+
+def _no_type(name: str, what: str, part_type: type[PartFile]) -> ConfigError:
+    other = ".h5" if part_type is ParquetPart else ".parquet"
+    return ConfigError(
+        f"column {name!r} has {what}, which a {part_type.suffix} output does not have, or would "
+        f"not give back. Leave it out of keep_columns, change it, or choose a {other} output."
+    )
+
+
+def _no_name(name: str, why: str, part_type: type[PartFile]) -> ConfigError:
+    return ConfigError(
+        f"a {part_type.suffix} output has no column {name!r}: {why}. Rename it, or choose a "
+        f".parquet output."
+    )

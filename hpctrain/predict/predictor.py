@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import numpy as np
+
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.data.formats import from_any, num_rows, to_pandas
 from hpctrain.errors import ConfigError, HpctrainError
@@ -42,6 +44,11 @@ class Predictor(abc.ABC):
 
     needless_packages: ClassVar[tuple[str, ...]] = ()
     """What its framework imports where it is installed, and scoring arrays does not need."""
+
+    features: tuple[str, ...] | None = None
+    """Names of the model's features, in order, if the checkpoint has them."""
+    label: str | None = None
+    """Column that the model predicts, which may be in a batch, if the checkpoint has it."""
 
     def __init__(self, preprocessor: Any = None) -> None:
         self._preprocessor = preprocessor
@@ -126,10 +133,37 @@ class Predictor(abc.ABC):
         return in_form_of(data, self._score(self._preprocess(data), **kwargs))
 
     def _preprocess(self, batch: Any) -> Any:
-        return batch if self._preprocessor is None else self._preprocessor.transform_batch(batch)
+        if self._preprocessor is None:
+            return batch
+        if form_of(batch) == "pandas" and not len(batch):
+            # Vectors in a frame are objects: without any, nothing would say how long they are.
+            batch = from_any(batch)
+        return self._preprocessor.transform_batch(batch)
+
+    def _without_label(self, batch: Any) -> Any:
+        """Return a batch without the column that the model predicts."""
+        label = self.label
+        if label is None or label in (self.features or ()) or form_of(batch) == "array":
+            return batch
+        if form_of(batch) == "columns":
+            return {name: values for name, values in batch.items() if name != label}
+        if form_of(batch) == "arrow":
+            return batch.drop_columns(label) if label in batch.column_names else batch
+        return batch.drop(columns=label) if label in batch.columns else batch
+
+    def _made_up_row(self) -> np.ndarray[Any, Any] | None:
+        """Return a row to score in place of a batch without any, for libraries that refuse that."""
+        return None
 
     def _score(self, batch: Any, **kwargs: Any) -> Any:
         """Return what the hook that suits a batch says, as it says it."""
+        rows = num_rows(batch) if isinstance(batch, Mapping) else len(batch)
+        if rows == 0 and (row := self._made_up_row()) is not None:
+            kwargs.pop("feature_columns", None)
+            of_one = self._predict_numpy(row, **kwargs)
+            return {name: values[:0] for name, values in name_outputs(of_one).items()}
+        if kwargs.get("feature_columns") is None:
+            batch = self._without_label(batch)
         cls = type(self)
         takes_numpy = cls._predict_numpy is not Predictor._predict_numpy
         takes_pandas = cls._predict_pandas is not Predictor._predict_pandas
@@ -142,7 +176,6 @@ class Predictor(abc.ABC):
             raise ConfigError(
                 f"{cls.__name__} predicts nothing: implement _predict_numpy or _predict_pandas."
             )
-        rows = num_rows(batch) if isinstance(batch, Mapping) else len(batch)
         for name, values in name_outputs(output).items():
             if values.ndim == 0 or len(values) != rows:
                 raise ConfigError(

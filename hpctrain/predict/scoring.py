@@ -14,9 +14,11 @@ from typing import Any
 from hpctrain.checkpoint import Checkpoint, CheckpointUploadMode
 from hpctrain.data.dataset import Dataset
 from hpctrain.data.formats import Batch, from_any, num_rows, slice_batch, to_pandas
+from hpctrain.data.identity import files_below, files_of, identify_files, newest
 from hpctrain.errors import ConfigError
 from hpctrain.predict import lean_import
 from hpctrain.predict.batches import name_outputs
+from hpctrain.predict.identity import Identity
 from hpctrain.predict.output import Output
 from hpctrain.predict.part_files import PartFile
 from hpctrain.predict.parts import Claims, Partition
@@ -48,10 +50,37 @@ class Scoring:
     rows_per_part: int | None
     output: Output | None
     """Where predictions go; None is ``artifacts/predictions.h5`` of the run."""
-    identity: str
-    """Digest of all that the predictions depend on."""
-    about: str
-    """The same for people."""
+    identity: Identity
+    """What the predictions depend on."""
+
+    def input_files(self) -> list[str]:
+        """Return the files that the rows are in. Not collective."""
+        return files_of(self.dataset)
+
+    def model_files(self) -> list[str]:
+        """Return the files of the checkpoint. Not collective."""
+        return [] if self.checkpoint is None else files_below(self.checkpoint)
+
+    def check_unchanged(self) -> None:
+        """Refuse files that are no longer those that were to be scored, or to be scored with.
+
+        Not collective; for rank 0.
+
+        Raises
+        ------
+        ConfigError
+            The message has the file that was changed last.
+        """
+        for what, files, known in (
+            ("the input has", self.input_files(), self.identity.inputs),
+            ("the files of the checkpoint have", self.model_files(), self.identity.model),
+        ):
+            if identify_files(files) != known:
+                raise ConfigError(
+                    f"{what} changed since this prediction began, last {newest(files)}: what is "
+                    f"scored already belongs to what was there before. Remove the parts and "
+                    f"predict again, under another name if the run has one."
+                )
 
     def output_in(self, run: Path) -> Output:
         """Return the output, for a run in a directory. Not collective."""
@@ -252,7 +281,8 @@ def _score_held(scoring: Scoring, output: Output, worker: ActiveWorker) -> dict[
     claims = output.parts / f".claims-{worker.context.name}-{world.attempt}"
     plan: tuple[Partition, set[int]] | None = None
     if world.world_rank == 0:
-        plan = output.begin(scoring.identity, scoring.partition(world.world_size), scoring.about)
+        scoring.check_unchanged()
+        plan = output.begin(scoring.identity, scoring.partition(world.world_size))
         if plan is not None:
             claims.mkdir()
     plan = comm.bcast(plan)
@@ -275,6 +305,8 @@ def _score_held(scoring: Scoring, output: Output, worker: ActiveWorker) -> dict[
     if len(written) < partition.num_parts:
         return None
     if world.world_rank == 0:
+        # Ranks may have read rows of both, if it changed under them.
+        scoring.check_unchanged()
         output.finish(partition.num_parts)
     comm.barrier()
     firsts = [own.first_row_at for own in everyone if own.first_row_at is not None]
@@ -303,6 +335,7 @@ def _score_parts(
         rows = len(partition.rows(part)) if dataset.keeps_rows else None
         return output.open_part(part, rows)
 
+    columns = output.columns()
     # Reading begins before the model is loaded, which takes longer.
     with (
         Reader(dataset, claimed, batch_size=scoring.batch_size) as reader,
@@ -313,7 +346,7 @@ def _score_parts(
         progress.model_s = time.monotonic() - started
         for slab in reader:
             for batch in _split(slab.batch, scoring.batch_size):
-                writer.put(slab.part, scorer(batch), is_last=False)
+                writer.put(slab.part, columns.conform(scorer(batch)), is_last=False)
                 if progress.add(num_rows(batch)):
                     # What is left of the part is scored again when the run resumes.
                     writer.abandon()

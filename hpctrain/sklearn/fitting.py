@@ -151,9 +151,10 @@ def as_frame(dataset: Any, name: str) -> pandas.DataFrame:
     import pandas
 
     from hpctrain.gbdt.features import columns_of, width_of
+    from hpctrain.predict.features import flatten_frame
 
     if hasattr(dataset, "iloc"):
-        return dataset
+        return flatten_frame(dataset)
     if not hasattr(dataset, "materialize"):
         raise ConfigError(
             f"dataset {name!r} is a {type(dataset).__name__}, which has no named columns. Give a "

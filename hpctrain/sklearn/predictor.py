@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.predict.batches import PREDICTIONS
-from hpctrain.predict.features import select_frame, select_matrix
+from hpctrain.predict.features import feature_frame, select_columns, select_frame, select_matrix
 from hpctrain.predict.predictor import Predictor
 from hpctrain.sklearn.checkpoint import SklearnCheckpoint
 
@@ -34,8 +36,7 @@ class SklearnPredictor(Predictor):
         self.estimator = estimator
         names = getattr(estimator, "feature_names_in_", None)
         self._is_fitted_on_frames = names is not None
-        self.features: tuple[str, ...] | None = None if names is None else tuple(map(str, names))
-        """Names of the features, in order, if it knows them."""
+        self.features = None if names is None else tuple(map(str, names))
 
     @classmethod
     def from_checkpoint(
@@ -73,7 +74,12 @@ class SklearnPredictor(Predictor):
         predictor = cls(estimator, preprocessor=preprocessor, **kwargs)
         if features is not None and features.features is not None:
             predictor.features = features.features
+            predictor.label = features.label
         return predictor
+
+    def _made_up_row(self) -> np.ndarray[Any, Any] | None:
+        width = getattr(self.estimator, "n_features_in_", None)
+        return None if width is None else np.zeros((1, width))
 
     def _predict_numpy(
         self,
@@ -83,13 +89,19 @@ class SklearnPredictor(Predictor):
         method: str = "predict",
         **kwargs: Any,
     ) -> Any:
-        matrix = select_matrix(data, self.features, feature_columns)
+        given: Any
+        if self._is_fitted_on_frames and _has_unlike_types(data):
+            # As it was in training: a matrix would make objects of all of them.
+            given = feature_frame(select_columns(data, feature_columns), self.features)
+            given = given.set_axis(list(self.estimator.feature_names_in_), axis=1)
+            return self._call(method, given, num_estimator_cpus, kwargs)
+        given = select_matrix(data, self.features, feature_columns)
         if self._is_fitted_on_frames:
             # Without names it warns for every batch.
             import pandas
 
-            matrix = pandas.DataFrame(matrix, columns=list(self.estimator.feature_names_in_))
-        return self._call(method, matrix, num_estimator_cpus, kwargs)
+            given = pandas.DataFrame(given, columns=list(self.estimator.feature_names_in_))
+        return self._call(method, given, num_estimator_cpus, kwargs)
 
     def _predict_pandas(
         self,
@@ -107,3 +119,7 @@ class SklearnPredictor(Predictor):
         if num_cpus is not None and "n_jobs" in self.estimator.get_params(deep=False):
             self.estimator.set_params(n_jobs=num_cpus)
         return {PREDICTIONS: getattr(self.estimator, method)(data, **kwargs)}
+
+
+def _has_unlike_types(data: Any) -> bool:
+    return isinstance(data, Mapping) and len({values.dtype for values in data.values()}) > 1

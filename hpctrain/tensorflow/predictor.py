@@ -64,8 +64,6 @@ class TensorflowPredictor(Predictor):
         self.device = _device(use_gpu)
         """What TensorFlow calls the device."""
         self.model = model
-        self.features: tuple[str, ...] | None = None
-        """Names of the inputs, in order, if the checkpoint has them."""
 
     @classmethod
     def import_framework(cls) -> Any:
@@ -128,7 +126,8 @@ class TensorflowPredictor(Predictor):
                 trusted=trusted,
             )
         predictor = cls(model=loaded, preprocessor=preprocessor, use_gpu=use_gpu, **kwargs)
-        predictor.features = None if features is None else features.features
+        if features is not None:
+            predictor.features, predictor.label = features.features, features.label
         return predictor
 
     def call_model(self, inputs: tensorflow.Tensor | dict[str, tensorflow.Tensor]) -> Any:

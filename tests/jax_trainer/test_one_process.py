@@ -206,3 +206,11 @@ def test_the_predictor_of_a_checkpoint_is_known_by_its_features() -> None:
 
     checkpoint = JaxCheckpoint.from_state(PARAMS)
     assert find_predictor(Checkpoint(checkpoint.path)) is JaxPredictor
+
+
+def test_integers_reach_a_model_of_floats() -> None:
+    weights = np.array([[1.5], [2.0]], dtype=np.float32)
+    predictor = JaxPredictor(lambda params, x: x @ params["w"], {"w": weights})
+    rows = np.array([[1, 2], [3, 4]])
+    assert np.array_equal(predictor.predict(rows), rows @ weights)
+    assert predictor.predict(rows[:0]).shape == (0, 1)

@@ -173,7 +173,8 @@ def test_a_finished_run_is_returned_to_the_same_request(paths: RunPaths):
 def test_a_finished_run_is_not_overwritten_by_another_request(paths: RunPaths):
     write_run(paths, "finished")
     message = (
-        r"is finished, and this fit\(\) asks for something else\. Choose another .*"
+        r"is finished, and this fit\(\) asks for something else \(train_loop_config\)\. "
+        r"Choose another .*"
         r"resume_from_checkpoint=Result\.from_path\('.*/run'\)\.checkpoint"
     )
     with pytest.raises(ConfigError, match=message):

@@ -353,21 +353,21 @@ def test_the_same_call_again_returns_what_is_there_and_another_is_refused(
 
 
 class Hands(Predictor):
-    """Adds columns up; slowly, and with accidents, where its files say so."""
+    """Adds columns up; slowly, and with accidents, where files beside the checkpoint say so."""
 
     def __init__(self, directory: Path):
         super().__init__()
-        self.directory = directory
+        self.slow, self.die = (Path(f"{directory}.{what}") for what in ("slow", "die"))
 
     @classmethod
     def from_checkpoint(cls, checkpoint, **kwargs):
         return cls(checkpoint.path)
 
     def _predict_numpy(self, data):
-        if (self.directory / "slow").exists():
+        if self.slow.exists():
             time.sleep(0.02)
-        if (self.directory / "die").exists() and data["x"][0, 0] == X[2000, 0]:
-            (self.directory / "die").unlink()
+        if self.die.exists() and data["x"][0, 0] == X[2000, 0]:
+            self.die.unlink()
             os.kill(os.getpid(), signal.SIGKILL)
         return {"sum": data["x"].sum(axis=1)}
 
@@ -379,7 +379,7 @@ def test_a_rank_that_is_killed_costs_no_row_and_no_byte(rows_h5, tmp_path):
         model = tmp_path / name
         model.mkdir()
         if accident:
-            (model / accident).touch()
+            Path(f"{model}.{accident}").touch()
         BatchPredictor(Checkpoint(model), Hands).predict(
             rows_h5,
             feature_columns=["x"],

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 
 from hpctrain import ConfigError
 from hpctrain.predict import output as output_module
+from hpctrain.predict.identity import Identity
 from hpctrain.predict.output import Output
 from hpctrain.predict.parts import MOST_PARTS, Claims, Partition
 
@@ -45,22 +47,28 @@ def test_a_run_waits_for_the_lock_of_one_that_has_just_died(tmp_path):
 def test_what_dead_ranks_have_left_is_removed_and_parts_are_not(tmp_path):
     output = Output.at(tmp_path / "s.h5")
     partition = Partition(num_rows=30, rows_per_part=10)
+    same = Identity(whole="same", inputs="rows", model="weights", about="")
     with output.hold():
-        assert output.begin("same", partition, "") == (partition, set())
+        assert output.begin(same, partition) == (partition, set())
         (output.parts / "part-000001.h5").touch()
         (output.parts / ".part-000002.h5.77").touch()
         (output.parts / ".claims-run-1").mkdir()
         output.mark_empty(0)
     # Another number of ranks would deal otherwise.
     other = Partition(num_rows=30, rows_per_part=5)
-    assert output.begin("same", other, "") == (partition, {0, 1})
+    assert output.begin(same, other) == (partition, {0, 1})
     assert sorted(p.name for p in output.parts.iterdir()) == [
         "_part-000000.empty",
         "_plan.json",
         "part-000001.h5",
     ]
-    with pytest.raises(ConfigError, match="parts of another prediction"):
-        output.begin("another", partition, "")
+    for changed, what in (
+        ({"inputs": "other"}, "the input is another one, or has changed"),
+        ({"model": "other"}, "the files of the checkpoint are others"),
+        ({}, "another predictor, other columns or arguments"),
+    ):
+        with pytest.raises(ConfigError, match=f"parts of another prediction: .*{what}"):
+            output.begin(replace(same, whole="another", **changed), partition)
 
 
 @pytest.mark.parametrize("num_rows", [1, 4096, 100_000, 10**7, 10**9, 10**13])

@@ -6,11 +6,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import skops.io
+from sklearn.compose import ColumnTransformer
 from sklearn.datasets import load_iris
 from sklearn.ensemble import RandomForestClassifier
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import FunctionTransformer, StandardScaler
+from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
 
 from hpctrain import Checkpoint, CheckpointError, ConfigError
 from hpctrain.predict.features import ModelFeatures
@@ -58,3 +59,42 @@ def test_a_forest_needs_no_trust(tmp_path):
     predictor = SklearnPredictor.from_checkpoint(save(estimator, tmp_path))
     predicted = predictor.predict(X, num_estimator_cpus=1)
     assert np.array_equal(predicted, estimator.predict(X))
+
+
+def test_texts_beside_numbers_are_scored_as_scikit_learn_does(tmp_path, each_example):
+    rng = np.random.default_rng(0)
+    rows = 60
+    frame = pd.DataFrame(
+        {
+            "town": rng.choice(["Bonn", "Ulm", "Köln"], rows),
+            "floor": rng.integers(-1, 9, rows),
+            "id": 2**53 + rng.integers(0, 4, rows) * 2 + 1,
+            "area": rng.normal(size=rows),
+        }
+    )
+    encoders = [("o", OneHotEncoder(handle_unknown="ignore"), ["town", "floor", "id"])]
+    columns = ColumnTransformer(encoders, remainder="passthrough")
+    price = frame["floor"] + 3 * (frame["town"] == "Ulm") + frame["area"]
+    estimator = make_pipeline(columns, LinearRegression()).fit(frame, price)
+    skops.io.dump(estimator, tmp_path / "model.skops")
+    names = tuple(frame.columns)
+    ModelFeatures(framework="sklearn", features=names, label="y").write(tmp_path)
+    predictor = SklearnPredictor.from_checkpoint(Checkpoint(tmp_path))
+
+    def check(rng):
+        some = frame.iloc[rng.integers(rows, size=rng.integers(1, 9))]
+        expected = estimator.predict(some)
+        objects = {name: some[name].to_numpy() for name in rng.permutation(names)}
+        fixed = {**objects, "town": objects["town"].astype(str)}
+        encoded = {**objects, "town": np.char.encode(fixed["town"], "utf-8")}
+        data = (objects, fixed, encoded, some)[rng.integers(4)]
+        assert np.array_equal(predictor.predict(data)["predictions"], expected)
+
+    each_example(check)
+
+
+def test_times_beside_numbers_are_refused_by_name(tmp_path):
+    predictor = SklearnPredictor(LinearRegression().fit(X, Y))
+    batch = {"when": np.array(["2024"], "M8[D]"), "area": np.array([1.0])}
+    with pytest.raises(ConfigError, match="'when' datetime64"):
+        predictor.predict(batch)

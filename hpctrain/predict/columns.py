@@ -1,0 +1,142 @@
+"""The columns of an output: what the first batch has, all parts of all ranks have."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpctrain.data.formats import Batch, from_any, to_arrow
+from hpctrain.errors import ConfigError
+from hpctrain.predict.part_files import PartFile
+from hpctrain.rundir.files import write_atomic
+
+_PLAIN = (str, bool, int, float, bytes)
+_NOTHING = "text"
+"""What objects are none of which is there: most that can be missing are texts."""
+
+
+@dataclass(frozen=True)
+class OutputColumn:
+    """What each row of a column holds."""
+
+    kind: str
+    """NumPy's type; of objects what they are: ``text``, ``bool``, ``int``, ``bytes``, ..."""
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        """Return both in short."""
+        name = np.dtype(self.kind).name if self.kind[0] in "<>|=" else self.kind
+        return f"{name}{list(self.shape) if self.shape else ''}"
+
+    @staticmethod
+    def of(name: str, values: np.ndarray[Any, Any]) -> OutputColumn:
+        """Return what a column of a batch holds.
+
+        Not collective.
+
+        Raises
+        ------
+        ConfigError
+            If its objects are of several types, which no file has.
+        """
+        if values.dtype.kind != "O":
+            return OutputColumn(values.dtype.str, values.shape[1:])
+        objects = values.reshape(-1).tolist()
+        kinds = set(map(type, objects)) - {type(None)}
+        if float in kinds and all(v != v for v in objects if type(v) is float):
+            # How pandas may say that an object is missing.
+            kinds.remove(float)
+        names = {"text" if kind is str else kind.__name__ for kind in kinds}
+        if len(names) == 1 and kinds.isdisjoint(_PLAIN):
+            # Lists of integers are no lists of fractions. Errors of Arrow are of one of these.
+            with suppress(TypeError, ValueError, NotImplementedError):
+                names = {str(to_arrow({name: values}).schema.field(0).type)}
+        if len(names) > 1:
+            raise ConfigError(
+                f"column {name!r} holds values of several types ({', '.join(sorted(names))}), "
+                f"which no file has in one column. Give it one type, or leave it out of "
+                f"keep_columns."
+            )
+        return OutputColumn(names.pop() if names else _NOTHING, values.shape[1:])
+
+
+class AgreedColumns:
+    """The columns that ranks have agreed on, by a file beside the parts.
+
+    Whichever rank has the first batch writes it, before anything else is written; the others, and
+    later attempts, read it.
+
+    Parameters
+    ----------
+    path
+        Of that file.
+    part_type
+        What the parts are.
+    """
+
+    def __init__(self, path: Path, part_type: type[PartFile]) -> None:
+        self._path = path
+        self._part_type = part_type
+        self._agreed: dict[str, OutputColumn] | None = None
+
+    def conform(self, batch: Mapping[str, Any]) -> Batch:
+        """Return a batch with the columns of the output, in their order.
+
+        Not collective. Nothing is cast.
+
+        Raises
+        ------
+        ConfigError
+            If the batch has others, or of other types; or the format does not have them.
+        """
+        columns = from_any(batch)
+        found = {name: OutputColumn.of(name, values) for name, values in columns.items()}
+        if self._agreed is None:
+            self._part_type.check_columns(columns)
+            self._agreed = self._agree(found)
+        # Objects of which none is there can be of any type.
+        for name, values in columns.items():
+            agreed = self._agreed.get(name)
+            is_empty = values.dtype.kind == "O" and all(v is None for v in values.reshape(-1))
+            if agreed is not None and is_empty and agreed.kind[0] not in "<>|=":
+                found[name] = OutputColumn(agreed.kind, found[name].shape)
+        if found != self._agreed:
+            raise ConfigError(
+                f"the predictor gave {_describe(found)} for one batch, and "
+                f"{_describe(self._agreed)} for another. All batches need the same columns of the "
+                f"same types, or values would be lost: give them one, as in astype('float64')."
+            )
+        self._part_type.check_values(columns)
+        return {name: columns[name] for name in self._agreed}
+
+    def _agree(self, found: Mapping[str, OutputColumn]) -> dict[str, OutputColumn]:
+        content = json.dumps([[n, c.kind, c.shape] for n, c in found.items()]).encode()
+        own = self._path.with_name(f"{self._path.name}.{os.uname().nodename}.{os.getpid()}")
+        if not self._path.exists():
+            write_atomic(own, content, durable=True)
+            try:
+                # Unlike a rename, a link never replaces what another rank was first to write.
+                os.link(own, self._path)
+            except FileExistsError:
+                pass
+            except OSError:
+                os.replace(own, self._path)
+            own.unlink(missing_ok=True)
+        return read_columns(self._path)
+
+
+def read_columns(path: Path) -> dict[str, OutputColumn]:
+    """Return the columns that were agreed on. Not collective."""
+    content = json.loads(path.read_bytes())
+    return {name: OutputColumn(kind, tuple(shape)) for name, kind, shape in content}
+
+
+def _describe(columns: Mapping[str, OutputColumn]) -> str:
+    return ", ".join(f"{name!r} {column}" for name, column in columns.items())
