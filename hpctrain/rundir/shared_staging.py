@@ -17,7 +17,6 @@ from hpctrain.rundir.staging import (
     digest_staged,
     make_below,
     make_present,
-    refuse_empty,
 )
 
 T = TypeVar("T")
@@ -131,7 +130,6 @@ class SharedStaging:
 
     def _add_all(self, source: Path, add: Callable[[str, Path], object]) -> None:
         self._walk(source, "", add)
-        refuse_empty(source, self.paths)
 
     def _walk(self, source: Path, inside: str, add: Callable[[str, Path], object]) -> None:
         # shutil.copytree would go on after an error, such as a full disk.

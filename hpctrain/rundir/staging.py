@@ -12,7 +12,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
@@ -183,7 +183,7 @@ def seal(directory: Path, bulk: Bulk = BULK) -> list[StagedFile]:
     Raises
     ------
     CheckpointError
-        If it is empty, or has a link to a directory.
+        If it has a link to a directory.
     OSError
         If it cannot be read or written.
     """
@@ -199,17 +199,7 @@ def seal(directory: Path, bulk: Bulk = BULK) -> list[StagedFile]:
             path = Path(folder, name)
             relative = str(path.relative_to(directory))
             staged.append(digest_staged(path, relative, bulk))
-    refuse_empty(directory, staged)
     return sorted(staged, key=lambda file: file.path)
-
-
-def refuse_empty(directory: Path, files: Collection[object]) -> None:
-    """Refuse a checkpoint without files, as its maker wanted some. Not collective."""
-    if not files:
-        raise CheckpointError(
-            f"the checkpoint directory {directory} holds no file. Save into it before report(), or "
-            f"report without a checkpoint on this rank."
-        )
 
 
 def _raise(error: OSError) -> None:

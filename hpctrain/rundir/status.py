@@ -76,7 +76,7 @@ class RunStatus:
     error: str | None = None
     """Why the run failed, or was stopped."""
     error_type: str | None = None
-    """Class of that error in `hpctrain.errors`."""
+    """Name of the class of that error."""
     path: str = ""
     """The run directory, as whoever began the run calls it; empty in runs of older versions."""
     device: int = 0

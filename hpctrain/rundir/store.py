@@ -92,7 +92,8 @@ class CheckpointStore:
         ----------
         parts
             What each contributing rank staged and made durable, by world rank. A file that several
-            ranks staged is kept from the lowest of them, and so are the name and the versions.
+            ranks staged is kept from the lowest of them, and so are the name and the versions. A
+            rank may have staged nothing, but not all of them.
 
         Returns
         -------
@@ -102,11 +103,16 @@ class CheckpointStore:
         Raises
         ------
         CheckpointError
-            If another report's checkpoint has the name.
+            If another report's checkpoint has the name, or no rank staged a file.
         """
         first = parts[min(parts)]
         name = default_name(report) if first.name is None else first.name
         self._refuse_taken(name, report)
+        if not any(part.files for part in parts.values()):
+            raise CheckpointError(
+                "its directory holds no file. Save into it before report(), or report without a "
+                "checkpoint."
+            )
         merged, files, conflicts, emptied = self._merge(attempt, report, parts)
         manifest = Manifest(
             name=name,
@@ -314,12 +320,13 @@ class CheckpointStore:
         def own(rank: int) -> Path:
             return staging_directory(self._directory, attempt=attempt, report=report, rank=rank)
 
-        merged = own(min(parts))
+        ranks = sorted(rank for rank in parts if parts[rank].files)
+        merged = own(ranks[0])
         if any(part.shared for part in parts.values()):
             merged = shared_directory(self._directory, attempt=attempt, report=report)
         files: dict[str, StagedFile] = {}
-        conflicts, emptied = [], set()
-        for rank in sorted(parts):
+        conflicts, emptied = [], {own(rank) for rank in parts if rank not in ranks}
+        for rank in ranks:
             for file in parts[rank].files:
                 is_shared = file.path in parts[rank].shared
                 if not is_shared and own(rank) != merged:

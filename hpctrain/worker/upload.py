@@ -147,7 +147,7 @@ class Upload:
         OSError
             If it cannot be written.
         CheckpointError, ConfigError
-            If it is empty, or not where it was said to be.
+            If it is not where it was said to be.
         """
         source = self.source
         written: Sequence[StagedFile] = ()
@@ -163,7 +163,8 @@ class Upload:
         elif self.upload_fn is not None and source != own:
             source = self._call_upload_fn(self.upload_fn, own, paths)
         if source == own:
-            if not any((own / name).exists() for name in preprocessor):
+            is_empty = bool(preprocessor) and not any(own.iterdir())
+            if not is_empty and not any((own / name).exists() for name in preprocessor):
                 for name, content in preprocessor.items():
                     (own / name).write_bytes(content)
             return StagedPart(files=tuple(seal(own, bulk)), name=self.dir_name, versions=versions())
@@ -172,7 +173,7 @@ class Upload:
                 staging.link(source)
             else:
                 written = staging.copy(source, bulk)
-        if not any(name in staging.paths for name in preprocessor):
+        if staging.paths and not any(name in staging.paths for name in preprocessor):
             for name, content in preprocessor.items():
                 staging.offer(name, content)
         return StagedPart(

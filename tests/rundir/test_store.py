@@ -54,6 +54,7 @@ def commit(
     staged = {}
     for rank, files in (parts or {0: {"model.bin": b"%d" % report}}).items():
         part = staging_directory(directory, attempt=attempt, report=report, rank=rank)
+        part.mkdir(parents=True)
         for path, content in files.items():
             (part / path).parent.mkdir(parents=True, exist_ok=True)
             (part / path).write_bytes(content)
@@ -65,6 +66,15 @@ def commit(
         metrics=metrics or {},
         parts=staged,
     )
+
+
+def test_ranks_may_have_nothing_to_save_but_not_all_of_them(tmp_path: Path):
+    checkpoint, conflicts = commit(tmp_path, 1, {0: {}, 1: {"a/b": b"1"}, 2: {}, 3: {"c": b"3"}})
+    assert content(checkpoint) == {"a/b": b"1", "c": b"3"}
+    assert conflicts == []
+    assert names(tmp_path) == ["000001"]
+    with pytest.raises(CheckpointError, match=r"holds no file\. Save into it before report"):
+        commit(tmp_path, 2, {0: {}, 1: {}})
 
 
 def names(directory: Path) -> list[str]:

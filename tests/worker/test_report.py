@@ -313,10 +313,17 @@ def test_a_committed_checkpoint_can_be_reported_again_without_its_manifest(
     assert [file.path for file in executor.staged[1]] == ["model.bin"]
 
 
-def test_an_empty_checkpoint_is_refused(start: Start, tmp_path: Path):
+@pytest.mark.parametrize("in_staging", [True, False])
+def test_a_rank_with_nothing_to_save_gives_an_empty_part_without_the_preprocessor(
+    start: Start, paths: RunPaths, executor: FakeExecutor, tmp_path: Path, in_staging: bool
+):
+    executor.decide = commit_to(paths.checkpoints)
+    session = start(rank=2)
+    session.preprocessor = {"preprocessor.json": b"{}"}
     (tmp_path / "empty").mkdir()
-    with pytest.raises(CheckpointError, match=r"holds no file\. Save into it before report"):
-        start().report({}, part_of(tmp_path / "empty"))
+    session.report({}, part_of(session.staging() if in_staging else tmp_path / "empty"))
+    assert executor.staged[1] == []
+    assert session.checkpoint is not None
 
 
 def test_a_commit_that_failed_is_told_with_its_reason(
