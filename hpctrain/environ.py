@@ -81,12 +81,24 @@ def detect_home(
         before any variable.
     can_submit
         Says whether this machine can submit to Slurm; only called where that matters.
+
+    Raises
+    ------
+    ConfigError
+        If torchrun started the process: hpctrain starts the ranks itself.
     """
     if mpi_world_size is not None and mpi_world_size > 1:
         return Home.SPMD
     if RANK_MARKER in environ:
         # A child of one of our ranks: what it starts is its own, and stays on this machine.
         return Home.LOCAL
+    if "TORCHELASTIC_RUN_ID" in environ:
+        size = environ.get("WORLD_SIZE", "1")
+        raise ConfigError(
+            f"torchrun (or accelerate launch) started this script as {size} processes, and "
+            f"hpctrain starts the ranks itself. Use ScalingConfig(num_workers={size}), and run "
+            f"`python SCRIPT` in its place."
+        )
     in_step = "SLURM_STEP_ID" in environ
     step_tasks = int(environ.get("SLURM_STEP_NUM_TASKS", "1")) if in_step else 1
     launched = next((int(environ[name]) for name in _SIZE_VARIABLES if name in environ), None)
