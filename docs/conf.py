@@ -6,11 +6,13 @@ from pathlib import Path
 import hpctrain
 
 sys.path.insert(0, str(Path(__file__).parent))
+import figures
 from tested_with import read_results, render
 
-# docs/tested-with.rst includes it.
+# What pages include.
 generated = Path(__file__).with_name("generated")
 generated.mkdir(exist_ok=True)
+figures.draw(generated)
 (generated / "tested-with.txt").write_text(render(read_results()))
 
 project = "hpctrain"
@@ -21,6 +23,8 @@ version = release = hpctrain.__version__
 extensions = ["numpydoc", "sphinx.ext.autodoc", "sphinx.ext.autosummary"]
 templates_path = ["_templates"]
 exclude_patterns = ["_build"]
+# A name in single backticks is a link to it.
+default_role = "py:obj"
 html_theme = "furo"
 html_title = f"hpctrain {version}"
 

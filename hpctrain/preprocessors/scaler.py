@@ -146,9 +146,9 @@ class MaxAbsScaler(_Scaler):
 class RobustScaler(_Scaler):
     """Shifts columns to median 0, and divides them by the distance of two quantiles.
 
-    Outliers have no influence on it. The quantiles are exact, whatever the number of rows and ranks
-    (`hpctrain.preprocessors.quantiles`); the data is read two to five times for that. NaN is left
-    out, and stays NaN; infinite values are refused.
+    Outliers have no influence on it. The quantiles are exact, whatever the number of rows and
+    ranks; the data is read two to five times for that. NaN is left out, and stays NaN; infinite
+    values are refused.
 
     Parameters
     ----------

@@ -241,6 +241,59 @@ def test_the_example_of_the_readme_trains(tmp_path: Path) -> None:
     assert said.stdout.splitlines()[-1].startswith("Result(state='finished'")
 
 
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", ["from-torchrun-train", "tracking-train"])
+def test_the_whole_scripts_of_the_guides_run(tmp_path: Path, name: str) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "train.py").write_text(block(name))
+    said = run_python("train.py", cwd=tmp_path)
+    assert said.returncode == 0, said.stderr
+    if name == "tracking-train":
+        assert (tmp_path / "runs/tracked/table.csv").read_text().split() == [
+            "1,1.0",
+            "1,0.5",
+            "1,0.3333333333333333",
+        ]
+        assert "tracked finished with {'loss': 0.3333333333333333}" in said.stdout
+    else:
+        assert re.search(r"^loss \d\.\d{3}$", said.stdout, re.MULTILINE)
+
+
+@pytest.mark.mpi
+def test_what_one_rank_saves_is_a_checkpoint_as_its_page_says(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    lines = [
+        "import torch, hpctrain",
+        "from hpctrain import Checkpoint, RunConfig, ScalingConfig",
+        "from hpctrain.torch import TorchTrainer",
+        "def train():",
+        "    model = hpctrain.torch.prepare_model(torch.nn.Linear(1, 1))",
+        "    loss = model(torch.ones(1, 1)).sum()",
+        *(f"    {line}" for line in block("checkpoints-save").splitlines()),
+        "run = RunConfig(name='run', storage_path='.')",
+        "TorchTrainer(train, scaling_config=ScalingConfig(num_workers=2), run_config=run).fit()",
+    ]
+    (tmp_path / "train.py").write_text("\n".join(lines))
+    said = run_python("train.py", cwd=tmp_path)
+    assert said.returncode == 0, said.stderr
+    assert (tmp_path / "run/checkpoints/000001/model.pt").exists()
+
+
+def test_a_script_that_torchrun_starts_says_how_to_start_it(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "train.py").write_text(block("from-torchrun-train"))
+    said = run_python(
+        *("-m", "torch.distributed.run", "--nproc-per-node=2", "--no-python"),
+        *(sys.executable, "train.py"),
+        cwd=tmp_path,
+        HPCTRAIN_LAUNCHER="",
+    )
+    assert said.returncode != 0
+    assert "started this script as 2 processes, and hpctrain starts the ranks itself" in said.stderr
+    assert "ScalingConfig(num_workers=2)" in said.stderr
+    assert not (tmp_path / "runs").exists()
+
+
 def documented(table: str) -> set[str]:
     """Return the first column of a table of run-directory.rst."""
     page = (CHECKOUT / "docs" / "run-directory.rst").read_text(encoding="utf-8")
