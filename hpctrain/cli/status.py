@@ -28,6 +28,7 @@ def status(
 def render_view(view: RunView) -> str:
     """Return what there is to say of a run as text. Pure, but for the time of day."""
     from hpctrain.cli.run_view import format_age, format_metrics
+    from hpctrain.host_list import compress_hosts
 
     status = view.status
     # Once there are reports, the ranks are in their training function.
@@ -42,7 +43,7 @@ def render_view(view: RunView) -> str:
     if waits := _explain_wait(view):
         rows.append(("queue", waits))
     if status.attempt:
-        nodes = f" on {', '.join(status.nodes)}" if status.nodes else ""
+        nodes = f" on {compress_hosts(status.nodes)}" if status.nodes else ""
         rows.append(("attempt", f"{status.attempt}: {status.world_size} ranks{nodes}"))
     if view.reports:
         ago = f", {format_age(view.reported_at)} ago" if view.reported_at else ""

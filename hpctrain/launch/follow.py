@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from hpctrain.host_list import compress_hosts
 from hpctrain.log import log
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunStatus, read_status
@@ -245,9 +246,8 @@ class Follower:
     def _show_status(self, status: RunStatus) -> None:
         told = status.state.value
         if told == "running":
-            told += (
-                f" attempt {status.attempt}: {status.world_size} ranks on {', '.join(status.nodes)}"
-            )
+            nodes = compress_hosts(status.nodes)
+            told += f" attempt {status.attempt}: {status.world_size} ranks on {nodes}"
         elif status.job_id and not status.state.is_final:
             told += f" as job {status.job_id}"
         if told != self._told:
