@@ -51,6 +51,9 @@ def list_runs(
     if json:
         print_json([view.to_json() for view in views])
         return
+    if not views:
+        print(f"There are no runs in {storage.absolute()}.")
+        return
     rows = [
         (
             view.name,

@@ -31,7 +31,8 @@ app = typer.Typer(
     "and can be resumed, 124 still running after --timeout, 130 Ctrl-C. An exception of the script "
     "itself is 1.",
     no_args_is_help=True,
-    add_completion=False,
+    # hpctrain --install-completion
+    add_completion=True,
     # Help and errors are plain text: importing rich takes longer than most verbs.
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

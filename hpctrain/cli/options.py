@@ -7,9 +7,23 @@ from typing import Annotated, Any
 
 import typer
 
+
+def _complete_run(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the names of runs that begin so; the shell itself knows directories."""
+    from hpctrain.cli.run_view import find_runs
+
+    storage = ctx.params.get("storage") or DEFAULT_STORAGE
+    names = [path.name for path in find_runs(Path(storage))]
+    return [name for name in names if name.startswith(incomplete)]
+
+
 RunArgument = Annotated[
     Path,
-    typer.Argument(metavar="RUN", help="Directory of the run, or its name in --storage."),
+    typer.Argument(
+        metavar="RUN",
+        help="Directory of the run, or its name in --storage.",
+        autocompletion=_complete_run,
+    ),
 ]
 StorageOption = Annotated[
     Path,

@@ -32,7 +32,8 @@ def render_view(view: RunView) -> str:
 
     status = view.status
     # Once there are reports, the ranks are in their training function.
-    phase = f" ({status.phase})" if view.live and status.phase and not view.reported_at else ""
+    shows_phase = not view.reported_at or status.phase.startswith("stopping")
+    phase = f" ({status.phase})" if view.live and status.phase and shows_phase else ""
     rows = [("path", str(view.path))]
     if view.state == "lost":
         rows.append(("executor", f"gone: {_executor(view)}"))

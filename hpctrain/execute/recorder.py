@@ -108,8 +108,9 @@ class Recorder:
         if not self.journal.is_status_old:
             return
         metrics: dict[str, Any] = {"metrics": self.progress()} if self._last_line else {}
-        self.journal.change(phase=phase, reports=reports, **metrics)
         self.look_for_request()
+        shown = phase if self.stop is None else f"stopping: {self.stop.why}"
+        self.journal.change(phase=shown, reports=reports, **metrics)
 
     def look_for_request(self) -> None:
         """See if a person wants the run to stop.

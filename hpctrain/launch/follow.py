@@ -274,9 +274,13 @@ class Follower:
             self._held_back, self._shown_at = None, now
 
     def _summarize(self, status: RunStatus) -> str:
-        parts = [status.name, status.state.value]
+        stops = status.phase.startswith("stopping")
+        parts = [status.name, "stopping" if stops else status.state.value]
+        if status.started_at:
+            parts.append(_format_elapsed(time.time() - status.started_at))
         if self._held_back:
-            parts += [self._rate.describe(), self._held_back]
+            # What is cut off at the right is what a person can do without.
+            parts += [self._held_back, self._rate.describe()]
         else:
             parts.append(status.phase)
         return "  ".join(part for part in parts if part)
@@ -298,6 +302,12 @@ class Follower:
                 )
         except Exception:  # the terminal may be what is broken
             pass
+
+
+def _format_elapsed(seconds: float) -> str:
+    minutes, seconds = divmod(max(0, int(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 class _ReportRate:

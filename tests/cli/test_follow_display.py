@@ -111,11 +111,30 @@ def test_a_terminal_gets_a_status_line_with_rate_and_metrics(
     paths.rank_log(1, 0).write_text("hello [bold]you[/bold]\n")
     follower.step()
     shown = out.getvalue()
-    assert "r  running  2 reports/s  report 5  loss=0.5" in shown
+    assert "r  running  report 5  loss=0.5  2 reports/s" in shown
     assert "hello [bold]you[/bold]" in shown
     write_status(paths, make_status(state=RunState.FINISHED))
     follower.step(final=True)
     assert out.getvalue().splitlines()[-2:][-1].endswith("hpctrain: r finished")
+
+
+def test_the_status_line_says_how_long_it_has_been_and_that_it_stops(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "_STATUS_LINE_AFTER_S", 0.0)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    began = time.time() - 3725
+    write_status(paths, make_status(started_at=began, phase="training"))
+    out = Terminal()
+    follower = Follower(paths, out=out)
+    follower.step()
+    assert "r  running  1:02:05  training" in out.getvalue()
+    write_status(paths, make_status(started_at=began, phase="stopping: it was asked to"))
+    follower.step()
+    assert "r  stopping  1:02:0" in out.getvalue()
+    assert "stopping: it was asked to" in out.getvalue()
+    follower.close()
 
 
 def test_a_run_that_ends_soon_never_loads_rich(paths: RunPaths) -> None:

@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +33,38 @@ def test_a_directory_that_is_not_there_is_a_usage_error(done: Any) -> None:
     ended = done("list", "elsewhere")
     assert ended.returncode == 2
     assert "elsewhere is not a directory" in ended.stderr
+
+
+def test_a_directory_without_runs_is_named(done: Any) -> None:
+    (done.path / "empty").mkdir()
+    assert done("list", "empty").stdout == f"There are no runs in {done.path / 'empty'}.\n"
+    assert json.loads(done("list", "empty", "--json").stdout) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("hpctrain sta", ["status"]),
+        ("hpctrain status f", ["fine"]),
+        ("hpctrain logs ", ["bad", "fine"]),
+        ("hpctrain status --storage nowhere f", []),
+    ],
+)
+def test_a_shell_completes_verbs_and_runs(done: Any, words: str, expected: list[str]) -> None:
+    variables = {
+        "_HPCTRAIN_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(words.count(" ")),
+    }
+    ended = subprocess.run(
+        [Path(sys.executable).with_name("hpctrain")],
+        cwd=done.path,
+        env={**done.environment, **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert sorted(ended.stdout.split()) == expected, ended.stderr
 
 
 def make_dead_runs(login: Any, count: int, *, silent_s: float) -> None:

@@ -423,7 +423,8 @@ def test_a_request_to_stop_is_found_with_the_next_status(
     assert recorder.wants_stop == "it was asked to (hpctrain cancel)"
     status = read_status(paths)
     assert status is not None
-    assert (status.phase, status.reports) == ("training", 5)
+    stopping = "stopping: it was asked to (hpctrain cancel)"
+    assert (status.phase, status.reports) == (stopping, 5)
 
 
 def test_an_attempt_begins_at_the_newest_good_checkpoint_and_says_what_it_set_aside(
