@@ -35,7 +35,8 @@ def train(config):
         victims = {
             "rank": [os.getpid()],
             "executor": [config["executor"]],
-            "all but ranks": [config["executor"], parent_of(proxy), proxy],
+            # The proxy before mpiexec, whose end it answers with a SIGKILL of the ranks.
+            "all but ranks": [config["executor"], proxy, parent_of(proxy)],
         }
         if config["how"] == "nobody":
             raise ValueError("a rank fails, and nobody is killed")
