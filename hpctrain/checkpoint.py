@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpctrain.errors import CheckpointError, ConfigError
+from hpctrain.temporary_checkpoint import temporary_prefix
 
 if TYPE_CHECKING:
     from hpctrain.preprocessors import Preprocessor
@@ -28,7 +29,7 @@ MANIFEST_NAME = ".hpctrain-manifest.json"
 """Written by the commit; not part of what the user saved."""
 _METADATA_NAME = ".metadata.json"
 _DICT_NAME = "dict_checkpoint.pkl"
-_TEMPORARY = "hpctrain-checkpoint-"
+_COPY = "hpctrain-copy-"
 
 
 class Checkpoint:
@@ -104,7 +105,7 @@ class Checkpoint:
         import shutil
         import tempfile
 
-        checkpoint = cls(tempfile.mkdtemp(prefix=_temporary_prefix()))
+        checkpoint = cls(tempfile.mkdtemp(prefix=temporary_prefix()))
         weakref.finalize(checkpoint, shutil.rmtree, checkpoint.path, ignore_errors=True)
         return checkpoint
 
@@ -144,7 +145,7 @@ class Checkpoint:
         import shutil
         import tempfile
 
-        target = Path(tempfile.mkdtemp(prefix=_temporary_prefix()) if path is None else path)
+        target = Path(tempfile.mkdtemp(prefix=_COPY) if path is None else path)
         with self.as_directory() as source:
             shutil.copytree(
                 source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST_NAME)
@@ -253,11 +254,6 @@ class ReportedCheckpoint:
 
     checkpoint: Checkpoint
     metrics: Mapping[str, Any]
-
-
-def _temporary_prefix() -> str:
-    # With its process, so that others can tell whose it is when this one is killed.
-    return f"{_TEMPORARY}{os.getpid()}-"
 
 
 @contextmanager

@@ -25,11 +25,8 @@ from hpctrain.control.memory import MemoryWatch
 from hpctrain.control.wire import UNKNOWN_RANK, Frame, FrameSocket, encode_frame
 from hpctrain.execute.node_report import describe_node, examine_storage
 from hpctrain.own_time import Deadline, OwnTime
-from hpctrain.worker.leftovers import (
-    remove_dead_segments,
-    remove_temporary_checkpoints,
-    unlink_mapped_segments,
-)
+from hpctrain.temporary_checkpoint import remove_dead_checkpoints, remove_temporary_checkpoints
+from hpctrain.worker.leftovers import remove_dead_segments, unlink_mapped_segments
 from hpctrain.worker.node_socket import node_name, node_socket_name
 
 if TYPE_CHECKING:
@@ -115,6 +112,7 @@ class Agent:
 
     def _remove_leftovers(self) -> None:
         """Remove what dead ranks have left here, also those of an earlier life of the job."""
+        remove_dead_checkpoints(_tmp())
         if (job_id := environ.variable("SLURM_JOB_ID")) is not None:
             remove_dead_segments(job_id)
 
@@ -126,8 +124,7 @@ class Agent:
     def _say_health(self, run_dir: str) -> None:
         """Say how this node is; of its storage a thread says it later, since that may hang."""
         node = self._name
-        tmp = environ.variable("TMPDIR") or "/tmp"
-        self._say("health", node=node, **describe_node(tmp))
+        self._say("health", node=node, **describe_node(_tmp()))
         mine, others = socket.socketpair()
         frames = FrameSocket(mine)
         self._ranks[frames] = None
@@ -254,6 +251,10 @@ class Agent:
             events |= selectors.EVENT_WRITE
         if self._selector.get_key(frames).events != events:
             self._selector.modify(frames, events)
+
+
+def _tmp() -> str:
+    return environ.variable("TMPDIR") or "/tmp"
 
 
 def run_agent(argv: list[str]) -> None:

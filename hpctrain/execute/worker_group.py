@@ -31,8 +31,9 @@ from hpctrain.plan.argv import STEP_VARIABLES, worker_argv, worker_step_argv
 from hpctrain.plan.resources import Placement, place_on_one_node
 from hpctrain.rundir.files import make_directory, may_pass
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.temporary_checkpoint import remove_dead_checkpoints, remove_temporary_checkpoints
 from hpctrain.worker.bootstrap import thread_variables
-from hpctrain.worker.leftovers import remove_temporary_checkpoints, unlink_mapped_segments
+from hpctrain.worker.leftovers import unlink_mapped_segments
 
 T = TypeVar("T")
 START_TIMEOUT_S = 600.0
@@ -327,6 +328,7 @@ class WorkerGroup:
         assert self._hub is not None
         launcher = find_mpiexec(self._mpi)
         node, run_dir = socket.gethostname(), str(self._paths.root)
+        remove_dead_checkpoints(tempfile.gettempdir())
         self.health.take({"node": node, **describe_node(tempfile.gettempdir())})
         self.health.take({"node": node, **examine_storage(run_dir, node=node)})
         name = new_socket_name()

@@ -15,6 +15,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.horovod.connections import GlooConnections
 from hpctrain.plan import spec
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.temporary_checkpoint import temporary_prefix
 
 if TYPE_CHECKING:
     from hpctrain.worker.upload import Upload
@@ -86,7 +87,7 @@ class WorkerSession:
         if self._staging is not None:
             return self._staging
         # For a report that was made before this worker went back to its last commit.
-        self._spare = TemporaryDirectory(prefix="hpctrain-checkpoint-")
+        self._spare = TemporaryDirectory(prefix=temporary_prefix())
         return Path(self._spare.name)
 
     def shared_staging(self) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import tempfile
 from typing import Any
 
 from hpctrain.control.wire import Frame
@@ -14,6 +15,7 @@ from hpctrain.execute.tracker import AttemptTracker
 from hpctrain.launch.only_attempt import begin_only_attempt
 from hpctrain.launch.request import Submission
 from hpctrain.rundir.status import RunState
+from hpctrain.temporary_checkpoint import remove_dead_checkpoints
 from hpctrain.worker.commits import Verdict
 from hpctrain.worker.report import Session
 from hpctrain.worker.train import pack_return_value, run_training
@@ -76,6 +78,7 @@ def run_inline(submission: Submission) -> None:
     Not collective. An exception of the training function is raised as it is, so that a debugger
     stops where it happened; the run is marked failed.
     """
+    remove_dead_checkpoints(tempfile.gettempdir())
     recorder, departure, start = begin_only_attempt(submission)
     with recorder.journal.kept_alive():
         _run_attempt(submission, recorder, departure, start)

@@ -10,6 +10,7 @@ import atexit
 import json
 import os
 import signal
+import tempfile
 import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ from hpctrain.log import flush_output, log
 from hpctrain.plan import spec
 from hpctrain.result import Result
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.temporary_checkpoint import remove_dead_checkpoints
 from hpctrain.worker import mpi
 from hpctrain.worker.bootstrap import hello_details, join_world
 from hpctrain.worker.failure import describe_exception
@@ -122,9 +124,10 @@ def _join(scaling: ScalingConfig) -> tuple[World, Comm]:
             remove_dead_segments_of_step()
         _joined = join_world(attempt=0, fewest=fewest, most=most, started_elsewhere=True)
         atexit.register(_leave)
-        job_id = environ.variable("SLURM_JOB_ID")
-        if job_id is not None and _joined[0].local_rank == 0:
-            remove_dead_segments(job_id)
+        if _joined[0].local_rank == 0:
+            remove_dead_checkpoints(tempfile.gettempdir())
+            if (job_id := environ.variable("SLURM_JOB_ID")) is not None:
+                remove_dead_segments(job_id)
     world, _ = _joined
     if not fewest <= world.world_size <= most:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What ranks that are killed leave on a node: shared memory of MPI, and temporary checkpoints.
+"""What ranks that are killed leave on a node: shared memory of MPI.
 
 MPICH's ranks of a node find each other by a file, ``/dev/shm/mpich_shm_HASH_NODE`` (5.0:
 ``src/mpid/ch4/shm/posix/posix_init.c``). HASH is that of the world's name, which under Slurm is
@@ -20,8 +20,6 @@ from pathlib import Path
 from hpctrain import environ
 
 _SHM = "/dev/shm"
-# As hpctrain.checkpoint names them; an agent does without that module.
-_CHECKPOINT = "hpctrain-checkpoint-"
 _SEGMENT = re.compile(r"mpich_(?:shm|vci)_([0-9a-f]{1,8})_\d+")
 # FNV-1a with 32 bits, as MPICH's HASH_FNV.
 _FNV_BASIS, _FNV_PRIME = 0x811C9DC5, 0x01000193
@@ -30,24 +28,6 @@ _MOST_STEPS = 10_000
 # The clocks of processes and of files differ by less, and a requeue takes longer.
 _MARGIN_S = 1.0
 _STEP_DAEMON = "slurmstepd"
-
-
-def remove_temporary_checkpoints(tmp: str, pid: int) -> None:
-    """Remove the temporary checkpoints of a rank that is dead, or about to end. Not collective.
-
-    Parameters
-    ----------
-    tmp
-        Its directory for temporary files.
-    pid
-        Its process, as it knows itself.
-    """
-    for path in Path(tmp).glob(f"{_CHECKPOINT}{pid}-*"):
-        with contextlib.suppress(OSError):
-            if path.lstat().st_uid == os.getuid():
-                import shutil
-
-                shutil.rmtree(path, ignore_errors=True)
 
 
 def segment_name(world: str, *, node: int) -> str:

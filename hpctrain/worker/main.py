@@ -27,10 +27,10 @@ from hpctrain.log import flush_output, log, log_traceback
 from hpctrain.plan import spec
 from hpctrain.plan.spec import RunSpec
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.temporary_checkpoint import remove_temporary_checkpoints
 from hpctrain.worker import mpi
 from hpctrain.worker.bootstrap import hello_details, join_world
 from hpctrain.worker.failure import describe_exception
-from hpctrain.worker.leftovers import remove_temporary_checkpoints
 from hpctrain.worker.link_channel import LinkChannel, connect_session
 from hpctrain.worker.node_socket import node_socket_name
 from hpctrain.worker.stacks import answer_with_stacks

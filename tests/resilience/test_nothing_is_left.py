@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,9 @@ def train(config):
         victims = {
             "rank": [os.getpid()],
             "executor": [config["executor"]],
-            # The proxy before mpiexec, whose end it answers with a SIGKILL of the ranks.
+            # The proxy sees it, and kills the ranks.
+            "executor and mpiexec": [config["executor"], parent_of(proxy)],
+            # The proxy first, before it sees the end of mpiexec.
             "all but ranks": [config["executor"], proxy, parent_of(proxy)],
         }
         if config["how"] == "nobody":
@@ -50,7 +53,7 @@ if __name__ == "__main__":
             train,
             train_loop_config={"how": sys.argv[2], "executor": os.getpid()},
             scaling_config=ScalingConfig(num_workers=2),
-            run_config=RunConfig(storage_path=sys.argv[1], name="run"),
+            run_config=RunConfig(storage_path=sys.argv[1], name=sys.argv[2].replace(" ", "-")),
         ).fit()
     except HpctrainError as error:
         raise SystemExit(4) from error
@@ -61,33 +64,46 @@ ALONE = """
 import os, subprocess, sys, time
 for kind, place in (("tmpfs", "/tmp"), ("tmpfs", "/dev/shm"), ("proc", "/proc")):
     subprocess.run(["mount", "-t", kind, "own", place], check=True)
-child = subprocess.Popen(sys.argv[1:], env={**os.environ, "HPCTRAIN_LAUNCHER": "local"})
+ended = []
 deadline = time.monotonic() + 60
-ended = None
-while time.monotonic() < deadline:
-    try:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-    except ChildProcessError:
-        break
-    if pid == child.pid:
-        ended = os.waitstatus_to_exitcode(status)
-    time.sleep(0.01 * (pid == 0))
-print("ended", ended, "left", sorted(os.listdir("/tmp") + os.listdir("/dev/shm")))
+for how in sys.argv[3:]:
+    argv = [sys.executable, *sys.argv[1:3], how]
+    child = subprocess.Popen(argv, env={**os.environ, "HPCTRAIN_LAUNCHER": "local"})
+    while time.monotonic() < deadline:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            break
+        if pid == child.pid:
+            ended.append(os.waitstatus_to_exitcode(status))
+        time.sleep(0.01 * (pid == 0))
+print("ended", *ended, "left", sorted(os.listdir("/tmp") + os.listdir("/dev/shm")))
 """
+
+
+def ended(folder: str, *kinds: str) -> str:
+    """Run the script once for each kind of death, one after the other; return what came of it."""
+    script = Path(folder, "train.py")
+    script.write_text(SCRIPT)
+    alone = ["unshare", "--mount", "--pid", "--fork", sys.executable, "-c", ALONE]
+    argv = [*alone, str(script), folder, *kinds]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=100)
+    assert done.stdout, done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+@pytest.fixture
+def folder() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        yield folder
 
 
 @pytest.mark.parametrize(
     ("how", "status"), [("nobody", 4), ("rank", 4), ("executor", -9), ("all but ranks", -9)]
 )
-def test_nothing_is_left_of_a_run_on_this_machine(how: str, status: int) -> None:
-    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
-        script = Path(folder, "train.py")
-        script.write_text(SCRIPT)
-        alone = ["unshare", "--mount", "--pid", "--fork", sys.executable, "-c", ALONE]
-        done = subprocess.run(
-            [*alone, sys.executable, str(script), folder, how],
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
-        assert done.stdout.splitlines()[-1] == f"ended {status} left []", done.stdout + done.stderr
+def test_nothing_is_left_of_a_run_on_this_machine(how: str, status: int, folder: str) -> None:
+    assert ended(folder, how) == f"ended {status} left []"
+
+
+def test_the_next_run_removes_what_nobody_was_left_to_remove(folder: str) -> None:
+    assert ended(folder, "executor and mpiexec", "nobody") == "ended -9 4 left []"
