@@ -26,6 +26,9 @@ from typing import Any
 class HpctrainError(Exception):
     """Base of all errors raised on purpose."""
 
+    brief: str = ""
+    """What happened, in one line, where the message says more."""
+
 
 class ConfigError(HpctrainError, ValueError):
     """A value that cannot work, found before anything was submitted or lost."""

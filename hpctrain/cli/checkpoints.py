@@ -97,7 +97,8 @@ def find_resumed(views: list[CheckpointView]) -> str | None:
 def render(views: list[CheckpointView], resumes_from: str | None, *, verified: bool) -> str:
     """Return what there is to say as text. Pure, but for the time of day."""
     from hpctrain.cli.list_runs import render_rows
-    from hpctrain.cli.run_view import format_age, format_metrics
+    from hpctrain.cli.run_view import format_age
+    from hpctrain.rundir.display import format_metrics
 
     rows = []
     for view in views:

@@ -35,11 +35,11 @@ def list_runs(
     from hpctrain.cli.run_view import (
         find_runs,
         format_age,
-        format_metrics,
         print_json,
         view_runs,
     )
     from hpctrain.errors import ConfigError
+    from hpctrain.rundir.display import format_metrics
     from hpctrain.rundir.paths import RunPaths
 
     if not storage.is_dir():

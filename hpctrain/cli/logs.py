@@ -106,8 +106,8 @@ def _follow(paths: RunPaths, find_log: Callable[[], Path | None], tail: int | No
     import time
 
     from hpctrain.cli.run_view import view_run
-    from hpctrain.launch.follow import Tail
     from hpctrain.launch.liveness import Liveness
+    from hpctrain.launch.tail import Tail
     from hpctrain.rundir.status import read_status
 
     log: Tail | None = None

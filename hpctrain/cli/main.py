@@ -13,6 +13,7 @@ from hpctrain.cli.chaos import chaos
 from hpctrain.cli.checkpoints import checkpoints
 from hpctrain.cli.cluster import cluster_app
 from hpctrain.cli.exit_codes import Verbs
+from hpctrain.cli.history import history
 from hpctrain.cli.install import install_app
 from hpctrain.cli.list_runs import list_runs
 from hpctrain.cli.logs import logs
@@ -46,6 +47,7 @@ app.command(context_settings=_rest_is_verbatim)(run)
 app.command(context_settings=_rest_is_verbatim)(submit)
 app.command()(status)
 app.command("list")(list_runs)
+app.command()(history)
 app.command()(checkpoints)
 app.command()(logs)
 app.command()(attach)

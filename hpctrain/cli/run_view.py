@@ -75,6 +75,8 @@ class RunView:
             "nodes": list(status.nodes),
             "phase": status.phase,
             "stalled": status.stalled,
+            "last_restart": status.last_restart,
+            "deadline": status.deadline,
             "reports": self.reports,
             "reported_at": self.reported_at,
             "metrics": dict(self.metrics),
@@ -267,15 +269,6 @@ def _command(paths: RunPaths) -> str:
     where = plan.get("cwd")
     command = shlex.join(["python", *argv])
     return command if where in (None, str(Path.cwd())) else f"cd {shlex.quote(where)} && {command}"
-
-
-def format_metrics(metrics: Mapping[str, Any], *, most: int = 8) -> str:
-    """Return metrics in one line, the first of them if there are many. Not collective."""
-    parts = [
-        f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
-        for name, value in list(metrics.items())[:most]
-    ]
-    return "  ".join(parts) + ("  ..." if len(metrics) > most else "")
 
 
 def format_age(since: float | None) -> str:

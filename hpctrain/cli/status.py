@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from hpctrain.cli.options import DEFAULT_STORAGE, JsonOption, RunArgument, StorageOption
@@ -27,8 +28,9 @@ def status(
 
 def render_view(view: RunView) -> str:
     """Return what there is to say of a run as text. Pure, but for the time of day."""
-    from hpctrain.cli.run_view import format_age, format_metrics
+    from hpctrain.cli.run_view import format_age
     from hpctrain.host_list import compress_hosts
+    from hpctrain.rundir.display import format_elapsed, format_metrics
 
     status = view.status
     # Once there are reports, the ranks are in their training function.
@@ -49,14 +51,18 @@ def render_view(view: RunView) -> str:
     if view.reports:
         ago = f", {format_age(view.reported_at)} ago" if view.reported_at else ""
         rows.append(("reports", f"{view.reports}{ago}"))
+    if status.last_restart:
+        rows.append(("restarted", status.last_restart))
     if status.stalled:
         rows.append(("stalled", status.stalled))
     if view.metrics:
-        rows.append(("metrics", format_metrics(view.metrics)))
+        rows.append(("metrics", format_metrics(view.metrics, most=8)))
     if view.checkpoint is not None:
         rows.append(("checkpoint", str(view.checkpoint)))
     if status.started_at:
         rows.append(("started", f"{format_age(status.started_at)} ago"))
+    if view.live and status.deadline is not None:
+        rows.append(("time left", format_elapsed(status.deadline - time.time())))
     if status.ended_at is not None:
         rows.append(("ended", f"{format_age(status.ended_at)} ago"))
     if status.error is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 from hpctrain import environ
@@ -62,13 +63,19 @@ class Departure:
 
     def begin(self) -> None:
         """Find out when the time of the job and of the whole run ends."""
+        ends = []
         if self._time_limit is not None:
             self._time_limit.begin()
+            ends.append(self._time_limit.end)
         total = self._run_config.total_time
-        if total is None:
-            return
-        left = time_limit_minutes(total) * 60 - self._journal.history.used_s
-        self._total_deadline = time.monotonic() + left
+        left = math.inf
+        if total is not None:
+            left = time_limit_minutes(total) * 60 - self._journal.history.used_s
+            self._total_deadline = time.monotonic() + left
+            ends.append(time.time() + left)
+        self._journal.change_later(
+            deadline=min((end for end in ends if end is not None), default=None)
+        )
         if left <= 0:
             self._stop_for_total_time()
 
@@ -170,8 +177,17 @@ class Departure:
                 if not is_ours:
                     raise stopped from refusal
                 how = Continuation.SUCCESSOR
+        elif how is Continuation.LEAVE:
+            self._note_requeued(job, why=notice.why)
         if how is Continuation.SUCCESSOR:
-            self._journal.name_successor(submit_successor(recorder.paths, patience_s=left))
+            self._journal.name_successor(
+                submit_successor(
+                    recorder.paths,
+                    patience_s=left,
+                    why=notice.why,
+                    checkpoint=recorder.checkpoint_name(),
+                )
+            )
         return True
 
     def _requeue(self, job: Job, *, why: str, patience_s: float) -> LaunchError | None:
@@ -183,8 +199,12 @@ class Departure:
             if now is None or now.restarts == job.restarts:
                 self._journal.note("requeue-refused", job_id=job.job_id, error=str(refusal))
                 return refusal
-        self._journal.note("requeued", job_id=job.job_id, why=why)
+        self._note_requeued(job, why=why)
         return None
+
+    def _note_requeued(self, job: Job, *, why: str) -> None:
+        checkpoint = self._recorder.checkpoint_name()
+        self._journal.note("requeued", job_id=job.job_id, why=why, checkpoint=checkpoint)
 
     def _stop_for_total_time(self) -> None:
         why = f"its total_time={self._run_config.total_time!r} is used up"

@@ -19,7 +19,7 @@ from hpctrain.execute.allotment import Allotment
 from hpctrain.execute.backend_executor import BackendExecutor
 from hpctrain.execute.departure import Departure
 from hpctrain.execute.explain import explain_failure, names_a_death
-from hpctrain.execute.failure_policy import classify_failure, decide
+from hpctrain.execute.failure_policy import Decision, classify_failure, decide, describe_cause
 from hpctrain.execute.growth import Growth, Resize
 from hpctrain.execute.hang import HangWatch
 from hpctrain.execute.health import bad_nodes
@@ -130,7 +130,8 @@ class Executor:
                     recorder.raise_if_stopped(self._journal.status.reports)
                     self._run_attempt()
                     break
-                except Resize:
+                except Resize as resize:
+                    self._note_restart(str(resize))
                     continue
                 except (LaunchError, TrainingFailedError) as error:
                     # What ranks say whose run directory is gone is an effect of it.
@@ -159,21 +160,43 @@ class Executor:
         told = "; ".join(f"node {node} is lost: {reason}" for node, reason in lost.items())
         if not self._plan.job_nodes.survives_loss:
             self._departure.give_job_up(told)
-        return NodeLostError(
+        lost_node = NodeLostError(
             f"{told}. {error}",
             rank=error.rank,
             hostname=error.hostname,
             worker_failures=error.worker_failures,
         )
+        lost_node.brief = told
+        return lost_node
 
     def _go_on_after_the_last_executor(self) -> None:
         """Count attempts whose executor died without a word, and see if the budgets allow more."""
-        kind = self._journal.close_dead_attempts(saved=self.recorder.checkpoints.newest_report())
-        if kind is not None:
+        saved = self.recorder.checkpoints.newest()
+        dead = self._journal.close_dead_attempts(saved=0 if saved is None else saved.report)
+        if dead is not None:
+            cause, kind = dead
             decision = decide(kind, self._journal.history, self._run_config.failure_config)
             if not decision.restart:
                 raise TrainingFailedError(f"the run is not begun again: {decision.reason}")
-            self._journal.note("restart", reason=decision.reason, after="its executor is gone")
+            self._note_restart(
+                cause,
+                decision,
+                checkpoint=None if saved is None else saved.name,
+                after="its executor is gone",
+            )
+
+    def _note_restart(
+        self, what: str, decision: Decision | None = None, **details: str | None
+    ) -> None:
+        """Write down why the ranks are started again, and from where."""
+        counted = {} if decision is None else {"number": decision.number, "budget": decision.budget}
+        self._journal.note(
+            "restart",
+            reason=what if decision is None else decision.reason,
+            what=what,
+            **counted,
+            **{"checkpoint": self.recorder.checkpoint_name(), **details},
+        )
 
     def _decide_on(self, error: LaunchError | TrainingFailedError) -> None:
         """Return if the ranks are to be started again, else raise."""
@@ -196,7 +219,7 @@ class Executor:
             raise error
         if isinstance(error, LaunchError) and not can_leave_out and self._plan.in_job:
             self._mpi = other_mpi(self._plan.mpi, tried=self._mpi)
-        self._journal.note("restart", reason=decision.reason, after=str(error)[:400], mpi=self._mpi)
+        self._note_restart(describe_cause(error), decision, after=str(error)[:400], mpi=self._mpi)
         time.sleep(decision.delay_s)
 
     def _explain_wrong_pmi(self) -> str:

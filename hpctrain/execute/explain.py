@@ -30,6 +30,7 @@ _SIGNALS = {
     "11": "SIGSEGV",
     "15": "SIGTERM",
 }
+_CRASHES = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGSEGV")
 _OUT_OF_MEMORY = "Out Of Memory"
 _PERHAPS_FOR_MEMORY = ": as a rule the kernel, out of memory"
 _NOT_ON_NODE = (
@@ -90,6 +91,7 @@ def explain_failure(
     """Return the error that ``fit()`` raises. Not collective."""
     rank, failure = first_failure(tracker, launcher_output)
     memory = tracker.memory.get(rank, {})
+    status = None
     worker = workers[rank] if 0 <= rank < len(workers) else None
     hostname = worker.hostname if worker else (failure.hostname if failure else "unknown")
     if failure is not None:
@@ -101,6 +103,9 @@ def explain_failure(
         where = "without a word"
         crash = _crash_in(paths.rank_log(attempt, rank))
         status = _exit_status(launcher_output, rank, worker.pid if worker else -1)
+        if status is None:
+            alone = tracker.lost.keys() - tracker.failures.keys() == {rank}
+            status = _signal_of_all(launcher_output, alone=alone)
         killed = crash is None and _was_killed_for_memory(status, memory, launcher_output)
         reason = describe_kill(memory) if killed else crash or _describe_death(status, memory)
         if tracker.lost.get(rank):
@@ -120,12 +125,36 @@ def explain_failure(
         lines.append(f"  {_NOT_ON_NODE.format(hostname) if found_here else failure.advice}")
     if failure is not None and failure.traceback:
         lines += ["", failure.traceback.rstrip()]
-    return WorkerError(
+    error = WorkerError(
         "\n".join(lines),
         rank=rank,
         hostname=hostname,
         worker_failures={r: f.to_exception() for r, f in tracker.failures.items()},
         lasting=failure is not None and bool(failure.advice) and not found_here,
+    )
+    if tracker.lost.get(rank):
+        error.brief = f"node {hostname} is lost, with rank {rank}"
+    else:
+        error.brief = f"rank {rank} on {hostname} {_end_in_brief(failure, status, killed=killed)}"
+    return error
+
+
+def _end_in_brief(failure: RankFailure | None, status: str | None, *, killed: bool) -> str:
+    """Return how a rank ended, as the predicate of a sentence."""
+    if killed:
+        return "was killed (out of memory)"
+    if failure is not None:
+        first_line = (failure.message.splitlines() or [""])[0]
+        said = f"{failure.type}: {first_line}" if failure.type else first_line
+        return f"raised {said}" if failure.type else f"failed: {said}"
+    if status is None:
+        return "ended without an error"
+    if status in _CRASHES:
+        return f"crashed ({status})"
+    return (
+        f"was killed ({status})"
+        if status.startswith(("SIG", "sig"))
+        else (f"exited with status {status}")
     )
 
 
@@ -168,6 +197,23 @@ def _exit_status(launcher_output: str, rank: int, pid: int) -> str | None:
     elif found := re.search(rf"Process name: \[\S+,{rank}\]\s+Exit code:\s+(\d+)", launcher_output):
         status = found.group(1)
     return status
+
+
+def _signal_of_all(launcher_output: str, *, alone: bool) -> str | None:
+    """Return by which signal ranks ended, if that can be said of the one that is to blame.
+
+    Parameters
+    ----------
+    alone
+        Whether no other rank died silently.
+    """
+    # hydra, where it killed none itself, says "EXIT STRING: Killed (signal 9)": the bitwise or of
+    # the signals of all. MPICH aborts the peers of a rank that died, with a status and no signal.
+    if "BAD TERMINATION" in launcher_output:
+        return None
+    found = re.search(r"EXIT STRING: .*\(signal (\d+)\)", launcher_output)
+    name = None if found is None else _SIGNALS.get(found.group(1), f"signal {found.group(1)}")
+    return name if alone or name == "SIGKILL" else None
 
 
 def _was_killed_for_memory(

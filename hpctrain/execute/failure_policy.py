@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from enum import Enum
 
 from hpctrain.config import FailureConfig
-from hpctrain.errors import LaunchError, NodeLostError, RunStoppedError, TrainingFailedError
+from hpctrain.errors import (
+    HpctrainError,
+    LaunchError,
+    NodeLostError,
+    RunStoppedError,
+    TrainingFailedError,
+)
 from hpctrain.rundir.history import FailureKind, History
 from hpctrain.slurm.output import Job
 
@@ -35,6 +41,10 @@ class Decision:
     """For the ledger and the error message."""
     delay_s: float = 0.0
     """Seconds to wait before: what Slurm could not give may be there a little later."""
+    number: int | None = None
+    """Which failure of its kind it is; None if that kind costs no budget."""
+    budget: int = -1
+    """How many of its kind there may be; -1 without a limit."""
 
 
 def classify_failure(error: BaseException | None) -> FailureKind | None:
@@ -49,6 +59,16 @@ def classify_failure(error: BaseException | None) -> FailureKind | None:
     if isinstance(error, TrainingFailedError) and not isinstance(error, RunStoppedError):
         return FailureKind.WORKER
     return None
+
+
+def describe_cause(error: BaseException) -> str:
+    """Return what ended an attempt, in one line. Not collective."""
+    first_line = (str(error).splitlines() or [""])[0]
+    if isinstance(error, HpctrainError) and error.brief:
+        return error.brief
+    if isinstance(error, LaunchError):
+        return f"the ranks could not be started: {first_line}"
+    return first_line or type(error).__name__
 
 
 def decide(kind: FailureKind, history: History, config: FailureConfig) -> Decision:
@@ -83,9 +103,11 @@ def decide(kind: FailureKind, history: History, config: FailureConfig) -> Decisi
         delay_s = _FIRST_DELAY_S * 2 ** max(0, history.fruitless - 1)
     if budget == -1:
         reason = f"{kind.value} failure {count}, without a limit"
-        return Decision(restart=True, reason=reason, delay_s=delay_s)
+        return Decision(restart=True, reason=reason, delay_s=delay_s, number=count)
     reason = f"{kind.value} failure {count} of {name}={budget}"
-    return Decision(restart=count <= budget, reason=reason, delay_s=delay_s)
+    return Decision(
+        restart=count <= budget, reason=reason, delay_s=delay_s, number=count, budget=budget
+    )
 
 
 class StopKind(str, Enum):

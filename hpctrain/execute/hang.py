@@ -190,12 +190,14 @@ class HangWatch:
             what=self.stalled,
         )
         if ends:
-            raise WorkerHangError(
+            error = WorkerHangError(
                 message + (f"\n\n{stack}" if stack else ""),
                 rank=named[0],
                 hostname=self._workers[named[0]].hostname,
                 worker_failures={rank: TimeoutError(self._describe([rank], now)) for rank in named},
             )
+            error.brief = self.stalled
+            raise error
         why = (
             "FailureConfig(hang_timeout=...) is not set"
             if self._may_end

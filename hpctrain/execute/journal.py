@@ -18,6 +18,7 @@ from hpctrain.execute.health import Verdict
 from hpctrain.execute.process import process_start_time
 from hpctrain.log import log
 from hpctrain.plan.launch_plan import LaunchPlan
+from hpctrain.rundir.announcement import announce, announcements
 from hpctrain.rundir.directory import HeldDirectory
 from hpctrain.rundir.files import insist
 from hpctrain.rundir.history import (
@@ -62,6 +63,9 @@ class Journal:
         self._writing = threading.Lock()
         # Kept here too: with a full disk the ledger does not grow, and what is counted must.
         self._events = insist(lambda: read_events(paths), patience_s=_READ_PATIENCE_S)
+        self.status = status.with_changes(
+            last_restart=next(reversed(announcements(self._events)), "")
+        )
         self._unwritten: deque[dict[str, Any]] = deque()
         self._complain_at: dict[str, float] = {}
 
@@ -137,6 +141,8 @@ class Journal:
         """Append an event to the ledger, and before it those for which there was no room."""
         entry = {"event": event, "time": time.time(), **details}
         self._events.append(entry)
+        if said := announce(entry):
+            self.change_later(last_restart=said)
         self._unwritten.append(entry)
         try:
             while self._unwritten:
@@ -179,7 +185,7 @@ class Journal:
             self.note("node-doubtful", node=node, reason=reason, **of)
             log(f"{node} is used, but {reason}.")
 
-    def close_dead_attempts(self, saved: int) -> FailureKind | None:
+    def close_dead_attempts(self, saved: int) -> tuple[str, FailureKind] | None:
         """Write down how attempts ended whose executor died without a word.
 
         Parameters
@@ -189,12 +195,13 @@ class Journal:
 
         Returns
         -------
-        FailureKind or None
-            How the last of them ended; None if there is none that counts against a budget.
+        tuple or None
+            Why the last of them ended, and which kind of failure that is; None if there is none
+            that counts against a budget.
         """
-        kind = None
+        dead = None
         for started in unfinished_attempts(self._events):
-            cause, kind = self._explain_dead_attempt(started)
+            cause, kind = dead = self._explain_dead_attempt(started)
             self.note(
                 "attempt-ended",
                 attempt=started["attempt"],
@@ -202,9 +209,14 @@ class Journal:
                 kind=kind,
                 reports=saved,
                 saved=saved,
-                nodes=[],
+                nodes=self._nodes_of(started["attempt"]),
             )
-        return kind if self.history.failures else None
+        return dead if self.history.failures else None
+
+    def _nodes_of(self, attempt: int) -> list[str]:
+        """Return the nodes of an attempt whose executor died, as far as it wrote them down."""
+        last = self._previous
+        return list(last.nodes) if last is not None and last.attempt == attempt else []
 
     def _explain_dead_attempt(self, started: Mapping[str, Any]) -> tuple[str, FailureKind]:
         job_id = started["job_id"]

@@ -95,7 +95,13 @@ def _continue_elsewhere(paths: RunPaths) -> None:
         requeue(job.job_id, patience_s=_CONTROLLER_PATIENCE_S)
         return
     if plan["launcher"] == "slurm":
-        successor = submit_successor(paths, patience_s=_CONTROLLER_PATIENCE_S)
+        present = read_status(paths)
+        successor = submit_successor(
+            paths,
+            patience_s=_CONTROLLER_PATIENCE_S,
+            why="",
+            checkpoint=None if present is None else present.checkpoint,
+        )
         present = read_status(paths)
         if present is not None and present.job_id == job.job_id:
             write_status(paths, present.with_changes(state=RunState.SUBMITTED, job_id=successor))

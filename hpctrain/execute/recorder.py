@@ -24,7 +24,12 @@ from hpctrain.errors import (
     RunStoppedError,
     TrainingFailedError,
 )
-from hpctrain.execute.failure_policy import StopKind, StopNotice, classify_failure
+from hpctrain.execute.failure_policy import (
+    StopKind,
+    StopNotice,
+    classify_failure,
+    describe_cause,
+)
 from hpctrain.execute.journal import Journal
 from hpctrain.execute.run_checkpoints import RunCheckpoints
 from hpctrain.execute.tracker import AttemptTracker, ReportRound
@@ -186,9 +191,11 @@ class Recorder:
             "attempt-ended",
             attempt=self.journal.status.attempt,
             cause=cause,
+            what=None if error is None else describe_cause(error),
             kind=self._failure_kind(error),
             reports=reports,
             saved=self.checkpoints.saved,
+            checkpoint=self.checkpoint_name(),
             nodes=list(self.journal.status.nodes),
         )
         self.journal.change_later(reports=reports)
@@ -372,6 +379,11 @@ class Recorder:
         """Return where the newest complete checkpoint lies."""
         latest = self.checkpoints.latest
         return None if latest is None else latest.path
+
+    def checkpoint_name(self) -> str | None:
+        """Return the name of the newest complete checkpoint."""
+        path = self.checkpoint_path()
+        return None if path is None else path.name
 
 
 def _reached(value: Any, goal: float) -> bool:

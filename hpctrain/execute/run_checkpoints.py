@@ -46,10 +46,10 @@ class RunCheckpoints:
         self._in_use: str | None = None
         self._has_told = False
 
-    def newest_report(self) -> int:
-        """Return the report of the newest one on disk; 0 where there is none."""
+    def newest(self) -> Manifest | None:
+        """Return the newest one on disk; None where there is none."""
         manifests = insist(self.store.manifests, patience_s=sum(_PAUSES_S))
-        return max((manifest.report for manifest in manifests), default=0)
+        return max(manifests, key=lambda manifest: manifest.report, default=None)
 
     def begin_attempt(self) -> Manifest | None:
         """Find the newest good one, to resume from; it is kept until the attempt ends.

@@ -30,6 +30,11 @@ class TimeLimit:
         self._notice_s = notice_s
         self._end: float | None = None
 
+    @property
+    def end(self) -> float | None:
+        """When the job ends, in seconds since the epoch; None if that is not known."""
+        return self._end
+
     def begin(self) -> None:
         """Find out when the job ends. Not collective."""
         # Slurm 23.02 and newer.

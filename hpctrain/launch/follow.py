@@ -6,16 +6,20 @@ import json
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from hpctrain.host_list import compress_hosts
+from hpctrain.launch.status_line import ReportRate, StatusLine, render_status_line
+from hpctrain.launch.tail import Tail
 from hpctrain.log import log
+from hpctrain.rundir.announcement import announcements
+from hpctrain.rundir.display import format_metrics, one_line
+from hpctrain.rundir.files import parse_lines
+from hpctrain.rundir.ledger import is_event
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.status import RunStatus, read_status
+from hpctrain.rundir.status import RunState, RunStatus, read_status
 
 if TYPE_CHECKING:
     from hpctrain.result import Result
@@ -24,94 +28,8 @@ _LOCAL_INTERVAL_S = 0.2
 _REPORT_INTERVAL_S = 1.0
 # Importing rich takes longer than a short run.
 _STATUS_LINE_AFTER_S = 1.0
-_RATE_WINDOW_S = 20.0
+_MOST_UNFINISHED = 4
 _BYTES_AT_START = 2**20
-
-
-class Tail:
-    """What was appended to a file since the last look.
-
-    Parameters
-    ----------
-    path
-        The file, which may not exist yet.
-    last_bytes
-        Of a file that is longer at the first look, only so much of its end is read.
-    """
-
-    def __init__(self, path: Path, *, last_bytes: int | None = None) -> None:
-        self.path = path
-        self._last_bytes = last_bytes
-        self._offset = 0
-        self._rest = b""
-        self._begins_inside_line = False
-
-    def read(self, *, final: bool = False) -> list[str]:
-        """Return the complete lines that are new; `final` returns an incomplete one too."""
-        try:
-            with open(self.path, "rb") as file:
-                if self._last_bytes is not None:
-                    self._skip_to_last_bytes(file.seek(0, 2))
-                file.seek(self._offset)
-                content = file.read()
-        except FileNotFoundError:
-            return []
-        self._offset += len(content)
-        *lines, rest = (self._rest + content).split(b"\n")
-        if self._begins_inside_line and lines:
-            del lines[0]
-            self._begins_inside_line = False
-        # A progress bar writes for hours without a newline: only its last state is kept.
-        self._rest = _as_shown(rest) + (b"\r" if rest.endswith(b"\r") else b"")
-        if final and self._rest:
-            lines.append(self._rest)
-            self._rest = b""
-        return [_as_shown(line).decode("utf-8", errors="replace") for line in lines]
-
-    def skip_to_end(self) -> None:
-        """Begin with what is appended from now on."""
-        self._offset = self.path.stat().st_size if self.path.exists() else 0
-
-    def _skip_to_last_bytes(self, size: int) -> None:
-        assert self._last_bytes is not None
-        self._offset = max(0, size - self._last_bytes)
-        self._last_bytes = None
-        if self._offset:
-            self._begins_inside_line = True
-
-
-class StatusLine:
-    """The bottom line of a terminal; everything else scrolls above it.
-
-    Parameters
-    ----------
-    out
-        The terminal.
-    """
-
-    def __init__(self, out: TextIO) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
-        self._console = Console(file=out)
-        self._live = Live(console=self._console, auto_refresh=False, transient=True)
-        self._live.start()
-        # A process that is killed would leave the terminal without a cursor.
-        self._console.show_cursor(True)
-
-    def say(self, line: str) -> None:
-        """Print a line above."""
-        self._console.out(line, highlight=False)
-
-    def show(self, line: str) -> None:
-        """Replace the bottom line."""
-        from rich.text import Text
-
-        self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
-
-    def close(self) -> None:
-        """Take the bottom line away."""
-        self._live.stop()
 
 
 class Follower:
@@ -143,15 +61,20 @@ class Follower:
         self._out = out or sys.stdout
         self._last_bytes = _BYTES_AT_START if from_start else None
         self._metrics = Tail(paths.metrics, last_bytes=self._last_bytes)
+        self._ledger = Tail(paths.ledger, last_bytes=self._last_bytes)
         if not from_start:
             self._metrics.skip_to_end()
+            self._ledger.skip_to_end()
         self._logs: dict[int, Tail] = {}
         self._attempt = 0
         self._told = ""
         self._waits = ""
-        self._held_back: str | None = None
+        self._stalled = ""
+        self._report: dict[str, Any] | None = None
+        self._is_held_back = False
+        self._checkpoint: str | None = None
         self._shown_at = 0.0
-        self._rate = _ReportRate()
+        self._rate = ReportRate()
         self._began_at = time.monotonic()
         self._status_line: StatusLine | None = None
         self._wants_status_line = verbose > 0 and _is_terminal(self._out)
@@ -213,22 +136,50 @@ class Follower:
             self.close()
         elif self._is_time_for_status_line():
             self._status_line = StatusLine(self._out)
-        if status is not None:
-            if status.attempt != self._attempt:
-                self._show_logs(final=True)
-                self._attempt = status.attempt
-                self._logs = {}
-            self._open_logs(status)
-            if not status.state.is_final:
-                self._show_status(status)
+        self._show_restarts()
+        if status is None:
+            self._show_reports(None, final=final)
+            return
+        if status.attempt != self._attempt:
+            self._show_logs(final=True)
+            self._attempt = status.attempt
+            self._logs = {}
+            if status.state is RunState.STARTING:
+                # What it resumes from is no news.
+                self._checkpoint = status.checkpoint
+        self._open_logs(status)
+        if not status.state.is_final:
+            self._show_status(status)
         self._show_logs(final=final)
-        self._show_reports(final=final)
-        if status is not None:
-            # The last word comes last.
-            if status.state.is_final:
-                self._show_status(status)
-            if self._status_line is not None:
-                self._status_line.show(self._summarize(status))
+        self._show_reports(status.checkpoint, final=final)
+        self._show_stalled(status.stalled)
+        # The last word comes last.
+        if status.state.is_final:
+            self._show_status(status)
+        if self._status_line is not None:
+            self._status_line.show(
+                render_status_line(
+                    status,
+                    self._report,
+                    rate=self._rate.describe(),
+                    now=time.time(),
+                    width=self._status_line.width,
+                ),
+                self._unfinished_lines(),
+            )
+
+    def _show_restarts(self) -> None:
+        """Say that ranks are started again, and why, after what they have printed."""
+        said = announcements(filter(is_event, parse_lines("\n".join(self._ledger.read()))))
+        if said:
+            self._show_logs(final=True)
+        for sentence in said:
+            self._say(f"hpctrain: {self._paths.root.name}: {one_line(sentence)}")
+
+    def _show_stalled(self, stalled: str) -> None:
+        if stalled and stalled != self._stalled:
+            self._say(f"hpctrain: {self._paths.root.name}: {stalled}")
+        self._stalled = stalled
 
     def _is_time_for_status_line(self) -> bool:
         if self._status_line is not None or not self._wants_status_line:
@@ -261,29 +212,34 @@ class Follower:
             if lines := tail.read(final=final):
                 self._say("\n".join(f"{label}{line}" for line in lines))
 
-    def _show_reports(self, *, final: bool) -> None:
+    def _unfinished_lines(self) -> list[str]:
+        shown = [
+            (f"[{rank}] " if self._verbose > 1 else "") + line
+            for rank, tail in self._logs.items()
+            for line in tail.unfinished
+        ]
+        return shown[:_MOST_UNFINISHED]
+
+    def _show_reports(self, checkpoint: str | None, *, final: bool) -> None:
+        """Show the last report, and the newest checkpoint once it is complete."""
         # Only the last of them is shown, so only it is parsed.
         for line in self._metrics.read()[-1:]:
-            report = json.loads(line)
-            self._rate.add(report["time"], report["report"])
-            self._held_back = _format_report(report)
+            self._report = json.loads(line)
+            assert self._report is not None
+            self._rate.add(self._report["time"], self._report["report"])
+            self._is_held_back = True
         now = time.monotonic()
         due = not self._wants_status_line and now - self._shown_at >= _REPORT_INTERVAL_S
-        if self._held_back and (final or due):
-            self._say(self._held_back)
-            self._held_back, self._shown_at = None, now
-
-    def _summarize(self, status: RunStatus) -> str:
-        stops = status.phase.startswith("stopping")
-        parts = [status.name, "stopping" if stops else status.state.value]
-        if status.started_at:
-            parts.append(_format_elapsed(time.time() - status.started_at))
-        if self._held_back:
-            # What is cut off at the right is what a person can do without.
-            parts += [self._held_back, self._rate.describe()]
+        # The line of a report is written before its checkpoint is.
+        new = checkpoint if checkpoint != self._checkpoint else None
+        if not (final or due) or not (self._is_held_back or (final and new)):
+            return
+        if self._is_held_back and self._report is not None:
+            self._say(_format_report(self._report, new))
         else:
-            parts.append(status.phase)
-        return "  ".join(part for part in parts if part)
+            self._say(f"checkpoint {new}")
+        self._is_held_back, self._shown_at = False, now
+        self._checkpoint = checkpoint
 
     def _say(self, line: str) -> None:
         if self._status_line is not None:
@@ -302,33 +258,6 @@ class Follower:
                 )
         except Exception:  # the terminal may be what is broken
             pass
-
-
-def _format_elapsed(seconds: float) -> str:
-    minutes, seconds = divmod(max(0, int(seconds)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
-
-
-class _ReportRate:
-    """Reports a second, over the last seconds."""
-
-    def __init__(self) -> None:
-        self._samples: deque[tuple[float, int]] = deque()
-
-    def add(self, at: float, number: int) -> None:
-        if self._samples and number < self._samples[-1][1]:
-            # An attempt that resumed from an earlier report.
-            self._samples.clear()
-        self._samples.append((at, number))
-        while len(self._samples) > 2 and at - self._samples[0][0] > _RATE_WINDOW_S:
-            self._samples.popleft()
-
-    def describe(self) -> str:
-        if not self._samples:
-            return ""
-        (begin, first), (end, last) = self._samples[0], self._samples[-1]
-        return f"{(last - first) / (end - begin):.3g} reports/s" if end > begin else ""
 
 
 def follow_to_end(paths: RunPaths, *, verbose: int) -> Result:
@@ -386,15 +315,6 @@ def _is_terminal(out: TextIO) -> bool:
         return False
 
 
-def _as_shown(line: bytes) -> bytes:
-    """Return what a terminal still shows of a line that was overwritten after carriage returns."""
-    return line.rstrip(b"\r").rpartition(b"\r")[2]
-
-
-def _format_report(report: dict[str, Any]) -> str:
-    metrics = "  ".join(
-        f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
-        for name, value in report["metrics"].items()
-    )
-    saved = f"  checkpoint {report['checkpoint']}" if report["checkpoint"] else ""
-    return f"report {report['report']}  {metrics}{saved}"
+def _format_report(report: Mapping[str, Any], checkpoint: str | None) -> str:
+    said = [f"report {report['report']}", one_line(format_metrics(report["metrics"]))]
+    return "  ".join([*filter(None, said), *([f"checkpoint {checkpoint}"] if checkpoint else [])])

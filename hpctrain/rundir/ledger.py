@@ -41,12 +41,24 @@ def append_event(paths: RunPaths, event: str, **details: Any) -> None:
 
 
 def read_events(paths: RunPaths) -> list[dict[str, Any]]:
-    """Return all events, oldest first; a torn last line is left out. Not collective."""
+    """Return all events, oldest first; lines that are torn or damaged are left out.
+
+    Not collective.
+    """
     try:
-        text = paths.ledger.read_text(encoding="utf-8")
+        text = paths.ledger.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return []
-    return parse_lines(text)
+    return [line for line in parse_lines(text) if is_event(line)]
+
+
+def is_event(value: Any) -> bool:
+    """Return whether a JSON value is an event. Not collective."""
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("event"), str)
+        and isinstance(value.get("time"), (int, float))
+    )
 
 
 def count_attempts(paths: RunPaths) -> int:

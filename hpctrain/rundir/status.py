@@ -64,6 +64,11 @@ class RunStatus:
     """The earliest phase that any rank is in."""
     stalled: str = ""
     """Which ranks make no progress, where, and since when; empty as long as all do."""
+    deadline: float | None = None
+    """When the time limit of its job, or ``RunConfig(total_time=...)``, ends; None if neither is
+    known."""
+    last_restart: str = ""
+    """Why the ranks were last started again, and from where; empty before the first restart."""
     reports: int = 0
     """Reports that all ranks have made."""
     metrics: Mapping[str, Any] = field(default_factory=dict)

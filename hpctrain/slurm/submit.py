@@ -116,11 +116,22 @@ def submit_executor(plan: LaunchPlan, paths: RunPaths, scaling: ScalingConfig, *
     return _submit_stored(paths, plan.first_job_directives, scaling=scaling)
 
 
-def submit_successor(paths: RunPaths, *, patience_s: float) -> str:
+def submit_successor(
+    paths: RunPaths, *, patience_s: float, why: str, checkpoint: str | None
+) -> str:
     """Submit the run's batch script again, as another job; return its id. Not collective.
 
     Between the two entries in the ledger, ``handing-over`` and ``successor``, the new job may have
     begun: it then waits for the second one, and owns the run if that does not come.
+
+    Parameters
+    ----------
+    patience_s
+        Seconds for which it is tried.
+    why
+        Why the job that submits it ends.
+    checkpoint
+        Name of the checkpoint that the run resumes from; None if it has none.
 
     Raises
     ------
@@ -135,7 +146,9 @@ def submit_successor(paths: RunPaths, *, patience_s: float) -> str:
     )
     with suppress(OSError):
         # On a full disk: it waits for this word, and then does without.
-        append_event(paths, "successor", job_id=successor, after=job_id)
+        append_event(
+            paths, "successor", job_id=successor, after=job_id, why=why, checkpoint=checkpoint
+        )
     return successor
 
 

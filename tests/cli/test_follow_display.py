@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from hpctrain.launch import follow
-from hpctrain.launch.follow import Follower, Tail
+from hpctrain.launch.follow import Follower
+from hpctrain.launch.tail import Tail
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunState, RunStatus, write_status
 

@@ -306,3 +306,35 @@ def test_the_kernels_count_and_the_launchers_word_are_weighed(
     lose(tracker, 1, memory=memory)
     line = str(explain(tracker, paths, output)).splitlines()[0]
     assert reason in line
+
+
+@pytest.mark.parametrize(
+    ("output", "memory", "brief"),
+    [
+        (HYDRA_KILLED, None, "was killed (SIGKILL)"),
+        ("EXIT STRING: Terminated (signal 15)", None, "was killed (SIGTERM)"),
+        # The sum of several ends names none of them.
+        (HYDRA_KILLED.replace("PID 101", "PID 102"), None, "ended without an error"),
+        (SRUN_CRASHED, None, "crashed (SIGSEGV)"),
+        (SRUN_EXITED, None, "exited with status 7"),
+        (SRUN_OOM, None, "was killed (out of memory)"),
+        (SRUN_KILLED, KILLED, "was killed (out of memory)"),
+        ("", None, "ended without an error"),
+    ],
+)
+def test_a_silent_end_is_named_in_one_line(
+    tracker: AttemptTracker, paths: RunPaths, output: str, memory: Any, brief: str
+) -> None:
+    lose(tracker, 1, memory=memory)
+    error = explain(tracker, paths, output)
+    assert error.brief == f"rank 1 on n0 {brief}"
+
+
+def test_an_exception_and_a_lost_node_are_named_in_one_line(
+    tracker: AttemptTracker, paths: RunPaths
+) -> None:
+    fail(tracker, 2, "the loss is gone\nand more")
+    assert explain(tracker, paths, "").brief == "rank 2 on n1 raised RuntimeError: the loss is gone"
+    other = AttemptTracker(world_size=4, first_report=0)
+    lose(other, 3, agent=True)
+    assert explain(other, paths, "").brief == "node n1 is lost, with rank 3"

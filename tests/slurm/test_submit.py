@@ -44,7 +44,7 @@ def test_a_successor_is_submitted_without_what_wins_over_its_script(
     for name in ("SBATCH_SIGNAL", "SBATCH_PARTITION", "SLURM_NTASKS", "SLURM_CONF", "MINE"):
         monkeypatch.setenv(name, "1")
     sbatch(f'env > {tmp_path}/seen; echo "$@" > {tmp_path}/argv; echo Submitted batch job 8')
-    assert submit_successor(run_in_job, patience_s=0) == "8"
+    assert submit_successor(run_in_job, patience_s=0, why="", checkpoint=None) == "8"
     seen = {line.partition("=")[0] for line in (tmp_path / "seen").read_text().splitlines()}
     assert {"MINE", "SLURM_CONF"} <= seen
     assert not seen & {"SBATCH_SIGNAL", "SBATCH_PARTITION", "SLURM_NTASKS", "SLURM_JOB_ID"}
@@ -67,5 +67,5 @@ def test_a_successor_is_submitted_without_what_wins_over_its_script(
 def test_what_went_wrong_is_said(run_in_job: RunPaths, sbatch, end, message, transient):
     sbatch(end)
     with pytest.raises(LaunchError, match=message) as raised:
-        submit_successor(run_in_job, patience_s=-1)
+        submit_successor(run_in_job, patience_s=-1, why="", checkpoint=None)
     assert raised.value.transient is transient

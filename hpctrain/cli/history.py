@@ -1,0 +1,185 @@
+"""``hpctrain history``: the attempts of a run, and why each ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from hpctrain.cli.options import DEFAULT_STORAGE, JsonOption, RunArgument, StorageOption
+
+if TYPE_CHECKING:
+    from hpctrain.rundir.attempts import AttemptRecord
+    from hpctrain.rundir.paths import RunPaths
+    from hpctrain.rundir.status import RunStatus
+
+_WIDTH = 80
+_KEY_WIDTH = 9
+
+
+def history(
+    run: RunArgument, storage: StorageOption = DEFAULT_STORAGE, json: JsonOption = False
+) -> None:
+    """Show every attempt of a run: when, where, from and to which checkpoint, and why it ended.
+
+    It reads the run directory alone; Slurm is not asked.
+    """
+    import shutil
+    import sys
+
+    from hpctrain.cli.run_view import find_run, print_json
+    from hpctrain.rundir.ledger import read_events
+
+    paths = find_run(run, storage)
+    events, status = read_events(paths), _read_status(paths)
+    if json:
+        print_json(to_json(paths, events, status))
+        return
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDTH
+    print(render_history(paths.root.name, events, status, now=time.time(), width=width))
+
+
+def _read_status(paths: RunPaths) -> RunStatus | None:
+    from hpctrain.rundir.status import read_status
+
+    try:
+        return read_status(paths)
+    except (ValueError, KeyError, TypeError):
+        # The file is damaged; the ledger says enough.
+        return None
+
+
+def to_json(
+    paths: RunPaths, events: Sequence[dict[str, Any]], status: RunStatus | None
+) -> dict[str, Any]:
+    """Return the object that ``--json`` prints. Not collective."""
+    from dataclasses import asdict
+
+    from hpctrain.rundir.attempts import RESTARTS, read_attempts
+
+    _, attempts = read_attempts(events)
+    records = [asdict(record) for record in _with_last_nodes(attempts, status)]
+    for record in records:
+        record["notes"] = [{"time": at, "what": what} for at, what in record["notes"]]
+    return {
+        "name": paths.root.name,
+        "path": str(paths.root),
+        "state": _state(events, status),
+        "started_at": events[0]["time"] if events else None,
+        "updated_at": status.updated_at if status is not None else None,
+        "ended_at": status.ended_at if status is not None else None,
+        "jobs": _jobs(events),
+        "num_restarts": sum(event["event"] in RESTARTS for event in events),
+        "attempts": records,
+        "events": list(events),
+    }
+
+
+def render_history(
+    name: str,
+    events: Sequence[dict[str, Any]],
+    status: RunStatus | None,
+    *,
+    now: float,
+    width: int,
+) -> str:
+    """Return the history of a run as text. Pure."""
+    from hpctrain.host_list import compress_hosts
+    from hpctrain.rundir.announcement import describe_start
+    from hpctrain.rundir.attempts import RESTARTS, read_attempts
+    from hpctrain.rundir.display import format_elapsed
+
+    before, attempts = read_attempts(events)
+    attempts = _with_last_nodes(attempts, status)
+    restarts = sum(event["event"] in RESTARTS for event in events)
+    counts = [_count(len(attempts), "attempt"), _count(restarts, "restart")]
+    if jobs := _jobs(events):
+        counts.append(_count(len(jobs), "job"))
+    lines = [f"{name}: {_state(events, status)}, {', '.join(counts)}"]
+    if status is not None and not status.state.is_final:
+        lines[0] += f" (written {format_elapsed(now - status.updated_at)} ago)"
+    lines += _notes(before, width)
+    for record in attempts:
+        took = _span(record, None if status is None else status.updated_at)
+        job = f", job {record.job_id}" if record.job_id else ""
+        lines += ["", f"  attempt {record.attempt}: {took}{job}"]
+        rows = [("nodes", compress_hosts(record.nodes))] if record.nodes else []
+        rows.append(("from", describe_start(record.resumed_from)))
+        if record.reports is not None:
+            saved = f", checkpoint {record.checkpoint}" if record.checkpoint else ""
+            rows.append(("to", f"report {record.reports}{saved}"))
+        if record.cause is not None:
+            rows.append(("ended", record.cause))
+        for key, value in rows:
+            lines += _wrap(key, value, width)
+        lines += _notes(record.notes, width)
+    return "\n".join(lines)
+
+
+def _with_last_nodes(
+    attempts: Sequence[AttemptRecord], status: RunStatus | None
+) -> list[AttemptRecord]:
+    """Give the attempt that runs its nodes, which the ledger has at its end."""
+    from dataclasses import replace
+
+    runs = [r for r in attempts[-1:] if r.ended_at is None]
+    if status is None or not runs or runs[0].attempt != status.attempt:
+        return list(attempts)
+    last = replace(
+        runs[0], nodes=status.nodes, reports=status.reports, checkpoint=status.checkpoint
+    )
+    return [*attempts[:-1], last]
+
+
+def _state(events: Sequence[dict[str, Any]], status: RunStatus | None) -> str:
+    if status is not None:
+        return status.state.value
+    ends = [event.get("state") for event in events if event["event"] == "run-ended"]
+    return str(ends[-1]) if ends else "prepared"
+
+
+def _jobs(events: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the jobs of the run, in order."""
+    names = ("submitted", "executor-started", "attempt-started", "successor")
+    ids = [event.get("job_id") for event in events if event["event"] in names]
+    return list(dict.fromkeys(str(job_id) for job_id in ids if job_id is not None))
+
+
+def _span(record: AttemptRecord, updated_at: float | None) -> str:
+    from hpctrain.rundir.display import format_elapsed
+
+    begun, ended = record.started_at, record.ended_at
+    if begun is None:
+        return f"until {_clock(ended)}" if ended is not None else ""
+    if ended is None:
+        so_far = f" ({format_elapsed(updated_at - begun)} so far)" if updated_at else ""
+        return f"since {_clock(begun)}{so_far}"
+    return f"{_clock(begun)} to {_clock(ended, after=begun)} ({format_elapsed(ended - begun)})"
+
+
+def _clock(at: float, *, after: float | None = None) -> str:
+    day, clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)).split()
+    same = after is not None and time.strftime("%Y-%m-%d", time.localtime(after)) == day
+    return clock if same else f"{day} {clock}"
+
+
+def _notes(notes: Sequence[tuple[float, str]], width: int) -> list[str]:
+    lines = []
+    for at, what in notes:
+        lines += _wrap(time.strftime("%H:%M:%S", time.localtime(at)), what, width)
+    return lines
+
+
+def _wrap(key: str, value: str, width: int) -> list[str]:
+    import textwrap
+
+    from hpctrain.rundir.display import one_line
+
+    first, rest = f"    {key:<{_KEY_WIDTH}} ", " " * (_KEY_WIDTH + 5)
+    return textwrap.wrap(
+        one_line(value), width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False
+    ) or [first.rstrip()]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

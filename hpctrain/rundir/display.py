@@ -1,0 +1,80 @@
+"""Metrics, times and names as a terminal shows them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_LONGEST_VALUE = 40
+
+
+def format_metrics(
+    metrics: Mapping[str, Any], *, most: int | None = None, width: int | None = None
+) -> str:
+    """Return metrics in one line, and dots where there are more of them.
+
+    Not collective.
+
+    Parameters
+    ----------
+    metrics
+        They may be nested: ``{"val": {"loss": 1}}`` is ``val/loss=1``.
+    most
+        How many are shown at most; None is all.
+    width
+        Columns that there are; None is as many as it takes. One metric is shown, be it shortened.
+    """
+    parts = [f"{name}={_format_value(value)}" for name, value in flatten(metrics)]
+    shown = parts[:most]
+    if width is not None:
+        while len(shown) > 1 and len(_join(shown, parts)) > width:
+            shown.pop()
+        if len(_join(shown, parts)) > width and shown:
+            name, _, value = shown[0].rpartition("=")
+            room = width - (len(_join(shown, parts)) - len(name))
+            shown[0] = f"{shorten(name, max(4, room))}={value}"
+    return _join(shown, parts)
+
+
+def flatten(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the metrics in nested mappings with their paths. Not collective."""
+    for name, value in metrics.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{name}/")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def shorten(text: str, width: int) -> str:
+    """Return a text with its middle left out if it is longer than `width`. Not collective.
+
+    Examples
+    --------
+    >>> shorten("resnet50-imagenet-2026-11-24", 16)
+    'resnet50…6-11-24'
+    """
+    if len(text) <= width:
+        return text
+    end = (width - 1) // 2
+    return f"{text[: width - 1 - end]}…{text[len(text) - end :]}"
+
+
+def format_elapsed(seconds: float) -> str:
+    """Return a time as ``3:05`` or ``1:02:05``. Not collective."""
+    minutes, seconds = divmod(max(0, int(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def one_line(text: str) -> str:
+    """Return a text without what moves a terminal's cursor. Not collective."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def _join(shown: list[str], parts: list[str]) -> str:
+    return "  ".join([*shown, "..."] if len(shown) < len(parts) else shown)
+
+
+def _format_value(value: Any) -> str:
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return shorten(text, _LONGEST_VALUE)
