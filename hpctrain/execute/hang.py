@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import re
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpctrain.config import FailureConfig
 from hpctrain.errors import WorkerHangError
+from hpctrain.execute.left_behind import LEFT_BEHIND_AFTER_S, describe_left_behind
 from hpctrain.execute.progress import Progress
 from hpctrain.execute.roll_call import WorkerMetadata
-from hpctrain.log import log
 from hpctrain.rundir.files import make_directory
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.worker.failure import RankFailure
@@ -49,6 +48,8 @@ class _Inquiry:
     """When they were asked, or their agents were."""
     examined: tuple[int, ...] = ()
     """Ranks whose agents were asked."""
+    is_left_behind: bool = False
+    """Whether others have returned, and nothing else is wrong."""
 
 
 class HangWatch:
@@ -105,8 +106,9 @@ class HangWatch:
         self._look_at = 0.0
         self._inquiry: _Inquiry | None = None
         self._told: tuple[int, ...] = ()
+        self._left_behind: set[int] = set()
         self.stalled = ""
-        """Who makes no progress, in words, as long as that is so."""
+        """Who makes no progress and where they are, as long as that is so."""
 
     def step(self) -> None:
         """Take the next step if there is one to take.
@@ -124,34 +126,47 @@ class HangWatch:
             self._continue(self._inquiry, now)
             return
         stalled = tuple(self._stalled())
+        behind = self._progress.left_behind(LEFT_BEHIND_AFTER_S)
         if not stalled:
-            self._told, self.stalled = (), ""
-        elif set(stalled) - set(self._told):
-            self._progress.ask()
-            # Where it cannot be made, the error still says what the ranks themselves answered.
-            with contextlib.suppress(OSError):
-                make_directory(self._paths.stacks(self._attempt), below=self._paths.root)
-            self._inquiry = _Inquiry(stalled, now)
-            self._broadcast("dump-stacks")
+            self._told = ()
+            if not behind:
+                self.stalled = ""
+        if set(stalled) - set(self._told):
+            self._ask(_Inquiry(stalled, now))
+        elif set(behind) - self._left_behind:
+            self._ask(_Inquiry(tuple(behind), now, is_left_behind=True))
 
     def _stalled(self) -> list[int]:
         return self._progress.stalled(training_s=self._training_s, others_s=self._others_s)
 
+    def _ask(self, inquiry: _Inquiry) -> None:
+        self._progress.ask()
+        # Where it cannot be made, the error still says what the ranks themselves answered.
+        with contextlib.suppress(OSError):
+            make_directory(self._paths.stacks(self._attempt), below=self._paths.root)
+        self._inquiry = inquiry
+        self._broadcast("dump-stacks")
+
     def _continue(self, inquiry: _Inquiry, now: float) -> None:
         progress = self._progress
         waited_s = now - inquiry.asked_at
-        silent = [rank for rank in progress.unfinished() if rank not in progress.stacks]
+        asked = inquiry.stalled if inquiry.is_left_behind else progress.unfinished()
+        silent = [rank for rank in asked if rank not in progress.stacks]
         if not inquiry.examined:
             if silent and waited_s < _ANSWER_PATIENCE_S:
                 return
-            examined = tuple(progress.unfinished() if self._will_end() else silent)
+            looks_at_all = self._will_end() and not inquiry.is_left_behind
+            examined = tuple(asked if looks_at_all else silent)
             if examined:
-                self._inquiry = _Inquiry(inquiry.stalled, now, examined)
+                self._inquiry = replace(inquiry, asked_at=now, examined=examined)
                 self._examine({rank: self._workers[rank].pid for rank in examined}, silent)
                 return
         elif set(inquiry.examined) - set(progress.seen) and waited_s < _EXAMINE_PATIENCE_S:
             return
         self._inquiry = None
+        if inquiry.is_left_behind:
+            self._say_who_is_left_behind(now)
+            return
         # Meanwhile they may have gone on.
         still = tuple(rank for rank in self._stalled() if rank in inquiry.stalled)
         if still:
@@ -162,6 +177,38 @@ class HangWatch:
                 named = find_culprits(progress, quiet, silent)
             self._conclude(named, still, now)
 
+    def _say_who_is_left_behind(self, now: float) -> None:
+        progress = self._progress
+        behind = progress.left_behind(LEFT_BEHIND_AFTER_S)
+        if not behind:
+            return
+        self._left_behind.update(behind)
+        first, waits = behind[0], rank_waits(progress, behind[0])
+        self.stalled = describe_left_behind(
+            {rank: self._workers[rank].hostname for rank in behind},
+            returned=progress.returned(),
+            where=progress.describe(first) + ("" if waits else self._explain(first)),
+            since=_clock(now - progress.since(first)),
+            stacks={rank: self._stack(rank) for rank in behind},
+            waits=waits,
+            consequence=self._consequence(),
+        )
+        what, *_ = self.stalled.splitlines()
+        self._note("left-behind", attempt=self._attempt, ranks=behind, what=what)
+
+    def _consequence(self) -> str:
+        if not self._may_end:
+            return "Ranks that somebody else started are not ended."
+        if not self._ends:
+            return (
+                "It is not ended, as it may have work of its own: "
+                "FailureConfig(hang_timeout=...) is not set."
+            )
+        return (
+            f"After {self._training_s:g} s without progress it is ended: "
+            f"FailureConfig(hang_timeout={self._training_s:g})."
+        )
+
     def _will_end(self) -> bool:
         """Return whether ranks have had their time, and not only that of a suspicion."""
         if self._ends or not self._may_end:
@@ -171,10 +218,10 @@ class HangWatch:
 
     def _conclude(self, named: list[int], stalled: tuple[int, ...], now: float) -> None:
         self._told = stalled
-        self.stalled = self._describe(named, now)
+        what = self._describe(named, now)
         message = "\n".join(
             [
-                f"{self.stalled}{self._explain(named[0])}",
+                f"{what}{self._explain(named[0])}",
                 *self._describe_others(named),
                 f"  Stacks: {self._paths.stacks(self._attempt)}   "
                 f"Last complete checkpoint: {self._checkpoint() or 'none'}",
@@ -187,7 +234,7 @@ class HangWatch:
             attempt=self._attempt,
             ranks=named,
             stalled=len(stalled),
-            what=self.stalled,
+            what=what,
         )
         if ends:
             error = WorkerHangError(
@@ -196,14 +243,14 @@ class HangWatch:
                 hostname=self._workers[named[0]].hostname,
                 worker_failures={rank: TimeoutError(self._describe([rank], now)) for rank in named},
             )
-            error.brief = self.stalled
+            error.brief = what
             raise error
         why = (
             "FailureConfig(hang_timeout=...) is not set"
             if self._may_end
             else "ranks that somebody else started are not ended"
         )
-        log(f"{message}\n  It is let be: {why}.", to=sys.stdout)
+        self.stalled = f"{message}\n  It is let be: {why}."
 
     def failures(self, error: WorkerHangError) -> list[RankFailure]:
         """Return what is written down of each rank that was named."""
@@ -226,7 +273,7 @@ class HangWatch:
         first = named[0]
         size = len(self._progress)
         silent_s = now - self._progress.since(first)
-        since = time.strftime("%H:%M:%S", time.localtime(time.time() - silent_s))
+        since = _clock(silent_s)
         if len(named) == 1:
             who = f"rank {first} of {size} on {self._workers[first].hostname} hangs"
         elif len(named) == size:
@@ -271,6 +318,10 @@ class HangWatch:
             self._progress.seen.get(rank, "")
         )
         return said.rstrip()
+
+
+def _clock(seconds_ago: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(time.time() - seconds_ago))
 
 
 def find_culprits(progress: Progress, stalled: Sequence[int], silent: Sequence[int]) -> list[int]:

@@ -8,7 +8,8 @@ from hpctrain.control.wire import Frame
 from hpctrain.own_time import OwnTime
 
 _UNTIL_TRAINING = ("mpi", "importing", "preprocessing", "backend")
-PHASES = (*_UNTIL_TRAINING, "training", "checkpoint", "shutdown", "done")
+_RETURNED = ("shutdown", "done")
+PHASES = (*_UNTIL_TRAINING, "training", "checkpoint", *_RETURNED)
 
 
 class Progress:
@@ -108,6 +109,22 @@ class Progress:
             for rank in self.unfinished()
             if self.now - self._since[rank]
             > (training_s if self._phases[rank] in in_training else others_s)
+        ]
+
+    def returned(self) -> list[int]:
+        """Return the ranks whose training function has returned."""
+        return [rank for rank, phase in enumerate(self._phases) if phase in _RETURNED]
+
+    def left_behind(self, after_s: float) -> list[int]:
+        """Return the ranks in training, without progress for so long after another has returned."""
+        returned = self.returned()
+        if not returned:
+            return []
+        first = min(self._since[rank] for rank in returned)
+        return [
+            rank
+            for rank, phase in enumerate(self._phases)
+            if phase == "training" and self.now - max(first, self._since[rank]) > after_s
         ]
 
     def furthest_behind(self, ranks: Iterable[int]) -> list[int]:

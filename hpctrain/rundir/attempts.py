@@ -109,6 +109,7 @@ _TEMPLATES = {
     "fit": "fit() was called",
     "submitted": "job {job_id} was submitted",
     "hang-suspected": "{what}",
+    "left-behind": "{what}",
     "node-bad": "node {node} cannot be used: {reason}",
     "node-doubtful": "node {node} is used, but {reason}",
     "gave-up": "no further restart: {reason}",

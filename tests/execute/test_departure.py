@@ -17,10 +17,10 @@ from hpctrain.slurm.output import Job
 class Wishes:
     """What a recorder knows of stops."""
 
-    journal = None
-
     def __init__(self) -> None:
         self.stop: StopNotice | None = None
+        self.status: dict[str, Any] = {}
+        self.journal = SimpleNamespace(change_later=self.status.update)
 
     def would_heed(self, kind: StopKind) -> bool:
         return self.stop is None or kind.weight > self.stop.kind.weight
@@ -64,6 +64,7 @@ def test_a_job_that_no_warning_came_to_is_left_before_its_limit(
     recorder = Wishes()
     of_run = departure(launcher, recorder)
     of_run.begin()
+    assert recorder.status == {"deadline": 2000.0 if leaves else None}
     for later in (1899.0, 1901.0):
         assert recorder.stop is None
         times.append(later)

@@ -181,16 +181,12 @@ def test_ranks_that_go_on_while_they_are_asked_do_not_hang(
 
 
 def test_a_suspicion_is_told_once_and_forgotten_when_all_go_on(
-    progress: Progress,
-    ranks: Ranks,
-    make_watch: Callable[..., HangWatch],
-    capsys: pytest.CaptureFixture[str],
+    progress: Progress, ranks: Ranks, make_watch: Callable[..., HangWatch]
 ) -> None:
     watch = make_watch(hang_timeout=None)
     step_for(watch, progress, 1.0)
     assert ranks.asked == ["dump-stacks", "examine [0, 1, 2] silent [0, 1, 2]"]
     assert watch.stalled.startswith("all 3 ranks hang")
-    assert capsys.readouterr().out.count("all 3 ranks hang") == 1
     for rank in range(3):
         feed(progress, "report", rank)
     step_for(watch, progress, 0.05)
@@ -204,3 +200,47 @@ def test_a_start_that_takes_too_long_ends_even_where_a_hang_in_training_does_not
         feed(progress, "phase", rank, phase="backend")
     with pytest.raises(WorkerHangError, match="in phase backend"):
         step_for(make_watch(hang_timeout=None, start_timeout=0.2), progress, 5.0)
+
+
+def test_who_is_left_behind_is_named_once_and_a_later_hang_is_still_one(
+    progress: Progress,
+    ranks: Ranks,
+    make_watch: Callable[..., HangWatch],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hpctrain.execute.hang.LEFT_BEHIND_AFTER_S", 0.1)
+    ranks.answer = lambda: feed(progress, "stacks", 1, COMPUTES)
+    watch = make_watch(hang_timeout=1.0)
+    for rank in (0, 2):
+        feed(progress, "phase", rank, phase="shutdown")
+    step_for(watch, progress, 0.4)
+    assert ranks.asked == ["dump-stacks"]
+    assert watch.stalled.splitlines()[0].startswith(
+        "ranks 0,2 have returned, but rank 1 on n1 is still in the training function"
+    )
+    assert "After 1 s without progress it is ended" in watch.stalled
+    # It goes on, and is not named again.
+    feed(progress, "report", 1)
+    step_for(watch, progress, 0.05)
+    assert watch.stalled == ""
+    step_for(watch, progress, 0.3)
+    assert ranks.asked == ["dump-stacks"]
+    with pytest.raises(WorkerHangError, match=r"^rank 1 of 3 on n1 hangs"):
+        step_for(watch, progress, 5.0)
+
+
+def test_of_a_rank_left_behind_that_does_not_answer_the_agent_says_why(
+    progress: Progress,
+    ranks: Ranks,
+    make_watch: Callable[..., HangWatch],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hpctrain.execute.hang.LEFT_BEHIND_AFTER_S", 0.1)
+    watch = make_watch(hang_timeout=None)
+    monkeypatch.setattr("hpctrain.execute.hang.SUSPICIOUS_AFTER_S", 100.0)
+    watch._training_s = 100.0
+    feed(progress, "done", 0)
+    feed(progress, "report", 2)
+    step_for(watch, progress, 0.6)
+    assert ranks.asked == ["dump-stacks", "examine [1, 2] silent [1, 2]"]
+    assert "its process is stopped" in watch.stalled

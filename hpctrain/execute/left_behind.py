@@ -1,0 +1,84 @@
+"""Say that some ranks have returned while others are still in their training function. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+LEFT_BEHIND_AFTER_S = 5.0
+"""Seconds without progress, after others have returned, after which it is said."""
+_MAX_FRAMES = 12
+_MAX_STACKS = 2
+# Below it are frames of ours.
+_CALLER = "hpctrain/worker/train.py"
+
+
+def describe_left_behind(
+    behind: Mapping[int, str],
+    *,
+    returned: Sequence[int],
+    where: str,
+    since: str,
+    stacks: Mapping[int, str],
+    waits: bool,
+    consequence: str,
+) -> str:
+    """Return who has returned, who has not, and where those are.
+
+    Not collective.
+
+    Parameters
+    ----------
+    behind
+        Ranks that are still in their function, and their nodes.
+    returned
+        Ranks that have returned.
+    where, since
+        How far the first of those behind is, and when it last made progress, in words.
+    stacks
+        What is known of where they are, as faulthandler or py-spy prints it.
+    waits
+        Whether the first of them waits for other ranks.
+    consequence
+        What is done about it.
+    """
+    ranks = ", ".join(f"{rank} on {node}" for rank, node in list(behind.items())[:4])
+    more = f" and {len(behind) - 4} more" if len(behind) > 4 else ""
+    are = f"rank {ranks} is" if len(behind) == 1 else f"ranks {ranks}{more} are"
+    have = "rank {} has" if len(returned) == 1 else "ranks {} have"
+    lines = [
+        f"{have.format(list_ranks(returned))} returned, but {are} still in the training function "
+        f"({where}, no progress since {since})",
+    ]
+    if waits:
+        lines.append(
+            "  It waits for other ranks. Every rank must make the same collective calls in the "
+            "same order: move the call out of conditions such as 'if rank == 0'."
+        )
+    lines.append(f"  {consequence}")
+    for rank, stack in list(stacks.items())[:_MAX_STACKS]:
+        lines += [f"  Stack of rank {rank}, the most recent call first:", *_own_frames(stack)]
+    return "\n".join(lines)
+
+
+def list_ranks(ranks: Sequence[int]) -> str:
+    """Return ranks in few letters. Not collective.
+
+    Examples
+    --------
+    >>> list_ranks([1, 2, 3, 7])
+    '1-3,7'
+    """
+    parts: list[list[int]] = []
+    for rank in sorted(ranks):
+        if parts and parts[-1][-1] == rank - 1:
+            parts[-1][1:] = [rank]
+        else:
+            parts.append([rank])
+    return ",".join("-".join(map(str, part)) for part in parts)
+
+
+def _own_frames(stack: str) -> list[str]:
+    """Return the frames of the training function and of what it has called."""
+    frames = [line.rstrip() for line in stack.splitlines() if line.startswith("  ")]
+    end = next((n for n, frame in enumerate(frames) if _CALLER in frame), len(frames))
+    return [f"  {frame}" for frame in frames[: min(end, _MAX_FRAMES)]]
