@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hpctrain.cli.options import DEFAULT_STORAGE, JsonOption
+
+if TYPE_CHECKING:
+    from hpctrain.cli.run_view import RunView
 
 _COLUMNS = (
     "RUN",
@@ -23,6 +26,10 @@ _COLUMNS = (
 )
 
 
+_GAP = "  "
+_LEAST_FOR_METRICS = 16
+
+
 def list_runs(
     storage: Annotated[
         Path, typer.Argument(help="Directory of runs: RunConfig(storage_path=...).")
@@ -34,12 +41,10 @@ def list_runs(
 
     from hpctrain.cli.run_view import (
         find_runs,
-        format_age,
         print_json,
         view_runs,
     )
     from hpctrain.errors import ConfigError
-    from hpctrain.rundir.display import format_metrics
     from hpctrain.rundir.paths import RunPaths
 
     if not storage.is_dir():
@@ -53,25 +58,30 @@ def list_runs(
         return
     if not views:
         print(f"There are no runs in {storage.absolute()}.")
-        return
-    rows = [
+    elif sys.stdout.isatty():
+        _print_table(_rows(views))
+    else:
+        print(render_rows(_rows(views)))
+
+
+def _rows(views: Sequence[RunView]) -> list[Sequence[str]]:
+    from hpctrain.cli.run_view import format_age
+    from hpctrain.rundir.display import format_metrics, one_line
+
+    return [
         (
             view.name,
-            view.state,
+            "stopping" if view.stops else view.state,
             view.status.job_id or "",
             str(view.status.attempt),
             str(view.status.world_size),
             str(view.reports),
             "" if view.checkpoint is None else view.checkpoint.name,
             f"{format_age(view.status.started_at)} ago" if view.status.started_at else "",
-            format_metrics(view.metrics, most=3),
+            one_line(format_metrics(view.metrics, most=3)),
         )
         for view in views
     ]
-    if sys.stdout.isatty():
-        _print_table(rows)
-    else:
-        print(render_rows(rows))
 
 
 def render_rows(rows: Sequence[Sequence[str]], columns: Sequence[str] = _COLUMNS) -> str:
@@ -84,7 +94,50 @@ def render_rows(rows: Sequence[Sequence[str]], columns: Sequence[str] = _COLUMNS
     )
 
 
+def fit_rows(
+    rows: Sequence[Sequence[str]], *, width: int, columns: Sequence[str] = _COLUMNS
+) -> list[Sequence[str]]:
+    """Return the header and the rows of a table that fits a terminal. Pure.
+
+    Names are shortened in their middle, columns that a person can do without go, and metrics are
+    cut at their end. The checkpoint, and a metric, stay.
+    """
+    from hpctrain.rundir.display import shorten
+
+    kept = list(range(len(columns)))
+    lines = [list(columns), *(list(row) for row in rows)]
+
+    def widths() -> dict[int, int]:
+        return {column: max(len(line[column]) for line in lines) for column in kept}
+
+    def room(column: int) -> int:
+        """Return the columns that are left for one of them."""
+        others = sum(taken for other, taken in widths().items() if other != column)
+        return width - others - len(_GAP) * (len(kept) - 1)
+
+    name, checkpoint, metrics = map(columns.index, ("RUN", "CHECKPOINT", "METRICS"))
+    least = min(_LEAST_FOR_METRICS, widths()[metrics])
+
+    def shorten_names(*shortest: int) -> None:
+        for column, at_least in zip((name, checkpoint), shortest, strict=True):
+            given = max(at_least, room(column) - least + widths()[metrics])
+            for line in lines:
+                line[column] = shorten(line[column], given)
+
+    shorten_names(24, 16)
+    for optional in ("ATTEMPT", "STARTED", "RANKS", "JOB"):
+        if room(metrics) < least:
+            kept.remove(columns.index(optional))
+    shorten_names(12, 10)
+    left = max(room(metrics), _LEAST_FOR_METRICS)
+    for line in lines:
+        if len(line[metrics]) > left:
+            line[metrics] = f"{line[metrics][: left - 1]}…"
+    return [[line[column] for column in kept] for line in lines]
+
+
 _STYLES = {
+    "stopping": "yellow",
     "running": "green",
     "finished": "bold",
     "failed": "red",
@@ -98,10 +151,12 @@ def _print_table(rows: Sequence[Sequence[str]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in _COLUMNS:
-        table.add_column(column, no_wrap=column != "METRICS", overflow="ellipsis")
-    for row in rows:
+    console = Console()
+    header, *fitting = fit_rows(rows, width=console.width)
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, len(_GAP), 0, 0))
+    for column in header:
+        table.add_column(column, no_wrap=True, overflow="ellipsis")
+    for row in fitting:
         # `Text`: a name in brackets is not markup.
         table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
-    Console().print(table)
+    console.print(table)

@@ -58,6 +58,11 @@ class RunView:
         """Whether nobody is, or will be, at work on it."""
         return self.state in ("lost", "prepared") or self.status.state.is_final
 
+    @property
+    def stops(self) -> bool:
+        """Whether it is at work, and on its way to a stop."""
+        return bool(self.live) and self.status.phase.startswith("stopping")
+
     def to_json(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints."""
         status = self.status

@@ -35,7 +35,8 @@ def render_view(view: RunView) -> str:
     status = view.status
     # Once there are reports, the ranks are in their training function.
     shows_phase = not view.reported_at or status.phase.startswith("stopping")
-    phase = f" ({status.phase})" if view.live and status.phase and shows_phase else ""
+    why = status.phase.removeprefix("stopping: ")
+    phase = f" ({why})" if view.live and status.phase and shows_phase else ""
     rows = [("path", str(view.path))]
     if view.state == "lost":
         rows.append(("executor", f"gone: {_executor(view)}"))
@@ -71,7 +72,8 @@ def render_view(view: RunView) -> str:
         rows.append(("next", view.next_step))
     lines = [f"{key:<{_KEY_WIDTH}}{value}" for key, value in rows]
     indented = "\n".join(lines).replace("\n", "\n  ")
-    return f"{view.name}: {view.state}{phase}\n  {indented}"
+    state = "stopping" if view.stops else view.state
+    return f"{view.name}: {state}{phase}\n  {indented}"
 
 
 def _explain_wait(view: RunView) -> str:

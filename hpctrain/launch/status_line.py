@@ -11,8 +11,8 @@ from hpctrain.rundir.display import format_elapsed, format_metrics, one_line, sh
 from hpctrain.rundir.status import RunStatus
 
 _RATE_WINDOW_S = 20.0
-_SHORTEST_NAME = 12
-_LEAST_FOR_METRICS = 16
+_LONGEST_CHECKPOINT = 16
+_LEAST_FOR_METRICS = 18
 _GAP = "  "
 
 
@@ -94,8 +94,8 @@ def render_status_line(
 ) -> str:
     """Return the bottom line. Not collective.
 
-    Where there are few columns, the report, the newest checkpoint and a metric stay; the rate, the
-    time left and the end of the name go.
+    Where there are few columns, the report, the newest checkpoint and a metric stay; the middle
+    of a long name, the rate, the time left and the elapsed time go.
 
     Parameters
     ----------
@@ -117,18 +117,21 @@ def render_status_line(
         "left": "" if status.deadline is None else f"{format_elapsed(status.deadline - now)} left",
         "report": "" if report is None else f"report {report['report']}",
         "metrics": "",
-        "checkpoint": f"checkpoint {shorten(status.checkpoint, 20)}" if status.checkpoint else "",
+        "checkpoint": "",
         "rate": "" if report is None else rate,
         "phase": one_line(status.phase) if report is None else "",
     }
+    if status.checkpoint:
+        parts["checkpoint"] = f"checkpoint {shorten(status.checkpoint, _LONGEST_CHECKPOINT)}"
     metrics = {} if report is None else report["metrics"]
     least = len(_GAP) + min(_LEAST_FOR_METRICS, len(format_metrics(metrics))) if metrics else 0
-    for given_up in ("rate", "left", "name"):
+    for given_up, shortest in (("name", 24), ("rate", 0), ("left", 0), ("name", 9), ("elapsed", 0)):
         over = len(_join(parts)) + least - width
         if over <= 0:
             break
-        name = shorten(status.name, max(_SHORTEST_NAME, len(status.name) - over))
-        parts[given_up] = name if given_up == "name" else ""
+        parts[given_up] = shorten(status.name, max(shortest, len(parts["name"]) - over))
+        if not shortest:
+            parts[given_up] = ""
     if metrics:
         room = width - len(_join(parts)) - len(_GAP)
         parts["metrics"] = one_line(format_metrics(metrics, width=max(_LEAST_FOR_METRICS, room)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-_LONGEST_VALUE = 40
+_LONGEST_VALUE = 12
 
 
 def format_metrics(
@@ -29,10 +29,9 @@ def format_metrics(
     if width is not None:
         while len(shown) > 1 and len(_join(shown, parts)) > width:
             shown.pop()
-        if len(_join(shown, parts)) > width and shown:
+        if shown and len(_join(shown, parts)) > width:
             name, _, value = shown[0].rpartition("=")
-            room = width - (len(_join(shown, parts)) - len(name))
-            shown[0] = f"{shorten(name, max(4, room))}={value}"
+            return f"{shorten(name, max(3, width - len(value) - 1))}={value}"
     return _join(shown, parts)
 
 
@@ -76,5 +75,6 @@ def _join(shown: list[str], parts: list[str]) -> str:
 
 
 def _format_value(value: Any) -> str:
-    text = f"{value:.6g}" if isinstance(value, float) else str(value)
-    return shorten(text, _LONGEST_VALUE)
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return str(value) if isinstance(value, int) else shorten(str(value), _LONGEST_VALUE)
