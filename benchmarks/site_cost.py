@@ -43,6 +43,9 @@ CALLS = "trace=%file,getdents64,fsync,fdatasync,ftruncate"
 STRACE = ("strace", "-f", "-qq", "-y", "-s", "300", "-e", CALLS, "-e", "signal=none")
 # The second half of a call that another process came between, and fstat of an open file.
 _NOT_COUNTED = re.compile(r'\d+ +(<\.\.\. |newfstatat\(\d+<[^>]*>, "",|fstat\()')
+# The executor writes the status every 2 s and with each checkpoint, and looks before each write of
+# its own whether the directory is still that of the run. The load decides how often.
+_BY_TIME = r'(/(\.?status\.json[.\d]*|stop|plan\.json|logs/\d+/launcher\.out))?"'
 # How ranks save in programs/reporting.py, and how many calls beside those for their files, whatever
 # their number.
 SAVING = {
@@ -234,7 +237,12 @@ def traced(ranks: int, reports: int, saving: str) -> Iterator[tuple[list[str], s
 
 def count_calls(lines: list[str], run: str) -> tuple[int, int]:
     """Return how many calls there were for files that ranks saved, and how many others."""
-    counted = [line for line in lines if run in line and not _NOT_COUNTED.match(line)]
+    by_time = re.compile(re.escape(run) + _BY_TIME)
+    counted = [
+        line
+        for line in lines
+        if run in line and not _NOT_COUNTED.match(line) and not by_time.search(line)
+    ]
     files = sum(_OF_A_RANK.search(line) is not None for line in counted)
     return files, len(counted) - files
 
