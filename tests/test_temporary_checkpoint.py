@@ -24,6 +24,17 @@ print(checkpoint.path, checkpoint.to_directory(), flush=True)
 sys.stdin.read(1)
 os._exit(0)
 """
+TRAIN = """
+import sys
+from hpctrain import DataParallelTrainer, RunConfig, ScalingConfig
+DataParallelTrainer(
+    print,
+    train_loop_config={},
+    scaling_config=ScalingConfig(num_workers=int(sys.argv[2])),
+    run_config=RunConfig(storage_path=sys.argv[1], name="run"),
+).fit()
+"""
+MPIEXEC = str(Path(sys.executable).with_name("mpiexec"))
 NOBODY = 65534
 
 
@@ -103,3 +114,23 @@ def test_the_checkpoints_of_one_process_are_removed_and_no_others(tmp_path: Path
 
 def test_a_directory_that_cannot_be_listed_is_left_alone(tmp_path: Path) -> None:
     remove_dead_checkpoints(str(tmp_path / "not there"))
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("start", "workers"), [([], 0), ([MPIEXEC, "-n", "2"], 2)])
+def test_a_start_without_an_agent_removes_the_checkpoints_of_the_dead(
+    start: list[str], workers: int, tmp_path: Path
+) -> None:
+    tmp, script = tmp_path / "tmp", tmp_path / "train.py"
+    tmp.mkdir()
+    script.write_text(TRAIN)
+    maker = Maker(tmp)
+    maker.end()
+    subprocess.run(
+        [*start, sys.executable, str(script), str(tmp_path), str(workers)],
+        env={**os.environ, "TMPDIR": str(tmp)},
+        check=True,
+        timeout=100,
+    )
+    assert not maker.checkpoint.exists()
+    assert maker.copy.exists()

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +18,13 @@ from hpctrain.control.wire import Frame, FrameSocket, encode_frame
 from hpctrain.execute.agent import Agent
 
 PATIENCE_S = 10.0
+MAKE_CHECKPOINT = """
+import os, signal, sys, tempfile
+from hpctrain import Checkpoint
+tempfile.tempdir = sys.argv[1]
+checkpoint = Checkpoint.from_dict({"a": 1})
+os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
 @dataclass
@@ -66,6 +75,19 @@ def said(frames: list[Frame]) -> list[tuple[str, int]]:
 def test_an_agent_says_on_which_node_it_is(uplink: Uplink):
     (frame,) = uplink.receive(1)
     assert (frame.op, frame.header["node"]) == ("agent", socket.gethostname())
+
+
+def test_an_agent_removes_temporary_checkpoints_of_the_dead_before_ranks_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+):
+    killed = subprocess.Popen([sys.executable, "-c", MAKE_CHECKPOINT, str(tmp_path)])
+    killed.wait()
+    assert len(list(tmp_path.iterdir())) == 1
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    uplink = request.getfixturevalue("uplink")
+    # It listens before it says its name.
+    uplink.receive(1)
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_ranks_say_is_passed_up_as_it_is(uplink: Uplink):
