@@ -1,10 +1,14 @@
-"""Checks of one field of a configuration. Each raises ConfigError with the field and its value."""
+"""Checks of one field of a configuration, and how a configuration prints itself.
+
+Each check raises ConfigError with the field and its value.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from dataclasses import MISSING, fields
+from typing import Any, TypeVar
 
 from hpctrain.errors import ConfigError
 
@@ -74,3 +78,17 @@ def check_column(what: str, column: str, *, dataset: str, columns: Iterable[obje
             f"dataset {dataset!r} has no column {column!r}, which {what} names. It has "
             f"{names[:30]}{more}. Name one of these, or add the column to the dataset."
         )
+
+
+def show_changes(config: Any) -> str:
+    """Return a dataclass as the call that makes it, without what is as by default.
+
+    Not collective. It is a configuration's ``__repr__``.
+    """
+    changed = []
+    for field in fields(config):
+        value = getattr(config, field.name)
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        if default is MISSING or type(value) is not type(default) or value != default:
+            changed.append(f"{field.name}={value!r}")
+    return f"{type(config).__name__}({', '.join(changed)})"

@@ -20,6 +20,7 @@ from hpctrain.checks import (
     check_text,
     check_type,
     is_number,
+    show_changes,
 )
 from hpctrain.errors import ConfigError
 from hpctrain.slurm_config import GpuRequest as GpuRequest
@@ -65,6 +66,8 @@ class ScalingConfig:
     """Seconds after which a run that is not at its full size looks again whether it can grow."""
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
     """What only Slurm knows of."""
+
+    __repr__ = show_changes
 
     def __post_init__(self) -> None:
         """Check every field, and the fields against each other."""
@@ -208,6 +211,8 @@ class FailureConfig:
     node_timeout_s: float = 30.0
     """Seconds of silence after which a node is given up; its agent says something every two."""
 
+    __repr__ = show_changes
+
     def __post_init__(self) -> None:
         """Check every field."""
         for name in ("max_failures", "controller_failure_limit", "max_preemption_failures"):
@@ -241,6 +246,8 @@ class CheckpointConfig:
     training function of the user's saves when it wants to."""
     checkpoint_at_end: bool | None = None
     """Whether a trainer that has the loop saves after the last round. None is yes."""
+
+    __repr__ = show_changes
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -296,6 +303,8 @@ class SyncConfig:
     from a directory of its own; None is as fast as it can. With `max_writers` the job as a whole
     copies at most at the product of the two."""
 
+    __repr__ = show_changes
+
     def __post_init__(self) -> None:
         """Check every field."""
         check_count("SyncConfig(max_writers=...)", self.max_writers, at_least=1, optional=True)
@@ -323,6 +332,8 @@ class DataConfig:
 
     datasets_to_split: Literal["all"] | Sequence[str] = "all"
     """``"all"``, or the names of those to split."""
+
+    __repr__ = show_changes
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -367,6 +378,8 @@ class RunConfig:
     launcher: Launcher = "auto"
     """Where the ranks start; ``auto`` finds out. ``--launcher`` and ``HPCTRAIN_LAUNCHER``, which
     are said later, win over this."""
+
+    __repr__ = show_changes
 
     def __post_init__(self) -> None:
         """Check every field."""

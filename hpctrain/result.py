@@ -22,7 +22,9 @@ from hpctrain.errors import (
     WorkerError,
     WorkerHangError,
 )
+from hpctrain.host_list import compress_hosts
 from hpctrain.plan import spec
+from hpctrain.rundir.html import render_run
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.manifest import Manifest
 from hpctrain.rundir.metrics import read_reports
@@ -80,8 +82,26 @@ class Result:
         metrics = {name: self.metrics[name] for name in list(self.metrics)[:6]}
         return (
             f"Result(state={self.state!r}, metrics={metrics}, path={str(self.path)!r}"
+            + (f", checkpoint={self.status.checkpoint!r}" if self.status.checkpoint else "")
             + (f", error={type(self.error).__name__}" if self.error else "")
             + ")"
+        )
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the state, the curves and the last metrics."""
+        facts = {
+            "path": str(self.path),
+            "nodes": compress_hosts(self.nodes),
+            "reports": str(len(self._reports)),
+            "restarted": self.status.last_restart,
+            "checkpoint": self.status.checkpoint or "",
+        }
+        return render_run(
+            name=self.status.name,
+            state=self.state,
+            facts={name: fact for name, fact in facts.items() if fact},
+            history=self.metrics_history,
+            error=None if self.error is None else str(self.error),
         )
 
     @classmethod

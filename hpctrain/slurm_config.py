@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Literal
 
-from hpctrain.checks import check_choice, check_count, check_type
+from hpctrain.checks import check_choice, check_count, check_type, show_changes
 from hpctrain.errors import ConfigError
 
 GpuRequest = Literal["auto", "gpus-per-node", "gpus-per-task", "gres", "gpus"]
@@ -70,6 +70,8 @@ class SlurmConfig:
     mpi: str = "auto"
     """``auto`` (probe), ``wheel`` (the MPI wheel of this environment), an srun PMI type (``pmi2``,
     ``pmix``, ...), or the path of a site's ``mpiexec``, which is then used instead of srun."""
+
+    __repr__ = show_changes
 
     def __post_init__(self) -> None:
         """Check every field."""

@@ -307,3 +307,24 @@ def test_an_elastic_size_is_a_range_and_two_equal_numbers_are_a_fixed_one():
     assert elastic.total_resources == {"CPU": 12}
     assert ScalingConfig(num_workers=(4, 4)) == ScalingConfig(num_workers=4)
     assert not ScalingConfig(num_workers=4).elasticity_enabled
+
+
+@pytest.mark.parametrize(
+    ("config", "shown"),
+    [
+        (ScalingConfig(), "ScalingConfig()"),
+        (
+            ScalingConfig(num_workers=(2, 4), slurm=SlurmConfig(time="1:00:00")),
+            "ScalingConfig(num_workers=(2, 4), slurm=SlurmConfig(time='1:00:00'))",
+        ),
+        (
+            RunConfig(name="r", failure_config=FailureConfig(max_failures=2), stop={"loss": 1}),
+            "RunConfig(name='r', failure_config=FailureConfig(max_failures=2), stop={'loss': 1})",
+        ),
+        # 1 == True, and they differ all the same.
+        (CheckpointConfig(num_to_keep=1), "CheckpointConfig(num_to_keep=1)"),
+    ],
+)
+def test_a_config_prints_what_differs_from_its_defaults(config: object, shown: str) -> None:
+    assert repr(config) == shown
+    assert eval(shown) == config

@@ -24,7 +24,7 @@ def format_metrics(
     width
         Columns that there are; None is as many as it takes. One metric is shown, be it shortened.
     """
-    parts = [f"{name}={_format_value(value)}" for name, value in flatten(metrics)]
+    parts = [f"{name}={format_value(value)}" for name, value in flatten(metrics)]
     shown = parts[:most]
     if width is not None:
         while len(shown) > 1 and len(_join(shown, parts)) > width:
@@ -74,7 +74,8 @@ def _join(shown: list[str], parts: list[str]) -> str:
     return "  ".join([*shown, "..."] if len(shown) < len(parts) else shown)
 
 
-def _format_value(value: Any) -> str:
+def format_value(value: Any) -> str:
+    """Return a value of a metric in few letters. Not collective."""
     if isinstance(value, float):
         return f"{value:.6g}"
     return str(value) if isinstance(value, int) else shorten(str(value), _LONGEST_VALUE)

@@ -1,0 +1,110 @@
+"""A run as HTML for a notebook: its state, its curves and its last metrics. Pure.
+
+It is complete in itself, without a script, and all text is escaped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from hpctrain.rundir.display import flatten, format_value, shorten
+
+_MAX_CURVES = 4
+_MAX_POINTS = 200
+_MAX_ROWS = 20
+_MAX_ERROR_LINES = 12
+_LONGEST_NAME = 60
+_WIDTH, _HEIGHT = 220.0, 60.0
+
+
+def render_run(
+    *,
+    name: str,
+    state: str,
+    facts: Mapping[str, str],
+    history: Sequence[Mapping[str, Any]],
+    error: str | None,
+) -> str:
+    """Return a run as HTML. Not collective.
+
+    Parameters
+    ----------
+    name, state
+        Of the run.
+    facts
+        What else there is to say, by what it is called.
+    history
+        Metrics of each report, the oldest first.
+    error
+        Why it failed; None if it did not.
+    """
+    said = "".join(f"<div>{escape(key)}: {escape(value)}</div>" for key, value in facts.items())
+    parts = [f"<div><b>{escape(name)}</b> {escape(state)}</div>", said]
+    if error is not None:
+        lines = error.splitlines()[:_MAX_ERROR_LINES]
+        parts.append(f'<pre style="color:#b00020">{escape(chr(10).join(lines))}</pre>')
+    curves = _curves(history)
+    parts += [_draw(metric, curves[metric]) for metric in list(curves)[:_MAX_CURVES]]
+    if history:
+        parts.append(_table(history[-1]))
+    return f'<div style="font-family:sans-serif">{"".join(parts)}</div>'
+
+
+def _curves(history: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
+    """Return the numbers of each metric that has two of them, by the number of the report."""
+    stride = max(1, math.ceil(len(history) / _MAX_POINTS))
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for number, metrics in enumerate(history, start=1):
+        if (len(history) - number) % stride:
+            continue
+        for metric, value in flatten(metrics):
+            y = _as_number(value)
+            if y is not None:
+                curves.setdefault(metric, []).append((number, y))
+    return {metric: points for metric, points in curves.items() if len(points) > 1}
+
+
+def _as_number(value: Any) -> float | None:
+    """Return what can be drawn of a value, or None."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _draw(metric: str, points: Sequence[tuple[int, float]]) -> str:
+    least, most = min(y for _, y in points), max(y for _, y in points)
+    first, last = points[0][0], points[-1][0]
+    # Each half by itself: the difference of two large numbers may not be finite.
+    height = (most / 2 - least / 2) or 1.0
+    drawn = " ".join(
+        f"{(x - first) / (last - first) * _WIDTH:.1f},"
+        f"{_HEIGHT - (y / 2 - least / 2) / height * _HEIGHT:.1f}"
+        for x, y in points
+    )
+    label = escape(f"{shorten(metric, _LONGEST_NAME)}: {points[-1][1]:.6g}")
+    extent = escape(f"{least:.6g} to {most:.6g}, reports {first} to {last}")
+    return (
+        f'<div style="display:inline-block;margin:4px 12px 4px 0"><div>{label}</div>'
+        f'<svg role="img" width="{_WIDTH:.0f}" height="{_HEIGHT:.0f}" '
+        f'viewBox="-2 -2 {_WIDTH + 4:.0f} {_HEIGHT + 4:.0f}">'
+        f'<polyline fill="none" stroke="#1f77b4" stroke-width="1.5" points="{drawn}"/></svg>'
+        f'<div style="font-size:smaller;color:#777">{extent}</div></div>'
+    )
+
+
+def _table(metrics: Mapping[str, Any]) -> str:
+    rows = list(flatten(metrics))
+    cells = "".join(
+        f"<tr><td>{escape(shorten(name, _LONGEST_NAME))}</td>"
+        f"<td>{escape(format_value(value))}</td></tr>"
+        for name, value in rows[:_MAX_ROWS]
+    )
+    more = f"<div>and {len(rows) - _MAX_ROWS} more</div>" if len(rows) > _MAX_ROWS else ""
+    return f"<table><tr><th>metric</th><th>last</th></tr>{cells}</table>{more}"
