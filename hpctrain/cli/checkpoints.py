@@ -62,7 +62,8 @@ def checkpoints(
 
     Changes nothing. Ends with 4 if one is damaged, or cannot be read.
     """
-    from hpctrain.cli.run_view import find_run, print_json
+    from hpctrain.cli.json_output import print_json
+    from hpctrain.cli.run_view import find_run
 
     paths = find_run(run, storage)
     views = list(_views(paths, verify=verify))

@@ -89,7 +89,7 @@ def status(state: StateOption = None, json: JsonOption = False) -> None:
     from dataclasses import asdict
 
     from hpctrain.cli.exit_codes import NEVER_STARTS
-    from hpctrain.cli.run_view import print_json
+    from hpctrain.cli.json_output import print_json
 
     with _cluster_errors():
         cluster = _attach(state)

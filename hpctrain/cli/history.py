@@ -27,7 +27,8 @@ def history(
     import shutil
     import sys
 
-    from hpctrain.cli.run_view import find_run, print_json
+    from hpctrain.cli.json_output import print_json
+    from hpctrain.cli.run_view import find_run
     from hpctrain.rundir.ledger import read_events
 
     paths = find_run(run, storage)

@@ -39,11 +39,8 @@ def list_runs(
     """List the runs of a directory, the newest first."""
     import sys
 
-    from hpctrain.cli.run_view import (
-        find_runs,
-        print_json,
-        view_runs,
-    )
+    from hpctrain.cli.json_output import print_json
+    from hpctrain.cli.run_view import find_runs, view_runs
     from hpctrain.errors import ConfigError
     from hpctrain.rundir.paths import RunPaths
 

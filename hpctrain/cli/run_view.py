@@ -285,8 +285,3 @@ def format_age(since: float | None) -> str:
         if seconds >= length:
             return f"{seconds / {'days': 86400, 'h': 3600, 'min': 60}[unit]:.0f} {unit}"
     return f"{seconds:.0f} s"
-
-
-def print_json(content: Any) -> None:
-    """Print a JSON value on stdout."""
-    print(json.dumps(content, indent=2, default=str))

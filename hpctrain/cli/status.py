@@ -17,7 +17,8 @@ def status(
     run: RunArgument, storage: StorageOption = DEFAULT_STORAGE, json: JsonOption = False
 ) -> None:
     """Show how a run is doing, and what to do next."""
-    from hpctrain.cli.run_view import find_run, print_json, view_run
+    from hpctrain.cli.json_output import print_json
+    from hpctrain.cli.run_view import find_run, view_run
 
     view = view_run(find_run(run, storage))
     if json:

@@ -26,7 +26,8 @@ def wait(
     0 it finished, 4 it failed, 5 it was stopped; 124 it goes on after --timeout.
     """
     from hpctrain.cli.exit_codes import TIMED_OUT, exit_code, say
-    from hpctrain.cli.run_view import find_run, print_json, view_run
+    from hpctrain.cli.json_output import print_json
+    from hpctrain.cli.run_view import find_run, view_run
     from hpctrain.errors import HpctrainError
     from hpctrain.result import Result
 

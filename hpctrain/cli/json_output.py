@@ -1,0 +1,163 @@
+"""What ``--json`` prints: the schema of each verb, with a version, and how it is printed.
+
+A field may be added; one that is removed, renamed or means something else raises `FORMAT`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+FORMAT = 1
+"""Version of these schemas; every object that is printed has it as ``format``."""
+
+_FORMAT = ("format", "integer", f"{FORMAT}; raised when a field goes, or changes its meaning")
+_OF_RUN = (
+    ("name", "string", "name of the run"),
+    ("path", "string", "its directory"),
+    (
+        "state",
+        "string",
+        "``state`` of ``status.json``; ``lost`` if it is not over and nobody runs it, ``prepared`` "
+        "before anybody has",
+    ),
+)
+_STATUS = (
+    _FORMAT,
+    *_OF_RUN,
+    ("live", "boolean|null", "whether somebody runs it; null if Slurm could not be asked"),
+    ("launcher", "string", "home of its ranks, as in ``RunConfig(launcher=...)``"),
+    ("job_id", "string|null", "its Slurm job"),
+    ("job_state", "string|null", "Slurm's word for the job, where it was asked"),
+    ("job_reason", "string|null", "why Slurm lets it wait, or ended it"),
+    ("attempt", "integer", "number of the attempt; 0 before the first"),
+    ("world_size", "integer", "number of ranks"),
+    ("nodes", "array of string", "host names, by node rank"),
+    ("phase", "string", "earliest phase that any rank is in; begins with ``stopping`` in a stop"),
+    ("stalled", "string", "ranks without progress, and where they are; empty if there are none"),
+    ("last_restart", "string", "why the ranks were last started again; empty if they were not"),
+    ("deadline", "number|null", "when the time limit of the job, or ``total_time``, ends"),
+    ("reports", "integer", "number of the last report"),
+    ("reported_at", "number|null", "when it was made"),
+    ("metrics", "object", "rank 0's metrics of that report"),
+    ("checkpoint", "string|null", "path of the newest complete checkpoint"),
+    ("started_at", "number|null", "when its executor began"),
+    ("updated_at", "number|null", "when ``status.json`` was written"),
+    ("ended_at", "number|null", "when the run ended"),
+    ("error", "string|null", "why it failed or was stopped"),
+    ("next", "string|null", "what a person would do now"),
+)
+_CHECKPOINT = (
+    ("name", "string", "its name"),
+    ("state", "string", "``complete``, ``verified``, ``damaged``, ``unreadable`` or ``set aside``"),
+    ("complaint", "string|null", "why it is damaged or unreadable"),
+    ("report?", "integer", "number of its report; this and what follows only with a manifest"),
+    ("attempt?", "integer", "attempt that made it"),
+    ("world_size?", "integer", "ranks of that attempt"),
+    ("files?", "integer", "number of its files"),
+    ("bytes?", "integer", "their size"),
+    ("created_at?", "number", "when it was committed"),
+    ("versions?", "object", "of hpctrain, Python and torch"),
+    ("metrics?", "object", "rank 0's metrics of the report"),
+)
+_NOTE = (
+    ("time", "number", "when"),
+    ("what", "string", "what happened, in words"),
+)
+_ATTEMPT = (
+    ("attempt", "integer", "its number"),
+    ("job_id", "string|null", "its Slurm job"),
+    ("nodes", "array of string", "host names, by node rank"),
+    ("started_at", "number|null", "null where the ledger is damaged"),
+    ("ended_at", "number|null", "null while it runs"),
+    ("resumed_from", "string|null", "name of a checkpoint; null for the beginning"),
+    ("first_report", "integer", "report that it resumed from; 0 at the beginning"),
+    ("reports", "integer|null", "reports of all ranks at its end, counted over all attempts"),
+    ("checkpoint", "string|null", "newest complete checkpoint at its end"),
+    ("cause", "string|null", "why it ended, in one line"),
+    ("kind", "string|null", "which budget paid: ``worker``, ``start``, ``preemption``, ..."),
+    ("notes", "array of note", "what happened until the next attempt began"),
+)
+_HISTORY = (
+    _FORMAT,
+    *_OF_RUN,
+    ("started_at", "number|null", "time of the first event"),
+    ("updated_at", "number|null", "when ``status.json`` was written"),
+    ("ended_at", "number|null", "when the run ended"),
+    ("jobs", "array of string", "its Slurm jobs, in order"),
+    ("num_restarts", "integer", "how often the ranks were started again without a person"),
+    ("attempts", "array of attempt", "the first one first"),
+    ("events", "array of object", "the ledger, line by line"),
+)
+_NODE = (
+    ("name", "string", "its name"),
+    ("address", "string", "its address"),
+    ("powered", "boolean", "whether it is switched on"),
+    ("slurmd_alive", "boolean", "whether its slurmd runs"),
+    ("state", "string", "Slurm's short word, such as ``idle``"),
+    ("reason", "string", "why it is down or drained"),
+)
+FIELDS: Mapping[str, Sequence[tuple[str, str, str]]] = {
+    "status": _STATUS,
+    "wait": (*_STATUS, ("exit_code", "integer", "exit code of this command")),
+    "checkpoints": (
+        _FORMAT,
+        ("path", "string", "directory of the checkpoints"),
+        ("resumes_from", "string|null", "name of the one that resuming would use"),
+        ("checkpoints", "array of checkpoint", "the oldest first"),
+    ),
+    "history": _HISTORY,
+    "cluster status": (
+        _FORMAT,
+        ("state_dir", "string", "directory of the virtual cluster"),
+        ("ready", "boolean", "whether all of it answers"),
+        ("controller_alive", "boolean", "whether slurmctld runs"),
+        ("nodes", "array of node", "its compute nodes"),
+    ),
+    "checkpoint": _CHECKPOINT,
+    "attempt": _ATTEMPT,
+    "note": _NOTE,
+    "node": _NODE,
+}
+"""Name, type and meaning of each field, by verb, and of the objects inside. Times are seconds since
+the epoch. A name with a question mark may be absent. ``list`` prints an array of ``status``."""
+
+
+def schema(verb: str) -> dict[str, Any]:
+    """Return the JSON Schema (2020-12) of what ``hpctrain VERB --json`` prints. Not collective.
+
+    Examples
+    --------
+    >>> schema("note")["properties"]["what"]["type"]
+    ['string']
+    """
+    if verb == "list":
+        return {"type": "array", "items": schema("status")}
+    fields = FIELDS[verb]
+    return {
+        "type": "object",
+        "additionalProperties": False,
+        "required": [name for name, _, _ in fields if not name.endswith("?")],
+        "properties": {
+            name.removesuffix("?"): {**_type(kind), "description": meaning}
+            for name, kind, meaning in fields
+        },
+    }
+
+
+def print_json(content: Any) -> None:
+    """Print what a verb says, with the version of its form, on stdout."""
+    if isinstance(content, list):
+        content = [{"format": FORMAT, **each} for each in content]
+    else:
+        content = {"format": FORMAT, **content}
+    print(json.dumps(content, indent=2, default=str))
+
+
+def _type(kind: str) -> dict[str, Any]:
+    array, _, item = kind.partition("array of ")
+    if not array and item:
+        items = schema(item) if item in FIELDS else {"type": [item]}
+        return {"type": ["array"], "items": items}
+    return {"type": kind.split("|")}
