@@ -26,6 +26,11 @@ def test_a_run_that_is_warned_goes_on_in_the_same_job_queued_again(
     assert "got SIGUSR2" in requeued["why"]
     first, second = disturbed.events("attempt-started")
     assert (first["restarts"], second["restarts"]) == (0, 1)
+    job = result.job_ids[0]
+    assert result.status.last_restart == (
+        f"job {job} got SIGUSR2; job {job} is queued again and resumes from checkpoint "
+        f"{second['first_report']:06}"
+    )
     log = (disturbed.run_dir / "logs/1/rank-00000.out").read_text()
     if asks:
         # It saved at the step at which it left.
@@ -44,6 +49,10 @@ def test_where_jobs_are_not_queued_again_a_successor_goes_on(disturbed: Any) -> 
     assert len(result.job_ids) == 2
     (successor,) = disturbed.events("successor")
     assert (successor["after"], successor["job_id"]) == (first, result.job_ids[1])
+    assert result.status.last_restart == (
+        f"job {first} got SIGUSR2; job {result.job_ids[1]} resumes from checkpoint "
+        f"{disturbed.events('attempt-started')[1]['first_report']:06}"
+    )
     assert disturbed.slurm("squeue", "-h", "-t", "all", "-o", "%T", "-j", first) == "COMPLETED"
 
 
