@@ -15,9 +15,10 @@ from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from arms import PROGRAMS, Goal, Measured, Sample, child_environment, judge, mpiexec
+from programs.commands import join_commands
 
 MIB = 1024
 TIMEOUT_S = 600.0
@@ -29,33 +30,58 @@ def measure(arguments: Namespace) -> Iterator[Measured]:
     # /tmp may be memory; the directory of the benchmarks is on a disk.
     with tempfile.TemporaryDirectory(prefix=".bench-", dir=arguments.tree) as folder:
         bench = _Bench(folder, arguments)
-        bench.run(1, "save", "plain", str(mib), "plain")
-        for kind, ways, goals in (("warm", ("1w", "2w"), (2.0, 1.5)), ("cold", "124", (1.05, 1.0))):
-            bare = ["bare:plain:4"] if kind == "cold" else []
-            yield bench.row(
-                f"resume {kind}, 1 rank",
-                1,
-                kind,
-                ["plain", *(f"raw:plain:{way}" for way in ways)],
-                goals,
-                peers=[*bare, *(f"torch:plain:{way}" for way in PEERS)],
-            )
-        for ranks in (4, 3, 2):
-            bench.run(ranks, "save", f"of {ranks}", str(mib), "sharded")
-        bench.run(4, "save", "replicated", str(mib), "replicated")
+        peers = [f"torch:plain:{way}" for way in PEERS]
+        warm = ["plain", *(f"raw:plain:{way}" for way in ("1w", "2w"))]
+        cold = ["plain", *(f"raw:plain:{way}" for way in "124")]
+        yield from bench.measure(
+            1,
+            [("plain", mib, "plain")],
+            _Row("resume warm, 1 rank", "warm", warm, (2.0, 1.5), peers),
+            _Row("resume cold, 1 rank", "cold", cold, (1.05, 1.0), ["bare:plain:4", *peers]),
+        )
         raw = [f"raw:of 4:{way}" for way in "12"]
-        yield bench.row("resume cold, 4 ranks", 4, "cold", ["of 4", *raw], (1.15, 1.05))
-        yield bench.row("reshard 4 to 2 ranks", 2, "cold", ["of 4", "of 2"], (1.3, 1.1))
-        yield bench.row("reshard 2 to 3 ranks", 3, "cold", ["of 2", "of 3"], (1.3, 1.1))
-        yield bench.row("replicated, 4 ranks", 4, "cold", ["replicated"], ())
+        yield from bench.measure(
+            4,
+            [("of 4", mib, "sharded"), ("replicated", mib, "replicated")],
+            _Row("resume cold, 4 ranks", "cold", ["of 4", *raw], (1.15, 1.05)),
+            _Row("replicated, 4 ranks", "cold", ["replicated"]),
+        )
+        yield from bench.measure(
+            2,
+            [("of 2", mib, "sharded")],
+            _Row("reshard 4 to 2 ranks", "cold", ["of 4", "of 2"], (1.3, 1.1)),
+        )
+        yield from bench.measure(
+            3,
+            [("of 3", mib, "sharded")],
+            _Row("reshard 2 to 3 ranks", "cold", ["of 2", "of 3"], (1.3, 1.1)),
+        )
+
+
+class _Row(NamedTuple):
+    name: str
+    kind: str
+    arms: Sequence[str]
+    """By turns; the first is compared with the best of the others in each round."""
+    factors: Sequence[float] = ()
+    peers: Sequence[str] = ()
 
 
 class _Bench:
     def __init__(self, folder: str, arguments: Namespace) -> None:
         self._folder, self._arguments = folder, arguments
 
-    def run(self, ranks: int, *words: str) -> str:
-        """Run the program on ranks, and return what it printed."""
+    def measure(
+        self, ranks: int, saves: Sequence[tuple[str, int, str]], *rows: _Row
+    ) -> Iterator[Measured]:
+        """Let ranks save these states, and then load what the rows say."""
+        rounds = self._arguments.rounds
+        loads = [("load", rounds, row.kind, *row.arms, *row.peers) for row in rows]
+        lines = self._run(ranks, join_commands([*(("save", *save) for save in saves), *loads]))
+        for number, row in enumerate(rows, start=len(saves)):
+            yield self._judge(row, [line for line in lines if line["command"] == number])
+
+    def _run(self, ranks: int, words: Sequence[str]) -> list[dict[str, Any]]:
         start = [] if ranks == 1 else [mpiexec(), "-n", str(ranks)]
         done = subprocess.run(
             [*start, sys.executable, PROGRAMS / "load_on_ranks.py", self._folder, *words],
@@ -67,36 +93,20 @@ class _Bench:
         )
         if done.returncode != 0:
             raise SystemExit(f"status {done.returncode}:\n{done.stdout}{done.stderr}")
-        return done.stdout
+        return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
-    def row(
-        self,
-        name: str,
-        ranks: int,
-        kind: str,
-        arms: Sequence[str],
-        factors: Sequence[float],
-        *,
-        peers: Sequence[str] = (),
-    ) -> Measured:
-        """Measure arms by turns; the first against the best of the others in each round."""
-        words = ["load", str(self._arguments.rounds), kind, *arms, *peers]
-        lines = [
-            json.loads(line)
-            for line in self.run(ranks, *words).splitlines()
-            if line.startswith("{")
-        ]
+    def _judge(self, row: _Row, lines: Sequence[dict[str, Any]]) -> Measured:
         samples: dict[str, list[Sample]] = {}
         for line in lines:
             samples.setdefault(line["arm"], []).append(Sample(line["wall_s"], line["cpu_s"]))
         goals = []
-        if len(arms) > 1:
-            rounds = zip(*(samples[arm] for arm in arms[1:]), strict=True)
+        if len(row.arms) > 1:
+            rounds = zip(*(samples[arm] for arm in row.arms[1:]), strict=True)
             samples["best"] = [min(taken, key=lambda sample: sample.wall_s) for taken in rounds]
-            goals = [Goal(against="best", factor=factor) for factor in factors]
-        return judge(name, arms[0], samples, goals, notes=self._bytes(arms, lines))
+            goals = [Goal(against="best", factor=factor) for factor in row.factors]
+        return judge(row.name, row.arms[0], samples, goals, notes=self._bytes(row.arms[0], lines))
 
-    def _bytes(self, arms: Sequence[str], lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        read = median(line["bytes_read"] for line in lines if line["arm"] == arms[0])
-        files = Path(self._folder, arms[0]).glob("*.safetensors")
+    def _bytes(self, arm: str, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        read = median(line["bytes_read"] for line in lines if line["arm"] == arm)
+        files = Path(self._folder, arm).glob("*.safetensors")
         return {"bytes read / bytes of the files": read / sum(f.stat().st_size for f in files)}

@@ -13,9 +13,10 @@ import tempfile
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from arms import PROGRAMS, Goal, Measured, Sample, child_environment, judge, mpiexec
+from programs.commands import join_commands
 
 MIB = 1024
 TIMEOUT_S = 900.0
@@ -25,41 +26,52 @@ OURS, BEST = "ours", "raw, best"
 def measure(arguments: Namespace) -> Iterator[Measured]:
     peers = ["torch.save", "safetensors", "DCP"]
     raw = ["raw:1", "raw:2", "raw:4"]
-    yield _row(arguments, "save, 1 rank", 1, "sharded", [OURS, *raw, *peers], (1.1, 1.02))
-    yield _row(
-        arguments, "beside a busy thread", 1, "sharded", [OURS, *raw], (1.1, 1.02), busy=True
+    yield from _rows(
+        arguments,
+        1,
+        _Row("save, 1 rank", "sharded", "calm", [OURS, *raw, *peers], (1.1, 1.02)),
+        _Row("beside a busy thread", "sharded", "busy", [OURS, *raw], (1.1, 1.02)),
     )
     ranks = [OURS, "raw:1", "raw:2", "DCP", "gather + torch.save"]
-    yield _row(arguments, "save sharded, 4 ranks", 4, "sharded", ranks, (1.2, 1.08))
-    yield _row(arguments, "save DDP, 4 ranks", 4, "replicated", [OURS, "raw:1", "raw:2"], (1.2,))
+    yield from _rows(
+        arguments,
+        4,
+        _Row("save sharded, 4 ranks", "sharded", "calm", ranks, (1.2, 1.08)),
+        _Row("save DDP, 4 ranks", "replicated", "calm", [OURS, "raw:1", "raw:2"], (1.2,)),
+    )
 
 
-def _row(
-    arguments: Namespace,
-    name: str,
-    ranks: int,
-    kind: str,
-    arms: Sequence[str],
-    factors: Sequence[float],
-    *,
-    busy: bool = False,
-) -> Measured:
+class _Row(NamedTuple):
+    name: str
+    kind: str
+    neighbour: str
+    arms: Sequence[str]
+    factors: Sequence[float]
+
+
+def _rows(arguments: Namespace, ranks: int, *rows: _Row) -> Iterator[Measured]:
     mib = (arguments.sizes or [MIB])[0]
+    commands = [(mib, row.kind, arguments.rounds, row.neighbour, *row.arms) for row in rows]
     # /tmp may be memory; the directory of the benchmarks is on a disk.
     with tempfile.TemporaryDirectory(prefix=".bench-", dir=arguments.tree) as folder:
-        lines = _run(arguments, ranks, [folder, mib, kind, arguments.rounds, _word(busy), *arms])
-    samples: dict[str, list[Sample]] = {arm: [] for arm in arms}
+        lines = _run(arguments, ranks, [folder, *join_commands(commands)])
+    for number, row in enumerate(rows):
+        yield _judge(row, [line for line in lines if line["command"] == number], mib, ranks)
+
+
+def _judge(row: _Row, lines: Sequence[dict[str, Any]], mib: int, ranks: int) -> Measured:
+    samples: dict[str, list[Sample]] = {arm: [] for arm in row.arms}
     for line in lines:
         # The first round finds code and memory for the first time.
         if line["round"] > 0:
             samples[line["arm"]].append(Sample(line["wall_s"], line["cpu_s"]))
-    raw = [samples[arm] for arm in arms if arm.startswith("raw:")]
+    raw = [samples[arm] for arm in row.arms if arm.startswith("raw:")]
     samples[BEST] = [
         min(taken, key=lambda sample: sample.wall_s) for taken in zip(*raw, strict=True)
     ]
-    goals = [Goal(against=BEST, factor=factor) for factor in factors]
+    goals = [Goal(against=BEST, factor=factor) for factor in row.factors]
     ours = [line for line in lines if line["arm"] == OURS]
-    return judge(name, OURS, samples, goals, notes=_notes(ours, mib * 2**20, ranks))
+    return judge(row.name, OURS, samples, goals, notes=_notes(ours, mib * 2**20, ranks))
 
 
 def _run(arguments: Namespace, ranks: int, words: Sequence[Any]) -> list[dict[str, Any]]:
@@ -75,10 +87,6 @@ def _run(arguments: Namespace, ranks: int, words: Sequence[Any]) -> list[dict[st
     if done.returncode != 0:
         raise SystemExit(f"status {done.returncode}:\n{done.stdout}{done.stderr}")
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-
-
-def _word(busy: bool) -> str:
-    return "busy" if busy else "calm"
 
 
 def _notes(ours: Sequence[dict[str, Any]], size: int, ranks: int) -> dict[str, Any]:

@@ -1,13 +1,14 @@
 """Loads states on one or more ranks, arm by arm in turns, and prints what each took.
 
-Usage: load_on_ranks.py FOLDER save NAME MIB KIND | load ROUNDS COLD ARM...
+Usage: load_on_ranks.py FOLDER COMMAND [then COMMAND]...
 
+COMMAND is ``save NAME MIB KIND`` or ``load ROUNDS COLD ARM...``.
 KIND is ``plain``, ``sharded`` or ``replicated``. ARM is the name of a state; or
 ``raw:NAME:THREADS``, which reads the bytes of its files past the page cache and nothing else, and
 with a ``w`` at its end through it; or ``bare:NAME:THREADS``, which hashes and copies them besides;
 or ``torch:NAME:WAY`` of `checkpoint_peers`.
-Every line of the output is a round of an arm: wall seconds of the slowest rank, CPU seconds and
-bytes read of all.
+Every line of the output is a round of an arm: the number of the command, wall seconds of the
+slowest rank, CPU seconds and bytes read of all.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 import checkpoint_peers
 import raw_disk
 import torch
+from commands import split_commands
 from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
@@ -84,15 +86,16 @@ class Ranks:
 
 
 def main() -> None:
-    """Save or load."""
+    """Save and load."""
     torch.set_num_threads(1)
-    folder, verb, *rest = sys.argv[1:]
+    folder, *words = sys.argv[1:]
     ranks = Ranks(Path(folder))
-    if verb == "save":
-        _save(ranks, Path(folder), *rest)
-    else:
-        _load(ranks, Path(folder), *rest)
-    ranks.barrier()
+    for number, (verb, *rest) in enumerate(split_commands(words)):
+        if verb == "save":
+            _save(ranks, Path(folder), *rest)
+        else:
+            _load(ranks, Path(folder), number, *rest)
+        ranks.barrier()
     if ranks.comm.size > 1:
         from hpctrain.worker import mpi
 
@@ -111,7 +114,7 @@ def _save(ranks: Ranks, folder: Path, name: str, mib: str, kind: str) -> None:
         (folder / name / "kind").write_text(f"{mib} {kind}")
 
 
-def _load(ranks: Ranks, folder: Path, rounds: str, cold: str, *arms: str) -> None:
+def _load(ranks: Ranks, folder: Path, command: int, rounds: str, cold: str, *arms: str) -> None:
     names = [arm.split(":")[1] if ":" in arm else arm for arm in arms]
     mib, kind = (folder / names[0] / "kind").read_text().split()
     tensors = ranks.state(int(mib), kind)
@@ -131,8 +134,8 @@ def _load(ranks: Ranks, folder: Path, rounds: str, cold: str, *arms: str) -> Non
             cpu = sum(ranks.comm.allgather(cpu))
             # The first finds code and memory for the first time.
             if ranks.comm.rank == 0 and number > 0:
-                line = {"arm": arm, "wall_s": wall, "cpu_s": cpu, "bytes_read": read}
-                print(json.dumps(line), flush=True)
+                line = {"command": command, "arm": arm, "wall_s": wall, "cpu_s": cpu}
+                print(json.dumps({**line, "bytes_read": read}), flush=True)
 
 
 _buffers: dict[tuple[str, int], Any] = {}

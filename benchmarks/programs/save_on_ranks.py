@@ -1,12 +1,13 @@
 """Saves a state on one or more ranks, arm by arm in turns, and prints what each took.
 
-Usage: save_on_ranks.py FOLDER MIB KIND ROUNDS NEIGHBOUR ARM...
+Usage: save_on_ranks.py FOLDER COMMAND [then COMMAND]...
 
+COMMAND is ``MIB KIND ROUNDS NEIGHBOUR ARM...``.
 KIND is ``sharded`` or ``replicated``; NEIGHBOUR is ``busy`` for a thread beside it that runs
 Python all the time, else ``calm``. ARM is ``ours``, ``raw:THREADS``, which writes as many bytes and
-nothing else, or one of `checkpoint_peers`. Every line of the output is a round of an arm: wall
-seconds of the slowest rank, CPU seconds of all, the most memory that a rank came to need for it,
-and the bytes that each rank wrote.
+nothing else, or one of `checkpoint_peers`. Every line of the output is a round of an arm: the
+number of the command, wall seconds of the slowest rank, CPU seconds of all, the most memory that a
+rank came to need for it, and the bytes that each rank wrote.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 import checkpoint_peers
 import raw_disk
 import torch
+from commands import split_commands
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
@@ -36,12 +38,28 @@ ROW_BYTES = 4096
 def main() -> None:
     """Save in turns."""
     torch.set_num_threads(1)
-    folder, mib, kind, rounds, neighbour, *arms = sys.argv[1:]
+    folder, *words = sys.argv[1:]
     comm = _join(Path(folder).resolve())
+    for number, command in enumerate(split_commands(words)):
+        _save(comm, folder, number, *command)
+    _leave(comm)
+
+
+def _save(
+    comm: Any,
+    folder: str,
+    command: int,
+    mib: str,
+    kind: str,
+    rounds: str,
+    neighbour: str,
+    *arms: str,
+) -> None:
     state = _state(int(mib) * 2**20, kind, comm)
     raw = raw_disk.buffer(int(mib) * 2**20 // comm.size)
+    done = threading.Event()
     if neighbour == "busy":
-        threading.Thread(target=_run_python, daemon=True).start()
+        threading.Thread(target=_run_python, args=[done], daemon=True).start()
     for number in range(int(rounds) + 1):
         for arm in arms:
             place = Path(folder, arm.replace(":", "-"))
@@ -59,9 +77,10 @@ def main() -> None:
             spent, peaks = sum(comm.allgather(cpu)), comm.allgather(grown)
             if comm.rank == 0:
                 written = sorted(f.stat().st_size for f in place.iterdir() if f.suffix != ".json")
-                line = {"arm": arm, "round": number, "wall_s": wall, "cpu_s": spent}
-                print(json.dumps({**line, "grown": max(peaks), "written": written}), flush=True)
-    _leave(comm)
+                line = {"command": command, "arm": arm, "round": number, "wall_s": wall}
+                more = {"cpu_s": spent, "grown": max(peaks), "written": written}
+                print(json.dumps({**line, **more}), flush=True)
+    done.set()
 
 
 def _join(folder: Path) -> Any:
@@ -132,10 +151,9 @@ def _status_bytes(key: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:"))
 
 
-def _run_python() -> None:
-    count = 0
-    while True:
-        count += 1
+def _run_python(done: threading.Event) -> None:
+    while not done.is_set():
+        pass
 
 
 if __name__ == "__main__":
