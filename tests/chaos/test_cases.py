@@ -39,13 +39,12 @@ WITH_SPARE_NODE = ["power-off-executor", *further(["power-off", "suspend"])]
 OF_STATES = [
     "kill-commit",
     "torn-write",
-    "bit-flip",
     "io-error",
-    *further(["kill-rank", "truncate", "no-space"]),
+    *further(["bit-flip", "kill-rank", "truncate", "no-space"]),
 ]
 TWO_AT_ONCE = [
     ("kill-commit", "bit-flip"),
-    ("kill-rank", "kill-executor"),
+    *further([("kill-rank", "kill-executor")]),
     ("restart-controller", "kill-rank"),
 ]
 
@@ -134,7 +133,7 @@ def test_a_checkpoint_counts_from_the_rename_that_makes_it_visible(
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("number", [0, 1, 2, 3, *further(range(4, 12))])
+@pytest.mark.parametrize("number", [0, 1, *further(range(2, 12))])
 def test_a_run_on_this_machine_survives_a_kill_anywhere(
     local: Experiment, survive: Survive, drawn: Drawn, number: int
 ) -> None:
@@ -143,7 +142,7 @@ def test_a_run_on_this_machine_survives_a_kill_anywhere(
 
 
 @pytest.mark.slurm
-@pytest.mark.parametrize("number", [0, 1, 2, 3, *further(range(4, 18))])
+@pytest.mark.parametrize("number", [0, 1, *further(range(2, 18))])
 def test_a_job_survives_a_kill_anywhere(
     on_cluster: Experiment, survive: Survive, drawn: Drawn, number: int
 ) -> None:

@@ -94,7 +94,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slurm
-@pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
+@pytest.mark.parametrize("library", [pytest.param("xgboost", marks=pytest.mark.long), "lightgbm"])
 def test_a_killed_rank_costs_the_rounds_since_the_newest_checkpoint(
     virtual_slurm: VirtualCluster, tmp_path: Path, library: str
 ) -> None:

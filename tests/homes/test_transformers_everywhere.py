@@ -39,7 +39,10 @@ def run(storage: Path, environ: dict[str, str], *options: str) -> list[tuple[flo
 @pytest.mark.parametrize(
     ("form", "num_workers", "epochs"),
     # The Trainer ends with a report of the whole training.
-    [("trainer", 4, [1.0, 2.0, 2.0]), ("accelerate", 2, [1])],
+    [
+        ("trainer", 4, [1.0, 2.0, 2.0]),
+        pytest.param("accelerate", 2, [1], marks=pytest.mark.long),
+    ],
 )
 def test_a_job_on_two_nodes_has_the_losses_of_a_laptop(
     virtual_slurm: VirtualCluster, tmp_path: Path, form: str, num_workers: int, epochs: Any

@@ -38,7 +38,9 @@ def score(storage: Path, environ: dict[str, str], *options: str) -> tuple[float,
 
 
 @pytest.mark.slurm
-@pytest.mark.parametrize("model", ["xgboost", "lightgbm", "torch"])
+@pytest.mark.parametrize(
+    "model", ["xgboost", pytest.param("lightgbm", marks=pytest.mark.long), "torch"]
+)
 def test_a_job_on_two_nodes_predicts_what_a_laptop_does(
     virtual_slurm: VirtualCluster, tmp_path: Path, model: str
 ) -> None:

@@ -70,7 +70,7 @@ def _state(result: Result) -> dict[str, tuple[int, str]]:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.long), "fsdp"])
 def test_a_killed_rank_changes_neither_losses_nor_a_bit_of_the_state(
     tmp_path: Path, strategy: str
 ) -> None:

@@ -115,7 +115,7 @@ def _training() -> Callable[[dict[str, Any]], list[int]]:
     return train
 
 
-@pytest.fixture(scope="module", params=["", "scratch"])
+@pytest.fixture(scope="module", params=["", pytest.param("scratch", marks=pytest.mark.long)])
 def run(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Result, Path]:
