@@ -91,9 +91,13 @@ run_tests() {
     "${tests[@]}" --last-failed --last-failed-no-failures=none
 }
 
+can_make_a_root() {
+    [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null && [ "${HPCTRAIN_APT:-1}" != 0 ]
+}
+
 # Debian 13's Slurm, Open MPI and Python: the cheapest that is newer, and it stays as it is.
 test_newer_slurm() {
-    if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null || [ "${HPCTRAIN_APT:-1}" = 0 ]; then
+    if ! can_make_a_root; then
         [ -z "${HPCTRAIN_REQUIRE_ALL:-}" ] || die "CI needs a root of another Debian: apt-get and root."
         say "The tests with a newer Slurm are skipped: they need root, and apt-get on a Debian."
         return
@@ -102,17 +106,34 @@ test_newer_slurm() {
     timeout --kill-after=10 480 nox --no-venv --session slurm_versions -- trixie
 }
 
+# What TensorFlow and the newer Slurm need, beside the linters. Where it fails, their turn says why.
+prepare() {
+    nox --session tensorflow --install-only || true
+    ! can_make_a_root || timeout --kill-after=10 480 bash tests/slurm_versions/root.sh trixie true || true
+}
+
 failed=
-nox --no-venv --session format lint types imports docstrings docs || failed=yes
+# bash lets what it starts in the background ignore Ctrl-C.
+trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
+prepare &>>"$install_log" &
+prepared=$!
+docs_log="$(mktemp)"
+nox --no-venv --session docs &>"$docs_log" &
+docs=$!
+nox --no-venv --session format lint types imports docstrings || failed=yes
+wait "$docs" || failed=yes
+cat "$docs_log"
+rm -f "$docs_log"
+wait "$prepared" || true
 say "Set-up, linters and docs took $SECONDS s. Now the tests, those of TensorFlow first."
 began=$SECONDS
 nox --session tensorflow || failed=yes
-say "TensorFlow took $((SECONDS - began)) s, with its environment. Now a newer Slurm."
+say "TensorFlow took $((SECONDS - began)) s. Now a newer Slurm."
 began=$SECONDS
 test_newer_slurm || failed=yes
-say "The newer Slurm took $((SECONDS - began)) s, with its root. Now all others."
+say "The newer Slurm took $((SECONDS - began)) s. Now all others."
 run_tests || failed=yes
 # Nothing is printed after pytest's closing line unless there is something to say.
 if [ -n "$failed" ]; then
-    die "Failed. Checks before the tests: see the table of nox above; one of them alone: nox -s NAME"
+    die "Failed. Checks before the tests: see the tables of nox above; one of them alone: nox -s NAME"
 fi
