@@ -63,7 +63,7 @@ def test_starts_that_fail_in_a_row_are_tried_later_and_later():
     ]
     assert delays == [0.5, 1.0, 2.0, 4.0]
     assert decide(FailureKind.WORKER, History(fruitless=3), FailureConfig(max_failures=9)) == (
-        Decision(restart=True, reason="worker failure 0 of max_failures=9", delay_s=0.0)
+        Decision(restart=True, reason="worker failure 0 of max_failures=9", number=0, budget=9)
     )
 
 
