@@ -202,9 +202,17 @@ def _from_series(series: Any) -> np.ndarray:
     if array.dtype != object or len(array) == 0 or not _holds_arrays(array[0]):
         return array
     try:
-        return np.stack([np.asarray(cell) for cell in array])
-    except ValueError:
+        return _stack(array.tolist())
+    except (ValueError, ConfigError):
         return array
+
+
+def _stack(cells: Sequence[Any]) -> np.ndarray:
+    """Return cells of arrays or lists as one array, each with the values that it has."""
+    if any(not isinstance(cell, np.ndarray) or cell.dtype != cells[0].dtype for cell in cells):
+        rows = [types.array_of(cell)[np.newaxis] for cell in cells]
+        return types.join(rows, name="of cells")
+    return types.as_in_batches(np.stack(cells))
 
 
 def _from_extension(series: Any) -> np.ndarray:

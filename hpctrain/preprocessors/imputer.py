@@ -95,13 +95,20 @@ def _filled(column: str, values: Array, fill: Any) -> Array:
         return values
     filled = values.copy()
     filled[np.array([is_missing(value) for value in values], dtype=bool)] = fill
-    if isinstance(fill, (int, float)) and not any(isinstance(v, (str, bytes)) for v in filled.flat):
-        # A column of numbers with None among them.
-        try:
-            return filled.astype(np.float64)
-        except (TypeError, ValueError):
-            pass
-    return filled
+    return _as_numbers(filled)
+
+
+def _as_numbers(values: Array) -> Array:
+    """Return objects that are all numbers as such; integers keep their digits, bools stay bools."""
+    kinds = {bool if isinstance(v, (bool, np.bool_)) else type(v) for v in values.flat}
+    if kinds == {bool}:
+        return values.astype(np.bool_)
+    if kinds and all(issubclass(kind, (int, np.integer)) for kind in kinds - {bool}):
+        made = np.array(values.tolist())
+        return made if made.dtype.kind in "iu" else values
+    if kinds and all(issubclass(kind, (int, float, np.integer, np.floating)) for kind in kinds):
+        return values.astype(np.float64)
+    return values
 
 
 def _in_type(column: str, dtype: np.dtype[Any], fill: Any) -> Array:

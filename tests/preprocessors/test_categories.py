@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from hpctrain.data.formats import from_any
 from hpctrain.preprocessors import (
     LabelEncoder,
     OneHotEncoder,
@@ -74,6 +75,9 @@ def test_large_integers_keep_their_digits_beside_missing_ones(each_example: Exam
         for frame in frames:
             imputer = SimpleImputer(["c"], strategy="most_frequent").fit(frame)
             assert imputer.stats_ == {"most_frequent(c)": values[often]}
+            constant = SimpleImputer(["c"], strategy="constant", fill_value=values[often])
+            for filled in (imputer.transform_batch(frame), constant.transform_batch(frame)):
+                assert from_any(filled)["c"].tolist() == [*column[:6], values[often]]
         whole = pa.table({"c": values})
         encoder = OrdinalEncoder(["c"]).fit(whole)
         for frame in frames:
@@ -88,6 +92,10 @@ def test_lists_of_mixed_values_do_not_depend_on_their_batch(each_example: Exampl
     def check(rng: np.random.Generator) -> None:
         pool: list[Any] = ["a", "1", 1, 2, "b", 0.5]
         values = [pool[at] for at in rng.integers(len(pool), size=8)]
+        pairs = [[one, other] for one, other in zip(values[::2], values[1::2], strict=True)]
+        for some in (pairs, pairs[:1]):
+            cells = from_any(pd.DataFrame({"c": some}))["c"]
+            assert [[*cell] for cell in cells] == some
         encoder = OneHotEncoder(["c"]).fit({"c": values})
         whole = encoder.transform_batch({"c": values})["c"].tolist()
         assert [row.index(1) for row in whole] == [
