@@ -29,8 +29,10 @@ from hpctrain.slurm_config import time_limit_minutes as time_limit_minutes
 
 PlacementStrategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 Launcher = Literal["auto", "local", "allocation", "slurm", "mpiexec", "spmd", "inline"]
+ExistingPolicy = Literal["auto", "resume", "restart", "error"]
 Stop = Mapping[str, float] | Callable[[int, Mapping[str, Any]], bool]
 
+EXISTING_POLICIES: tuple[ExistingPolicy, ...] = get_args(ExistingPolicy)
 LAUNCHERS: tuple[Launcher, ...] = get_args(Launcher)
 _PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 # Whoever says less has said megabytes.
@@ -378,6 +380,12 @@ class RunConfig:
     launcher: Launcher = "auto"
     """Where the ranks start; ``auto`` finds out. ``--launcher`` and ``HPCTRAIN_LAUNCHER``, which
     are said later, win over this."""
+    existing: ExistingPolicy = "auto"
+    """What ``fit()`` does with a run of this name that is over. ``auto`` resumes one that was
+    interrupted, returns the result of one that is finished, and refuses to if this ``fit()`` asks
+    for something else. ``resume`` goes on from its last checkpoint then. ``restart`` moves the run
+    aside and begins anew. ``error`` accepts no run of this name. ``--existing`` and
+    ``HPCTRAIN_EXISTING`` win over this."""
 
     __repr__ = show_changes
 
@@ -409,3 +417,4 @@ class RunConfig:
         check_choice("RunConfig(verbose=...)", self.verbose, (0, 1, 2))
         check_type("RunConfig(log_to_file=...)", self.log_to_file, bool)
         check_choice("RunConfig(launcher=...)", self.launcher, LAUNCHERS)
+        check_choice("RunConfig(existing=...)", self.existing, EXISTING_POLICIES)

@@ -44,6 +44,7 @@ STEP_MARK = "HPCTRAIN_STEP"
 TOPOLOGY_FILE = "HWLOC_XMLFILE"
 """Names a file in which hwloc finds the hardware described. Empty: it looks for itself."""
 _LAUNCHER = "HPCTRAIN_LAUNCHER"
+_EXISTING = "HPCTRAIN_EXISTING"
 _HOSTFILE = "HPCTRAIN_HOSTFILE"
 _DETACH = "HPCTRAIN_DETACH"
 _DRY_RUN = "HPCTRAIN_DRY_RUN"
@@ -262,6 +263,19 @@ def requested_launcher() -> str | None:
 def request_launcher(launcher: str) -> None:
     """Ask every ``fit()`` of this process and its children for a launcher."""
     os.environ[_LAUNCHER] = launcher
+
+
+def requested_existing() -> str | None:
+    """Return what ``--existing`` or ``HPCTRAIN_EXISTING`` says of a run that exists, or None.
+
+    It is for the script that a person starts, not for what its ranks start.
+    """
+    return None if in_rank() else os.environ.get(_EXISTING) or None
+
+
+def request_existing(policy: str) -> None:
+    """Say what every ``fit()`` of this process does with a run that exists."""
+    os.environ[_EXISTING] = policy
 
 
 def detach_requested() -> bool:

@@ -29,6 +29,15 @@ StorageOption = Annotated[
     Path,
     typer.Option("--storage", "-s", help="Directory of runs: RunConfig(storage_path=...)."),
 ]
+ExistingOption = Annotated[
+    str,
+    typer.Option(
+        "--existing",
+        help="What to do with a run of this name that is over: auto, resume, restart (moves it "
+        "aside) or error. Wins over the script's RunConfig(existing=...).",
+        show_default="what the script says, else auto",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", "--dryrun", help="Say what would be done, and do nothing.")
@@ -44,6 +53,24 @@ ConstraintOption = Annotated[str, typer.Option("--constraint", "-C", help="As sb
 
 DEFAULT_STORAGE = Path("hpctrain_runs")
 """Where RunConfig puts runs by default."""
+
+
+def request_existing(policy: str) -> None:
+    """Let every ``fit()`` of this process take an ``--existing`` that was given. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If it is none.
+    """
+    from hpctrain import environ
+    from hpctrain.config import EXISTING_POLICIES
+    from hpctrain.errors import ConfigError
+
+    if policy and policy not in EXISTING_POLICIES:
+        raise ConfigError(f"--existing={policy}: one of {', '.join(EXISTING_POLICIES)} is needed.")
+    if policy:
+        environ.request_existing(policy)
 
 
 def slurm_fields(**given: str | int | None) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from hpctrain.cli.options import ExistingOption, request_existing
+
 
 def run(
     script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="The script that calls fit().")],
@@ -31,6 +33,7 @@ def run(
             show_default="that of the PBS, LSF or Grid Engine job",
         ),
     ] = None,
+    existing: ExistingOption = "",
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", "--dryrun", help="Print what fit() would do, and start nothing."),
@@ -53,6 +56,7 @@ def run(
         if launcher not in LAUNCHERS:
             raise ConfigError(f"--launcher={launcher}: one of {', '.join(LAUNCHERS)} is needed.")
         environ.request_launcher(launcher)
+    request_existing(existing)
     if dry_run:
         environ.request_dry_run()
     run_script(script, args or [])

@@ -10,10 +10,12 @@ import typer
 from hpctrain.cli.options import (
     AccountOption,
     ConstraintOption,
+    ExistingOption,
     NodesOption,
     PartitionOption,
     QosOption,
     TimeOption,
+    request_existing,
     slurm_fields,
 )
 
@@ -32,6 +34,7 @@ def submit(
     wait: Annotated[
         bool, typer.Option("--wait", "-W", help="Follow the run, and end as it ends.")
     ] = False,
+    existing: ExistingOption = "",
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", "--dryrun", help="Print the batch script, and submit nothing."),
@@ -61,6 +64,7 @@ def submit(
         )
     )
     environ.request_launcher("slurm")
+    request_existing(existing)
     if dry_run:
         environ.request_dry_run()
     elif not wait:

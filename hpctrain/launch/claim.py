@@ -48,26 +48,43 @@ def claimed(paths: RunPaths, *, patience_s: float = CLAIM_PATIENCE_S) -> Iterato
         If a process of another host holds it for longer than `patience_s`.
     """
     paths.root.mkdir(parents=True, exist_ok=True)
-    claim = _take(paths, patience_s)
+    claim, owner = _take(paths, patience_s)
     try:
         yield
     finally:
-        # A claim without an owner holds nothing. Truncating works on a full disk as well.
-        with contextlib.suppress(OSError):
-            os.truncate(claim / _OWNER, 0)
+        # The directory may be another one by now, with the claim of another process.
+        if _read_owner(claim) == owner:
+            _release(claim)
 
 
-def _take(paths: RunPaths, patience_s: float) -> Path:
+def release_claims(paths: RunPaths) -> None:
+    """Release what is held of a directory that its holder has moved. Not collective."""
+    for number in _numbers(paths):
+        _release(paths.claim(number))
+
+
+def _release(claim: Path) -> None:
+    # A claim without an owner holds nothing. Truncating works on a full disk as well.
+    with contextlib.suppress(OSError):
+        os.truncate(claim / _OWNER, 0)
+
+
+def _take(paths: RunPaths, patience_s: float) -> tuple[Path, bytes]:
     deadline = Deadline(patience_s, longest_gap_s=2 * _LAST_PAUSE_S)
     pause = _FIRST_PAUSE_S
     owner = _describe_self()
     prepared = paths.root / f".claiming-{secrets.token_hex(8)}"
     while True:
-        newest = _newest(paths)
-        if newest == 0 or not _is_held(paths.claim(newest)):
-            _prepare(prepared, owner)
-            if _rename_to(paths, newest + 1, prepared, owner):
-                return paths.claim(newest + 1)
+        try:
+            newest = _newest(paths)
+            if newest == 0 or not _is_held(paths.claim(newest)):
+                _prepare(prepared, owner)
+                if _rename_to(paths, newest + 1, prepared, owner):
+                    return paths.claim(newest + 1), owner
+                continue
+        except FileNotFoundError:
+            # Its holder has moved the run aside.
+            paths.root.mkdir(parents=True, exist_ok=True)
             continue
         if deadline.is_over:
             raise LaunchError(_explain_wait(paths, newest, patience_s))
@@ -104,10 +121,12 @@ def _rename_to(paths: RunPaths, number: int, prepared: Path, owner: bytes) -> bo
     with contextlib.suppress(OSError):
         os.rename(prepared, claim)
     ours = _read_owner(claim) == owner
-    if ours and _newest(paths) == number:
-        for older in _numbers(paths):
-            if older < number:
-                shutil.rmtree(paths.claim(older), ignore_errors=True)
+    older = [other for other in _numbers(paths) if other < number] if ours else []
+    # An older one that is held was made in this directory, and the number in one that was moved.
+    is_alone = not any(_is_held(paths.claim(other)) for other in older)
+    if ours and is_alone and _newest(paths) == number:
+        for other in older:
+            shutil.rmtree(paths.claim(other), ignore_errors=True)
         return True
     # Others were quicker. A number can be free because they have tidied up behind themselves; then
     # theirs is larger.

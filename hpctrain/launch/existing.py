@@ -5,19 +5,26 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
 from hpctrain import environ
+from hpctrain.config import EXISTING_POLICIES, ExistingPolicy, RunConfig
 from hpctrain.errors import ConfigError
 from hpctrain.execute.process import process_start_time
+from hpctrain.launch.changes import find_changes
 from hpctrain.plan.spec import RunSpec
+from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunState, RunStatus, read_status
 
 # Executors write their status every two seconds.
 _SILENCE_MEANS_DEAD_S = 60.0
+_RESTART = (
+    "existing='restart' (in RunConfig, hpctrain run --existing restart, or "
+    "HPCTRAIN_EXISTING=restart) moves it aside and begins anew"
+)
 
 
 class Existing(Enum):
@@ -27,6 +34,7 @@ class Existing(Enum):
     FOLLOW = "follow"
     RESUME = "resume"
     FINISHED = "finished"
+    RESTART = "restart"
 
     @property
     def begins(self) -> bool:
@@ -35,7 +43,10 @@ class Existing(Enum):
 
 
 def decide_on_existing(
-    paths: RunPaths, spec: RunSpec, job_is_alive: Callable[[str], bool]
+    paths: RunPaths,
+    spec: RunSpec,
+    job_is_alive: Callable[[str], bool],
+    policy: ExistingPolicy = "auto",
 ) -> tuple[Existing, list[str]]:
     """Return what to do, and what has changed since the run was begun.
 
@@ -49,6 +60,15 @@ def decide_on_existing(
     finished      stored result     ConfigError
     ============= ================= ==========================================
 
+    Where Slurm has started this job again, its script goes on as it began, whatever the policy: a
+    run that it has finished is finished, although a module was edited since.
+
+    Parameters
+    ----------
+    policy
+        As in ``RunConfig(existing=...)``. "resume" resumes a finished run with another spec too;
+        "restart" begins anew whatever there is, unless that is live; "error" accepts no run.
+
     Raises
     ------
     ConfigError
@@ -58,37 +78,70 @@ def decide_on_existing(
     if status is None:
         return Existing.NEW, []
     plan: dict[str, Any] = json.loads(paths.plan.read_bytes())
-    same = plan["fingerprint"] == spec.fingerprint
-    name = paths.root.name
+    changes = find_changes(paths, plan, spec)
+    is_again = was_begun_by_this_job(read_events(paths))
+    if is_again:
+        policy = "auto"
+    run = f"run {paths.root.name!r} in {paths.root.parent}"
+    if policy == "error":
+        raise ConfigError(
+            f"{run} is there already ({status.state.value}), and RunConfig(existing='error') "
+            f"accepts none. Choose another RunConfig(name=...), or {_RESTART}."
+        )
     if is_live(status, job_is_alive):
-        if same:
+        if not changes and policy != "restart":
             return Existing.FOLLOW, []
         where = (
             f"job {status.job_id}"
             if status.job_id
             else f"process {status.owner_pid} on {status.owner_host}"
         )
+        what = "and this fit() asks for something else" + _listed(changes)
+        if policy == "restart":
+            what = "and only a run that is over can be begun anew (existing='restart')."
         raise ConfigError(
-            f"run {name!r} in {paths.root.parent} is running ({where}), and this fit() asks for "
-            f"something else (another training function, configuration or number of workers). "
-            f"Choose another RunConfig(name=...), or end it first: hpctrain cancel {paths.root}"
+            f"{run} is running ({where}), {what}\n"
+            f"Choose another RunConfig(name=...); follow it: hpctrain attach {paths.root}; or end "
+            f"it first: hpctrain cancel {paths.root}"
         )
+    if policy == "restart":
+        return Existing.RESTART, changes
     if status.state is RunState.FINISHED:
-        if same:
-            return Existing.FINISHED, []
-        raise ConfigError(
-            f"run {name!r} in {paths.root.parent} is finished, and this fit() asks for something "
-            f"else{_named(_changes(plan, spec))}. Choose another RunConfig(name=...); to begin "
-            f"where it ended, pass "
-            f"resume_from_checkpoint=Result.from_path({str(paths.root)!r}).checkpoint."
-        )
+        if is_again or not changes:
+            return Existing.FINISHED, changes
+        if policy != "resume":
+            raise ConfigError(
+                f"{run} is finished, and this fit() asks for something else{_listed(changes)}\n"
+                f"To keep it, choose another RunConfig(name=...), with resume_from_checkpoint= to "
+                f"begin where it ended.\n"
+                f"Or: {_RESTART}; existing='resume' goes on from its last checkpoint."
+            )
     for what, now in (("trainer", spec.trainer), ("backend", spec.backend)):
         if plan[what] != now:
             raise ConfigError(
-                f"run {name!r} in {paths.root.parent} belongs to {what} {plan[what]}, and this "
-                f"fit() has {now}. Choose another RunConfig(name=...)."
+                f"{run} belongs to {what} {plan[what]}, and this fit() has {now}. Choose another "
+                f"RunConfig(name=...), or {_RESTART}."
             )
-    return Existing.RESUME, [] if same else _changes(plan, spec)
+    return Existing.RESUME, changes
+
+
+def policy_of(run_config: RunConfig) -> ExistingPolicy:
+    """Return what to do with a run that exists: ``HPCTRAIN_EXISTING`` wins over the RunConfig.
+
+    Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If the variable has another value.
+    """
+    policy = environ.requested_existing() or run_config.existing
+    if policy not in EXISTING_POLICIES:
+        raise ConfigError(
+            f"HPCTRAIN_EXISTING={policy!r}. One of {', '.join(map(repr, EXISTING_POLICIES))} is "
+            f"needed."
+        )
+    return policy
 
 
 def is_live(status: RunStatus, job_is_alive: Callable[[str], bool]) -> bool:
@@ -129,10 +182,22 @@ def _was_started_again_since(status: RunStatus) -> bool:
     )
 
 
-def _named(changes: list[str]) -> str:
-    return f" ({', '.join(changes)})" if changes else ""
+def was_begun_by_this_job(events: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether Slurm has started this job again, and a run's last ``fit()`` was in it.
+
+    Not collective.
+
+    Parameters
+    ----------
+    events
+        Of the run's ledger.
+    """
+    job_id = environ.variable("SLURM_JOB_ID")
+    if job_id is None or environ.restart_count() == 0:
+        return False
+    fits = [event for event in events if event["event"] == "fit"]
+    return bool(fits) and fits[-1]["job_id"] == job_id
 
 
-def _changes(plan: dict[str, Any], spec: RunSpec) -> list[str]:
-    before, now = plan["digests"], spec.digests
-    return [what for what in now if before.get(what, now[what]) != now[what]]
+def _listed(changes: list[str]) -> str:
+    return ":" + "".join(f"\n  {change}" for change in changes)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 from hpctrain import environ
 from hpctrain.errors import ConfigError
-from hpctrain.launch.claim import claimed
-from hpctrain.launch.existing import Existing, decide_on_existing, job_is_alive
+from hpctrain.launch.begin import begin_or_find
+from hpctrain.launch.existing import Existing
 from hpctrain.launch.record import write_plan_and_spec
 from hpctrain.launch.request import (
     Request,
@@ -55,15 +56,8 @@ def fit(request: Request) -> Result:
 
         print_plan(submission)
         raise SystemExit(0)
-    existing, changes = _decide(submission)
+    existing = begin_or_find(submission, partial(_begin, submission))
     begins = existing.begins
-    if begins:
-        with claimed(request.paths):
-            # Somebody else may have been quicker.
-            existing, changes = _decide(submission)
-            begins = existing.begins
-            if begins:
-                _begin(submission, changes)
     if begins and launcher == "inline":
         from hpctrain.launch.inline import run_inline
 
@@ -100,15 +94,11 @@ def prepare(request: Request, launcher: str) -> Submission:
     return Submission(request=request, plan=plan, site=site, spec=make_spec(request, plan))
 
 
-def _decide(submission: Submission) -> tuple[Existing, list[str]]:
-    return decide_on_existing(submission.request.paths, submission.spec, job_is_alive)
-
-
 def _begin(submission: Submission, changes: list[str]) -> None:
     """Write down what is asked for and who runs it, and submit it where it is a job."""
     request = submission.request
     if request.paths.status.exists() and request.run_config.verbose:
-        what = f" with a changed {', '.join(changes)}" if changes else ""
+        what = f"; changed: {'; '.join(changes)}" if changes else ""
         previous = read_status(request.paths)
         if previous is not None and not previous.is_of(request.paths.root):
             what += f", a copy of {previous.path}, as a run of its own"

@@ -16,6 +16,7 @@ from typing import Any
 
 import hpctrain
 from hpctrain import environ
+from hpctrain.launch.existing import was_begun_by_this_job
 from hpctrain.launch.request import Submission
 from hpctrain.rundir import FORMAT
 from hpctrain.rundir.directory import read_run_id
@@ -36,7 +37,8 @@ def write_plan_and_spec(submission: Submission) -> None:
     paths.checkpoints.mkdir(exist_ok=True)
     paths.artifacts.mkdir(exist_ok=True)
     events = read_events(paths)
-    continues = _continues(submission, events)
+    # By starting its job again, Slurm has called fit() again.
+    continues = submission.plan.launcher != "slurm" and was_begun_by_this_job(events)
     if not continues:
         # Whoever asked for a stop asked for that of the run as it was before.
         paths.stop_request.unlink(missing_ok=True)
@@ -68,14 +70,6 @@ def _run_id(paths: RunPaths, previous: RunStatus | None) -> str:
     return known or secrets.token_hex(8)
 
 
-def _continues(submission: Submission, events: list[dict[str, Any]]) -> bool:
-    """Return whether it is Slurm that has called ``fit()`` again, by starting its job anew."""
-    job_id = _job_id(submission)
-    fits = [event for event in events if event["event"] == "fit"]
-    ran_here = bool(fits) and fits[-1]["job_id"] == job_id
-    return job_id is not None and environ.restart_count() > 0 and ran_here
-
-
 def describe(submission: Submission) -> dict[str, Any]:
     """Return the content of ``plan.json``. Not collective."""
     request, spec = submission.request, submission.spec
@@ -88,6 +82,7 @@ def describe(submission: Submission) -> dict[str, Any]:
         "backend": spec.backend,
         "fingerprint": spec.fingerprint,
         "digests": dict(spec.digests),
+        "modules": dict(spec.modules),
         "argv": sys.argv,
         "cwd": os.getcwd(),
         "python": sys.executable,

@@ -14,6 +14,7 @@ from hpctrain import environ
 from hpctrain.config import LAUNCHERS, RunConfig, ScalingConfig
 from hpctrain.environ import Home
 from hpctrain.errors import ConfigError
+from hpctrain.launch.digests import FILES, describe_values, digest_parts
 from hpctrain.log import log
 from hpctrain.plan.allocation import AllocatedNode, place_in_allocation
 from hpctrain.plan.hosts import Host, read_hostfile
@@ -211,12 +212,22 @@ def make_spec(request: Request, plan: LaunchPlan) -> RunSpec:
     config_class = type(request.worker_spec.backend_config)
     assert request.run_config.name is not None
     parts = [request.trainer.encode(), str(scaling.num_workers).encode(), worker]
-    files = _identify_files(request.worker_spec.datasets)
+    spec = request.worker_spec
+    rest: dict[str, Any] = {
+        "run_config": request.run_config,
+        "num_workers": scaling.num_workers,
+        "resume_from": request.resume_from,
+    }
+    digests, modules = digest_parts(spec, worker, **rest)
+    # The same as in runs of older versions: what else decides has digests of its own.
+    files = (digests[name].encode() for name in digests if name == FILES)
     return RunSpec(
         trainer=request.trainer,
         backend=f"{config_class.__module__}.{config_class.__qualname__}",
-        fingerprint=make_fingerprint(*parts, *(digest.encode() for digest in files.values())),
-        digests={**_digests(request), **files},
+        fingerprint=make_fingerprint(*parts, *files),
+        digests=digests,
+        modules=modules,
+        values=describe_values(spec, **rest),
         settings=RankSettings(
             name=request.run_config.name,
             cwd=environ.working_directory(),
@@ -256,16 +267,6 @@ def _with_sbatch_variables(site: Site) -> Site:
     return replace(site, directives={name: value or "" for name, value in merged.items()})
 
 
-def _identify_files(datasets: Mapping[str, Any]) -> dict[str, str]:
-    """Return a digest of the files of the datasets, if there are any; they may not be ours."""
-    if "hpctrain.data.dataset" not in sys.modules:
-        return {}
-    from hpctrain.data.identity import files_of, identify_files
-
-    files = [path for dataset in datasets.values() for path in files_of(dataset)]
-    return {"files of the datasets": identify_files(files)} if files else {}
-
-
 def _refuse_large_datasets(datasets: Mapping[str, Any]) -> None:
     for name, dataset in datasets.items():
         size = getattr(dataset, "memory_bytes", 0)
@@ -275,16 +276,6 @@ def _refuse_large_datasets(datasets: Mapping[str, Any]) -> None:
                 f"{LARGE_PICKLE_BYTES // 2**20} MiB are not sent to the ranks. Write it to a file "
                 f"that they see, with write_hdf5() or write_parquet(), and give what is read there."
             )
-
-
-def _digests(request: Request) -> dict[str, str]:
-    spec = request.worker_spec
-    return {
-        "training function": make_fingerprint(pack(spec.train_loop, what="the training function")),
-        "train_loop_config": make_fingerprint(pack(spec.train_loop_config, what="the config")),
-        "backend config": make_fingerprint(pack(spec.backend_config, what="the backend config")),
-        "number of workers": str(request.scaling_config.num_workers),
-    }
 
 
 def _place_in_allocation(scaling: ScalingConfig, site: Site) -> tuple[Placement, dict[str, int]]:

@@ -21,9 +21,9 @@ from hpctrain.control.link import Link, connect_tcp
 from hpctrain.control.wire import Frame
 from hpctrain.errors import ConfigError, HpctrainError, LaunchError, TrainingFailedError
 from hpctrain.execute.recorder import AttemptStart
-from hpctrain.launch.claim import claimed
+from hpctrain.launch.begin import begin_or_find
 from hpctrain.launch.coordinator import GRACE_S, Coordinator
-from hpctrain.launch.existing import Existing, decide_on_existing, job_is_alive
+from hpctrain.launch.existing import Existing
 from hpctrain.launch.record import write_plan_and_spec
 from hpctrain.launch.request import Request, Submission, make_plan, make_spec
 from hpctrain.log import flush_output, log
@@ -158,15 +158,14 @@ def _open(request: Request, world: World) -> tuple[_Opening, Coordinator | None]
 
         print_plan(submission)
         raise SystemExit(0)
-    existing = _decide(submission)
     coordinator: Coordinator | None = None
-    if existing.begins:
-        with claimed(request.paths):
-            # Somebody else may have been quicker.
-            existing = _decide(submission)
-            if existing.begins:
-                write_plan_and_spec(submission)
-                coordinator = Coordinator(submission, world)
+
+    def begin(changes: list[str]) -> None:
+        nonlocal coordinator
+        write_plan_and_spec(submission)
+        coordinator = Coordinator(submission, world)
+
+    existing = begin_or_find(submission, begin)
     if existing is Existing.FOLLOW:
         raise ConfigError(
             f"run {request.run_config.name!r} is running in another process already, and ranks "
@@ -186,12 +185,6 @@ def _open(request: Request, world: World) -> tuple[_Opening, Coordinator | None]
         secret=coordinator.secret,
     )
     return opening, coordinator
-
-
-def _decide(submission: Submission) -> Existing:
-    paths = submission.request.paths
-    existing, _ = decide_on_existing(paths, submission.spec, job_is_alive)
-    return existing
 
 
 class _Verdict:

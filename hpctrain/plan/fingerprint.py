@@ -36,7 +36,7 @@ _TRACKER_ID = {"_make_skeleton_class": 4, "_make_skeleton_enum": 5}
 _MARK = object()
 
 
-class _Node:
+class Node:
     """Something that a pickle builds."""
 
     __slots__ = ("kind", "parts")
@@ -60,9 +60,22 @@ def digest_pickle(content: bytes) -> bytes:
     False
     """
     try:
-        return _Digester().digest(_build(io.BytesIO(content)))
+        return _Digester().digest(build_pickle(content))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return hashlib.sha256(content).digest()
+
+
+def build_pickle(content: bytes) -> Any:
+    """Return the tree that a pickle builds: nodes, and plain values as leaves.
+
+    Not collective.
+
+    Raises
+    ------
+    ValueError, LookupError, TypeError, AttributeError, RecursionError
+        If it cannot be followed.
+    """
+    return _build(io.BytesIO(content))
 
 
 def _build(stream: io.BytesIO) -> Any:
@@ -87,26 +100,26 @@ def _build(stream: io.BytesIO) -> Any:
         elif name in _CONSTANTS:
             stack.append(_CONSTANTS[name])
         elif name in _CONTAINERS:
-            stack.append(_Node(_CONTAINERS[name]))
+            stack.append(Node(_CONTAINERS[name]))
         elif name in _TAKES:
             kind, count = _TAKES[name]
             parts = stack[len(stack) - count :]
             del stack[len(stack) - count :]
             if name == "REDUCE" and _is_global(parts[0], "torch.storage", "_load_from_bytes"):
                 parts[1] = _without_addresses(parts[1].parts[0])
-            stack.append(_Node(kind, parts))
+            stack.append(Node(kind, parts))
         elif name in ("TUPLE", "FROZENSET"):
-            stack.append(_Node(name.lower(), _pop_to_mark(stack)))
+            stack.append(Node(name.lower(), _pop_to_mark(stack)))
         elif name in ("APPEND", "BUILD", "SETITEM"):
             count = 2 if name == "SETITEM" else 1
             parts = stack[len(stack) - count :]
             del stack[len(stack) - count :]
-            stack[-1].parts.extend([_Node("state", parts)] if name == "BUILD" else parts)
+            stack[-1].parts.extend([Node("state", parts)] if name == "BUILD" else parts)
         elif name in ("APPENDS", "SETITEMS", "ADDITEMS"):
             parts = _pop_to_mark(stack)
             stack[-1].parts.extend(parts)
         elif name == "GLOBAL":
-            stack.append(_Node("global", argument.split(" ", 1)))
+            stack.append(Node("global", argument.split(" ", 1)))
         elif name == "POP":
             _keep_side_effect(stack.pop())
         elif argument is not None:
@@ -146,10 +159,10 @@ def _pop_to_mark(stack: list[Any]) -> list[Any]:
 def _keep_side_effect(popped: Any) -> None:
     # A call whose value is thrown away fills its first argument: cloudpickle's way to give a
     # function or a class its state once it exists.
-    if isinstance(popped, _Node) and popped.kind == "call":
+    if isinstance(popped, Node) and popped.kind == "call":
         setter, arguments = popped.parts
-        if arguments.parts and isinstance(arguments.parts[0], _Node):
-            arguments.parts[0].parts.append(_Node("set", [setter, *arguments.parts[1:]]))
+        if arguments.parts and isinstance(arguments.parts[0], Node):
+            arguments.parts[0].parts.append(Node("set", [setter, *arguments.parts[1:]]))
 
 
 class _Digester:
@@ -161,7 +174,7 @@ class _Digester:
 
     def digest(self, value: Any) -> bytes:
         """Return the digest of a node or a leaf."""
-        if not isinstance(value, _Node):
+        if not isinstance(value, Node):
             leaf = value if isinstance(value, bytes) else repr(value).encode("utf-8", "replace")
             return _hash(f"leaf {type(value).__name__}", [leaf])
         key = id(value)
@@ -179,7 +192,7 @@ class _Digester:
         return self._done[key]
 
 
-def _meaning(node: _Node) -> Iterator[Any]:
+def _meaning(node: Node) -> Iterator[Any]:
     """Yield the parts of a node that make it what it is."""
     if node.kind == "dict":
         for key, value in zip(node.parts[::2], node.parts[1::2], strict=True):
@@ -189,9 +202,9 @@ def _meaning(node: _Node) -> Iterator[Any]:
     elif node.kind == "call":
         callee, arguments, *state = node.parts
         dropped: tuple[int, ...] = ()
-        if _is_code_type(callee):
+        if is_code_type(callee):
             dropped = _PLACE_IN_CODE.get(len(arguments.parts), ())
-        elif isinstance(callee, _Node) and callee.kind == "global":
+        elif isinstance(callee, Node) and callee.kind == "global":
             tracker = _TRACKER_ID.get(callee.parts[1])
             dropped = () if tracker is None else (tracker,)
         yield callee
@@ -201,7 +214,7 @@ def _meaning(node: _Node) -> Iterator[Any]:
         yield from node.parts
 
 
-def _without_addresses(content: bytes) -> _Node:
+def _without_addresses(content: bytes) -> Node:
     """Return what a storage of torch holds.
 
     torch pickles it as five pickles and the values. The fourth names the storage by its address in
@@ -210,17 +223,17 @@ def _without_addresses(content: bytes) -> _Node:
     stream = io.BytesIO(content)
     *header, storage, names = (_build(stream) for _ in range(5))
     storage.parts[0].parts = [part for part in storage.parts[0].parts if part not in names.parts]
-    return _Node("tuple", [*header, storage, stream.read()])
+    return Node("tuple", [*header, storage, stream.read()])
 
 
 def _is_global(callee: Any, module: str, name: str) -> bool:
-    return isinstance(callee, _Node) and callee.kind == "global" and callee.parts == [module, name]
+    return isinstance(callee, Node) and callee.kind == "global" and callee.parts == [module, name]
 
 
-def _is_code_type(callee: Any) -> bool:
-    """Return whether this is types.CodeType, which cloudpickle asks for by its name."""
+def is_code_type(callee: Any) -> bool:
+    """Return whether this is types.CodeType, which cloudpickle names. Not collective."""
     return (
-        isinstance(callee, _Node)
+        isinstance(callee, Node)
         and callee.kind == "call"
         and callee.parts[1].kind == "tuple"
         and callee.parts[1].parts == ["CodeType"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dis
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from types import CodeType, FunctionType
 from typing import Any, Literal
 
@@ -55,6 +55,10 @@ class RunSpec:
     """Digest of everything that makes this run another run."""
     digests: Mapping[str, str]
     """Digests of its parts, by what a person calls them."""
+    modules: Mapping[str, str] = field(default_factory=dict)
+    """Digests of the user's modules that it reaches, by their file."""
+    values: Mapping[str, str] = field(default_factory=dict)
+    """What a person calls by name, as text: to be compared, not to be read again."""
     settings: RankSettings
     worker: bytes
     """Pickled `WorkerSpec`."""

@@ -134,6 +134,6 @@ def test_a_dead_run_resumes_with_a_new_spec_and_says_what_changed(script: Path) 
 
     second = finish(command(script, factor=2.0), environ)
     assert second.returncode == 0, second.stderr
-    assert "with a changed train_loop_config" in second.stderr
+    assert "changed: train_loop_config['factor']: 1.0, now 2.0" in second.stderr
     history = Result.from_path(run).metrics_history
     assert [r["factor"] for r in history] == [1.0, 1.0, 2.0, 2.0]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -10,10 +11,13 @@ from typing import Any
 
 import pytest
 
+from hpctrain.config import EXISTING_POLICIES, ExistingPolicy
 from hpctrain.errors import ConfigError
 from hpctrain.execute.process import process_start_time
+from hpctrain.launch.digests import MODULES
 from hpctrain.launch.existing import Existing, decide_on_existing, is_live
 from hpctrain.plan.spec import RankSettings, RunSpec
+from hpctrain.rundir.ledger import append_event
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunState, RunStatus
 
@@ -102,7 +106,7 @@ def test_a_live_run_is_not_disturbed_by_another_request(paths: RunPaths):
     write_run(paths, "running")
     message = (
         rf"run 'run' in .* is running \(process {os.getpid()} on .*\), and this fit\(\) asks for "
-        rf"something else .*Choose another .* hpctrain cancel {paths.root}"
+        rf"something else:\n  train_loop_config\nChoose another .* hpctrain cancel {paths.root}"
     )
     with pytest.raises(ConfigError, match=message):
         decide_on_existing(paths, OTHER, never_asked)
@@ -173,12 +177,100 @@ def test_a_finished_run_is_returned_to_the_same_request(paths: RunPaths):
 def test_a_finished_run_is_not_overwritten_by_another_request(paths: RunPaths):
     write_run(paths, "finished")
     message = (
-        r"is finished, and this fit\(\) asks for something else \(train_loop_config\)\. "
-        r"Choose another .*"
-        r"resume_from_checkpoint=Result\.from_path\('.*/run'\)\.checkpoint"
+        r"is finished, and this fit\(\) asks for something else:\n  train_loop_config\n"
+        r"To keep it, choose another .*resume_from_checkpoint=.*\nOr: existing='restart' "
     )
     with pytest.raises(ConfigError, match=message):
         decide_on_existing(paths, OTHER, never_asked)
+
+
+def test_a_finished_run_goes_on_with_another_request_where_that_is_wanted(paths: RunPaths):
+    write_run(paths, "finished")
+    assert decide_on_existing(paths, SAME, never_asked, "resume") == (Existing.FINISHED, [])
+    assert decide_on_existing(paths, OTHER, never_asked, "resume") == (
+        Existing.RESUME,
+        ["train_loop_config"],
+    )
+
+
+@pytest.mark.parametrize("state", ["finished", "failed", "stopped"])
+@pytest.mark.parametrize("spec", [SAME, make_spec(trainer="hpctrain.Other")])
+def test_a_run_that_is_over_is_begun_anew_where_that_is_wanted(
+    paths: RunPaths, state: str, spec: RunSpec
+):
+    assert decide_on_existing(paths, spec, never_asked, "restart") == (Existing.NEW, [])
+    write_run(paths, state)
+    assert decide_on_existing(paths, spec, never_asked, "restart")[0] is Existing.RESTART
+
+
+@pytest.mark.parametrize("spec", [SAME, OTHER])
+def test_a_live_run_is_not_begun_anew(paths: RunPaths, spec: RunSpec):
+    write_run(paths, "running")
+    message = r"is running \(process .*\), and only a run that is over can be begun anew"
+    with pytest.raises(ConfigError, match=message):
+        decide_on_existing(paths, spec, never_asked, "restart")
+
+
+@pytest.mark.parametrize("state", ["running", "finished", "stopped"])
+def test_any_run_is_an_error_where_that_is_wanted(paths: RunPaths, state: str):
+    assert decide_on_existing(paths, SAME, never_asked, "error") == (Existing.NEW, [])
+    write_run(paths, state)
+    with pytest.raises(ConfigError, match=rf"is there already \({state}\), and .*'error'"):
+        decide_on_existing(paths, SAME, never_asked, "error")
+
+
+@pytest.mark.parametrize("policy", EXISTING_POLICIES)
+def test_a_job_that_slurm_starts_again_goes_on_whatever_was_edited_or_asked_for(
+    paths: RunPaths, policy: ExistingPolicy, monkeypatch: pytest.MonkeyPatch
+):
+    write_run(paths, "finished")
+    append_event(paths, "fit", launcher="allocation", job_id="7", continues=False)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    edited = make_spec(digests={**DIGESTS, MODULES: "2"}, modules={"model.py": "2"})
+    paths.plan.write_text(
+        json.dumps({**json.loads(paths.plan.read_text()), "digests": {**DIGESTS, MODULES: "1"}})
+    )
+    expected = (Existing.FINISHED, ["model.py: not used before"])
+    assert decide_on_existing(paths, edited, never_asked, policy) == expected
+    # Another job does not.
+    monkeypatch.setenv("SLURM_JOB_ID", "8")
+    with contextlib.suppress(ConfigError):
+        assert decide_on_existing(paths, edited, never_asked, policy) != expected
+
+
+def test_a_run_of_an_older_version_lacks_nothing(paths: RunPaths):
+    write_run(paths, "finished")
+    newer = make_spec(
+        digests={**DIGESTS, MODULES: "1", "stop": "2"},
+        modules={"model.py": "1"},
+        values={"stop['loss']": "1"},
+    )
+    assert decide_on_existing(paths, newer, never_asked) == (Existing.FINISHED, [])
+
+
+def test_values_and_files_that_differ_are_named(paths: RunPaths):
+    write_run(paths, "failed")
+    before = make_spec(values={"train_loop_config['lr']": "0.1", "train_loop_config['n']": "1"})
+    paths.spec.write_bytes(before.to_bytes())
+    plan = json.loads(paths.plan.read_text())
+    plan["digests"][MODULES], plan["modules"] = "1", {"a.py": "1", "b.py": "1"}
+    paths.plan.write_text(json.dumps(plan))
+    now = make_spec(
+        digests={**DIGESTS, "train_loop_config": "c2", MODULES: "2"},
+        values={"train_loop_config['lr']": "0.2", "train_loop_config['n']": "1"},
+        modules={"a.py": "2", "c.py": "1"},
+    )
+    said = [
+        "train_loop_config['lr']: 0.1, now 0.2",
+        "a.py: edited",
+        "c.py: not used before",
+        "b.py: not used any more",
+    ]
+    assert decide_on_existing(paths, now, never_asked) == (Existing.RESUME, said)
+    # What is not this user's own is not opened, nor what is damaged.
+    paths.spec.write_bytes(b"damaged")
+    assert decide_on_existing(paths, now, never_asked)[1] == ["train_loop_config", *said[1:]]
 
 
 def test_an_executor_on_another_host_is_live_as_long_as_it_writes():
