@@ -237,8 +237,9 @@ class CheckpointConfig:
     """How many; None keeps all, unless `keep_every_s` is given. The newest is never deleted, even
     if it is the worst."""
     checkpoint_score_attribute: str | None = None
-    """Metric by which the best are kept; None keeps the newest. ``a/b`` looks inside mappings. A
-    checkpoint without the metric, or with NaN, ranks last."""
+    """Metric by which the best are kept; None keeps the newest. ``a/b`` is the metric of that name,
+    else ``b`` inside the mapping ``a``. A checkpoint without the metric, or with a score that is
+    not finite, ranks last. A name that the first checkpoint does not have is refused then."""
     checkpoint_score_order: Literal["max", "min"] = "max"
     """Whether large or small scores are better."""
     keep_every_s: float | None = None
@@ -370,8 +371,9 @@ class RunConfig:
     callbacks: Sequence[UserCallback] = ()
     """Hooks that run in the executor."""
     stop: Stop | None = None
-    """When to stop: ``{"accuracy": 0.99}`` (reached or passed), or a function of the report's
-    number and rank 0's metrics. Training functions see it through ``should_stop()``."""
+    """When to stop: ``{"accuracy": 0.99}`` (reached or passed; ``a/b`` looks inside mappings; a
+    name that the first report does not have is refused then), or a function of the report's number
+    and rank 0's metrics. Training functions see it through ``should_stop()``."""
     verbose: int = 1
     """0: nothing. 1: progress, and what rank 0 prints. 2: what every rank prints."""
     log_to_file: bool = True

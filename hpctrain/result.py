@@ -23,6 +23,7 @@ from hpctrain.errors import (
     WorkerHangError,
 )
 from hpctrain.host_list import compress_hosts
+from hpctrain.metric_names import all_names, explain_unknown, has_metric
 from hpctrain.plan import spec
 from hpctrain.rundir.html import render_run
 from hpctrain.rundir.ledger import read_events
@@ -183,9 +184,12 @@ class Result:
         """
         config = CheckpointConfig(checkpoint_score_attribute=metric, checkpoint_score_order=mode)
         manifests = self._manifests
-        if manifests and not any(metric.split("/")[0] in m.metrics for m in manifests):
-            known = sorted({name for m in manifests for name in m.metrics})
-            raise ConfigError(f"no checkpoint has the metric {metric!r}. They have {known}.")
+        if manifests and not any(has_metric(m.metrics, metric) for m in manifests):
+            known = {name for m in manifests for name in all_names(m.metrics)}
+            raise ConfigError(
+                f"no checkpoint of {self.path} has the metric {metric!r}. "
+                f"{explain_unknown(metric, known)}"
+            )
         ranked = rank_checkpoints(manifests, config)
         return self._store.open(ranked[0]) if ranked else None
 

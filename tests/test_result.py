@@ -174,10 +174,23 @@ def test_the_best_checkpoint_is_that_of_a_metric(paths: RunPaths):
         assert checkpoint == Checkpoint(paths.checkpoints / f"{best:06d}")
 
 
+def test_the_best_by_a_name_with_a_slash_is_found(paths: RunPaths):
+    write_state(paths, RunState.FINISHED)
+    for report, loss in enumerate((0.5, 0.1, 0.3), start=1):
+        commit(paths, report, **{"val/loss": loss, "val": {"acc": -loss}})
+    result = Result.from_path(paths.root)
+    for name, mode in (("val/loss", "min"), ("val/acc", "max")):
+        best = result.get_best_checkpoint(name, mode)  # type: ignore[arg-type]
+        assert best is not None
+        assert best.path.name == "000002"
+    with pytest.raises(ConfigError, match=r"'val/los'\. .* Did you mean 'val/loss'\?"):
+        result.get_best_checkpoint("val/los", "min")
+
+
 def test_a_metric_that_no_checkpoint_has_is_told_with_those_that_they_have(paths: RunPaths):
     write_state(paths, RunState.FINISHED)
     commit(paths, 1, loss=0.5, accuracy=0.9)
-    message = r"no checkpoint has the metric 'f1'\. They have \['accuracy', 'loss'\]"
+    message = r"no checkpoint of .* has the metric 'f1'\. The metrics are accuracy, loss"
     with pytest.raises(ConfigError, match=message):
         Result.from_path(paths.root).get_best_checkpoint("f1", "max")
 

@@ -24,6 +24,7 @@ from hpctrain.errors import (
     RunStoppedError,
     TrainingFailedError,
 )
+from hpctrain.execute.expected_metrics import ExpectedMetrics
 from hpctrain.execute.failure_policy import (
     StopKind,
     StopNotice,
@@ -35,6 +36,7 @@ from hpctrain.execute.run_checkpoints import RunCheckpoints
 from hpctrain.execute.tracker import AttemptTracker, ReportRound
 from hpctrain.execute.turns import Turns
 from hpctrain.log import log
+from hpctrain.metric_names import find_number
 from hpctrain.result import Result
 from hpctrain.rundir.files import insist, make_directory, write_atomic
 from hpctrain.rundir.history import FailureKind
@@ -81,6 +83,7 @@ class Recorder:
         """That the run should stop, once it should."""
         self._goal: tuple[int, StopNotice] | None = None
         self._config = run_config
+        self._expected = ExpectedMetrics(run_config)
         self._last_line = b""
         self._recorded = 0
         self._turns = Turns(None)
@@ -150,6 +153,9 @@ class Recorder:
         attempt = journal.num_attempts + 1
         manifest = self.checkpoints.begin_attempt()
         self._look_for_goal()
+        if manifest is not None and not self._expected.is_settled:
+            for known in self.checkpoints.store.manifests():
+                self._expected.note(known.metrics)
         checkpoint = self.checkpoints.latest
         if checkpoint is None and resume_from is not None:
             checkpoint = Checkpoint(resume_from)
@@ -211,6 +217,15 @@ class Recorder:
         """Take in a report of all ranks: commit its checkpoint, call callbacks, apply the rule."""
         self._last_line = round_.lines[0]
         checkpoint = self.checkpoints.commit(round_, broadcast) if round_.parts else None
+        if not self._expected.is_settled:
+            self._expected.check(
+                round_.report,
+                round_.metrics(),
+                has_checkpoint=bool(round_.parts),
+                is_partial=round_.is_partial,
+            )
+        if checkpoint is not None:
+            self.checkpoints.retain(checkpoint, round_.metrics())
         if self._config.callbacks:
             metrics = [round_.metrics(rank) for rank in sorted(round_.lines)]
             self.call("after_report", metrics, checkpoint)
@@ -354,10 +369,12 @@ class Recorder:
         rule = self._config.stop
         metrics = round_.metrics()
         if isinstance(rule, Mapping):
-            met = [name for name, goal in rule.items() if _reached(metrics.get(name), goal)]
-            if met:
-                why = f"{met[0]}={metrics[met[0]]} reached {rule[met[0]]}"
-                self._note_goal(round_.report, why)
+            for name, goal in rule.items():
+                value = find_number(metrics, name)
+                # Ray Train's rule: a stop criterion is met when the metric is at least the value.
+                if value is not None and value >= goal:
+                    self._note_goal(round_.report, f"{name}={value} reached {goal}")
+                    break
         elif rule is not None and rule(round_.report, metrics):
             self._note_goal(round_.report, "the stop function said so")
 
@@ -384,8 +401,3 @@ class Recorder:
         """Return the name of the newest complete checkpoint."""
         path = self.checkpoint_path()
         return None if path is None else path.name
-
-
-def _reached(value: Any, goal: float) -> bool:
-    # Ray Train's rule: a stop criterion is met when the metric is at least the value.
-    return isinstance(value, (int, float)) and value >= goal

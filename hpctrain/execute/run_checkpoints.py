@@ -14,9 +14,9 @@ from hpctrain.errors import CheckpointError
 from hpctrain.execute.journal import Journal
 from hpctrain.execute.tracker import ReportRound
 from hpctrain.log import log
+from hpctrain.metric_names import find_metric, find_number, has_metric
 from hpctrain.rundir.files import insist
 from hpctrain.rundir.manifest import Manifest
-from hpctrain.rundir.retention import score_of
 from hpctrain.rundir.store import CheckpointStore
 
 # A server of a parallel filesystem that fails over is away for about as long; who has to stop waits
@@ -102,7 +102,10 @@ class RunCheckpoints:
             self._retain()
 
     def commit(self, round_: ReportRound, broadcast: Callable[..., None]) -> Checkpoint | None:
-        """Make one of what ranks staged with a report, and tell them what became of it."""
+        """Make one of what ranks staged with a report, and tell them what became of it.
+
+        None is deleted for it yet: see `retain`.
+        """
         journal = self._journal
         attempt = journal.status.attempt
         try:
@@ -133,10 +136,13 @@ class RunCheckpoints:
                 f"checkpoint {checkpoint.path.name}: ranks saved different content under "
                 f"the same name; the lowest rank's was kept: {', '.join(conflicts)}",
             )
-        self._tell_of_missing_score(checkpoint.path.name, round_.metrics())
-        self._retain()
         journal.change_later(checkpoint=checkpoint.path.name)
         return checkpoint
+
+    def retain(self, checkpoint: Checkpoint, metrics: Mapping[str, Any]) -> None:
+        """Delete what is not to be kept beside a new one."""
+        self._tell_of_missing_score(checkpoint.path.name, metrics)
+        self._retain()
 
     def describe(self) -> bytes:
         """Return all that there are, in the form that ranks read."""
@@ -147,9 +153,12 @@ class RunCheckpoints:
         return json.dumps(found).encode()
 
     def _tell_of_missing_score(self, name: str, metrics: Mapping[str, Any]) -> None:
-        """Say once that a checkpoint is ranked last, in case the metric's name is a slip."""
+        """Log once that a checkpoint is ranked last."""
         attribute = self._config.checkpoint_score_attribute
-        if attribute is None or self._has_told or score_of(metrics, attribute) is not None:
+        if attribute is None or self._has_told or find_number(metrics, attribute) is not None:
+            return
+        if has_metric(metrics, attribute) and find_metric(metrics, attribute) is None:
+            # It is not measured yet.
             return
         self._has_told = True
         log(

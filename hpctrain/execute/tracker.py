@@ -24,6 +24,11 @@ class ReportRound:
     parts: Mapping[int, StagedPart]
     """What ranks staged for a checkpoint, by world rank; empty without a checkpoint."""
 
+    @property
+    def is_partial(self) -> bool:
+        """Whether rank 0 reported before all that it measures was known."""
+        return bool(json.loads(self.lines[0]).get("partial"))
+
     def metrics(self, rank: int = 0) -> dict[str, Any]:
         """Return the metrics of a rank."""
         metrics: dict[str, Any] = json.loads(self.lines[rank])["metrics"]

@@ -12,6 +12,7 @@ import hpctrain
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.errors import ConfigError
 from hpctrain.gbdt.boosting import TRAIN, EarlyStopping
+from hpctrain.metric_names import explain_unknown
 
 STATE_FILE = "boosting.json"
 
@@ -64,7 +65,8 @@ class Patience:
         name = self._config.metric or default_metric(metrics)
         if name not in metrics:
             raise ConfigError(
-                f"EarlyStopping(metric={name!r}): a round has the metrics {sorted(metrics)}."
+                f"EarlyStopping(metric={name!r}): no round has that metric. "
+                f"{explain_unknown(name, metrics)}"
             )
         larger = maximize(name) if self._config.mode is None else self._config.mode == "max"
         value = metrics[name]
@@ -258,8 +260,15 @@ def select_metrics(
         if metrics is None:
             return found
         if isinstance(metrics, Mapping):
-            return {new: found[name] for new, name in metrics.items()}
-        names = [metrics] if isinstance(metrics, str) else metrics
-        return {name: found[name] for name in names}
+            names = dict(metrics)
+        else:
+            names = {name: name for name in ([metrics] if isinstance(metrics, str) else metrics)}
+        for name in names.values():
+            if name not in found:
+                raise ConfigError(
+                    f"TrainReportCallback(metrics=...) names {name!r}, which no round has. "
+                    f"{explain_unknown(name, found)}"
+                )
+        return {new: found[name] for new, name in names.items()}
 
     return select

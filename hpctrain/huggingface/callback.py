@@ -11,6 +11,7 @@ import hpctrain
 from hpctrain.checkpoint import Checkpoint, CheckpointUploadMode
 from hpctrain.collective import barrier
 from hpctrain.huggingface.checkpoint import describe
+from hpctrain.metric_names import PartialMetrics
 
 
 class ReportCallback(TrainerCallback):  # type: ignore[misc]  # no types are looked at
@@ -37,6 +38,7 @@ class ReportCallback(TrainerCallback):  # type: ignore[misc]  # no types are loo
     ) -> None:
         self._mode = checkpoint_upload_mode
         self._metrics: dict[str, Any] = {}
+        self._has_logged = self._has_evaluated = False
         self._is_due = False
         self._stopped = False
         self.saved: Path | None = None
@@ -66,7 +68,7 @@ class ReportCallback(TrainerCallback):  # type: ignore[misc]  # no types are loo
         **kwargs: Any,
     ) -> None:
         """Report the step before, if it logged. Not collective."""
-        self._report_what_is_due()
+        self._report_what_is_due(args)
 
     def on_step_end(
         self,
@@ -111,7 +113,17 @@ class ReportCallback(TrainerCallback):  # type: ignore[misc]  # no types are loo
     ) -> None:
         """Keep what was logged for the next report. Not collective."""
         self._metrics.update(logs or {}, step=state.global_step)
-        self._is_due = True
+        self._is_due = self._has_logged = True
+
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        """Note that the metrics of an evaluation are known. Not collective."""
+        self._has_evaluated = True
 
     def on_save(
         self,
@@ -127,7 +139,7 @@ class ReportCallback(TrainerCallback):  # type: ignore[misc]  # no types are loo
         if part is not None and args.process_index == 0:
             describe(part)
         hpctrain.report(
-            self._metrics,
+            self._known(args),
             None if part is None else Checkpoint.from_directory(part),
             checkpoint_upload_mode=self._mode,
         )
@@ -145,12 +157,18 @@ class ReportCallback(TrainerCallback):  # type: ignore[misc]  # no types are loo
     ) -> None:
         """Report what was logged last. Not collective."""
         if not self._stopped:
-            self._report_what_is_due()
+            self._report_what_is_due(args)
 
-    def _report_what_is_due(self) -> None:
+    def _report_what_is_due(self, args: TrainingArguments) -> None:
         if self._is_due:
             self._is_due = False
-            hpctrain.report(self._metrics)
+            hpctrain.report(self._known(args))
+
+    def _known(self, args: TrainingArguments) -> dict[str, Any]:
+        """Return the metrics, marked as partial while some were not measured yet."""
+        evaluates = getattr(args, "eval_strategy", "no") != "no"
+        is_partial = not self._has_logged or (evaluates and not self._has_evaluated)
+        return PartialMetrics(self._metrics) if is_partial else self._metrics
 
     def _part(self, args: TrainingArguments, state: TrainerState) -> Path | None:
         """Return this rank's part of what was just saved. Collective."""

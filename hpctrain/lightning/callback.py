@@ -15,6 +15,7 @@ from hpctrain.checks import check_count
 from hpctrain.errors import ConfigError
 from hpctrain.lightning.checkpoint import CHECKPOINT_NAME, FRAMEWORK
 from hpctrain.lightning.package import import_pytorch
+from hpctrain.metric_names import PartialMetrics
 from hpctrain.predict.features import ModelFeatures
 from hpctrain.torch import rng
 from hpctrain.torch.device import get_devices
@@ -80,6 +81,7 @@ class ReportCallback(CheckpointCallback):
         self._upload_mode = checkpoint_upload_mode
         self._step = 0
         self._is_stopping = False
+        self._has_validated = False
         self._sigterm_handler: Any = None
         self._validates: Any = None
 
@@ -125,7 +127,11 @@ class ReportCallback(CheckpointCallback):
         self._step = step
         save = _is_due(step, self._every_n_steps)
         if save or _is_due(step, self._report_every_n_steps):
-            self._report(trainer, save=save)
+            self._report(trainer, save=save, within_epoch=True)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note that the metrics of validation are known. Not collective."""
+        self._has_validated |= not trainer.sanity_checking
 
     def on_validation_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         """Say that this rank makes progress. Not collective."""
@@ -149,8 +155,12 @@ class ReportCallback(CheckpointCallback):
         if self._is_stopping:
             trainer.limit_val_batches = self._validates
 
-    def _report(self, trainer: Trainer, *, save: bool) -> None:
-        metrics = {name: value.item() for name, value in trainer.callback_metrics.items()}
+    def _report(self, trainer: Trainer, *, save: bool, within_epoch: bool = False) -> None:
+        metrics: dict[str, Any] = {
+            name: value.item() for name, value in trainer.callback_metrics.items()
+        }
+        if within_epoch or (trainer.enable_validation and not self._has_validated):
+            metrics = PartialMetrics(metrics)
         metrics.update(epoch=trainer.current_epoch, step=trainer.global_step)
         if save:
             self._report_checkpoint(trainer, metrics)

@@ -25,5 +25,7 @@ def read_reports(paths: RunPaths) -> list[dict[str, Any]]:
         if report["attempt"] != attempt:
             attempt = report["attempt"]
             reports = {n: r for n, r in reports.items() if n < report["report"]}
+        # Of interest to the executor alone.
+        report.pop("partial", None)
         reports[report["report"]] = report
     return [reports[number] for number in sorted(reports)]

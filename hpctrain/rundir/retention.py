@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from hpctrain.metric_names import find_score
 from hpctrain.rundir.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -38,24 +39,16 @@ def kept_names(manifests: Sequence[Manifest], config: CheckpointConfig) -> set[s
 def rank_checkpoints(manifests: Sequence[Manifest], config: CheckpointConfig) -> list[Manifest]:
     """Return the manifests, best first. Not collective.
 
-    Without a score attribute the newest is best. A missing or NaN score is the worst.
+    Without a score attribute the newest is best. A missing score, or one that is not finite, is the
+    worst.
     """
-    if config.checkpoint_score_attribute is None:
+    attribute = config.checkpoint_score_attribute
+    if attribute is None:
         return sorted(manifests, key=lambda m: -m.report)
     sign = 1 if config.checkpoint_score_order == "max" else -1
-    attribute = config.checkpoint_score_attribute
 
     def key(manifest: Manifest) -> tuple[bool, float, int]:
-        score = score_of(manifest.metrics, attribute)
-        bad = score is None or math.isnan(score)
-        return bad, 0.0 if score is None or bad else -sign * score, -manifest.report
+        score = find_score(manifest.metrics, attribute)
+        return score is None, 0.0 if score is None else -sign * score, -manifest.report
 
     return sorted(manifests, key=key)
-
-
-def score_of(metrics: Mapping[str, Any], attribute: str) -> float | None:
-    """Return the metric that a `CheckpointConfig` names, or None if it is none. Not collective."""
-    value: Any = metrics
-    for part in attribute.split("/"):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value if isinstance(value, (int, float)) else None

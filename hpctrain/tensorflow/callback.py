@@ -9,6 +9,7 @@ from typing import Any
 import hpctrain
 from hpctrain.data.optional import require
 from hpctrain.errors import ConfigError
+from hpctrain.metric_names import PartialMetrics
 from hpctrain.tensorflow.checkpoint import TensorflowCheckpoint
 from hpctrain.worker.context import active_worker
 
@@ -99,6 +100,8 @@ class ReportCheckpointCallback(_keras_callback()):  # type: ignore[misc]  # know
         given = (*arguments, *keywords.values())
         # A loop of the user's own may leave them out.
         metrics = self._selected(next((x for x in given if isinstance(x, Mapping)), {}))
+        if event != "epoch_end":
+            metrics = PartialMetrics(metrics)
         if event in self._checkpoint_on:
             self._save(metrics)
         else:

@@ -53,13 +53,16 @@ class MetricsFile:
             self._descriptor = -1
 
 
-def encode_line(report: int, attempt: int, checkpoint: bytes, metrics: bytes) -> bytes:
+def encode_line(
+    report: int, attempt: int, checkpoint: bytes, metrics: bytes, *, is_partial: bool = False
+) -> bytes:
     """Return the line of a report, of parts that are JSON already. Not collective."""
-    return b'{"report":%d,"attempt":%d,"time":%.6f,"checkpoint":%s,"metrics":%s}\n' % (
+    return b'{"report":%d,"attempt":%d,"time":%.6f,"checkpoint":%s,%s"metrics":%s}\n' % (
         report,
         attempt,
         time.time(),
         checkpoint,
+        b'"partial":true,' if is_partial else b"",
         metrics,
     )
 

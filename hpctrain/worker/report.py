@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hpctrain.checkpoint import Checkpoint, ReportedCheckpoint
 from hpctrain.errors import CheckpointError, ConfigError
+from hpctrain.metric_names import PartialMetrics
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.worker.commits import Commits, Verdict
 from hpctrain.worker.metrics import MetricsFile, encode_line, encode_metrics
@@ -152,6 +153,7 @@ class Session:
     def report(self, metrics: Mapping[str, Any], upload: Upload | None = None) -> None:
         """Report metrics, and a checkpoint with them or not."""
         content = encode_metrics(metrics)
+        is_partial = isinstance(metrics, PartialMetrics)
         if upload is not None:
             upload.check(report=self.reports + 1, paths=self._paths)
             if self._is_in_scratch(upload):
@@ -160,17 +162,19 @@ class Session:
                 self._commits.wait_for_room()
         number = self._count.begin()
         if upload is None:
-            line = encode_line(number, self.world.attempt, b"null", content)
+            line = encode_line(number, self.world.attempt, b"null", content, is_partial=is_partial)
             self._append(line)
             self._channel.report(line)
         else:
-            self._report_checkpoint(number, content, upload)
+            self._report_checkpoint(number, content, upload, is_partial=is_partial)
         # Last: who catches it and goes on has made as many reports as the other ranks.
         self._commits.look()
 
-    def _report_checkpoint(self, number: int, content: bytes, upload: Upload) -> None:
+    def _report_checkpoint(
+        self, number: int, content: bytes, upload: Upload, *, is_partial: bool
+    ) -> None:
         name = b'"%s"' % _name(number, upload).encode()
-        line = encode_line(number, self.world.attempt, name, content)
+        line = encode_line(number, self.world.attempt, name, content, is_partial=is_partial)
         if upload.is_behind:
             self._report_behind(number, line, upload)
         else:

@@ -16,7 +16,7 @@ from hpctrain.callback import RunContext, UserCallback
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.config import CheckpointConfig, RunConfig, SyncConfig
 from hpctrain.control.wire import Frame
-from hpctrain.errors import CheckpointError, RunStoppedError, WorkerError
+from hpctrain.errors import CheckpointError, ConfigError, RunStoppedError, WorkerError
 from hpctrain.execute import journal as journal_module
 from hpctrain.execute import run_checkpoints
 from hpctrain.execute.failure_policy import StopKind, StopNotice
@@ -231,26 +231,98 @@ def test_different_content_under_one_name_is_told(
     assert said.endswith("the lowest rank's was kept: model.bin\n")
 
 
-def test_a_score_that_checkpoints_do_not_have_is_told_once(
-    paths: RunPaths, broadcasts: Broadcasts, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("config", "metrics", "message"),
+    [
+        (
+            {"checkpoint_config": CheckpointConfig(checkpoint_score_attribute="acuracy")},
+            {"accuracy": 0.5},
+            r"attribute='acuracy'\): report 1 has no metric 'acuracy'\. The metrics are accuracy, "
+            r"rank\. Did you mean 'accuracy'\?",
+        ),
+        (
+            {"stop": {"val/f1": 0.9}},
+            {"valid": {"f1": 0.5}},
+            r"RunConfig\(stop=\{'val/f1': \.\.\.\}\): report 1 .* Did you mean 'valid/f1'\?",
+        ),
+        (
+            {"stop": {"epoch": 3, "zzz": 1}},
+            {"epoch": 1},
+            r"no metric 'zzz'. The metrics are epoch, rank\.\nMend the name and call fit\(\) again",
+        ),
+    ],
+)
+def test_a_name_that_no_report_has_is_refused_at_the_first(
+    paths: RunPaths, broadcasts: Broadcasts, config: Any, metrics: Any, message: str
 ):
+    with pytest.raises(ConfigError, match=message):
+        make_recorder(paths, **config).record(make_round(1, metrics, paths=paths), broadcasts)
+    # The checkpoint is there all the same: the run resumes from it.
+    assert [m.name for m in CheckpointStore(paths.checkpoints).manifests()] == ["000001"]
+
+
+def test_no_checkpoint_is_deleted_for_a_name_that_none_has(paths: RunPaths, broadcasts: Broadcasts):
+    make_recorder(paths).record(make_round(1, {"loss": 1.0}, paths=paths), broadcasts)
+    keep = CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="los")
+    recorder = make_recorder(paths, checkpoint_config=keep)
+    recorder.begin_attempt(None)
+    with pytest.raises(ConfigError, match="Did you mean 'loss'"):
+        recorder.record(make_round(2, {"loss": 2.0}, paths=paths), broadcasts)
+    assert len(CheckpointStore(paths.checkpoints).manifests()) == 2
+
+
+def test_a_report_without_a_checkpoint_needs_no_score(paths: RunPaths, broadcasts: Broadcasts):
     keep = CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="accuracy")
     recorder = make_recorder(paths, checkpoint_config=keep)
-    for report in (1, 2):
-        recorder.record(make_round(report, {"acc": 0.5, "loss": 1.0}, paths=paths), broadcasts)
-    said = capsys.readouterr().err
-    assert said.count("has no metric 'accuracy'") == 1
-    assert "hpctrain: checkpoint 000001 has" in said
-    assert "it has acc, loss, rank." in said
+    recorder.record(make_round(1, {"loss": 1.0}), broadcasts)
+    recorder.record(make_round(2, {"accuracy": 1.0}, paths=paths), broadcasts)
 
 
-def test_a_score_that_is_no_number_yet_is_not_told(
-    paths: RunPaths, broadcasts: Broadcasts, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("first", [{"accuracy": 0.1}, {"accuracy": None}])
+def test_a_metric_that_is_known_may_be_missing(
+    paths: RunPaths, broadcasts: Broadcasts, capsys: pytest.CaptureFixture[str], first: Any
 ):
-    keep = CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="val/acc")
-    recorder = make_recorder(paths, checkpoint_config=keep)
-    recorder.record(make_round(1, {"val": {"acc": float("nan")}}, paths=paths), broadcasts)
+    keep = CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="accuracy")
+    recorder = make_recorder(paths, checkpoint_config=keep, stop={"accuracy": 0.9})
+    recorder.record(make_round(1, first, paths=paths), broadcasts)
     assert capsys.readouterr().err == ""
+    for report in (2, 3):
+        recorder.record(make_round(report, {"loss": 1.0}, paths=paths), broadcasts)
+    assert capsys.readouterr().err.count("has no metric 'accuracy'") == 1
+    # Another process goes on, whose first report lacks it.
+    recorder = make_recorder(paths, checkpoint_config=keep, stop={"accuracy": 0.9})
+    if first["accuracy"] is not None:
+        recorder.begin_attempt(None)
+        recorder.record(make_round(4, {"loss": 1.0}, paths=paths), broadcasts)
+
+
+def test_a_partial_report_may_lack_a_metric_and_a_later_one_may_not(
+    paths: RunPaths, broadcasts: Broadcasts
+):
+    recorder = make_recorder(paths, stop={"accuracy": 0.9})
+    partial = json.dumps({"partial": True, "metrics": {"loss": 1.0}}).encode()
+    round_ = replace(make_round(1), lines={0: partial, 1: partial})
+    recorder.record(round_, broadcasts)
+    with pytest.raises(ConfigError, match="report 2 has no metric 'accuracy'"):
+        recorder.record(make_round(2, {"loss": 1.0}), broadcasts)
+
+
+@pytest.mark.parametrize(
+    "form", [lambda loss: {"val/loss": loss}, lambda loss: {"val": {"loss": loss}}]
+)
+def test_a_name_with_a_slash_keeps_the_best_and_stops_the_run(
+    paths: RunPaths, broadcasts: Broadcasts, form: Any
+):
+    keep = CheckpointConfig(
+        num_to_keep=1, checkpoint_score_attribute="val/loss", checkpoint_score_order="min"
+    )
+    recorder = make_recorder(paths, checkpoint_config=keep, stop={"val/loss": 4.0})
+    for report, loss in enumerate((3.0, 1.0, float("-inf"), 4.0), start=1):
+        recorder.record(make_round(report, form(loss), paths=paths), broadcasts)
+    names = [m.name for m in CheckpointStore(paths.checkpoints).manifests()]
+    # The newest stays whatever its score.
+    assert names == ["000002", "000004"]
+    assert recorder.wants_stop == "val/loss=4.0 reached 4.0"
 
 
 def test_a_callback_sees_every_ranks_metrics_and_the_checkpoint(
@@ -300,7 +372,7 @@ def test_a_single_callback_object_can_be_fatal(paths: RunPaths, broadcasts: Broa
 def test_a_goal_of_the_stop_mapping_is_reached_or_passed(paths: RunPaths, broadcasts: Broadcasts):
     recorder = make_recorder(paths, stop={"accuracy": 0.9, "epoch": 100})
     for accuracy in (0.5, None, "high"):
-        recorder.record(make_round(1, {"accuracy": accuracy}), broadcasts)
+        recorder.record(make_round(1, {"accuracy": accuracy, "epoch": 1}), broadcasts)
         assert recorder.wants_stop is None
     recorder.record(make_round(2, {"accuracy": 0.9}), broadcasts)
     assert recorder.wants_stop == "accuracy=0.9 reached 0.9"

@@ -160,7 +160,7 @@ def test_text_is_no_feature_unless_it_is_said_to_be_categories(fit: Any, frames:
 
 def test_a_metric_that_there_is_not_is_refused_in_the_first_round(fit: Any) -> None:
     with pytest.raises(
-        ConfigError, match=r"'valid-mae'\): a round has the metrics \['train-error'"
+        ConfigError, match=r"'valid-mae'\): no round has that metric. The metrics are train-error"
     ):
         fit(num_workers=0, early_stopping=EarlyStopping(rounds=2, metric="valid-mae"))
 

@@ -1,0 +1,73 @@
+"""`ExpectedMetrics`: names of metrics that a RunConfig gives, which reports must have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hpctrain.config import RunConfig
+from hpctrain.errors import ConfigError
+from hpctrain.metric_names import all_names, explain_unknown, has_metric
+
+
+class ExpectedMetrics:
+    """Refuses a name that no report has, at the first report that could have it.
+
+    Later reports may lack a metric: it is known then that the name is no slip.
+
+    Parameters
+    ----------
+    run_config
+        Its score attribute and its stop rule name metrics.
+    """
+
+    def __init__(self, run_config: RunConfig) -> None:
+        stop = run_config.stop
+        self._stop = set(stop) if isinstance(stop, Mapping) else set()
+        score = run_config.checkpoint_config.checkpoint_score_attribute
+        self._score = set() if score is None else {score}
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether every name was seen."""
+        return not (self._stop or self._score)
+
+    def note(self, metrics: Mapping[str, Any]) -> None:
+        """Take note of the names that metrics have. Not collective."""
+        for names in (self._stop, self._score):
+            names -= {name for name in names if has_metric(metrics, name)}
+
+    def check(
+        self, report: int, metrics: Mapping[str, Any], *, has_checkpoint: bool, is_partial: bool
+    ) -> None:
+        """Take note of a report. Not collective.
+
+        Parameters
+        ----------
+        has_checkpoint
+            Only checkpoints have scores.
+        is_partial
+            Whether the report comes before all that is measured is known.
+
+        Raises
+        ------
+        ConfigError
+            If it lacks a metric that it should have.
+        """
+        self.note(metrics)
+        if is_partial:
+            return
+        for name in sorted(self._stop):
+            _refuse(f"RunConfig(stop={{{name!r}: ...}})", name, report, metrics)
+        for name in self._score if has_checkpoint else ():
+            what = f"CheckpointConfig(checkpoint_score_attribute={name!r})"
+            _refuse(what, name, report, metrics)
+
+
+def _refuse(what: str, name: str, report: int, metrics: Mapping[str, Any]) -> None:
+    raise ConfigError(
+        f"{what}: report {report} has no metric {name!r}. "
+        f"{explain_unknown(name, all_names(metrics))}\n"
+        f"Mend the name and call fit() again, which resumes the run. A metric that is measured "
+        f"later is reported as None until then."
+    )

@@ -1,0 +1,92 @@
+"""Names of metrics: the one place that knows what a name such as ``val/loss`` means.
+
+Retention, the stop rule, `hpctrain.Result` and early stopping all look metrics up here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+_NAMES_SHOWN = 12
+
+
+class PartialMetrics(dict[str, Any]):
+    """Metrics of a report within an epoch: those of its end, or of a validation, are not known yet.
+
+    A name that such a report lacks is no mistake.
+    """
+
+
+def find_metric(metrics: Mapping[str, Any], name: str, default: Any = None) -> Any:
+    """Return the metric of a name, or `default` where there is none.
+
+    Not collective. The name as it is written comes first; then ``/`` looks inside mappings.
+
+    Examples
+    --------
+    >>> find_metric({"val/loss": 1.0, "val": {"loss": 2.0}}, "val/loss")
+    1.0
+    >>> find_metric({"val": {"loss": 2.0}}, "val/loss")
+    2.0
+    """
+    if name in metrics:
+        return metrics[name]
+    for end, character in enumerate(name):
+        inside = metrics.get(name[:end]) if character == "/" else None
+        if isinstance(inside, Mapping):
+            found = find_metric(inside, name[end + 1 :], _MISSING)
+            if found is not _MISSING:
+                return found
+    return default
+
+
+def has_metric(metrics: Mapping[str, Any], name: str) -> bool:
+    """Return whether there is a metric of a name, whatever its value. Not collective."""
+    return find_metric(metrics, name, _MISSING) is not _MISSING
+
+
+def find_number(metrics: Mapping[str, Any], name: str) -> float | None:
+    """Return the metric of a name if it is a number, NaN included. Not collective."""
+    value = find_metric(metrics, name)
+    return value if isinstance(value, (int, float)) else None
+
+
+def find_score(metrics: Mapping[str, Any], name: str) -> float | None:
+    """Return the metric of a name if it is a finite number. Not collective."""
+    value = find_number(metrics, name)
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def all_names(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the names by which `find_metric` finds what is no mapping. Not collective."""
+    for key, value in metrics.items():
+        if isinstance(value, Mapping):
+            yield from all_names(value, f"{prefix}{key}/")
+        else:
+            yield f"{prefix}{key}"
+
+
+def explain_unknown(name: str, known: Iterable[str]) -> str:
+    """Return which names there are, and the one that was probably meant. Not collective.
+
+    Examples
+    --------
+    >>> explain_unknown("acuracy", ["loss", "accuracy"])
+    "The metrics are accuracy, loss. Did you mean 'accuracy'?"
+    """
+    import difflib
+
+    names = sorted(set(known))
+    if not names:
+        return "There are no metrics."
+    others = f" and {len(names) - _NAMES_SHOWN} others" if len(names) > _NAMES_SHOWN else ""
+    close = difflib.get_close_matches(name, names, n=1) or [
+        candidate for candidate in names if candidate.rpartition("/")[2] == name.rpartition("/")[2]
+    ]
+    meant = f" Did you mean {close[0]!r}?" if close else ""
+    return f"The metrics are {', '.join(names[:_NAMES_SHOWN])}{others}.{meant}"
+
+
+_MISSING = object()
