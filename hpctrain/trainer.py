@@ -251,9 +251,9 @@ class DataParallelTrainer(BaseTrainer):
     ) -> DataParallelTrainer:
         """Return a trainer whose ``fit()`` continues the run in `path`.
 
-        Not collective. It is what constructing the trainer again with the same ``name`` and
-        ``storage_path`` does, for when the script is not at hand. The stored run is unpickled: open
-        only what is your own.
+        Not collective. It is what constructing the trainer again with the same arguments does, for
+        when the script is not at hand: its RunConfig, with budgets, retention, stop rule and
+        callbacks, is the stored one too. The stored run is unpickled: open only what is your own.
 
         Parameters
         ----------
@@ -262,13 +262,15 @@ class DataParallelTrainer(BaseTrainer):
         train_loop_per_worker, train_loop_config, datasets, preprocessor, scaling_config
             Replace what the run was begun with. `datasets` must have the same names.
         **changes
-            Further arguments of the trainer.
+            Further arguments of the trainer. ``run_config`` replaces the whole of the stored one
+            but name and storage path.
 
         Raises
         ------
         ConfigError
             If there is no such run, it belongs to another trainer, or dataset names differ.
         """
+        from hpctrain.launch.stored import stored_request
         from hpctrain.plan import spec
         from hpctrain.plan.spec import RunSpec
 
@@ -279,7 +281,9 @@ class DataParallelTrainer(BaseTrainer):
                 f"what it is."
             )
         plan = json.loads(paths.plan.read_bytes())
-        stored: WorkerSpec = spec.unpack(RunSpec.from_bytes(paths.spec.read_bytes()).worker)
+        run_spec = RunSpec.from_bytes(paths.spec.read_bytes())
+        stored: WorkerSpec = spec.unpack(run_spec.worker)
+        run_config, resume_from = stored_request(paths, plan, run_spec, changes.get("run_config"))
         if datasets is not None and set(datasets) != set(stored.datasets):
             raise ConfigError(
                 f"restore(datasets=...) has {sorted(datasets)}, but the run was begun with "
@@ -295,8 +299,9 @@ class DataParallelTrainer(BaseTrainer):
             "metadata": stored.metadata,
             "preprocessor": stored.preprocessor if preprocessor is None else preprocessor,
             "scaling_config": scaling_config or _stored_scaling(plan),
-            "run_config": RunConfig(name=paths.root.name, storage_path=paths.root.parent),
+            "resume_from_checkpoint": resume_from,
             **changes,
+            "run_config": run_config,
         }
         return cls._rebuild(train_loop_per_worker or stored.train_loop, arguments)
 

@@ -153,6 +153,9 @@ class Recorder:
         attempt = journal.num_attempts + 1
         manifest = self.checkpoints.begin_attempt()
         self._look_for_goal()
+        # Of an attempt that was stopped: this one may return nothing.
+        returned = self.paths.return_value
+        insist(lambda: returned.unlink(missing_ok=True), patience_s=_LAST_WORD_PATIENCE_S)
         if manifest is not None and not self._expected.is_settled:
             for known in self.checkpoints.store.manifests():
                 self._expected.note(known.metrics)

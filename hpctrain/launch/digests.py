@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
@@ -22,6 +21,7 @@ MODULES = "modules of the script"
 FILES = "files of the datasets"
 """What the digest of these files is called."""
 _LONGEST_VALUE = 80
+_READ_BYTES = 16 * 2**20
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
@@ -125,14 +125,20 @@ def _identify_checkpoint(path: Path | None) -> str | None:
     except OSError:
         if not path.exists():
             return None
-        found = [
-            (os.path.relpath(os.path.join(folder, name), path), stat.st_size, stat.st_mtime_ns)
-            for folder, _, names in os.walk(path)
-            for name in names
-            if (stat := os.lstat(os.path.join(folder, name)))
-        ]
-        content = repr((str(path), sorted(found))).encode()
+        content = _identify_directory(path)
     return hashlib.sha256(content).hexdigest()
+
+
+def _identify_directory(directory: Path) -> bytes:
+    """Return what changes with the files of a directory: their content, where that is small."""
+    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    stats = [path.stat() for path in files]
+    if sum(stat.st_size for stat in stats) <= _READ_BYTES:
+        marks: list[Any] = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]
+    else:
+        marks = [(stat.st_size, stat.st_mtime_ns) for stat in stats]
+    names = [str(path.relative_to(directory)) for path in files]
+    return repr(list(zip(names, marks, strict=True))).encode()
 
 
 def _identify_files(datasets: Mapping[str, Any]) -> dict[str, str]:

@@ -241,12 +241,20 @@ def make_spec(request: Request, plan: LaunchPlan) -> RunSpec:
             max_bytes_per_s=sync.max_bytes_per_s,
         ),
         worker=worker,
-        executor=pack(
-            (request.run_config, plan, request.resume_from), what="RunConfig (callbacks, stop)"
-        )
-        if plan.launcher == "slurm"
-        else b"",
+        executor=_pack_for_executor(request, plan),
     )
+
+
+def _pack_for_executor(request: Request, plan: LaunchPlan) -> bytes:
+    """Return what a job's executor opens, and ``restore()``; empty where only the latter could."""
+    content = request.run_config, plan, request.resume_from
+    try:
+        return pack(content, what="RunConfig (callbacks, stop)")
+    except ConfigError:
+        if plan.launcher == "slurm":
+            raise
+        # The executor is in this process, and needs no pickle.
+        return b""
 
 
 def _refuse_patterns(paths: RunPaths) -> None:

@@ -108,7 +108,12 @@ class LightningTrainer(TorchTrainer):
         loop = train_loop
         own = {"lightning_config": loop.config, "datasets_iter_config": loop.iter_config}
         rest = {k: v for k, v in arguments.items() if k != "train_loop_config"}
-        return cls(**{**own, **rest})
+        given = {**own, **rest}
+        if given["lightning_config"].checkpoint_config is not None:
+            # It says again what the stored RunConfig has been given by it.
+            run = given["run_config"]
+            given["run_config"] = replace(run, checkpoint_config=CheckpointConfig())
+        return cls(**given)
 
 
 def _check_data(

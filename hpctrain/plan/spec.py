@@ -63,7 +63,8 @@ class RunSpec:
     worker: bytes
     """Pickled `WorkerSpec`."""
     executor: bytes
-    """Pickled part of the executor: callbacks and stop rule."""
+    """Pickled RunConfig, plan and checkpoint to begin with, for a job's executor and for
+    ``restore()``. Empty where they cannot be pickled and need not be."""
 
     def to_bytes(self) -> bytes:
         """Return the content of ``spec.pkl``."""

@@ -1,0 +1,200 @@
+"""What ``restore()`` takes from the run directory, on one rank in this interpreter."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hpctrain
+from hpctrain import (
+    Checkpoint,
+    CheckpointConfig,
+    ConfigError,
+    DataParallelTrainer,
+    FailureConfig,
+    Result,
+    RunConfig,
+    RunContext,
+    ScalingConfig,
+    SyncConfig,
+    UserCallback,
+)
+from hpctrain.plan.spec import RunSpec
+
+
+class Counting(UserCallback):
+    """Leaves a file for each report."""
+
+    def after_report(self, run_context: RunContext, metrics: Any, checkpoint: Any) -> None:
+        run_context.path.joinpath(f"seen-{metrics[0]['step']}").touch()
+
+
+class Unpicklable(Counting):
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+def train() -> str | None:
+    checkpoint = hpctrain.get_checkpoint()
+    first = checkpoint.to_dict()["step"] + 1 if checkpoint else 1
+    for step in range(first, 20):
+        if step == 3 and hpctrain.get_context().world.attempt == 1:
+            raise RuntimeError("fails once")
+        saved = Checkpoint.from_dict({"step": step})
+        hpctrain.report({"step": step, "val/loss": abs(step - 4)}, saved)
+        if hpctrain.should_stop():
+            break
+    return None
+
+
+GIVEN: dict[str, Any] = {
+    "failure_config": FailureConfig(max_failures=7),
+    "checkpoint_config": CheckpointConfig(
+        num_to_keep=1, checkpoint_score_attribute="val/loss", checkpoint_score_order="min"
+    ),
+    "sync_config": SyncConfig(sync_timeout=77),
+    "stop": {"step": 6},
+    "total_time": "1:00:00",
+    "existing": "restart",
+    "verbose": 0,
+}
+
+
+def begin(tmp_path: Path, function: Any = train, **changes: Any) -> Path:
+    """Begin a run that fails; return its directory."""
+    arguments = {"callbacks": [Counting()], **GIVEN, **changes}
+    resume = arguments.pop("resume_from_checkpoint", None)
+    trainer = DataParallelTrainer(
+        function,
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(storage_path=tmp_path, name="run", **arguments),
+        resume_from_checkpoint=resume,
+    )
+    with pytest.raises(RuntimeError, match="fails once"):
+        trainer.fit()
+    return tmp_path / "run"
+
+
+def test_a_restored_run_is_looked_after_as_before(tmp_path: Path):
+    path = begin(tmp_path)
+    trainer = DataParallelTrainer.restore(path)
+    run = trainer.run_config
+    assert {name: getattr(run, name) for name in GIVEN} == {**GIVEN, "existing": "auto"}
+    assert (run.name, run.storage_path) == ("run", str(tmp_path))
+    assert [type(callback).__name__ for callback in run.callbacks] == ["Counting"]
+    result = trainer.fit()
+    # It stopped, called back, and kept the best and the newest.
+    assert result.metrics["step"] == 6
+    assert (path / "seen-6").exists()
+    assert [c.path.name for c, _ in result.best_checkpoints] == ["000004", "000006"]
+    # The same request: nothing runs.
+    assert len(DataParallelTrainer.restore(path).fit().attempts) == 2
+
+
+def test_a_run_that_was_moved_is_restored_where_it_is(tmp_path: Path):
+    moved = begin(tmp_path).rename(tmp_path / "moved")
+    assert DataParallelTrainer.restore(moved).run_config.name == "moved"
+
+
+def test_a_run_config_replaces_the_stored_one_but_not_the_run(tmp_path: Path):
+    path = begin(tmp_path)
+    changed = RunConfig(name="other", storage_path="elsewhere", stop={"step": 4}, verbose=0)
+    trainer = DataParallelTrainer.restore(path, run_config=changed)
+    assert trainer.run_config == replace(changed, name="run", storage_path=str(tmp_path))
+    result = trainer.fit()
+    assert (result.path, result.metrics["step"]) == (path, 4)
+    with pytest.raises(ConfigError, match=r"restore\(run_config=\.\.\.\)"):
+        DataParallelTrainer.restore(path, run_config={})
+
+
+def test_what_a_run_began_with_is_given_again(tmp_path: Path):
+    def train_further() -> int:
+        checkpoint = hpctrain.get_checkpoint()
+        assert checkpoint is not None
+        if hpctrain.get_context().world.attempt == 1:
+            raise RuntimeError("fails once")
+        return int(checkpoint.to_dict()["step"])
+
+    start = Checkpoint.from_dict({"step": 9})
+    path = begin(tmp_path, train_further, stop=None, resume_from_checkpoint=start)
+    assert DataParallelTrainer.restore(path).fit().return_value == 9
+
+
+def test_what_is_stored_is_for_its_owner_alone(tmp_path: Path):
+    path = begin(tmp_path)
+    secret = b"Counting"
+    holders = [file for file in path.iterdir() if file.is_file() and secret in file.read_bytes()]
+    assert path / "spec.pkl" in holders
+    assert stat.S_IMODE(os.stat(path / "spec.pkl").st_mode) == 0o600
+
+
+@pytest.mark.parametrize("of_older_version", [False, True])
+def test_what_is_not_stored_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], of_older_version: bool
+):
+    path = begin(tmp_path, callbacks=[Counting() if of_older_version else Unpicklable()])
+    assert (path / "seen-1").exists()
+    if of_older_version:
+        spec = RunSpec.from_bytes((path / "spec.pkl").read_bytes())
+        (path / "spec.pkl").write_bytes(replace(spec, executor=b"").to_bytes())
+    run = DataParallelTrainer.restore(path).run_config
+    for name in ("failure_config", "checkpoint_config", "sync_config"):
+        assert getattr(run, name) == GIVEN[name]
+    said = capsys.readouterr().err
+    assert "does not hold " in said
+    assert "stop={'step': 6} of its RunConfig. Give them: restore(" in said
+
+
+def test_a_value_of_a_stopped_attempt_is_not_that_of_a_later_one(tmp_path: Path):
+    def fit(stop_at: int) -> Result:
+        def train_until() -> int | None:
+            hpctrain.report({"step": 1}, Checkpoint.from_dict({"step": 1}))
+            return 5 if hpctrain.get_context().world.attempt == 1 else None
+
+        return DataParallelTrainer(
+            train_until,
+            scaling_config=ScalingConfig(num_workers=0),
+            run_config=RunConfig(
+                storage_path=tmp_path, name="run", verbose=0, existing="resume", stop={"step": 9}
+            ),
+            metadata={"stop_at": stop_at},
+        ).fit()
+
+    assert fit(1).return_value == 5
+    assert fit(2).return_value is None
+
+
+def test_a_run_is_restored_in_another_process(tmp_path: Path):
+    folder = tmp_path / "100 % mine"
+    folder.mkdir()
+    (folder / "helper.py").write_text("def step():\n    return 1\n")
+    (folder / "train.py").write_text(
+        """
+import hpctrain, helper
+from hpctrain import DataParallelTrainer, RunConfig, ScalingConfig
+
+def train():
+    hpctrain.report({"step": helper.step()})
+
+DataParallelTrainer(
+    train,
+    scaling_config=ScalingConfig(num_workers=0),
+    run_config=RunConfig(storage_path="runs", name="run", stop=lambda n, metrics: n == 9),
+).fit()
+"""
+    )
+    restore = "from hpctrain import *; DataParallelTrainer.restore('runs/run').fit()"
+    said = ""
+    for argv in (["train.py"], ["-c", restore]):
+        said = subprocess.run(
+            [sys.executable, *argv], cwd=folder, capture_output=True, text=True, check=True
+        ).stdout
+    assert "run run is finished" in said
