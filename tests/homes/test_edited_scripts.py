@@ -6,15 +6,18 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hpctrain import Result
+from hpctrain.testing.slurm import VirtualCluster
 
 SCRIPT = """
 import sys
+import time
 import hpctrain
 from hpctrain import Checkpoint, DataParallelTrainer, RunConfig, ScalingConfig
 import model
@@ -180,3 +183,38 @@ def test_a_flag_that_is_none_is_refused(folder: Path) -> None:
     assert process.returncode == 2
     assert "--existing=anew: one of auto, resume, restart, error" in process.stderr
     assert "HPCTRAIN_EXISTING='anew'" in told(python(folder, HPCTRAIN_EXISTING="anew"))
+
+
+@pytest.mark.slurm
+def test_a_job_that_slurm_starts_again_goes_on_although_a_module_was_edited(
+    virtual_slurm: VirtualCluster, folder: Path
+) -> None:
+    environ = {**os.environ, **virtual_slurm.environ, "HPCTRAIN_EXISTING": "restart"}
+    # What it does after its run lasts until the test has edited the module.
+    script = f"""#!/bin/sh
+{sys.executable} train.py && touch ended-$SLURM_RESTART_COUNT && while [ ! -e edited ]
+do sleep 0.1; done
+"""
+    (folder / "job.sh").write_text(script)
+    options = ["--parsable", "--requeue", "--open-mode=append", "--output=job.out", "-n1"]
+
+    def slurm(*argv: str) -> str:
+        return subprocess.check_output(argv, env=environ, cwd=folder, text=True).strip()
+
+    def wait_for(condition: Any) -> None:
+        deadline = time.monotonic() + 90
+        while not condition():
+            assert time.monotonic() < deadline, (folder / "job.out").read_text()
+            time.sleep(0.1)
+
+    job_id = slurm("sbatch", *options, "job.sh")
+    wait_for((folder / "ended-").exists)
+    edit(folder / "helper.py", "1.5", "2.5")
+    slurm("scontrol", "requeue", job_id)
+    (folder / "edited").touch()
+    wait_for((folder / "ended-1").exists)
+    said = (folder / "job.out").read_text()
+    assert "was finished before Slurm started this job again; what has changed since" in said
+    assert "helper.py: edited" in said
+    assert said.count("loss 1.5") == 2
+    assert not aside(folder)
