@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -14,11 +15,12 @@ import numpy as np
 
 from hpctrain.data.conform import conform, empty
 from hpctrain.data.files import Paths, describe_all, find_files
-from hpctrain.data.formats import Batch, column_type, from_arrow
+from hpctrain.data.formats import Batch, as_column, column_type, from_arrow
 from hpctrain.data.optional import require
 from hpctrain.data.schema import Column, Schema, check_columns, check_unique
 from hpctrain.data.source import Blocks, Source
 from hpctrain.data.together import concatenate_sources
+from hpctrain.data.types import EXACT
 from hpctrain.errors import ConfigError
 
 SUFFIXES = (".csv", ".tsv", ".txt")
@@ -39,8 +41,11 @@ class CsvSource:
     lines: tuple[int, ...]
     """Lines of each block."""
     schema: Schema
-    zoned: tuple[str, ...] = ()
-    """Columns of times that are written with their zone."""
+    header: bytes = b""
+    """The line of names, if the file has one."""
+    parsed_as: tuple[tuple[str, str], ...] = ()
+    """Columns that have another type in the file than in batches, and Arrow's name of it: integers
+    and bools of which some are missing, times that are written with their zone."""
 
     @property
     def num_rows(self) -> int:
@@ -77,19 +82,22 @@ class CsvSource:
         last = bisect_right(self._starts, rows.stop - 1) - 1
         with open(self.path, "rb") as file:
             if (size := os.fstat(file.fileno()).st_size) != self.offsets[-1]:
-                raise ConfigError(
-                    f"{self.path} has changed since the dataset was made: it has {size} bytes, and "
-                    f"had {self.offsets[-1]}. Make the dataset again."
-                )
-            file.seek(self.offsets[first])
-            content = file.read(self.offsets[last + 1] - self.offsets[first])
+                raise self._changed(f"it has {size} bytes, and had {self.offsets[-1]}")
+            if (header := file.read(len(self.header))) != self.header:
+                raise self._changed(f"its first line is {header!r}, and was {self.header!r}")
+            # With the end of the line before: blocks are of whole lines.
+            before = min(1, self.offsets[first])
+            file.seek(self.offsets[first] - before)
+            content = file.read(self.offsets[last + 1] - self.offsets[first] + before)
+        if content[:before] not in (b"", b"\n"):
+            raise self._changed(f"no line begins at byte {self.offsets[first]} any more")
         table = parse(
-            content,
+            content[before:],
             self.path,
             self.names,
             self.delimiter,
             {n: c.dtype for n, c in schema.items()},
-            zoned=self.zoned,
+            parsed_as=dict(self.parsed_as),
         )
         expected = self._starts[last + 1] - self._starts[first]
         if table.num_rows != expected:
@@ -98,9 +106,15 @@ class CsvSource:
                 f"lines or line breaks inside of values, or has changed. Write it again, or as "
                 f"Parquet."
             )
-        found = from_arrow(table.slice(rows.start - self._starts[first], len(rows)))
+        table = table.slice(rows.start - self._starts[first], len(rows))
+        found = from_arrow(table, objects=schema.objects)
         where = f"{self.path}, rows {rows.start} to {rows.stop}"
         return conform(found, schema, where=where, advice="Name its type with dtypes={...}.")
+
+    def _changed(self, what: str) -> ConfigError:
+        return ConfigError(
+            f"{self.path} has changed since the dataset was made: {what}. Make the dataset again."
+        )
 
 
 def open_csv(
@@ -121,15 +135,23 @@ def open_csv(
     require("pyarrow.csv", to="to read CSV files")
     wanted = {name: np.dtype(dtype) for name, dtype in dtypes.items()}
     files = find_files(paths, SUFFIXES)
-    first = _describe(files[0], columns, wanted, delimiter, names)
+    at, first = 0, _describe(files[0], columns, wanted, {}, delimiter, names)
+    while not first.num_rows and at + 1 < len(files):
+        at += 1
+        first = _describe(files[at], columns, wanted, {}, delimiter, names)
     try:
         check_columns(wanted, first.names)
     except ConfigError as error:
-        raise ConfigError(f"dtypes={dict(dtypes)}, but in {files[0]} {error}") from error
-    # What the first file looks like says how the others are read.
+        raise ConfigError(f"dtypes={dict(dtypes)}, but in {first.path} {error}") from error
+    # What the first file with rows looks like says how the others are read.
     known = {name: column.dtype for name, column in first.schema.items()}
-    others = describe_all(files[1:], lambda path: _describe(path, columns, known, delimiter, names))
-    return concatenate_sources([first, *others])
+    parsed_as = dict(first.parsed_as)
+
+    def describe(path: str) -> CsvSource:
+        return _describe(path, columns, known, parsed_as, delimiter, names)
+
+    before, after = (describe_all(some, describe) for some in (files[:at], files[at + 1 :]))
+    return concatenate_sources([*before, first, *after])
 
 
 def parse(
@@ -139,7 +161,7 @@ def parse(
     delimiter: str,
     dtypes: Mapping[str, np.dtype],
     *,
-    zoned: Sequence[str] = (),
+    parsed_as: Mapping[str, str] | None = None,
     all_columns: bool = False,
 ) -> Any:
     """Return lines as an Arrow table. Not collective.
@@ -148,8 +170,8 @@ def parse(
     ----------
     dtypes
         Columns that are read, and their types.
-    zoned
-        Columns of times that are written with their zone.
+    parsed_as
+        Columns of them that have another type in the file.
     all_columns
         Whether the others are read too, and their types are guessed.
 
@@ -164,7 +186,11 @@ def parse(
         n: pyarrow.string() if d.kind in "OUS" else pyarrow.from_numpy_dtype(d)
         for n, d in dtypes.items()
     }
-    types |= {n: pyarrow.timestamp(types[n].unit, "UTC") for n in zoned if n in types}
+    for name, kind in (parsed_as or {}).items():
+        if name in types and kind == _ZONED:
+            types[name] = pyarrow.timestamp(types[name].unit, "UTC")
+        elif name in types:
+            types[name] = pyarrow.type_for_alias(kind)
     try:
         return csv.read_csv(
             pyarrow.BufferReader(content),
@@ -185,6 +211,7 @@ def _describe(
     path: str,
     columns: Sequence[str] | None,
     dtypes: Mapping[str, np.dtype],
+    parsed_as: Mapping[str, str],
     delimiter: str,
     names: Sequence[str] | None,
 ) -> CsvSource:
@@ -202,13 +229,27 @@ def _describe(
         raise ConfigError(f"{path}: {error}") from error
     # Whether times have a zone is for Arrow to find out.
     known = {name: dtype for name, dtype in dtypes.items() if dtype.kind != "M"}
-    table = parse(head, path, found, delimiter, known, all_columns=True) if head else None
+
+    def parse_head(known: Mapping[str, np.dtype], parsed_as: Mapping[str, str]) -> Any:
+        return parse(head, path, found, delimiter, known, parsed_as=parsed_as, all_columns=True)
+
+    table = parse_head(known, parsed_as) if head else None
     described = []
+    in_file = {name: kind for name, kind in parsed_as.items() if kind != _ZONED}
     for name in columns if columns is not None else found:
         dtype = dtypes.get(name)
-        if dtype is None:
-            dtype = _guessed(table.column(name)) if table is not None else np.dtype(object)
-        described.append((name, Column(dtype=np.dtype(object) if dtype.kind in "US" else dtype)))
+        column = None if table is None else table.column(name)
+        if dtype is None and column is not None:
+            if _has_large_floats(column):
+                with suppress(ConfigError):
+                    # Arrow looks no further than int64.
+                    column = parse_head({**known, name: np.dtype("u8")}, parsed_as).column(name)
+            dtype, kind = _guessed(column)
+            in_file |= {} if kind is None else {name: kind}
+        dtype = np.dtype(object) if dtype is None or dtype.kind in "US" else dtype
+        described.append((name, Column(dtype=dtype)))
+        if dtype.kind == "M" and getattr(getattr(column, "type", None), "tz", None) is not None:
+            in_file[name] = _ZONED
     return CsvSource(
         path=path,
         names=found,
@@ -216,26 +257,36 @@ def _describe(
         offsets=offsets,
         lines=lines,
         schema=Schema(tuple(described)),
-        zoned=tuple(
-            name
-            for name, column in described
-            if table is not None
-            and column.dtype.kind == "M"
-            and getattr(table.column(name).type, "tz", None) is not None
-        ),
+        header=header,
+        parsed_as=tuple(in_file.items()),
     )
 
 
-def _guessed(column: Any) -> np.dtype:
+_ZONED = "zoned"
+
+
+def _has_large_floats(column: Any) -> bool:
+    values = column.drop_null().to_numpy()
+    return bool(values.dtype.kind == "f" and (np.abs(values) > EXACT).any())
+
+
+def _guessed(column: Any) -> tuple[np.dtype, str | None]:
+    """Return the type of a column in batches, and Arrow's name of another one in the file."""
     dtype, _ = column_type(column.type)
     if column.null_count and dtype.kind in "iub":
-        return np.dtype(object) if dtype.kind == "b" else np.dtype(np.float64)
-    return dtype
+        # As the same column of Parquet.
+        return as_column(column).dtype, str(column.type)
+    return dtype, None
 
 
 def _split_header(path: str, header: bytes, delimiter: str) -> list[str]:
     if not header.strip():
         raise ConfigError(f"{path} is empty: it has not even a line of column names.")
+    if b"\r" in header.rstrip(b"\r\n"):
+        raise ConfigError(
+            f"{path}: lines end with a carriage return alone, or a name has one in it. Write lines "
+            f"that end with \\n, for example with: tr '\\r' '\\n' < OLD > NEW"
+        )
     csv = require("pyarrow.csv", to="to read CSV files")
     pyarrow = require("pyarrow", to="to read CSV files")
     # To Arrow a line without its end is none.

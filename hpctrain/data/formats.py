@@ -5,7 +5,7 @@ Inside, a batch is a dict of arrays that have a row per element: ``{"x": [rows, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -295,14 +295,31 @@ def _tensor_array(pyarrow: Any, array: np.ndarray) -> Any:
     return pyarrow.ExtensionArray.from_storage(kind, storage)
 
 
-def from_arrow(table: Any) -> Batch:
+def from_arrow(table: Any, *, objects: Collection[str] = ()) -> Batch:
     """Return the columns of an Arrow table or record batch.
 
     Not collective. A fixed-size list or tensor column becomes an array of more dimensions; numbers
     that are missing become NaN; other values that are missing, None.
+
+    Parameters
+    ----------
+    objects
+        Columns that are objects in other batches, so integers are here too.
     """
     check_unique(table.schema.names)
-    return {name: _from_arrow(table.column(name)) for name in table.schema.names}
+    found = {name: table.column(name) for name in table.schema.names}
+    return {
+        name: _integers_as_objects(column) if name in objects else _from_arrow(column)
+        for name, column in found.items()
+    }
+
+
+def _integers_as_objects(column: Any) -> np.ndarray:
+    """Return integers as Python's own, None where one is missing; others as usual."""
+    pyarrow = require("pyarrow", to="for batches in the form of Arrow")
+    if pyarrow.types.is_integer(column.type):
+        return np.array(column.to_pylist(), dtype=object)
+    return _from_arrow(column)
 
 
 def _from_arrow(column: Any) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 from typing import Any
@@ -70,7 +70,7 @@ class ParquetSource:
             batch,
             schema,
             where=f"{self.path}, rows {rows.start} to {rows.stop}",
-            advice="The file has changed; write it again.",
+            advice="A row of an array is missing, or the file has changed; write it again.",
         )
 
     def _read(self, rows: range, columns: list[str]) -> Batch:
@@ -86,7 +86,8 @@ class ParquetSource:
                 )
         except OSError as error:
             raise ConfigError(_unreadable(self.path, error)) from error
-        return from_arrow(table.slice(rows.start - starts[first], len(rows)))
+        table = table.slice(rows.start - starts[first], len(rows))
+        return from_arrow(table, objects=self.schema.objects)
 
     def _check_groups(self, footer: Any, numbers: range, sizes: Sequence[int]) -> None:
         """Refuse a file that has others than when its dataset was made."""
@@ -115,16 +116,28 @@ def open_parquet(paths: Paths, *, columns: Sequence[str] | None) -> Source:
         [path for path, _ in files], lambda path: _describe(path, columns, keys[path], types)
     )
     missing = frozenset().union(*(names for _, names, _ in found))
-    large = frozenset().union(*(names for _, _, names in found))
+    # What no statistics say of a column that another file misses values of.
+    unknown = [s.path for s, _, large in found if any(large.get(n, 0) is None for n in missing)]
+    large_there = describe_all(unknown, lambda path: _large_of(path, missing))
+    large = {name for _, _, of_file in found for name, is_large in of_file.items() if is_large}
+    large.update(*large_there)
     return concatenate_sources(
-        [replace(s, schema=_with_room(s.schema, missing, large)) for s, _, _ in found]
+        [replace(s, schema=_with_room(s.schema, missing, frozenset(large))) for s, _, _ in found]
     )
+
+
+def _large_of(path: str, names: Iterable[str]) -> frozenset[str]:
+    with _open(path) as file:
+        return frozenset(name for name in names if _has_large(file, name, may_read=True))
 
 
 def _describe(
     path: str, columns: Sequence[str] | None, keys: Keys, key_types: Mapping[str, np.dtype]
-) -> tuple[ParquetSource, frozenset[str], frozenset[str]]:
-    """Return a file, its columns that miss values, and those of large integers."""
+) -> tuple[ParquetSource, frozenset[str], dict[str, bool | None]]:
+    """Return a file, its columns that miss values, and whether those of integers have large ones.
+
+    None: that is not known without reading the column.
+    """
     with _open(path) as file:
         return _describe_open(path, file, columns, keys, key_types)
 
@@ -135,7 +148,7 @@ def _describe_open(
     columns: Sequence[str] | None,
     keys: Keys,
     key_types: Mapping[str, np.dtype],
-) -> tuple[ParquetSource, frozenset[str], frozenset[str]]:
+) -> tuple[ParquetSource, frozenset[str], dict[str, bool | None]]:
     footer, arrow = file.metadata, file.schema_arrow
     # What the file has itself counts before the name of its directory.
     keys = tuple((name, value) for name, value in keys if name not in arrow.names)
@@ -163,13 +176,11 @@ def _describe_open(
     missing = frozenset(
         name for name, c in schema.items() if c.dtype.kind in "iub" and _has_missing(file, name)
     )
-    large = frozenset(
-        name
+    large = {
+        name: _has_large(file, name, may_read=name in missing)
         for name, c in schema.items()
-        if c.dtype.kind in "iu"
-        and c.dtype.itemsize == 8
-        and _has_large(file, name, may_read=name in missing)
-    )
+        if c.dtype.kind in "iu" and c.dtype.itemsize == 8
+    }
     return source, missing, large
 
 
@@ -183,12 +194,13 @@ def _with_room(schema: Schema, missing: frozenset[str], large: frozenset[str]) -
     return Schema(tuple((n, room(n, c) if n in missing else c) for n, c in schema.items()))
 
 
-def _has_large(file: Any, name: str, *, may_read: bool) -> bool:
-    """Return whether a column has integers that floats do not have."""
+def _has_large(file: Any, name: str, *, may_read: bool) -> bool | None:
+    """Return whether a column has integers that floats do not have; None if nothing says that."""
     footer = file.metadata
     leaves = {footer.schema.column(i).path: i for i in range(footer.num_columns)}
     if name not in leaves:
         return False
+    is_known = True
     for number in range(footer.num_row_groups):
         group = footer.row_group(number)
         statistics = group.column(leaves[name]).statistics
@@ -199,7 +211,9 @@ def _has_large(file: Any, name: str, *, may_read: bool) -> bool:
             values = file.read_row_group(number, [name], use_threads=False).column(0).drop_null()
             if cast_exactly(values.to_numpy(), np.dtype(np.float64)) is None:
                 return True
-    return False
+        elif group.num_rows:
+            is_known = False
+    return False if is_known else None
 
 
 def _has_missing(file: Any, name: str) -> bool:

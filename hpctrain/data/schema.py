@@ -77,6 +77,11 @@ class Schema(Mapping[str, Column]):
         return list(self)
 
     @property
+    def objects(self) -> frozenset[str]:
+        """Names of the columns that hold objects."""
+        return frozenset(name for name, column in self.items_ if column.dtype.hasobject)
+
+    @property
     def row_bytes(self) -> int:
         """Bytes of a row of all columns in memory."""
         return sum(column.row_bytes for column in self.values())

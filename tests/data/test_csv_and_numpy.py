@@ -136,3 +136,65 @@ def test_a_header_alone_is_a_file_without_rows(tmp_path: Path, header: str):
     assert (dataset.columns, dataset.num_rows) == (["a", "b"], 0)
     (tmp_path / "b.csv").write_bytes((header.rstrip() + "\n1,2").encode())
     assert read_csv(tmp_path / "b.csv").to_numpy()["b"].tolist() == [2]
+
+
+LARGE = 2**60 + 1
+
+
+@pytest.mark.parametrize("late", [True, False])
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (["1", "", str(LARGE)], [1, None, LARGE]),
+        (["1", str(2**64 - 1)], [1, 2**64 - 1]),
+        (["true", "", "false"], [True, None, False]),
+    ],
+)
+def test_integers_and_bools_of_csv_are_exact_beside_missing_ones(
+    tmp_path: Path, values: list[str], expected: list[object], late: bool
+):
+    # In blocks behind the first too.
+    values, expected = values + values[:1] * 300 * late, expected + expected[:1] * 300 * late
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.csv").write_text("x,k\n" + "".join(f"{v},0\n" for v in values))
+    read = [row["x"] for row in read_csv(tmp_path).iter_rows()]
+    assert read == [*expected, *expected]
+    assert [type(x) for x in read if isinstance(x, float)] == []
+
+
+def test_a_large_integer_behind_the_first_lines_of_a_column_with_gaps_is_not_rounded(
+    tmp_path: Path,
+):
+    path = tmp_path / "a.csv"
+    path.write_text("x,k\n1,0\n,0\n" + "2,0\n" * 300 + f"{LARGE},0\n")
+    with pytest.raises(ConfigError, match=r"column 'x' of type float64 has .*dtypes="):
+        read_csv(path).to_numpy()
+    assert read_csv(path, dtypes={"x": object}).to_numpy()["x"][-1] == str(LARGE)
+
+
+def test_a_file_without_rows_does_not_say_what_types_the_others_have(tmp_path: Path):
+    for name, lines in (("a", ""), ("b", "1,2.5\n"), ("c", "")):
+        (tmp_path / f"{name}.csv").write_text(f"x,y\n{lines}")
+    dataset = read_csv(tmp_path)
+    assert str(dataset.schema()) == "x: int64, y: float64"
+    assert dataset.to_numpy()["x"].tolist() == [1]
+
+
+def test_another_header_or_other_lines_in_a_file_of_the_same_size_are_noticed(tmp_path: Path):
+    path = tmp_path / "a.csv"
+    path.write_text("x,y\n1,2\n")
+    dataset = read_csv(path)
+    path.write_text("y,x\n1,2\n")
+    with pytest.raises(ConfigError, match=r"first line is b'y,x\\n', and was b'x,y\\n'"):
+        dataset.to_numpy()
+    path.write_text("x\n" + "11\n" * 300)
+    dataset = read_csv(path)
+    path.write_text("x\n1\n" + "11\n" * 298 + "1111\n")
+    with pytest.raises(ConfigError, match=r"has changed since the dataset was made"):
+        [*dataset.iter_batches(rows=range(290, 300), batch_size=4)]
+
+
+def test_lines_that_end_with_a_carriage_return_alone_are_refused(tmp_path: Path):
+    (tmp_path / "a.csv").write_bytes(b"x,y\r1,2\r3,4")
+    with pytest.raises(ConfigError, match=r"lines end with a carriage return alone.* tr "):
+        read_csv(tmp_path / "a.csv")

@@ -173,8 +173,8 @@ def test_integers_stay_integers_where_no_statistics_say_that_none_is_missing(tmp
     parquet.write_table(some, tmp_path / "b.parquet", write_statistics=False, row_group_size=2)
     assert str(read_parquet(tmp_path / "b.parquet").schema()) == "n: float64, b: object"
     # As a float the integer would be another one.
-    with pytest.raises(ConfigError, match=r"column 'n' of type float64 has missing or other"):
-        read_parquet(tmp_path).to_numpy()
+    both = read_parquet([tmp_path / "a.parquet", tmp_path / "b.parquet"]).to_numpy()
+    assert both["n"].tolist() == [large, 2, 3, 1, 2, None]
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path: Path):
@@ -204,3 +204,29 @@ def test_lists_of_lists_of_fixed_size_are_arrays(tmp_path: Path):
         assert str(dataset.schema()) == "x: int32[3, 2]"
         assert dataset.to_numpy()["x"].tolist() == values
     assert from_arrow(table.slice(2, 3)).to_numpy()["x"].tolist() == values[2:5]
+
+
+@pytest.mark.parametrize("statistics", [True, False])
+def test_large_integers_of_one_file_are_exact_beside_missing_ones_of_another(
+    tmp_path: Path, statistics: bool
+):
+    large = [2**60 + 1, 2]
+    for name, values in (("a", large), ("b", [1, None]), ("c", [None, None])):
+        table = pyarrow.table({"x": pyarrow.array(values, pyarrow.int64())})
+        parquet.write_table(table, tmp_path / f"{name}.parquet", write_statistics=statistics)
+    dataset = read_parquet(tmp_path)
+    for size in (1, 6):
+        batches = [b["x"] for b in dataset.iter_batches(batch_size=size)]
+        read = [value for batch in batches for value in batch.tolist()]
+        # Whatever batch they are in: 1 is not 1.0, and None not NaN.
+        assert list(map(repr, read)) == list(map(repr, [*large, 1, None, None, None]))
+    again = read_parquet(dataset.write_parquet(tmp_path / "again.parquet"))
+    assert again.to_numpy()["x"].tolist() == [*large, 1, None, None, None]
+
+
+def test_a_row_of_an_array_that_is_missing_is_said(tmp_path: Path):
+    kind = pyarrow.list_(pyarrow.float32(), 2)
+    table = pyarrow.table({"x": pyarrow.array([None, [1, 2]], kind)})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match=r"rows 0 to 2: .*A row of an array is missing"):
+        read_parquet(tmp_path / "a.parquet").to_numpy()
