@@ -91,7 +91,7 @@ def explain_failure(
     """Return the error that ``fit()`` raises. Not collective."""
     rank, failure = first_failure(tracker, launcher_output)
     memory = tracker.memory.get(rank, {})
-    status = None
+    status = crash = None
     worker = workers[rank] if 0 <= rank < len(workers) else None
     hostname = worker.hostname if worker else (failure.hostname if failure else "unknown")
     if failure is not None:
@@ -135,12 +135,20 @@ def explain_failure(
     if tracker.lost.get(rank):
         error.brief = f"node {hostname} is lost, with rank {rank}"
     else:
-        error.brief = f"rank {rank} on {hostname} {_end_in_brief(failure, status, killed=killed)}"
+        error.brief = (
+            f"rank {rank} on {hostname} {_end_in_brief(failure, crash or status, killed=killed)}"
+        )
     return error
 
 
 def _end_in_brief(failure: RankFailure | None, status: str | None, *, killed: bool) -> str:
-    """Return how a rank ended, as the predicate of a sentence."""
+    """Return how a rank ended, as the predicate of a sentence.
+
+    Parameters
+    ----------
+    status
+        Of a silent end: faulthandler's words for a crash, a signal's name, or a status.
+    """
     if killed:
         return "was killed (out of memory)"
     if failure is not None:
@@ -149,8 +157,9 @@ def _end_in_brief(failure: RankFailure | None, status: str | None, *, killed: bo
         return f"raised {said}" if failure.type else f"failed: {said}"
     if status is None:
         return "ended without an error"
-    if status in _CRASHES:
-        return f"crashed ({status})"
+    crash, comma, _ = status.partition(",")
+    if comma or status in _CRASHES:
+        return f"crashed ({crash})"
     return (
         f"was killed ({status})"
         if status.startswith(("SIG", "sig"))

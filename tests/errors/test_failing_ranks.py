@@ -96,7 +96,7 @@ def test_an_exception_carries_traceback_rank_node_log_and_checkpoint(tmp_path: P
         # Whether memory is among the causes in brackets depends on the machine's cgroups.
         ("os._exit", "its process ended (os._exit, a crash, or "),
         ("segfault", "Segmentation fault, a crash in compiled code"),
-        ("kill", "its process ended (os._exit, a crash, or "),
+        ("kill", "killed by SIGKILL"),
     ],
 )
 def test_a_rank_that_dies_without_a_word_is_named(tmp_path: Path, end: str, reason: str) -> None:
@@ -106,6 +106,8 @@ def test_a_rank_that_dies_without_a_word_is_named(tmp_path: Path, end: str, reas
     assert time.monotonic() - started < SECONDS
     assert reason in str(caught.value)
     assert "checkpoints/000001" in str(caught.value)
+    briefs = {"segfault": "crashed (Segmentation fault)", "kill": "was killed (SIGKILL)"}
+    assert caught.value.brief.endswith(briefs.get(end, "ended without an error"))
 
 
 def test_a_module_that_only_the_driver_has_is_named(
