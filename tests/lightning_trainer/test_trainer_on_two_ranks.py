@@ -123,6 +123,7 @@ def test_two_ranks_go_on_within_an_epoch_with_the_rows_that_are_left(
             assert torch.equal(now["weights"][name], values)
 
 
+@pytest.mark.long
 @pytest.mark.slurm
 def test_a_job_on_two_nodes_has_the_losses_of_a_laptop(
     laptop: Result,
