@@ -7,12 +7,14 @@ import hpctrain
 
 sys.path.insert(0, str(Path(__file__).parent))
 import figures
+import plots
 from tested_with import read_results, render
 
 # What pages include.
 generated = Path(__file__).with_name("generated")
 generated.mkdir(exist_ok=True)
 figures.draw(generated)
+plots.draw(generated)
 (generated / "tested-with.txt").write_text(render(read_results()))
 
 project = "hpctrain"
