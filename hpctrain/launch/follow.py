@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
@@ -73,6 +74,7 @@ class Follower:
         self._report: dict[str, Any] | None = None
         self._is_held_back = False
         self._checkpoint: str | None = None
+        self._newest: str | None = None
         self._shown_at = 0.0
         self._rate = ReportRate()
         self._began_at = time.monotonic()
@@ -144,6 +146,7 @@ class Follower:
             self._show_logs(final=True)
             self._attempt = status.attempt
             self._logs = {}
+            self._newest = status.checkpoint
             if status.state is RunState.STARTING:
                 # What it resumes from is no news.
                 self._checkpoint = status.checkpoint
@@ -152,6 +155,7 @@ class Follower:
             self._show_status(status)
         self._show_logs(final=final)
         self._show_reports(status.checkpoint, final=final)
+        status = status.with_changes(checkpoint=self._newest)
         self._show_stalled(status.stalled)
         # The last word comes last.
         if status.state.is_final:
@@ -220,7 +224,20 @@ class Follower:
         ]
         return shown[:_MOST_UNFINISHED]
 
-    def _show_reports(self, checkpoint: str | None, *, final: bool) -> None:
+    def _note_checkpoint(self, of_status: str | None) -> None:
+        """See which checkpoint is the newest complete one; the status is seconds behind."""
+        of_report = None if self._report is None else self._report["checkpoint"]
+        # It appears by one rename.
+        if of_report is not None and not os.path.isdir(self._paths.checkpoints / of_report):
+            of_report = None
+        for name in filter(None, (of_status, of_report)):
+            is_older = (name + (self._newest or "")).isdigit() and int(name) < int(
+                self._newest or 0
+            )
+            if not is_older:
+                self._newest = name
+
+    def _show_reports(self, of_status: str | None, *, final: bool) -> None:
         """Show the last report, and the newest checkpoint once it is complete."""
         # Only the last of them is shown, so only it is parsed.
         for line in self._metrics.read()[-1:]:
@@ -228,10 +245,11 @@ class Follower:
             assert self._report is not None
             self._rate.add(self._report["time"], self._report["report"])
             self._is_held_back = True
+        self._note_checkpoint(of_status)
         now = time.monotonic()
         due = not self._wants_status_line and now - self._shown_at >= _REPORT_INTERVAL_S
         # The line of a report is written before its checkpoint is.
-        new = checkpoint if checkpoint != self._checkpoint else None
+        new = self._newest if self._newest != self._checkpoint else None
         if not (final or due) or not (self._is_held_back or (final and new)):
             return
         if self._is_held_back and self._report is not None:
@@ -239,7 +257,7 @@ class Follower:
         else:
             self._say(f"checkpoint {new}")
         self._is_held_back, self._shown_at = False, now
-        self._checkpoint = checkpoint
+        self._checkpoint = self._newest
 
     def _say(self, line: str) -> None:
         if self._status_line is not None:

@@ -176,3 +176,30 @@ def test_the_follower_of_a_run_here_costs_nothing_at_its_end(paths: RunPaths) ->
         seconds.append(time.monotonic() - began)
     # Far below the interval at which it looks, unless the machine has other things to do.
     assert min(seconds) < follow._LOCAL_INTERVAL_S / 4
+
+
+def test_a_checkpoint_is_shown_once_it_is_complete_and_never_an_older_one(paths: RunPaths) -> None:
+    out = io.StringIO()
+    follower = Follower(paths, out=out)
+    follower.step()
+
+    def show(number: int, saved: str | None, *, of_status: str | None) -> str:
+        write_status(paths, make_status(checkpoint=of_status))
+        report = {"report": number, "attempt": 1, "time": 0.0, "checkpoint": saved, "metrics": {}}
+        with open(paths.metrics, "a") as file:
+            file.write(json.dumps(report) + "\n")
+        follower._shown_at = 0.0
+        follower.step()
+        return out.getvalue().splitlines()[-1]
+
+    assert show(1, "000001", of_status=None) == "report 1", "it is not committed yet"
+    (paths.checkpoints / "000002").mkdir(parents=True)
+    assert show(2, "000002", of_status=None) == "report 2  checkpoint 000002"
+    assert show(3, None, of_status="000001") == "report 3", "the status is behind"
+    assert show(4, "000004", of_status="000002") == "report 4"
+    # It may be deleted by then.
+    assert show(5, None, of_status="000004") == "report 5  checkpoint 000004"
+    assert show(6, "best", of_status="best") == "report 6  checkpoint best"
+    write_status(paths, make_status(state=RunState.FINISHED, checkpoint="000007"))
+    follower.step(final=True)
+    assert out.getvalue().splitlines()[-2:] == ["checkpoint 000007", "hpctrain: r finished"]
