@@ -63,7 +63,7 @@ def list_runs(
 
 def _rows(views: Sequence[RunView]) -> list[Sequence[str]]:
     from hpctrain.cli.run_view import format_age
-    from hpctrain.rundir.display import format_metrics, one_line
+    from hpctrain.rundir.display import format_metrics
 
     return [
         (
@@ -75,7 +75,7 @@ def _rows(views: Sequence[RunView]) -> list[Sequence[str]]:
             str(view.reports),
             "" if view.checkpoint is None else view.checkpoint.name,
             f"{format_age(view.status.started_at)} ago" if view.status.started_at else "",
-            one_line(format_metrics(view.metrics, most=3)),
+            format_metrics(view.metrics, most=3),
         )
         for view in views
     ]

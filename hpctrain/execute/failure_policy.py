@@ -14,6 +14,7 @@ from hpctrain.errors import (
     RunStoppedError,
     TrainingFailedError,
 )
+from hpctrain.rundir.display import one_line, shorten
 from hpctrain.rundir.history import FailureKind, History
 from hpctrain.slurm.output import Job
 
@@ -21,6 +22,7 @@ MAX_FRUITLESS_ATTEMPTS = 5
 """A run that fails so often in a row without a newer checkpoint is stopped, whatever it may."""
 
 _FIRST_DELAY_S = 0.5
+_LONGEST_CAUSE = 300
 
 # Slurm looks at time limits every 30 seconds, and may send its warning a minute early.
 _SIGNAL_TOLERANCE_S = 90.0
@@ -64,11 +66,12 @@ def classify_failure(error: BaseException | None) -> FailureKind | None:
 def describe_cause(error: BaseException) -> str:
     """Return what ended an attempt, in one line. Not collective."""
     first_line = (str(error).splitlines() or [""])[0]
+    cause = first_line or type(error).__name__
     if isinstance(error, HpctrainError) and error.brief:
-        return error.brief
-    if isinstance(error, LaunchError):
-        return f"the ranks could not be started: {first_line}"
-    return first_line or type(error).__name__
+        cause = error.brief
+    elif isinstance(error, LaunchError):
+        cause = f"the ranks could not be started: {first_line}"
+    return one_line(shorten(cause, _LONGEST_CAUSE))
 
 
 def decide(kind: FailureKind, history: History, config: FailureConfig) -> Decision:

@@ -139,7 +139,9 @@ class Recorder:
         """Write down that this executor ends and the run goes on: before it is so."""
         self.journal.note("executor-ended")
         metrics = self.progress() or self.journal.status.metrics
-        self.journal.change(state=RunState.SUBMITTED, phase="", metrics=metrics)
+        self.journal.change(
+            state=RunState.SUBMITTED, phase="", stalled="", deadline=None, metrics=metrics
+        )
 
     def begin_attempt(self, resume_from: Path | None) -> AttemptStart:
         """Find what to resume from, and write the attempt into the ledger.

@@ -334,5 +334,5 @@ def _is_terminal(out: TextIO) -> bool:
 
 
 def _format_report(report: Mapping[str, Any], checkpoint: str | None) -> str:
-    said = [f"report {report['report']}", one_line(format_metrics(report["metrics"]))]
+    said = [f"report {report['report']}", format_metrics(report["metrics"])]
     return "  ".join([*filter(None, said), *([f"checkpoint {checkpoint}"] if checkpoint else [])])

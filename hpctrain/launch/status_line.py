@@ -134,7 +134,7 @@ def render_status_line(
             parts[given_up] = ""
     if metrics:
         room = width - len(_join(parts)) - len(_GAP)
-        parts["metrics"] = one_line(format_metrics(metrics, width=max(_LEAST_FOR_METRICS, room)))
+        parts["metrics"] = format_metrics(metrics, width=max(_LEAST_FOR_METRICS, room))
     return _join(parts)
 
 

@@ -24,7 +24,7 @@ def format_metrics(
     width
         Columns that there are; None is as many as it takes. One metric is shown, be it shortened.
     """
-    parts = [f"{name}={format_value(value)}" for name, value in flatten(metrics)]
+    parts = [one_line(f"{name}={format_value(value)}") for name, value in flatten(metrics)]
     shown = parts[:most]
     if width is not None:
         while len(shown) > 1 and len(_join(shown, parts)) > width:

@@ -9,6 +9,7 @@ from hpctrain.execute.failure_policy import (
     Decision,
     classify_failure,
     decide,
+    describe_cause,
 )
 from hpctrain.rundir.history import FailureKind, History
 
@@ -87,3 +88,22 @@ def test_what_ended_an_attempt_says_which_budget_pays(
     error: BaseException | None, kind: FailureKind | None
 ):
     assert classify_failure(error) is kind
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (LaunchError("no srun\nmore"), "the ranks could not be started: no srun"),
+        (WorkerError("rank 1 failed\n  Log: x"), "rank 1 failed"),
+        (ValueError("\x1b[2Ja\tb"), " [2Ja b"),
+        (ValueError(), "ValueError"),
+    ],
+)
+def test_the_cause_of_an_end_is_one_line(error: Exception, cause: str) -> None:
+    assert describe_cause(error) == cause
+
+
+def test_the_cause_of_an_end_is_short_whatever_a_user_raised() -> None:
+    error = WorkerError("long")
+    error.brief = "x" * 10_000
+    assert len(describe_cause(error)) == 300

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import pytest
+
+from hpctrain.rundir.display import format_metrics, shorten
+
+MANY = {"loss": 0.5, "val": {"loss": 1.0, "top": {"5": 2}}, "note": "x" * 50}
+
+
+def test_nested_metrics_have_the_path_as_their_name() -> None:
+    assert format_metrics(MANY) == "loss=0.5  val/loss=1  val/top/5=2  note=xxxxxx…xxxxx"
+    assert format_metrics(MANY, most=2) == "loss=0.5  val/loss=1  ..."
+
+
+@pytest.mark.parametrize("width", range(9, 60))
+def test_metrics_fit_the_width_and_one_is_shown(width: int) -> None:
+    shown = format_metrics(MANY, width=width)
+    assert len(shown) <= width
+    assert shown.startswith("loss=0.5")
+
+
+def test_what_a_user_reports_moves_no_cursor() -> None:
+    assert format_metrics({"a\x1b[2J\n": "\r\x07"}) == "a [2J =  "
+
+
+def test_a_text_that_is_too_long_loses_its_middle() -> None:
+    assert shorten("0123456789", 10) == "0123456789"
+    assert shorten("0123456789", 5) == "01…89"
