@@ -185,7 +185,7 @@ class Departure:
                     recorder.paths,
                     patience_s=left,
                     why=notice.why,
-                    checkpoint=recorder.checkpoint_name(),
+                    checkpoint=recorder.checkpoints.latest_name,
                 )
             )
         return True
@@ -203,7 +203,7 @@ class Departure:
         return None
 
     def _note_requeued(self, job: Job, *, why: str) -> None:
-        checkpoint = self._recorder.checkpoint_name()
+        checkpoint = self._recorder.checkpoints.latest_name
         self._journal.note("requeued", job_id=job.job_id, why=why, checkpoint=checkpoint)
 
     def _stop_for_total_time(self) -> None:

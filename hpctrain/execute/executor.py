@@ -195,7 +195,7 @@ class Executor:
             reason=what if decision is None else decision.reason,
             what=what,
             **counted,
-            **{"checkpoint": self.recorder.checkpoint_name(), **details},
+            **{"checkpoint": self.recorder.checkpoints.latest_name, **details},
         )
 
     def _decide_on(self, error: LaunchError | TrainingFailedError) -> None:

@@ -139,9 +139,7 @@ class Recorder:
         """Write down that this executor ends and the run goes on: before it is so."""
         self.journal.note("executor-ended")
         metrics = self.progress() or self.journal.status.metrics
-        self.journal.change(
-            state=RunState.SUBMITTED, phase="", stalled="", deadline=None, metrics=metrics
-        )
+        self.journal.change(state=RunState.SUBMITTED, phase="", deadline=None, metrics=metrics)
 
     def begin_attempt(self, resume_from: Path | None) -> AttemptStart:
         """Find what to resume from, and write the attempt into the ledger.
@@ -206,7 +204,7 @@ class Recorder:
             kind=self._failure_kind(error),
             reports=reports,
             saved=self.checkpoints.saved,
-            checkpoint=self.checkpoint_name(),
+            checkpoint=self.checkpoints.latest_name,
             nodes=list(self.journal.status.nodes),
         )
         self.journal.change_later(reports=reports)
@@ -401,8 +399,3 @@ class Recorder:
         """Return where the newest complete checkpoint lies."""
         latest = self.checkpoints.latest
         return None if latest is None else latest.path
-
-    def checkpoint_name(self) -> str | None:
-        """Return the name of the newest complete checkpoint."""
-        path = self.checkpoint_path()
-        return None if path is None else path.name

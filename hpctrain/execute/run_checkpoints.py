@@ -46,6 +46,11 @@ class RunCheckpoints:
         self._in_use: str | None = None
         self._has_told = False
 
+    @property
+    def latest_name(self) -> str | None:
+        """Name of `latest`; None where there is none."""
+        return None if self.latest is None else self.latest.path.name
+
     def newest(self) -> Manifest | None:
         """Return the newest one on disk; None where there is none."""
         manifests = insist(self.store.manifests, patience_s=sum(_PAUSES_S))

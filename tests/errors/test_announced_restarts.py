@@ -85,8 +85,9 @@ def test_the_terminal_the_status_and_the_history_name_each_failure(tmp_path: Pat
     ]
     assert restarts(ended.stdout) == [f"hpctrain: run: {sentence}" for sentence in said]
     lines = ended.stdout.splitlines()
-    at = lines.index(f"hpctrain: run: {said[0]}")
-    assert lines[at + 1] == "hpctrain: run starting"
+    # A report that was held back may come in between.
+    after = lines[lines.index(f"hpctrain: run: {said[0]}") :]
+    assert after.index("hpctrain: run starting") <= 2
     view = json.loads(
         hpctrain("status", "run", "-s", ".", "--json", cwd=tmp_path, environment=environment)
     )
