@@ -25,12 +25,7 @@ from hpctrain.errors import (
     TrainingFailedError,
 )
 from hpctrain.execute.expected_metrics import ExpectedMetrics
-from hpctrain.execute.failure_policy import (
-    StopKind,
-    StopNotice,
-    classify_failure,
-    describe_cause,
-)
+from hpctrain.execute.failure_policy import StopKind, StopNotice, classify_failure, describe_cause
 from hpctrain.execute.journal import Journal
 from hpctrain.execute.run_checkpoints import RunCheckpoints
 from hpctrain.execute.tracker import AttemptTracker, ReportRound
