@@ -23,6 +23,7 @@ from hpctrain import (
     Result,
     RunConfig,
     RunContext,
+    RunStoppedError,
     ScalingConfig,
     SyncConfig,
     UserCallback,
@@ -154,22 +155,23 @@ def test_what_is_not_stored_is_said(
 
 
 def test_a_value_of_a_stopped_attempt_is_not_that_of_a_later_one(tmp_path: Path):
-    def fit(stop_at: int) -> Result:
-        def train_until() -> int | None:
+    def train_until() -> int | None:
+        if hpctrain.get_context().world.attempt > 1:
+            return None
+        while not hpctrain.should_stop():
+            Path(hpctrain.get_context().get_storage(), "stop").touch()
             hpctrain.report({"step": 1}, Checkpoint.from_dict({"step": 1}))
-            return 5 if hpctrain.get_context().world.attempt == 1 else None
+        return 5
 
-        return DataParallelTrainer(
-            train_until,
-            scaling_config=ScalingConfig(num_workers=0),
-            run_config=RunConfig(
-                storage_path=tmp_path, name="run", verbose=0, existing="resume", stop={"step": 9}
-            ),
-            metadata={"stop_at": stop_at},
-        ).fit()
-
-    assert fit(1).return_value == 5
-    assert fit(2).return_value is None
+    trainer = DataParallelTrainer(
+        train_until,
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(storage_path=tmp_path, name="run", verbose=0),
+    )
+    with pytest.raises(RunStoppedError):
+        trainer.fit()
+    assert Result.from_path(tmp_path / "run").return_value == 5
+    assert trainer.fit().return_value is None
 
 
 def test_a_run_is_restored_in_another_process(tmp_path: Path):
