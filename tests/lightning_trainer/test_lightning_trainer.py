@@ -113,6 +113,40 @@ def test_a_fit_that_was_stopped_within_an_epoch_goes_on_with_the_rows_that_are_l
         assert torch.equal(weights(resumed)[name], values)
 
 
+class WithSlash(Net):
+    """Logs what it measures under a name with a slash."""
+
+    def validation_step(self, batch: Any) -> None:
+        self.log("val/loss", self.step(batch), batch_size=len(batch["x"]))
+
+
+@pytest.mark.parametrize("monitor", ["val/loss", "val/los"])
+def test_a_monitor_with_a_slash_keeps_the_best_and_a_misspelt_one_is_refused(
+    tmp_path: Path, monitor: str
+) -> None:
+    builder = (
+        LightningConfigBuilder()
+        .module(cls=WithSlash, width=5)
+        .trainer(max_epochs=3, enable_progress_bar=False, logger=False)
+        # The first checkpoints come before a validation: they have no such metric yet.
+        .checkpointing(monitor=monitor, save_top_k=1, every_n_train_steps=2)
+    )
+    trainer = LightningTrainer(
+        builder.build(),
+        datasets=DATASETS,
+        datasets_iter_config={"batch_size": 9},
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(storage_path=tmp_path, name="run", verbose=0),
+    )
+    if monitor == "val/los":
+        with pytest.raises(ConfigError, match="report 3 has no metric .* mean 'val/loss'"):
+            trainer.fit()
+        return
+    result = trainer.fit()
+    best = min(m.get("val/loss", 99.0) for m in result.metrics_history)
+    assert result.best_checkpoints[0][1]["val/loss"] == best
+
+
 def test_a_run_is_restored_without_its_script(tmp_path: Path, result: Result) -> None:
     make_trainer(tmp_path).fit()
     restored = LightningTrainer.restore(tmp_path / "run")
