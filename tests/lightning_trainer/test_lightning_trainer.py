@@ -139,7 +139,7 @@ def test_a_monitor_with_a_slash_keeps_the_best_and_a_misspelt_one_is_refused(
         run_config=RunConfig(storage_path=tmp_path, name="run", verbose=0),
     )
     if monitor == "val/los":
-        with pytest.raises(ConfigError, match="report 3 has no metric .* mean 'val/loss'"):
+        with pytest.raises(ConfigError, match=r"report 3 has no metric .* mean 'val/loss'"):
             trainer.fit()
         return
     result = trainer.fit()
