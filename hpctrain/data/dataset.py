@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from itertools import repeat
+from numbers import Integral
 from os import PathLike
 from pathlib import Path
 from threading import Lock
@@ -509,7 +510,7 @@ class Dataset:
 
 
 def _check_limit(num_rows: int) -> None:
-    if num_rows < 0:
+    if not isinstance(num_rows, Integral) or num_rows < 0:
         raise ConfigError(f"{num_rows} rows: a number of rows, 0 or more, is needed.")
 
 

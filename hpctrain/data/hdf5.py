@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from glob import escape, glob
 from os import PathLike
@@ -92,6 +92,8 @@ class Hdf5Source:
     def _check(self, reader: Hdf5Reader, name: str, place: str) -> None:
         """Refuse another column than when the dataset was made, once for each reader."""
         if reader.checked.get(place) is not self:
+            if self.has_others:
+                _check_virtual(self.path, reader.dataset(place))
             found = reader.column(place)
             check_unchanged(self.path, name, rows=self.rows, column=self.schema[name], found=found)
             reader.checked[place] = self
@@ -251,6 +253,33 @@ def _files_with_rows(path: str, places: Sequence[str]) -> list[str]:
         for other in sorted(set(found) - {path}):
             files += _files_with_rows(other, inner) if is_hdf5(other) else [other]
     return list(dict.fromkeys(files))
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Refuse names that are paths in HDF5. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If there are such.
+    """
+    for name in names:
+        if name in ("", ".", "..") or "/" in name or "\0" in name:
+            raise ConfigError(
+                f"HDF5 has no column {name!r}: it takes the name for a path. Rename it, or write "
+                f"Parquet."
+            )
+
+
+def is_text(value: Any) -> bool:
+    """Return whether HDF5 has a value as a text. Not collective."""
+    if not isinstance(value, str) or "\0" in value:
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def hdf5_type(dtype: np.dtype) -> Any:

@@ -75,6 +75,12 @@ class Hdf5Reader:
             read(rows, rows_as_stored)
             np.copyto(out, as_in_batches(rows_as_stored), casting="unsafe")
 
+    def dataset(self, name: str) -> Any:
+        """Return a dataset as ``h5py.Dataset``. Not collective."""
+        if (found := self._file.get(name)) is None:
+            raise OSError("it is not there any more")
+        return found
+
     def column(self, dataset: str) -> tuple[int, Column]:
         """Return the number of rows, and what each holds. Not collective."""
         dtype, shape, _ = self._look_up(dataset)
@@ -82,8 +88,7 @@ class Hdf5Reader:
 
     def _look_up(self, dataset: str) -> tuple[np.dtype, tuple[int, ...], _Read]:
         if dataset not in self._found:
-            if (found := self._file.get(dataset)) is None:
-                raise OSError("it is not there any more")
+            found = self.dataset(dataset)
             shape = (*found.shape, *found.dtype.shape)
             self._found[dataset] = (found.dtype.base, shape, self._find(found))
         return self._found[dataset]

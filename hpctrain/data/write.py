@@ -14,7 +14,7 @@ import numpy as np
 
 from hpctrain.data.conform import conform, empty
 from hpctrain.data.formats import Batch, num_rows, to_arrow
-from hpctrain.data.hdf5 import as_in_hdf5, hdf5_type, open_file
+from hpctrain.data.hdf5 import as_in_hdf5, check_names, hdf5_type, is_text, open_file
 from hpctrain.data.optional import require
 from hpctrain.data.schema import Column, Schema
 from hpctrain.errors import ConfigError
@@ -65,7 +65,14 @@ def write_csv(dataset: Dataset, path: str | PathLike[str]) -> Path:
         writer = None
         for table in _tables(dataset, schema, batch_size=65536):
             if quote_missing:
-                texts = compute.fill_null(table.column(0).cast("string"), "")
+                kind = table.schema.field(0).type
+                try:
+                    texts = compute.fill_null(table.column(0).cast("string"), "")
+                except NotImplementedError as error:
+                    raise ConfigError(
+                        f"column {table.schema.names[0]!r} has values of type {kind}, and CSV has "
+                        f"none. Write Parquet, or split them with map_batches()."
+                    ) from error
                 table = table.set_column(0, table.schema.names[0], texts)
             writer = writer or stack.enter_context(csv.CSVWriter(beside, table.schema))
             writer.write_table(table)
@@ -82,6 +89,11 @@ def write_numpy(dataset: Dataset, path: str | PathLike[str]) -> Path:
         raise ConfigError(
             f"{directory}: write_numpy() writes a directory of .npz files. Give a path without "
             f"{directory.suffix}."
+        )
+    if hidden := [name for name in schema if name == "file" or "/" in name or "\0" in name]:
+        raise ConfigError(
+            f"NumPy's files have no column {', '.join(map(repr, hidden))}: numpy.savez() takes the "
+            f"name for something else. Rename it, or write Parquet."
         )
     rows = max(1, PART_BYTES // max(schema.row_bytes, 1))
     beside = directory.with_name(f".{directory.name}.{os.getpid()}")
@@ -105,6 +117,7 @@ def write_hdf5(
     """Write one HDF5 file. Not collective."""
     require("h5py", to="to write HDF5 files")
     schema = dataset.schema()
+    check_names(schema)
     if unknown := [n for n, c in schema.items() if hdf5_type(c.dtype) is None]:
         raise ConfigError(
             f"columns {', '.join(map(repr, unknown))} are "
@@ -149,11 +162,11 @@ def _make(group: Any, name: str, column: Column, rows: int | None, compression: 
 
 def _refuse_other_than_text(name: str, array: np.ndarray, start: int) -> None:
     for row, value in enumerate(array.reshape(-1).tolist()):
-        if not isinstance(value, str):
+        if not is_text(value):
             raise ConfigError(
                 f"column {name!r} has {value!r}, a {type(value).__name__}, behind row {start}: "
-                f"value {row} from there. HDF5 has texts and numbers. Write Parquet, or change it "
-                f"with map_batches()."
+                f"value {row} from there. HDF5 has numbers, and texts in UTF-8 without zeros. "
+                f"Write Parquet, or change it with map_batches()."
             )
 
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from hpctrain.data.formats import Batch, concatenate, num_rows, to_arrow
-from hpctrain.data.hdf5 import as_in_hdf5, hdf5_type
+from hpctrain.data.hdf5 import as_in_hdf5, check_names, hdf5_type, is_text
 from hpctrain.data.optional import require
 from hpctrain.errors import ConfigError
 from hpctrain.predict.batches import flatten_columns
@@ -130,9 +130,7 @@ class Hdf5Part(PartFile):
     @classmethod
     def check_names(cls, names: Iterable[str]) -> None:
         """Refuse names that are paths in HDF5."""
-        for name in names:
-            if name in ("", ".", "..") or "/" in name or "\0" in name:
-                raise _no_name(name, "HDF5 takes it for a path", cls)
+        check_names(names)
 
     @classmethod
     def check_columns(cls, batch: Batch) -> None:
@@ -148,7 +146,7 @@ class Hdf5Part(PartFile):
         for name, values in batch.items():
             if values.dtype.kind == "O":
                 for value in values.reshape(-1):
-                    if not isinstance(value, str):
+                    if not is_text(value):
                         raise _no_type(name, f"{value!r} among its values", cls)
 
     _file: Any = None

@@ -139,6 +139,12 @@ def test_a_negative_number_of_rows_is_refused(dataset: Dataset, filtered: bool):
             take(-1)
 
 
+@pytest.mark.parametrize("count", [-1, 2.5])
+def test_a_limit_is_a_number_of_rows(dataset: Dataset, count: float):
+    with pytest.raises(ConfigError, match=r"a number of rows, 0 or more"):
+        dataset.limit(count)  # type: ignore[arg-type]
+
+
 def test_limit_and_split_take_rows_without_reading_them(dataset: Dataset):
     assert all_of(dataset.limit(3)) == [0, 1, 2]
     assert dataset.limit(5000).num_rows == 2000

@@ -4,8 +4,12 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import h5py
+import numpy as np
 import pytest
 
+from hpctrain import ConfigError
+from hpctrain.data import read_hdf5
 from hpctrain.data.open_files import OpenFiles, kept_open
 
 
@@ -104,3 +108,17 @@ def test_a_child_opens_files_of_its_own_and_leaves_those_of_its_parent(
             os._exit(0 if own is not first and first.is_open and not own.is_open else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert use(files, path) is first
+
+
+def test_a_virtual_dataset_whose_files_are_gone_is_not_read_as_zeros(tmp_path: Path):
+    with h5py.File(tmp_path / "source.h5", "w") as file:
+        file["x"] = np.arange(1, 4)
+    with h5py.File(tmp_path / "virtual.h5", "w") as file:
+        layout = h5py.VirtualLayout((3,), "i8")
+        layout[:] = h5py.VirtualSource("source.h5", "x", shape=(3,))
+        file.create_virtual_dataset("x", layout)
+    dataset = read_hdf5(tmp_path / "virtual.h5")
+    assert dataset.to_numpy()["x"].tolist() == [1, 2, 3]
+    (tmp_path / "source.h5").unlink()
+    with pytest.raises(ConfigError, match=r"takes rows from source\.h5, which does not exist"):
+        dataset.to_numpy()

@@ -239,3 +239,33 @@ def test_what_arrow_does_not_have_is_refused(tmp_path: Path):
         with pytest.raises(ConfigError, match=message):
             from_numpy({"c": values}).write_parquet(tmp_path / "a.parquet")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["a/b", ".", "..", "", "a\0b"])
+def test_names_that_are_paths_in_hdf5_are_refused(tmp_path: Path, name: str):
+    rows = from_numpy({"x": np.arange(2), name: np.arange(2)})
+    with pytest.raises(ConfigError, match=r"HDF5 has no column .*Rename it"):
+        rows.write_hdf5(tmp_path / "a.h5")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["file", "a/b", "a\0b"])
+def test_names_that_numpy_takes_for_something_else_are_refused(tmp_path: Path, name: str):
+    with pytest.raises(ConfigError, match=r"NumPy.s files have no column .*Rename it"):
+        from_numpy({name: np.arange(2)}).write_numpy(tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["a\0b", "\udc80"])
+def test_texts_that_hdf5_does_not_have_are_refused(tmp_path: Path, text: str):
+    with pytest.raises(ConfigError, match=r"column .x. has .*value 1 from there"):
+        from_numpy({"x": np.array(["a", text], object)}).write_hdf5(tmp_path / "a.h5")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_lists_are_refused_by_csv(tmp_path: Path):
+    lists = np.empty(2, object)
+    lists[:] = [np.arange(2), None]
+    with pytest.raises(ConfigError, match=r"column 'x' has values of type list.*Write Parquet"):
+        from_numpy({"x": lists}).write_csv(tmp_path / "a.csv")
+    assert list(tmp_path.iterdir()) == []

@@ -136,6 +136,7 @@ CELLS: dict[str, tuple[np.ndarray, str]] = {
     "arrays of numbers": (np.arange(4.0).reshape(1, 2, 2), ".h5 .parquet .csv .npy"),
     "text": (np.array(["007", 'é,"x"'], object), ".h5 .parquet .csv"),
     "text with line breaks": (np.array(["a\nb"], object), ".h5 .parquet"),
+    "text with zeros": (np.array(["a\0b"], object), ".parquet .csv"),
     "text, some missing": (np.array(["a", None], object), ".parquet .csv"),
     "text of fixed length (NumPy's U, S)": (np.array(["a", "bc"]), ".h5 .parquet .csv"),
     "arrays of text": (np.array([["a", "b"]]), ".h5 .parquet .csv"),
@@ -245,10 +246,10 @@ def test_names_that_a_format_does_not_have_are_refused_before_anything_starts(
         "run_config": RunConfig(storage_path=tmp_path / "runs", verbose=0),
     }
     data = {"data": np.arange(3), name: np.arange(3)}
-    with pytest.raises(ConfigError, match="output has no column"):
+    with pytest.raises(ConfigError, match="has no column"):
         predictor.predict(data, keep_columns=[name], output=output, **how)
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(ConfigError, match="output has no column"):
+    with pytest.raises(ConfigError, match="has no column"):
         predict(tmp_path, output, lambda rows: {name: rows})
 
 
