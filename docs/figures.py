@@ -112,7 +112,14 @@ def who_runs_where() -> str:
         Box(35, 60, 175, 60, "process", "python train.py\ntrainer.fit()"),
         Box(35, 175, 175, 60, "process", "follower\nprints states and reports"),
         Box(290, 15, 655, 245, "place", "the job: an allocation of Slurm, or this machine"),
-        Box(310, 60, 150, 175, "process", "executor\nstarts the ranks\nand starts them\nagain"),
+        Box(
+            310,
+            60,
+            150,
+            175,
+            "process",
+            "executor\nstarts agents and\nranks with srun or\nmpiexec, restarts,\nstops",
+        ),
     ]
     for number, top in enumerate((60, 155)):
         parts += [
@@ -128,7 +135,8 @@ def who_runs_where() -> str:
                 )
                 for rank in range(2)
             ),
-            Arrow(((635, top + 40), (680, top + 40))),
+            Arrow(((635, top + 40), (680, top + 40)), both_ways=True),
+            Arrow(((460, top + 40), (545, top + 40)), "TCP", (502, top + 32), both_ways=True),
         ]
     parts += [
         Box(
@@ -141,8 +149,6 @@ def who_runs_where() -> str:
             "status · metrics · ledger · logs · checkpoints, each of which appears by one rename",
         ),
         Arrow(((210, 90), (310, 90)), "sbatch", (260, 82)),
-        Arrow(((460, 100), (545, 100)), "srun or", (502, 92)),
-        Arrow(((460, 195), (545, 195)), "mpiexec", (503, 187)),
         Arrow(((737, 140), (737, 155)), both_ways=True),
         Arrow(((867, 140), (867, 155)), "NCCL, Gloo, MPI", (802, 152), both_ways=True),
         Arrow(((385, 235), (385, 320)), "state, decisions", (440, 294)),
