@@ -11,70 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from code_blocks import BLOCKS, PYTHON, Block, assert_promised, block
 
 CHECKOUT = Path(__file__).parents[2]
-PAGES = [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").glob("[!_]*.rst"))]
-PAGES += sorted((CHECKOUT / "docs" / "design").glob("*.rst"))
-
-
-@dataclass(frozen=True)
-class Block:
-    page: str
-    line: int
-    language: str
-    name: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.page}:{self.line}"
-
-
-def blocks_of(page: Path) -> list[Block]:
-    lines = page.read_text(encoding="utf-8").splitlines()
-    return _fences(page.name, lines) if page.suffix == ".md" else _directives(page.name, lines)
-
-
-def _fences(page: str, lines: list[str]) -> list[Block]:
-    found = []
-    start: int | None = None
-    for number, line in enumerate(lines):
-        if not line.startswith("```"):
-            continue
-        if start is None:
-            start = number
-            continue
-        text = "\n".join(lines[start + 1 : number]) + "\n"
-        found.append(Block(page, start + 2, lines[start][3:].strip(), "", text))
-        start = None
-    return found
-
-
-def _directives(page: str, lines: list[str]) -> list[Block]:
-    found = []
-    for number, line in enumerate(lines):
-        if not (match := re.fullmatch(r"\.\. code-block:: (\w+)", line)):
-            continue
-        body = []
-        for following in lines[number + 1 :]:
-            if following and not following.startswith("   "):
-                break
-            body.append(following[3:])
-        options = dict(re.findall(r"^:(\w+): (.*)$", "\n".join(body), re.MULTILINE))
-        while body and (body[0].startswith(":") or not body[0]):
-            del body[0]
-            number += 1
-        text = "\n".join(body).rstrip() + "\n"
-        found.append(Block(page, number + 2, match[1], options.get("name", ""), text))
-    return found
-
-
-BLOCKS = [block for page in PAGES for block in blocks_of(page)]
-PYTHON = [block for block in BLOCKS if block.language == "python"]
-
-
-def block(name: str) -> str:
-    (found,) = [b for b in BLOCKS if b.name == name]
-    return found.text
 
 
 @dataclass(frozen=True)
@@ -116,23 +55,6 @@ def transcript(name: str) -> list[str]:
     command, *lines = block(name).splitlines()
     assert command.startswith("$ ")
     return lines
-
-
-def without_places(line: str) -> str:
-    """Leave out what differs between machines: paths, host names, and digits far behind the dot."""
-    line = re.sub(r"/\S*/(?=runs/|bin/)", "", line)
-    line = re.sub(r"\S*mpiexec ", "mpiexec ", line)
-    line = re.sub(r" ranks on \S+", " ranks on HOST", line)
-    line = re.sub(r"\S*bin/python\S*", "PYTHON", line)
-    return re.sub(r"(0\.\d{3})\d*", r"\1", line)
-
-
-def assert_promised(promised: list[str], printed: str) -> None:
-    """Compare whole lines; which states and reports are seen in between is a matter of speed."""
-    fleeting = re.compile(r"hpctrain: \w+ starting|report [123] ")
-    expected = [without_places(line) for line in promised if not fleeting.match(line)]
-    seen = [without_places(line) for line in printed.splitlines() if not fleeting.match(line)]
-    assert seen == expected
 
 
 @pytest.mark.parametrize("block", PYTHON, ids=str)
@@ -182,6 +104,34 @@ def test_the_tutorial_run_again_returns_the_stored_result(tutorial: tuple[Path, 
     assert_promised(transcript("tutorial-second-run"), said.stdout)
     shown = run_python("-c", block("tutorial-result"), cwd=directory)
     assert shown.stdout == block("tutorial-result-output"), shown.stderr
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", ["tutorial-metrics", "tutorial-debugger", "checkpoints-look"])
+def test_what_else_is_typed_in_a_terminal_prints_what_it_promises(
+    tutorial: tuple[Path, Said], name: str
+) -> None:
+    command, *promised = block(name).splitlines()
+    ended = subprocess.run(
+        ["bash", "-c", command.removeprefix("$ ")],
+        cwd=tutorial[0],
+        env=local_environ(PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}"),
+        input="continue\nquit\n",
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert ended.returncode == 0, ended.stderr
+    if promised:
+        seen = [_roughly(line) for line in ended.stdout.splitlines()]
+        assert seen == [_roughly(line) for line in promised]
+
+
+def _roughly(line: str) -> str:
+    """Leave out times, sizes and late digits."""
+    line = re.sub(r'"time":[\d.]+', '"time":T', line)
+    line = re.sub(r"\d+(\.\d+)? (s|min|KiB)\b", "N", line)
+    return re.sub(r" +", " ", re.sub(r"(\.\d{4})\d+", r"\1", line))
 
 
 @pytest.mark.mpi
@@ -357,3 +307,32 @@ def test_every_event_that_the_code_writes_is_documented() -> None:
         written |= set(re.findall(r'\bnote\(\s*"([\w-]+)"', source))
     assert written >= {"submitted", "attempt-started", "run-ended"}
     assert written <= documented("events-ledger")
+
+
+@pytest.mark.mpi
+def test_every_file_of_a_run_is_on_the_page_of_its_directory(tutorial: tuple[Path, Said]) -> None:
+    page = (CHECKOUT / "docs" / "run-directory.rst").read_text(encoding="utf-8")
+    names = [re.sub(r"-\d+$", "-", path.name) for path in (tutorial[0] / "runs/sine").iterdir()]
+    assert "plan.json" in names
+    assert [name for name in names if name not in page] == []
+
+
+def test_every_predictor_is_in_the_table_of_predictors() -> None:
+    page = (CHECKOUT / "docs" / "prediction.rst").read_text(encoding="utf-8")
+    found = {
+        f"hpctrain.{path.parent.name}.{name}"
+        for path in (CHECKOUT / "hpctrain").glob("*/__init__.py")
+        for name in re.findall(r'"(\w+Predictor)"', path.read_text(encoding="utf-8"))
+        if name not in ("BatchPredictor", "Predictor")
+    }
+    assert "hpctrain.jax.JaxPredictor" in found
+    assert [name for name in sorted(found) if f"`{name}`" not in page] == []
+
+
+def test_the_citation_is_of_this_version() -> None:
+    import hpctrain
+
+    citation = (CHECKOUT / "CITATION.cff").read_text()
+    assert f"\nversion: {hpctrain.__version__}\n" in citation
+    (license_name,) = re.findall(r"^license: (.*)$", citation, re.MULTILINE)
+    assert f'license = "{license_name}"' in (CHECKOUT / "pyproject.toml").read_text()
