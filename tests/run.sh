@@ -4,7 +4,7 @@
 #     bash tests/run.sh -k checkpoint   pytest alone, with these arguments
 #
 # The virtual environment is that of examples/venv.sh (HPCTRAIN_VENV, PYTHON).
-# HPCTRAIN_APT=0  do not install Slurm and Open MPI with apt-get; what needs them is skipped
+# HPCTRAIN_APT=0  do not install Slurm, Open MPI and Chromium with apt-get; what needs them is skipped
 # CI=true         a missing component is a failure, not a skipped test
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../examples/venv.sh"
@@ -16,6 +16,8 @@ fi
 
 apt_packages=(slurmd slurmctld slurm-client munge libpmix2 iproute2 util-linux
     slurmdbd slurm-wlm-mysql-plugin mariadb-server openmpi-bin openssh-server g++ make)
+# Ubuntu has Chromium as a snap only, which needs its daemon.
+! grep -qs '^ID=debian' /etc/os-release || apt_packages+=(chromium)
 
 packages_are_installed() {
     local plan
@@ -36,7 +38,7 @@ install_packages() (
     fi
     step 300 "Refreshing the package lists" "see whether the network is there" \
         apt-get -q -o DPkg::Lock::Timeout=120 update || return 1
-    step 1200 "Installing Slurm for the virtual cluster, without starting it, and Open MPI" \
+    step 1200 "Installing Slurm for the virtual cluster, without starting it, Open MPI and Chromium" \
         "apt-get install ${apt_packages[*]}" \
         apt-get -q -y -o DPkg::Lock::Timeout=120 install --no-install-recommends --no-upgrade \
         "${apt_packages[@]}"
@@ -53,11 +55,11 @@ provide_packages() {
     elif packages_are_installed || install_packages; then
         return
     elif [ -n "${HPCTRAIN_REQUIRE_ALL:-}" ]; then
-        die "CI needs the virtual Slurm cluster and Open MPI, and their packages could not be installed."
+        die "CI needs the virtual Slurm cluster, Open MPI and Chromium, and their packages could not be installed."
     else
         reason="apt-get failed"
     fi
-    say "Slurm and Open MPI are used as far as they are already here: $reason."
+    say "Slurm, Open MPI and Chromium are used as far as they are already here: $reason."
 }
 
 # Nobody offers Horovod ready-made. A machine that has built it before takes it from its cache.
