@@ -36,6 +36,15 @@ _BUDGETS = {
 _OTHERS = "all others"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that writes golden files in place of comparing with them."""
+    parser.addoption(
+        "--rewrite-golden",
+        action="store_true",
+        help="write the files that tests/newcomer and tests/docs compare with, instead",
+    )
+
+
 def pytest_configure() -> None:
     """Let tests send Ctrl-C: what a shell starts in the background ignores it, children too."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
