@@ -45,6 +45,10 @@ class Shell:
             printed, code = _in_terminal(argv, cwd=self.home, columns=columns)
             # Before lines wrap: a path may.
             printed = printed.replace(str(self.home), HOME).replace(str(self.venv), VENV)
+            # Lines of hpctrain's own code move.
+            printed = re.sub(
+                r'(/hpctrain/\S+", line )(\d+)', lambda m: m[1] + "0" * len(m[2]), printed
+            )
             screen = normalize("\n".join(on_screen(without_fleeting(printed), columns)).strip("\n"))
             ending = [f"[exit code {code}]"] if code else []
             shown = "\n".join(filter(None, [f"$ {command}", screen, *ending]))
@@ -124,7 +128,8 @@ def normalize(text: str) -> str:
         (rf"\b{re.escape(os.uname().nodename)}\b", "laptop"),
         (r"\b\d+(\.\d+)? (ms|s|min|h|d)\b", "TIME"),
         (r"\b\d+(\.\d+)?/s\b", "RATE"),
-        (r"\b\d\d:\d\d(:\d\d)?\b", "TIME"),
+        (r"\b\d+:\d\d(:\d\d)?\b", "TIME"),
+        (r"\bTIME TIME\b", "TIME"),
         (r"\b\d{4}-\d\d-\d\d\b", "DATE"),
         (r"\b(process|pid) \d+", r"\1 PID"),
         (r"\bjob \d+", "job N"),
