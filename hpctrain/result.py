@@ -126,7 +126,7 @@ class Result:
 
     @property
     def state(self) -> str:
-        """``submitted``, ``starting``, ``running``, ``finished``, ``failed`` or ``stopped``."""
+        """The state in ``status.json``: ``submitted``, ``running``, ``finished``, ``refused``, ..."""
         return self.status.state.value
 
     @functools.cached_property
@@ -263,7 +263,7 @@ class Result:
 def _stored_error(paths: RunPaths, status: RunStatus) -> Exception | None:
     if status.state is RunState.STOPPED:
         return RunStoppedError(status.error or "the run was stopped")
-    if status.state is not RunState.FAILED:
+    if status.state not in (RunState.FAILED, RunState.REFUSED):
         return None
     message = status.error or "the run failed"
     if status.error_type in ("WorkerError", "WorkerHangError"):

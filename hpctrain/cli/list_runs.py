@@ -139,6 +139,7 @@ _STYLES = {
     "finished": "bold",
     "failed": "red",
     "lost": "red",
+    "refused": "red",
     "stopped": "yellow",
 }
 

@@ -83,6 +83,11 @@ def _find_log(
 
 
 def _explain_missing(paths: RunPaths, path: Path | None) -> str:
+    from hpctrain.cli.run_view import view_run
+
+    view = view_run(paths)
+    if view.is_over and view.status.attempt == 0:
+        return f"{paths.root} has no log, since no rank was started: {view.status.error}"
     there = sorted(str(p.relative_to(paths.root)) for p in paths.root.glob("logs/*/*.out"))
     shown = ", ".join(there[:8]) + (f" and {len(there) - 8} more" if len(there) > 8 else "")
     what = "has no such log yet" if path is None else f"has no {path.relative_to(paths.root)}"
@@ -106,6 +111,7 @@ def _follow(paths: RunPaths, find_log: Callable[[], Path | None], tail: int | No
     import time
 
     from hpctrain.cli.run_view import view_run
+    from hpctrain.errors import ConfigError
     from hpctrain.launch.liveness import Liveness
     from hpctrain.launch.tail import Tail
     from hpctrain.rundir.status import read_status
@@ -125,6 +131,8 @@ def _follow(paths: RunPaths, find_log: Callable[[], Path | None], tail: int | No
         elif log is not None:
             _print_lines(log.read(final=is_over))
         print(end="", flush=True)
+        if is_over and log is None:
+            raise ConfigError(_explain_missing(paths, path))
         if is_over:
             return
         if status is not None:

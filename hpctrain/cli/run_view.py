@@ -35,7 +35,7 @@ class RunView:
     name: str
     path: Path
     state: str
-    """A `RunState`; ``lost`` if it is not over and nobody runs it; ``prepared`` if nobody began."""
+    """A `RunState`; ``lost`` if it is not over and nobody runs it; ``prepared`` before that."""
     live: bool | None
     """Whether an executor is, or will be, at work on it; None if Slurm could not be asked."""
     status: RunStatus
@@ -147,7 +147,7 @@ def view_run(paths: RunPaths, queue: Queue | None = None) -> RunView:
         Asked in place of Slurm; then jobs that Slurm has forgotten are remembered in the ledger,
         and not asked for again.
     """
-    status = read_status(paths)
+    status = _read_status(paths)
     if status is None:
         nothing = RunStatus(name=paths.root.name, state=RunState.SUBMITTED, launcher="")
         return _with_next_step(
@@ -179,6 +179,18 @@ def view_run(paths: RunPaths, queue: Queue | None = None) -> RunView:
     )
 
 
+def _read_status(paths: RunPaths) -> RunStatus | None:
+    status = read_status(paths)
+    if status is not None and status.state is not RunState.SUBMITTING:
+        return status
+    from hpctrain.launch.settle import read_settled_status
+
+    try:
+        return read_settled_status(paths)
+    except LaunchError:
+        return status
+
+
 def _look_for_executor(
     paths: RunPaths, status: RunStatus, queue: Queue | None
 ) -> tuple[bool | None, str | None, str | None]:
@@ -188,6 +200,11 @@ def _look_for_executor(
     from hpctrain.launch.existing import is_live
     from hpctrain.slurm.job import find_job
 
+    if status.state is RunState.SUBMITTING:
+        from hpctrain.launch.claim import is_claimed
+
+        # With nobody who submits it, only Slurm knows, and it did not answer.
+        return is_claimed(paths) or None, None, None
     found: list[Job | None] = []
 
     def job_is_alive(job_id: str) -> bool:

@@ -43,7 +43,7 @@ def render_view(view: RunView) -> str:
         rows.append(("executor", f"gone: {_executor(view)}"))
     elif view.live is None:
         rows.append(("executor", f"not known: {_executor(view)}"))
-    elif status.launcher:
+    elif status.launcher and view.state not in ("refused", "submitting"):
         rows.append(("executor", _executor(view)))
     if waits := _explain_wait(view):
         rows.append(("queue", waits))

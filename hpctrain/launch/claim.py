@@ -57,6 +57,26 @@ def claimed(paths: RunPaths, *, patience_s: float = CLAIM_PATIENCE_S) -> Iterato
             _release(claim)
 
 
+def is_claimed(paths: RunPaths, *, patience_s: float = CLAIM_PATIENCE_S) -> bool:
+    """Return whether a process holds the claim on a run. Not collective.
+
+    Whether a process of another host lives cannot be seen from here: it is believed for
+    `patience_s` seconds.
+    """
+    try:
+        newest = _newest(paths)
+    except OSError:
+        return False
+    claim = paths.claim(newest)
+    if newest == 0 or not _is_held(claim):
+        return False
+    try:
+        owner = json.loads(_read_owner(claim))
+    except ValueError:  # released meanwhile
+        return False
+    return bool(owner["host"] == socket.gethostname() or time.time() - owner["time"] < patience_s)
+
+
 def release_claims(paths: RunPaths) -> None:
     """Release what is held of a directory that its holder has moved. Not collective."""
     for number in _numbers(paths):

@@ -148,6 +148,8 @@ def is_live(status: RunStatus, job_is_alive: Callable[[str], bool]) -> bool:
     """Return whether an executor is, or will be, at work on a run. Not collective."""
     if status.state.is_final:
         return False
+    if status.state is RunState.SUBMITTING:
+        return True
     if status.launcher == "slurm":
         return status.job_id is not None and job_is_alive(status.job_id)
     if status.launcher == "allocation" and status.job_id is not None:

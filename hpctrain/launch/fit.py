@@ -8,6 +8,7 @@ from functools import partial
 from hpctrain import environ
 from hpctrain.errors import ConfigError
 from hpctrain.launch.begin import begin_or_find
+from hpctrain.launch.claim import claimed
 from hpctrain.launch.existing import Existing
 from hpctrain.launch.record import write_plan_and_spec
 from hpctrain.launch.request import (
@@ -18,9 +19,11 @@ from hpctrain.launch.request import (
     make_spec,
     override_slurm,
 )
+from hpctrain.launch.settle import read_settled_status
 from hpctrain.log import log
 from hpctrain.result import Result
-from hpctrain.rundir.status import read_status
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.status import RunState, read_status
 
 
 def fit(request: Request) -> Result:
@@ -56,6 +59,7 @@ def fit(request: Request) -> Result:
 
         print_plan(submission)
         raise SystemExit(0)
+    _await_submission(request.paths)
     existing = begin_or_find(submission, partial(_begin, submission))
     begins = existing.begins
     if begins and launcher == "inline":
@@ -94,6 +98,14 @@ def prepare(request: Request, launcher: str) -> Submission:
     return Submission(request=request, plan=plan, site=site, spec=make_spec(request, plan))
 
 
+def _await_submission(paths: RunPaths) -> None:
+    """Wait while another process submits the run; see what became of one that no longer does."""
+    status = read_settled_status(paths)
+    if status is not None and status.state is RunState.SUBMITTING:
+        with claimed(paths):
+            pass
+
+
 def _begin(submission: Submission, changes: list[str]) -> None:
     """Write down what is asked for and who runs it, and submit it where it is a job."""
     request = submission.request
@@ -102,7 +114,8 @@ def _begin(submission: Submission, changes: list[str]) -> None:
         previous = read_status(request.paths)
         if previous is not None and not previous.is_of(request.paths.root):
             what += f", a copy of {previous.path}, as a run of its own"
-        log(f"resuming run {request.run_config.name}{what}")
+        verb = "beginning" if previous is None or previous.attempt == 0 else "resuming"
+        log(f"{verb} run {request.run_config.name}{what}")
     write_plan_and_spec(submission)
     if submission.plan.launcher == "slurm":
         from hpctrain.launch.slurm import submit

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.errors import LaunchError, RunStoppedError
+from hpctrain.launch.claim import is_claimed
 from hpctrain.launch.existing import is_live
+from hpctrain.launch.settle import read_settled_status
 from hpctrain.rundir.directory import HeldDirectory
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunState, RunStatus, read_status
@@ -77,6 +79,7 @@ class Liveness:
         self._clue: Any = None
         self._clue_at = now
         self._asked_about: Any = None
+        self._settled: RunStatus | None = None
         self.waits = ""
         """Why the job of the run waits, and what to do; empty if it does not."""
 
@@ -91,6 +94,11 @@ class Liveness:
             If its executor is gone.
         """
         now = time.monotonic()
+        if status.state is RunState.SUBMITTING:
+            self._look_for_submission(now)
+            if self._settled is None:
+                return
+            status = self._settled
         if status.launcher != "slurm":
             self._look_for_process(status, now)
             return
@@ -138,17 +146,44 @@ class Liveness:
             return (status.updated_at, None), _MINUTE_S
         return (status.updated_at, size), _LOG_QUIET_S
 
-    def _look_for_process(self, status: RunStatus, now: float) -> None:
+    def _is_time_to_look(self, now: float) -> bool:
         if now < self._next_look:
-            return
+            return False
         self._look_interval = min(self._look_interval * _BACKOFF, _LAST_LOOK_S)
         self._next_look = now + self._look_interval
+        return True
+
+    def _look_for_submission(self, now: float) -> None:
+        """See whether a process still submits the run, and if not, what became of that."""
+        if self._settled is not None or not self._is_time_to_look(now):
+            return
+        self._directory.check()
+        if is_claimed(self._paths) or not self._budget.take(now):
+            return
+        try:
+            settled = read_settled_status(self._paths)
+        except LaunchError as error:
+            if error.transient:
+                return
+            raise
+        if settled is None or settled.state is RunState.SUBMITTING:
+            return
+        if settled.state is RunState.STOPPED:
+            # On a disk that is full nobody else says so.
+            raise RunStoppedError(settled.error)
+        self._settled = settled
+
+    def _look_for_process(self, status: RunStatus, now: float) -> None:
+        if not self._is_time_to_look(now):
+            return
         self._directory.check()
         if not is_live(status, lambda _: False):
             self._raise_gone(status, f"process {status.owner_pid} on {status.owner_host}")
 
     def check_directory(self) -> None:
-        """Raise if the run directory is gone. Not collective.
+        """Raise if the run directory is gone, or nobody begins the run. Not collective.
+
+        For a run that has no status yet.
 
         Raises
         ------
@@ -156,6 +191,7 @@ class Liveness:
             Then.
         """
         self._directory.check()
+        self._look_for_submission(time.monotonic())
 
     def _raise_ended(self, status: RunStatus, job: Job | None) -> None:
         # The executor writes its last word before the job ends, so look once more.

@@ -20,6 +20,8 @@ from hpctrain.rundir.paths import RunPaths
 class RunState(str, Enum):
     """Where a run is on its way."""
 
+    SUBMITTING = "submitting"
+    """A process asks Slurm for the job. Where it holds no claim on the run, it is gone."""
     SUBMITTED = "submitted"
     """Handed to Slurm; no executor has said hello yet."""
     STARTING = "starting"
@@ -32,11 +34,18 @@ class RunState(str, Enum):
     """The budget of failures is used up; ``fit()`` again resumes."""
     STOPPED = "stopped"
     """Stopped from outside; ``fit()`` again resumes."""
+    REFUSED = "refused"
+    """Slurm refused the job, and says why; ``fit()`` again submits it anew."""
 
     @property
     def is_final(self) -> bool:
         """Whether no executor is at work any more."""
-        return self in (RunState.FINISHED, RunState.FAILED, RunState.STOPPED)
+        return self in (
+            RunState.FINISHED,
+            RunState.FAILED,
+            RunState.STOPPED,
+            RunState.REFUSED,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
 from hpctrain import environ
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.plan.visibility import EXIT_INVISIBLE, explain_invisible
 from hpctrain.slurm.client import ask_slurm, insist, run_slurm
-from hpctrain.slurm.output import Job, parse_job, parse_queue
+from hpctrain.slurm.output import Job, parse_job, parse_queue, parse_scripts
 
 _OWN_JOB_TIMEOUT_S = 10.0
 # squeue gives a controller up that is away after some seconds.
@@ -33,6 +34,22 @@ def find_job(job_id: str) -> Job | None:
             return None
         raise LaunchError(f"scontrol show job {job_id}: {answer.stderr.strip()}", transient=True)
     return parse_job(answer.stdout)
+
+
+def find_jobs_of_script(script: Path) -> list[Job]:
+    """Return the jobs of this user that run a stored batch script and are not over.
+
+    Not collective. The newest first.
+
+    Raises
+    ------
+    LaunchError
+        If the controller does not answer.
+    """
+    user = f"--user={script.parent.stat().st_uid}"
+    argv = ["squeue", "--noheader", "--local", "--states=all", user, "--format=%A|%T|%o"]
+    printed = ask_slurm(argv, timeout_s=_QUEUE_TIMEOUT_S)
+    return [job for job in parse_scripts(printed, str(script)) if not job.is_final]
 
 
 class Queue:

@@ -108,6 +108,21 @@ def parse_queue(output: str) -> dict[str, Job]:
     }
 
 
+def parse_scripts(output: str, script: str) -> list[Job]:
+    r"""Return the jobs of a script that ``squeue --noheader --format=%A|%T|%o`` prints.
+
+    Not collective. The newest first.
+
+    Examples
+    --------
+    >>> parse_scripts("7|PENDING|/runs/a|b/batch.sh\n8|RUNNING|/other.sh\n", "/runs/a|b/batch.sh")
+    [Job(job_id='7', state='PENDING', ...
+    """
+    rows = [line.split("|", 2) for line in output.splitlines() if line.count("|") >= 2]
+    jobs = [Job(job_id=job_id, state=state) for job_id, state, command in rows if command == script]
+    return sorted(jobs, key=lambda job: int(job.job_id), reverse=True)
+
+
 def parse_job_nodes(output: str) -> str:
     """Return the nodes of a job, as ``scontrol --oneliner show job`` prints them.
 

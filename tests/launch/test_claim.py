@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.errors import LaunchError
-from hpctrain.launch.claim import claimed
+from hpctrain.launch.claim import claimed, is_claimed
 from hpctrain.rundir.paths import RunPaths
 
 HOLD = """
@@ -158,3 +158,25 @@ def test_a_late_claim_under_a_number_that_was_tidied_up_does_not_count(
     with contextlib.ExitStack() as held:
         assert "did not get further" in complaint_of_waiting(paths)
     assert claims(paths) == [".claim-3"]
+
+
+def test_a_claim_counts_while_its_process_lives(paths: RunPaths):
+    assert not is_claimed(paths)
+    with holder_of(paths) as holder:
+        assert is_claimed(paths)
+        holder.kill()
+        holder.wait()
+        assert not is_claimed(paths)
+    with claimed(paths):
+        assert is_claimed(paths)
+    assert not is_claimed(paths)
+
+
+def test_a_claim_of_another_host_is_believed_for_a_while(paths: RunPaths):
+    with claimed(paths):
+        (name,) = claims(paths)
+        owner = paths.root / name / "owner"
+        content = json.loads(owner.read_bytes())
+        owner.write_text(json.dumps({**content, "host": "elsewhere", "time": time.time() - 10}))
+        assert is_claimed(paths, patience_s=60)
+        assert not is_claimed(paths, patience_s=5)

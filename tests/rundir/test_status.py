@@ -41,6 +41,7 @@ def test_only_ended_runs_are_final():
         RunState.FINISHED,
         RunState.FAILED,
         RunState.STOPPED,
+        RunState.REFUSED,
     }
 
 
