@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from hpctrain.errors import WorkerHangError as WorkerHangError
     from hpctrain.execute.backend_executor import BackendExecutor as BackendExecutor
     from hpctrain.execute.worker_group import WorkerGroup as WorkerGroup
+    from hpctrain.launch.handle import RunHandle as RunHandle
+    from hpctrain.launch.handle import wait as wait
     from hpctrain.result import Result as Result
     from hpctrain.slurm_config import SlurmConfig as SlurmConfig
     from hpctrain.trainer import BaseTrainer as BaseTrainer
@@ -80,6 +82,7 @@ _HOME_OF = {
     "Result": "result",
     "RunConfig": "config",
     "RunContext": "callback",
+    "RunHandle": "launch.handle",
     "RunStoppedError": "errors",
     "ScalingConfig": "config",
     "SlurmConfig": "slurm_config",
@@ -103,6 +106,7 @@ _HOME_OF = {
     "heartbeat": "worker.context",
     "report": "worker.context",
     "should_stop": "worker.context",
+    "wait": "launch.handle",
 }
 
 __all__ = [*sorted(_HOME_OF), "__version__"]

@@ -126,7 +126,7 @@ class Result:
 
     @property
     def state(self) -> str:
-        """The state in ``status.json``: ``submitted``, ``running``, ``finished``, ``refused``, ..."""
+        """The state in ``status.json``: ``submitted``, ``running``, ``finished``, ..."""
         return self.status.state.value
 
     @functools.cached_property

@@ -21,6 +21,8 @@ from hpctrain.errors import ConfigError
 from hpctrain.rundir.paths import RunPaths
 
 if TYPE_CHECKING:
+    from hpctrain.launch.handle import RunHandle
+    from hpctrain.launch.request import Request
     from hpctrain.plan.spec import WorkerSpec
     from hpctrain.preprocessors import Preprocessor
     from hpctrain.result import Result
@@ -109,7 +111,7 @@ class BaseTrainer(abc.ABC):
         """
         from hpctrain.launch.fit import refuse_nested_fit
 
-        refuse_nested_fit()
+        refuse_nested_fit("fit")
         self.setup()
         return self.training_loop()
 
@@ -215,27 +217,55 @@ class DataParallelTrainer(BaseTrainer):
     def training_loop(self) -> Result:
         """Hand the training function over to the workers. Not collective."""
         from hpctrain.launch.fit import fit
+
+        return fit(self._request())
+
+    def submit(self) -> RunHandle:
+        """Begin the run and return at once; it goes on without this process.
+
+        Not collective. On a login node the run is a job of Slurm. On a laptop, and inside an
+        allocation, its executor is a process in the background, and such runs go one after another.
+        A run that is there already is treated as by ``fit()``: followed, resumed or left as it is.
+
+        Returns
+        -------
+        RunHandle
+            The run: its state, ``wait()``, ``result()`` and ``cancel()``.
+
+        Raises
+        ------
+        ConfigError
+            If something is impossible, as with ``num_workers=0`` or where this process already is
+            a rank; nothing has been started then.
+        LaunchError
+            If Slurm refused the job.
+        """
+        from hpctrain.launch.fit import refuse_nested_fit, submit
+
+        refuse_nested_fit("submit")
+        self.setup()
+        return submit(self._request())
+
+    def _request(self) -> Request:
         from hpctrain.launch.request import Request
         from hpctrain.plan.spec import WorkerSpec
 
         resumed = self.resume_from_checkpoint
-        return fit(
-            Request(
-                trainer=_class_path(type(self)),
-                scaling_config=self.scaling_config,
-                run_config=self.run_config,
-                worker_spec=WorkerSpec(
-                    train_loop=self.train_loop_per_worker,
-                    train_loop_config=self.train_loop_config,
-                    takes_config=self._takes_config,
-                    backend_config=self.backend_config,
-                    datasets=self.datasets,
-                    datasets_to_split=self.dataset_config.datasets_to_split,
-                    preprocessor=self.preprocessor,
-                    metadata=self.metadata,
-                ),
-                resume_from=None if resumed is None else resumed.path,
-            )
+        return Request(
+            trainer=_class_path(type(self)),
+            scaling_config=self.scaling_config,
+            run_config=self.run_config,
+            worker_spec=WorkerSpec(
+                train_loop=self.train_loop_per_worker,
+                train_loop_config=self.train_loop_config,
+                takes_config=self._takes_config,
+                backend_config=self.backend_config,
+                datasets=self.datasets,
+                datasets_to_split=self.dataset_config.datasets_to_split,
+                preprocessor=self.preprocessor,
+                metadata=self.metadata,
+            ),
+            resume_from=None if resumed is None else resumed.path,
         )
 
     @classmethod

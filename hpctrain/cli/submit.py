@@ -18,6 +18,7 @@ from hpctrain.cli.options import (
     request_existing,
     slurm_fields,
 )
+from hpctrain.errors import ConfigError
 
 
 def submit(
@@ -31,6 +32,22 @@ def submit(
     time: TimeOption = "",
     nodes: NodesOption = None,
     constraint: ConstraintOption = "",
+    whole_script: Annotated[
+        bool,
+        typer.Option(
+            "--script",
+            help="SCRIPT itself is the job: each of its fit() runs there, one after another. "
+            "Nothing of it runs here, so --workers says how large the job is.",
+        ),
+    ] = False,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="With --script: workers of its largest fit().")
+    ] = None,
+    cpus: Annotated[
+        int | None, typer.Option(min=1, help="With --script: CPUs of a worker.")
+    ] = None,
+    gpus: Annotated[int, typer.Option(min=0, help="With --script: GPUs of a worker.")] = 0,
+    site: Annotated[str, typer.Option(help="A site profile, or a .toml file.")] = "",
     wait: Annotated[
         bool, typer.Option("--wait", "-W", help="Follow the run, and end as it ends.")
     ] = False,
@@ -43,8 +60,9 @@ def submit(
     """Run SCRIPT up to its fit() and submit that to Slurm.
 
     Prints the id of the job.
-    Options win over the script's SlurmConfig. The script ends where its job is submitted; what it
-    prints until then goes to stderr.
+    Options win over the script's SlurmConfig. The script ends where it would wait for its run; what
+    it prints until then goes to stderr. If it would have begun more runs after that, they are named
+    and the exit code is 2.
     """
     from contextlib import nullcontext, redirect_stdout
     from sys import stderr
@@ -52,17 +70,38 @@ def submit(
     from hpctrain import environ
     from hpctrain.cli.exit_codes import say
     from hpctrain.cli.script import run_script
+    from hpctrain.launch.detach import Detached, printed
 
-    environ.request_slurm_overrides(
-        slurm_fields(
-            partition=partition,
-            account=account,
-            qos=qos,
-            time=time,
-            nodes=nodes,
-            constraint=constraint,
-        )
+    fields = slurm_fields(
+        partition=partition,
+        account=account,
+        qos=qos,
+        time=time,
+        nodes=nodes,
+        constraint=constraint,
+        site=site,
     )
+    if whole_script:
+        from hpctrain.cli.script_job import submit_script
+
+        raise SystemExit(
+            submit_script(
+                script,
+                args or [],
+                workers=workers,
+                cpus=cpus,
+                gpus=gpus,
+                slurm=fields,
+                wait=wait,
+                dry_run=dry_run,
+            )
+        )
+    if workers is not None or cpus is not None or gpus:
+        raise ConfigError(
+            "--workers, --cpus and --gpus are for --script. Without it the script's ScalingConfig "
+            "says what each run needs."
+        )
+    environ.request_slurm_overrides(fields)
     environ.request_launcher("slurm")
     request_existing(existing)
     if dry_run:
@@ -70,6 +109,25 @@ def submit(
     elif not wait:
         environ.request_detach()
     with redirect_stdout(stderr) if not (wait or dry_run) else nullcontext():
-        run_script(script, args or [])
-    if dry_run or not wait:
+        try:
+            run_script(script, args or [])
+        except Detached as left:
+            _report_unrun(script, left)
+            raise
+    if dry_run or not (wait or printed):
         say(f"{script} has ended, and nothing was submitted.")
+
+
+def _report_unrun(script: Path, left: BaseException) -> None:
+    """Say which runs a script did not come to, if there are any; end the process then."""
+    from hpctrain.cli.exit_codes import USAGE, say
+    from hpctrain.cli.unrun import find_unrun
+
+    if unrun := find_unrun(left.__traceback__):
+        calls = "\n".join(f"  {call}" for call in unrun)
+        say(
+            f"{script} ended where it waits for that run, and did not come to:\n{calls}\n"
+            f"Let each run be a job (submit() in place of fit(), and hpctrain.wait() at the end), "
+            f"or the script be one: hpctrain submit --script --workers N {script}"
+        )
+        raise SystemExit(USAGE)

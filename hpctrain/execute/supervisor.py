@@ -78,12 +78,22 @@ def _is_here(directory: HeldDirectory) -> bool:
     return True
 
 
+def stored_executor(paths: RunPaths) -> Executor:
+    """Return the executor of a run, as it was written into ``spec.pkl``.
+
+    Not collective. This unpickles what the user's process has pickled.
+    """
+    run_spec = RunSpec.from_bytes(paths.spec.read_bytes())
+    # Callbacks may be of modules beside the script.
+    sys.path[:] = list(dict.fromkeys((*run_spec.settings.sys_path, *sys.path)))
+    run_config, plan, resume_from = spec.unpack(run_spec.executor)
+    return Executor(paths=paths, plan=plan, run_config=run_config, resume_from=resume_from)
+
+
 def _run_executor(paths: RunPaths) -> int:
     """Run the executor in this process; return its exit status."""
     try:
-        run_spec = RunSpec.from_bytes(paths.spec.read_bytes())
-        run_config, plan, resume_from = spec.unpack(run_spec.executor)
-        executor = Executor(paths=paths, plan=plan, run_config=run_config, resume_from=resume_from)
+        executor = stored_executor(paths)
         for number in _SIGNALS:
             signal.signal(number, lambda n, _: executor.signals.append(signal.Signals(n).name))
         executor.run()

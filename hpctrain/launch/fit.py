@@ -10,6 +10,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.launch.begin import begin_or_find
 from hpctrain.launch.claim import claimed
 from hpctrain.launch.existing import Existing
+from hpctrain.launch.handle import RunHandle
 from hpctrain.launch.record import write_plan_and_spec
 from hpctrain.launch.request import (
     Request,
@@ -40,19 +41,83 @@ def fit(request: Request) -> Result:
     TrainingFailedError
         If the run failed or was stopped.
     """
-    launcher = choose_launcher(request.scaling_config, request.run_config)
-    if launcher not in ("spmd", "inline") and environ.in_rank():
-        # Ranks of its own, on this machine, are all that a child of a rank may start.
-        launcher = "local"
+    launcher = _find_launcher(request)
     if launcher == "spmd":
         from hpctrain.launch.spmd import fit_spmd
 
         return fit_spmd(request)
+    submission = prepare(request.named(), launcher)
+    request = submission.request
+    existing = _begin_or_find(submission)
+    if existing.begins and launcher == "inline":
+        from hpctrain.launch.inline import run_inline
+
+        run_inline(submission)
+    elif existing.begins and launcher != "slurm":
+        from hpctrain.launch.here import run_here
+
+        run_here(submission)
+    elif existing is not Existing.FINISHED:
+        if environ.detach_requested():
+            from hpctrain.launch.detach import leave, print_job_id
+
+            print_job_id(request.paths)
+            leave()
+        from hpctrain.launch.follow import follow_to_end
+
+        return follow_to_end(request.paths, verbose=request.run_config.verbose)
+    return Result.from_path(request.paths.root)
+
+
+def submit(request: Request) -> RunHandle:
+    """Begin a run that goes on without this process, or find the one that is there.
+
+    Not collective. On a login node it is a job; elsewhere its executor is a process in the
+    background (`hpctrain.launch.background`).
+
+    Raises
+    ------
+    ConfigError
+        If something is impossible, such as a run without a process of its own.
+    LaunchError
+        If Slurm refuses the job.
+    """
+    launcher = _find_launcher(request)
+    if launcher == "inline":
+        raise ConfigError(
+            "num_workers=0 runs in this interpreter, so submit() cannot return before its end. "
+            "Call fit(), or use num_workers=1."
+        )
+    if launcher == "spmd":
+        raise ConfigError(
+            "this process is one of several ranks that somebody else has started, so submit() has "
+            "no ranks to start. Call fit() on every rank; or start the script once, without srun "
+            "or mpiexec, to submit runs from it."
+        )
+    submission = prepare(request.named(), launcher, in_background=launcher != "slurm")
+    existing = _begin_or_find(submission, in_background=launcher != "slurm")
+    paths = submission.request.paths
+    if environ.detach_requested() and existing is not Existing.FINISHED:
+        from hpctrain.launch.detach import print_job_id
+
+        print_job_id(paths)
+    return RunHandle(paths.root)
+
+
+def _find_launcher(request: Request) -> str:
+    launcher = choose_launcher(request.scaling_config, request.run_config)
+    if launcher not in ("spmd", "inline") and environ.in_rank():
+        # Ranks of its own, on this machine, are all that a child of a rank may start.
+        return "local"
     if launcher == "allocation":
         from hpctrain.slurm.job import refuse_ended_allocation
 
         refuse_ended_allocation()
-    submission = prepare(request.named(), launcher)
+    return launcher
+
+
+def _begin_or_find(submission: Submission, *, in_background: bool = False) -> Existing:
+    """Begin the run unless it is there; return which of both it was."""
     request = submission.request
     if environ.dry_run_requested():
         from hpctrain.launch.dry_run import print_plan
@@ -60,32 +125,19 @@ def fit(request: Request) -> Result:
         print_plan(submission)
         raise SystemExit(0)
     _await_submission(request.paths)
-    existing = begin_or_find(submission, partial(_begin, submission))
-    begins = existing.begins
-    if begins and launcher == "inline":
-        from hpctrain.launch.inline import run_inline
-
-        run_inline(submission)
-    elif begins and launcher != "slurm":
-        from hpctrain.launch.here import run_here
-
-        run_here(submission)
-    elif existing is Existing.FINISHED:
-        if request.run_config.verbose:
-            log(f"run {request.run_config.name} is finished: {request.paths.root}", to=sys.stdout)
-    else:
-        if environ.detach_requested():
-            from hpctrain.launch.slurm import detach
-
-            detach(request.paths)
-        from hpctrain.launch.follow import follow_to_end
-
-        return follow_to_end(request.paths, verbose=request.run_config.verbose)
-    return Result.from_path(request.paths.root)
+    existing = begin_or_find(submission, partial(_begin, submission, in_background=in_background))
+    if existing is Existing.FINISHED and request.run_config.verbose:
+        log(f"run {request.run_config.name} is finished: {request.paths.root}", to=sys.stdout)
+    return existing
 
 
-def prepare(request: Request, launcher: str) -> Submission:
+def prepare(request: Request, launcher: str, *, in_background: bool = False) -> Submission:
     """Return a request that is ready to be launched. Not collective. Nothing is written.
+
+    Parameters
+    ----------
+    in_background
+        Whether the executor is to run in a process of its own where there is no job for it.
 
     Raises
     ------
@@ -95,7 +147,8 @@ def prepare(request: Request, launcher: str) -> Submission:
     if launcher == "slurm":
         request = override_slurm(request, environ.slurm_overrides())
     plan, site = make_plan(request, launcher)
-    return Submission(request=request, plan=plan, site=site, spec=make_spec(request, plan))
+    spec = make_spec(request, plan, in_background=in_background)
+    return Submission(request=request, plan=plan, site=site, spec=spec)
 
 
 def _await_submission(paths: RunPaths) -> None:
@@ -106,7 +159,7 @@ def _await_submission(paths: RunPaths) -> None:
             pass
 
 
-def _begin(submission: Submission, changes: list[str]) -> None:
+def _begin(submission: Submission, changes: list[str], *, in_background: bool) -> None:
     """Write down what is asked for and who runs it, and submit it where it is a job."""
     request = submission.request
     if request.paths.status.exists() and request.run_config.verbose:
@@ -118,9 +171,13 @@ def _begin(submission: Submission, changes: list[str]) -> None:
         log(f"{verb} run {request.run_config.name}{what}")
     write_plan_and_spec(submission)
     if submission.plan.launcher == "slurm":
-        from hpctrain.launch.slurm import submit
+        from hpctrain.launch.slurm import submit_job
 
-        submit(submission)
+        submit_job(submission)
+    elif in_background:
+        from hpctrain.launch.background import start_in_background
+
+        start_in_background(submission)
     else:
         from hpctrain.execute.journal import initial_status
         from hpctrain.rundir.status import write_status
@@ -130,12 +187,12 @@ def _begin(submission: Submission, changes: list[str]) -> None:
         write_status(request.paths, status)
 
 
-def refuse_nested_fit() -> None:
-    """Refuse ``fit()`` inside a training function. Not collective."""
+def refuse_nested_fit(method: str) -> None:
+    """Refuse ``fit()`` or ``submit()`` inside a training function. Not collective."""
     from hpctrain.worker import context
 
     if context.is_active():
         raise ConfigError(
-            "fit() was called inside a training function, on every rank. Call it outside, or start "
-            "a process of its own for it."
+            f"{method}() was called inside a training function, on every rank. Call it outside, or "
+            f"start a process of its own for it."
         )

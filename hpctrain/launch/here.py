@@ -31,7 +31,7 @@ def run_here(submission: Submission) -> None:
     follower = Follower(request.paths, verbose=verbose) if verbose else None
     try:
         with (
-            _warnings_of_slurm(executor) if submission.plan.in_job else nullcontext(),
+            warnings_of_slurm(executor) if submission.plan.in_job else nullcontext(),
             follower.in_background() if follower else nullcontext(),
         ):
             ended = executor.run()
@@ -51,7 +51,7 @@ def run_here(submission: Submission) -> None:
 
 
 @contextmanager
-def _warnings_of_slurm(executor: Executor) -> Iterator[None]:
+def warnings_of_slurm(executor: Executor) -> Iterator[None]:
     """Take a signal that would end this process for a warning, as in ``--signal=B:USR1@60``.
 
     The batch shell gets it, and a script that ends with ``exec python train.py`` is that shell.

@@ -195,8 +195,13 @@ def make_plan(request: Request, launcher: str) -> tuple[LaunchPlan, Site]:
     return plan, site
 
 
-def make_spec(request: Request, plan: LaunchPlan) -> RunSpec:
+def make_spec(request: Request, plan: LaunchPlan, *, in_background: bool = False) -> RunSpec:
     """Return what every rank runs. Not collective.
+
+    Parameters
+    ----------
+    in_background
+        Whether the executor is to run in a process of its own where there is no job for it.
 
     Raises
     ------
@@ -241,17 +246,17 @@ def make_spec(request: Request, plan: LaunchPlan) -> RunSpec:
             max_bytes_per_s=sync.max_bytes_per_s,
         ),
         worker=worker,
-        executor=_pack_for_executor(request, plan),
+        executor=_pack_for_executor(request, plan, must=in_background),
     )
 
 
-def _pack_for_executor(request: Request, plan: LaunchPlan) -> bytes:
+def _pack_for_executor(request: Request, plan: LaunchPlan, *, must: bool) -> bytes:
     """Return what a job's executor opens, and ``restore()``; empty where only the latter could."""
     content = request.run_config, plan, request.resume_from
     try:
         return pack(content, what="RunConfig (callbacks, stop)")
     except ConfigError:
-        if plan.launcher == "slurm":
+        if must or plan.launcher == "slurm":
             raise
         # The executor is in this process, and needs no pickle.
         return b""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import suppress
-from typing import NoReturn
 
 from hpctrain import environ
 from hpctrain.errors import LaunchError
@@ -14,11 +13,11 @@ from hpctrain.launch.settle import find_unrecorded_job, record_job, record_refus
 from hpctrain.log import log
 from hpctrain.rundir.ledger import count_attempts
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.status import RunState, RunStatus, read_status, write_status
+from hpctrain.rundir.status import RunState, RunStatus, write_status
 from hpctrain.slurm.submit import submit_executor
 
 
-def submit(submission: Submission) -> None:
+def submit_job(submission: Submission) -> None:
     """Submit the run's executor as a job.
 
     Not collective. Once the job id is printed this process can be killed without harm to the run.
@@ -56,20 +55,6 @@ def submit(submission: Submission) -> None:
         log(f"job {job_id} is submitted, but {paths.root} cannot be written: {error.strerror}.")
     if request.run_config.verbose and not environ.detach_requested():
         log(f"submitted {paths.root.name} as job {job_id}: {paths.root}", to=sys.stdout)
-
-
-def detach(paths: RunPaths) -> NoReturn:
-    """Print the job id of a run, and nothing else on stdout; end this process. Not collective."""
-    status = read_status(paths)
-    assert status is not None
-    job = status.job_id or ""
-    # `hpctrain submit` sends what the script itself prints to stderr.
-    print(job, file=sys.__stdout__, flush=True)
-    log(
-        f"{status.name} is job {job or '(none: it runs without Slurm)'}. Follow it with: "
-        f"hpctrain attach {paths.root}",
-    )
-    raise SystemExit(0)
 
 
 def _job_after_all(paths: RunPaths, status: RunStatus, error: LaunchError) -> str:

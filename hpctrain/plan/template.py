@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import fields
 from importlib.resources import files
 from pathlib import Path
@@ -46,6 +47,7 @@ def render_template(
     name: str,
     *,
     script: str,
+    args: Sequence[str] = (),
     scaling: ScalingConfig,
     site: Site | None = None,
     node: NodeShape | None = None,
@@ -62,6 +64,8 @@ def render_template(
         One of `template_names`.
     script
         The training script, as it is called where the job is submitted.
+    args
+        Its arguments.
     scaling
         How many workers, and what each of them needs.
     site
@@ -91,7 +95,7 @@ def render_template(
     step = worker_step_argv(
         _launcher(name, scaling.slurm, site),
         placement,
-        [python, script],
+        [python, script, *args],
         srun_args=srun_args,
         local=False,
     )
@@ -99,7 +103,7 @@ def render_template(
     step = [word for word in step if word != "-disable-auto-cleanup"]
     values = {
         "FILE": name,
-        "SCRIPT": shlex.quote(script),
+        "SCRIPT": shlex.join([script, *args]),
         "PYTHON": shlex.quote(python),
         "NUM_WORKERS": str(placement.num_workers),
         "CPUS": str(scaling.num_cpus_per_worker),
@@ -109,7 +113,7 @@ def render_template(
         # On a login node there is no job that a site's lines could speak of.
         "SETUP": "\n".join((*(() if name == "submit.sh" else site.setup), *slurm.setup)),
         "ENVIRONMENT": _exports(site),
-        "STEP": _wrapped(step, last=2),
+        "STEP": _wrapped(step, last=2 + len(args)),
         "SCALING": "\n".join(f"#     {line}" for line in _scaling_lines(scaling, placement)),
     }
     filled = re.sub(r"@([A-Z_]+)@", lambda match: values[match[1]], text)

@@ -68,6 +68,11 @@ class RunPaths:
         """Its existence asks the executor to stop the run."""
         return self.root / "stop"
 
+    @property
+    def executor_log(self) -> Path:
+        """Output of an executor in the background, without a job of its own."""
+        return self.root / "executor.log"
+
     def job_log(self, job_id: str) -> Path:
         """Output of a job's batch script, the executor's included."""
         return self.submission / f"{job_id}_0_log.out"

@@ -111,3 +111,82 @@ def test_now_ends_a_running_job(login: Any) -> None:
     ended = login("cancel", "tiny", "--now")
     assert ended.returncode == 0, ended.stderr
     assert login.status()["state"] == "stopped"
+
+
+SEVERAL = """
+import hpctrain
+from beside import DOUBLE
+from hpctrain import DataParallelTrainer, RunConfig, ScalingConfig, SlurmConfig
+
+def train(config):
+    hpctrain.report({"factor": config["factor"] * DOUBLE})
+
+def make(factor):
+    return DataParallelTrainer(
+        train,
+        train_loop_config={"factor": factor},
+        scaling_config=ScalingConfig(num_workers=2, slurm=SlurmConfig(time="9")),
+        run_config=RunConfig(name=f"tiny-{factor}", verbose=0),
+    )
+"""
+
+
+def test_the_runs_that_a_script_did_not_come_to_are_named_with_exit_code_2(login: Any) -> None:
+    (login.path / "several.py").write_text(SEVERAL + "make(1).fit()\nmake(2).fit()\nmake(3).fit()")
+    submitted = login("submit", "several.py")
+    assert submitted.returncode == 2
+    assert re.fullmatch(r"\d+\n", submitted.stdout), "one job, and it was submitted"
+    number = SEVERAL.count("\n")
+    assert submitted.stderr.splitlines()[1:] == [
+        "hpctrain: several.py ended where it waits for that run, and did not come to:",
+        f"  several.py:{number + 2}: make(2).fit()",
+        f"  several.py:{number + 3}: make(3).fit()",
+        "Let each run be a job (submit() in place of fit(), and hpctrain.wait() at the end), or "
+        "the script be one: hpctrain submit --script --workers N several.py",
+    ]
+    assert login("wait", "tiny-1").returncode == 0
+    assert not login.run_dir("tiny-2").exists()
+
+
+def test_a_script_that_waits_for_all_its_runs_at_the_end_submits_them_all(login: Any) -> None:
+    (login.path / "several.py").write_text(
+        SEVERAL + "handles = [make(factor).submit() for factor in (1, 2)]\n"
+        "done, _ = hpctrain.wait(handles)\n"
+        "print([handle.result().metrics['factor'] for handle in done])\n"
+    )
+    submitted = login("submit", "several.py")
+    assert submitted.returncode == 0, submitted.stderr
+    jobs = submitted.stdout.split()
+    assert len(jobs) == len(set(jobs)) == 2
+    assert [login("wait", f"tiny-{factor}").returncode for factor in (1, 2)] == [0, 0]
+    assert [login.status(f"tiny-{factor}")["job_id"] for factor in (1, 2)] == jobs
+    # On the login node the same script waits for them.
+    waited = login("run", "several.py")
+    assert waited.stdout.splitlines() == ["[2, 4]"], waited.stderr
+
+
+def test_a_script_that_is_the_job_runs_each_of_its_fits_there(login: Any) -> None:
+    (login.path / "several.py").write_text(
+        SEVERAL
+        + "import sys\nprint([make(int(f)).fit().metrics['factor'] for f in sys.argv[1:]])\n"
+    )
+    options = ("submit", "--script", "--workers", "2", "-t", "9")
+    refused = login("submit", "--script", "several.py")
+    assert refused.returncode == 2
+    assert "--script needs --workers: nothing of the script runs before the job" in refused.stderr
+    shown = login(*options, "--dry-run", "several.py", "1", "a b")
+    assert shown.stdout.splitlines()[-1].endswith(" several.py 1 'a b'"), shown.stderr
+    assert "#SBATCH --time=9" in shown.stdout.splitlines()
+    assert not login.run_dir("tiny-1").parent.exists()
+    ended = login(*options, "--wait", "several.py", "1", "2")
+    assert ended.returncode == 0, ended.stderr
+    job_id = ended.stdout.split()[-1]
+    assert (login.path / f"slurm-{job_id}.out").read_text().splitlines()[-1] == "[2, 4]"
+    for factor in (1, 2):
+        view = login.status(f"tiny-{factor}")
+        assert (view["state"], view["launcher"], view["job_id"]) == (
+            "finished",
+            "allocation",
+            job_id,
+        )
+    assert login(*options, "-C", "nosuch", "several.py", "1").returncode == 3

@@ -1,0 +1,74 @@
+"""``hpctrain submit --script``: the script itself is the job, as in a batch script of one's own."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def submit_script(
+    script: Path,
+    args: Sequence[str],
+    *,
+    workers: int | None,
+    cpus: int | None,
+    gpus: int,
+    slurm: Mapping[str, Any],
+    wait: bool,
+    dry_run: bool,
+) -> int:
+    """Submit a job that runs a script; return the exit status. Not collective.
+
+    Nothing of the script runs here, so what the job needs is said by options.
+
+    Raises
+    ------
+    ConfigError
+        If something is impossible.
+    LaunchError
+        If Slurm refuses the job.
+    """
+    from hpctrain.cli.exit_codes import OK, say
+    from hpctrain.config import ScalingConfig
+    from hpctrain.errors import ConfigError
+    from hpctrain.plan.template import render_template
+    from hpctrain.slurm.script_job import query_node, submit_and_wait, submit_text
+    from hpctrain.slurm_config import SlurmConfig
+
+    if not script.exists():
+        raise ConfigError(f"there is no script {script} (working directory {Path.cwd()}).")
+    if workers is None:
+        raise ConfigError(
+            "--script needs --workers: nothing of the script runs before the job, so say how many "
+            "workers its largest fit() has, and with --cpus and --gpus what each of them needs."
+        )
+    resources = {key: float(n) for key, n in (("CPU", cpus), ("GPU", gpus)) if n}
+    scaling = ScalingConfig(
+        num_workers=workers,
+        use_gpu=gpus > 0,
+        resources_per_worker=resources,
+        slurm=SlurmConfig(**slurm),
+    )
+    text = render_template(
+        "train.sbatch",
+        script=str(script),
+        args=args,
+        scaling=scaling,
+        node=query_node(scaling, needs_answer=not dry_run),
+        python=sys.executable,
+    )
+    if dry_run:
+        print(text, end="")
+        return OK
+    if wait:
+        return submit_and_wait(text, scaling)
+    job_id = submit_text(text, scaling)
+    print(job_id, flush=True)
+    say(
+        f"{shlex.join([str(script), *args])} is job {job_id}: each of its fit() runs there, one "
+        f"after another. Its log: slurm-{job_id}.out; its runs: hpctrain list"
+    )
+    return OK

@@ -1,0 +1,116 @@
+"""A run in the background where there is no job for it: ``python -m hpctrain.launch.background``.
+
+Its executor is a process in a session of its own, which outlives the script that has started it. On
+one machine, and in one allocation, these run one after another: together they would share cores,
+or ask Slurm for the same ones.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from hpctrain import environ
+from hpctrain.errors import HpctrainError
+from hpctrain.execute.journal import initial_status
+from hpctrain.execute.process import process_start_time
+from hpctrain.execute.supervisor import stored_executor
+from hpctrain.launch.here import warnings_of_slurm
+from hpctrain.launch.request import Submission
+from hpctrain.log import log, log_traceback
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.status import read_status, write_status
+
+_POLL_S = 0.2
+_LIFE_INTERVAL_S = 10.0
+_GO = b"\n"
+WAITS = "waiting for its turn"
+
+
+def start_in_background(submission: Submission) -> None:
+    """Start the executor of a run as a process of its own, and write down that it runs it.
+
+    Not collective.
+    """
+    paths, verbose = submission.request.paths, submission.request.run_config.verbose
+    with open(paths.executor_log, "ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-u", "-m", "hpctrain.launch.background", str(paths.root)],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    # Nobody else takes its exit status.
+    threading.Thread(target=process.wait, daemon=True).start()
+    assert process.stdin is not None
+    with process.stdin:
+        status = initial_status(paths, submission.plan, submission.request.run_config)
+        write_status(
+            paths,
+            status.with_changes(
+                owner_pid=process.pid,
+                owner_start=process_start_time(process.pid) or 0,
+                phase=WAITS,
+            ),
+        )
+        # Only now: what it writes itself comes later.
+        process.stdin.write(_GO)
+    if verbose:
+        name = paths.root.name
+        log(f"started {name} as process {process.pid}: {paths.root}", to=sys.stdout)
+
+
+def run_in_background(paths: RunPaths) -> int:
+    """Run a run in this process, once those before it have ended; return the exit status."""
+    if sys.stdin.buffer.read(1) != _GO:
+        # Whoever started this process died before it could say so in the run directory.
+        return 1
+    try:
+        with open(_turn_file(), "ab") as turn:
+            _await_turn(paths, turn.fileno())
+            executor = stored_executor(paths)
+            with warnings_of_slurm(executor):
+                executor.run()
+    except HpctrainError as error:
+        log(str(error))
+        return 1
+    except BaseException as error:
+        log_traceback(error)
+        return 1
+    return 0
+
+
+def _await_turn(paths: RunPaths, descriptor: int) -> None:
+    """Wait until no other run of this user is in the background here, or this one is to stop."""
+    write_at = time.monotonic() + _LIFE_INTERVAL_S
+    while not paths.stop_request.exists():
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            time.sleep(_POLL_S)
+        if time.monotonic() > write_at and (status := read_status(paths)) is not None:
+            # Other hosts see by it that this process lives.
+            write_status(paths, status)
+            write_at = time.monotonic() + _LIFE_INTERVAL_S
+
+
+def _turn_file() -> Path:
+    """Return a file on a disk of this host, one for each user and job."""
+    job = environ.variable("SLURM_JOB_ID") or "none"
+    folder = Path(tempfile.gettempdir()) / f"hpctrain-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+        raise PermissionError(f"{folder} belongs to somebody else.")
+    return folder / f"turn-of-job-{job}"
+
+
+if __name__ == "__main__":
+    sys.exit(run_in_background(RunPaths(Path(sys.argv[1]))))

@@ -1,0 +1,142 @@
+"""Stop a run: at its next report, or at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+
+from hpctrain.errors import ConfigError
+from hpctrain.execute.process import process_start_time
+from hpctrain.launch.settle import read_settled_status
+from hpctrain.rundir.files import write_atomic
+from hpctrain.rundir.ledger import append_event
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.status import RunState, RunStatus, read_status, write_status
+from hpctrain.slurm.job import cancel_job, find_job
+
+_END_PATIENCE_S = 45.0
+"""Slurm's KillWait is 30 s."""
+_BEGIN_PATIENCE_S = 5.0
+_POLL_S = 0.2
+
+
+def cancel_run(paths: RunPaths, *, now: bool) -> str:
+    """Stop a run, if it is not over; return what was done, for a person.
+
+    Not collective. `now`: end it at once. Otherwise it stops at its next report, and a job that has
+    not begun is taken back from Slurm.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be ended from here.
+    LaunchError
+        If Slurm does not answer.
+    """
+    status = read_settled_status(paths)
+    if status is not None and status.state.is_final:
+        return f"{status.name} is {status.state.value}; there is nothing to cancel."
+    if status is not None and status.job_id is not None and status.launcher == "slurm":
+        job = find_job(status.job_id)
+        if job is not None and job.state == "PENDING":
+            return withdraw_job(paths, status.job_id)
+        if now:
+            return end_job(paths, status.job_id)
+    elif now and status is not None and status.state is not RunState.SUBMITTING:
+        return end_process(paths, status)
+    elif now:
+        raise ConfigError(
+            f"{paths.root.name} is being submitted, and has no job yet that could be ended. Try "
+            f"again in a moment, or leave --now out."
+        )
+    return request_stop(paths)
+
+
+def request_stop(paths: RunPaths) -> str:
+    """Ask the executor of a run to stop it at its next report; return what was done."""
+    write_atomic(paths.stop_request, f"hpctrain cancel, {time.time():.0f}\n".encode())
+    return (
+        f"asked {paths.root.name} to stop at its next report. Wait for it with: hpctrain wait "
+        f"{paths.root}   End it at once with: hpctrain cancel --now {paths.root}"
+    )
+
+
+def withdraw_job(paths: RunPaths, job_id: str) -> str:
+    """Take a job back that has not begun; return what was done. Not collective."""
+    # It may begin at any moment; then it is not to be ended like this.
+    cancel_job(job_id, only_pending=True)
+    if _has_job_ended(job_id, patience_s=_BEGIN_PATIENCE_S, may_run=False):
+        return record_end(paths, f"job {job_id} was cancelled before it began")
+    request_stop(paths)
+    return f"job {job_id} has begun, and was asked to stop at its next report."
+
+
+def end_job(paths: RunPaths, job_id: str) -> str:
+    """End the job of a run at once; return what was done. Not collective."""
+    cancel_job(job_id)
+    if _has_job_ended(job_id, patience_s=_END_PATIENCE_S, may_run=True):
+        return record_end(paths, f"job {job_id} was ended by hpctrain cancel --now")
+    return f"Slurm has been asked to end job {job_id}, and has not done it yet."
+
+
+def end_process(paths: RunPaths, status: RunStatus) -> str:
+    """End the executor of a run at once; return what was done. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If it is on another host, or does not end.
+    """
+    if status.owner_host != socket.gethostname():
+        raise ConfigError(
+            f"{paths.root.name} is run by process {status.owner_pid} on {status.owner_host}, and "
+            f"this is {socket.gethostname()}. Run hpctrain cancel --now there, or leave --now out."
+        )
+    try:
+        # While it is open, the number cannot become another process's.
+        descriptor = os.pidfd_open(status.owner_pid)
+    except ProcessLookupError:
+        return record_end(paths, "its executor is gone")
+    try:
+        if process_start_time(status.owner_pid) == status.owner_start:
+            signal.pidfd_send_signal(descriptor, signal.SIGTERM)
+    finally:
+        os.close(descriptor)
+    deadline = time.monotonic() + _END_PATIENCE_S
+    while process_start_time(status.owner_pid) == status.owner_start:
+        if time.monotonic() > deadline:
+            raise ConfigError(
+                f"process {status.owner_pid} was sent SIGTERM {_END_PATIENCE_S:.0f} s ago and "
+                f"still runs. kill -9 {status.owner_pid} ends it without its consent."
+            )
+        time.sleep(_POLL_S)
+    return record_end(paths, "it was ended by hpctrain cancel --now")
+
+
+def record_end(paths: RunPaths, reason: str) -> str:
+    """Write the last status of a run whose executor cannot any more; return it in words."""
+    status = read_status(paths)
+    assert status is not None
+    if not status.state.is_final:
+        message = f"{reason}; the same command resumes it."
+        write_status(
+            paths,
+            status.with_changes(state=RunState.STOPPED, error=message, ended_at=time.time()),
+        )
+        append_event(paths, "run-ended", state=RunState.STOPPED.value, error=message)
+    return f"{paths.root.name} is over: {reason}."
+
+
+def _has_job_ended(job_id: str, *, patience_s: float, may_run: bool) -> bool:
+    deadline = time.monotonic() + patience_s
+    while True:
+        job = find_job(job_id)
+        if job is None or job.is_final:
+            return True
+        if job.state == "RUNNING" and not may_run:
+            return False
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)

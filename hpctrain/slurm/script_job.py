@@ -1,0 +1,102 @@
+"""Submit a batch script that a person could have written, as ``sbatch FILE`` does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from hpctrain.config import ScalingConfig
+from hpctrain.errors import LaunchError
+from hpctrain.log import log
+from hpctrain.plan.resources import NodeShape, place_workers
+from hpctrain.plan.site import known_shape, load_site
+from hpctrain.slurm.client import is_passing, run_slurm
+from hpctrain.slurm.probe import check_partition, explain_refusal, query_partition
+
+
+def query_node(scaling: ScalingConfig, *, needs_answer: bool) -> NodeShape:
+    """Return the shape of a node of the partition, in which what is asked for must fit.
+
+    Not collective.
+
+    Parameters
+    ----------
+    needs_answer
+        Whether it is an error if Slurm does not answer; else nothing is known of the node then.
+
+    Raises
+    ------
+    ConfigError
+        If the partition never starts it.
+    LaunchError
+        If Slurm does not answer.
+    """
+    site = load_site(scaling.slurm.site)
+    try:
+        partition = query_partition(scaling.slurm.partition or site.directives.get("partition"))
+    except LaunchError:
+        if needs_answer:
+            raise
+        return NodeShape()
+    placement = place_workers(
+        scaling, known_shape(site, partition.node_shape), num_nodes=partition.num_nodes
+    )
+    check_partition(scaling, placement, partition)
+    return partition.node_shape
+
+
+def submit_text(text: str, scaling: ScalingConfig) -> str:
+    """Submit a batch script; return the id of its job. Not collective.
+
+    Raises
+    ------
+    LaunchError
+        If Slurm refuses it.
+    """
+    with _stored(text) as path:
+        answer = run_slurm(["sbatch", "--parsable", str(path)])
+    _check(answer.returncode, answer.stderr, scaling)
+    return answer.stdout.strip().partition(";")[0]
+
+
+def submit_and_wait(text: str, scaling: ScalingConfig) -> int:
+    """Submit a batch script, log the id of its job, and return its exit status at its end.
+
+    Not collective.
+
+    Raises
+    ------
+    LaunchError
+        If Slurm refuses it.
+    """
+    with _stored(text) as path:
+        argv = ["sbatch", "--parsable", "--wait", str(path)]
+        with subprocess.Popen(
+            argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            job_id = process.stdout.readline().strip().partition(";")[0]
+            if job_id:
+                log(f"job {job_id}", to=sys.stdout)
+            _, printed = process.communicate()
+    if not job_id:
+        _check(process.returncode or 1, printed, scaling)
+    return process.returncode
+
+
+@contextmanager
+def _stored(text: str) -> Iterator[Path]:
+    with TemporaryDirectory(prefix="hpctrain-") as folder:
+        # Slurm keeps a copy.
+        path = Path(folder) / "train.sbatch"
+        path.write_text(text, encoding="utf-8")
+        yield path
+
+
+def _check(returncode: int, printed: str, scaling: ScalingConfig) -> None:
+    if returncode != 0:
+        raise LaunchError(explain_refusal(printed, scaling), transient=is_passing(printed))
