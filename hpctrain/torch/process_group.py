@@ -10,11 +10,13 @@ from hpctrain import environ
 from hpctrain.backend import Backend, BackendContext
 from hpctrain.control.interfaces import address_of_name, ipv4_addresses
 from hpctrain.errors import ConfigError, LaunchError
+from hpctrain.worker.context import active_worker
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
     from hpctrain.torch.config import TorchConfig
+    from hpctrain.torch.separate_models import SeparateModelsWatch
 
 _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 # torch's own: "0" if env:// is not to use the store of libuv.
@@ -31,6 +33,7 @@ class TorchBackend(Backend):
     _num_threads: int | None = None
     """Of torch, before the process group was set up."""
     _is_alone = False
+    _watch: SeparateModelsWatch | None = None
 
     def on_start(self, context: BackendContext, config: TorchConfig) -> None:
         """Make the process group. Collective.
@@ -93,6 +96,17 @@ class TorchBackend(Backend):
         if world.world_size > 1:
             order.compare_through(distributed.PrefixStore("hpctrain-orders", self._store))
 
+    def on_training_start(self, context: BackendContext, config: TorchConfig) -> None:
+        """Watch whether ranks train one model. Not collective."""
+        if context.world.world_size > 1 and self._store is not None:
+            from torch import distributed
+
+            from hpctrain.torch.separate_models import SeparateModelsWatch
+
+            session = active_worker("on_training_start()").session
+            store = distributed.PrefixStore("hpctrain-models", self._store)
+            self._watch = SeparateModelsWatch(store, context.world, lambda: session.reports)
+
     def variables(self, context: BackendContext, config: Any) -> dict[str, str]:
         """Return what else is exported, for as long as the process group is. Not collective."""
         return {}
@@ -107,6 +121,8 @@ class TorchBackend(Backend):
         # Nobody may still be in a collective when the first leaves the group. Even where the
         # training function has destroyed it: perhaps only on some ranks.
         context.comm.barrier()
+        if self._watch is not None:
+            self._watch.look()
         if distributed.is_initialized():
             distributed.destroy_process_group()
         # The store lives in rank 0, and NCCL's watchdogs look into it to their end.
@@ -119,6 +135,8 @@ class TorchBackend(Backend):
         A group of several ranks that failed is left alone: to destroy it waits for collectives that
         will not end.
         """
+        if self._watch is not None:
+            self._watch.close()
         if self._num_threads is None:
             return
         import torch
