@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hpctrain import uncaught as _uncaught
 from hpctrain.lazy_names import at_first_use
 
 if TYPE_CHECKING:
@@ -112,3 +113,5 @@ _HOME_OF = {
 __all__ = [*sorted(_HOME_OF), "__version__"]
 
 __getattr__, __dir__ = at_first_use(__name__, _HOME_OF)
+
+_uncaught.install()

@@ -5,14 +5,63 @@ Each check raises ConfigError with the field and its value.
 
 from __future__ import annotations
 
+import difflib
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
-from hpctrain.errors import ConfigError
+from hpctrain.errors import ConfigError, UnknownFieldError
 
 T = TypeVar("T")
+
+
+def fields_by_name(kind: type[T]) -> type[T]:
+    """Let a configuration, a dataclass, refuse a keyword that it does not have with its names.
+
+    Python's own error would be a TypeError, of one name only.
+
+    Raises
+    ------
+    ConfigError
+        By the class: for an unknown keyword, or a value without one.
+    """
+    create = kind.__init__
+    names = [f.name for f in fields(kind) if f.init]  # type: ignore[arg-type]
+
+    @functools.wraps(create)
+    def __init__(self: T, *args: object, **values: object) -> None:  # noqa: N807
+        unknown = [name for name in values if name not in names]
+        if args or unknown:
+            raise UnknownFieldError(_explain_fields(kind.__name__, names, args, unknown))
+        create(self, **values)
+
+    kind.__init__ = __init__  # type: ignore[method-assign, assignment]
+    return kind
+
+
+def _explain_fields(
+    kind: str, names: Sequence[str], args: Sequence[object], unknown: Sequence[str]
+) -> str:
+    listed = f"It has {', '.join(names) or 'none'}."
+    if not unknown:
+        return f"{kind}({args[0]!r}): values are given by name, as in {kind}(name=value). {listed}"
+    return f"{kind} has no field {unknown[0]!r}. {did_you_mean(unknown[0], names) or listed}"
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Return a question with the name that is most like one that does not exist, or nothing.
+
+    Not collective.
+
+    Examples
+    --------
+    >>> did_you_mean("partiton", ["account", "partition"])
+    "Did you mean 'partition'?"
+    """
+    close = difflib.get_close_matches(name, list(names), n=1)
+    return f"Did you mean {close[0]!r}?" if close else ""
 
 
 def check_count(what: str, value: object, *, at_least: int, optional: bool = False) -> None:

@@ -19,6 +19,7 @@ from hpctrain.checks import (
     check_seconds,
     check_text,
     check_type,
+    fields_by_name,
     is_number,
     show_changes,
 )
@@ -40,6 +41,7 @@ _MIN_BYTES_PER_S = 1e6
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
 
 
+@fields_by_name
 @dataclass(frozen=True, kw_only=True)
 class ScalingConfig:
     """How many workers, and what each of them needs. One worker is one MPI rank."""
@@ -135,7 +137,12 @@ class ScalingConfig:
         else:
             fewest, most = self.num_workers
             check_count("ScalingConfig(num_workers=(fewest, ...))", fewest, at_least=1)
-            check_count("ScalingConfig(num_workers=(..., most))", most, at_least=fewest)
+            check_count("ScalingConfig(num_workers=(..., most))", most, at_least=1)
+            if most < fewest:
+                raise ConfigError(
+                    f"ScalingConfig(num_workers=({fewest}, {most})): the fewest workers come "
+                    f"first, then the most: num_workers=({most}, {fewest})."
+                )
             # Two equal numbers are a fixed size.
             object.__setattr__(self, "num_workers", (fewest, most) if fewest < most else most)
         interval = self.elastic_resize_monitor_interval_s
@@ -186,6 +193,7 @@ class ScalingConfig:
         return total
 
 
+@fields_by_name
 @dataclass(frozen=True, kw_only=True)
 class FailureConfig:
     """How many failures a run may survive before it gives up; -1 is without end.
@@ -229,6 +237,7 @@ class FailureConfig:
             )
 
 
+@fields_by_name
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
     """Which checkpoints are kept."""
@@ -280,6 +289,7 @@ class CheckpointConfig:
         )
 
 
+@fields_by_name
 @dataclass(frozen=True, kw_only=True)
 class SyncConfig:
     """How checkpoints and artifacts reach the run directory."""
@@ -329,6 +339,7 @@ class SyncConfig:
         check_type("SyncConfig(sync_artifacts=...)", self.sync_artifacts, bool)
 
 
+@fields_by_name
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """Which datasets are shared out over the ranks; every rank sees the whole of the others."""
@@ -350,6 +361,7 @@ class DataConfig:
         object.__setattr__(self, "datasets_to_split", tuple(names))
 
 
+@fields_by_name
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """What the run is called, where it lands, and how it is looked after."""

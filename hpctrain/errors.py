@@ -4,6 +4,7 @@
 
     HpctrainError
     ├── ConfigError            a value is impossible; raised before anything is submitted or started
+    │   └── UnknownFieldError      a keyword that a configuration does not have
     ├── LaunchError            the scheduler, MPI or a node refused; ``transient``: try again
     ├── CheckpointError        a checkpoint is missing, damaged, or could not be committed
     ├── WorkerContextError     a function of the training function was called outside of one
@@ -14,13 +15,16 @@
         │   └── WorkerHangError    a rank made no progress for too long: with its stack
         └── RunStoppedError    the run was stopped and can be resumed
 
-A message gives the values, then the rule, then the next step.
+A message gives the values, then the rule, then the next step. An error that nobody catches is shown
+once, without the frames of hpctrain, and ends the process with its `exit_code`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
+
+from hpctrain.frames import format_user_traceback
 
 
 class HpctrainError(Exception):
@@ -28,10 +32,28 @@ class HpctrainError(Exception):
 
     brief: str = ""
     """What happened, in one line, where the message says more."""
+    exit_code: ClassVar[int] = 4
+    """What a process ends with that does not catch it, be it a script or ``hpctrain``."""
+    is_shown_elsewhere = False
+    """Whether another process shows it: rank 0, of ranks that somebody else started."""
+
+    def describe(self) -> str:
+        """Return what is shown of it where nobody catches it. Not collective."""
+        return format_user_traceback(self, HpctrainError)
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython and Jupyter show of it, line by line; they look for this name."""
+        return self.describe().splitlines()
 
 
 class ConfigError(HpctrainError, ValueError):
     """A value that cannot work, found before anything was submitted or lost."""
+
+    exit_code = 2
+
+
+class UnknownFieldError(ConfigError, TypeError):
+    """A keyword that a configuration does not have; Python's own error for it is a TypeError."""
 
 
 class LaunchError(HpctrainError):
@@ -45,6 +67,8 @@ class LaunchError(HpctrainError):
         Whether the same request can succeed later without a change (a controller that does not
         answer), as opposed to one that never will (an unknown partition).
     """
+
+    exit_code = 3
 
     def __init__(self, message: str, *, transient: bool = False) -> None:
         super().__init__(message)
@@ -62,6 +86,8 @@ class CheckpointError(HpctrainError):
 class WorkerContextError(HpctrainError, RuntimeError):
     """``report()``, ``get_context()`` and the like were called outside of a training function."""
 
+    exit_code = 2
+
 
 class PreprocessorNotFittedException(HpctrainError, RuntimeError):  # noqa: N818  # Ray's name
     """A preprocessor was to be applied before it has learned what it needs from data."""
@@ -69,6 +95,13 @@ class PreprocessorNotFittedException(HpctrainError, RuntimeError):  # noqa: N818
 
 class TrainingFailedError(HpctrainError, RuntimeError):
     """Ranks were started, and the run did not end well."""
+
+    def describe(self) -> str:
+        """Return what is shown of it where nobody catches it: its message alone. Not collective.
+
+        That has the traceback of the training function; where ``fit()`` was called says nothing.
+        """
+        return f"{type(self).__module__}.{type(self).__qualname__}: {self}"
 
 
 class WorkerError(TrainingFailedError):
@@ -131,6 +164,8 @@ class WorkerHangError(WorkerError):
 
 class RunStoppedError(TrainingFailedError):
     """The run was stopped before its training function ended; ``fit()`` again resumes it."""
+
+    exit_code = 5
 
 
 def _rebuild(cls: type[HpctrainError], message: str, state: dict[str, Any]) -> HpctrainError:

@@ -8,7 +8,13 @@ from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Literal
 
-from hpctrain.checks import check_choice, check_count, check_type, show_changes
+from hpctrain.checks import (
+    check_choice,
+    check_count,
+    check_type,
+    fields_by_name,
+    show_changes,
+)
 from hpctrain.errors import ConfigError
 
 GpuRequest = Literal["auto", "gpus-per-node", "gpus-per-task", "gres", "gpus"]
@@ -17,6 +23,7 @@ _GPU_REQUESTS = ("auto", "gpus-per-node", "gpus-per-task", "gres", "gpus")
 _STOP_NOTICE_S = 120
 
 
+@fields_by_name
 @dataclass(frozen=True, kw_only=True)
 class SlurmConfig:
     """What only Slurm knows of: where, for how long, on whose account.

@@ -196,6 +196,11 @@ class DataParallelTrainer(BaseTrainer):
             preprocessor=preprocessor,
         )
         self.train_loop_per_worker = train_loop_per_worker
+        if train_loop_config is not None and not isinstance(train_loop_config, Mapping):
+            raise ConfigError(
+                f"train_loop_config={train_loop_config!r} is a {type(train_loop_config).__name__}. "
+                f"The training function is called with a dict: train_loop_config={{'lr': 0.1}}."
+            )
         self.train_loop_config = None if train_loop_config is None else dict(train_loop_config)
         self.backend_config = given_or_default("backend_config", backend_config, BackendConfig)
         self.dataset_config = given_or_default("dataset_config", dataset_config, DataConfig)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import importlib
+import inspect
 import pickle
 from dataclasses import FrozenInstanceError, fields
 from datetime import timedelta
@@ -29,6 +31,16 @@ ALL = (
     DataConfig,
     RunConfig,
 )
+BACKENDS = (
+    "horovod.config.HorovodConfig",
+    "huggingface.config.AccelerateConfig",
+    "jax.config.JaxConfig",
+    "lightgbm.config.LightGBMConfig",
+    "lightning.config.LightningConfig",
+    "tensorflow.config.TensorflowConfig",
+    "torch.config.TorchConfig",
+    "xgboost.config.XGBoostConfig",
+)
 
 
 @pytest.mark.parametrize("kind", ALL)
@@ -46,8 +58,33 @@ def test_a_configuration_can_be_pickled_and_stays_equal(kind: type):
 
 @pytest.mark.parametrize("kind", ALL)
 def test_a_configuration_takes_keywords_only(kind: type):
-    with pytest.raises(TypeError, match="positional"):
+    with pytest.raises(ConfigError, match=rf"{kind.__name__}\(1\): values are given by name"):
         kind(1)
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_an_unknown_keyword_is_refused_with_the_one_that_was_meant(kind: type):
+    for field in fields(kind):
+        typo = f"{field.name}s"
+        message = rf"{kind.__name__} has no field '{typo}'\. Did you mean '\w+'\?"
+        with pytest.raises(ConfigError, match=message):
+            kind(**{typo: 1})
+        # As Python itself would raise.
+        with pytest.raises(TypeError):
+            kind(**{typo: 1})
+    with pytest.raises(ConfigError, match=r"no field 'zzz'\. It has \w+"):
+        kind(zzz=1)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_the_configuration_of_a_backend_refuses_an_unknown_keyword(name: str):
+    module, _, kind = f"hpctrain.{name}".rpartition(".")
+    with pytest.raises(ConfigError, match=rf"{kind} has no field 'zzz'"):
+        getattr(importlib.import_module(module), kind)(zzz=1)
+
+
+def test_a_configuration_shows_its_fields_to_editors():
+    assert "partition" in inspect.signature(SlurmConfig).parameters
 
 
 @pytest.mark.parametrize(
@@ -96,7 +133,8 @@ def test_an_impossible_slurm_config_is_refused(arguments: dict, message: str):
         ({"num_workers": None}, r"num_workers=\.\.\.\) is None\. A whole number"),
         ({"num_workers": (2, 4, 6)}, r"num_workers=\(2, 4, 6\)\): one number, or the fewest and"),
         ({"num_workers": (0, 4)}, r"num_workers=\(fewest, \.\.\.\)\) is 0\. It must be 1 or more"),
-        ({"num_workers": (4, 2)}, r"num_workers=\(\.\.\., most\)\) is 2\. It must be 4 or more"),
+        ({"num_workers": (4, 2)}, r"the fewest workers come first, .* num_workers=\(2, 4\)"),
+        ({"num_workers": (1, "4")}, r"num_workers=\(\.\.\., most\)\) is '4'\. A whole number"),
         ({"elastic_resize_monitor_interval_s": 0}, r"interval_s=0\): seconds, more than 0"),
         ({"use_gpu": "no"}, r"use_gpu=\.\.\.\) holds 'no' of type str\. A bool is needed"),
         ({"slurm": {}}, r"slurm=\.\.\.\) holds \{\} of type dict\. A SlurmConfig is needed"),

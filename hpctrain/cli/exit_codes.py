@@ -1,4 +1,7 @@
-"""What the exit status says, and how errors are printed: the one place for both."""
+"""What the exit status of a command says, and how it prints errors.
+
+The classes of errors know their own: a script that does not catch them ends with the same.
+"""
 
 from __future__ import annotations
 
@@ -7,43 +10,27 @@ from typing import Any
 
 from typer.core import TyperGroup
 
+from hpctrain import uncaught
 from hpctrain.environ import working_directory
-from hpctrain.errors import (
-    ConfigError,
-    HpctrainError,
-    LaunchError,
-    RunStoppedError,
-    WorkerContextError,
-)
+from hpctrain.errors import ConfigError, HpctrainError, LaunchError, RunStoppedError
+from hpctrain.uncaught import INTERRUPTED as INTERRUPTED
 
 OK = 0
-USAGE = 2
+USAGE = ConfigError.exit_code
 """A value or an option is impossible; nothing was started. Also what the parser of options says."""
-NEVER_STARTS = 3
+NEVER_STARTS = LaunchError.exit_code
 """The scheduler, MPI or a node refused to start it."""
-FAILED = 4
+FAILED = HpctrainError.exit_code
 """It ran, and failed."""
-RESUMABLE = 5
+RESUMABLE = RunStoppedError.exit_code
 """It was stopped; the same command resumes it."""
 TIMED_OUT = 124
 """What was waited for is not over yet; as timeout(1) says it."""
-INTERRUPTED = 130
-"""Ctrl-C: 128 + SIGINT, by which shells know to end a loop."""
 
 
 def exit_code(error: BaseException | None) -> int:
     """Return the exit status that an outcome has. Not collective."""
-    if error is None:
-        return OK
-    if isinstance(error, (ConfigError, WorkerContextError)):
-        return USAGE
-    if isinstance(error, LaunchError):
-        return NEVER_STARTS
-    if isinstance(error, RunStoppedError):
-        return RESUMABLE
-    if isinstance(error, KeyboardInterrupt):
-        return INTERRUPTED
-    return FAILED
+    return OK if error is None else uncaught.exit_code(error)
 
 
 def say(message: str) -> None:

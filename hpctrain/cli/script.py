@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from hpctrain.errors import ConfigError, HpctrainError
+from hpctrain import uncaught
+from hpctrain.errors import ConfigError
 
 # What Python itself ends with after an exception that nobody caught.
 _UNCAUGHT = 1
@@ -21,9 +22,8 @@ def run_script(script: Path, args: Sequence[str]) -> None:
     ------
     ConfigError
         If there is no such file.
-    HpctrainError
-        What the script did not catch. Any other exception is printed as Python prints it, without
-        our frames, and ends the process.
+    SystemExit
+        After an exception that the script did not catch; it is shown as ``python SCRIPT`` shows it.
     """
     if not script.exists():
         raise ConfigError(f"there is no script {script} (working directory {Path.cwd()}).")
@@ -34,10 +34,9 @@ def run_script(script: Path, args: Sequence[str]) -> None:
         sys.path[0] = str(script.resolve().parent)
     # Typer has put its own hook there.
     sys.excepthook = sys.__excepthook__
+    uncaught.install()
     try:
         runpy.run_path(str(script), run_name="__main__")
-    except HpctrainError:
-        raise
     except Exception as error:
         trace = _frames_of(script, error.__traceback__)
         # The exception prints its own traceback, not the one that is passed.

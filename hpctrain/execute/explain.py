@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpctrain.errors import WorkerError
+from hpctrain.errors import TrainingFailedError, WorkerError
 from hpctrain.execute.out_of_memory import advise_more_memory, describe_kill
 from hpctrain.execute.roll_call import WorkerMetadata
 from hpctrain.execute.tracker import AttemptTracker
+from hpctrain.frames import user_part_of_stack
 from hpctrain.plan.spec import RunSpec
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.worker.failure import RankFailure
@@ -86,12 +87,20 @@ def explain_failure(
     paths: RunPaths,
     attempt: int,
     checkpoint: Path | None,
-    launcher_output: str,
+    launcher_output: str | None,
 ) -> WorkerError:
-    """Return the error that ``fit()`` raises. Not collective."""
-    rank, failure = first_failure(tracker, launcher_output)
+    """Return the error that ``fit()`` raises. Not collective.
+
+    Parameters
+    ----------
+    launcher_output
+        What srun or mpiexec printed; None where somebody else has started the ranks.
+    """
+    said = launcher_output or ""
+    rank, failure = first_failure(tracker, said)
     memory = tracker.memory.get(rank, {})
     status = crash = None
+    stack = ""
     worker = workers[rank] if 0 <= rank < len(workers) else None
     hostname = worker.hostname if worker else (failure.hostname if failure else "unknown")
     if failure is not None:
@@ -101,19 +110,21 @@ def explain_failure(
         killed = bool(memory.get("kills"))
     else:
         where = "without a word"
-        crash = _crash_in(paths.rank_log(attempt, rank))
-        status = _exit_status(launcher_output, rank, worker.pid if worker else -1)
+        crash, stack = _crash_in(paths.rank_log(attempt, rank))
+        status = _exit_status(said, rank, worker.pid if worker else -1)
         if status is None:
             alone = tracker.lost.keys() - tracker.failures.keys() == {rank}
-            status = _signal_of_all(launcher_output, alone=alone)
-        killed = crash is None and _was_killed_for_memory(status, memory, launcher_output)
+            status = _signal_of_all(said, alone=alone)
+        killed = crash is None and _was_killed_for_memory(status, memory, said)
         reason = describe_kill(memory) if killed else crash or _describe_death(status, memory)
         if tracker.lost.get(rank):
             reason = "the agent of its node is gone too: the node, or its network, is down"
+    traceback = failure.traceback if failure else stack
     log = paths.rank_log(attempt, rank)
+    others = "the output of the ranks" if launcher_output is None else paths.launcher_log(attempt)
     lines = [
         f"rank {rank} of {len(workers)} on {hostname} failed {where}: {reason}",
-        f"  Log: {log if log.exists() else paths.launcher_log(attempt)}   "
+        f"  Log: {log if log.exists() else others}   "
         f"Last complete checkpoint: {checkpoint or 'none'}",
     ]
     if failure is not None and killed:
@@ -123,8 +134,10 @@ def explain_failure(
     found_here = failure is not None and _is_found_here(failure, paths)
     if failure is not None and failure.advice:
         lines.append(f"  {_NOT_ON_NODE.format(hostname) if found_here else failure.advice}")
-    if failure is not None and failure.traceback:
-        lines += ["", failure.traceback.rstrip()]
+    if failure is not None and failure.hint:
+        lines.append(f"  {failure.hint}")
+    if traceback:
+        lines += ["", traceback.rstrip()]
     error = WorkerError(
         "\n".join(lines),
         rank=rank,
@@ -167,6 +180,15 @@ def _end_in_brief(failure: RankFailure | None, status: str | None, *, killed: bo
     )
 
 
+def name_next_step(error: TrainingFailedError, *, run: Path, checkpoint: Path | None) -> None:
+    """Say in an error that ends a run where all of it is, and how it goes on. Not collective."""
+    resumes = f"with name={run.name!r} resumes from {checkpoint.name}" if checkpoint else "again"
+    said, blank, traceback = str(error).partition("\n\n")
+    error.args = (
+        f"{said}\n  Run: {run}   Next: fix the cause, then fit() {resumes}.{blank}{traceback}",
+    )
+
+
 def _is_found_here(failure: RankFailure, paths: RunPaths) -> bool:
     """Return whether the executor, which looks from another node or later, finds the module."""
     if not failure.missing_module:
@@ -175,12 +197,15 @@ def _is_found_here(failure: RankFailure, paths: RunPaths) -> bool:
     return is_found_here(failure.missing_module, settings.sys_path)
 
 
-def _crash_in(log: Path) -> str | None:
-    """Return faulthandler's word, the last in the log of a rank that crashed."""
-    crash = re.search(r"^Fatal Python error: (.+)$", _end_of(log), re.MULTILINE)
+def _crash_in(log: Path) -> tuple[str | None, str]:
+    """Return what faulthandler says at the end of the log of a rank that crashed, and its stack."""
+    end = _end_of(log)
+    crash = re.search(r"^Fatal Python error: (.+)$", end, re.MULTILINE)
     if crash is None:
-        return None
-    return f"{crash.group(1)}, a crash in compiled code; its log ends with the Python stack"
+        return None, ""
+    stack = re.search(r"^Current thread .*\n(?:  File .*\n?)+", end[crash.end() :], re.MULTILINE)
+    said = f"{crash.group(1)}, a crash in compiled code; its log ends with the Python stack"
+    return said, user_part_of_stack(stack.group()) if stack else ""
 
 
 def _exit_status(launcher_output: str, rank: int, pid: int) -> str | None:

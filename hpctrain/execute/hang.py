@@ -15,6 +15,7 @@ from hpctrain.errors import WorkerHangError
 from hpctrain.execute.left_behind import LEFT_BEHIND_AFTER_S, describe_left_behind
 from hpctrain.execute.progress import Progress
 from hpctrain.execute.roll_call import WorkerMetadata
+from hpctrain.frames import user_part_of_stack
 from hpctrain.rundir.files import make_directory
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.worker.failure import RankFailure
@@ -317,7 +318,7 @@ class HangWatch:
         said = self._progress.stacks.get(rank) or _without_other_threads(
             self._progress.seen.get(rank, "")
         )
-        return said.rstrip()
+        return user_part_of_stack(said)
 
 
 def _clock(seconds_ago: float) -> str:

@@ -25,6 +25,7 @@ from hpctrain.errors import (
     TrainingFailedError,
 )
 from hpctrain.execute.expected_metrics import ExpectedMetrics
+from hpctrain.execute.explain import name_next_step
 from hpctrain.execute.failure_policy import StopKind, StopNotice, classify_failure, describe_cause
 from hpctrain.execute.journal import Journal
 from hpctrain.execute.run_checkpoints import RunCheckpoints
@@ -328,6 +329,8 @@ class Recorder:
 
     def end(self, error: BaseException | None) -> None:
         """Write down how the run ended, and tell the callbacks."""
+        if isinstance(error, TrainingFailedError) and not isinstance(error, RunStoppedError):
+            name_next_step(error, run=self.paths.root, checkpoint=self.checkpoint_path())
         message: str | None = None
         if error is None:
             state = RunState.FINISHED

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hpctrain.backend import Backend, BackendConfig
-from hpctrain.checks import check_choice, check_count, check_seconds
+from hpctrain.checks import check_choice, check_count, check_seconds, fields_by_name
 from hpctrain.errors import ConfigError
 
 
+@fields_by_name
 @dataclass(frozen=True, kw_only=True)
 class HorovodConfig(BackendConfig):
     """How Horovod's ranks find each other, and whether one that dies is replaced."""

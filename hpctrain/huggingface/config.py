@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hpctrain.backend import Backend
+from hpctrain.checks import fields_by_name
 from hpctrain.errors import ConfigError
 from hpctrain.torch.config import TorchConfig
 
 
+@fields_by_name
 @dataclass(frozen=True, kw_only=True)
 class AccelerateConfig(TorchConfig):
     """How torch.distributed and Accelerate are set up."""

@@ -12,6 +12,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.launch.claim import claimed, release_claims
 from hpctrain.launch.existing import Existing, decide_on_existing, job_is_alive, policy_of
 from hpctrain.launch.request import Submission
+from hpctrain.launch.storage import errors_of_storage
 from hpctrain.log import log
 from hpctrain.rundir.files import fsync_directory
 from hpctrain.rundir.paths import RunPaths
@@ -43,7 +44,7 @@ def begin_or_find(submission: Submission, begin: Callable[[list[str]], None]) ->
         existing, changes = decide_on_existing(paths, submission.spec, job_is_alive, policy)
         if not existing.begins and existing is not Existing.RESTART:
             break
-        with claimed(paths):
+        with errors_of_storage(paths), claimed(paths):
             # Somebody else may have been quicker.
             existing, changes = decide_on_existing(paths, submission.spec, job_is_alive, policy)
             if existing.begins:

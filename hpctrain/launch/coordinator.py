@@ -146,7 +146,7 @@ class Coordinator(threading.Thread):
                 paths=recorder.paths,
                 attempt=self._journal.status.attempt,
                 checkpoint=recorder.checkpoint_path(),
-                launcher_output="",
+                launcher_output=None,
             )
             recorder.call("after_exception", failure.worker_failures)
             raise failure

@@ -21,6 +21,8 @@ from hpctrain.rundir.files import parse_lines
 from hpctrain.rundir.ledger import is_event
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunState, RunStatus, read_status
+from hpctrain.uncaught import show_as
+from hpctrain.worker.failure import LAST_WORDS
 
 if TYPE_CHECKING:
     from hpctrain.result import Result
@@ -31,6 +33,8 @@ _REPORT_INTERVAL_S = 1.0
 _STATUS_LINE_AFTER_S = 1.0
 _MOST_UNFINISHED = 4
 _BYTES_AT_START = 2**20
+# Of a rank that raises, and of faulthandler in one that crashes.
+_LAST_WORDS = (f"hpctrain: {LAST_WORDS}", "Fatal Python error: ")
 
 
 class Follower:
@@ -67,6 +71,7 @@ class Follower:
             self._metrics.skip_to_end()
             self._ledger.skip_to_end()
         self._logs: dict[int, Tail] = {}
+        self._ended: set[int] = set()
         self._attempt = 0
         self._told = ""
         self._waits = ""
@@ -145,7 +150,7 @@ class Follower:
         if status.attempt != self._attempt:
             self._show_logs(final=True)
             self._attempt = status.attempt
-            self._logs = {}
+            self._logs, self._ended = {}, set()
             self._newest = status.checkpoint
             if status.state is RunState.STARTING:
                 # What it resumes from is no news.
@@ -213,8 +218,18 @@ class Follower:
         for rank, tail in self._logs.items():
             label = f"[{rank}] " if self._verbose > 1 else ""
             # At once: above a status line every call draws it anew.
-            if lines := tail.read(final=final):
+            if lines := self._before_last_words(rank, tail.read(final=final)):
                 self._say("\n".join(f"{label}{line}" for line in lines))
+
+    def _before_last_words(self, rank: int, lines: list[str]) -> list[str]:
+        """Return the lines up to the traceback, which the error of the run shows, too."""
+        if rank in self._ended:
+            return []
+        for number, line in enumerate(lines):
+            if line.startswith(_LAST_WORDS):
+                self._ended.add(rank)
+                return lines[:number]
+        return lines
 
     def _unfinished_lines(self) -> list[str]:
         shown = [
@@ -310,13 +325,14 @@ def follow_to_end(paths: RunPaths, *, verbose: int) -> Result:
             time.sleep(pace.next_interval(status))
         if verbose:
             follower.step(final=True)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         follower.close()
         log(
             f"detached from {paths.root.name}, which goes on. Follow it again with: "
             f"hpctrain attach {paths.root}   End it with: hpctrain cancel {paths.root}",
             new_line=True,
         )
+        show_as(error, "")
         raise
     finally:
         follower.close()

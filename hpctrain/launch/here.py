@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -10,8 +11,10 @@ from contextlib import contextmanager, nullcontext
 from hpctrain.errors import RunStoppedError
 from hpctrain.execute.executor import Executor
 from hpctrain.launch.follow import Follower
+from hpctrain.launch.interrupt import explain_interrupt
 from hpctrain.launch.request import Submission
 from hpctrain.log import log
+from hpctrain.plan.resources import Placement
 
 
 def run_here(submission: Submission) -> None:
@@ -28,6 +31,8 @@ def run_here(submission: Submission) -> None:
         resume_from=request.resume_from,
     )
     verbose = request.run_config.verbose
+    if submission.plan.launcher == "local" and verbose:
+        _warn_of_few_cpus(submission.plan.placement)
     follower = Follower(request.paths, verbose=verbose) if verbose else None
     try:
         with (
@@ -35,18 +40,27 @@ def run_here(submission: Submission) -> None:
             follower.in_background() if follower else nullcontext(),
         ):
             ended = executor.run()
-    except KeyboardInterrupt:
-        log(
-            f"interrupted; fit() with name={request.run_config.name!r} and the same "
-            f"storage_path resumes from {executor.recorder.checkpoint_path() or 'its beginning'}",
-            new_line=True,
-        )
+    except KeyboardInterrupt as error:
+        explain_interrupt(error, request.run_config, executor.recorder.checkpoint_path())
         raise
     if not ended:
         raise RunStoppedError(
             f"the job of run {request.run_config.name} was taken away and waits in Slurm's queue "
             f"again; its script then resumes the run from "
             f"{executor.recorder.checkpoint_path() or 'its beginning'}."
+        )
+
+
+def _warn_of_few_cpus(placement: Placement) -> None:
+    available = len(os.sched_getaffinity(0))
+    workers, cpus = placement.num_workers, placement.cpus_per_task
+    if workers * cpus > available:
+        fits = available // cpus
+        way_out = f" num_workers={fits} is what fits." if fits else ""
+        log(
+            f"warning: {workers} workers with {cpus} CPU{'s' * (cpus > 1)} each share the "
+            f"{available} CPU{'s' * (available > 1)} of this machine, and slow each other down."
+            f"{way_out}"
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import tempfile
+from pathlib import Path
 from typing import Any
 
 from hpctrain.control.wire import Frame
@@ -12,10 +13,13 @@ from hpctrain.errors import HpctrainError, WorkerError
 from hpctrain.execute.departure import Departure
 from hpctrain.execute.recorder import AttemptStart, Recorder
 from hpctrain.execute.tracker import AttemptTracker
+from hpctrain.frames import format_user_traceback
+from hpctrain.launch.interrupt import explain_interrupt
 from hpctrain.launch.only_attempt import begin_only_attempt
 from hpctrain.launch.request import Submission
 from hpctrain.rundir.status import RunState
 from hpctrain.temporary_checkpoint import remove_dead_checkpoints
+from hpctrain.uncaught import show_as
 from hpctrain.worker.commits import Verdict
 from hpctrain.worker.report import Session
 from hpctrain.worker.train import pack_return_value, run_training
@@ -127,15 +131,24 @@ def _run_attempt(
         raise
     finally:
         recorder.end_attempt(error=error, reports=tracker.reports)
-        recorder.end(as_failure(error, world))
+        failure = as_failure(error, world, checkpoint=recorder.checkpoint_path())
+        recorder.end(failure)
+        if isinstance(error, KeyboardInterrupt):
+            explain_interrupt(error, request.run_config, recorder.checkpoint_path())
+        elif error is not None and failure is not error:
+            show_as(error, f"hpctrain: {failure}")
 
 
-def as_failure(error: BaseException | None, world: World) -> BaseException | None:
+def as_failure(
+    error: BaseException | None, world: World, *, checkpoint: Path | None = None
+) -> BaseException | None:
     """Return what is written down of an exception of the training function. Not collective."""
     if error is None or isinstance(error, (HpctrainError, KeyboardInterrupt)):
         return error
     return WorkerError(
-        f"rank 0 of 1 on {world.hostname} failed: {type(error).__name__}: {error}",
+        f"rank 0 of 1 on {world.hostname} failed: {type(error).__name__}: {error}\n"
+        f"  Last complete checkpoint: {checkpoint or 'none'}\n\n"
+        f"{format_user_traceback(error, HpctrainError)}",
         rank=0,
         hostname=world.hostname,
         worker_failures={0: error},

@@ -38,6 +38,7 @@ from hpctrain.plan.spec import (
     pack,
 )
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.worker.bootstrap import visible_gpus
 from hpctrain.worker.mpi import initialized_world_size
 
 _LAUNCHER_OF = {
@@ -170,6 +171,8 @@ def make_plan(request: Request, launcher: str) -> tuple[LaunchPlan, Site]:
     elif launcher == "mpiexec":
         placement, slots = _place_on_hosts(scaling, site)
     else:
+        if launcher != "spmd":
+            _refuse_missing_gpus(scaling)
         placement = place_on_one_node(scaling)
     mpi = scaling.slurm.mpi
     plan = LaunchPlan(
@@ -289,6 +292,22 @@ def _refuse_large_datasets(datasets: Mapping[str, Any]) -> None:
                 f"{LARGE_PICKLE_BYTES // 2**20} MiB are not sent to the ranks. Write it to a file "
                 f"that they see, with write_hdf5() or write_parquet(), and give what is read there."
             )
+
+
+def _refuse_missing_gpus(scaling: ScalingConfig) -> None:
+    """Find out before the start whether this machine has a GPU for each worker."""
+    visible, needed = visible_gpus(), scaling.total_resources.get("GPU", 0)
+    if len(visible) >= needed:
+        return
+    mask = environ.variable("CUDA_VISIBLE_DEVICES")
+    why = "" if mask is None else f" (CUDA_VISIBLE_DEVICES={mask})"
+    fits = len(visible) // scaling.num_gpus_per_worker
+    way_out = f"Use num_workers={fits}" if fits else "Set use_gpu=False"
+    raise ConfigError(
+        f"num_workers={scaling.num_workers} with use_gpu=True needs {needed} GPUs on this machine, "
+        f"which shows {len(visible)}{why}. {way_out}, or run it where there are more: "
+        f"hpctrain submit, on the login node of a cluster."
+    )
 
 
 def _place_in_allocation(scaling: ScalingConfig, site: Site) -> tuple[Placement, dict[str, int]]:

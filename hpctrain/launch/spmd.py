@@ -12,6 +12,7 @@ import os
 import signal
 import tempfile
 import threading
+import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,11 +27,12 @@ from hpctrain.launch.coordinator import GRACE_S, Coordinator
 from hpctrain.launch.existing import Existing
 from hpctrain.launch.record import write_plan_and_spec
 from hpctrain.launch.request import Request, Submission, make_plan, make_spec
-from hpctrain.log import flush_output, log
+from hpctrain.log import flush_output, log, log_traceback
 from hpctrain.plan import spec
 from hpctrain.result import Result
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.temporary_checkpoint import remove_dead_checkpoints
+from hpctrain.uncaught import exit_code
 from hpctrain.worker import mpi
 from hpctrain.worker.bootstrap import hello_details, join_world
 from hpctrain.worker.failure import describe_exception
@@ -50,9 +52,11 @@ if TYPE_CHECKING:
     from mpi4py.MPI import Comm
 
 _CONNECT_TIMEOUT_S = 60.0
+# Rank 0 shows why, and an abort ends it too.
+_RANK_0_FIRST_S = 2.0
 
 _joined: tuple[World, Comm] | None = None
-_failed = False
+_failed: BaseException | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +101,7 @@ def fit_spmd(request: Request) -> Result:
             opening.__cause__ = error
     opening = comm.bcast(opening)
     if isinstance(opening, BaseException):
-        raise opening
+        raise _shown_by_rank_0(opening, world)
     if opening.result is not None:
         return Result(
             path=opening.result.path, status=opening.result.status, error=opening.result.error
@@ -105,14 +109,16 @@ def fit_spmd(request: Request) -> Result:
     if coordinator is not None:
         coordinator.start()
     try:
-        return _run_rank(opening, replace(world, attempt=opening.start.attempt), comm)
-    except BaseException:
+        result = _run_rank(opening, replace(world, attempt=opening.start.attempt), comm)
+    except BaseException as error:
         global _failed
-        _failed = True
+        _failed = error
+        # All is written down. The coordinator goes on beside what this process does now: to show
+        # the error, before a rank that hangs ends them all.
         raise
-    finally:
-        if coordinator is not None:
-            coordinator.join()
+    if coordinator is not None:
+        coordinator.join()
+    return result
 
 
 def _join(scaling: ScalingConfig) -> tuple[World, Comm]:
@@ -139,13 +145,17 @@ def _join(scaling: ScalingConfig) -> tuple[World, Comm]:
 
 def _leave() -> None:
     """Leave MPI at the end of the script: together after success, at once after a failure."""
-    if _failed:
+    if _failed is not None:
         flush_output()
         assert _joined is not None
         # The abort ends all of them, also one that is still printing why it failed.
-        mpi.wait_barrier(_joined[1], timeout_s=GRACE_S)
+        world, comm = _joined
+        mpi.wait_barrier(comm, timeout_s=GRACE_S)
+        if world.world_rank > 0:
+            # Others may have taken that barrier for one of the training function.
+            time.sleep(GRACE_S)
         # MPI_Finalize would wait for ranks that will not come.
-        mpi.abort(1)
+        mpi.abort(exit_code(_failed))
     mpi.finalize()
 
 
@@ -190,7 +200,8 @@ def _open(request: Request, world: World) -> tuple[_Opening, Coordinator | None]
 class _Verdict:
     """What rank 0 says of a run that has failed, and the end of ranks that do not hear it."""
 
-    def __init__(self) -> None:
+    def __init__(self, world: World) -> None:
+        self._world = world
         self._body = b""
         self._heard = threading.Event()
         self._noticed = threading.Event()
@@ -211,16 +222,24 @@ class _Verdict:
         """Return the error to raise here, after a moment in which rank 0 can say what it is."""
         self._heard.wait(GRACE_S)
         self._noticed.set()
-        error: Exception = spec.unpack(self._body) if self._body else TrainingFailedError(otherwise)
+        if not self._body:
+            return TrainingFailedError(otherwise)
+        error: Exception = _shown_by_rank_0(spec.unpack(self._body), self._world)
         return error
 
     def _end_unless_noticed(self) -> None:
-        if not self._noticed.wait(GRACE_S):
-            why = f": {spec.unpack(self._body)}" if self._body else "."
-            log(
-                f"the run has failed elsewhere, and this rank hangs; ending it{why}",
-            )
-            mpi.abort(1)
+        is_first = self._world.world_rank == 0
+        if not self._noticed.wait(GRACE_S if is_first else GRACE_S + _RANK_0_FIRST_S):
+            code = TrainingFailedError.exit_code
+            if is_first and self._body:
+                # Which waits in vain where it is, so that it cannot raise what it shows for all.
+                error = spec.unpack(self._body)
+                log_traceback(error.describe())
+                code = exit_code(error)
+            else:
+                log(f"the run has failed elsewhere; rank {self._world.world_rank} hangs, and ends")
+            flush_output()
+            mpi.abort(code)
 
 
 def _run_rank(opening: _Opening, world: World, comm: Comm) -> Result:
@@ -229,7 +248,7 @@ def _run_rank(opening: _Opening, world: World, comm: Comm) -> Result:
     start, settings = opening.start, run_spec.settings
     assert start is not None
     export_thread_counts(settings)
-    verdict = _Verdict()
+    verdict = _Verdict(world)
     link = Link(
         connect_tcp(opening.addresses, opening.secret, timeout_s=_CONNECT_TIMEOUT_S),
         attempt=start.attempt,
@@ -283,8 +302,15 @@ def _run_rank(opening: _Opening, world: World, comm: Comm) -> Result:
     link.close()
     result: Result = spec.unpack(answer.body)
     if result.error is not None:
-        raise result.error
+        raise _shown_by_rank_0(result.error, world)
     return result
+
+
+def _shown_by_rank_0(error: Any, world: World) -> Any:
+    """Return an error that all ranks raise, and one of them shows. Not collective."""
+    if isinstance(error, HpctrainError):
+        error.is_shown_elsewhere = world.world_rank > 0
+    return error
 
 
 def _await_connections(comm: Comm) -> None:

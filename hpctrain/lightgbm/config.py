@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hpctrain.backend import Backend, BackendConfig
-from hpctrain.checks import check_choice, check_seconds
+from hpctrain.checks import check_choice, check_seconds, fields_by_name
 
 Network = Literal["auto", "mpi", "sockets"]
 
 
+@fields_by_name
 @dataclass(frozen=True, kw_only=True)
 class LightGBMConfig(BackendConfig):
     """How LightGBM's ranks talk to each other. The model is the same either way."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from hpctrain.checks import fields_by_name
 from hpctrain.config import CheckpointConfig
 from hpctrain.errors import ConfigError
 
@@ -30,6 +31,7 @@ _OURS = {
 _FIT_PARAMS = ("train_dataloaders", "val_dataloaders", "datamodule")
 
 
+@fields_by_name
 @dataclass(frozen=True, kw_only=True)
 class LightningConfig:
     """What a `LightningTrainer` trains, and how; made by `LightningConfigBuilder`."""

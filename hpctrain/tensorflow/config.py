@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpctrain.backend import Backend, BackendConfig
+from hpctrain.checks import fields_by_name
 from hpctrain.errors import ConfigError
 
 
+@fields_by_name
 @dataclass(frozen=True, kw_only=True)
 class TensorflowConfig(BackendConfig):
     """How TensorFlow is set up."""

@@ -6,9 +6,11 @@ import math
 from dataclasses import dataclass
 
 from hpctrain.backend import Backend, BackendConfig
+from hpctrain.checks import fields_by_name
 from hpctrain.errors import ConfigError
 
 
+@fields_by_name
 @dataclass(frozen=True, kw_only=True)
 class TorchConfig(BackendConfig):
     """How torch.distributed is set up."""

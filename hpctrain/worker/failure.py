@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+from hpctrain.errors import HpctrainError
+from hpctrain.frames import format_user_traceback
 from hpctrain.worker.imports import advise_on_import, failed_import, missing_module
 
+LAST_WORDS = "this rank fails, and leaves:"
+"""What the log of a rank says before its traceback, which the error of the run has, too."""
 _MAX_PICKLE_BYTES = 2**20
-_OUR_FILES = f"{Path(__file__).parent.parent}/"
+# torch's words where a rank has no GPU: built without CUDA, no driver, none visible.
+_NO_GPU = re.compile(
+    r"Torch not compiled with CUDA|Found no NVIDIA driver|No CUDA GPUs are available"
+)
+_USE_GPU = (
+    "This rank has no GPU. ScalingConfig(use_gpu=True) gives each rank one, and "
+    "hpctrain.torch.get_device() returns the device of the rank, GPU or CPU, for model.to()."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +48,8 @@ class RankFailure:
     """What to type where an import failed; empty if none did."""
     missing_module: str = ""
     """Full name of the module that was not there, if that is why."""
+    hint: str = ""
+    """What to change in the training function, if that is known."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""
@@ -70,9 +82,6 @@ def describe_exception(
     error: BaseException, *, rank: int, hostname: str, pid: int, report: int, phase: str
 ) -> RankFailure:
     """Return what there is to say of an exception in the user's code. Not collective."""
-    import traceback
-
-    error.__traceback__ = _user_frames(error.__traceback__)
     of_import = failed_import(error)
     return RankFailure(
         rank=rank,
@@ -82,22 +91,19 @@ def describe_exception(
         phase=phase,
         type=type(error).__qualname__,
         message=str(error),
-        traceback="".join(traceback.format_exception(type(error), error, error.__traceback__)),
+        traceback=_user_traceback(error),
         time=time.time(),
         exception=_pickle(error),
         advice="" if of_import is None else advise_on_import(of_import),
         missing_module="" if of_import is None else missing_module(of_import),
+        hint=_USE_GPU if _NO_GPU.search(str(error)) else "",
     )
 
 
-def _user_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Return the traceback from the first frame that is not ours, or all of it if there is none."""
-    first = trace
-    while first is not None:
-        if not first.tb_frame.f_code.co_filename.startswith(_OUR_FILES):
-            return first
-        first = first.tb_next
-    return trace
+def _user_traceback(error: BaseException) -> str:
+    """Return the traceback of the user's code; empty if the message of ours says it all."""
+    text = format_user_traceback(error, HpctrainError)
+    return "" if isinstance(error, HpctrainError) and "Traceback (most" not in text else text
 
 
 def _pickle(error: BaseException) -> str | None:

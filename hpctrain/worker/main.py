@@ -30,7 +30,7 @@ from hpctrain.rundir.paths import RunPaths
 from hpctrain.temporary_checkpoint import remove_temporary_checkpoints
 from hpctrain.worker import mpi
 from hpctrain.worker.bootstrap import hello_details, join_world
-from hpctrain.worker.failure import describe_exception
+from hpctrain.worker.failure import LAST_WORDS, describe_exception
 from hpctrain.worker.link_channel import LinkChannel, connect_session
 from hpctrain.worker.node_socket import node_socket_name
 from hpctrain.worker.stacks import answer_with_stacks
@@ -112,7 +112,8 @@ class Rank:
         # First of all: the sockets of this process close when it ends, and then its peers fail too.
         self._link.post("failed", json.dumps(failure.to_json()).encode())
         self._link.drain(timeout_s=5.0)
-        log_traceback(failure.traceback)
+        log(LAST_WORDS)
+        log_traceback(error)
         flush_output()
         # Without MPI_Finalize, which would wait for ranks that wait for this one.
         _exit(1)

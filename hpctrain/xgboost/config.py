@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpctrain.backend import Backend, BackendConfig
-from hpctrain.checks import check_seconds
+from hpctrain.checks import check_seconds, fields_by_name
 
 
+@fields_by_name
 @dataclass(frozen=True, kw_only=True)
 class XGBoostConfig(BackendConfig):
     """How XGBoost's ranks find each other, and how long they wait for each other."""

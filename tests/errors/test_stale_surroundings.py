@@ -92,7 +92,7 @@ def test_a_verb_in_a_deleted_directory_says_so(verb: str, tmp_path: Path) -> Non
 def test_fit_in_a_deleted_directory_says_so(script: Path, tmp_path: Path, num_workers: int) -> None:
     argv = [sys.executable, str(script), str(tmp_path), str(num_workers)]
     done = in_deleted_directory(argv, tmp_path / "gone")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert f"ConfigError: the working directory of this process, {tmp_path}/gone, was deleted" in (
         done.stderr
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain import Result
+from hpctrain.errors import ConfigError
 from hpctrain.testing.slurm import VirtualCluster
 
 SCRIPT = """
@@ -84,7 +85,7 @@ def test_a_killed_login_process_does_not_harm_the_run_and_fit_follows_it_again(
     login.wait(10)
 
     refused = finish(command(script, factor=2.0), environ)
-    assert refused.returncode == 1
+    assert refused.returncode == ConfigError.exit_code
     assert "is running (job" in refused.stderr
     assert "hpctrain cancel" in refused.stderr
 
@@ -119,7 +120,7 @@ def test_a_killed_local_run_resumes_and_a_finished_one_is_returned(script: Path)
     assert len(Result.from_path(run).attempts) == 2
 
     other = finish(command(script, factor=2.0), environ)
-    assert other.returncode == 1
+    assert other.returncode == ConfigError.exit_code
     assert "is finished, and this fit() asks for something else" in other.stderr
 
 

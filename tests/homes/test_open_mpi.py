@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.errors import WorkerError
 from hpctrain.testing.slurm import VirtualCluster
 
 # Debian's names: another MPI can be installed beside it, and mpiexec be that one.
@@ -81,7 +82,7 @@ def test_two_ranks_train_with_the_mpiexec_that_slurm_config_names(tmp_path: Path
 
 def test_a_killed_rank_is_named_with_how_it_ended(tmp_path: Path) -> None:
     done = train(tmp_path, killed=1, HPCTRAIN_LAUNCHER="local")
-    assert done.returncode == 1
+    assert done.returncode == WorkerError.exit_code
     assert (
         f"WorkerError: rank 1 of 2 on {os.uname().nodename} failed without a word: "
         "killed by SIGKILL" in done.stderr

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain import Result
+from hpctrain.errors import ConfigError, WorkerError
 from hpctrain.testing.slurm import VirtualCluster
 
 SCRIPT = """
@@ -90,7 +91,7 @@ def test_of_three_with_a_new_name_one_starts_and_two_follow_and_so_it_is_when_th
     (tmp_path / "fail").touch()
     ends = fit_at_once(tmp_path, [1.0] * 3, environ=local())
     for status, said in ends:
-        assert status == 1, said
+        assert status == WorkerError.exit_code, said
         assert "as wanted" in said
     (tmp_path / "fail").unlink()
     assert len(Result.from_path(tmp_path / "run").attempts) == 1
@@ -108,8 +109,8 @@ def test_of_two_that_want_different_things_one_starts_and_the_other_is_refused(
     tmp_path: Path,
 ) -> None:
     ends = fit_at_once(tmp_path, [1.0, 2.0], environ=local())
-    assert sorted(status for status, _ in ends) == [0, 1], ends
-    refused = next(said for status, said in ends if status == 1)
+    assert sorted(status for status, _ in ends) == [0, ConfigError.exit_code], ends
+    refused = next(said for status, said in ends if status)
     assert "ConfigError: run 'run' in" in refused
     assert "and this fit() asks for something else" in refused
     assert_one_run(tmp_path / "run", attempts=1)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.errors import WorkerError
+
 pytest.importorskip("horovod", reason="hpctrain install horovod")
 
 MPIEXEC = shutil.which("mpiexec.openmpi")
@@ -59,7 +61,7 @@ def train(tmp_path: Path, transport: str) -> subprocess.CompletedProcess[str]:
 
 def test_it_is_refused_before_it_ends_the_process_and_gloo_works(tmp_path: Path) -> None:
     over_mpi = train(tmp_path, "auto")
-    assert over_mpi.returncode == 1
+    assert over_mpi.returncode == WorkerError.exit_code
     assert "Horovod was built for another MPI than the ranks have" in over_mpi.stderr
     assert "hpctrain install horovod" in over_mpi.stderr
     over_gloo = train(tmp_path, "gloo")

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.errors import ConfigError
+
 TIMEOUT_S = 120
 
 BROKEN = """
@@ -42,7 +44,7 @@ def test_a_horovod_that_cannot_be_loaded_is_an_error_with_the_command_that_build
         text=True,
         timeout=TIMEOUT_S,
     )
-    assert done.returncode == 1
+    assert done.returncode == ConfigError.exit_code
     message = done.stderr.splitlines()[-1]
     assert "ConfigError: the workers cannot load Horovod with torch 2" in message
     assert message.endswith("hpctrain install horovod")

@@ -22,10 +22,10 @@ from hpctrain import (
     Result,
     RunConfig,
     RunContext,
-    RunStoppedError,
     ScalingConfig,
     UserCallback,
 )
+from hpctrain.errors import RunStoppedError
 from hpctrain.execute import journal, stop
 from hpctrain.execute.allotment import Allotment
 from hpctrain.execute.process import process_start_time
@@ -133,7 +133,7 @@ def test_a_request_to_stop_outlives_the_start_of_its_job(tmp_path: Path) -> None
     stopped = subprocess.run(
         ARGV, cwd=tmp_path, env=again, timeout=PATIENCE_S, capture_output=True, text=True
     )
-    assert stopped.returncode == 1
+    assert stopped.returncode == RunStoppedError.exit_code
     assert "RunStoppedError: the run stopped because it was asked to" in stopped.stderr
     # A person who calls fit() wants it to go on.
     subprocess.run(ARGV, cwd=tmp_path, check=True, timeout=PATIENCE_S)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from hpctrain import Result
+from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.testing.slurm import VirtualCluster
 
 pytestmark = pytest.mark.slurm
@@ -174,7 +175,7 @@ def test_a_line_of_the_setup_that_ends_the_job_is_named_with_the_log(
     login = Login(tmp_path, virtual_slurm, "setup=['exit 3']")
     ended = login(sys.executable, "train.py")
     job_id = Result.from_path(login.run_dir).status.job_id
-    assert ended.returncode == 1
+    assert ended.returncode == LaunchError.exit_code
     assert f"job {job_id} ended (FAILED, ExitCode 3:0" in ended.stderr
     assert "look at the lines of SlurmConfig(setup=...) and of the site profile" in ended.stderr
     assert f"Its log: {login.run_dir}/slurm/{job_id}_0_log.out" in ended.stderr
@@ -187,6 +188,6 @@ def test_a_storage_path_that_slurm_would_read_as_a_pattern_is_refused(
     place = tmp_path / f"a{character}j"
     place.mkdir()
     ended = Login(place, virtual_slurm, "")(sys.executable, "train.py")
-    assert ended.returncode == 1
+    assert ended.returncode == ConfigError.exit_code
     assert f"holds {character!r}, but Slurm replaces patterns such as %j" in ended.stderr
     assert not (place / "it's $HOME").exists()

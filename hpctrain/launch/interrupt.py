@@ -1,0 +1,21 @@
+"""Ctrl-C in the process that runs a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hpctrain.config import RunConfig
+from hpctrain.log import log
+from hpctrain.uncaught import show_as
+
+
+def explain_interrupt(
+    error: KeyboardInterrupt, run_config: RunConfig, checkpoint: Path | None
+) -> None:
+    """Say what the run resumes from; its traceback would say nothing. Not collective."""
+    log(
+        f"interrupted; fit() with name={run_config.name!r} and the same storage_path resumes from "
+        f"{checkpoint or 'its beginning'}",
+        new_line=True,
+    )
+    show_as(error, "")

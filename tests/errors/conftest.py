@@ -1,0 +1,171 @@
+"""Run a user's script, and compare all that it prints."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import re
+import select
+import socket
+import subprocess
+import sys
+import sysconfig
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+# What each script begins with, so that those of the tests show the mistake only.
+_HEAD = """\
+import hpctrain
+from hpctrain import CheckpointConfig, DataParallelTrainer, FailureConfig
+from hpctrain import RunConfig, ScalingConfig
+
+def fit(train, workers=2, config=None, storage_path="runs", **run):
+    scaling = ScalingConfig(num_workers=workers)
+    run = RunConfig(name="run", storage_path=storage_path, **run)
+    options = {"train_loop_config": config, "scaling_config": scaling, "run_config": run}
+    return DataParallelTrainer(train, **options).fit()
+
+"""
+_UNSTABLE = (
+    # Python marks the part of a line that failed, each version in its own way.
+    (re.compile(r"^ *[~^]+ *\n", re.MULTILINE), ""),
+    (re.compile(r"0x[0-9a-f]{12,}(?: \[\w+\])?"), "0x..."),
+    (re.compile(r"for \d+ s, since \d\d:\d\d:\d\d"), "for N s, since TIME"),
+    (re.compile(r'(File "(?:SITE|LIB)/[^"]*", line )\d+'), r"\1N"),
+)
+_DISPLAY = re.compile(
+    r"hpctrain: run (?:starting|running attempt 1: .*|failed|finished)\n"
+    r"|^checkpoint \d+\n|  checkpoint \d+$",
+    re.MULTILINE,
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a script printed, and how it ended."""
+
+    err: str
+    """Standard error output; what differs between machines and times is replaced."""
+    out: str
+    """The same of standard output, without the states of the run and its checkpoints."""
+    status: int
+    seconds: float
+
+    @property
+    def num_lines(self) -> int:
+        """Lines beside the frames of the user's code."""
+        lines = self.err.splitlines()
+        frames = sum(line.startswith('  File "') for line in lines)
+        return len(lines) - frames - sum(line.startswith("    ") for line in lines)
+
+
+ScriptRunner = Callable[..., Outcome]
+
+
+@pytest.fixture
+def run_script(tmp_path: Path) -> ScriptRunner:
+    """Return a function that runs a script as its user does."""
+
+    def run(
+        script: str,
+        *,
+        command: Sequence[str] = (sys.executable,),
+        environment: dict[str, str] | None = None,
+    ) -> Outcome:
+        (tmp_path / "train.py").write_text(_HEAD + textwrap.dedent(script))
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("HPCTRAIN_")}
+        started = time.monotonic()
+        done = subprocess.run(
+            [*command, "train.py"],
+            cwd=tmp_path,
+            env={**inherited, "HPCTRAIN_LAUNCHER": "auto", **(environment or {})},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        return Outcome(
+            err=normalize(done.stderr, tmp_path),
+            out=_DISPLAY.sub("", normalize(done.stdout, tmp_path)),
+            status=done.returncode,
+            seconds=time.monotonic() - started,
+        )
+
+    return run
+
+
+@pytest.fixture
+def small_filesystem() -> Iterator[Callable[[Path, str], None]]:
+    """Return a function that mounts a small filesystem until the test ends."""
+    if os.geteuid() != 0:
+        pytest.skip("a small filesystem of our own needs root (mount)")
+    with contextlib.ExitStack() as at_end:
+
+        def mount(path: Path, size: str) -> None:
+            path.mkdir()
+            command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "hpctrain-test", str(path)]
+            subprocess.run(command, check=True)
+            at_end.callback(subprocess.run, ["umount", "--lazy", str(path)], check=True)
+
+        yield mount
+
+
+def normalize(text: str, directory: Path) -> str:
+    """Replace what differs between machines, times and versions of Python."""
+    paths = sysconfig.get_paths()
+    for found, name in (
+        (str(directory), "DIR"),
+        (paths["purelib"], "SITE"),
+        (paths["stdlib"], "LIB"),
+        (sys.executable, "PYTHON"),
+    ):
+        text = text.replace(found, name)
+    text = re.sub(rf"\b{re.escape(socket.gethostname())}\b", "HOST", text)
+    for pattern, replacement in _UNSTABLE:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+@dataclass(frozen=True)
+class TerminalOutcome:
+    """What a terminal showed, and how the script in it ended."""
+
+    text: str
+    status: int
+    """Of waitpid()."""
+    seconds: float
+
+
+@pytest.fixture
+def script_in_terminal(tmp_path: Path) -> Callable[..., TerminalOutcome]:
+    """Return a function that runs a script in a terminal, and presses a key there."""
+
+    def run(script: str, *, key: bytes, once: str) -> TerminalOutcome:
+        (tmp_path / "train.py").write_text(_HEAD + textwrap.dedent(script))
+        started = time.monotonic()
+        pid, terminal = pty.fork()
+        if pid == 0:
+            os.chdir(tmp_path)
+            os.environ["HPCTRAIN_LAUNCHER"] = "auto"
+            os.execv(sys.executable, [sys.executable, "train.py"])
+        shown, pressed = b"", False
+        while time.monotonic() - started < 120:
+            if not pressed and (tmp_path / once).exists():
+                os.write(terminal, key)
+                pressed = True
+            if select.select([terminal], [], [], 0.05)[0]:
+                try:
+                    shown += os.read(terminal, 65536)
+                except OSError:  # EIO: the last process of the terminal has ended
+                    break
+        os.close(terminal)
+        _, status = os.waitpid(pid, 0)
+        text = normalize(shown.decode().replace("\r\n", "\n"), tmp_path)
+        return TerminalOutcome(text=text, status=status, seconds=time.monotonic() - started)
+
+    return run
