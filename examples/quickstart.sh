@@ -7,4 +7,11 @@ source "$(dirname "${BASH_SOURCE[0]}")/venv.sh"
 
 use_venv local,torch,examples
 say "Running python examples/digits.py $*"
-exec python "$checkout/examples/digits.py" "$@"
+python "$checkout/examples/digits.py" "$@"
+cat <<TEXT
+
+Next:
+  source $(printf %q "$venv")/bin/activate
+  hpctrain list                                  # the runs in ./hpctrain_runs, with their metrics
+  hpctrain template train.sbatch -N 2 --workers 8  # a batch script for a cluster, to look at
+TEXT

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,7 +52,23 @@ AccountOption = Annotated[str, typer.Option("--account", "-A", help="As sbatch's
 QosOption = Annotated[str, typer.Option("--qos", "-q", help="As sbatch's.")]
 TimeOption = Annotated[str, typer.Option("--time", "-t", help="As sbatch's.")]
 NodesOption = Annotated[int | None, typer.Option("--nodes", "-N", min=1, help="As sbatch's.")]
+TasksPerNodeOption = Annotated[
+    int | None, typer.Option("--ntasks-per-node", min=1, help="As sbatch's: workers of a node.")
+]
 ConstraintOption = Annotated[str, typer.Option("--constraint", "-C", help="As sbatch's.")]
+
+# By field of SlurmConfig and ScalingConfig.
+_FLAGS = {
+    "num_workers": "--workers",
+    "partition": "--partition",
+    "account": "--account",
+    "qos": "--qos",
+    "time": "--time",
+    "nodes": "--nodes",
+    "tasks_per_node": "--ntasks-per-node",
+    "constraint": "--constraint",
+    "site": "--site",
+}
 
 DEFAULT_STORAGE = Path("hpctrain_runs")
 """Where RunConfig puts runs by default."""
@@ -71,6 +90,28 @@ def request_existing(policy: str) -> None:
         raise ConfigError(f"--existing={policy}: one of {', '.join(EXISTING_POLICIES)} is needed.")
     if policy:
         environ.request_existing(policy)
+
+
+@contextmanager
+def naming_flags() -> Iterator[None]:
+    """Let an error name flags in place of the fields of configurations that they set.
+
+    Not collective.
+    """
+    from hpctrain.errors import ConfigError
+
+    try:
+        yield
+    except ConfigError as error:
+        fields = re.compile(r"SlurmConfig\((\w+)=(.*?)\)|\b(\w+)=(\d+)\b")
+        raise ConfigError(fields.sub(_as_flag, str(error))) from error
+
+
+def _as_flag(field: re.Match[str]) -> str:
+    name, value = field[1] or field[3], (field[2] or field[4]).strip("'\"")
+    if (flag := _FLAGS.get(name)) is None:
+        return field[0]
+    return f"{flag} {flag.lstrip('-').upper() if value == '...' else value}"
 
 
 def slurm_fields(**given: str | int | None) -> dict[str, Any]:

@@ -32,10 +32,13 @@ def submit_script(
         If Slurm refuses the job.
     """
     from hpctrain.cli.exit_codes import OK, say
+    from hpctrain.cli.options import naming_flags
     from hpctrain.config import ScalingConfig
     from hpctrain.errors import ConfigError
+    from hpctrain.plan.site import load_site
     from hpctrain.plan.template import render_template
-    from hpctrain.slurm.script_job import query_node, submit_and_wait, submit_text
+    from hpctrain.slurm.probe import place_on_partition
+    from hpctrain.slurm.script_job import submit_and_wait, submit_text
     from hpctrain.slurm_config import SlurmConfig
 
     if not script.exists():
@@ -52,14 +55,18 @@ def submit_script(
         resources_per_worker=resources,
         slurm=SlurmConfig(**slurm),
     )
-    text = render_template(
-        "train.sbatch",
-        script=str(script),
-        args=args,
-        scaling=scaling,
-        node=query_node(scaling, needs_answer=not dry_run),
-        python=sys.executable,
-    )
+    with naming_flags():
+        site = load_site(scaling.slurm.site)
+        _, node = place_on_partition(scaling, site, needs_answer=not dry_run)
+        text = render_template(
+            "train.sbatch",
+            script=str(script),
+            args=args,
+            scaling=scaling,
+            site=site,
+            node=node,
+            python=sys.executable,
+        )
     if dry_run:
         print(text, end="")
         return OK

@@ -14,6 +14,7 @@ from hpctrain.cli.options import (
     NodesOption,
     PartitionOption,
     QosOption,
+    TasksPerNodeOption,
     TimeOption,
     request_existing,
     slurm_fields,
@@ -31,6 +32,7 @@ def submit(
     qos: QosOption = "",
     time: TimeOption = "",
     nodes: NodesOption = None,
+    ntasks_per_node: TasksPerNodeOption = None,
     constraint: ConstraintOption = "",
     whole_script: Annotated[
         bool,
@@ -78,6 +80,7 @@ def submit(
         qos=qos,
         time=time,
         nodes=nodes,
+        tasks_per_node=ntasks_per_node,
         constraint=constraint,
         site=site,
     )

@@ -13,7 +13,9 @@ from hpctrain.cli.options import (
     NodesOption,
     PartitionOption,
     QosOption,
+    TasksPerNodeOption,
     TimeOption,
+    naming_flags,
     slurm_fields,
 )
 
@@ -37,6 +39,7 @@ def template(
     qos: QosOption = "",
     time: TimeOption = "",
     nodes: NodesOption = None,
+    ntasks_per_node: TasksPerNodeOption = None,
     constraint: ConstraintOption = "",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File to write, which must not exist.")
@@ -57,20 +60,19 @@ def template(
         qos=qos,
         time=time,
         nodes=nodes,
+        tasks_per_node=ntasks_per_node,
         constraint=constraint,
         site=site,
     )
     resources = {key: float(n) for key, n in (("CPU", cpus), ("GPU", gpus)) if n}
-    text = render_template(
-        name,
-        script=script,
-        scaling=ScalingConfig(
+    with naming_flags():
+        scaling = ScalingConfig(
             num_workers=workers,
             use_gpu=gpus > 0,
             resources_per_worker=resources,
             slurm=SlurmConfig(**fields),
-        ),
-    )
+        )
+        text = render_template(name, script=script, scaling=scaling)
     if output is None:
         print(text, end="" if text.endswith("\n") else "\n")
         return

@@ -19,7 +19,7 @@ from hpctrain.log import log
 from hpctrain.plan.allocation import AllocatedNode, place_in_allocation
 from hpctrain.plan.hosts import Host, read_hostfile
 from hpctrain.plan.launch_plan import LaunchPlan
-from hpctrain.plan.resources import Placement, node_range, place_on_one_node, place_workers
+from hpctrain.plan.resources import Placement, node_range, place_on_one_node
 from hpctrain.plan.sbatch import make_directives
 from hpctrain.plan.sbatch_options import (
     FIRST_JOB_ONLY,
@@ -27,7 +27,7 @@ from hpctrain.plan.sbatch_options import (
     parse_sbatch_args,
     read_sbatch_variables,
 )
-from hpctrain.plan.site import Site, known_shape, load_site, site_srun_args
+from hpctrain.plan.site import Site, load_site, site_srun_args
 from hpctrain.plan.spec import (
     LARGE_PICKLE_BYTES,
     RankSettings,
@@ -151,7 +151,7 @@ def make_plan(request: Request, launcher: str) -> tuple[LaunchPlan, Site]:
     slots: Mapping[str, int] = {}
     gpu_srun_args: tuple[str, ...] = ()
     if launcher == "slurm":
-        from hpctrain.slurm.probe import check_partition, query_partition
+        from hpctrain.slurm.probe import place_on_partition
 
         _refuse_patterns(request.paths)
         site = _with_sbatch_variables(site)
@@ -159,10 +159,8 @@ def make_plan(request: Request, launcher: str) -> tuple[LaunchPlan, Site]:
             # How long before the end the run is told to leave depends on it, if it is an end.
             timed = replace(scaling.slurm, time=site.directives["time"])
             scaling = replace(scaling, slurm=timed)
-        partition = query_partition(scaling.slurm.partition or site.directives.get("partition"))
-        shape = known_shape(site, partition.node_shape)
-        placement = place_workers(scaling, shape, num_nodes=partition.num_nodes)
-        check_partition(scaling, placement, partition)
+        needs_answer = not environ.dry_run_requested()
+        placement, _ = place_on_partition(scaling, site, needs_answer=needs_answer)
         assert request.run_config.name is not None
         directives = make_directives(scaling, placement, site, job_name=request.run_config.name)
     elif launcher == "allocation":

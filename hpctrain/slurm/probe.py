@@ -8,8 +8,10 @@ import re
 from hpctrain import environ
 from hpctrain.config import ScalingConfig
 from hpctrain.errors import ConfigError, LaunchError
+from hpctrain.log import log
 from hpctrain.plan.allocation import AllocatedNode
-from hpctrain.plan.resources import Placement, node_range
+from hpctrain.plan.resources import NodeShape, Placement, node_range, place_workers
+from hpctrain.plan.site import Site, known_shape
 from hpctrain.slurm.client import run_slurm
 from hpctrain.slurm.nodes import allocated_hosts, expand_hosts
 from hpctrain.slurm.output import (
@@ -62,6 +64,44 @@ def query_partition(name: str | None) -> Partition:
     if answer.returncode != 0:
         raise LaunchError(f"sinfo: {answer.stderr.strip()}", transient=True)
     return parse_partitions(answer.stdout, name)
+
+
+def place_on_partition(
+    scaling: ScalingConfig, site: Site, *, needs_answer: bool
+) -> tuple[Placement, NodeShape]:
+    """Return the placement of workers on nodes of the partition of a request, and their shape.
+
+    Not collective.
+
+    Parameters
+    ----------
+    scaling
+        What is asked for.
+    site
+        The site profile, whose shape of a node wins over Slurm's.
+    needs_answer
+        Whether it is an error if Slurm does not answer; else the request and the profile have to
+        give the shape then, and what the partition allows is not checked.
+
+    Raises
+    ------
+    ConfigError
+        If the partition never starts it, or nothing says how many workers a node holds.
+    LaunchError
+        If Slurm does not answer.
+    """
+    try:
+        partition = query_partition(scaling.slurm.partition or site.directives.get("partition"))
+    except LaunchError as error:
+        if needs_answer:
+            raise
+        placement = place_workers(scaling, known_shape(site, NodeShape()))
+        log(f"warning: the limits of the partition are not checked: {error}")
+        return placement, NodeShape()
+    shape = known_shape(site, partition.node_shape)
+    placement = place_workers(scaling, shape, num_nodes=partition.num_nodes)
+    check_partition(scaling, placement, partition)
+    return placement, partition.node_shape
 
 
 def check_partition(scaling: ScalingConfig, placement: Placement, partition: Partition) -> None:

@@ -12,41 +12,8 @@ from tempfile import TemporaryDirectory
 from hpctrain.config import ScalingConfig
 from hpctrain.errors import LaunchError
 from hpctrain.log import log
-from hpctrain.plan.resources import NodeShape, place_workers
-from hpctrain.plan.site import known_shape, load_site
 from hpctrain.slurm.client import is_passing, run_slurm
-from hpctrain.slurm.probe import check_partition, explain_refusal, query_partition
-
-
-def query_node(scaling: ScalingConfig, *, needs_answer: bool) -> NodeShape:
-    """Return the shape of a node of the partition, in which what is asked for must fit.
-
-    Not collective.
-
-    Parameters
-    ----------
-    needs_answer
-        Whether it is an error if Slurm does not answer; else nothing is known of the node then.
-
-    Raises
-    ------
-    ConfigError
-        If the partition never starts it.
-    LaunchError
-        If Slurm does not answer.
-    """
-    site = load_site(scaling.slurm.site)
-    try:
-        partition = query_partition(scaling.slurm.partition or site.directives.get("partition"))
-    except LaunchError:
-        if needs_answer:
-            raise
-        return NodeShape()
-    placement = place_workers(
-        scaling, known_shape(site, partition.node_shape), num_nodes=partition.num_nodes
-    )
-    check_partition(scaling, placement, partition)
-    return partition.node_shape
+from hpctrain.slurm.probe import explain_refusal
 
 
 def submit_text(text: str, scaling: ScalingConfig) -> str:

@@ -42,3 +42,34 @@ def test_an_unknown_template_is_a_usage_error() -> None:
     result = CliRunner().invoke(app, ["template", "nothing"])
     assert result.exit_code == 2
     assert "train.sbatch" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (
+            ["--workers", "4"],
+            "hpctrain: --workers 4, and nothing says how many workers a node holds. Give --nodes "
+            "NODES or --ntasks-per-node NTASKS-PER-NODE, or a site profile with --site SITE.",
+        ),
+        (
+            ["--workers", "4", "-N", "3", "--ntasks-per-node", "1"],
+            "hpctrain: --workers 4, but --nodes 3 with --ntasks-per-node 1 is 3. Drop one of the "
+            "three, or make them agree.",
+        ),
+        (
+            ["-N", "1", "-t", "two hours"],
+            "hpctrain: --time two hours: Slurm reads minutes, minutes:seconds, "
+            "hours:minutes:seconds, days-hours, days-hours:minutes or days-hours:minutes:seconds.",
+        ),
+    ],
+)
+def test_errors_name_the_flags_of_the_command(args: list[str], text: str) -> None:
+    result = CliRunner().invoke(app, ["template", "train.sbatch", *args])
+    assert result.exit_code == 2
+    assert result.stderr.split() == text.split()
+
+
+def test_workers_of_a_node_decide_how_many_nodes_there_are() -> None:
+    args = ["template", "train.sbatch", "--workers", "6", "--ntasks-per-node", "3"]
+    assert "#SBATCH --nodes=2" in CliRunner().invoke(app, args).stdout.splitlines()
