@@ -45,11 +45,8 @@ class Shell:
             printed, code = _in_terminal(argv, cwd=self.home, columns=columns)
             # Before lines wrap: a path may.
             printed = printed.replace(str(self.home), HOME).replace(str(self.venv), VENV)
-            # Lines of hpctrain's own code move.
-            printed = re.sub(
-                r'(/hpctrain/\S+", line )(\d+)', lambda m: m[1] + "0" * len(m[2]), printed
-            )
-            screen = normalize("\n".join(on_screen(without_fleeting(printed), columns)).strip("\n"))
+            printed = without_fleeting(without_version(printed))
+            screen = normalize("\n".join(on_screen(printed, columns)).strip("\n"))
             ending = [f"[exit code {code}]"] if code else []
             shown = "\n".join(filter(None, [f"$ {command}", screen, *ending]))
             self.transcripts[columns].append(shown)
@@ -114,6 +111,13 @@ def on_screen(printed: str, columns: int) -> list[str]:
             column += 1
         lines += [""] * (row + 1 - len(lines))
     return [line.rstrip() for line in lines]
+
+
+def without_version(printed: str) -> str:
+    """Leave out what depends on the version of Python, and the lines of hpctrain's own code."""
+    printed = printed.replace(f"/python3.{sys.version_info.minor}/", "/python3.x/")
+    printed = re.sub(r"(?m)^ *[~^]+\r?\n", "", printed)
+    return re.sub(r'(/hpctrain/\S+", line )(\d+)', lambda m: m[1] + "0" * len(m[2]), printed)
 
 
 def without_fleeting(printed: str) -> str:
