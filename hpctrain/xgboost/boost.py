@@ -55,11 +55,23 @@ class XGBoostBoosting(Boosting):
         "enable_categorical": "use categorical_columns",
         "data_split_mode": "each rank has its part of the rows",
     }
+    _MATRIX_ARGUMENTS: ClassVar[tuple[str, ...]] = (
+        "feature_weights",
+        "max_bin",
+        "max_quantile_batches",
+        "missing",
+        "nthread",
+        "silent",
+    )
 
     def __post_init__(self) -> None:
         """Check what a user gave."""
         super().__post_init__()
-
+        if unknown := sorted(self.dataset_params.keys() - {*self._MATRIX_ARGUMENTS}):
+            raise ConfigError(
+                f"dataset_params has {unknown}, and xgboost.QuantileDMatrix has no such arguments. "
+                f"Use some of {list(self._MATRIX_ARGUMENTS)}."
+            )
         for name, known in self._ON_QUANTILES.items():
             if self.params.get(name, known[0]) not in known:
                 raise ConfigError(

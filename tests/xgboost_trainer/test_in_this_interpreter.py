@@ -158,6 +158,12 @@ def test_text_is_no_feature_unless_it_is_said_to_be_categories(fit: Any, frames:
         fit(num_workers=0, datasets={"train": train})
 
 
+@pytest.mark.parametrize("name", ["init_score", "no_such"])
+def test_arguments_that_a_matrix_does_not_have_are_refused(fit: Any, name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"\['{name}'\], and xgboost.QuantileDMatrix has no"):
+        fit(dataset_params={name: 1, "max_bin": 16})
+
+
 def test_a_metric_that_there_is_not_is_refused_in_the_first_round(fit: Any) -> None:
     with pytest.raises(
         ConfigError, match=r"'valid-mae'\): no round has that metric. The metrics are train-error"
