@@ -88,11 +88,12 @@ class CsvSource:
             # With the end of the line before: blocks are of whole lines.
             before = min(1, self.offsets[first])
             file.seek(self.offsets[first] - before)
-            content = file.read(self.offsets[last + 1] - self.offsets[first] + before)
-        if content[:before] not in (b"", b"\n"):
+            end_before = file.read(before)
+            content = file.read(self.offsets[last + 1] - self.offsets[first])
+        if end_before not in (b"", b"\n"):
             raise self._changed(f"no line begins at byte {self.offsets[first]} any more")
         table = parse(
-            content[before:],
+            content,
             self.path,
             self.names,
             self.delimiter,
