@@ -165,3 +165,20 @@ def test_what_is_no_run_has_no_handle_and_what_cannot_be_waited_for_is_refused(
     with pytest.raises(ConfigError, match=r"num_returns=2\) of 1 runs never returns"):
         hpctrain.wait([handle], num_returns=2)
     assert hpctrain.wait([]) == ([], [])
+
+
+def test_the_example_submits_runs_that_a_second_call_finds(tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "examples" / "several_runs.py"
+    argv = [sys.executable, str(example), "--rates", "0.01", "0.5", "--storage", "a %place"]
+
+    def run() -> list[str]:
+        done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0, done.stderr
+        return [line for line in done.stdout.splitlines() if "loss" in line]
+
+    first = run()
+    assert [line.split()[0] for line in first] == ["rate-0.5", "rate-0.01"]
+    metrics = tmp_path / "a %place" / "rate-0.5" / "metrics.jsonl"
+    reports = metrics.read_bytes()
+    assert run() == first
+    assert metrics.read_bytes() == reports
