@@ -132,8 +132,9 @@ def test_the_first_hour_on_a_cluster(
 
 
 def how_far_is_left_out(text: str) -> str:
-    """Leave out which report it was, and its metrics."""
+    """Leave out which report it was, its metrics, and the number of the job before it."""
     text = re.sub(r"(\breports?\s+)\d\b", r"\1N", text)
     text = re.sub(r"(?m)^endless  running  .*$", "endless  running", text)
+    text = re.sub(r"(?m)^(line2  finished)  \d+", r"\1  N", text)
     text = re.sub(r"\bloss=[\d.e-]+", "loss=X", text)
     return re.sub(r"\b(endless/checkpoints/|from )00000\d\b", r"\g<1>00000N", text)
