@@ -210,6 +210,7 @@ def make_spec(request: Request, plan: LaunchPlan, *, in_background: bool = False
         If something of it cannot be pickled, or a `hpctrain.data.Dataset` in memory is large.
     """
     scaling, sync = request.scaling_config, request.run_config.sync_config
+    cwd = environ.working_directory()
     if plan.launcher != "inline":
         _refuse_large_datasets(request.worker_spec.datasets)
     worker = pack(request.worker_spec, what="the training function")
@@ -236,7 +237,7 @@ def make_spec(request: Request, plan: LaunchPlan, *, in_background: bool = False
         values=describe_values(spec, **rest),
         settings=RankSettings(
             name=request.run_config.name,
-            cwd=environ.working_directory(),
+            cwd=cwd,
             sys_path=tuple(str(Path(p).absolute()) for p in sys.path),
             cpus_per_worker=scaling.num_cpus_per_worker,
             gpus_per_worker=scaling.num_gpus_per_worker,
