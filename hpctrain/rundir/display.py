@@ -22,9 +22,14 @@ def format_metrics(
     most
         How many are shown at most; None is all.
     width
-        Columns that there are; None is as many as it takes. One metric is shown, be it shortened.
+        Columns that there are; None is as many as it takes, and texts are whole then. One metric
+        is shown, be it shortened.
     """
-    parts = [one_line(f"{name}={format_value(value)}") for name, value in flatten(metrics)]
+    longest = None if width is None else _LONGEST_VALUE
+    parts = [
+        one_line(f"{name}={format_value(value, longest=longest)}")
+        for name, value in flatten(metrics)
+    ]
     shown = parts[:most]
     if width is not None:
         while len(shown) > 1 and len(_join(shown, parts)) > width:
@@ -74,8 +79,9 @@ def _join(shown: list[str], parts: list[str]) -> str:
     return "  ".join([*shown, "..."] if len(shown) < len(parts) else shown)
 
 
-def format_value(value: Any) -> str:
-    """Return a value of a metric in few letters. Not collective."""
+def format_value(value: Any, *, longest: int | None = None) -> str:
+    """Return a value of a metric; of a text at most `longest` letters. Not collective."""
     if isinstance(value, float):
         return f"{value:.6g}"
-    return str(value) if isinstance(value, int) else shorten(str(value), _LONGEST_VALUE)
+    text = str(value)
+    return text if isinstance(value, int) or longest is None else shorten(text, longest)

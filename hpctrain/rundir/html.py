@@ -103,7 +103,7 @@ def _table(metrics: Mapping[str, Any]) -> str:
     rows = list(flatten(metrics))
     cells = "".join(
         f"<tr><td>{escape(shorten(name, _LONGEST_NAME))}</td>"
-        f"<td>{escape(format_value(value))}</td></tr>"
+        f"<td>{escape(format_value(value, longest=80))}</td></tr>"
         for name, value in rows[:_MAX_ROWS]
     )
     more = f"<div>and {len(rows) - _MAX_ROWS} more</div>" if len(rows) > _MAX_ROWS else ""

@@ -204,5 +204,5 @@ def test_a_finished_training_is_not_that_of_other_rows(tmp_path: Path) -> None:
     write_npy(path, BEFORE)
     assert fit().path == fit().path
     write_npy(path, AFTER)
-    with pytest.raises(ConfigError, match=r"something else \(files of the datasets\)"):
+    with pytest.raises(ConfigError, match=r"something else:\n  files of the datasets\n"):
         fit()

@@ -8,8 +8,13 @@ MANY = {"loss": 0.5, "val": {"loss": 1.0, "top": {"5": 2}}, "note": "x" * 50}
 
 
 def test_nested_metrics_have_the_path_as_their_name() -> None:
-    assert format_metrics(MANY) == "loss=0.5  val/loss=1  val/top/5=2  note=xxxxxx…xxxxx"
+    assert format_metrics(MANY, width=80) == "loss=0.5  val/loss=1  val/top/5=2  note=xxxxxx…xxxxx"
     assert format_metrics(MANY, most=2) == "loss=0.5  val/loss=1  ..."
+
+
+def test_a_text_is_whole_where_there_is_room() -> None:
+    url = "http://node1.cluster.example:40873"
+    assert format_metrics({"url": url, "ready": True}) == f"url={url}  ready=True"
 
 
 @pytest.mark.parametrize("width", range(9, 60))
