@@ -119,7 +119,8 @@ def test_the_first_hour_on_a_cluster(
     login.edit("train.py", '"line2"', '"endless"')
     login.edit("train.py", '"epochs": 5', '"epochs": 1_000_000')
     login("hpctrain submit train.py")
-    login("until hpctrain status endless | grep -q reports; do sleep 0.1; done")
+    # The first report comes before its checkpoint is complete.
+    login("until hpctrain status endless | grep -q checkpoint; do sleep 0.1; done")
     login("hpctrain list")
     login("hpctrain status endless")
     login("hpctrain cancel endless")
@@ -128,6 +129,8 @@ def test_the_first_hour_on_a_cluster(
     login("hpctrain status endless")
     for lines in login.transcripts.values():
         lines[:] = [how_far_is_left_out(text) if "endless" in text else text for text in lines]
+        # Nodes that still end a job are not taken for the next one.
+        lines[:] = [re.sub(r"\bnode\d\b", "nodeN", text) for text in lines]
     assert_golden("cluster", login.transcripts, request.config)
 
 
