@@ -22,6 +22,7 @@ def train(config: dict[str, Any]) -> None:
     import torch
 
     import hpctrain
+    import hpctrain.collective
     from hpctrain.torch import prepare_model
 
     rank = hpctrain.get_context().get_world_rank()
@@ -39,6 +40,9 @@ def train(config: dict[str, Any]) -> None:
     for step in range(config["reports"]):
         model(torch.ones(1, 4)).sum().backward()
         optimizer.step()
+        if step == 0:
+            # Rank 0 compares with a step that the other has made, and does not wait for it.
+            hpctrain.collective.barrier()
         hpctrain.report({"step": step})
         print("after report", step + 1, file=sys.stderr)
 
