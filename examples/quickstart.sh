@@ -12,6 +12,6 @@ cat <<TEXT
 
 Next:
   source $(printf %q "$venv")/bin/activate
-  hpctrain list                                  # the runs in ./hpctrain_runs, with their metrics
+  hpctrain list                                    # the runs in ./hpctrain_runs, with their metrics
   hpctrain template train.sbatch -N 2 --workers 8  # a batch script for a cluster, to look at
 TEXT
