@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hpctrain.checkpoint import Checkpoint, ReportedCheckpoint
 from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.metric_names import PartialMetrics
+from hpctrain.rundir.files import make_directory
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.worker.commits import Commits, Verdict
 from hpctrain.worker.metrics import MetricsFile, encode_line, encode_metrics
@@ -231,12 +232,27 @@ class Session:
         make_empty(directory)
         return directory
 
-    def shared_staging(self) -> Path:
-        """Return where files go to that have other names than those of all other ranks.
+    @contextmanager
+    def shared_staging(self) -> Iterator[Path]:
+        """Give where files go to that have other names than those of all other ranks.
 
-        It is not made.
+        Rank 0 makes it, before all ranks meet: who then writes finds it, without a call of its own.
+        It is removed if no report follows.
         """
-        return self._in_scratch() or self._shared_directory(self.reports + 1)
+        reports, shared = self.reports, self._shared_directory(self.reports + 1)
+        scratch = self._in_scratch()
+        is_made = scratch is None and self.world.world_rank == 0
+        if is_made:
+            # What stands in the way is an error of the report, where all ranks learn of it.
+            with suppress(OSError):
+                make_directory(shared, below=self._paths.checkpoints)
+        try:
+            yield scratch or shared
+        finally:
+            if is_made and self.reports == reports:
+                for directory in (shared, shared.parent):
+                    with suppress(OSError):
+                        directory.rmdir()
 
     def all_checkpoints(self, timeout_s: float | None) -> list[ReportedCheckpoint]:
         """Return the run's checkpoints, oldest first, once those reported so far are decided on."""
@@ -404,12 +420,16 @@ class Session:
         return self._scratch is not None and self._scratch.holds(upload.source)
 
     def _stage(self, number: int, upload: Upload) -> StagedPart:
-        own = self._staging_directory(number)
+        from hpctrain.rundir.staging import make_below, make_present
+
+        own, shared = self._staging_directory(number), self._shared_directory(number)
         try:
+            if self.world.world_rank == 0 and upload.source == shared:
+                make_below(shared, make_present)
             with self.writing.turn():
                 return upload.stage(
                     own,
-                    shared=self._shared_directory(number),
+                    shared=shared,
                     paths=self._paths,
                     preprocessor=self.preprocessor,
                     bulk=self.writing.bulk,

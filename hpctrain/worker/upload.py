@@ -35,7 +35,7 @@ class PartWriter(Protocol):
 
     @property
     def directory(self) -> Path:
-        """Where to, of `Session.shared_staging`; made for it."""
+        """Where to, of `Session.shared_staging`; rank 0 makes it for all."""
 
     def capture(self) -> None:
         """Keep what the training function may change when it goes on: in ASYNC reports."""
@@ -153,9 +153,7 @@ class Upload:
         written: Sequence[StagedFile] = ()
         staging = SharedStaging(shared, own)
         if self.writer is not None:
-            if source == shared:
-                make_below(shared, make_present)
-            else:
+            if source != shared:
                 make_empty(source)
             written = self.writer.write()
             if source == shared:

@@ -192,10 +192,10 @@ def test_ranks_whose_state_does_not_fit_are_told_and_go_on(tmp_path: Path, mode:
         store.verify(manifest)
 
 
-def _no_directory() -> Callable[[dict[str, Any]], list[str]]:
-    """Report a state in each of three reports; on rank 1 there is no room for a directory once."""
+def _no_directory() -> Callable[[dict[str, Any]], list[list[str]]]:
+    """Report a state in each of three reports; on rank 0 there is no room for a directory once."""
 
-    def train(config: dict[str, Any]) -> list[str]:
+    def train(config: dict[str, Any]) -> list[list[str]]:
         import errno
         from pathlib import Path
 
@@ -212,13 +212,16 @@ def _no_directory() -> Callable[[dict[str, Any]], list[str]]:
             mkdir(path, *arguments, **options)
 
         for step in range(1, 4):
-            is_full = hpctrain.get_context().get_world_rank() == 1 and step == 2
+            is_full = hpctrain.get_context().get_world_rank() == 0 and step == 2
             Path.mkdir = full if is_full else mkdir
             try:
                 hpctrain.torch.report_state({"step": step}, weights={"w": torch.full((9,), step)})
             except CheckpointError as error:
                 told.append(str(error))
-        return told
+        from mpi4py import MPI
+
+        gathered: list[list[str]] = MPI.COMM_WORLD.allgather(told)
+        return gathered
 
     return train
 
@@ -226,8 +229,10 @@ def _no_directory() -> Callable[[dict[str, Any]], list[str]]:
 @pytest.mark.mpi
 def test_a_rank_that_has_no_room_for_a_directory_has_made_its_report(tmp_path: Path) -> None:
     result = _run(tmp_path, _no_directory(), workers=2)
-    (told,) = result.return_value
-    assert "the checkpoint of report 2 was not committed: rank 1 could not write" in told
+    (first,), (second,) = result.return_value
+    assert "rank 0 could not write its part of the checkpoint of report 2" in first
+    assert "No space left on device" in first
+    assert "could not be written" in second
     assert sorted(path.name for path in (result.path / "checkpoints").iterdir()) == [
         "000001",
         "000003",

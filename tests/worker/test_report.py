@@ -412,9 +412,10 @@ def test_a_writer_makes_the_checkpoint_where_it_is_committed(
     executor.decide = commit_to(paths.checkpoints)
     session = start()
     (session.staging() / "of-a-report-that-was-never-made.bin").write_bytes(b"half")
-    writer = Writer(session.shared_staging())
     mode = CheckpointUploadMode.SYNC
-    session.report({}, Upload(checkpoint=None, dir_name=None, mode=mode, writer=writer))
+    with session.shared_staging() as directory:
+        writer = Writer(directory)
+        session.report({}, Upload(checkpoint=None, dir_name=None, mode=mode, writer=writer))
     assert [file.path for file in executor.staged[1]] == ["model.bin"]
     assert writer.calls == ["write"]
 
@@ -426,9 +427,10 @@ def test_a_writer_whose_turn_does_not_come_lets_go_of_what_it_kept(
     monkeypatch.setattr(executor, "turn", lambda *_: None)
     session = start(commit_timeout_s=1.0)
     session.writing.limit(max_writers=1, max_bytes_per_s=None)
-    writer = Writer(session.shared_staging())
     mode = CheckpointUploadMode.ASYNC
-    session.report({}, Upload(checkpoint=None, dir_name=None, mode=mode, writer=writer))
+    with session.shared_staging() as directory:
+        writer = Writer(directory)
+        session.report({}, Upload(checkpoint=None, dir_name=None, mode=mode, writer=writer))
     assert writer.discarded.wait(PATIENCE_S)
     with pytest.raises(CheckpointError, match="for its turn to write"):
         session.drain()
@@ -439,14 +441,33 @@ def test_a_directory_that_cannot_be_made_is_told_to_the_others_and_the_report_co
     start: Start, executor: FakeExecutor, paths: RunPaths, monkeypatch: pytest.MonkeyPatch
 ):
     session = start()
-    writer = Writer(session.shared_staging())
     monkeypatch.setattr(Path, "mkdir", full_disk)
     mode = CheckpointUploadMode.SYNC
-    with pytest.raises(CheckpointError, match=r"report 1 to .*: No space left on device"):
-        session.report({}, Upload(checkpoint=None, dir_name=None, mode=mode, writer=writer))
+    with session.shared_staging() as directory:
+        writer = Writer(directory)
+        upload = Upload(checkpoint=None, dir_name=None, mode=mode, writer=writer)
+        with pytest.raises(CheckpointError, match=r"report 1 to .*: No space left on device"):
+            session.report({}, upload)
     assert session.reports == 1
     assert "No space left on device" in str(executor.parts[1].error)
     assert writer.calls == ["discard"]
+
+
+def test_of_a_report_that_is_not_made_no_directory_stays(start: Start, paths: RunPaths):
+    session = start()
+    with session.shared_staging() as made:
+        assert made.is_dir()
+        upload = Upload(
+            checkpoint=None, dir_name=None, mode=CheckpointUploadMode.SYNC, writer=Writer(made)
+        )
+        with pytest.raises(ConfigError, match="Metrics are numbers"):
+            session.report({"loss": [object()]}, upload)
+    assert list(paths.checkpoints.iterdir()) == []
+
+
+def test_of_all_ranks_only_the_first_makes_the_directory_of_a_state(start: Start, paths: RunPaths):
+    with start(rank=1).shared_staging() as directory:
+        assert not directory.parent.exists()
 
 
 def test_a_rank_writes_in_its_turn_and_asks_for_none_where_all_may_write(

@@ -105,33 +105,33 @@ def report_state(
             f"report_state(mode={mode!r}): CheckpointUploadMode.SYNC or CheckpointUploadMode.ASYNC."
         )
     session = worker.session
-    directory = session.shared_staging()
-    # Ranks that have made fewer reports than others would save a state of several moments.
-    stage = f"report_state() of report {session.reports + 1}"
-    with telling_failure(worker.comm, stage):
-        optimizers = optimizers_of(optimizer)
-        state = flatten_state(
-            model=model, optimizer=optimizers if optimizer is not None else None, others=others
-        )
-    plan = plan_state(state, communicator=worker.comm, stage=stage)
-    changed_by = [model, *optimizers, *others.values()]
-    if _steps_may_be_replayed(changed_by):
-        mode = CheckpointUploadMode.SYNC
-    session.report(
-        metrics,
-        Upload(
-            checkpoint=None,
-            dir_name=checkpoint_dir_name,
-            mode=mode,
-            writer=ShareWriter(
-                plan,
-                directory=directory,
-                loop=loop,
-                session=session,
-                changed_by=changed_by,
+    with session.shared_staging() as directory:
+        # Ranks that have made fewer reports than others would save a state of several moments.
+        stage = f"report_state() of report {session.reports + 1}"
+        with telling_failure(worker.comm, stage):
+            optimizers = optimizers_of(optimizer)
+            state = flatten_state(
+                model=model, optimizer=optimizers if optimizer is not None else None, others=others
+            )
+        plan = plan_state(state, communicator=worker.comm, stage=stage)
+        changed_by = [model, *optimizers, *others.values()]
+        if _steps_may_be_replayed(changed_by):
+            mode = CheckpointUploadMode.SYNC
+        session.report(
+            metrics,
+            Upload(
+                checkpoint=None,
+                dir_name=checkpoint_dir_name,
+                mode=mode,
+                writer=ShareWriter(
+                    plan,
+                    directory=directory,
+                    loop=loop,
+                    session=session,
+                    changed_by=changed_by,
+                ),
             ),
-        ),
-    )
+        )
 
 
 def _steps_may_be_replayed(changed_by: Sequence[Any]) -> bool:
