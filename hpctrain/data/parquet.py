@@ -24,6 +24,8 @@ from hpctrain.errors import ConfigError
 
 SUFFIXES = (".parquet", ".pq", ".parq")
 
+_REWRITE = "A row of an array is missing, or the file has changed; write it again."
+
 
 @dataclass(frozen=True, kw_only=True)
 class ParquetSource:
@@ -70,7 +72,7 @@ class ParquetSource:
             batch,
             schema,
             where=f"{self.path}, rows {rows.start} to {rows.stop}",
-            advice="A row of an array is missing, or the file has changed; write it again.",
+            advice=_REWRITE,
         )
 
     def _read(self, rows: range, columns: list[str]) -> Batch:
@@ -86,6 +88,12 @@ class ParquetSource:
                 )
         except OSError as error:
             raise ConfigError(_unreadable(self.path, error)) from error
+        except ValueError as error:
+            # Arrow's ArrowInvalid. Not every version of it refuses an array that is missing.
+            raise ConfigError(
+                f"{self.path}, rows {rows.start} to {rows.stop}: {str(error).rstrip('.')}. "
+                f"{_REWRITE}"
+            ) from error
         table = table.slice(rows.start - starts[first], len(rows))
         return from_arrow(table, objects=self.schema.objects)
 

@@ -153,7 +153,7 @@ def test_of_pandas_and_arrow_bools_texts_and_times_are_alike() -> None:
         for column in (pd.Series(values, dtype=name), pa.array(values, kind)):
             assert python(as_column(column)) == values
     utc = [moment - datetime.timedelta(hours=2)]
-    assert as_column(pd.Series([aware])).tolist() == utc
+    assert as_column(pd.Series([aware])).astype("datetime64[us]").tolist() == utc
     assert as_column(pa.array([aware], pa.timestamp("us", "+02:00"))).tolist() == utc
 
 
