@@ -134,7 +134,9 @@ def check_unique(names: Iterable[str]) -> None:
     ConfigError
         The message names them.
     """
-    if twice := [name for name, count in Counter(names).items() if count > 1]:
+    counted = list(names)
+    if len(set(counted)) < len(counted):
+        twice = [name for name, count in Counter(counted).items() if count > 1]
         raise ConfigError(
             f"more than one column is called {', '.join(map(repr, twice))}. Give each a name of "
             f"its own."
