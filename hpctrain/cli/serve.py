@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -52,6 +53,9 @@ def serve(
     no_token: Annotated[
         bool, typer.Option("--no-token", help="Ask for no token; on a loopback address only.")
     ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="With --no-token: do not ask whether that is meant.")
+    ] = False,
     launcher: Annotated[
         str,
         typer.Option(
@@ -80,6 +84,8 @@ def serve(
     from hpctrain.serve.server import LOOPBACK, Service, new_token
     from hpctrain.serve.server import serve as serve_here
 
+    if no_token and not yes:
+        _ask_whether_without_token()
     found = find_checkpoint(checkpoint)
     predictor_cls = find_predictor(found, predictor)
     predictor_cls.check_checkpoint(found)
@@ -124,6 +130,19 @@ def serve(
             launcher=launcher,  # type: ignore[arg-type]  # checked by RunConfig
         ),
     ).fit()
+
+
+def _ask_whether_without_token() -> None:
+    from hpctrain.errors import ConfigError
+
+    risk = (
+        "--no-token: every user of this machine, as of a login node, reaches its loopback address, "
+        "and predicts with this model, in your name"
+    )
+    if not sys.stdin.isatty():
+        raise ConfigError(f"{risk}. Leave it out, or say --yes.")
+    if not typer.confirm(f"{risk}. Serve all the same?", err=True):
+        raise typer.Abort
 
 
 def _read_token(path: Path) -> str:

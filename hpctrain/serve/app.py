@@ -2,11 +2,11 @@
 
 # Without `annotations` of __future__: FastAPI could make nothing of the names in a function.
 
-import hmac
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from hpctrain.data.optional import require
 from hpctrain.errors import ConfigError
+from hpctrain.serve.guard import Guard, Limits
 from hpctrain.serve.model import ServedModel
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _NOT_READY = "the model is being loaded"
 
 
-def make_app(model: ServedModel, *, token: str | None) -> "FastAPI":
+def make_app(model: ServedModel, *, token: str | None, limits: Limits | None = None) -> "FastAPI":
     """Return an ASGI application that predicts.
 
     Not collective. ``POST /predict`` takes ``{"columns": {name: [...]}}`` or ``{"rows": [{...}]}``
@@ -28,6 +28,8 @@ def make_app(model: ServedModel, *, token: str | None) -> "FastAPI":
         The predictor.
     token
         What a request has to carry as ``Authorization: Bearer TOKEN``; None lets everybody in.
+    limits
+        What it takes at a time; by default `Limits` as it is.
 
     Raises
     ------
@@ -35,20 +37,13 @@ def make_app(model: ServedModel, *, token: str | None) -> "FastAPI":
         If FastAPI is not installed.
     """
     fastapi = require("fastapi", to="to serve a predictor", extra="serve")
-    from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+    from fastapi.exceptions import RequestValidationError
+    from fastapi.responses import JSONResponse
+    from fastapi.security import HTTPBearer
     from pydantic import BaseModel, ConfigDict
 
-    bearer = HTTPBearer(auto_error=False)
-
-    def authorize(
-        given: Annotated[HTTPAuthorizationCredentials | None, fastapi.Depends(bearer)],
-    ) -> None:
-        if token is None:
-            return
-        if given is None or not hmac.compare_digest(given.credentials.encode(), token.encode()):
-            raise fastapi.HTTPException(
-                401, "a valid token is needed", headers={"WWW-Authenticate": "Bearer"}
-            )
+    # For /docs: `Guard` has looked at the token, before anything was read.
+    bearer = fastapi.Depends(HTTPBearer(auto_error=False))
 
     class Batch(BaseModel):
         """Rows to predict on: columns, or rows."""
@@ -58,27 +53,35 @@ def make_app(model: ServedModel, *, token: str | None) -> "FastAPI":
         columns: dict[str, list[Any]] | None = None
         rows: list[dict[str, Any]] | None = None
 
-    app = fastapi.FastAPI(title=f"hpctrain: {model.name}", version="1")
+    app = fastapi.FastAPI(title=f"hpctrain: {model.name}", version="1", redoc_url=None)
+    app.add_middleware(Guard, token=token, limits=limits or Limits())
 
+    @app.exception_handler(RequestValidationError)  # type: ignore[untyped-decorator]
+    async def refuse(request: Any, error: RequestValidationError) -> JSONResponse:
+        # Without what was given: NaN in it could not be in an answer.
+        found = [{key: each[key] for key in ("type", "loc", "msg")} for each in error.errors()]
+        return JSONResponse({"detail": found}, 422)
+
+    # Not in a thread: all of them may be taken by predictions.
     @app.get("/healthz")  # type: ignore[untyped-decorator]
-    def healthz() -> dict[str, str]:
+    async def healthz() -> dict[str, str]:
         """Say that the server lives."""
         return {"status": "ok"}
 
     @app.get("/readyz")  # type: ignore[untyped-decorator]
-    def readyz() -> dict[str, str]:
+    async def readyz() -> dict[str, str]:
         """Say whether the model is loaded."""
         if not model.is_ready:
             raise fastapi.HTTPException(503, _NOT_READY)
         return {"status": "ready"}
 
-    @app.get("/model", dependencies=[fastapi.Depends(authorize)])  # type: ignore[untyped-decorator]
-    def describe() -> dict[str, Any]:
+    @app.get("/model", dependencies=[bearer])  # type: ignore[untyped-decorator]
+    async def describe() -> dict[str, Any]:
         """Say what the model is, and which features it has."""
         return {"name": model.name, "ready": model.is_ready, "features": model.features}
 
     # A plain function: the server calls it in a thread of its own, and goes on answering.
-    @app.post("/predict", dependencies=[fastapi.Depends(authorize)])  # type: ignore[untyped-decorator]
+    @app.post("/predict", dependencies=[bearer])  # type: ignore[untyped-decorator]
     def predict(batch: Batch) -> dict[str, Any]:
         """Predict on a batch of columns or rows."""
         if (batch.columns is None) == (batch.rows is None):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -82,6 +83,8 @@ class ServedModel:
         lengths = {name: len(values) for name, values in batch.items()}
         if len(set(lengths.values())) != 1:
             raise ConfigError(f"columns of one length are needed, not {lengths}.")
+        if not num_rows(batch):
+            raise ConfigError("there are no rows.")
         if num_rows(batch) > self.max_rows:
             raise ConfigError(
                 f"{num_rows(batch)} rows in one request, of at most {self.max_rows}. Send fewer, "
@@ -89,7 +92,14 @@ class ServedModel:
             )
         with self._one_at_a_time:
             self.requests += 1
-            output = self._predictor.predict(batch)
+            try:
+                output = self._predictor.predict(batch)
+            except Exception as error:
+                # What a library says of a value does not say where it is.
+                if isinstance(error, ConfigError) or (place := _odd_value(columns)) is None:
+                    raise
+                reason = str(error).strip().splitlines() or [type(error).__name__]
+                raise ConfigError(f"{place} cannot be predicted on: {reason[-1]}") from error
         return {name: as_json(values) for name, values in name_outputs(output).items()}
 
     def _run(self) -> None:
@@ -105,17 +115,42 @@ def as_array(name: str, values: Any) -> np.ndarray[Any, Any]:
     Raises
     ------
     ConfigError
-        If it is not a list, or of rows with unlike shapes.
+        If it is not a list, of numbers and texts, or of rows with unlike shapes.
     """
     if not isinstance(values, list):
         raise ConfigError(f"column {name!r} has to be a list with one value for each row.")
+    texts = [isinstance(value, str) for value in values]
+    for row, value in enumerate(values):
+        if isinstance(value, dict):
+            raise ConfigError(
+                f"row {row}, column {name!r}: {json.dumps(value)[:80]} is neither a number, nor a "
+                f"text, nor a list of them."
+            )
+    if any(texts):
+        for row, (value, is_text) in enumerate(zip(values, texts, strict=True)):
+            if not is_text and value is not None:
+                raise ConfigError(
+                    f"row {row}, column {name!r}: {value!r} in a column that has texts. Send all "
+                    f"of its values as texts, or all as numbers."
+                )
+        return np.array(values, dtype=object)
     try:
         array = np.asarray(values)
-        if array.dtype == object and not any(isinstance(v, str) for v in array.reshape(-1)):
+        if array.dtype.kind in "OU" and not any(isinstance(v, str) for v in array.reshape(-1)):
             array = array.astype(float)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"column {name!r} has rows of unlike shapes: {error}.") from error
     return array.astype(object) if array.dtype.kind == "U" else array
+
+
+def _odd_value(columns: Mapping[str, Any]) -> str | None:
+    """Return where the first value is that is no finite number, if there is one."""
+    for row, values in enumerate(zip(*columns.values(), strict=True)):
+        for name, value in zip(columns, values, strict=True):
+            is_number = isinstance(value, int | float | list) and value == value
+            if not is_number or value in (float("inf"), float("-inf")):
+                return f"row {row}, column {name!r}: {json.dumps(value)[:80]}"
+    return None
 
 
 def as_json(values: np.ndarray[Any, Any]) -> Any:

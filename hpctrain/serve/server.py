@@ -175,7 +175,13 @@ def _listening(
     with _bind(host, service.port) as listener:
         port = listener.getsockname()[1]
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+        from hpctrain.serve.connections import BoundedProtocol
+
+        # The log of a server is no place for what a stranger sends.
+        config = uvicorn.Config(
+            app, log_level="error", lifespan="off", http=BoundedProtocol, ws="none"
+        )
+        server = uvicorn.Server(config)
         model.start()
         yield model, server, listener, url
 

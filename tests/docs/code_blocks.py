@@ -86,7 +86,7 @@ def without_places(line: str) -> str:
 def assert_promised(promised: list[str], printed: str) -> None:
     """Compare whole lines; which states and reports are seen in between is a matter of speed."""
     fleeting = re.compile(
-        r"hpctrain: \w+ (starting|submitted as)|report [123] |salloc: |\[W\d+ .*c10d"
+        r"hpctrain: \w+ (starting|submitted as)|report [123] |salloc: |\[\S*gloo/|\[W\d+ .*c10d"
     )
     expected = [without_places(line) for line in promised if not fleeting.match(line)]
     seen = [without_places(line) for line in printed.splitlines() if not fleeting.match(line)]

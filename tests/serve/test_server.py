@@ -110,7 +110,8 @@ def test_a_token_of_ones_own_is_not_printed(checkpoint, tmp_path):
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["--host", "0.0.0.0", "--no-token"], "can be reached by other users"),
+        (["--host", "0.0.0.0", "--no-token", "--yes"], "can be reached by other users"),
+        (["--no-token"], "every user of this machine, as of a login node, reaches its loopback"),
         (["--token-file", "nowhere"], "No such file"),
         (["--token-file", "open"], "can be read by others"),
         (["--predictor", "hpctrain.lightgbm:LightGBMPredictor"], "holds a model of xgboost"),

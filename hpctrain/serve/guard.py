@@ -1,0 +1,121 @@
+"""What a request has to pass before any of its body is read: the token, and limits."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+Message = dict[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/docs", "/openapi.json"})
+"""What is answered without a token, whatever else is going on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What one server takes at a time."""
+
+    body_bytes: int = 8 << 20
+    """Bytes of one request."""
+    body_s: float = 30.0
+    """Seconds in which all of it has to be there."""
+    requests: int = 64
+    """Requests that are read, wait or are predicted; of more each is answered with 503."""
+
+
+class Guard:
+    """ASGI middleware that lets only those requests through which may go on.
+
+    Parameters
+    ----------
+    app
+        What answers them.
+    token
+        What a request has to carry as ``Authorization: Bearer TOKEN``; None lets everybody in.
+    limits
+        Of the server.
+    """
+
+    def __init__(self, app: Any, *, token: str | None, limits: Limits) -> None:
+        self._app = app
+        self._expected = None if token is None else token.encode()
+        self._limits = limits
+        self._requests = 0
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        """Answer a request, or pass it on. Not collective."""
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        length = headers.get(b"content-length", b"0")
+        if not self._knows_token(headers.get(b"authorization", b"")):
+            refuse = (b"www-authenticate", b"Bearer")
+            await _answer(send, 401, "a valid token is needed", [refuse])
+        elif length.isdigit() and int(length) > self._limits.body_bytes:
+            await _answer(send, 413, self._too_large())
+        elif self._requests >= self._limits.requests:
+            text = f"{self._requests} requests are being answered; try again"
+            await _answer(send, 503, text, [(b"retry-after", b"1")])
+        else:
+            self._requests += 1
+            try:
+                await self._app(scope, self._bounded(receive), send)
+            finally:
+                self._requests -= 1
+
+    def _knows_token(self, authorization: bytes) -> bool:
+        if self._expected is None:
+            return True
+        scheme, _, given = authorization.partition(b" ")
+        return scheme.lower() == b"bearer" and hmac.compare_digest(given.strip(), self._expected)
+
+    def _bounded(self, receive: Receive) -> Receive:
+        """Return what reads a body that may be neither longer nor slower than the limits."""
+        # Comes with FastAPI.
+        from starlette.exceptions import HTTPException
+
+        deadline = asyncio.get_running_loop().time() + self._limits.body_s
+        is_complete, size = False, 0
+
+        async def read() -> Message:
+            nonlocal is_complete, size
+            if is_complete:
+                return await receive()
+            left = deadline - asyncio.get_running_loop().time()
+            try:
+                message = await asyncio.wait_for(receive(), max(left, 0.0))
+            except asyncio.TimeoutError:
+                text = f"the body did not come within {self._limits.body_s:.0f} s"
+                raise HTTPException(408, text, headers={"connection": "close"}) from None
+            size += len(message.get("body", b""))
+            is_complete = not message.get("more_body", False)
+            if size > self._limits.body_bytes:
+                raise HTTPException(413, self._too_large(), headers={"connection": "close"})
+            return message
+
+        return read
+
+    def _too_large(self) -> str:
+        return (
+            f"the body has more than {self._limits.body_bytes} bytes. Send fewer rows, or score "
+            f"files with hpctrain predict"
+        )
+
+
+async def _answer(
+    send: Send, status: int, detail: str, headers: Iterable[tuple[bytes, bytes]] = ()
+) -> None:
+    """Answer, and read no more of the request."""
+    import json
+
+    content = json.dumps({"detail": detail}).encode()
+    more = [(b"content-type", b"application/json"), (b"connection", b"close")]
+    more.append((b"content-length", str(len(content)).encode()))
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, *more]})
+    await send({"type": "http.response.body", "body": content})
