@@ -12,6 +12,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from hpctrain.data.categories import plain
 from hpctrain.data.formats import (
     Batch,
     BatchFormat,
@@ -347,8 +348,11 @@ class Dataset:
         chosen = self if columns is None else self.select_columns(columns)
         wanted = range(self.source.num_rows) if rows is None else rows
         wanted = check_range(wanted, self.source.num_rows)
-        pieces = chosen._pieces([wanted], batch_size=batch_size)
-        return (to_format(b, batch_format) for b in rebatch(pieces, repeat(batch_size)))
+        return (to_format(b, batch_format) for b in chosen.typed_batches(wanted, batch_size))
+
+    def typed_batches(self, rows: range, batch_size: int) -> Iterator[Batch]:
+        """Return rows in batches of arrays whose types have their categories. Not collective."""
+        return rebatch(self._pieces([rows], batch_size=batch_size), repeat(batch_size))
 
     def iter_rows(self) -> Iterator[dict[str, Any]]:
         """Return the rows, each a dict. Not collective."""
@@ -380,19 +384,22 @@ class Dataset:
 
     def materialize(self) -> Dataset:
         """Return the dataset with its rows read into memory. Not collective."""
-        return _in_memory(self.to_numpy())
+        return _in_memory(self._all_rows())
 
     def to_numpy(self) -> Batch:
         """Return all rows as a dict of arrays. Not collective."""
-        return concatenate(list(self._pieces([range(self.source.num_rows)])))
+        return plain(self._all_rows())
 
     def to_pandas(self) -> Any:
         """Return all rows as a data frame. Not collective."""
-        return to_pandas(self.to_numpy())
+        return to_pandas(self._all_rows())
 
     def to_arrow(self) -> Any:
         """Return all rows as an Arrow table. Not collective."""
-        return to_arrow(self.to_numpy())
+        return to_arrow(self._all_rows())
+
+    def _all_rows(self) -> Batch:
+        return concatenate(list(self._pieces([range(self.source.num_rows)])))
 
     def _check_rows_known(self, what: str) -> None:
         if not self.keeps_rows:

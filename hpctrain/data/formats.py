@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from hpctrain.data import types
+from hpctrain.data.categories import Categories, categories_of, plain, union, with_categories
 from hpctrain.data.optional import require
 from hpctrain.data.schema import check_unique
 from hpctrain.errors import ConfigError
@@ -62,10 +63,10 @@ def to_format(batch: Batch, batch_format: BatchFormat) -> Any:
     check_format(batch_format)
     if batch_format == "pandas":
         return to_pandas(batch)
-    return to_arrow(batch) if batch_format == "pyarrow" else batch
+    return to_arrow(batch) if batch_format == "pyarrow" else plain(batch)
 
 
-def from_any(batch: Any) -> Batch:
+def from_any(batch: Any, *, keep_categories: bool = False) -> Batch:
     """Return a batch as dict of arrays, whatever form it has.
 
     Not collective.
@@ -75,6 +76,8 @@ def from_any(batch: Any) -> Batch:
     batch
         A dict of arrays or lists, a data frame, an Arrow table or record batch, or one array, which
         becomes the column ``data``.
+    keep_categories
+        As in `from_pandas`.
 
     Raises
     ------
@@ -85,9 +88,9 @@ def from_any(batch: Any) -> Batch:
         check_unique(map(str, batch))
         arrays = {str(name): _named(str(name), values) for name, values in batch.items()}
     elif hasattr(batch, "iloc"):
-        arrays = from_pandas(batch)
+        arrays = from_pandas(batch, keep_categories=keep_categories)
     elif hasattr(batch, "schema") and hasattr(batch, "column"):
-        arrays = from_arrow(batch)
+        arrays = from_arrow(batch, keep_categories=keep_categories)
     elif isinstance(batch, np.ndarray):
         arrays = {"data": as_column(batch)}
     else:
@@ -186,13 +189,42 @@ def to_pandas(batch: Batch) -> Any:
     """Return a data frame; a column of arrays has one array in each cell. Not collective."""
     pandas = require("pandas", to="for batches in the form of pandas")
     columns = {n: array if array.ndim == 1 else list(array) for n, array in batch.items()}
+    for name, array in batch.items():
+        if (found := categories_of(array.dtype)) is not None:
+            values = pandas.Index(found.values)
+            columns[name] = pandas.Categorical.from_codes(
+                _codes(name, array, found), categories=values, ordered=found.ordered
+            )
     return pandas.DataFrame(columns, index=pandas.RangeIndex(num_rows(batch)))
 
 
-def from_pandas(frame: Any) -> Batch:
-    """Return the columns of a data frame, without its index. Not collective."""
+def from_pandas(frame: Any, *, keep_categories: bool = False) -> Batch:
+    """Return the columns of a data frame, without its index.
+
+    Not collective.
+
+    Parameters
+    ----------
+    keep_categories
+        Whether the type of a column of pandas' category type has its categories.
+    """
     check_unique(map(str, frame.columns))
-    return {str(name): _from_series(frame.iloc[:, at]) for at, name in enumerate(frame.columns)}
+    found = {str(name): frame.iloc[:, at] for at, name in enumerate(frame.columns)}
+    columns = {name: _from_series(series) for name, series in found.items()}
+    for name, series in found.items() if keep_categories else ():
+        if hasattr(series.dtype, "categories"):
+            values = as_column(series.cat.categories.to_series())
+            categories = Categories(values=values, ordered=bool(series.cat.ordered))
+            array = columns[name]
+            columns[name] = array.view(with_categories(array.dtype, categories))
+    return columns
+
+
+def _codes(name: str, array: np.ndarray, categories: Categories) -> np.ndarray:
+    try:
+        return categories.codes(array)
+    except ConfigError as error:
+        raise ConfigError(f"column {name!r}: {error}") from error
 
 
 def _from_series(series: Any) -> np.ndarray:
@@ -268,7 +300,14 @@ def to_arrow(batch: Batch) -> Any:
     for name, array in batch.items():
         native = array.astype(array.dtype.newbyteorder("="), copy=False)
         try:
-            if array.ndim == 1:
+            if (found := categories_of(array.dtype)) is not None:
+                codes = _codes(name, array, found)
+                columns[name] = pyarrow.DictionaryArray.from_arrays(
+                    pyarrow.array(codes, mask=codes < 0),
+                    pyarrow.array(found.values),
+                    ordered=found.ordered,
+                )
+            elif array.ndim == 1:
                 columns[name] = pyarrow.array(native, from_pandas=array.dtype == object)
             else:
                 columns[name] = _tensor_array(pyarrow, np.ascontiguousarray(native))
@@ -295,7 +334,9 @@ def _tensor_array(pyarrow: Any, array: np.ndarray) -> Any:
     return pyarrow.ExtensionArray.from_storage(kind, storage)
 
 
-def from_arrow(table: Any, *, objects: Collection[str] = ()) -> Batch:
+def from_arrow(
+    table: Any, *, objects: Collection[str] = (), keep_categories: bool = False
+) -> Batch:
     """Return the columns of an Arrow table or record batch.
 
     Not collective. A fixed-size list or tensor column becomes an array of more dimensions; numbers
@@ -305,13 +346,34 @@ def from_arrow(table: Any, *, objects: Collection[str] = ()) -> Batch:
     ----------
     objects
         Columns that are objects in other batches, so integers are here too.
+    keep_categories
+        Whether the type of a column of Arrow's dictionaries has their values as its categories.
     """
     check_unique(table.schema.names)
     found = {name: table.column(name) for name in table.schema.names}
-    return {
+    columns = {
         name: _integers_as_objects(column) if name in objects else _from_arrow(column)
         for name, column in found.items()
     }
+    for name, column in found.items() if keep_categories else ():
+        array = columns[name]
+        columns[name] = array.view(with_categories(array.dtype, categories_of_arrow(column)))
+    return columns
+
+
+def categories_of_arrow(column: Any) -> Categories | None:
+    """Return the categories of a column of Arrow's dictionaries, else None. Not collective."""
+    pyarrow = require("pyarrow", to="for batches in the form of Arrow")
+    if not pyarrow.types.is_dictionary(column.type):
+        return None
+    chunks = column.chunks if isinstance(column, pyarrow.ChunkedArray) else [column]
+    dictionaries = [chunk.dictionary for chunk in chunks]
+    same = all(dictionary.equals(dictionaries[0]) for dictionary in dictionaries)
+    found = [
+        Categories(values=_from_arrow(values.drop_null()), ordered=column.type.ordered)
+        for values in (dictionaries[:1] if same else dictionaries)
+    ]
+    return union(found) if found else None
 
 
 def _integers_as_objects(column: Any) -> np.ndarray:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hpctrain.data.categories import plain
 from hpctrain.data.dataset import Dataset
 from hpctrain.data.formats import (
     Batch,
@@ -177,9 +178,7 @@ class DataIterator:
             tail="drop" if drop_last else tail,
             prefetch_batches=prefetch_batches,
         )
-        if batch_format == "numpy":
-            return batches
-        return (to_format(batch, batch_format) for batch in batches)
+        return map(partial(to_format, batch_format=batch_format), batches)
 
     def iter_torch_batches(
         self,
@@ -233,7 +232,8 @@ class DataIterator:
             prefetch_batches=prefetch_batches,
         )
         where = self.device if device == "auto" else device
-        return map(collate_fn or partial(to_torch, dtypes=dtypes, device=where), batches)
+        made = collate_fn or partial(to_torch, dtypes=dtypes, device=where)
+        return map(made, map(plain, batches))
 
     def iter_rows(self) -> Iterator[dict[str, Any]]:
         """Return the rows of the next epoch, each a dict. Not collective."""

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from hpctrain.data.categories import Categories, categories_of, union, with_categories
 from hpctrain.data.conform import conform, empty
 from hpctrain.data.files import Paths, describe_all
-from hpctrain.data.formats import Batch, column_type, from_arrow
+from hpctrain.data.formats import Batch, categories_of_arrow, column_type, from_arrow
 from hpctrain.data.open_files import OpenFiles
 from hpctrain.data.optional import require
 from hpctrain.data.partitions import Keys, find_partitions, key_types
@@ -21,6 +22,9 @@ from hpctrain.data.source import Blocks, Source
 from hpctrain.data.together import concatenate_sources
 from hpctrain.data.types import EXACT, cast_exactly
 from hpctrain.errors import ConfigError
+
+MOST_CATEGORIES = 2**16
+"""Of a column, which are in the pickle of its dataset; if there are more it has plain values."""
 
 SUFFIXES = (".parquet", ".pq", ".parq")
 
@@ -68,12 +72,13 @@ class ParquetSource:
         batch = {n: np.full(len(rows), keys[n], c.dtype) for n, c in schema.items() if n in keys}
         if in_file := [name for name in schema if name not in keys]:
             batch |= self._read(rows, in_file)
-        return conform(
+        batch = conform(
             batch,
             schema,
             where=f"{self.path}, rows {rows.start} to {rows.stop}",
             advice=_REWRITE,
         )
+        return {name: array.view(schema[name].dtype) for name, array in batch.items()}
 
     def _read(self, rows: range, columns: list[str]) -> Batch:
         sizes = [size for size, count in self.groups for _ in range(count)]
@@ -129,8 +134,12 @@ def open_parquet(paths: Paths, *, columns: Sequence[str] | None) -> Source:
     large_there = describe_all(unknown, lambda path: _large_of(path, missing))
     large = {name for _, _, of_file in found for name, is_large in of_file.items() if is_large}
     large.update(*large_there)
+    categories = _shared_categories([source for source, _, _ in found])
     return concatenate_sources(
-        [replace(s, schema=_with_room(s.schema, missing, frozenset(large))) for s, _, _ in found]
+        [
+            replace(s, schema=_with_room(s.schema, missing, frozenset(large), categories))
+            for s, _, _ in found
+        ]
     )
 
 
@@ -174,6 +183,10 @@ def _describe_open(
     schema = Schema(
         tuple((n, Column(dtype=t[0], shape=t[1])) for n, t in zip(names, types, strict=True))
     )
+    schema = _with_categories(
+        schema,
+        {name: _read_categories(file, name) for name in names if name in arrow.names},
+    )
     sizes = [footer.row_group(i).num_rows for i in range(footer.num_row_groups)]
     source = ParquetSource(
         path=path,
@@ -192,14 +205,56 @@ def _describe_open(
     return source, missing, large
 
 
-def _with_room(schema: Schema, missing: frozenset[str], large: frozenset[str]) -> Schema:
+def _with_room(
+    schema: Schema,
+    missing: frozenset[str],
+    large: frozenset[str],
+    categories: Mapping[str, Categories | None],
+) -> Schema:
     """Return a schema that has room for what is missing: large integers and bools are objects."""
 
     def room(name: str, column: Column) -> Column:
         is_object = column.dtype.kind == "b" or name in large
         return replace(column, dtype=np.dtype(object if is_object else np.float64))
 
-    return Schema(tuple((n, room(n, c) if n in missing else c) for n, c in schema.items()))
+    roomy = Schema(tuple((n, room(n, c) if n in missing else c) for n, c in schema.items()))
+    return _with_categories(roomy, categories)
+
+
+def _with_categories(schema: Schema, categories: Mapping[str, Categories | None]) -> Schema:
+    return Schema(
+        tuple(
+            (n, replace(c, dtype=with_categories(c.dtype, categories.get(n))))
+            for n, c in schema.items()
+        )
+    )
+
+
+def _shared_categories(sources: Sequence[ParquetSource]) -> dict[str, Categories | None]:
+    """Return the categories of each column over all files that have rows."""
+    filled = [source for source in sources if source.num_rows]
+    names = {name for source in filled for name in source.schema}
+    dtypes = {n: [s.schema[n].dtype for s in filled if n in s.schema] for n in names}
+    return {name: union([*map(categories_of, found)]) for name, found in dtypes.items()}
+
+
+def _read_categories(file: Any, name: str) -> Categories | None:
+    """Return the categories of a column of Arrow's dictionaries, over all row groups.
+
+    A file has them beside the values, so the column is read.
+    """
+    pyarrow = require("pyarrow", to="to read Parquet files")
+    if not pyarrow.types.is_dictionary(file.schema_arrow.field(name).type):
+        return None
+    found = []
+    for number in range(file.metadata.num_row_groups):
+        if file.metadata.row_group(number).num_rows:
+            column = file.read_row_group(number, [name], use_threads=False).column(0)
+            found.append(categories_of_arrow(column))
+            if found[-1] is None or len(found[-1].values) > MOST_CATEGORIES:
+                return None
+    categories = union(found) if found else None
+    return None if categories is None or len(categories.values) > MOST_CATEGORIES else categories
 
 
 def _has_large(file: Any, name: str, *, may_read: bool) -> bool | None:

@@ -156,14 +156,17 @@ def from_numpy(arrays: Any) -> Dataset:
 def from_pandas(frame: Any) -> Dataset:
     """Return a dataset of the columns of a data frame, without its index.
 
-    Not collective. Columns of category type become their plain values.
+    Not collective. Columns of category type have it in batches of pandas and Arrow too.
     """
-    return Dataset(MemorySource(arrays=formats.from_pandas(frame)))
+    return Dataset(MemorySource(arrays=formats.from_pandas(frame, keep_categories=True)))
 
 
 def from_arrow(table: Any) -> Dataset:
-    """Return a dataset of an Arrow table. Not collective."""
-    return Dataset(MemorySource(arrays=formats.from_arrow(table)))
+    """Return a dataset of an Arrow table.
+
+    Not collective. Columns of dictionaries are of category type in batches of pandas, too.
+    """
+    return Dataset(MemorySource(arrays=formats.from_arrow(table, keep_categories=True)))
 
 
 def from_torch(dataset: Any, *, columns: Sequence[str] | None = None) -> Dataset:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hpctrain.data.categories import categories_of
 from hpctrain.errors import ConfigError
 
 
@@ -22,6 +23,8 @@ class Column:
 
     def __str__(self) -> str:
         """Return type and shape in short."""
+        if categories_of(self.dtype) is not None:
+            return "category"
         return f"{self.dtype}{list(self.shape) if self.shape else ''}"
 
     @property

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from hpctrain.data.categories import categories_of, plain
 from hpctrain.data.formats import Batch, BatchFormat, from_any, num_rows, to_format
 from hpctrain.data.schema import check_columns
 from hpctrain.errors import ConfigError
@@ -37,10 +38,11 @@ class MapBatches:
 
     def __call__(self, batch: Batch) -> Batch:
         """Return what the function makes of a batch. Not collective."""
-        if self.batch_format == "numpy" and not self.zero_copy_batch:
-            batch = writeable(batch)
         given = read_only(batch) if self.zero_copy_batch else batch
-        mapped = from_any(self.function(to_format(given, self.batch_format), **self.arguments))
+        if self.batch_format == "numpy":
+            given = plain(given if self.zero_copy_batch else _own(batch))
+        made = self.function(to_format(given, self.batch_format), **self.arguments)
+        mapped = from_any(made, keep_categories=True)
         mapped = {name: _restored(name, array, given, batch) for name, array in mapped.items()}
         if self.keeps_rows and num_rows(mapped) != num_rows(batch):
             name = getattr(self.function, "__name__", repr(self.function))
@@ -71,9 +73,15 @@ class Filter:
         return {name: array[mask] for name, array in batch.items()}
 
 
-def writeable(batch: Batch) -> Batch:
-    """Return arrays that may be changed; what is a view of a dataset is copied. Not collective."""
-    return {name: a if a.flags.writeable else a.copy() for name, a in batch.items()}
+def _own(batch: Batch) -> Batch:
+    """Return arrays that a function may change.
+
+    What is a view of a dataset is copied, and what has categories, to see whether they still hold.
+    """
+    return {
+        name: a if a.flags.writeable and categories_of(a.dtype) is None else a.copy()
+        for name, a in batch.items()
+    }
 
 
 def read_only(batch: Batch) -> Batch:
@@ -88,7 +96,9 @@ def _restored(name: str, array: np.ndarray, given: Batch, batch: Batch) -> np.nd
     """Return a column as it was before a function that has left it alone."""
     before = given.get(name)
     if array is before:
-        return batch[name]
+        if categories_of(batch[name].dtype) is None:
+            return array if array.flags.writeable else batch[name]
+        return batch[name] if array.tobytes() == batch[name].tobytes() else array
     # pandas has no arrays of rows where there are none.
     if before is not None and before.ndim > 1 == array.ndim and not len(array):
         return batch[name][:0]

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from hpctrain.data.categories import categories_of, union, with_categories
 from hpctrain.errors import ConfigError
 
 EXACT = 2**53
@@ -125,7 +126,7 @@ def with_missing(array: np.ndarray) -> np.ndarray:
 def join(arrays: Sequence[np.ndarray], *, name: str) -> np.ndarray:
     """Return arrays one after another, as one, with the same values.
 
-    Not collective.
+    Not collective. What has categories in all of them has them all.
 
     Parameters
     ----------
@@ -140,12 +141,16 @@ def join(arrays: Sequence[np.ndarray], *, name: str) -> np.ndarray:
         If their types have no common one that has all values.
     """
     dtype = arrays[0].dtype
+    kinds = [array.dtype for array in arrays if len(array)] or [dtype]
     if any(array.dtype != dtype for array in arrays):
         # Empty ones have no values that could say what the type is.
         arrays = [array for array in arrays if len(array)] or arrays[:1]
         dtype = _common_type([array.dtype for array in arrays], name)
         arrays = [_in_type(array, dtype, name) for array in arrays]
     joined: np.ndarray = np.concatenate(arrays)
+    if any(kind.metadata for kind in kinds):
+        categories = union([categories_of(kind) for kind in kinds])
+        joined = joined.view(with_categories(joined.dtype, categories))
     return joined
 
 

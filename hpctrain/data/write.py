@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hpctrain.data.categories import plain
 from hpctrain.data.conform import conform, empty
 from hpctrain.data.formats import Batch, num_rows, to_arrow
 from hpctrain.data.hdf5 import as_in_hdf5, check_names, hdf5_type, is_text, open_file
@@ -40,7 +41,7 @@ def write_parquet(dataset: Dataset, path: str | PathLike[str], *, compression: s
     rows = max(1, ROW_GROUP_BYTES // max(schema.row_bytes, 1))
     with _beside(path, (".parquet", ".pq")) as beside, ExitStack() as stack:
         writer = None
-        for table in _tables(dataset, schema, batch_size=rows):
+        for table in _tables(dataset, schema, batch_size=rows, keep_categories=True):
             if writer is None:
                 writer = stack.enter_context(
                     parquet.ParquetWriter(beside, table.schema, compression=compression)
@@ -100,7 +101,7 @@ def write_numpy(dataset: Dataset, path: str | PathLike[str]) -> Path:
     beside.mkdir(parents=True)
     try:
         for number, batch in enumerate(_batches(dataset, schema, batch_size=rows)):
-            arrays: dict[str, Any] = {n: _without_objects(n, a) for n, a in batch.items()}
+            arrays: dict[str, Any] = {n: _without_objects(n, a) for n, a in plain(batch).items()}
             np.savez(beside / f"part-{number:05}.npz", **arrays)
         beside.rename(directory)
     except BaseException:
@@ -135,7 +136,7 @@ def write_hdf5(
         start = 0
         for batch in _batches(dataset, schema, batch_size=rows):
             stop = start + num_rows(batch)
-            for name, array in batch.items():
+            for name, array in plain(batch).items():
                 if array.dtype.kind == "O":
                     _refuse_other_than_text(name, array, start)
                 if total is None:
@@ -212,7 +213,7 @@ def _batches(dataset: Dataset, schema: Schema, *, batch_size: int) -> Iterator[B
         )
     )
     start = 0
-    for batch in dataset.iter_batches(batch_size=batch_size):
+    for batch in dataset.typed_batches(range(dataset.source.num_rows), batch_size):
         where = f"rows {start} to {start + num_rows(batch)}"
         if batch.keys() != {*schema}:
             raise ConfigError(
@@ -229,14 +230,16 @@ def _batches(dataset: Dataset, schema: Schema, *, batch_size: int) -> Iterator[B
 _ADVICE = "The first rows say the type: return the same one each time, such as .astype('float64')."
 
 
-def _tables(dataset: Dataset, schema: Schema, *, batch_size: int) -> Iterator[Any]:
+def _tables(
+    dataset: Dataset, schema: Schema, *, batch_size: int, keep_categories: bool = False
+) -> Iterator[Any]:
     """Return the rows as Arrow tables of one schema, one at least."""
     pyarrow = require("pyarrow", to="to write Parquet and CSV files")
     kinds: dict[str, Any] = {}
     start = 0
     for batch in _batches(dataset, schema, batch_size=batch_size):
         columns = {}
-        for name, array in batch.items():
+        for name, array in (batch if keep_categories else plain(batch)).items():
             where = f"rows {start} to {start + len(array)}"
             column = _arrow_column(name, array, kinds.get(name), where)
             if name not in kinds and pyarrow.types.is_null(column.type):
@@ -251,6 +254,10 @@ def _arrow_column(name: str, array: np.ndarray, kind: Any, where: str) -> Any:
     """Return a column in a type of Arrow's; None is the one that it has by itself."""
     pyarrow = require("pyarrow", to="to write Parquet and CSV files")
     try:
+        if kind is not None and pyarrow.types.is_dictionary(kind):
+            # Other batches may lack categories, or have others.
+            return to_arrow({name: array}).column(0).cast(kind)
+        array = array if kind is None else plain({name: array})[name]
         if kind is not None and array.dtype.kind == "O" and array.ndim == 1:
             return pyarrow.array(array, kind, from_pandas=True)
         return to_arrow({name: array}).column(0)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from hpctrain.data.categories import categories_of
 from hpctrain.errors import ConfigError
 from hpctrain.gbdt.boosting import TRAIN, Boosting, check_same_columns
 from hpctrain.gbdt.features import (
@@ -71,6 +72,8 @@ class ShardReader:
                 f"Give a pandas data frame, or a hpctrain.data.Dataset (read_parquet, read_hdf5, "
                 f"from_numpy, ...)."
             )
+        self.categories = {} if frame else self._declared_categories()
+        """What the types of a dataset's features say of themselves; those of a frame are in it."""
 
     def batches(self) -> Iterator[dict[str, Any]]:
         """Give the rows in order, as columns by name. Not collective."""
@@ -126,6 +129,17 @@ class ShardReader:
             sizes = run_lengths(arrays.pop("group"), dataset=self.name, column=column)
         return Table(groups=sizes, **arrays)
 
+    def _declared_categories(self) -> dict[str, list[Any]]:
+        found = {n: categories_of(c.dtype) for n, c in self._shard.schema().items()}
+        values = {
+            n: c.values.tolist() for n, c in found.items() if c and c.values.dtype.kind not in "mM"
+        }
+        return {
+            name: known
+            for name, known in values.items()
+            if name not in self._boosting.no_features and all(map(_is_plain, known))
+        }
+
     def _rows_at_most(self) -> int:
         shard = self._shard
         # Before filters.
@@ -170,7 +184,8 @@ def open_datasets(
     """
     readers = {name: ShardReader(name, boosting) for name in boosting.datasets}
     first = {name: reader.first() for name, reader in readers.items()}
-    seen = comm.allgather({name: _schema(columns) for name, columns in first.items()})
+    schemas = {name: _schema(columns, readers[name], boosting) for name, columns in first.items()}
+    seen = comm.allgather(schemas)
     for name in boosting.datasets:
         _check_schemas(name, [rank[name] for rank in seen], seen[0][TRAIN], boosting)
     names = feature_names(first[TRAIN], without=boosting.no_features)
@@ -250,8 +265,17 @@ def _count_bad(values: Array) -> int:
 Schema = dict[str, tuple[str, int | None]]
 
 
-def _schema(columns: Mapping[str, Any]) -> Schema:
-    return {name: (_kind(values), width_of(values)) for name, values in columns.items()}
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, str | int | float)
+
+
+def _schema(columns: Mapping[str, Any], reader: ShardReader, boosting: Boosting) -> Schema:
+    # What is named is categories whatever its type, here or in another dataset.
+    categories = reader.categories.keys() - {*boosting.categorical_columns}
+    return {
+        name: ("categories" if name in categories else _kind(values), width_of(values))
+        for name, values in columns.items()
+    }
 
 
 def _kind(values: Any) -> str:
@@ -295,11 +319,17 @@ def _categories(
         name
         for name, values in first.items()
         if name not in boosting.no_features
-        and (name in boosting.categorical_columns or is_categorical(values))
+        and (
+            name in boosting.categorical_columns
+            or name in reader.categories
+            or is_categorical(values)
+        )
     ]
     if not columns:
         return {}
-    values: dict[str, dict[Any, None]] = {name: {} for name in columns}
+    values: dict[str, dict[Any, None]] = {
+        name: dict.fromkeys(reader.categories.get(name, ())) for name in columns
+    }
     for batch in reader.batches():
         for name in columns:
             values[name].update(dict.fromkeys(distinct(batch[name])))

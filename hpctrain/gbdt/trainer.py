@@ -44,8 +44,8 @@ class GBDTTrainer(DataParallelTrainer):
     group_column
         Column that says which rows belong together, for ranking. Rows of a group are adjacent.
     categorical_columns
-        Columns whose values are names, not quantities. In a data frame those of pandas' category
-        type always are; a dataset does not keep that type.
+        Columns whose values are names, not quantities. Those of pandas' category type, or of
+        Arrow's dictionaries, always are.
     early_stopping
         When to stop before the last round. The last checkpoint holds the best rounds then.
     ingest

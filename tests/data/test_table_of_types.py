@@ -122,7 +122,7 @@ CELLS: dict[str, tuple[Any, str]] = {
         np.array([5, 7], "m8[ms]"),
         "timedelta64[ms] timedelta64[ms] - timedelta64[ms] timedelta64[ms] timedelta64[ms]",
     ),
-    "categories": (pa.array(["a", "b"]).dictionary_encode(), "- object - - object object"),
+    "categories": (pa.array(["a", "b"]).dictionary_encode(), "- category - - category category"),
 }
 
 

@@ -11,7 +11,9 @@ import pandas
 import pytest
 
 from hpctrain import CheckpointConfig, ConfigError, Result, RunConfig, ScalingConfig
+from hpctrain.data import from_pandas
 from hpctrain.gbdt import EarlyStopping
+from hpctrain.predict.features import ModelFeatures
 
 pytest.importorskip("xgboost")
 pytest.importorskip("lightgbm")
@@ -68,6 +70,28 @@ def scores(library: str, result: Result, frame: pandas.DataFrame) -> np.ndarray[
     predictor: Any = {"xgboost": XGBoostPredictor, "lightgbm": LightGBMPredictor}[library]
     predicted = predictor.from_checkpoint(result.checkpoint).predict(frame)
     return np.asarray(predicted["predictions"], dtype=float).ravel()
+
+
+@pytest.mark.parametrize("values", [["d", "a", "c", "b"], [40, 10, 30, 20]])
+def test_a_dataset_has_the_categories_of_its_frame(
+    fit: Fit, library: str, values: list[Any]
+) -> None:
+    kind = np.random.default_rng(0).permutation(np.array(values * 60))
+    means = dict(zip(values, [0.0, 30.0, 10.0, 20.0], strict=True))
+    train = pandas.DataFrame({"kind": kind, "x": np.arange(len(kind)) % 7})
+    train["y"] = train["kind"].map(means)
+    train["kind"] = pandas.Categorical(train["kind"], categories=values)
+    ours, theirs = (
+        fit(datasets={"train": rows}, num_boost_round=10) for rows in (from_pandas(train), train)
+    )
+    assert ours.metrics_history == theirs.metrics_history
+    assert ours.checkpoint is not None
+    features = ModelFeatures.read(ours.checkpoint.path)
+    assert features is not None
+    assert features.categories == {"kind": tuple(sorted(values))}
+    expected = scores(library, theirs, train)
+    assert np.array_equal(scores(library, ours, train), expected)
+    assert np.array_equal(scores(library, ours, train.assign(kind=[*kind])), expected)
 
 
 def test_a_resume_with_other_categories_keeps_the_codes_of_the_first(
