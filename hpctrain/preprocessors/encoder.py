@@ -26,7 +26,7 @@ from hpctrain.preprocessors.categories import (
     is_list,
     most_frequent,
 )
-from hpctrain.preprocessors.preprocessor import Preprocessor, check_outputs
+from hpctrain.preprocessors.preprocessor import Preprocessor, check_outputs, no_value
 from hpctrain.preprocessors.statistics import Counts, collect, named_numbers
 from hpctrain.world import Communicator
 
@@ -55,6 +55,8 @@ class _Encoder(Preprocessor):
                     f"column {column!r} has {counts.missing} missing values, which cannot be "
                     f"encoded. Put a SimpleImputer before {type(self).__name__}."
                 )
+            if not counts.counts and not counts.missing:
+                raise no_value(column)
             limit = (at_most or {}).get(column)
             values = in_order(most_frequent(counts.counts, limit))
             stats[f"unique_values({column})"] = {value: code for code, value in enumerate(values)}
@@ -292,7 +294,8 @@ class Categorizer(_Encoder):
     """Makes columns categorical: pandas' ``category``, Arrow's dictionaries.
 
     In a batch of NumPy arrays, which have no such type, values stay, and those of no category
-    become None; so it is in a Dataset, whose batches are NumPy arrays inside.
+    become None; `transform` of a Dataset does that. ``map_batches(transform_batch,
+    batch_format="pandas")`` gives a Dataset the categories.
 
     Parameters
     ----------
@@ -322,6 +325,9 @@ class Categorizer(_Encoder):
     def _fit(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
         learned = self._columns_to_read()
         found = collect(rows, dict.fromkeys(learned, Counts), comm) if learned else {}
+        for column, counts in found.items():
+            if not counts.counts and not counts.missing:
+                raise no_value(column)
         return {f"categories({c})": in_order(counts.counts) for c, counts in found.items()}
 
     def _transform_numpy(self, columns: NumpyBatch) -> Mapping[str, Any]:

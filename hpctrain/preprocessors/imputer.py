@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,12 +13,14 @@ from hpctrain.errors import ConfigError
 from hpctrain.preprocessors.batches import Array, NumpyBatch, Rows
 from hpctrain.preprocessors.categories import is_missing, most_frequent
 from hpctrain.preprocessors.preprocessor import FitStatus, Preprocessor, check_outputs, per_row
-from hpctrain.preprocessors.statistics import Counts, Moments, collect, in_shape
+from hpctrain.preprocessors.statistics import Counts, Moments, collect, in_shape, infinite_values
 from hpctrain.world import Communicator
 
 
 class SimpleImputer(Preprocessor):
     """Replaces missing values: NaN, None, NaT.
+
+    From infinite values nothing is learned; they are refused.
 
     Parameters
     ----------
@@ -68,6 +71,8 @@ class SimpleImputer(Preprocessor):
         for column, counts in collect(rows, dict.fromkeys(self.columns, Counts), comm).items():
             if not counts.counts:
                 raise _no_value(column)
+            if not {math.inf, -math.inf}.isdisjoint(counts.counts):
+                raise ConfigError(f"column {column!r}: {infinite_values()}")
             (stats[f"most_frequent({column})"],) = most_frequent(counts.counts, 1)
         return stats
 

@@ -10,11 +10,13 @@ import numpy as np
 from hpctrain.checks import check_choice
 from hpctrain.preprocessors.batches import Array, NumpyBatch
 from hpctrain.preprocessors.preprocessor import Preprocessor, check_outputs
-from hpctrain.preprocessors.statistics import named_numbers
+from hpctrain.preprocessors.statistics import finite_numbers
 
 
 class Normalizer(Preprocessor):
     """Divides each row by its norm, over all columns; a row of zeros stays as it is.
+
+    A row with NaN becomes NaN; infinite values are refused.
 
     Parameters
     ----------
@@ -38,7 +40,7 @@ class Normalizer(Preprocessor):
         self.norm = norm
 
     def _transform_numpy(self, columns: NumpyBatch) -> Mapping[str, Any]:
-        parts = [named_numbers(name, columns[name]) for name in self.columns]
+        parts = [finite_numbers(name, columns[name]) for name in self.columns]
         norms = self._norms(np.concatenate(parts, axis=1, dtype=np.float64))
         norms[norms == 0] = 1.0
         outputs = {}

@@ -313,3 +313,11 @@ def check_outputs(columns: Sequence[str], output_columns: Sequence[str] | None) 
 def per_row(values: Array, shape: tuple[int, ...]) -> Any:
     """Return a statistic in the shape of a row: a number, or an array. Not collective."""
     return values.reshape(shape) if shape else float(values[0])
+
+
+def no_value(column: str) -> ConfigError:
+    """Return the error for a column that nothing can be learned from. Not collective."""
+    return ConfigError(
+        f"column {column!r} holds no value in any row of any rank: there is nothing to learn from. "
+        f"Look whether the dataset is empty, or leave the column out."
+    )

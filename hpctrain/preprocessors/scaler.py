@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from hpctrain.checks import is_number
 from hpctrain.errors import ConfigError
 from hpctrain.preprocessors.batches import Array, NumpyBatch, Rows
 from hpctrain.preprocessors.kernels import shifted_and_scaled
-from hpctrain.preprocessors.preprocessor import Preprocessor, check_outputs, per_row
+from hpctrain.preprocessors.preprocessor import Preprocessor, check_outputs, no_value, per_row
 from hpctrain.preprocessors.quantiles import quantiles_of
 from hpctrain.preprocessors.statistics import (
     Extremes,
@@ -170,7 +171,9 @@ class RobustScaler(_Scaler):
         quantile_precision: int = 800,
     ) -> None:
         super().__init__(columns, output_columns)
-        low, high = quantile_range
+        given: object = quantile_range
+        is_pair = isinstance(given, tuple | list) and len(given) == 2 and all(map(is_number, given))
+        low, high = quantile_range if is_pair else (1, 0)
         if not 0 <= low < high <= 1:
             raise ConfigError(
                 f"quantile_range={quantile_range!r}: two numbers between 0 and 1 are needed, the "
@@ -185,7 +188,7 @@ class RobustScaler(_Scaler):
         stats: dict[str, Any] = {}
         for column, quantiles in found.items():
             if np.isnan(quantiles).all():
-                raise _no_value(column)
+                raise no_value(column)
             _check_range(column, quantiles[0], quantiles[2])
             for name, value in zip(
                 ("low_quantile", "median", "high_quantile"), quantiles, strict=True
@@ -232,12 +235,5 @@ def _check_range(column: str, low: Array, high: Array) -> None:
 def _shape_of(column: str, found: Moments | Extremes) -> tuple[int, ...]:
     known = found.count > 0 if isinstance(found, Moments) else ~np.isnan(found.minimum)
     if found.shape is None or not known.any():
-        raise _no_value(column)
+        raise no_value(column)
     return found.shape
-
-
-def _no_value(column: str) -> ConfigError:
-    return ConfigError(
-        f"column {column!r} holds no value in any row of any rank: there is nothing to learn from. "
-        f"Look whether the dataset is empty, or leave the column out."
-    )

@@ -363,6 +363,14 @@ def _kind(values: Array) -> str:
     return f"values of type {values.dtype}"
 
 
+def finite_numbers(column: str, values: Array) -> Array:
+    """Return what `named_numbers` does, NaN too, but refuse infinite ones. Not collective."""
+    numbers = named_numbers(column, values)
+    if numbers.dtype.kind == "f" and np.isinf(numbers).any():
+        raise ConfigError(f"column {column!r}: {infinite_values()}")
+    return numbers
+
+
 def infinite_values() -> ConfigError:
     """Return the error for values that nothing can be learned from. Not collective."""
     return ConfigError(

@@ -15,7 +15,12 @@ from hpctrain.errors import ConfigError
 from hpctrain.preprocessors.batches import Array, NumpyBatch, Rows
 from hpctrain.preprocessors.categories import is_missing, most_frequent
 from hpctrain.preprocessors.encoder import as_cells
-from hpctrain.preprocessors.preprocessor import Preprocessor, check_columns, check_outputs
+from hpctrain.preprocessors.preprocessor import (
+    Preprocessor,
+    check_columns,
+    check_outputs,
+    no_value,
+)
 from hpctrain.preprocessors.statistics import Counts, collect, named_numbers
 from hpctrain.world import Communicator
 
@@ -162,6 +167,8 @@ class CountVectorizer(_OfText):
         found = collect(rows, make, comm)
         stats = {}
         for column, counts in found.items():
+            if not counts.counts:
+                raise no_value(column)
             kept = most_frequent(counts.counts, self.max_features)
             stats[f"token_counts({column})"] = {word: counts.counts[word] for word in kept}
         return stats

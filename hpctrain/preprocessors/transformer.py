@@ -11,13 +11,15 @@ from hpctrain.checks import check_choice, is_number
 from hpctrain.errors import ConfigError
 from hpctrain.preprocessors.batches import Array, NumpyBatch
 from hpctrain.preprocessors.preprocessor import Preprocessor, check_outputs
-from hpctrain.preprocessors.statistics import named_numbers
+from hpctrain.preprocessors.statistics import finite_numbers
 
 _NO_POWER = 1e-19
 
 
 class PowerTransformer(Preprocessor):
     """Raises values to a power, in the way of Yeo and Johnson or of Box and Cox.
+
+    NaN stays NaN; infinite values are refused.
 
     Parameters
     ----------
@@ -55,7 +57,7 @@ class PowerTransformer(Preprocessor):
         for name, output in self._names():
             values = columns[name]
             dtype = values.dtype if values.dtype.kind == "f" else np.dtype(np.float64)
-            numbers = named_numbers(name, values).astype(np.float64)
+            numbers = finite_numbers(name, values).astype(np.float64)
             with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
                 made = function(numbers, self.power).astype(dtype)
             outputs[output] = made.reshape(values.shape)

@@ -11,6 +11,7 @@ from numpy.testing import assert_array_equal
 from hpctrain.errors import ConfigError
 from hpctrain.preprocessors import (
     Categorizer,
+    CountVectorizer,
     LabelEncoder,
     MultiHotEncoder,
     OneHotEncoder,
@@ -186,3 +187,19 @@ def test_in_arrow_categories_are_a_dictionary_and_in_numpy_the_values():
     assert made["c"].to_pylist() == ["b", None, "a"]
     values = categorizer.transform_batch({"c": np.array(["b", "z"])})["c"]
     assert values.tolist() == ["b", None]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: OrdinalEncoder(["c"]),
+        lambda: OneHotEncoder(["c"]),
+        lambda: MultiHotEncoder(["c"]),
+        lambda: LabelEncoder("c"),
+        lambda: Categorizer(["c"]),
+        lambda: CountVectorizer(["c"]),
+    ],
+)
+def test_from_no_rows_nothing_is_learned(fit_on_ranks, make):
+    with pytest.raises(ConfigError, match="column 'c' holds no value in any row of any rank"):
+        fit_on_ranks(make, {"c": COLORS[:0]})

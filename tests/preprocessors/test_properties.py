@@ -37,6 +37,7 @@ from hpctrain.preprocessors import (
     UniformKBinsDiscretizer,
 )
 from hpctrain.preprocessors.batches import FIT_BATCH_ROWS
+from hpctrain.preprocessors.preprocessor import FitStatus
 from hpctrain.testing.thread_comm import ThreadComm, run_on_threads
 
 EachExample = Callable[[Callable[[np.random.Generator], None]], None]
@@ -204,6 +205,36 @@ def test_infinite_values_are_refused_wherever_they_are(each_example: EachExample
             values = np.append(values, np.nan)
         with pytest.raises(ConfigError, match="column 'x': values are infinite"):
             fitted(random, lambda: make(["x"]), {"x": values})
+
+    each_example(example)
+
+
+@pytest.mark.parametrize(
+    ("make", "reference"),
+    [
+        (lambda: Normalizer(["x"]), sklearn.preprocessing.Normalizer),
+        (lambda: Normalizer(["x"], "l1"), sklearn.preprocessing.Normalizer),
+        (lambda: PowerTransformer(["x"], 2.0), sklearn.preprocessing.PowerTransformer),
+        (lambda: PowerTransformer(["x"], 0.5, "box-cox"), sklearn.preprocessing.PowerTransformer),
+        (
+            lambda: SimpleImputer(["x"], "most_frequent"),
+            lambda: sklearn.impute.SimpleImputer(strategy="most_frequent"),
+        ),
+    ],
+)
+def test_infinite_values_are_refused_where_scikit_learn_refuses_them(
+    each_example: EachExample, make: Callable[[], Preprocessor], reference: Any
+) -> None:
+    def example(random: np.random.Generator) -> None:
+        values = np.abs(random.normal(size=random.integers(1, 50))) + 0.1
+        values[random.integers(len(values))] = random.choice([np.inf, -np.inf])
+        values = values.astype(random.choice(["f4", "f8"]))
+        batch = {"x": values.astype(object) if random.random() < 0.2 else values}
+        with pytest.raises(ValueError, match="infinity"):
+            reference().fit_transform(values[:, None])
+        is_fitted = make().fit_status() is not FitStatus.NOT_FITTABLE
+        with pytest.raises(ConfigError, match="column 'x': values are infinite"):
+            fitted(random, make, batch) if is_fitted else make().transform_batch(batch)
 
     each_example(example)
 

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import numpy as np
 import pytest
 import sklearn.preprocessing
@@ -145,6 +148,10 @@ def test_rows_of_another_shape_than_those_fitted_are_refused():
         scaler.transform_batch({"x": np.ones((3, 3))})
 
 
-def test_quantiles_that_are_no_range_are_refused():
-    with pytest.raises(ConfigError, match=r"quantile_range=\(0.75, 0.25\)"):
-        RobustScaler(["x"], (0.75, 0.25))
+@pytest.mark.parametrize(
+    "given",
+    [(0.75, 0.25), (0.5, 0.5), (0.25,), (0.1, 0.5, 0.9), ("0.25", "0.75"), None, 0.5, (0, np.nan)],
+)
+def test_quantiles_that_are_no_range_are_refused(given: Any):
+    with pytest.raises(ConfigError, match=rf"quantile_range={re.escape(repr(given))}: two numbers"):
+        RobustScaler(["x"], given)
