@@ -151,6 +151,15 @@ class Boosting(abc.ABC):
             The message names the setting.
         """
 
+    def check_resume(self) -> None:  # noqa: B027  # most models can be boosted further
+        """Refuse settings with which the library cannot go on with a model. Not collective.
+
+        Raises
+        ------
+        ConfigError
+            The message names the setting.
+        """
+
     @property
     def no_features(self) -> tuple[str, ...]:
         """Columns that are not features."""

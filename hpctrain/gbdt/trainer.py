@@ -158,6 +158,8 @@ class GBDTTrainer(DataParallelTrainer):
         )
         if isinstance(self.train_loop_per_worker, Boosting):
             self.train_loop_per_worker.check_ranks(self.scaling_config.max_workers)
+            if resume_from_checkpoint is not None:
+                self.train_loop_per_worker.check_resume()
             self._check_datasets(self.train_loop_per_worker)
             # One that is gone may not be needed: the run may have its own by now.
             if resume_from_checkpoint is not None and resume_from_checkpoint.path.exists():

@@ -15,7 +15,15 @@ from hpctrain.gbdt.boosting import (
     Boosting,
     gpu_index,
 )
-from hpctrain.lightgbm.params import ALIASES, by_own_names, check_learner, over_ranks
+from hpctrain.lightgbm.params import (
+    ALIASES,
+    by_own_names,
+    check_dataset_params,
+    check_learner,
+    is_forest,
+    over_ranks,
+)
+from hpctrain.log import log
 from hpctrain.worker.context import active_worker
 
 if TYPE_CHECKING:
@@ -59,6 +67,7 @@ class LightGBMBoosting(Boosting):
             given = {**self.params, **self.dataset_params}
             for name in {of_library, *ALIASES[of_library]} & given.keys():
                 raise ConfigError(f"params={{{name!r}: ...}}: use {ours} of the trainer.")
+        check_dataset_params(by_own_names(self.dataset_params))
         if self.ingest == "external":
             raise ConfigError(
                 "ingest='external': LightGBM keeps its compressed rows in memory. 'stream' keeps "
@@ -69,6 +78,15 @@ class LightGBMBoosting(Boosting):
         """Refuse what LightGBM does in one process only. Not collective."""
         if num_ranks > 1:
             check_learner(self._named_params())
+
+    def check_resume(self) -> None:
+        """Refuse to go on with a random forest. Not collective."""
+        if is_forest(self._named_params()):
+            raise ConfigError(
+                "a checkpoint to resume from with boosting='rf': LightGBM cannot go on with a "
+                "random forest. Grow all num_boost_round trees at once, without "
+                "resume_from_checkpoint, under a name of its own."
+            )
 
     def __call__(self) -> None:
         """Boost, from the newest checkpoint. Collective."""
@@ -93,6 +111,12 @@ class LightGBMBoosting(Boosting):
         if checkpoint is not None and self.is_finished(done, is_over=state["is_over"]):
             report_again(checkpoint, state, done=done)
             return
+        if booster is not None and is_forest(self._named_params()):
+            if comm.rank == 0:
+                log(
+                    f"LightGBM cannot go on with a random forest: its {done} trees are grown again."
+                )
+            booster, done, state = None, 0, {"is_over": False, "early_stopping": None}
         features, readers = open_datasets(self, comm, known=known)
         patience = None
         if self.early_stopping is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hpctrain.checks import did_you_mean
 from hpctrain.errors import ConfigError
 
 # As LGBM_DumpParamAliases() lists them; a login node may have no LightGBM to ask.
@@ -37,6 +38,9 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "local_listen_port": ("local_port", "port"),
     "input_model": ("model_input", "model_in"),
     "bin_construct_sample_cnt": ("subsample_for_bin",),
+    "enable_bundle": ("is_enable_bundle", "bundle"),
+    "is_enable_sparse": ("is_sparse", "enable_sparse", "sparse"),
+    "max_bin": ("max_bins",),
     "data_random_seed": ("data_seed",),
     "categorical_feature": (
         "categorical_features",
@@ -46,6 +50,24 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     ),
 }
 """Other names of the parameters that hpctrain looks at."""
+
+OF_DATASETS = (
+    "bin_construct_sample_cnt",
+    "data_random_seed",
+    "enable_bundle",
+    "feature_pre_filter",
+    "forcedbins_filename",
+    "is_enable_sparse",
+    "linear_tree",
+    "max_bin",
+    "max_bin_by_feature",
+    "min_data_in_bin",
+    "num_threads",
+    "use_missing",
+    "verbosity",
+    "zero_as_missing",
+)
+"""Parameters that decide what a lightgbm.Dataset of a rank's rows is."""
 
 _NAME_OF = {alias: name for name, aliases in ALIASES.items() for alias in aliases}
 
@@ -60,6 +82,34 @@ def by_own_names(params: Mapping[str, Any]) -> dict[str, Any]:
     """
     named = {_NAME_OF.get(name, name): value for name, value in params.items()}
     return {**named, **{name: params[name] for name in named.keys() & params.keys()}}
+
+
+def check_dataset_params(params: Mapping[str, Any]) -> None:
+    """Refuse what is no parameter of a dataset: LightGBM ignores what it does not know.
+
+    Not collective.
+
+    Parameters
+    ----------
+    params
+        By their own names.
+
+    Raises
+    ------
+    ConfigError
+        The message has the nearest name that there is.
+    """
+    for name in params.keys() - {*OF_DATASETS}:
+        raise ConfigError(
+            f"dataset_params={{{name!r}: ...}} is no parameter of a lightgbm.Dataset. "
+            f"{did_you_mean(name, OF_DATASETS) or f'There are {list(OF_DATASETS)}.'} Those of "
+            f"training go into params."
+        )
+
+
+def is_forest(params: Mapping[str, Any]) -> bool:
+    """Return whether parameters, by their own names, grow a random forest. Not collective."""
+    return params.get("boosting") in ("rf", "random_forest")
 
 
 def check_learner(params: Mapping[str, Any]) -> None:

@@ -43,6 +43,12 @@ class XGBoostBoosting(Boosting):
         "tree_method": ("hist", "auto", "gpu_hist"),
         "booster": ("gbtree", "dart"),
     }
+    _UPDATERS: ClassVar[tuple[str, ...]] = (
+        "grow_quantile_histmaker",
+        "grow_gpu_hist",
+        "prune",
+        "sync",
+    )
     _DATASET_ARGUMENTS: ClassVar[Mapping[str, str]] = {
         **COMMON_DATASET_ARGUMENTS,
         "ref": "all datasets have the bins of 'train'",
@@ -80,6 +86,14 @@ class XGBoostBoosting(Boosting):
                     f"{list(known)} with it. Use one of these, or a train_loop_per_worker with an "
                     f"xgboost.DMatrix."
                 )
+        updaters = [name.strip() for name in str(self.params.get("updater", "")).split(",") if name]
+        if others := [name for name in updaters if name not in self._UPDATERS]:
+            raise ConfigError(
+                f"params={{'updater': {self.params['updater']!r}}}: the trainer has an "
+                f"xgboost.QuantileDMatrix of each dataset, and XGBoost has no {others} for it. Use "
+                f"some of {list(self._UPDATERS)}, or a train_loop_per_worker with an "
+                f"xgboost.DMatrix."
+            )
         for name in self.datasets:
             if "-" in name:
                 raise ConfigError(

@@ -245,6 +245,59 @@ def test_arguments_of_a_dataset_that_could_have_no_effect_are_refused(
             fit(datasets=noise(), dataset_params={name: [0.0] * 120})
 
 
+def test_a_random_forest_is_grown_again_by_a_restart_and_not_resumed(tmp_path: Path) -> None:
+    from hpctrain.lightgbm import LightGBMTrainer
+
+    def forest(name: str, **changes: Any) -> LightGBMTrainer:
+        return LightGBMTrainer(
+            datasets=noise(),
+            label_column="y",
+            params={"boosting_type": "rf", "bagging_fraction": 0.5, "bagging_freq": 1},
+            scaling_config=ScalingConfig(num_workers=0),
+            run_config=RunConfig(
+                storage_path=tmp_path,
+                name=name,
+                verbose=0,
+                checkpoint_config=CheckpointConfig(checkpoint_frequency=1),
+            ),
+            num_boost_round=6,
+            **changes,
+        )
+
+    def fail(env: Any) -> None:
+        if env.iteration == 3:
+            raise RuntimeError("the node is gone")
+
+    expected = forest("whole").fit()
+    with pytest.raises(RuntimeError, match="the node is gone"):
+        forest("again", train_kwargs={"callbacks": [fail]}).fit()
+    again = forest("again").fit()
+    assert again.metrics == expected.metrics
+    valid = noise()["valid"].drop(columns="y")
+    assert np.array_equal(scores("lightgbm", again, valid), scores("lightgbm", expected, valid))
+    with pytest.raises(ConfigError, match=r"cannot go on with a random forest. Grow all"):
+        forest("third", resume_from_checkpoint=expected.checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("max_bins_", "Did you mean 'max_bin'?"),
+        ("min_data_in_bins", "Did you mean 'min_data_in_bin'?"),
+        ("no_such", r"There are \['bin_construct_sample_cnt', .* Those of training go into params"),
+        ("num_leaves", r"Those of training go into params"),
+    ],
+)
+def test_a_parameter_that_no_dataset_of_lightgbm_has_is_refused(name: str, advice: str) -> None:
+    from hpctrain.lightgbm import LightGBMTrainer
+
+    arguments: Any = {"datasets": noise(), "label_column": "y", "params": {}}
+    with pytest.raises(ConfigError, match=rf"'{name}': ...}} is no parameter .*{advice}"):
+        LightGBMTrainer(dataset_params={name: 5}, **arguments)
+    for known in ("max_bin", "max_bins", "subsample_for_bin", "verbose"):
+        LightGBMTrainer(dataset_params={known: 5}, **arguments)
+
+
 def test_parameters_of_a_dataset_are_those_of_the_library(fit: Fit, library: str) -> None:
     import lightgbm
     import xgboost

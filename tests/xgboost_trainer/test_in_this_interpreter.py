@@ -130,6 +130,8 @@ def test_arrays_and_wide_columns_are_features_with_numbers(fit: Any) -> None:
         ({"datasets": {}}, "datasets has nothing, and no 'train'"),
         ({"params": {"tree_method": "approx"}}, "takes tree_method of .'hist', 'auto'"),
         ({"params": {"tree_method": "exact"}}, "with an xgboost.DMatrix"),
+        ({"params": {"updater": "grow_colmaker"}}, r"has no \['grow_colmaker'\] for it. Use some"),
+        ({"params": {"updater": "grow_quantile_histmaker, refresh"}}, r"has no \['refresh'\]"),
         ({"params": {"booster": "gblinear"}}, "takes booster of .'gbtree', 'dart'"),
         ({"datasets": {"train": [], "held-out": []}}, "Call it 'held_out'"),
         ({"train_loop_per_worker": print}, r"with \['label_column', 'num_boost_round', 'params'\]"),
