@@ -14,6 +14,7 @@ from hpctrain.data.conform import conform, empty
 from hpctrain.data.formats import Batch, as_column, column_type, from_arrow
 from hpctrain.data.memory import MemorySource
 from hpctrain.data.schema import Column, Schema, check_unique
+from hpctrain.data.shard import items_of
 from hpctrain.data.source import Blocks, Source, block_rows
 from hpctrain.errors import ConfigError
 
@@ -52,7 +53,7 @@ class TorchSource:
         if not rows:
             return empty(schema)
         with _ONE_AT_A_TIME:
-            items = [_as_dict(self.dataset[row], self.names) for row in rows]
+            items = [_as_dict(item, self.names) for item in items_of(self.dataset, rows)]
         batch = {name: _stack([item[name] for item in items]) for name in schema}
         return conform(batch, schema, where=f"items {rows.start} to {rows.stop}", advice=_ADVICE)
 
@@ -121,7 +122,7 @@ def open_torch(dataset: Any, names: Sequence[str] | None) -> Source:
         columns = _names_of(dataset[0], names)
         arrays = map(as_column, dataset.tensors)
         return MemorySource(arrays=dict(zip(columns, arrays, strict=True)))
-    item = dataset[0]
+    (item,) = items_of(dataset, [0])
     columns = _names_of(item, names)
     first = {name: _stack([value]) for name, value in _as_dict(item, columns).items()}
     return TorchSource(dataset=dataset, names=columns, schema=Schema.of(first))

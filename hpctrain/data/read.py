@@ -172,8 +172,9 @@ def from_arrow(table: Any) -> Dataset:
 def from_torch(dataset: Any, *, columns: Sequence[str] | None = None) -> Dataset:
     """Return a dataset of a map-style dataset of torch.
 
-    Not collective. Items are asked for one by one, so it is no faster than they are; the dataset
-    itself is sent to the ranks.
+    Not collective. Items are asked for one by one, or many at once where it has ``__getitems__``,
+    as torch's DataLoader does: it is no faster than they are. The dataset itself is sent to the
+    ranks.
 
     Parameters
     ----------

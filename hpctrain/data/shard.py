@@ -30,9 +30,35 @@ class DatasetShard(Sequence[Any]):
             return DatasetShard(self._dataset, self._rows[index])
         return self._dataset[self._rows[index]]
 
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return several rows, as torch's DataLoader asks for those of a batch."""
+        return items_of(self._dataset, [self._rows[index] for index in indices])
+
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the rows."""
         return (self._dataset[row] for row in self._rows)
+
+
+def items_of(dataset: Any, indices: Sequence[int]) -> list[Any]:
+    """Return several items of a map-style dataset, at once where it can, as torch does.
+
+    Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If it gives another number of items.
+    """
+    batched = getattr(dataset, "__getitems__", None)
+    if batched is None:
+        return [dataset[index] for index in indices]
+    items = list(batched(list(indices)))
+    if len(items) != len(indices):
+        raise ConfigError(
+            f"__getitems__() of {type(dataset).__name__} gave {len(items)} items for "
+            f"{len(indices)} indices. It has to return a list with an item for each index."
+        )
+    return items
 
 
 def shard_rows(num_rows: int, *, rank: int, world_size: int) -> range:

@@ -8,9 +8,9 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from hpctrain.data import from_huggingface, from_torch
+from hpctrain.data import from_huggingface, from_torch, shard_dataset
 from hpctrain.errors import ConfigError
 
 
@@ -152,3 +152,35 @@ def test_what_a_transform_makes_of_a_hugging_face_dataset_are_its_rows():
 def test_two_values_of_an_item_cannot_have_one_name():
     with pytest.raises(ConfigError, match="more than one column is called 'x'"):
         from_torch(Squares(lambda i: (i, i)), columns=["x", "x"])
+
+
+class InBatches(Dataset):  # type: ignore[type-arg]
+    """Reads many rows at once, and could not be read one by one."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> Any:
+        raise NotImplementedError
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [{"x": np.full(2, index), "of": len(indices)} for index in indices]
+
+
+def test_what_torch_fetches_in_batches_is_fetched_in_batches():
+    expected = [batch["x"].numpy() for batch in DataLoader(InBatches(), batch_size=5)]
+    found = from_torch(InBatches())
+    assert np.array_equal(found.to_numpy()["x"], np.concatenate(expected))
+    assert found.to_numpy()["of"].tolist() == [10] * 10
+    shards = [shard_dataset(InBatches(), rank=rank, world_size=2) for rank in range(2)]
+    loaded = [batch["x"].numpy() for s in shards for batch in DataLoader(s, batch_size=5)]
+    assert np.array_equal(loaded, expected)
+
+
+def test_a_batch_of_another_number_of_items_is_refused():
+    class Short(InBatches):
+        def __getitems__(self, indices: list[int]) -> list[Any]:
+            return super().__getitems__(indices)[:1]
+
+    with pytest.raises(ConfigError, match=r"__getitems__\(\) of Short gave 1 items for 10 indices"):
+        from_torch(Short()).to_numpy()
