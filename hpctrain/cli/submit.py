@@ -72,7 +72,7 @@ def submit(
     from hpctrain import environ
     from hpctrain.cli.exit_codes import say
     from hpctrain.cli.script import run_script
-    from hpctrain.launch.detach import Detached, printed
+    from hpctrain.launch.detach import printed
 
     fields = slurm_fields(
         partition=partition,
@@ -112,25 +112,6 @@ def submit(
     elif not wait:
         environ.request_detach()
     with redirect_stdout(stderr) if not (wait or dry_run) else nullcontext():
-        try:
-            run_script(script, args or [])
-        except Detached as left:
-            _report_unrun(script, left)
-            raise
+        run_script(script, args or [])
     if dry_run or not (wait or printed):
         say(f"{script} has ended, and nothing was submitted.")
-
-
-def _report_unrun(script: Path, left: BaseException) -> None:
-    """Say which runs a script did not come to, if there are any; end the process then."""
-    from hpctrain.cli.exit_codes import USAGE, say
-    from hpctrain.cli.unrun import find_unrun
-
-    if unrun := find_unrun(left.__traceback__):
-        calls = "\n".join(f"  {call}" for call in unrun)
-        say(
-            f"{script} ended where it waits for that run, and did not come to:\n{calls}\n"
-            f"Let each run be a job (submit() in place of fit(), and hpctrain.wait() at the end), "
-            f"or the script be one: hpctrain submit --script --workers N {script}"
-        )
-        raise SystemExit(USAGE)

@@ -1,10 +1,13 @@
-"""What ``hpctrain submit`` changes: the id of each job is printed, and nobody waits for a run."""
+"""What ``hpctrain submit`` and ``HPCTRAIN_DETACH=1`` change: job ids are printed, nobody waits."""
 
 from __future__ import annotations
 
+import shlex
 import sys
+import traceback
 from typing import NoReturn
 
+from hpctrain.errors import ConfigError
 from hpctrain.log import log
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import read_status
@@ -31,5 +34,20 @@ def print_job_id(paths: RunPaths) -> None:
 
 
 def leave() -> NoReturn:
-    """End the process: the script goes on only when a run is over. Not collective."""
-    raise Detached(0)
+    """End the process: the script goes on only when a run is over. Not collective.
+
+    Runs that the script would have begun later are named; the exit code is 2 then.
+    """
+    from hpctrain.launch.unrun import find_unrun
+
+    unrun = find_unrun(reversed(list(traceback.walk_stack(None))))
+    if not unrun:
+        raise Detached(0)
+    script = shlex.quote(sys.argv[0])
+    log(
+        f"{script} ends where it waits for that run. These were not begun:\n"
+        + "".join(f"  {call}\n" for call in unrun)
+        + "Let each run be a job (submit() in place of fit(), and hpctrain.wait() at the end), or "
+        f"the script be one: hpctrain submit --script --workers N {script}"
+    )
+    raise Detached(ConfigError.exit_code)

@@ -83,8 +83,11 @@ class Workplace:
         }
 
     def __call__(self, *args: str) -> subprocess.CompletedProcess[str]:
+        return self.run([*HPCTRAIN, *args])
+
+    def run(self, argv: list[str]) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*self.prefix, *HPCTRAIN, *args],
+            [*self.prefix, *argv],
             cwd=self.path,
             env=self.environment,
             capture_output=True,

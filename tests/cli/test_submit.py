@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from typing import Any
 
 import pytest
@@ -131,14 +132,14 @@ def make(factor):
 """
 
 
-def test_the_runs_that_a_script_did_not_come_to_are_named_with_exit_code_2(login: Any) -> None:
+def test_the_runs_that_a_script_did_not_begin_are_named_with_exit_code_2(login: Any) -> None:
     (login.path / "several.py").write_text(SEVERAL + "make(1).fit()\nmake(2).fit()\nmake(3).fit()")
     submitted = login("submit", "several.py")
     assert submitted.returncode == 2
     assert re.fullmatch(r"\d+\n", submitted.stdout), "one job, and it was submitted"
     number = SEVERAL.count("\n")
     assert submitted.stderr.splitlines()[1:] == [
-        "hpctrain: several.py ended where it waits for that run, and did not come to:",
+        "hpctrain: several.py ends where it waits for that run. These were not begun:",
         f"  several.py:{number + 2}: make(2).fit()",
         f"  several.py:{number + 3}: make(3).fit()",
         "Let each run be a job (submit() in place of fit(), and hpctrain.wait() at the end), or "
@@ -146,6 +147,15 @@ def test_the_runs_that_a_script_did_not_come_to_are_named_with_exit_code_2(login
     ]
     assert login("wait", "tiny-1").returncode == 0
     assert not login.run_dir("tiny-2").exists()
+    # The same without hpctrain's command: the first run is finished by now.
+    detached = login.run(["env", "HPCTRAIN_DETACH=1", sys.executable, "several.py"])
+    assert detached.returncode == 2
+    assert re.fullmatch(r"\d+\n", detached.stdout)
+    assert detached.stderr.splitlines()[1:3] == [
+        "hpctrain: several.py ends where it waits for that run. These were not begun:",
+        f"  several.py:{number + 3}: make(3).fit()",
+    ]
+    assert login("wait", "tiny-2").returncode == 0
 
 
 def test_a_script_that_waits_for_all_its_runs_at_the_end_submits_them_all(login: Any) -> None:

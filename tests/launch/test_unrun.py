@@ -1,16 +1,17 @@
-"""What a script did not come to, found without running any of it."""
+"""Runs that a script does not begin, found without running any of it."""
 
 from __future__ import annotations
 
 import textwrap
+import traceback
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hpctrain.cli.script import run_script
-from hpctrain.cli.unrun import find_unrun
 from hpctrain.launch.detach import Detached, leave
+from hpctrain.launch.unrun import find_unrun
 
 BEGIN = """
 import hpctrain, time
@@ -33,7 +34,7 @@ trainer = make()
 
 
 def unrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rest: str) -> list[str]:
-    """Run a script whose first fit() ends it; return what it did not come to, without the file."""
+    """Run a script whose first fit() ends it; return what it does not begin, without the file."""
 
     def fit(request: Any) -> None:
         leave()
@@ -46,7 +47,7 @@ def unrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rest: str) -> list[st
     script.write_text(BEGIN + textwrap.dedent(rest))
     with pytest.raises(Detached) as left:
         run_script(script, [])
-    return [call.split(": ", 1)[1] for call in find_unrun(left.tb)]
+    return [call.split(": ", 1)[1] for call in find_unrun(traceback.walk_tb(left.tb))]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +144,7 @@ def test_the_line_and_the_file_are_named(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     with pytest.raises(Detached) as left:
         run_script(script, [])
-    assert find_unrun(left.tb) == [
+    assert find_unrun(traceback.walk_tb(left.tb)) == [
         "later.py:4: hpctrain.DataParallelTrainer(print).fit()",
         f"train.py:{script.read_text().count(chr(10))}: trainer.fit()",
     ]

@@ -1,4 +1,4 @@
-"""What of a script was not run because it ended at its first wait for a run.
+"""What of a script does not run because it ends at its first wait for a run.
 
 Nothing of the user's is called: the source is read from where each frame stands, and names are
 looked up in the frames, which still have their values.
@@ -11,16 +11,15 @@ import inspect
 import linecache
 import os
 import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FunctionType, MappingProxyType, ModuleType, TracebackType
+from types import FrameType, FunctionType, MappingProxyType, ModuleType
 from typing import Any
 
 import hpctrain
-from hpctrain.predict.batch_predictor import BatchPredictor
-from hpctrain.trainer import BaseTrainer
 
-_STARTERS = (BaseTrainer, BatchPredictor)
+# By name: a script without a prediction has not imported the second.
+_STARTERS = ("hpctrain.trainer.BaseTrainer", "hpctrain.predict.batch_predictor.BatchPredictor")
 _METHODS = ("fit", "submit", "predict")
 _NOT_THE_USERS = tuple(
     os.path.realpath(path) + os.sep
@@ -36,26 +35,25 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 Names = Mapping[str, Any]
 
 
-def find_unrun(trace: TracebackType | None) -> list[str]:
-    """Return the calls that start a run and were not reached, as ``file:line: code``.
+def find_unrun(frames: Iterable[tuple[FrameType, int]]) -> list[str]:
+    """Return the calls that start a run and are not reached, as ``file:line: code``.
 
     Not collective. A call that a loop repeats counts too: whether the loop had another pass cannot
     be known without running it.
 
     Parameters
     ----------
-    trace
-        Of the exception that ended the script.
+    frames
+        Where the script ends: frames and their lines, outermost first.
     """
     found: dict[str, None] = {}
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        if _is_the_users(code.co_filename):
-            names = {**trace.tb_frame.f_globals, **trace.tb_frame.f_locals}
-            search = _Search(code.co_filename)
-            for node in _remaining(search.tree, trace.tb_lineno, search, names):
+    for frame, line in frames:
+        path = frame.f_code.co_filename
+        if _is_the_users(path):
+            names = {**frame.f_globals, **frame.f_locals}
+            search = _Search(path)
+            for node in _remaining(search.tree, line, search, names):
                 found.update(dict.fromkeys(search.starts_in(node, names)))
-        trace = trace.tb_next
     return list(found)
 
 
@@ -109,7 +107,7 @@ class _Search:
         if depth > 8:
             return False
         value = _look_up(node, names)
-        if isinstance(value, _STARTERS):
+        if _is_starter_class(type(value)):
             return True
         if isinstance(node, ast.Call):
             # Of the class, or of a method of it such as restore().
@@ -226,11 +224,13 @@ def _holds_starter(node: ast.expr, names: Names) -> bool:
     value = _look_up(node, names)
     if isinstance(value, dict):
         value = list(value.values())
-    return isinstance(value, (list, tuple, set)) and any(isinstance(v, _STARTERS) for v in value)
+    return isinstance(value, (list, tuple, set)) and any(_is_starter_class(type(v)) for v in value)
 
 
 def _is_starter_class(value: Any) -> bool:
-    return isinstance(value, type) and issubclass(value, _STARTERS)
+    return isinstance(value, type) and any(
+        f"{base.__module__}.{base.__qualname__}" in _STARTERS for base in value.__mro__
+    )
 
 
 def _look_up(node: ast.expr, names: Names) -> Any:
