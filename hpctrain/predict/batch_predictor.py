@@ -14,7 +14,6 @@ from hpctrain.checkpoint import Checkpoint
 from hpctrain.checks import check_count, given_or_default
 from hpctrain.config import CheckpointConfig, RunConfig, ScalingConfig
 from hpctrain.data.dataset import Dataset
-from hpctrain.data.formats import from_any
 from hpctrain.data.identity import identify_files
 from hpctrain.data.schema import Schema, check_columns
 from hpctrain.errors import ConfigError
@@ -23,7 +22,7 @@ from hpctrain.plan.spec import make_fingerprint, pack
 from hpctrain.predict.batches import PREDICTIONS
 from hpctrain.predict.features import ModelFeatures, columns_of_features
 from hpctrain.predict.identity import Identity
-from hpctrain.predict.input import as_dataset
+from hpctrain.predict.input import as_dataset, schema_after
 from hpctrain.predict.output import Output
 from hpctrain.predict.predictor import FunctionPredictor, Predictor
 from hpctrain.predict.scoring import Scoring, score
@@ -33,6 +32,7 @@ from hpctrain.trainer import DataParallelTrainer
 if TYPE_CHECKING:
     import pandas
 
+    from hpctrain.launch.handle import RunHandle
     from hpctrain.result import Result
 
 
@@ -207,33 +207,78 @@ class BatchPredictor:
         TrainingFailedError
             If the run failed or was stopped.
         """
-        run_config = given_or_default("run_config", run_config, RunConfig)
-        place = None if output is None else Output.at(output)
         scoring = self._plan(
             as_dataset(data),
             feature_columns=feature_columns,
             keep_columns=keep_columns or (),
             batch_size=batch_size,
-            output=place,
+            output=None if output is None else Output.at(output),
             rows_per_part=rows_per_part,
             predict_kwargs=predict_kwargs,
         )
-        begun = _find_run(run_config)
-        if begun is not None:
-            scoring.output_in(begun.root).refuse_parts_of_another(scoring.identity)
-        elif place is not None:
-            place.check(keep_columns=scoring.keep_columns)
-            if place.is_finished(scoring.identity):
-                if run_config.verbose:
-                    log(f"{place.path} is there already, and is returned.", to=sys.stdout)
-                return place.read()
-        run = BatchPrediction(scoring, scaling_config=scaling_config, run_config=run_config)
+        run = _make_run(scoring, scaling_config, run_config)
+        if run is None:
+            assert scoring.output is not None
+            if run_config is None or run_config.verbose:
+                log(f"{scoring.output.path} is there already, and is returned.", to=sys.stdout)
+            return scoring.output.read()
         result = run.fit()
         # Where this process is a rank, one of them speaks for all.
         is_speaker = environ.variable(environ.RANK_MARKER) in (None, "0")
-        if run_config.verbose and is_speaker and "output" in result.metrics:
+        if run.run_config.verbose and is_speaker and "output" in result.metrics:
             log(f"{describe_result(result)}")
         return scoring.output_in(result.path).read()
+
+    def submit(
+        self,
+        data: Any,
+        *,
+        feature_columns: Sequence[str] | None = None,
+        keep_columns: Sequence[str] | None = None,
+        batch_size: int = 4096,
+        output: str | PathLike[str] | None = None,
+        scaling_config: ScalingConfig | None = None,
+        run_config: RunConfig | None = None,
+        rows_per_part: int | None = None,
+        **predict_kwargs: Any,
+    ) -> RunHandle:
+        """Begin to score a dataset and return at once; the run goes on without this process.
+
+        Not collective. As ``submit()`` of a trainer. When the run is over,
+        ``result().metrics["output"]`` is the path of the predictions, and `predict` with the same
+        arguments returns them.
+
+        Parameters
+        ----------
+        data, feature_columns, keep_columns, batch_size, output, scaling_config, run_config
+            As for `predict`.
+        rows_per_part, **predict_kwargs
+            As for `predict`.
+
+        Raises
+        ------
+        ConfigError
+            If something is impossible, or the output is there already; nothing is started then.
+        LaunchError
+            If Slurm refused the job.
+        """
+        scoring = self._plan(
+            as_dataset(data),
+            feature_columns=feature_columns,
+            keep_columns=keep_columns or (),
+            batch_size=batch_size,
+            output=None if output is None else Output.at(output),
+            rows_per_part=rows_per_part,
+            predict_kwargs=predict_kwargs,
+        )
+        run = _make_run(scoring, scaling_config, run_config)
+        if run is None:
+            assert scoring.output is not None
+            raise ConfigError(
+                f"{scoring.output.path} is there already and has these predictions, so there is "
+                f"no run to submit. Call predict(), which returns it, or choose another output."
+            )
+        return run.submit()
 
     def _plan(
         self,
@@ -255,7 +300,7 @@ class BatchPredictor:
             raise ConfigError("the input has no rows: there is nothing to predict on.")
         preprocessor = self.get_preprocessor()
         columns = self._choose_columns(
-            _schema_after(preprocessor, dataset), feature_columns, tuple(keep_columns)
+            schema_after(preprocessor, dataset), feature_columns, tuple(keep_columns)
         )
         if preprocessor is None:
             dataset = dataset.select_columns(list(dict.fromkeys((*columns, *keep_columns))))
@@ -306,6 +351,20 @@ class BatchPredictor:
         return tuple(chosen)
 
 
+def _make_run(
+    scoring: Scoring, scaling_config: ScalingConfig | None, run_config: RunConfig | None
+) -> BatchPrediction | None:
+    """Return the run that scores, or None if it is not begun yet and its output is there."""
+    run = BatchPrediction(scoring, scaling_config=scaling_config, run_config=run_config)
+    if (begun := _find_run(run.run_config)) is not None:
+        scoring.output_in(begun.root).refuse_parts_of_another(scoring.identity)
+    elif scoring.output is not None:
+        scoring.output.check(keep_columns=scoring.keep_columns)
+        if scoring.output.is_finished(scoring.identity):
+            return None
+    return run
+
+
 def describe_result(result: Result) -> str:
     """Return in a line what a finished prediction did. Not collective."""
     metrics = result.metrics
@@ -322,29 +381,6 @@ def describe_result(result: Result) -> str:
 
 def _only(label: str | None) -> tuple[str, ...]:
     return () if label is None else (label,)
-
-
-def _schema_after(preprocessor: Any, dataset: Dataset) -> Schema:
-    """Return the columns that the predictor can have; the preprocessor is tried on two rows."""
-    if preprocessor is None:
-        return dataset.schema()
-    first = range(min(2, dataset.source.num_rows))
-    rows = next(dataset.iter_batches(batch_size=2, rows=first), None)
-    if rows is None:
-        # Steps leave out the first rows.
-        rows = next(dataset.iter_batches(batch_size=2), None)
-    if rows is None:
-        raise ConfigError(
-            "the steps of the input leave no rows: there is nothing to predict on. Look at its "
-            "filter()."
-        )
-    try:
-        return Schema.of(from_any(preprocessor.transform_batch(rows)))
-    except ConfigError as error:
-        raise ConfigError(
-            f"the input goes through {type(preprocessor).__name__} before the model, and there "
-            f"{error}"
-        ) from error
 
 
 def _identify(scoring: Scoring, about: str) -> Identity:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.data.dataset import Dataset
+from hpctrain.data.formats import from_any
+from hpctrain.data.schema import Schema
 from hpctrain.errors import ConfigError
 
 _READERS: Mapping[str, str] = {
@@ -84,3 +86,34 @@ def _suffix_inside(directory: Path) -> str | None:
     if not directory.is_dir():
         return None
     return next((p.suffix for p in sorted(directory.rglob("*")) if p.suffix in _READERS), None)
+
+
+def schema_after(preprocessor: Any, dataset: Dataset) -> Schema:
+    """Return the columns that a predictor can have; the preprocessor is tried on two rows.
+
+    Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If the preprocessor refuses the input, or no row is left.
+    """
+    if preprocessor is None:
+        return dataset.schema()
+    first = range(min(2, dataset.source.num_rows))
+    rows = next(dataset.iter_batches(batch_size=2, rows=first), None)
+    if rows is None:
+        # Steps leave out the first rows.
+        rows = next(dataset.iter_batches(batch_size=2), None)
+    if rows is None:
+        raise ConfigError(
+            "the steps of the input leave no rows: there is nothing to predict on. Look at its "
+            "filter()."
+        )
+    try:
+        return Schema.of(from_any(preprocessor.transform_batch(rows)))
+    except ConfigError as error:
+        raise ConfigError(
+            f"the input goes through {type(preprocessor).__name__} before the model, and there "
+            f"{error}"
+        ) from error

@@ -582,3 +582,23 @@ def test_this_process_imports_everything(rows_h5, tmp_path):
     predictor = BatchPredictor(Checkpoint(tmp_path / "model"), SaysWhatIsImported)
     dataset = predictor.predict(rows_h5, **here(tmp_path))
     assert dataset.to_numpy()["predictions"].all()
+
+
+@pytest.mark.mpi
+def test_a_prediction_is_submitted_and_its_handle_waits_for_it(
+    predictor, rows_h5, tmp_path, expected, monkeypatch
+):
+    # The turns in the background are nobody else's.
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    arguments = {"keep_columns": ["id"], "output": tmp_path / "out.h5"}
+    handle = predictor.submit(rows_h5, **arguments, **two_ranks(tmp_path, name="run"))
+    assert handle.path == tmp_path / "runs" / "run"
+    assert handle.result(timeout_s=100).metrics["output"] == str(tmp_path / "out.h5")
+    again = predictor.predict(rows_h5, **arguments, **two_ranks(tmp_path, name="run"))
+    assert np.array_equal(again.to_numpy()["predictions"], expected)
+    assert predictor.submit(rows_h5, **arguments, **two_ranks(tmp_path, name="run")) == handle
+    assert len(handle.result().attempts) == 1, "and nothing runs again"
+    with pytest.raises(ConfigError, match=r"out.h5 is there already .* Call predict\(\), which"):
+        predictor.submit(rows_h5, **arguments, **two_ranks(tmp_path, name="other"))
+    with pytest.raises(ConfigError, match="num_workers=0 runs in this interpreter"):
+        predictor.submit(rows_h5, keep_columns=["id"], **here(tmp_path, name="here"))
