@@ -49,7 +49,8 @@ def render_view(view: RunView) -> str:
         rows.append(("queue", waits))
     if status.attempt:
         nodes = f" on {compress_hosts(status.nodes)}" if status.nodes else ""
-        rows.append(("attempt", f"{status.attempt}: {status.world_size} ranks{nodes}"))
+        ranks = f": {status.world_size} ranks{nodes}" if status.world_size else ""
+        rows.append(("attempt", f"{status.attempt}{ranks}"))
     if view.reports:
         ago = f", {format_age(view.reported_at)} ago" if view.reported_at else ""
         rows.append(("reports", f"{view.reports}{ago}"))

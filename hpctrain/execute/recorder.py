@@ -168,6 +168,9 @@ class Recorder:
         journal.change(
             state=RunState.STARTING,
             attempt=attempt,
+            # Of the last attempt, and those of this one are known once its ranks are there.
+            world_size=0,
+            nodes=(),
             phase="launch",
             checkpoint=None if manifest is None else manifest.name,
             reports=start.first_report,

@@ -16,7 +16,14 @@ from hpctrain.callback import RunContext, UserCallback
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.config import CheckpointConfig, RunConfig, SyncConfig
 from hpctrain.control.wire import Frame
-from hpctrain.errors import CheckpointError, ConfigError, RunStoppedError, WorkerError
+from hpctrain.errors import (
+    CheckpointError,
+    ConfigError,
+    LaunchError,
+    NodeLostError,
+    RunStoppedError,
+    WorkerError,
+)
 from hpctrain.execute import journal as journal_module
 from hpctrain.execute import run_checkpoints
 from hpctrain.execute.failure_policy import StopKind, StopNotice
@@ -146,6 +153,21 @@ def test_what_an_attempt_resumed_from_stays_until_the_attempt_ends(
     assert sorted(path.name for path in paths.checkpoints.iterdir()) == ["000001", "000003"]
     recorder.end_attempt(error=None, reports=3)
     assert [path.name for path in paths.checkpoints.iterdir()] == ["000003"]
+
+
+def test_an_attempt_has_no_nodes_before_its_ranks_are_there(paths: RunPaths):
+    recorder = make_recorder(paths)
+    recorder.begin_attempt(None)
+    recorder.journal.change(world_size=2, nodes=("node1", "node2"))
+    recorder.end_attempt(error=NodeLostError("node2 is lost", rank=1, hostname="node2"), reports=0)
+    recorder.begin_attempt(None)
+    status = read_status(paths)
+    assert status is not None
+    assert (status.attempt, status.world_size, status.nodes) == (2, 0, ())
+    # Ranks that cannot be started are on no node.
+    recorder.end_attempt(error=LaunchError("no"), reports=0)
+    ended = [e["nodes"] for e in read_events(paths) if e["event"] == "attempt-ended"]
+    assert ended == [["node1", "node2"], []]
 
 
 def test_who_asks_for_checkpoints_is_answered_once_its_reports_are_recorded(
