@@ -196,3 +196,31 @@ def test_too_few_hosts_are_told_before_anything_starts(machines: Any) -> None:
     assert "hpctrain.errors.ConfigError: num_workers=7 " in said, said
     assert "hold 2(x3) of them. Use num_workers=6 or less" in said
     assert not (machines.path / "runs" / "many").exists()
+
+
+def test_runs_in_the_background_go_one_after_another(machines: Any) -> None:
+    (machines.path / "several.py").write_text(
+        SCRIPT.partition("if __name__")[0]
+        + """
+def submit(name):
+    return DataParallelTrainer(
+        train,
+        train_loop_config={"steps": 3, "pause": 0.1},
+        scaling_config=ScalingConfig(num_workers=6),
+        run_config=RunConfig(name=name, storage_path="runs", verbose=0),
+    ).submit()
+
+handles = [submit("first"), submit("second")]
+done, running = hpctrain.wait(handles, timeout_s=100)
+print([handle.name for handle in done], running, handles[1].result().metrics["step"])
+"""
+    )
+    log = machines.path / "several.out"
+    argv = [HPCTRAIN, "run", "--hostfile", "hosts", "several.py"]
+    # The turns in the background are nobody else's.
+    environ = machines.variables(TMPDIR=str(machines.path))
+    assert machines.start(argv, environ, log).wait(TIMEOUT_S) == 0, log.read_text()
+    assert log.read_text() == "['first', 'second'] [] 3\n"
+    first, second = (Result.from_path(machines.path / "runs" / n) for n in ("first", "second"))
+    assert first.nodes == second.nodes == ("node1", "node2", "node3")
+    assert first.attempts[0].ended_at < second.attempts[0].started_at
