@@ -1,8 +1,8 @@
 """A run in the background where there is no job for it: ``python -m hpctrain.launch.background``.
 
 Its executor is a process in a session of its own, which outlives the script that has started it. On
-one machine, and in one allocation, these run one after another: together they would share cores,
-or ask Slurm for the same ones.
+one machine, and in one allocation, these run one after another, in the order in which they were
+submitted: together they would share cores, or ask Slurm for the same ones.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
+from typing import BinaryIO
 
 from hpctrain import environ
-from hpctrain.errors import HpctrainError
+from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.execute.journal import initial_status
 from hpctrain.execute.process import process_start_time
 from hpctrain.execute.supervisor import stored_executor
@@ -39,6 +42,7 @@ def start_in_background(submission: Submission) -> None:
     Not collective.
     """
     paths, verbose = submission.request.paths, submission.request.run_config.verbose
+    turns = _turn_file()
     with open(paths.executor_log, "ab") as output:
         process = subprocess.Popen(
             [sys.executable, "-u", "-m", "hpctrain.launch.background", str(paths.root)],
@@ -51,14 +55,13 @@ def start_in_background(submission: Submission) -> None:
     threading.Thread(target=process.wait, daemon=True).start()
     assert process.stdin is not None
     with process.stdin:
+        started = process_start_time(process.pid) or 0
+        with open(turns, "ab") as queue:
+            queue.write(_ticket(process.pid, started))
         status = initial_status(paths, submission.plan, submission.request.run_config)
         write_status(
             paths,
-            status.with_changes(
-                owner_pid=process.pid,
-                owner_start=process_start_time(process.pid) or 0,
-                phase=WAITS,
-            ),
+            status.with_changes(owner_pid=process.pid, owner_start=started, phase=WAITS),
         )
         # Only now: what it writes itself comes later.
         process.stdin.write(_GO)
@@ -73,8 +76,8 @@ def run_in_background(paths: RunPaths) -> int:
         # Whoever started this process died before it could say so in the run directory.
         return 1
     try:
-        with open(_turn_file(), "ab") as turn:
-            _await_turn(paths, turn.fileno())
+        with open(_turn_file(), "a+b") as turn:
+            _await_turn(paths, turn)
             executor = stored_executor(paths)
             with warnings_of_slurm(executor):
                 executor.run()
@@ -87,28 +90,54 @@ def run_in_background(paths: RunPaths) -> int:
     return 0
 
 
-def _await_turn(paths: RunPaths, descriptor: int) -> None:
+def _await_turn(paths: RunPaths, turn: BinaryIO) -> None:
     """Wait until no other run of this user is in the background here, or this one is to stop."""
     write_at = time.monotonic() + _LIFE_INTERVAL_S
     while not paths.stop_request.exists():
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            time.sleep(_POLL_S)
+        with suppress(BlockingIOError):
+            fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_next(turn):
+                return
+            fcntl.flock(turn, fcntl.LOCK_UN)
+        time.sleep(_POLL_S)
         if time.monotonic() > write_at and (status := read_status(paths)) is not None:
             # Other hosts see by it that this process lives.
             write_status(paths, status)
             write_at = time.monotonic() + _LIFE_INTERVAL_S
 
 
+def _ticket(pid: int, started: int) -> bytes:
+    return b"%d %d\n" % (pid, started)
+
+
+def _is_next(turn: BinaryIO) -> bool:
+    """Return whether those that were submitted before this process have ended."""
+    own = _ticket(os.getpid(), process_start_time(os.getpid()) or 0)
+    turn.seek(0)
+    return not any(_lives(ticket) for ticket in takewhile(lambda line: line != own, turn))
+
+
+def _lives(ticket: bytes) -> bool:
+    try:
+        pid, started = map(int, ticket.split())
+    except ValueError:  # a full disk cut it off
+        return False
+    return process_start_time(pid) == started
+
+
 def _turn_file() -> Path:
-    """Return a file on a disk of this host, one for each user and job."""
+    """Return a file on a disk of this host, one for each user and job.
+
+    It is locked by the run whose turn it is, and lists all in the order of their submission.
+    """
     job = environ.variable("SLURM_JOB_ID") or "none"
     folder = Path(tempfile.gettempdir()) / f"hpctrain-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():
-        raise PermissionError(f"{folder} belongs to somebody else.")
+        raise ConfigError(
+            f"{folder}, in which runs in the background take turns, belongs to somebody else. Set "
+            f"TMPDIR to a directory of your own."
+        )
     return folder / f"turn-of-job-{job}"
 
 

@@ -94,9 +94,14 @@ def test_runs_in_the_background_go_one_after_another_and_are_waited_for_together
     assert hpctrain.wait(handles, num_returns=1, timeout_s=TIMEOUT_S) == ([third], [second, first])
     with pytest.raises(RunStoppedError, match="asked to"):
         third.result()
+    # Before they have even begun to wait for their turn.
+    handles += [make_trainer(tmp_path, f"later-{n}").submit() for n in (1, 2, 3)]
     gate.touch()
     assert hpctrain.wait(handles, timeout_s=TIMEOUT_S) == (handles, [])
     assert second.result().metrics == {"x": 3}
+    in_order = [first, second, *handles[3:]]
+    starts = [handle.result().attempts[0].started_at for handle in in_order]
+    assert starts == sorted(starts), "in the order of their submission"
 
 
 def test_the_result_of_a_run_that_failed_is_its_error(tmp_path: Path) -> None:
