@@ -48,10 +48,12 @@ if __name__ == "__main__":
         run_config=RunConfig(storage_path=sys.argv[1], name="run"),
     ).fit()
 """
-# A step of the user's own, for a while, without --overlap: it has all of the job's memory.
+# A step of the user's own without --overlap, which has all of the job's memory until Slurm has
+# refused another one, as the file $0 says.
 BESIDE = """
-srun --mpi=none sleep 4 &
-while ! squeue --steps --noheader --format=%j --jobs $SLURM_JOB_ID | grep -q sleep; do sleep 0.1
+REFUSED='for _ in $(seq 600); do grep -qs "Memory required" "$0" && exit; sleep 0.1; done'
+srun --mpi=none --job-name=beside sh -c "$REFUSED" "$0" &
+while ! squeue --steps --noheader --format=%j --jobs $SLURM_JOB_ID | grep -q beside; do sleep 0.1
 done
 "$@"
 """
@@ -98,7 +100,8 @@ def test_a_step_that_slurm_refuses_for_the_memory_of_another_one_is_asked_for_ag
     virtual_slurm: VirtualCluster, tmp_path: Path
 ) -> None:
     salloc = ("salloc", "--quiet", "--nodes=4", "--ntasks-per-node=1", "--mem-per-cpu=64")
-    fit(virtual_slurm, tmp_path, before=(*salloc, "bash", "-c", BESIDE, "bash"))
+    agents_out = tmp_path / "run/logs/1/agents.out"
+    fit(virtual_slurm, tmp_path, before=(*salloc, "bash", "-c", BESIDE, str(agents_out)))
     (attempt,) = Result.from_path(tmp_path / "run").attempts
     assert attempt.cause == "finished"
-    assert "Memory required" in (tmp_path / "run/logs/1/agents.out").read_text()
+    assert "Memory required" in agents_out.read_text()
