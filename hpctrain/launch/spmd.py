@@ -29,12 +29,13 @@ from hpctrain.launch.record import write_plan_and_spec
 from hpctrain.launch.request import Request, Submission, make_plan, make_spec
 from hpctrain.log import flush_output, log, log_traceback
 from hpctrain.plan import spec
+from hpctrain.plan.gpus import check_gpus_of_ranks
 from hpctrain.result import Result
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.temporary_checkpoint import remove_dead_checkpoints
 from hpctrain.uncaught import exit_code
 from hpctrain.worker import mpi
-from hpctrain.worker.bootstrap import hello_details, join_world
+from hpctrain.worker.bootstrap import hello_details, join_world, see_gpus
 from hpctrain.worker.failure import describe_exception
 from hpctrain.worker.leftovers import remove_dead_segments, remove_dead_segments_of_step
 from hpctrain.worker.link_channel import LinkChannel, connect_session
@@ -85,10 +86,13 @@ def fit_spmd(request: Request) -> Result:
         ended after some seconds.
     """
     world, comm = _join(request.scaling_config)
+    seen = comm.gather(see_gpus(world))
     coordinator: Coordinator | None = None
     opening: Any = None
     if world.world_rank == 0:
         try:
+            assert seen is not None
+            check_gpus_of_ranks(seen, request.scaling_config.num_gpus_per_worker)
             opening, coordinator = _open(request.named(), world)
         except (HpctrainError, SystemExit) as error:
             opening = error

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from hpctrain.errors import ConfigError
 
 
@@ -40,3 +44,53 @@ def assign_gpus(
         f"CUDA_VISIBLE_DEVICES shows {len(visible)} ({','.join(visible)}). Ask for the GPUs of the "
         f"whole node (SlurmConfig(gpu_request='gpus-per-node')), or for fewer a worker."
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeenGpus:
+    """The GPUs that one rank sees."""
+
+    hostname: str
+    node_rank: int
+    mask: str | None
+    """``CUDA_VISIBLE_DEVICES``; None if it is not set."""
+    visible: tuple[str, ...]
+    """Its entries; without it, all GPUs of the machine."""
+    devices: tuple[str, ...]
+    """Device files of GPUs that the rank may open."""
+
+
+def check_gpus_of_ranks(ranks: Sequence[SeenGpus], gpus_per_worker: int) -> None:
+    """Refuse ranks of which several on one node would compute on the same GPU.
+
+    Not collective.
+
+    Parameters
+    ----------
+    ranks
+        What each rank sees, by rank.
+
+    Raises
+    ------
+    ConfigError
+        If ranks of a node see the same GPUs, and too few for all of them.
+    """
+    alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for rank, seen in enumerate(ranks):
+        # With ConstrainDevices=yes, Slurm numbers the GPUs of each task from 0: only the files that
+        # a task may open tell them apart.
+        alike[seen.node_rank, seen.visible, seen.devices].append(rank)
+    for numbers in alike.values():
+        seen, needed = ranks[numbers[0]], len(numbers) * gpus_per_worker
+        if len(seen.visible) >= needed:
+            continue
+        mask = "" if seen.mask is None else f" (CUDA_VISIBLE_DEVICES={seen.mask})"
+        who = f"rank {numbers[0]}" if len(numbers) == 1 else f"{len(numbers)} ranks"
+        need, see = ("needs", "sees") if len(numbers) == 1 else ("need", "see")
+        fits = len(seen.visible) // gpus_per_worker
+        way_out = f"Start {fits} of them there" if fits else "Set use_gpu=False"
+        raise ConfigError(
+            f"num_workers={len(ranks)} with use_gpu=True: {who} on {seen.hostname} {need} "
+            f"{needed} GPU{'s' * (needed > 1)}, and {see} {len(seen.visible)}{mask}. {way_out}, or "
+            f"give each rank its own: srun --gpus-per-task={gpus_per_worker}."
+        )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpctrain import environ
 from hpctrain.errors import ConfigError, LaunchError
-from hpctrain.plan.gpus import assign_gpus
+from hpctrain.plan.gpus import SeenGpus, assign_gpus
 from hpctrain.worker import mpi
 from hpctrain.worker.leftovers import unlink_mapped_segments
 from hpctrain.world import World
@@ -195,8 +195,24 @@ def visible_gpus() -> tuple[str, ...]:
     value = environ.variable("CUDA_VISIBLE_DEVICES")
     if value is not None:
         return tuple(entry for entry in value.split(",") if entry)
-    count = sum(re.fullmatch(r"nvidia\d+", name) is not None for name in os.listdir("/dev"))
-    return tuple(str(index) for index in range(count))
+    return tuple(str(index) for index in range(len(_gpu_devices())))
+
+
+def _gpu_devices() -> list[str]:
+    return sorted(name for name in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", name))
+
+
+def see_gpus(world: World) -> SeenGpus:
+    """Return which GPUs this process sees. Not collective."""
+    # access() also asks the cgroup of the task, by which Slurm hides the GPUs of others.
+    openable = (name for name in _gpu_devices() if os.access(f"/dev/{name}", os.R_OK | os.W_OK))
+    return SeenGpus(
+        hostname=world.hostname,
+        node_rank=world.node_rank,
+        mask=environ.variable("CUDA_VISIBLE_DEVICES"),
+        visible=visible_gpus(),
+        devices=tuple(openable),
+    )
 
 
 def gpus_of(world: World, gpus_per_worker: int) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from hpctrain import ConfigError, ScalingConfig, SlurmConfig
-from hpctrain.plan.gpus import assign_gpus
+from hpctrain.plan.gpus import SeenGpus, assign_gpus, check_gpus_of_ranks
 from hpctrain.plan.resources import (
     NodeShape,
     make_placement,
@@ -246,6 +246,44 @@ def test_each_worker_gets_its_block_of_the_visible_gpus(
 def test_too_few_visible_gpus_are_refused(visible: tuple[str, ...]):
     with pytest.raises(ConfigError, match=r"2 workers on this node with 2 GPUs each, but"):
         assign_gpus(visible, local_rank=0, local_world_size=2, gpus_per_worker=2)
+
+
+def see(node: int, mask: str, *devices: str) -> SeenGpus:
+    return SeenGpus(
+        hostname=f"n{node}",
+        node_rank=node,
+        mask=mask,
+        visible=tuple(filter(None, mask.split(","))),
+        devices=devices,
+    )
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        pytest.param([see(0, "0,1")] * 2 + [see(1, "0,1")] * 2, id="gpus-per-node"),
+        pytest.param([see(0, "0"), see(0, "1"), see(1, "0")], id="gpus-per-task"),
+        pytest.param([see(0, "0", "nvidia0"), see(0, "0", "nvidia1")], id="ConstrainDevices"),
+    ],
+)
+def test_ranks_that_see_gpus_of_their_own_are_started(ranks: list[SeenGpus]):
+    check_gpus_of_ranks(ranks, 1)
+    check_gpus_of_ranks(ranks, 0)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "each", "words"),
+    [
+        ([see(0, "0,1")] * 2 + [see(1, "0")] * 2, 1, "2 ranks on n1 need 2 GPUs, and see 1 "),
+        ([see(0, "0", "nvidia0")] * 2, 1, "2 ranks on n0 need 2 GPUs, and see 1 "),
+        ([see(0, "0"), see(1, "")], 1, "rank 1 on n1 needs 1 GPU, and sees 0 "),
+        ([see(0, "0,1")] * 2, 2, "2 ranks on n0 need 4 GPUs, and see 2 "),
+    ],
+)
+def test_ranks_that_would_share_a_gpu_are_refused(ranks: list[SeenGpus], each: int, words: str):
+    with pytest.raises(ConfigError) as refused:
+        check_gpus_of_ranks(ranks, each)
+    assert words in str(refused.value)
 
 
 ELASTIC = ScalingConfig(num_workers=(6, 16), slurm=SlurmConfig(tasks_per_node=4, spare_nodes=1))
