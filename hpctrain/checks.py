@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import difflib
 import functools
+import inspect
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
@@ -48,6 +49,46 @@ def _explain_fields(
     if not unknown:
         return f"{kind}({args[0]!r}): values are given by name, as in {kind}(name=value). {listed}"
     return f"{kind} has no field {unknown[0]!r}. {did_you_mean(unknown[0], names) or listed}"
+
+
+class NamedArguments:
+    """A class whose constructor refuses an argument that it does not have with its names.
+
+    It holds for every class below it that has a constructor of its own, whose signature stays.
+    """
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        """Wrap the constructor of a class."""
+        super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            cls.__init__ = _with_checked_arguments(cls)  # type: ignore[method-assign]
+
+
+def _with_checked_arguments(kind: type) -> Callable[..., None]:
+    create: Callable[..., None] = kind.__init__  # type: ignore[misc]
+    signature = inspect.signature(create)
+    parameters = list(signature.parameters.values())[1:]
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    names = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    by_name = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+
+    @functools.wraps(create)
+    def __init__(self: object, *args: object, **values: object) -> None:  # noqa: N807
+        try:
+            signature.bind(self, *args, **values)
+        except TypeError as error:
+            inherits = type(self).__init__ is __init__
+            name = (type(self) if inherits else kind).__name__
+            unknown = [given for given in values if given not in names]
+            if unknown and not takes_any:
+                meant = did_you_mean(unknown[0], names) or f"It has {', '.join(names) or 'none'}."
+                raise UnknownFieldError(f"{name} has no argument {unknown[0]!r}. {meant}") from None
+            rest = f" By name: {', '.join(by_name)}." if by_name else ""
+            first = ", ".join(n for n in names if n not in by_name) or "none"
+            raise UnknownFieldError(f"{name}(): {error}. By position: {first}.{rest}") from None
+        create(self, *args, **values)
+
+    return __init__
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:

@@ -4,7 +4,7 @@
 
     HpctrainError
     ├── ConfigError            a value is impossible; raised before anything is submitted or started
-    │   └── UnknownFieldError      a keyword that a configuration does not have
+    │   └── UnknownFieldError      a keyword that a configuration, trainer or predictor lacks
     ├── LaunchError            the scheduler, MPI or a node refused; ``transient``: try again
     ├── CheckpointError        a checkpoint is missing, damaged, or could not be committed
     ├── WorkerContextError     a function of the training function was called outside of one
@@ -53,7 +53,7 @@ class ConfigError(HpctrainError, ValueError):
 
 
 class UnknownFieldError(ConfigError, TypeError):
-    """A keyword that a configuration does not have; Python's own error for it is a TypeError."""
+    """A keyword that a configuration, trainer or predictor does not have: also a TypeError."""
 
 
 class LaunchError(HpctrainError):

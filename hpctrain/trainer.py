@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hpctrain.backend import BackendConfig
 from hpctrain.checkpoint import Checkpoint
-from hpctrain.checks import check_type, given_or_default
+from hpctrain.checks import NamedArguments, check_type, given_or_default
 from hpctrain.config import DataConfig, RunConfig, ScalingConfig
 from hpctrain.errors import ConfigError
 from hpctrain.rundir.paths import RunPaths
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 TrainLoop = Callable[[], Any] | Callable[[dict[str, Any]], Any]
 
 
-class BaseTrainer(abc.ABC):
+class BaseTrainer(NamedArguments, abc.ABC):
     """What all trainers share: how many workers, how the run is looked after, and its data.
 
     Parameters
@@ -87,7 +87,7 @@ class BaseTrainer(abc.ABC):
         """Return a short line."""
         return f"{type(self).__name__}(num_workers={self.scaling_config.num_workers})"
 
-    def setup(self) -> None:  # noqa: B027  # empty unless a trainer has something to prepare
+    def setup(self) -> None:  # empty unless a trainer has something to prepare
         """Prepare what `training_loop` needs; called by `fit` first. Not collective."""
 
     @abc.abstractmethod

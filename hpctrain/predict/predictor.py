@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from hpctrain.checkpoint import Checkpoint
+from hpctrain.checks import NamedArguments
 from hpctrain.data.formats import from_any, num_rows, to_pandas
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.predict.batches import form_of, in_form_of, name_outputs, to_columns
@@ -23,7 +24,7 @@ class PredictorNotSerializableException(HpctrainError, RuntimeError):  # noqa: N
     """A predictor was pickled: send its class and the checkpoint instead."""
 
 
-class Predictor(abc.ABC):
+class Predictor(NamedArguments, abc.ABC):
     """Scores batches of rows with a model that was loaded once.
 
     A class of your own implements `from_checkpoint` and one of ``_predict_numpy(batch, **kwargs)``
