@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sysconfig
 import traceback
@@ -16,6 +17,7 @@ _IN_BETWEEN = (
     # IPython's, around a cell.
     ("interactiveshell.py", "run_code"),
 )
+_FRAME = re.compile(r'^(  File ".*", line .*\n(?:    .*\n)*)', re.MULTILINE)
 # Of faulthandler, the most recent call first: '  File "/x/train.py", line 3 in step'.
 _STACK_LINE = re.compile(r'  File "(.*)", line \d+ in .+')
 
@@ -37,6 +39,24 @@ def format_user_traceback(error: BaseException, own: type[BaseException]) -> str
     shown = traceback.TracebackException(type(error), error, error.__traceback__)
     _keep_user_frames(shown, error, own)
     return "".join(shown.format()).rstrip()
+
+
+def fold_library_frames(text: str) -> str:
+    """Return a traceback with the last of several frames of installed packages in a row.
+
+    Not collective. It stays whole if its first frame is of a package, which then is the user's.
+    """
+    parts = [part for part in _FRAME.split(text) if part]
+    first = next(filter(_FRAME.match, parts), "")
+    if _is_library_frame(first):
+        return text
+    folded = []
+    for is_library, group in itertools.groupby(parts, _is_library_frame):
+        run = list(group)
+        if is_library and len(run) > 2:
+            run = [f"  [{len(run) - 1} frames of installed packages]\n", run[-1]]
+        folded += run
+    return "".join(folded)
 
 
 def user_part_of_stack(stack: str) -> str:
@@ -87,6 +107,10 @@ def _is_our_frame(frame: traceback.FrameSummary) -> bool:
     return (
         _is_ours(frame.filename) or (frame.filename.rpartition("/")[2], frame.name) in _IN_BETWEEN
     )
+
+
+def _is_library_frame(part: str) -> bool:
+    return bool(_FRAME.match(part)) and _is_library(part.split('"')[1])
 
 
 def _is_library(filename: str) -> bool:

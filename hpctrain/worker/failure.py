@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hpctrain.errors import HpctrainError
-from hpctrain.frames import format_user_traceback
+from hpctrain.frames import fold_library_frames, format_user_traceback
 from hpctrain.worker.imports import advise_on_import, failed_import, missing_module
 
 LAST_WORDS = "this rank fails, and leaves:"
@@ -40,7 +40,7 @@ class RankFailure:
     """Class of the exception; empty if the process died without one."""
     message: str
     traceback: str
-    """Of the user's own code, as Python prints it."""
+    """Of the user's own code, as Python prints it, with few frames of installed packages."""
     time: float
     exception: str | None = None
     """The pickled exception in base64, if it can be pickled."""
@@ -101,9 +101,14 @@ def describe_exception(
 
 
 def _user_traceback(error: BaseException) -> str:
-    """Return the traceback of the user's code; empty if the message of ours says it all."""
+    """Return the traceback of the user's code; empty if the message of ours says it all.
+
+    The rank's log has all frames.
+    """
     text = format_user_traceback(error, HpctrainError)
-    return "" if isinstance(error, HpctrainError) and "Traceback (most" not in text else text
+    if isinstance(error, HpctrainError) and "Traceback (most" not in text:
+        return ""
+    return fold_library_frames(text)
 
 
 def _pickle(error: BaseException) -> str | None:

@@ -51,18 +51,21 @@ class Outcome:
     """What a script printed, and how it ended."""
 
     err: str
-    """Standard error output; what differs between machines and times is replaced."""
+    """Standard error output; what differs between machines and times is replaced. In a terminal
+    all that it showed."""
     out: str
     """The same of standard output, without the states of the run and its checkpoints."""
     status: int
+    """The exit code; of a process that a signal ended, the signal's number with a minus."""
     seconds: float
+    num_lines: int
+    """All lines that were printed, also those left out above."""
 
-    @property
-    def num_lines(self) -> int:
-        """Lines beside the frames of the user's code."""
-        lines = self.err.splitlines()
-        frames = sum(line.startswith('  File "') for line in lines)
-        return len(lines) - frames - sum(line.startswith("    ") for line in lines)
+    def assert_is(self, err: str, *, out: str = "", status: int, within_s: float) -> None:
+        """Compare the whole outcome of a mistake, which fits into 15 lines."""
+        assert (self.err, self.out, self.status) == (err, out, status)
+        assert self.num_lines <= 15
+        assert self.seconds < within_s
 
 
 ScriptRunner = Callable[..., Outcome]
@@ -94,6 +97,7 @@ def run_script(tmp_path: Path) -> ScriptRunner:
             out=_DISPLAY.sub("", normalize(done.stdout, tmp_path)),
             status=done.returncode,
             seconds=time.monotonic() - started,
+            num_lines=len((done.stdout + done.stderr).splitlines()),
         )
 
     return run
@@ -131,21 +135,11 @@ def normalize(text: str, directory: Path) -> str:
     return text
 
 
-@dataclass(frozen=True)
-class TerminalOutcome:
-    """What a terminal showed, and how the script in it ended."""
-
-    text: str
-    status: int
-    """Of waitpid()."""
-    seconds: float
-
-
 @pytest.fixture
-def script_in_terminal(tmp_path: Path) -> Callable[..., TerminalOutcome]:
+def script_in_terminal(tmp_path: Path) -> ScriptRunner:
     """Return a function that runs a script in a terminal, and presses a key there."""
 
-    def run(script: str, *, key: bytes, once: str) -> TerminalOutcome:
+    def run(script: str, *, key: bytes, once: str) -> Outcome:
         (tmp_path / "train.py").write_text(_HEAD + textwrap.dedent(script))
         started = time.monotonic()
         pid, terminal = pty.fork()
@@ -166,6 +160,12 @@ def script_in_terminal(tmp_path: Path) -> Callable[..., TerminalOutcome]:
         os.close(terminal)
         _, status = os.waitpid(pid, 0)
         text = normalize(shown.decode().replace("\r\n", "\n"), tmp_path)
-        return TerminalOutcome(text=text, status=status, seconds=time.monotonic() - started)
+        return Outcome(
+            err=text,
+            out="",
+            status=os.waitstatus_to_exitcode(status),
+            seconds=time.monotonic() - started,
+            num_lines=len(text.splitlines()),
+        )
 
     return run

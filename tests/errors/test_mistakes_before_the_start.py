@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,11 @@ import pytest
 CONFIG_ERROR = 2
 # A calm machine takes half a second.
 SECONDS = 20
+MPIEXEC = str(Path(sys.executable).with_name("mpiexec"))
 
 
 def assert_refused(outcome: Any, text: str) -> None:
-    assert outcome.err == text
-    assert outcome.out == ""
-    assert outcome.status == CONFIG_ERROR
-    assert outcome.num_lines <= 15
-    assert outcome.seconds < SECONDS
+    outcome.assert_is(text, status=CONFIG_ERROR, within_s=SECONDS)
 
 
 def test_two_arguments(run_script: Any) -> None:
@@ -125,6 +123,33 @@ hpctrain.errors.ConfigError: num_workers=2 with use_gpu=True needs 2 GPUs on thi
     )
 
 
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("visible", "shown", "way_out"),
+    [
+        ("", "see 0 (CUDA_VISIBLE_DEVICES=)", "Set use_gpu=False"),
+        ("0", "see 1 (CUDA_VISIBLE_DEVICES=0)", "Start 1 of them there"),
+    ],
+)
+def test_ranks_of_mpiexec_that_would_share_a_gpu(
+    run_script: Any, visible: str, shown: str, way_out: str
+) -> None:
+    assert_refused(
+        run_script(
+            GPU_SCRIPT,
+            command=[MPIEXEC, "-n", "2", sys.executable],
+            environment={"CUDA_VISIBLE_DEVICES": visible},
+        ),
+        f"""\
+Traceback (most recent call last):
+  File "DIR/train.py", line 15, in <module>
+    trainer.fit()
+hpctrain.errors.ConfigError: num_workers=2 with use_gpu=True: 2 ranks on HOST need 2 GPUs, and \
+{shown}. {way_out}, or give each rank its own: srun --gpus-per-task=1.
+""",
+    )
+
+
 STORAGE_SCRIPT = """\
 def train():
     pass
@@ -193,6 +218,17 @@ ONE_LINE = [
     (
         'hpctrain.SlurmConfig(partiton="gpu")',
         "UnknownFieldError: SlurmConfig has no field 'partiton'. Did you mean 'partition'?",
+    ),
+    (
+        "DataParallelTrainer(print, trian_loop_config={})",
+        "UnknownFieldError: DataParallelTrainer has no argument 'trian_loop_config'. Did you mean "
+        "'train_loop_config'?",
+    ),
+    (
+        'DataParallelTrainer(print, {"lr": 0.1})',
+        "UnknownFieldError: DataParallelTrainer(): too many positional arguments. By position: "
+        "train_loop_per_worker. By name: train_loop_config, backend_config, dataset_config, "
+        "scaling_config, run_config, datasets, metadata, resume_from_checkpoint, preprocessor.",
     ),
     (
         'hpctrain.SlurmConfig(time="two hours")',
