@@ -45,6 +45,8 @@ numpydoc_show_class_members = False
 nitpick_ignore_regex = [(r"py:.*", r"hpctrain\.(.*\.)?([A-Z]|.*_T)")]
 # What a VirtualCluster is made of is its own business.
 nitpick_ignore_regex.append((r"py:.*", r"hpctrain\.testing\.slurm\.[a-z_]+\..*"))
+# The base of trainers and predictors that checks their arguments.
+nitpick_ignore_regex.append((r"py:.*", r"hpctrain\.checks\..*"))
 # What several preprocessors have in common is private.
 nitpick_ignore_regex.append((r"py:.*", r"hpctrain\.preprocessors\.\w+\._\w+"))
 # What the groups of one run share.
