@@ -59,7 +59,7 @@ class ShareSampler(DistributedSampler[Any]):
     def take_back(self) -> None:
         """Let the next iteration be the epoch of the last one once more. Not collective."""
         if self._drawn is not None:
-            self.set_epoch(self._drawn)
+            self.epoch, self._drawn = self._drawn, None
 
     def _draw(self) -> list[Any]:
         """Return all items of the epoch, in order; the same on every rank."""
@@ -88,9 +88,25 @@ class ShardSampler(ShareSampler):
     def __init__(self, sampler: Any, **shard: Any) -> None:
         super().__init__(sampler, shuffle=False, **shard)
         self._order = SharedOrder(sampler)
+        self._kept: tuple[int, list[Any]] | None = None
+        """Epoch of the last draw, and what was drawn."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch the next iteration is, to the other sampler too. Not collective."""
+        super().set_epoch(epoch)
+        inner: Any = self.dataset
+        for sampler in (inner, getattr(inner, "sampler", None)):
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(epoch)
 
     def _draw(self) -> list[Any]:
-        return self._order.draw(self.epoch, seed=self.seed + self.epoch)
+        # A rank that has looked at the data would else have drawn once more than the others, which
+        # counts if the sampler has a state that nobody can seed.
+        if self._kept is None or self._kept[0] != self.epoch:
+            self._kept = None
+            order = self._order.draw(self.epoch, seed=self.seed + self.epoch)
+            self._kept = (self.epoch, order)
+        return self._kept[1]
 
 
 class GlobalBatchSampler:

@@ -53,6 +53,8 @@ class SharedOrder:
         name = type(sampler).__name__
         self._name = f"{name}/{len(sampler)}/{_made[name]}"
         _made[name] += 1
+        self._draws: Counter[int] = Counter()
+        """How often each epoch was drawn: the order may depend on more than its number."""
 
     def draw(self, epoch: int, *, seed: int) -> list[Any]:
         """Return what the sampler draws for an epoch. Not collective.
@@ -66,7 +68,9 @@ class SharedOrder:
             order = list(self._sampler)
         if _store is not None:
             mine = _digest(order)
-            theirs = _store.compare_set(f"{self._name}/{epoch}", "", mine).decode()
+            key = f"{self._name}/{epoch}/{self._draws[epoch]}"
+            self._draws[epoch] += 1
+            theirs = _store.compare_set(key, "", mine).decode()
             if theirs != mine:
                 raise ConfigError(
                     f"prepare_data_loader(): {type(self._sampler).__name__} draws another order "

@@ -172,9 +172,10 @@ def prepare_data_loader(
     -------
     PreparedLoader
         A DataLoader with ``set_epoch(epoch)``, for after a resume. Each iteration is an epoch of
-        its own for the shuffle, the one after the last, unless ``set_epoch()`` says which; one that
-        is left after its first batch does not count, so that a rank can look at the data. The order
-        depends on the epoch only, neither on seeds nor on the number of earlier epochs.
+        its own for the shuffle, the one after the last, unless ``set_epoch()`` says which, also to
+        a sampler that has a ``set_epoch()`` itself; one that is left after its first batch does not
+        count, so that a rank can look at the data. The order depends on the epoch only, neither on
+        seeds nor on the number of earlier epochs.
 
     Raises
     ------

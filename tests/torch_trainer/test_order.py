@@ -186,6 +186,40 @@ def test_a_look_at_the_first_batch_is_no_epoch(workers: int, options: dict[str, 
     assert _seen(looking) == _seen(other)
 
 
+@pytest.mark.parametrize("in_batches", [False, True])
+def test_a_look_leaves_a_generator_that_nobody_can_seed_as_it_is_on_other_ranks(
+    in_batches: bool,
+) -> None:
+    def hidden() -> Sampler[int]:
+        own = random.Random(0)
+        return Drawing(24, lambda n: own.sample(range(n), n))
+
+    options = {"batch_size": 2, "in_batches": in_batches}
+    looking, other = (_loader(hidden(), 0, 2, **options) for _ in range(2))
+    for _ in range(2):
+        first = next(iter(looking)).tolist()
+        assert next(iter(looking)).tolist() == first
+        seen = _seen(looking)
+        assert seen[:2] == first
+        assert seen == _seen(other)
+
+
+class OfEpoch(Drawing):
+    def __init__(self, count: int) -> None:
+        super().__init__(count, lambda n: random.Random(self.epoch).sample(range(n), n), epoch=0)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+@pytest.mark.parametrize("in_batches", [False, True])
+def test_the_epoch_is_set_for_a_sampler_that_knows_epochs_itself(in_batches: bool) -> None:
+    loader = _loader(OfEpoch(24), 0, 1, batch_size=2, in_batches=in_batches)
+    for epoch in (7, 1, 7, 0):
+        loader.set_epoch(epoch)
+        assert _seen(loader) == random.Random(epoch).sample(range(24), 24)
+
+
 def test_an_iteration_that_is_left_later_is_an_epoch() -> None:
     loader = _loader(_own_numpy(0, 24), 0, 1, batch_size=2)
     batches = iter(loader)
