@@ -277,8 +277,14 @@ def _of_codes(codes: np.ndarray, categories: np.ndarray) -> np.ndarray:
         found = np.concatenate([categories, nothing])[codes]
     else:
         found = np.concatenate([categories.astype(object), np.array([None])])[codes]
-        found = types.with_missing(found) if categories.dtype.kind in "iu" else found
+        # Whether floats have them is asked of all categories, not to depend on the rows.
+        if categories.dtype.kind in "iu" and _are_floats(categories):
+            found = types.with_missing(found)
     return found
+
+
+def _are_floats(integers: np.ndarray) -> bool:
+    return types.cast_exactly(integers, np.dtype(np.float64)) is not None
 
 
 def _holds_arrays(cell: Any) -> bool:
@@ -404,12 +410,14 @@ def _from_arrow(column: Any) -> np.ndarray:
         inner = _from_arrow(column.flatten())
         return inner.reshape(len(column), kind.list_size, *inner.shape[1:])
     if pyarrow.types.is_dictionary(kind):
-        column = column.dictionary_decode()
+        values, column = column.dictionary, column.dictionary_decode()
         kind = column.type
-    if column.null_count and pyarrow.types.is_integer(kind) and kind.bit_width == 64:
-        floats = types.cast_exactly(np.asarray(column.drop_null()), np.dtype(np.float64))
-        if floats is None:
+        is_integer = pyarrow.types.is_integer(kind)
+        if column.null_count and is_integer and not _are_floats(np.asarray(values.drop_null())):
             return np.array(column.to_pylist(), dtype=object)
+    is_large = column.null_count and pyarrow.types.is_integer(kind) and kind.bit_width == 64
+    if is_large and not _are_floats(np.asarray(column.drop_null())):
+        return np.array(column.to_pylist(), dtype=object)
     array = column.to_numpy(zero_copy_only=False)
     return array
 
