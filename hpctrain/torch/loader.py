@@ -94,8 +94,8 @@ class ShardSampler(ShareSampler):
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch the next iteration is, to the other sampler too. Not collective."""
         super().set_epoch(epoch)
-        inner: Any = self.dataset
-        for sampler in (inner, getattr(inner, "sampler", None)):
+        parts: list[Any] = [self.dataset, getattr(self.dataset, "sampler", None)]
+        for sampler in parts:
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(epoch)
 
