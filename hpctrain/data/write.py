@@ -259,13 +259,45 @@ def _arrow_column(name: str, array: np.ndarray, kind: Any, where: str) -> Any:
             return to_arrow({name: array}).column(0).cast(kind)
         array = array if kind is None else plain({name: array})[name]
         if kind is not None and array.dtype.kind == "O" and array.ndim == 1:
-            return pyarrow.array(array, kind, from_pandas=True)
+            return _in_arrow_type(array, kind)
         return to_arrow({name: array}).column(0)
     except pyarrow.ArrowException as error:
         raise ConfigError(
             f"{where}: the values of column {name!r} are not of one type"
             f"{'' if kind is None else f', {kind} as those before'}: {error}. {_ADVICE}"
         ) from error
+
+
+def _in_arrow_type(array: np.ndarray, kind: Any) -> Any:
+    """Return objects in a type of Arrow's that has all of them.
+
+    Asked for integers or days, Arrow would make 0 of 0.5, and cut times.
+    """
+    pyarrow = require("pyarrow", to="to write Parquet and CSV files")
+    own = pyarrow.array(array, from_pandas=True)
+    if not _may_become(own.type, kind):
+        raise pyarrow.ArrowInvalid(f"these are {own.type}")
+    return own.cast(kind)
+
+
+def _may_become(own: Any, kind: Any) -> bool:
+    """Return whether a cast of Arrow's from type to type keeps values, or refuses to."""
+    types = require("pyarrow", to="to write Parquet and CSV files").types
+    if own.equals(kind) or types.is_null(own):
+        return True
+    if types.is_list(own) and types.is_list(kind):
+        return _may_become(own.value_type, kind.value_type)
+    if types.is_struct(own) and types.is_struct(kind):
+        known = {field.name: field.type for field in kind}
+        return all(f.name in known and _may_become(f.type, known[f.name]) for f in own)
+    families = (
+        (types.is_integer, types.is_floating),
+        (types.is_decimal,),
+        (types.is_timestamp,),
+        (types.is_duration,),
+    )
+    is_alike = any(any(i(own) for i in f) and any(i(kind) for i in f) for f in families)
+    return is_alike and getattr(own, "tz", None) == getattr(kind, "tz", None)
 
 
 def _later_type(dataset: Dataset, name: str, batch_size: int) -> Any:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -269,3 +270,34 @@ def test_lists_are_refused_by_csv(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"column 'x' has values of type list.*Write Parquet"):
         from_numpy({"x": lists}).write_csv(tmp_path / "a.csv")
     assert list(tmp_path.iterdir()) == []
+
+
+DAY = datetime.date(2024, 1, 1)
+AT_THREE = datetime.datetime(2024, 1, 1, 3, tzinfo=datetime.timezone.utc).replace(tzinfo=None)
+
+
+@pytest.mark.parametrize(
+    ("first", "later"),
+    [
+        (1, 0.5),
+        (DAY, AT_THREE),
+        (AT_THREE, AT_THREE.replace(tzinfo=datetime.timezone.utc)),
+        (datetime.timedelta(1), 1),
+        ([1], [0.5]),
+        ({"a": 1}, {"a": 0.5}),
+        ({"a": 1}, {"a": 1, "b": 2}),
+        (0.5, 2**53 + 1),
+    ],
+)
+def test_a_later_value_is_not_cut_to_the_type_of_the_first_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: Any, later: Any
+):
+    monkeypatch.setattr(write_module, "ROW_GROUP_BYTES", 8)
+    values = np.empty(3, object)
+    values[:] = [first, None, later]
+    dataset = from_numpy({"n": np.arange(3)}).map_batches(lambda batch: {"x": values[batch["n"]]})
+    with pytest.raises(ConfigError, match=r"rows 2 to 3: the values of column 'x' are not of one"):
+        dataset.write_parquet(tmp_path / "a.parquet")
+    values[2] = first
+    dataset.write_parquet(tmp_path / "a.parquet")
+    assert parquet.read_table(tmp_path / "a.parquet")["x"].to_pylist() == [first, None, first]
