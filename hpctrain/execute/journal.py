@@ -28,9 +28,9 @@ from hpctrain.rundir.history import (
     read_history,
     unfinished_attempts,
 )
-from hpctrain.rundir.ledger import append_event, count_attempts, read_events
+from hpctrain.rundir.ledger import append_event, read_events
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.status import RunState, RunStatus, read_status, write_status
+from hpctrain.rundir.status import RunState, RunStatus, last_attempt, read_status, write_status
 
 STATUS_INTERVAL_S = 2.0
 # Ranks that start, a callback or Slurm's controller may take minutes, and an executor that writes
@@ -234,11 +234,11 @@ def initial_status(paths: RunPaths, plan: LaunchPlan, run_config: RunConfig) -> 
         name=run_config.name,
         state=RunState.STARTING,
         launcher=plan.launcher,
-        attempt=count_attempts(paths),
         job_id=environ.variable("SLURM_JOB_ID"),
         restarts=environ.restart_count(),
         owner_host=socket.gethostname(),
         owner_pid=pid,
         owner_start=process_start_time(pid) or 0,
         started_at=time.time(),
+        **last_attempt(paths),
     ).placed_in(paths.root)

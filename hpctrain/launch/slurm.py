@@ -11,9 +11,8 @@ from hpctrain.errors import LaunchError
 from hpctrain.launch.request import Submission
 from hpctrain.launch.settle import find_unrecorded_job, record_job, record_refusal
 from hpctrain.log import log
-from hpctrain.rundir.ledger import count_attempts
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.status import RunState, RunStatus, write_status
+from hpctrain.rundir.status import RunState, RunStatus, last_attempt, write_status
 from hpctrain.slurm.submit import submit_executor
 
 
@@ -37,8 +36,8 @@ def submit_job(submission: Submission) -> None:
             name=paths.root.name,
             state=RunState.SUBMITTING,
             launcher="slurm",
-            attempt=count_attempts(paths),
             started_at=time.time(),
+            **last_attempt(paths),
         ).placed_in(paths.root),
     )
     try:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.rundir.files import write_atomic
+from hpctrain.rundir.ledger import count_attempts
 from hpctrain.rundir.paths import RunPaths
 
 
@@ -152,6 +153,18 @@ def read_status(paths: RunPaths) -> RunStatus | None:
     if status.state.is_final or status.is_of(paths.root):
         return status
     return _as_copy(status, paths.root)
+
+
+def last_attempt(paths: RunPaths) -> dict[str, Any]:
+    """Return the fields of the status that say which attempt was the last, and where it ran.
+
+    Not collective. For a status that begins anew: what is known of an attempt whose executor died
+    is in the status that it wrote.
+    """
+    attempt, previous = count_attempts(paths), read_status(paths)
+    if previous is None or previous.attempt != attempt:
+        return {"attempt": attempt}
+    return {"attempt": attempt, "world_size": previous.world_size, "nodes": previous.nodes}
 
 
 def _as_copy(status: RunStatus, root: Path) -> RunStatus:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from hpctrain import RunStoppedError
 from hpctrain.testing.slurm import VirtualCluster
 
 pytestmark = pytest.mark.slurm
@@ -200,3 +201,66 @@ def test_a_script_that_is_the_job_runs_each_of_its_fits_there(login: Any) -> Non
             job_id,
         )
     assert login(*options, "-C", "nosuch", "several.py", "1").returncode == 3
+
+
+THREE = """
+import time
+import hpctrain
+from hpctrain import Checkpoint, DataParallelTrainer, RunConfig, ScalingConfig
+
+def train(config):
+    checkpoint = hpctrain.get_checkpoint()
+    step = checkpoint.to_dict()["step"] if checkpoint else 0
+    while step < config["steps"]:
+        step += 1
+        time.sleep(config["pause"])
+        save = hpctrain.get_context().get_world_rank() == 0
+        hpctrain.report({"step": step}, Checkpoint.from_dict({"step": step}) if save else None)
+
+for name in ("one", "two", "three"):
+    result = DataParallelTrainer(
+        train,
+        train_loop_config={"steps": 40 if name == "two" else 2, "pause": 0.1},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(name=name, verbose=0),
+    ).fit()
+    print(name, result.metrics["step"], len(result.attempts), flush=True)
+"""
+
+
+def test_a_script_that_is_the_job_is_signalled_and_queued_again_in_its_second_fit(
+    login: Any, virtual_slurm: VirtualCluster
+) -> None:
+    (login.path / "three.py").write_text(THREE)
+    options = ("submit", "--script", "--workers=2", "-t5")
+    checkpoints = login.run_dir("two") / "checkpoints"
+    job = login.start(*options, "--wait", "three.py")
+    login.wait_until((checkpoints / "000003").exists, "a checkpoint of the second run")
+    first = login.status("two")["job_id"]
+    virtual_slurm.run_on("head", ["scancel", "--signal=USR2", first])
+    printed, _ = job.communicate(timeout=120)
+    assert job.returncode == RunStoppedError.exit_code == 5, printed
+    log = (login.path / f"slurm-{first}.out").read_text().splitlines()
+    assert log[0] == "one 2 1"
+    assert log[1].startswith(
+        f"hpctrain.errors.RunStoppedError: the run stopped because job {first} got SIGUSR2"
+    )
+    assert len(log) == 2
+    assert not login.run_dir("three").exists()
+
+    second = login(*options, "three.py").stdout.strip()
+    saved = int(login.status("two")["checkpoint"].rpartition("/")[2])
+    beyond = checkpoints / f"{saved + 2:06}"
+    login.wait_until(beyond.exists, "a checkpoint of the second attempt", started=False)
+    virtual_slurm.run_on("head", ["scontrol", "requeue", second])
+    log_of_second = login.path / f"slurm-{second}.out"
+    login.wait_until(lambda: "three" in log_of_second.read_text(), "the last fit", started=False)
+    assert log_of_second.read_text().splitlines()[-2:] == ["two 40 3", "three 2 1"]
+    history = login("history", "two").stdout
+    assert history.startswith("two: finished, 3 attempts, 1 restart, 2 jobs\n")
+    nodes = "nodes     node1\n    from      "
+    assert re.search(rf"attempt 2: .*, job {second}\n    {nodes}checkpoint {saved:06}\n", history)
+    restart = re.search(r"taken away without a warning; restart 1 from checkpoint\s+(\d+)", history)
+    assert restart is not None, history
+    assert int(restart[1]) >= saved + 2
+    assert f"    {nodes}checkpoint {restart[1]}\n" in history
