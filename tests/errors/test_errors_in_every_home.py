@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from hpctrain import ConfigError, DataParallelTrainer, RunConfig, ScalingConfig, WorkerError
 from hpctrain.frames import format_user_traceback
+from hpctrain.testing.slurm import VirtualCluster
 
 pytestmark = pytest.mark.mpi
 SECONDS = 40
@@ -51,6 +53,46 @@ def test_hpctrain_run_shows_what_python_shows(run_script: Any) -> None:
         + TRACEBACK.replace("DIR/train.py", "train.py")
     )
     assert outcome.status == WorkerError.exit_code == 4
+
+
+IN_JOB = ("--quiet", "--nodes=1", "--ntasks=2")
+SUBMIT = f"""\
+sbatch {" ".join(IN_JOB)} --wait --error=job.err job.sh "$@"
+status=$?
+cat job.err >&2
+exit $status
+"""
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param([sys.executable], id="login node"),
+        pytest.param(["salloc", *IN_JOB, sys.executable], id="salloc"),
+        pytest.param(["salloc", *IN_JOB, sys.executable, "-m", "hpctrain.cli", "run"], id="run"),
+        pytest.param(["sh", "submit.sh"], id="sbatch"),
+    ],
+)
+def test_a_login_node_and_an_allocation_show_it_once(
+    run_script: Any, command: list[str], virtual_slurm: VirtualCluster, tmp_path: Path
+) -> None:
+    (tmp_path / "job.sh").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (tmp_path / "submit.sh").write_text(SUBMIT)
+    outcome = run_script(
+        script(workers=2, rank=1), command=command, environment=dict(virtual_slurm.environ)
+    )
+    shown = outcome.err
+    node = re.search(r"on (node\d) failed", shown)
+    assert node is not None, shown
+    assert shown == (
+        f"hpctrain.errors.WorkerError: rank 1 of 2 on {node[1]} failed in phase training: "
+        "KeyError: 'learning_rate'\n"
+        "  Log: DIR/runs/run/logs/1/rank-00001.out   Last complete checkpoint: none\n"
+        + RUN
+        + (TRACEBACK.replace("DIR/", "") if "run" in command else TRACEBACK)
+    )
+    assert outcome.status == WorkerError.exit_code
 
 
 @pytest.mark.parametrize("command", [[], ["-m", "hpctrain.cli", "run"]])
