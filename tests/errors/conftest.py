@@ -104,6 +104,27 @@ def run_script(tmp_path: Path) -> ScriptRunner:
 
 
 @pytest.fixture
+def run_notebook(tmp_path: Path) -> Callable[[str, str], str]:
+    """Return a function that runs cells in IPython, with a program that reads and executes them."""
+    pytest.importorskip("IPython")
+
+    def run(cells: str, program: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            input=cells,
+            cwd=tmp_path,
+            env={**os.environ, "HPCTRAIN_LAUNCHER": "local", "IPYTHONDIR": str(tmp_path / "ipy")},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        return re.sub("<ipython-input-[^>]*>", "CELL", normalize(done.stdout, tmp_path))
+
+    return run
+
+
+@pytest.fixture
 def small_filesystem() -> Iterator[Callable[[Path, str], None]]:
     """Return a function that mounts a small filesystem until the test ends."""
     if os.geteuid() != 0:

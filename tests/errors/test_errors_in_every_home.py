@@ -205,6 +205,65 @@ def test_an_exception_that_is_not_ours_is_shown_by_python(tmp_path: Path) -> Non
     assert done.returncode == 1
 
 
+CELLS = """\
+def train(config):
+    print(config["learning_rate"])
+
+def make(workers):
+    return DataParallelTrainer(
+        train,
+        train_loop_config={},
+        scaling_config=ScalingConfig(num_workers=workers),
+        run_config=RunConfig(name="run", storage_path="runs", verbose=0),
+    )
+# %%
+make(workers=1).fit()
+# %%
+make(workers=0).fit()
+# %%
+RunConfig(nmae="run")
+"""
+NOTEBOOK = """
+import sys
+from IPython.core.interactiveshell import InteractiveShell
+from hpctrain import DataParallelTrainer, RunConfig, ScalingConfig
+
+shell = InteractiveShell.instance(colors="NoColor", user_ns=globals())
+for cell in sys.stdin.read().split("# %%\\n"):
+    print(f"[{shell.execution_count}]")
+    shell.run_cell(cell, store_history=True)
+"""
+
+
+def test_a_notebook_shows_it_once(run_notebook: Any) -> None:
+    frame = """\
+Traceback (most recent call last):
+  File "CELL", line 2, in train
+"""
+    assert run_notebook(CELLS, NOTEBOOK) == (
+        "[1]\n"
+        "[2]\n"
+        "hpctrain.errors.WorkerError: rank 0 of 1 on HOST failed in phase training: KeyError: "
+        "'learning_rate'\n"
+        "  Log: DIR/runs/run/logs/1/rank-00000.out   Last complete checkpoint: none\n"
+        + RUN
+        + f"""
+{frame}KeyError: 'learning_rate'
+[3]
+hpctrain: rank 0 of 1 on HOST failed: KeyError: 'learning_rate'
+  Last complete checkpoint: none
+{RUN}
+{frame}    print(config["learning_rate"])
+KeyError: 'learning_rate'
+[4]
+Traceback (most recent call last):
+  File "CELL", line 1, in <module>
+    RunConfig(nmae="run")
+hpctrain.errors.UnknownFieldError: RunConfig has no field 'nmae'. Did you mean 'name'?
+"""
+    )
+
+
 def test_ipython_is_given_the_same_lines() -> None:
     # IPython and Jupyter print what this method returns, instead of a traceback of their own.
     with pytest.raises(ConfigError) as caught:
