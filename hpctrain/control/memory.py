@@ -160,10 +160,15 @@ class MemoryWatch:
     def add(self, key: object, sock: socket.socket) -> None:
         """Begin to watch the process at the other end of a unix socket."""
         # The pid is 0 if it has none in our PID namespace.
-        self._watched[key] = watched = _Watched(peer_pid(sock))
+        watched = _Watched(peer_pid(sock))
         if watched.limit is not None:
             group = watched.limit[0]
-            self._sharing[group] = self._sharing.get(group, 0) + 1
+            # Once all have ended, those that come are another attempt's.
+            others = any(
+                w.limit is not None and w.limit[0] == group for w in self._watched.values()
+            )
+            self._sharing[group] = 1 + (self._sharing[group] if others else 0)
+        self._watched[key] = watched
         if watched.group is not None:
             for directory in watched.group.directories:
                 if directory not in self._counted:

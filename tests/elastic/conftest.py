@@ -117,6 +117,11 @@ class Run:
         """Return the events of one kind in the ledger."""
         return [event for event in read_events(RunPaths(self.path)) if event["event"] == kind]
 
+    def history(self) -> str:
+        """Return what ``hpctrain history`` says, in one line."""
+        argv = [sys.executable, "-m", "hpctrain.cli", "history", str(self.path)]
+        return " ".join(subprocess.run(argv, capture_output=True, text=True).stdout.split())
+
     def wait(self, what: str, condition: Callable[[], Any]) -> None:
         """Wait until a condition holds."""
         deadline = time.monotonic() + PATIENCE_S

@@ -61,6 +61,14 @@ def test_a_run_with_a_spare_node_goes_on_at_full_size(
     assert sorted(run.diary[0]["nodes"]) == ["node1", "node2"]
     assert sorted(run.diary[-1]["nodes"]) == ["node1", "node3"]
     run.check_that_every_row_was_seen_once_an_epoch(6)
+    restart = "node node2 is lost: silent; restart 1 from checkpoint "
+    assert result.status.last_restart.startswith(restart)
+    history = run.history()
+    assert history.startswith("run: finished, 2 attempts, 1 restart, 1 job ")
+    assert "ended node node2 is lost: silent " in history
+    assert result.status.last_restart in history
+    assert "nodes node[1-2] from the beginning" in history
+    assert "nodes node[1,3] from checkpoint" in history
 
 
 def test_a_run_grows_again_when_a_node_is_back(make_cluster: MakeCluster, start_run: StartRun):

@@ -25,7 +25,8 @@ import sys
 import hpctrain
 import hpctrain.collective
 from hpctrain import (
-    Checkpoint, DataParallelTrainer, HpctrainError, RunConfig, ScalingConfig, SlurmConfig,
+    Checkpoint, DataParallelTrainer, FailureConfig, HpctrainError, RunConfig, ScalingConfig,
+    SlurmConfig,
 )
 
 def fill():
@@ -55,7 +56,10 @@ if __name__ == "__main__":
             train,
             train_loop_config={"who": who, "rank": int(rank)},
             scaling_config=ScalingConfig(num_workers=int(workers), slurm=slurm),
-            run_config=RunConfig(storage_path=storage, name="run", verbose=0),
+            run_config=RunConfig(
+                storage_path=storage, name="run", verbose=0,
+                failure_config=FailureConfig(max_failures=int(slurm.mem is not None)),
+            ),
         ).fit()
     except HpctrainError as error:
         print(f"{type(error).__name__}: {error}")
@@ -188,6 +192,15 @@ def test_a_rank_of_a_job_that_uses_more_than_the_job_asked_for_is_told_with_node
         "  Ask Slurm for more memory, with resources_per_worker={'memory': BYTES} or "
         "SlurmConfig(mem='...'), or make batches smaller." in further
     )
+    argv = [sys.executable, "-m", "hpctrain.cli", "history", str(tmp_path / "run")]
+    shown = subprocess.run(argv, capture_output=True, text=True).stdout
+    flat = " ".join(shown.split())
+    killed = "rank 2 on node2 was killed (out of memory)"
+    restart = f"{killed}; restart 1 of 1 from checkpoint 000001"
+    assert Result.from_path(tmp_path / "run").status.last_restart == restart
+    assert flat.startswith("run: failed, 2 attempts, 1 restart, 1 job ")
+    assert flat.count(f"ended {killed} ") == 2
+    assert f" {restart} attempt 2: " in flat
     # Slurm says the same, on its own.
     said = (tmp_path / "run/logs/1/launcher.out").read_text()
     assert re.search(r"task 2: Out Of Memory", said)

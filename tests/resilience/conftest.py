@@ -179,6 +179,11 @@ class Disturbed:
             lambda: metrics.exists() and f'"step":{step},' in metrics.read_text(), f"step {step}"
         )
 
+    def history(self) -> str:
+        """Return what ``hpctrain history`` says, in one line."""
+        shown = self.slurm(sys.executable, "-m", "hpctrain.cli", "history", str(self.run_dir))
+        return " ".join(shown.split())
+
     def events(self, name: str) -> list[dict[str, Any]]:
         return [e for e in read_events(RunPaths(self.run_dir)) if e["event"] == name]
 

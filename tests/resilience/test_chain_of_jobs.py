@@ -12,6 +12,17 @@ import pytest
 pytestmark = pytest.mark.slurm
 
 
+def assert_history_has(disturbed: Any, result: Any, restart: str, *, nodes: str) -> None:
+    """Check what status and ``hpctrain history`` say of a run that was queued again once."""
+    assert result.status.last_restart.startswith(restart)
+    history = disturbed.history()
+    assert history.startswith("run: finished, 2 attempts, 1 restart, 1 job ")
+    assert result.status.last_restart in history
+    assert history.count(f"nodes {nodes} from ") == 2
+    _, second = disturbed.events("attempt-started")
+    assert f"nodes {nodes} from checkpoint {second['first_report']:06} " in history
+
+
 @pytest.mark.parametrize("asks", [True, False], ids=["asks", "never-asks"])
 def test_a_run_that_is_warned_goes_on_in_the_same_job_queued_again(
     disturbed: Any, asks: bool
@@ -68,6 +79,9 @@ def test_a_preempted_run_saves_in_its_grace_time_and_goes_on_later(disturbed: An
     why = [event["why"] for event in disturbed.events("requeued")]
     assert len(why) == 1, disturbed.logs()
     assert "is preempted" in why[0]
+    (job_id,) = result.job_ids
+    restart = f"job {job_id} is preempted; job {job_id} is queued again and resumes from checkpoint"
+    assert_history_has(disturbed, result, restart, nodes="node1")
     assert result.attempts[0].ended_at is not None
     log = (disturbed.run_dir / "logs/1/rank-00000.out").read_text()
     assert "preempted_node_to_ranks={'node1': (0, 1)}" in log
@@ -79,8 +93,11 @@ def test_a_job_that_is_queued_again_without_a_warning_resumes(disturbed: Any) ->
     disturbed.start()
     disturbed.wait_for_step(12)
     disturbed.slurm("scontrol", "requeue", disturbed.job_id())
-    disturbed.finish()
+    result = disturbed.finish()
     assert disturbed.events("attempt-ended")[0]["kind"] == "preemption"
+    (job_id,) = result.job_ids
+    # Slurm sends SIGTERM; on a loaded machine the executor may be killed before it has acted on it.
+    assert_history_has(disturbed, result, f"job {job_id} ", nodes="node[1-2]")
 
 
 def test_a_run_whose_preemptions_are_used_up_says_so(disturbed: Any) -> None:
