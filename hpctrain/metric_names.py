@@ -13,10 +13,19 @@ _NAMES_SHOWN = 12
 
 
 class PartialMetrics(dict[str, Any]):
-    """Metrics of a report within an epoch: those of its end, or of a validation, are not known yet.
+    """Metrics of a report before all are measured: a name that it lacks may come later.
 
-    A name that such a report lacks is no mistake.
+    Parameters
+    ----------
+    metrics
+        The metrics.
+    lacks
+        What the names begin with that may come later; the empty string for all names.
     """
+
+    def __init__(self, metrics: Mapping[str, Any], lacks: str = "") -> None:
+        super().__init__(metrics)
+        self.lacks = lacks
 
 
 def find_metric(metrics: Mapping[str, Any], name: str, default: Any = None) -> Any:

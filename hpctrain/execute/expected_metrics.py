@@ -38,7 +38,12 @@ class ExpectedMetrics:
             names -= {name for name in names if has_metric(metrics, name)}
 
     def check(
-        self, report: int, metrics: Mapping[str, Any], *, has_checkpoint: bool, is_partial: bool
+        self,
+        report: int,
+        metrics: Mapping[str, Any],
+        *,
+        has_checkpoint: bool,
+        lacks: str | None = None,
     ) -> None:
         """Take note of a report. Not collective.
 
@@ -46,8 +51,8 @@ class ExpectedMetrics:
         ----------
         has_checkpoint
             Only checkpoints have scores.
-        is_partial
-            Whether the report comes before all that is measured is known.
+        lacks
+            What names begin with that later reports may have; None if all metrics are measured.
 
         Raises
         ------
@@ -55,11 +60,13 @@ class ExpectedMetrics:
             If it lacks a metric that it should have.
         """
         self.note(metrics)
-        if is_partial:
-            return
-        for name in sorted(self._stop):
+
+        def unknown(names: set[str]) -> list[str]:
+            return sorted(n for n in names if lacks is None or not n.startswith(lacks))
+
+        for name in unknown(self._stop):
             _refuse(f"RunConfig(stop={{{name!r}: ...}})", name, report, metrics)
-        for name in self._score if has_checkpoint else ():
+        for name in unknown(self._score) if has_checkpoint else ():
             what = f"CheckpointConfig(checkpoint_score_attribute={name!r})"
             _refuse(what, name, report, metrics)
 

@@ -224,7 +224,7 @@ class Recorder:
                 round_.report,
                 round_.metrics(),
                 has_checkpoint=bool(round_.parts),
-                is_partial=round_.is_partial,
+                lacks=round_.lacks,
             )
         if checkpoint is not None:
             self.checkpoints.retain(checkpoint, round_.metrics())

@@ -25,9 +25,10 @@ class ReportRound:
     """What ranks staged for a checkpoint, by world rank; empty without a checkpoint."""
 
     @property
-    def is_partial(self) -> bool:
-        """Whether rank 0 reported before all that it measures was known."""
-        return bool(json.loads(self.lines[0]).get("partial"))
+    def lacks(self) -> str | None:
+        """What the names begin with that rank 0 may report later; None if it has measured all."""
+        partial: str | bool | None = json.loads(self.lines[0]).get("partial")
+        return partial if isinstance(partial, str) else ("" if partial else None)
 
     def metrics(self, rank: int = 0) -> dict[str, Any]:
         """Return the metrics of a rank."""

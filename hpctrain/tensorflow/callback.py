@@ -29,6 +29,8 @@ _EVENTS = tuple(
     for part in ("train", "epoch", "test", "predict", "train_batch", "test_batch", "predict_batch")
     for end in ("begin", "end")
 )
+# What Keras puts before the names of metrics of a validation.
+_VALIDATION = "val_"
 
 
 class ReportCheckpointCallback(_keras_callback()):  # type: ignore[misc]  # known at run time
@@ -73,6 +75,7 @@ class ReportCheckpointCallback(_keras_callback()):  # type: ignore[misc]  # know
         """Epochs that were complete in the newest checkpoint when this was made: make it before
         anything is reported, while all ranks know of the same one."""
         self._epoch = self.initial_epoch
+        self._has_validated = False
         for event in self._checkpoint_on | _events(report_metrics_on, "report_metrics_on"):
             # On the instance: Keras asks a class that has on_train_batch_end() to wait for the
             # metrics of each batch, whether it does something with them or not.
@@ -94,14 +97,24 @@ class ReportCheckpointCallback(_keras_callback()):  # type: ignore[misc]  # know
         """Keep the number of complete epochs. Not collective."""
         self._epoch = epoch + 1
 
+    def on_test_end(self, logs: Any = None) -> None:
+        """Note that there is a validation. Not collective."""
+        self._has_validated = True
+
     def _on(self, event: str, hook: Any, *arguments: Any, **keywords: Any) -> None:
         """Do what `hook` does, and report. Collective if the model is saved."""
         hook(*arguments, **keywords)
         given = (*arguments, *keywords.values())
         # A loop of the user's own may leave them out.
-        metrics = self._selected(next((x for x in given if isinstance(x, Mapping)), {}))
+        logs = next((x for x in given if isinstance(x, Mapping)), {})
+        # With fit(validation_freq=n), which callbacks cannot see, the nth epoch is the first with a
+        # validation.
+        may_lack = event == "epoch_end" and not any(n.startswith(_VALIDATION) for n in logs)
+        metrics = self._selected(logs, may_lack_validation=may_lack)
         if event != "epoch_end":
             metrics = PartialMetrics(metrics)
+        elif may_lack and not self._has_validated:
+            metrics = PartialMetrics(metrics, lacks=_VALIDATION if self._metrics is None else "")
         if event in self._checkpoint_on:
             self._save(metrics)
         else:
@@ -121,7 +134,7 @@ class ReportCheckpointCallback(_keras_callback()):  # type: ignore[misc]  # know
             checkpoint.set_metadata({"epoch": self._epoch})
             hpctrain.report(metrics, checkpoint)
 
-    def _selected(self, logs: Mapping[str, Any]) -> dict[str, Any]:
+    def _selected(self, logs: Mapping[str, Any], *, may_lack_validation: bool) -> dict[str, Any]:
         wanted = self._metrics
         if wanted is None:
             names = {name: name for name in logs}
@@ -129,6 +142,8 @@ class ReportCheckpointCallback(_keras_callback()):  # type: ignore[misc]  # know
             names = dict(wanted)
         else:
             names = {name: name for name in ([wanted] if isinstance(wanted, str) else wanted)}
+        if may_lack_validation:
+            names = {new: n for new, n in names.items() if not n.startswith(_VALIDATION)}
         if missing := [name for name in names.values() if name not in logs]:
             raise ConfigError(
                 f"ReportCheckpointCallback(metrics=...) names {', '.join(map(repr, missing))}, and "

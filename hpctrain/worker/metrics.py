@@ -54,15 +54,21 @@ class MetricsFile:
 
 
 def encode_line(
-    report: int, attempt: int, checkpoint: bytes, metrics: bytes, *, is_partial: bool = False
+    report: int, attempt: int, checkpoint: bytes, metrics: bytes, *, lacks: str | None = None
 ) -> bytes:
-    """Return the line of a report, of parts that are JSON already. Not collective."""
+    """Return the line of a report, of parts that are JSON already. Not collective.
+
+    Parameters
+    ----------
+    lacks
+        As of `PartialMetrics`; None if all metrics are measured.
+    """
     return b'{"report":%d,"attempt":%d,"time":%.6f,"checkpoint":%s,%s"metrics":%s}\n' % (
         report,
         attempt,
         time.time(),
         checkpoint,
-        b'"partial":true,' if is_partial else b"",
+        b"" if lacks is None else b'"partial":%s,' % json.dumps(lacks or True).encode(),
         metrics,
     )
 

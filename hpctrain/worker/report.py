@@ -154,7 +154,7 @@ class Session:
     def report(self, metrics: Mapping[str, Any], upload: Upload | None = None) -> None:
         """Report metrics, and a checkpoint with them or not."""
         content = encode_metrics(metrics)
-        is_partial = isinstance(metrics, PartialMetrics)
+        lacks = metrics.lacks if isinstance(metrics, PartialMetrics) else None
         if upload is not None:
             upload.check(report=self.reports + 1, paths=self._paths)
             if self._is_in_scratch(upload):
@@ -163,19 +163,19 @@ class Session:
                 self._commits.wait_for_room()
         number = self._count.begin()
         if upload is None:
-            line = encode_line(number, self.world.attempt, b"null", content, is_partial=is_partial)
+            line = encode_line(number, self.world.attempt, b"null", content, lacks=lacks)
             self._append(line)
             self._channel.report(line)
         else:
-            self._report_checkpoint(number, content, upload, is_partial=is_partial)
+            self._report_checkpoint(number, content, upload, lacks=lacks)
         # Last: who catches it and goes on has made as many reports as the other ranks.
         self._commits.look()
 
     def _report_checkpoint(
-        self, number: int, content: bytes, upload: Upload, *, is_partial: bool
+        self, number: int, content: bytes, upload: Upload, *, lacks: str | None
     ) -> None:
         name = b'"%s"' % _name(number, upload).encode()
-        line = encode_line(number, self.world.attempt, name, content, is_partial=is_partial)
+        line = encode_line(number, self.world.attempt, name, content, lacks=lacks)
         if upload.is_behind:
             self._report_behind(number, line, upload)
         else:

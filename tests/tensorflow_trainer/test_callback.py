@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tf_keras
 
-from hpctrain import ConfigError, Result, RunConfig, ScalingConfig
+from hpctrain import CheckpointConfig, ConfigError, Result, RunConfig, ScalingConfig
 from hpctrain.tensorflow import ReportCheckpointCallback, TensorflowTrainer
 
 X = np.random.default_rng(0).normal(size=(8, 2)).astype("float32")
@@ -60,6 +60,51 @@ def test_a_loop_of_ones_own_may_leave_the_logs_out(tmp_path: Path) -> None:
         run_config=RunConfig(storage_path=tmp_path, verbose=0),
     ).fit()
     assert len(result.metrics_history) == 1
+
+
+def fit_with_validation(storage: Path, *, score: str, freq: int, **arguments: Any) -> Result:
+    def train() -> None:
+        model = tf_keras.Sequential([tf_keras.layers.Input((2,)), tf_keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        data = (X, X[:, 0])
+        report = ReportCheckpointCallback(**arguments)
+        model.fit(
+            *data,
+            epochs=4,
+            callbacks=[report],
+            verbose=0,
+            validation_data=data if freq else None,
+            validation_freq=freq or 1,
+        )
+
+    best = CheckpointConfig(
+        num_to_keep=1, checkpoint_score_attribute=score, checkpoint_score_order="min"
+    )
+    return TensorflowTrainer(
+        train,
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(storage_path=storage, name="run", verbose=0, checkpoint_config=best),
+    ).fit()
+
+
+@pytest.mark.parametrize(
+    ("metrics", "score"),
+    [(None, "val_loss"), (["loss", "val_loss"], "val_loss"), ({"best": "val_loss"}, "best")],
+)
+def test_a_validation_every_other_epoch_may_score_checkpoints(
+    tmp_path: Path, metrics: Any, score: str
+) -> None:
+    result = fit_with_validation(tmp_path, score=score, freq=2, metrics=metrics)
+    assert [score in reported for reported in result.metrics_history] == [False, True] * 2
+    assert [saved.path.name for saved, _ in result.best_checkpoints] == ["000004"]
+
+
+@pytest.mark.parametrize(("score", "freq"), [("lss", 2), ("val_lss", 1), ("lss", 0)])
+def test_a_score_that_no_epoch_has_is_refused_at_the_first_that_could(
+    tmp_path: Path, score: str, freq: int
+) -> None:
+    with pytest.raises(ConfigError, match=f"report 1 has no metric '{score}'"):
+        fit_with_validation(tmp_path, score=score, freq=freq)
 
 
 def test_training_ends_after_the_report_at_which_it_should_stop(tmp_path: Path) -> None:
