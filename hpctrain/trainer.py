@@ -53,6 +53,8 @@ class BaseTrainer(NamedArguments, abc.ABC):
 
     _scaling_config_allowed_keys: ClassVar[frozenset[str] | None] = None
     """Fields of ScalingConfig that may differ from their defaults; None allows all."""
+    _deleted_checkpoint: Path | None = None
+    """What a restored run began with, if that is deleted: its own checkpoints replace it."""
 
     def __init__(
         self,
@@ -256,6 +258,7 @@ class DataParallelTrainer(BaseTrainer):
         from hpctrain.plan.spec import WorkerSpec
 
         resumed = self.resume_from_checkpoint
+        resume_from = self._deleted_checkpoint if resumed is None else resumed.path
         return Request(
             trainer=_class_path(type(self)),
             scaling_config=self.scaling_config,
@@ -270,7 +273,7 @@ class DataParallelTrainer(BaseTrainer):
                 preprocessor=self.preprocessor,
                 metadata=self.metadata,
             ),
-            resume_from=None if resumed is None else resumed.path,
+            resume_from=resume_from,
         )
 
     @classmethod
@@ -324,6 +327,9 @@ class DataParallelTrainer(BaseTrainer):
                 f"restore(datasets=...) has {sorted(datasets)}, but the run was begun with "
                 f"{sorted(stored.datasets)}. Give all of them, and no other."
             )
+        begun_with = None
+        if resume_from is not None and resume_from.is_dir():
+            begun_with = Checkpoint(resume_from)
         arguments = {
             "train_loop_config": stored.train_loop_config
             if train_loop_config is None
@@ -334,11 +340,14 @@ class DataParallelTrainer(BaseTrainer):
             "metadata": stored.metadata,
             "preprocessor": stored.preprocessor if preprocessor is None else preprocessor,
             "scaling_config": scaling_config or _stored_scaling(plan),
-            "resume_from_checkpoint": resume_from,
+            "resume_from_checkpoint": begun_with,
             **changes,
             "run_config": run_config,
         }
-        return cls._rebuild(train_loop_per_worker or stored.train_loop, arguments)
+        trainer = cls._rebuild(train_loop_per_worker or stored.train_loop, arguments)
+        if begun_with is None and "resume_from_checkpoint" not in changes:
+            trainer._deleted_checkpoint = resume_from
+        return trainer
 
     @classmethod
     def _rebuild(cls, train_loop: TrainLoop, arguments: dict[str, Any]) -> DataParallelTrainer:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -127,6 +129,60 @@ def test_what_a_run_began_with_is_given_again(tmp_path: Path):
     start = Checkpoint.from_dict({"step": 9})
     path = begin(tmp_path, train_further, stop=None, resume_from_checkpoint=start)
     assert DataParallelTrainer.restore(path).fit().return_value == 9
+
+
+def train_from(config: dict[str, Any]) -> int:
+    """Save at once, and fail in the attempts that the config names."""
+    checkpoint = hpctrain.get_checkpoint()
+    assert checkpoint is not None
+    step = int(checkpoint.to_dict()["step"])
+    if config["saves"]:
+        hpctrain.report({"step": step + 1}, Checkpoint.from_dict({"step": step + 1}))
+    if hpctrain.get_context().world.attempt == 1 and config["fails"]:
+        raise RuntimeError("fails once")
+    return step
+
+
+def begin_from_deleted(tmp_path: Path, **config: bool) -> Path:
+    """Begin a run with a checkpoint that is then deleted."""
+    start = Checkpoint.from_dict({"step": 9}).to_directory(tmp_path / "start")
+    trainer = DataParallelTrainer(
+        train_from,
+        train_loop_config=config,
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(storage_path=tmp_path, name="run", verbose=0),
+        resume_from_checkpoint=Checkpoint(start),
+    )
+    with pytest.raises(RuntimeError) if config["fails"] else nullcontext():
+        trainer.fit()
+    shutil.rmtree(start)
+    return tmp_path / "run"
+
+
+def test_a_finished_run_is_returned_though_what_it_began_with_is_deleted(tmp_path: Path):
+    path = begin_from_deleted(tmp_path, fails=False, saves=True)
+    result = DataParallelTrainer.restore(path).fit()
+    assert (result.return_value, len(result.attempts)) == (9, 1)
+
+
+def test_a_run_resumes_from_its_own_checkpoint_though_what_it_began_with_is_deleted(
+    tmp_path: Path,
+):
+    path = begin_from_deleted(tmp_path, fails=True, saves=True)
+    assert DataParallelTrainer.restore(path).fit().return_value == 10
+
+
+def test_a_run_without_checkpoints_cannot_resume_if_what_it_began_with_is_deleted(tmp_path: Path):
+    path = begin_from_deleted(tmp_path, fails=True, saves=False)
+    with pytest.raises(ConfigError, match=r"begins with .*/start, which is deleted"):
+        DataParallelTrainer.restore(path).fit()
+
+
+def test_another_checkpoint_may_replace_one_that_is_deleted(tmp_path: Path):
+    path = begin_from_deleted(tmp_path, fails=True, saves=False)
+    other = Checkpoint.from_dict({"step": 20})
+    trainer = DataParallelTrainer.restore(path, resume_from_checkpoint=other)
+    assert trainer.fit().return_value == 20
 
 
 def test_what_is_stored_is_for_its_owner_alone(tmp_path: Path):

@@ -144,6 +144,11 @@ class Recorder:
         ----------
         resume_from
             Checkpoint of another run, for when this one has none yet.
+
+        Raises
+        ------
+        ConfigError
+            If that checkpoint is needed, and deleted.
         """
         journal = self.journal
         attempt = journal.num_attempts + 1
@@ -157,6 +162,11 @@ class Recorder:
                 self._expected.note(known.metrics)
         checkpoint = self.checkpoints.latest
         if checkpoint is None and resume_from is not None:
+            if not resume_from.is_dir():
+                raise ConfigError(
+                    f"the run begins with {resume_from}, which is deleted, and has no checkpoint "
+                    f"of its own yet. Give another one: resume_from_checkpoint=."
+                )
             checkpoint = Checkpoint(resume_from)
         start = AttemptStart(
             attempt=attempt,

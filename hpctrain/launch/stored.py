@@ -7,7 +7,6 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from hpctrain.checkpoint import Checkpoint
 from hpctrain.checks import check_type
 from hpctrain.config import CheckpointConfig, FailureConfig, RunConfig, SyncConfig
 from hpctrain.log import log
@@ -18,10 +17,10 @@ from hpctrain.rundir.paths import RunPaths
 
 def stored_request(
     paths: RunPaths, plan: Mapping[str, Any], run_spec: RunSpec, given: RunConfig | None
-) -> tuple[RunConfig, Checkpoint | None]:
-    """Return how a run is looked after, and the checkpoint of another run that it began with.
+) -> tuple[RunConfig, Path | None]:
+    """Return the RunConfig of a run, and the checkpoint of another run that it began with.
 
-    Not collective. The content of the run's spec is unpickled.
+    Not collective. The content of the run's spec is unpickled. The checkpoint may be deleted.
 
     Parameters
     ----------
@@ -40,14 +39,11 @@ def stored_request(
         stored = given
     if stored is None:
         stored = _read_plan(paths, plan["run_config"])
-    checkpoint = None
-    if resume_from is not None and resume_from.is_dir():
-        checkpoint = Checkpoint(resume_from)
     # However the run was begun, it is to go on.
     own = replace(
         stored, name=paths.root.name, storage_path=str(paths.root.parent), existing="auto"
     )
-    return own, checkpoint
+    return own, resume_from
 
 
 def _read_plan(paths: RunPaths, written: Mapping[str, Any]) -> RunConfig:
