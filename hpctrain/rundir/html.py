@@ -17,6 +17,8 @@ _MAX_POINTS = 200
 _MAX_ROWS = 20
 _MAX_ERROR_LINES = 12
 _LONGEST_NAME = 60
+# Can be read on white and on black: notebooks are either.
+_RED = "#d9363e"
 _WIDTH, _HEIGHT = 220.0, 60.0
 
 
@@ -45,12 +47,14 @@ def render_run(
     parts = [f"<div><b>{escape(name)}</b> {escape(state)}</div>", said]
     if error is not None:
         lines = error.splitlines()[:_MAX_ERROR_LINES]
-        parts.append(f'<pre style="color:#b00020">{escape(chr(10).join(lines))}</pre>')
+        shown = escape("\n".join(lines))
+        parts.append(f'<pre style="color:{_RED};white-space:pre-wrap">{shown}</pre>')
     curves = _curves(history)
     parts += [_draw(metric, curves[metric]) for metric in list(curves)[:_MAX_CURVES]]
     if history:
         parts.append(_table(history[-1]))
-    return f'<div style="font-family:sans-serif">{"".join(parts)}</div>'
+    style = "font-family:sans-serif;overflow-wrap:anywhere"
+    return f'<div style="{style}">{"".join(parts)}</div>'
 
 
 def _curves(history: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:

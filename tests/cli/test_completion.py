@@ -1,9 +1,10 @@
-"""Completion in a real bash, and what zsh asks for."""
+"""Completion in real shells, and what zsh asks for where there is none."""
 
 from __future__ import annotations
 
 import os
 import pty
+import select
 import shutil
 import subprocess
 import sys
@@ -13,25 +14,34 @@ from typing import Any
 
 import pytest
 
-BASH = shutil.which("bash")
+# Without start-up files of this user or machine.
+SHELLS = {
+    name: [path, *options]
+    for name, options in (("bash", ["--noprofile", "--norc", "-i"]), ("zsh", ["-f", "-i"]))
+    if (path := shutil.which(name)) is not None
+}
+# What zsh's own start-up file for new users does.
+COMPINIT = "autoload -Uz compinit; compinit -u -D; "
 
 
-def type_in_bash(keys: str, until: str, *, cwd: Path, environment: dict[str, str]) -> str:
-    """Return what a bash shows after keys, once `until` is among it."""
-    assert BASH is not None
+def type_in(
+    shell: str, setup: str, keys: str, until: str, *, cwd: Path, environment: dict[str, str]
+) -> str:
+    """Return what a shell shows after keys, once `until` is among it."""
+    argv = SHELLS[shell]
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(cwd)
-        os.execve(BASH, [BASH, "--noprofile", "--norc", "-i"], environment)
+        os.execve(argv[0], argv, environment)
     shown = b""
     try:
-        setup = 'PS1="ready> "; eval "$(hpctrain --show-completion bash)"; echo set"-"up\n'
-        os.write(terminal, setup.encode())
-        deadline = time.monotonic() + 60
+        os.write(terminal, f'PS1="ready> "; {setup}; echo set"-"up\n'.encode())
+        deadline = time.monotonic() + 30
         typed = False
         while until.encode() not in shown:
             assert time.monotonic() < deadline, shown
-            shown += os.read(terminal, 4096)
+            if select.select([terminal], [], [], 1.0)[0]:
+                shown += os.read(terminal, 4096)
             if not typed and b"set-up\r\n" in shown:
                 typed, shown = True, b""
                 os.write(terminal, keys.encode())
@@ -43,12 +53,13 @@ def type_in_bash(keys: str, until: str, *, cwd: Path, environment: dict[str, str
 
 
 @pytest.fixture
-def environment(done: Any) -> dict[str, str]:
+def environment(done: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    return {**done.environment, "PATH": path, "TERM": "dumb", "SHELL": "/bin/bash"}
+    home = str(tmp_path_factory.mktemp("home"))
+    return {**done.environment, "PATH": path, "TERM": "dumb", "HOME": home, "ZDOTDIR": home}
 
 
-@pytest.mark.skipif(BASH is None, reason="bash is not installed")
+@pytest.mark.parametrize("shell", SHELLS)
 @pytest.mark.parametrize(
     ("keys", "until"),
     [
@@ -57,10 +68,24 @@ def environment(done: Any) -> dict[str, str]:
         ("hpctrain history --js\t", "hpctrain history --json "),
     ],
 )
-def test_bash_completes_verbs_runs_and_options(
-    done: Any, environment: dict[str, str], keys: str, until: str
+def test_a_shell_completes_verbs_runs_and_options(
+    done: Any, environment: dict[str, str], shell: str, keys: str, until: str
 ) -> None:
-    assert type_in_bash(keys, until, cwd=done.path, environment=environment)
+    setup = 'eval "$(hpctrain --show-completion)"'
+    if shell == "zsh":
+        setup = COMPINIT + setup
+    assert type_in(shell, setup, keys, until, cwd=done.path, environment=environment)
+
+
+@pytest.mark.skipif("bash" not in SHELLS, reason="bash is not installed")
+def test_installed_completion_works_in_the_next_shell(
+    done: Any, environment: dict[str, str]
+) -> None:
+    def run(setup: str, keys: str, until: str) -> None:
+        assert type_in("bash", setup, keys, until, cwd=done.path, environment=environment)
+
+    run("hpctrain --install-completion", "echo don'e'\n", "done\r\n")
+    run("source ~/.bashrc", "hpctrain status fi\t", "hpctrain status fine ")
 
 
 def test_zsh_gets_the_same_words(done: Any, environment: dict[str, str]) -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.rundir.html import render_run
+
 CHECKOUT = Path(__file__).parents[2]
 DOCS = CHECKOUT / "docs"
 PAGES = sorted(path.stem for path in DOCS.glob("*.rst"))
@@ -84,6 +86,20 @@ def test_pages_have_no_errors_and_fit_into_the_window(built: Path, tmp_path: Pat
     for frame in seen:
         assert frame["title"], frame
         assert (frame["red"], frame["broken"], frame["too_wide"]) == ([], [], 0), frame
+
+
+def test_a_run_in_a_notebook_fits_into_the_window(tmp_path: Path) -> None:
+    page = tmp_path / "run.html"
+    long = "/scratch/" + 30 * "a-long-name/"
+    run = render_run(
+        name="r" * 128,
+        state="failed",
+        facts={"path": long},
+        history=[{f"validation/{'m' * 80}{n}": n * k for n in range(6)} for k in range(9)],
+        error=f"rank 1 of 2 failed: {long}\n  Log: {long}\n" + 200 * "x",
+    )
+    page.write_text(f"<title>run</title>{run}")
+    assert [frame["too_wide"] for frame in lay_out([page], tmp_path)] == [0, 0]
 
 
 def test_what_is_wrong_with_a_page_is_found(tmp_path: Path) -> None:
