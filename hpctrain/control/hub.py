@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import selectors
 import socket
 import time
@@ -11,24 +10,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpctrain.control import local_socket
-from hpctrain.control.interfaces import ipv4_addresses
+from hpctrain.control.interfaces import LOOPBACK, ipv4_addresses, is_loopback
 from hpctrain.control.memory import MemoryWatch
-from hpctrain.control.wire import (
-    NONCE_BYTES,
-    UNKNOWN_RANK,
-    Frame,
-    FrameSocket,
-    ProtocolError,
-    answer_challenge,
-    encode_frame,
-)
+from hpctrain.control.proof import Credentials, Seal
+from hpctrain.control.strangers import Strangers
+from hpctrain.control.wire import UNKNOWN_RANK, Frame, FrameSocket, ProtocolError, encode_frame
 from hpctrain.own_time import OwnTime
 
 SECRET_BYTES = 32
 AGENT_SILENCE_S = 30.0
 """Seconds after which a silent node is given up: it has lost its power, or its network."""
-AUTH_TIMEOUT_S = 10.0
-"""Seconds in which whoever connects over TCP has to prove that it knows the secret."""
 BEAT_INTERVAL_S = 2.0
 """Seconds after which agents are asked for a sign of life."""
 _BACKLOG = 4096
@@ -71,23 +62,33 @@ class Hub:
         self._listeners: list[socket.socket] = []
         self._peers: dict[int, _Peer] = {}
         self._peer_of: dict[int, _Peer] = {}
-        self._secret: bytes | None = None
-        self._strangers: dict[socket.socket, float] = {}
+        self._strangers: Strangers | None = None
         self._memory = MemoryWatch()
 
     def listen_locally(self, name: str) -> None:
         """Accept ranks of this machine and user, which connect to a local socket of that name."""
         self._listen(local_socket.listen(name, backlog=_BACKLOG), self._accept_local)
 
-    def listen_tcp(self, secret: bytes) -> list[str]:
-        """Accept agents, or ranks, that know `secret`; return the addresses to try."""
-        self._secret = secret
+    def listen_tcp(self, credentials: Credentials, *, only_here: bool = False) -> list[str]:
+        """Accept agents, or ranks, that prove themselves; return the addresses to try.
+
+        Parameters
+        ----------
+        credentials
+            What they have to know. This end proves itself by them, too.
+        only_here
+            Whether all of them are on this machine.
+        """
+        strangers = Strangers(self._selector, credentials, self._add)
+        self._strangers = strangers
+        # To another node a loopback address is that node. Without any other there is none.
+        own = [] if only_here else [a for a in ipv4_addresses().values() if not is_loopback(a)]
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        listener.bind(("", 0))
+        listener.bind(("" if own else LOOPBACK, 0))
         listener.listen(_BACKLOG)
-        self._listen(listener, self._accept_remote)
+        self._listen(listener, lambda listener: strangers.accept(listener, self._time.now))
         port = listener.getsockname()[1]
-        return [f"{host}:{port}" for host in [socket.gethostname(), *ipv4_addresses().values()]]
+        return [f"{host}:{port}" for host in ([socket.gethostname(), *own] if own else [LOOPBACK])]
 
     def watch(self, descriptor: int, callback: Callable[[], None]) -> None:
         """Call back from `poll` when a descriptor becomes readable."""
@@ -110,7 +111,8 @@ class Hub:
             frames = key.data(mask)
             if frames:
                 events += frames
-        self._drop_silent_strangers()
+        if self._strangers is not None:
+            self._strangers.drop_silent(now)
         events += self._drop_silent_agents()
         self._memory.sample()
         if now - self._beat_at > BEAT_INTERVAL_S:
@@ -175,7 +177,7 @@ class Hub:
         """Close everything; ranks that are left see that their executor is gone."""
         for peer in list(self._peers.values()):
             self._drop(peer)
-        # Listeners, and whoever has not proved yet that it knows the secret.
+        # Listeners, and whoever has not proved itself yet.
         for key in list((self._selector.get_map() or {}).values()):
             if isinstance(key.fileobj, socket.socket):
                 key.fileobj.close()
@@ -190,43 +192,8 @@ class Hub:
         if (sock := local_socket.accept(listener)) is not None:
             self._memory.add(self._add(sock).frames, sock)
 
-    def _accept_remote(self, listener: socket.socket) -> None:
-        sock, _ = listener.accept()
-        nonce = secrets.token_bytes(NONCE_BYTES)
-        assert self._secret is not None
-        proof = answer_challenge(self._secret, nonce)
-        try:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.send(nonce)
-        except OSError:
-            # Whoever it was has gone again: a port scan, say.
-            sock.close()
-            return
-        sock.setblocking(False)
-        received = bytearray()
-
-        def check(_: int) -> None:
-            try:
-                chunk = sock.recv(len(proof) - len(received))
-            except BlockingIOError:
-                return
-            except OSError:
-                chunk = b""
-            received.extend(chunk)
-            if chunk and len(received) < len(proof):
-                return
-            self._selector.unregister(sock)
-            del self._strangers[sock]
-            if secrets.compare_digest(bytes(received), proof):
-                self._add(sock)
-            else:
-                sock.close()
-
-        self._strangers[sock] = self._time.now
-        self._selector.register(sock, selectors.EVENT_READ, check)
-
-    def _add(self, sock: socket.socket) -> _Peer:
-        peer = _Peer(FrameSocket(sock), last_heard=self._time.now)
+    def _add(self, sock: socket.socket, seal: Seal | None = None) -> _Peer:
+        peer = _Peer(FrameSocket(sock, seal), last_heard=self._time.now)
         self._peers[id(peer)] = peer
         self._selector.register(
             peer.frames, selectors.EVENT_READ, lambda mask: self._serve(peer, mask)
@@ -242,8 +209,7 @@ class Hub:
         try:
             frames = peer.frames.receive()
         except ProtocolError:
-            self._drop(peer)
-            return [self._lost(peer, rank) for rank in sorted(peer.ranks)]
+            frames, peer.frames.closed = [], True
         peer.last_heard = self._time.now
         events = [frame for frame in frames if frame.header.get("attempt") == self._attempt]
         for frame in events:
@@ -271,14 +237,6 @@ class Hub:
             rank = int(frame.header["rank"])
             peer.ranks.discard(rank)
             self._peer_of.pop(rank, None)
-
-    def _drop_silent_strangers(self) -> None:
-        """Free the descriptors of those who connect and do not prove anything: a port scan, say."""
-        for sock, since in list(self._strangers.items()):
-            if self._time.now - since > AUTH_TIMEOUT_S:
-                del self._strangers[sock]
-                self._selector.unregister(sock)
-                sock.close()
 
     def _drop_silent_agents(self) -> list[Frame]:
         """Give a node up whose agent, which says something every two seconds, has not for long."""

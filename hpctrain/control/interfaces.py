@@ -6,6 +6,8 @@ import fcntl
 import socket
 import struct
 
+LOOPBACK = "127.0.0.1"
+
 _SIOCGIFADDR = 0x8915
 
 

@@ -9,23 +9,20 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hpctrain.control.wire import (
-    NONCE_BYTES,
-    Frame,
-    FrameSocket,
-    ProtocolError,
-    answer_challenge,
-    encode_frame,
-    join_frame,
-)
+from hpctrain.control.interfaces import address_of_name, is_loopback
+from hpctrain.control.wire import Frame, FrameSocket, ProtocolError, encode_frame, join_frame
 from hpctrain.own_time import Deadline
+
+if TYPE_CHECKING:
+    from hpctrain.control.proof import Credentials, Seal
 
 _FLUSH_INTERVAL_S = 0.02
 _MAX_PENDING_BYTES = 16 * 2**20
 _RETRY_INTERVAL_S = 0.01
 _CONNECT_TIMEOUT_S = 3.0
+_PROOF_TIMEOUT_S = 3.0
 
 
 class LinkTimeoutError(Exception):
@@ -43,10 +40,19 @@ class Link:
         Number of the attempt.
     on_lost
         Called from the thread of the link when the executor is gone.
+    seal
+        The MACs of the frames; what `connect_tcp` returns.
     """
 
-    def __init__(self, sock: socket.socket, *, attempt: int, on_lost: Callable[[], None]) -> None:
-        self._frames = FrameSocket(sock)
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        attempt: int,
+        on_lost: Callable[[], None],
+        seal: Seal | None = None,
+    ) -> None:
+        self._frames = FrameSocket(sock, seal)
         self._attempt = attempt
         self._on_lost = on_lost
         self._rank = -1
@@ -192,33 +198,45 @@ def encode_header(rank: int, attempt: int) -> bytes:
     return b'{"op":"report","rank":%d,"attempt":%d}' % (rank, attempt)
 
 
-def connect_tcp(addresses: list[str], secret: bytes, *, timeout_s: float) -> socket.socket:
-    """Connect to the executor and prove that one knows the secret. Not collective.
+def connect_tcp(
+    addresses: list[str], credentials: Credentials, *, timeout_s: float
+) -> tuple[socket.socket, Seal]:
+    """Connect to the executor; it proves itself, and so does this end. Not collective.
 
     Parameters
     ----------
     addresses
         ``host:port``, in the order in which they are tried.
+    credentials
+        What both ends know.
+    timeout_s
+        Seconds until it is given up.
+
+    Returns
+    -------
+    tuple
+        The connection, and the MACs of its frames.
 
     Raises
     ------
     LinkTimeoutError
-        If none of them answers in time.
+        If the executor answers at none of them in time.
     """
-    deadline = Deadline(timeout_s, longest_gap_s=_CONNECT_TIMEOUT_S + 1.0)
+    deadline = Deadline(timeout_s, longest_gap_s=_CONNECT_TIMEOUT_S + _PROOF_TIMEOUT_S + 1.0)
     errors: dict[str, str] = {}
     while not deadline.is_over:
         for address in addresses:
             host, _, port = address.rpartition(":")
             try:
-                sock = socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S)
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                nonce = _receive_exactly(sock, NONCE_BYTES)
-                sock.sendall(answer_challenge(secret, nonce))
+                sock = socket.create_connection((_resolve(host), int(port)), _CONNECT_TIMEOUT_S)
             except OSError as error:
                 errors[address] = str(error)
                 continue
-            return sock
+            try:
+                return sock, _shake_hands(sock, credentials)
+            except OSError as error:
+                sock.close()
+                errors[address] = str(error)
         select.select([], [], [], 0.1)
     raise LinkTimeoutError(
         f"{socket.gethostname()} cannot reach the executor after {timeout_s:.0f} s: "
@@ -226,11 +244,38 @@ def connect_tcp(addresses: list[str], secret: bytes, *, timeout_s: float) -> soc
     )
 
 
-def _receive_exactly(sock: socket.socket, count: int) -> bytes:
+def _resolve(host: str) -> str:
+    """Return the address of a host, but no loopback address that its name stands for here."""
+    address = address_of_name(host)
+    if address is None:
+        raise OSError(f"{host} is unknown here")
+    if is_loopback(address) and address != host:
+        raise OSError(f"{host} is {address} here, which is {socket.gethostname()}")
+    return address
+
+
+def _shake_hands(sock: socket.socket, credentials: Credentials) -> Seal:
+    from hpctrain.control.proof import AGENT, EXECUTOR, NONCE_BYTES, PROOF_BYTES
+
+    # In all: whoever sends a byte now and then must not keep others from being tried.
+    deadline = Deadline(_PROOF_TIMEOUT_S, longest_gap_s=_PROOF_TIMEOUT_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    own = os.urandom(NONCE_BYTES)
+    nonces = _receive_exactly(sock, NONCE_BYTES, deadline) + own
+    sock.sendall(own + credentials.prove(AGENT, nonces))
+    if not credentials.is_proved(EXECUTOR, nonces, _receive_exactly(sock, PROOF_BYTES, deadline)):
+        raise ConnectionError("it does not know the secret of the run")
+    return credentials.seal(AGENT, nonces)
+
+
+def _receive_exactly(sock: socket.socket, count: int, deadline: Deadline) -> bytes:
     content = b""
     while len(content) < count:
+        if deadline.is_over:
+            raise TimeoutError("it listens, and does not prove that it is the executor")
+        sock.settimeout(max(deadline.left_s, 0.001))
         chunk = sock.recv(count - len(content))
         if not chunk:
-            raise ConnectionError("closed before the challenge")
+            raise ConnectionError("it closes the connection before it proves who it is")
         content += chunk
     return content

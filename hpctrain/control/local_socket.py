@@ -14,6 +14,7 @@ import socket
 import struct
 
 from hpctrain.control.link import LinkTimeoutError
+from hpctrain.control.listener import accept as next_connection
 from hpctrain.own_time import Deadline
 
 _RETRY_INTERVAL_S = 0.01
@@ -34,9 +35,12 @@ def listen(name: str, *, backlog: int) -> socket.socket:
 
 
 def accept(listener: socket.socket) -> socket.socket | None:
-    """Return the next connection; None if it is another user's, which is closed. Not collective."""
-    sock, _ = listener.accept()
-    if _is_own(sock):
+    """Return the next connection; None if it is another user's, which is closed, or is gone.
+
+    Not collective.
+    """
+    sock = next_connection(listener)
+    if sock is None or _is_own(sock):
         return sock
     sock.close()
     return None

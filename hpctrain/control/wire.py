@@ -6,7 +6,10 @@ import json
 import socket
 import struct
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from hpctrain.control.proof import Seal
 
 _LENGTHS = struct.Struct(">II")
 _MAX_HEADER_BYTES = 2**20
@@ -14,7 +17,6 @@ _MAX_BODY_BYTES = 2**30
 _READ_BYTES = 2**18
 _MAX_READS = 16
 
-NONCE_BYTES = 32
 UNKNOWN_RANK = -1
 """Stands for a rank that has begun and does not know its number yet."""
 
@@ -48,13 +50,6 @@ def join_frame(header: bytes, body: bytes) -> bytes:
     return _LENGTHS.pack(len(header), len(body)) + header + body
 
 
-def answer_challenge(secret: bytes, nonce: bytes) -> bytes:
-    """Return the proof that one knows `secret`. Not collective."""
-    import hmac  # its libraries are large, and ranks of one machine do not need it
-
-    return hmac.digest(secret, nonce, "sha256")
-
-
 class FrameSocket:
     """A non-blocking socket with a buffer in each direction.
 
@@ -62,13 +57,19 @@ class FrameSocket:
     ----------
     sock
         Connected. Owned by this object from here on.
+    seal
+        Puts frames into records that have MACs. None where the kernel says who the other side is.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, seal: Seal | None = None) -> None:
         sock.setblocking(False)
         self._socket = sock
+        self._seal = seal
         self._inbox = bytearray()
         self._outbox = bytearray()
+        # Of a connection with records: what is not in one yet, and what has come of them.
+        self._queued = self._outbox if seal is None else bytearray()
+        self._received = self._inbox if seal is None else bytearray()
         self.closed = False
         """Whether the other side is gone."""
 
@@ -79,19 +80,22 @@ class FrameSocket:
     @property
     def pending_bytes(self) -> int:
         """Bytes that wait to be sent."""
-        return len(self._outbox)
+        return len(self._outbox) + (0 if self._seal is None else len(self._queued))
 
     def post(self, raw: bytes) -> None:
         """Queue a frame and send what can be sent without waiting."""
-        self._outbox += raw
+        self.queue(raw)
         self.flush()
 
     def queue(self, raw: bytes) -> None:
         """Queue a frame for a later `flush`."""
-        self._outbox += raw
+        self._queued += raw
 
     def flush(self) -> bool:
         """Send without waiting; return whether nothing is left to send."""
+        if self._seal is not None and self._queued:
+            self._outbox += self._seal.wrap(self._queued)
+            self._queued.clear()
         while self._outbox and not self.closed:
             try:
                 sent = self._socket.send(self._outbox)
@@ -105,7 +109,14 @@ class FrameSocket:
         return True
 
     def receive(self) -> list[Frame]:
-        """Return the frames that have arrived; sets `closed` at the end of the stream."""
+        """Return the frames that have arrived; sets `closed` at the end of the stream.
+
+        Raises
+        ------
+        ProtocolError
+            If the other side sends something else, or somebody else does: no byte of a frame is
+            looked at before its MAC is checked.
+        """
         try:
             # Up to the end of what is there, so that an end of the stream is seen at once; but not
             # for ever, if the other side writes faster than this one reads.
@@ -114,11 +125,16 @@ class FrameSocket:
                 if not chunk:
                     self.closed = True
                     break
-                self._inbox += chunk
+                self._received += chunk
         except BlockingIOError:
             pass
         except OSError:
             self.closed = True
+        if self._seal is not None:
+            content = self._seal.unwrap(self._received)
+            if content is None:
+                raise ProtocolError("a record whose MAC is not the one that it should have")
+            self._inbox += content
         return self._split()
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ from hpctrain import environ
 from hpctrain.control import local_socket
 from hpctrain.control.link import LinkTimeoutError, connect_tcp
 from hpctrain.control.memory import MemoryWatch
-from hpctrain.control.wire import UNKNOWN_RANK, Frame, FrameSocket, encode_frame
+from hpctrain.control.wire import UNKNOWN_RANK, Frame, FrameSocket, ProtocolError, encode_frame
 from hpctrain.execute.node_report import describe_node, examine_storage
 from hpctrain.own_time import Deadline, OwnTime
 from hpctrain.temporary_checkpoint import remove_dead_checkpoints, remove_temporary_checkpoints
@@ -30,6 +30,7 @@ from hpctrain.worker.leftovers import remove_dead_segments, unlink_mapped_segmen
 from hpctrain.worker.node_socket import node_name, node_socket_name
 
 if TYPE_CHECKING:
+    from hpctrain.control.proof import Seal
     from hpctrain.execute.examine import Examiner
 
 _CONNECT_TIMEOUT_S = 60.0
@@ -48,6 +49,8 @@ class Agent:
         Number of the first attempt; the executor tells of later ones.
     uplink
         Connected to the executor.
+    seal
+        The MACs of the frames between them.
     socket_name
         Of the socket for the ranks.
     run_dir
@@ -64,6 +67,7 @@ class Agent:
         *,
         attempt: int,
         uplink: socket.socket,
+        seal: Seal | None = None,
         socket_name: str,
         run_dir: Path | None = None,
         lease_s: float | None = None,
@@ -76,7 +80,7 @@ class Agent:
         self._heard_at = 0.0
         self._executor = uplink.getpeername()
         self._was_dismissed = False
-        self._uplink = FrameSocket(uplink)
+        self._uplink = FrameSocket(uplink, seal)
         self._socket_name = socket_name
         self._run_dir = run_dir
         self._ranks: dict[FrameSocket, int | None] = {}
@@ -209,7 +213,13 @@ class Agent:
 
     def _pass_down(self) -> None:
         self._heard_at = self._time.now
-        for frame in self._uplink.receive():
+        try:
+            received = self._uplink.receive()
+        except ProtocolError:
+            # Somebody changes what the executor sends. It is lost to this node.
+            self._uplink.close()
+            return
+        for frame in received:
             if frame.op == "agent-exit":
                 self._was_dismissed = True
                 self._uplink.close()
@@ -269,16 +279,20 @@ def run_agent(argv: list[str]) -> None:
         lease_s = float(addresses.pop(0).removeprefix("--lease="))
     if is_on_host := addresses[0].startswith("--hosts="):
         name = addresses.pop(0).removeprefix("--hosts=").split(",")[environ.launched_rank()]
-    secret = _read_secret(Path(secret_file), name=name)
+    secret, run_dir = _read_secret(Path(secret_file), name=name), Path(secret_file).parent
+    # Behind the file that may not be there: it loads OpenSSL.
+    from hpctrain.control.proof import Credentials
+
+    credentials = Credentials(secret, run=str(run_dir), attempt=int(attempt))
     try:
-        uplink = connect_tcp(addresses, secret, timeout_s=_CONNECT_TIMEOUT_S)
+        uplink, seal = connect_tcp(addresses, credentials, timeout_s=_CONNECT_TIMEOUT_S)
     except LinkTimeoutError as error:
         raise SystemExit(f"hpctrain: {name} cannot be used: {error}") from error
     executor, here = uplink.getpeername(), uplink.getsockname()
-    run_dir = Path(secret_file).parent
     agent = Agent(
         attempt=int(attempt),
         uplink=uplink,
+        seal=seal,
         socket_name=node_socket_name(template),
         run_dir=run_dir,
         lease_s=lease_s,

@@ -12,6 +12,7 @@ from pathlib import Path
 from hpctrain import environ
 from hpctrain.control.hub import AGENT_SILENCE_S, SECRET_BYTES, Hub
 from hpctrain.control.local_socket import new_socket_name
+from hpctrain.control.proof import Credentials
 from hpctrain.execute.process import StepProcess
 from hpctrain.execute.step_launcher import launcher_variables
 from hpctrain.plan.argv import agent_argv, agent_step_argv, host_agents_argv
@@ -127,7 +128,8 @@ class NodeAgents:
         descriptor = os.open(self._secret_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(secret)
-        addresses = hub.listen_tcp(secret)
+        credentials = Credentials(secret, run=str(self._paths.root), attempt=attempt)
+        addresses = hub.listen_tcp(credentials)
         self.socket = f"{new_socket_name()}.%N"
         hosts = () if self.mpiexec is None else (*placement.nodes, *idle_nodes)
         command = agent_argv(

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hpctrain.control.hub import SECRET_BYTES, Hub
+from hpctrain.control.proof import Credentials
 from hpctrain.control.wire import Frame
 from hpctrain.errors import HpctrainError, TrainingFailedError
 from hpctrain.execute.examine import Examiner
@@ -52,7 +53,12 @@ class Coordinator(threading.Thread):
         self._journal = self._recorder.journal
         self._hub = Hub(attempt=self.attempt_start.attempt)
         self.secret = secrets.token_bytes(SECRET_BYTES)
-        self.addresses = self._hub.listen_tcp(self.secret)
+        self.addresses = self._hub.listen_tcp(
+            Credentials(
+                self.secret, run=str(request.paths.root), attempt=self.attempt_start.attempt
+            ),
+            only_here=world.num_nodes == 1,
+        )
         self._tracker = AttemptTracker(
             world_size=world.world_size, first_report=self.attempt_start.first_report
         )

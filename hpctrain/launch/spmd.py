@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from hpctrain import environ
 from hpctrain.config import ScalingConfig
 from hpctrain.control.link import Link, connect_tcp
+from hpctrain.control.proof import Credentials
 from hpctrain.control.wire import Frame
 from hpctrain.errors import ConfigError, HpctrainError, LaunchError, TrainingFailedError
 from hpctrain.execute.recorder import AttemptStart
@@ -253,11 +254,9 @@ def _run_rank(opening: _Opening, world: World, comm: Comm) -> Result:
     assert start is not None
     export_thread_counts(settings)
     verdict = _Verdict(world)
-    link = Link(
-        connect_tcp(opening.addresses, opening.secret, timeout_s=_CONNECT_TIMEOUT_S),
-        attempt=start.attempt,
-        on_lost=verdict.hear_nothing_more,
-    )
+    credentials = Credentials(opening.secret, run=str(opening.paths.root), attempt=start.attempt)
+    sock, seal = connect_tcp(opening.addresses, credentials, timeout_s=_CONNECT_TIMEOUT_S)
+    link = Link(sock, attempt=start.attempt, on_lost=verdict.hear_nothing_more, seal=seal)
     link.handle("run-failed", verdict.hear)
     session = Session(
         world=world,

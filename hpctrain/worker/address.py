@@ -15,12 +15,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from hpctrain.control.interfaces import address_of_name, ipv4_addresses, is_loopback
+from hpctrain.control.interfaces import LOOPBACK, address_of_name, ipv4_addresses, is_loopback
 from hpctrain.world import Communicator, World
 
-LOOPBACK = "127.0.0.1"
-
 _CONNECT_TIMEOUT_S = 3.0
+_BACKLOG = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +50,19 @@ def find_address(world: World, comm: Communicator) -> str:
         reached: dict[int, str | None] = dict(filter(None, comm.allgather(found)))
     mine = doors[world.node_rank]
     return reached[world.node_rank] or next(iter(mine.addresses), mine.hostname)
+
+
+def listen_at(address: str) -> socket.socket:
+    """Return a socket that listens on the interface of this node with an address. Not collective.
+
+    Parameters
+    ----------
+    address
+        What `find_address` returns. If this node does not have it (others reach this node through
+        a gateway, or by its name only), the socket listens on all interfaces.
+    """
+    host = address if address in ipv4_addresses().values() else ""
+    return socket.create_server((host, 0), backlog=_BACKLOG)
 
 
 def knock(door: Door) -> str | None:

@@ -15,10 +15,11 @@ from hpctrain.control import hub as hub_module
 from hpctrain.control import local_socket
 from hpctrain.control.hub import SECRET_BYTES, Hub
 from hpctrain.control.link import Link, LinkTimeoutError, connect_tcp
+from hpctrain.control.proof import AGENT, NONCE_BYTES, Credentials
 from hpctrain.control.wire import Frame, encode_frame, join_frame
 
 PATIENCE_S = 10.0
-SECRET = b"s" * SECRET_BYTES
+CREDENTIALS = Credentials(b"s" * SECRET_BYTES, run="/runs/one", attempt=2)
 Connect = Callable[..., Link]
 
 
@@ -232,25 +233,21 @@ def test_a_rank_that_finds_no_agent_says_where_it_looked(socket_name: str):
 
 
 def connect_in_background(
-    addresses: list[str], secret: bytes
+    addresses: list[str], credentials: Credentials
 ) -> tuple[threading.Thread, list[Link]]:
     links: list[Link] = []
 
     def connect() -> None:
-        sock = connect_tcp(addresses, secret, timeout_s=PATIENCE_S)
-        links.append(Link(sock, attempt=2, on_lost=lambda: None))
+        sock, seal = connect_tcp(addresses, credentials, timeout_s=PATIENCE_S)
+        links.append(Link(sock, attempt=2, on_lost=lambda: None, seal=seal))
 
     thread = threading.Thread(target=connect, daemon=True)
     thread.start()
     return thread, links
 
 
-def local(addresses: list[str]) -> list[str]:
-    return [address for address in addresses if address.startswith("127.")]
-
-
 def test_whoever_knows_the_secret_is_let_in_over_tcp(hub: Hub):
-    thread, links = connect_in_background(local(hub.listen_tcp(SECRET)), SECRET)
+    thread, links = connect_in_background(hub.listen_tcp(CREDENTIALS, only_here=True), CREDENTIALS)
     poll_until(hub, lambda: not thread.is_alive())
     links[0].introduce(4, {})
     assert said(await_frames(hub, 1)) == [("hello", 4)]
@@ -261,8 +258,8 @@ def test_whoever_knows_the_secret_is_let_in_over_tcp(hub: Hub):
 def test_whoever_connects_and_proves_nothing_is_shut_out_after_a_while(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("hpctrain.control.hub.AUTH_TIMEOUT_S", 0.2)
-    host, _, port = hub.listen_tcp(SECRET)[-1].rpartition(":")
+    monkeypatch.setattr("hpctrain.control.strangers.AUTH_TIMEOUT_S", 0.2)
+    host, _, port = hub.listen_tcp(CREDENTIALS, only_here=True)[0].rpartition(":")
     for beginning in (b"", b"half a proof"):
         with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as sock:
             started = time.monotonic()
@@ -281,28 +278,43 @@ def test_whoever_connects_and_proves_nothing_is_shut_out_after_a_while(
 
 
 def test_whoever_does_not_know_the_secret_is_shut_out_and_never_heard(hub: Hub):
-    thread, links = connect_in_background(local(hub.listen_tcp(SECRET)), b"guess")
-    poll_until(hub, lambda: not thread.is_alive())
-    links[0].introduce(0, {})
-    heard: list[Frame] = []
-    gone = threading.Event()
-    threading.Thread(
-        target=lambda: gone.set() if links[0].next_command() is None else None, daemon=True
-    ).start()
-    heard = poll_until(hub, gone.is_set)
-    assert heard == []
-    links[0].close(timeout_s=0.0)
+    addresses = hub.listen_tcp(CREDENTIALS, only_here=True)
+    guess = Credentials(b"guess", run="/runs/one", attempt=2)
+    errors: list[LinkTimeoutError] = []
+
+    def connect() -> None:
+        try:
+            connect_tcp(addresses, guess, timeout_s=0.3)
+        except LinkTimeoutError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    assert poll_until(hub, lambda: not thread.is_alive()) == []
+    assert "closes the connection before it proves who it is" in str(errors[0])
+
+
+@pytest.mark.parametrize(("run", "attempt"), [("/runs/two", 2), ("/runs/one", 3)])
+def test_a_secret_is_that_of_one_run_and_one_attempt(hub: Hub, run: str, attempt: int):
+    host, _, port = hub.listen_tcp(CREDENTIALS, only_here=True)[0].rpartition(":")
+    other = Credentials(b"s" * SECRET_BYTES, run=run, attempt=attempt)
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as sock:
+        hub.poll(PATIENCE_S)
+        nonces = sock.recv(NONCE_BYTES) + b"n" * NONCE_BYTES
+        sock.sendall(nonces[NONCE_BYTES:] + other.prove(AGENT, nonces))
+        hub.poll(PATIENCE_S)
+        assert sock.recv(1) == b""
 
 
 def test_a_connection_that_is_reset_at_once_does_not_harm_the_hub(hub: Hub):
-    host, _, port = local(hub.listen_tcp(SECRET))[0].rpartition(":")
+    host, _, port = hub.listen_tcp(CREDENTIALS, only_here=True)[0].rpartition(":")
     for _ in range(3):
         sock = socket.create_connection((host, int(port)))
         # SO_LINGER of zero seconds: close() sends a reset, as a port scan does.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         sock.close()
     assert hub.poll(0.05) == []
-    thread, links = connect_in_background([f"{host}:{port}"], SECRET)
+    thread, links = connect_in_background([f"{host}:{port}"], CREDENTIALS)
     poll_until(hub, lambda: not thread.is_alive())
     links[0].introduce(0, {})
     assert said(await_frames(hub, 1)) == [("hello", 0)]
@@ -311,7 +323,7 @@ def test_a_connection_that_is_reset_at_once_does_not_harm_the_hub(hub: Hub):
 
 def test_a_hub_closes_whoever_has_not_proved_anything_yet():
     hub = Hub(attempt=1)
-    host, _, port = local(hub.listen_tcp(SECRET))[0].rpartition(":")
+    host, _, port = hub.listen_tcp(CREDENTIALS, only_here=True)[0].rpartition(":")
     with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as waiting:
         hub.poll(PATIENCE_S)
         hub.close()
@@ -325,12 +337,12 @@ def test_an_executor_that_cannot_be_reached_is_named_with_every_address_that_was
         address = f"127.0.0.1:{bound.getsockname()[1]}"
         message = rf"{socket.gethostname()} cannot reach the executor after 0 s: {address}: .*refus"
         with pytest.raises(LinkTimeoutError, match=message):
-            connect_tcp([address], SECRET, timeout_s=0.05)
+            connect_tcp([address], CREDENTIALS, timeout_s=0.05)
 
 
 def test_a_node_whose_agent_says_nothing_for_long_is_given_up():
     hub = Hub(attempt=2, silence_s=0.5)
-    thread, links = connect_in_background(local(hub.listen_tcp(SECRET)), SECRET)
+    thread, links = connect_in_background(hub.listen_tcp(CREDENTIALS, only_here=True), CREDENTIALS)
     poll_until(hub, lambda: not thread.is_alive())
     links[0].post("agent", node="n7")
     poll_until(hub, lambda: hub.num_agents == 1)
@@ -344,7 +356,7 @@ def test_a_node_whose_agent_says_nothing_for_long_is_given_up():
 
 
 def test_a_node_whose_agent_is_gone_is_not_known_to_be_dead(hub: Hub):
-    thread, links = connect_in_background(local(hub.listen_tcp(SECRET)), SECRET)
+    thread, links = connect_in_background(hub.listen_tcp(CREDENTIALS, only_here=True), CREDENTIALS)
     poll_until(hub, lambda: not thread.is_alive())
     links[0].post("agent", node="n7")
     poll_until(hub, lambda: hub.num_agents == 1)
@@ -354,7 +366,7 @@ def test_a_node_whose_agent_is_gone_is_not_known_to_be_dead(hub: Hub):
 
 
 def test_agents_are_told_to_leave(hub: Hub):
-    thread, links = connect_in_background(local(hub.listen_tcp(SECRET)), SECRET)
+    thread, links = connect_in_background(hub.listen_tcp(CREDENTIALS, only_here=True), CREDENTIALS)
     poll_until(hub, lambda: not thread.is_alive())
     links[0].post("agent", node="n7")
     poll_until(hub, lambda: hub.num_agents == 1)
@@ -366,7 +378,7 @@ def test_agents_are_told_to_leave(hub: Hub):
 
 
 def test_agents_that_stay_introduce_themselves_to_the_next_attempt(hub: Hub):
-    thread, links = connect_in_background(local(hub.listen_tcp(SECRET)), SECRET)
+    thread, links = connect_in_background(hub.listen_tcp(CREDENTIALS, only_here=True), CREDENTIALS)
     poll_until(hub, lambda: not thread.is_alive())
     links[0].post("agent", node="n7")
     poll_until(hub, lambda: hub.num_agents == 1)

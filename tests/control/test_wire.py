@@ -7,13 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from hpctrain.control.wire import (
-    FrameSocket,
-    ProtocolError,
-    answer_challenge,
-    encode_frame,
-    join_frame,
-)
+from hpctrain.control.proof import AGENT, EXECUTOR, Credentials
+from hpctrain.control.wire import FrameSocket, ProtocolError, encode_frame, join_frame
 
 
 @pytest.fixture
@@ -104,7 +99,90 @@ def test_sending_to_a_peer_that_is_gone_is_not_an_error_and_its_last_words_are_r
     assert [frame.op for frame in frames.receive()] == ["failed"]
 
 
-def test_the_answer_to_a_challenge_depends_on_the_secret_and_the_nonce():
-    answers = {answer_challenge(secret, nonce) for secret in (b"a", b"b") for nonce in (b"1", b"2")}
-    assert len(answers) == 4
-    assert {len(answer) for answer in answers} == {32}
+Between = tuple[FrameSocket, FrameSocket, socket.socket, socket.socket]
+
+
+@pytest.fixture
+def between() -> Iterator[Between]:
+    """The ends of a connection through somebody in between, and that one's sockets."""
+    credentials, nonces = Credentials(b"s", run="/runs/one", attempt=1), b"n" * 64
+    first, left = socket.socketpair()
+    second, right = socket.socketpair()
+    executor = FrameSocket(first, credentials.seal(EXECUTOR, nonces))
+    agent = FrameSocket(second, credentials.seal(AGENT, nonces))
+    with left, right:
+        yield executor, agent, left, right
+    executor.close()
+    agent.close()
+
+
+def test_frames_with_macs_go_both_ways(between: Between):
+    executor, agent, left, right = between
+    for number in range(3):
+        executor.post(encode_frame({"op": "call", "n": number}, b"body"))
+        agent.post(encode_frame({"op": "report", "n": number}))
+    right.send(left.recv(4096))
+    left.send(right.recv(4096))
+    assert [(f.op, f.header["n"], f.body) for f in agent.receive()] == [
+        ("call", n, b"body") for n in range(3)
+    ]
+    assert [(f.op, f.header["n"]) for f in executor.receive()] == [("report", n) for n in range(3)]
+
+
+def test_a_body_of_many_records_arrives_whole_though_it_comes_in_parts(between: Between):
+    executor, agent, left, right = between
+    body = bytes(range(256)) * 2**12
+    executor.queue(encode_frame({"op": "call"}, body))
+    executor.queue(encode_frame({"op": "exit"}))
+    frames = []
+    while len(frames) < 2:
+        executor.flush()
+        right.send(left.recv(100_000))
+        frames += agent.receive()
+    assert [(frame.op, frame.body) for frame in frames] == [("call", body), ("exit", b"")]
+    assert executor.pending_bytes == 0
+
+
+def test_a_length_that_nobody_vouches_for_is_not_waited_for(between: Between):
+    _, agent, _, right = between
+    right.send(struct.pack(">I", 2**18 + 1))
+    with pytest.raises(ProtocolError, match="a record whose MAC is not"):
+        agent.receive()
+
+
+@pytest.mark.parametrize("what", ["changed", "repeated", "dropped", "sent back", "added"])
+def test_who_is_in_between_can_do_nothing_to_frames(between: Between, what: str):
+    executor, agent, left, right = between
+    sent = []
+    for number in range(2):
+        executor.post(encode_frame({"op": "call", "n": number}))
+        sent.append(left.recv(4096))
+    first, second = sent
+    if what == "sent back":
+        left.send(first)
+        with pytest.raises(ProtocolError, match="a record whose MAC is not"):
+            executor.receive()
+        return
+    right.send(
+        {
+            "changed": first.replace(b"call", b"exit"),
+            "repeated": first + first,
+            "dropped": second,
+            "added": first + encode_frame({"op": "call"}) + bytes(16),
+        }[what]
+    )
+    with pytest.raises(ProtocolError, match="a record whose MAC is not"):
+        agent.receive()
+
+
+def test_a_proof_is_of_one_role_run_attempt_and_pair_of_nonces():
+    proofs = {
+        Credentials(secret, run=run, attempt=attempt).prove(role, nonces)
+        for secret in (b"a", b"b")
+        for run in ("/runs/one", "/runs/two")
+        for attempt in (1, 2)
+        for role in (AGENT, EXECUTOR)
+        for nonces in (b"1" * 64, b"2" * 64)
+    }
+    assert len(proofs) == 32
+    assert {len(proof) for proof in proofs} == {32}

@@ -1,0 +1,127 @@
+"""Both ends of a TCP connection prove that they know the secret of the run; then all has MACs.
+
+::
+
+    executor ── nonce ──────────────────► agent, or rank
+             ◄─ nonce, proof of "agent" ─
+             ── proof of "executor" ────►
+
+A proof is a keyed hash of the role, the run, the attempt and both nonces, so that one of another
+role, run, attempt or connection is worth nothing here. The keys of the MACs, one for each
+direction, come from the same: whoever passes a handshake on can read the frames after it, and
+neither change, repeat, drop nor add one. Imported by TCP connections only: hashlib loads OpenSSL.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import struct
+from hashlib import blake2b
+
+NONCE_BYTES = 32
+PROOF_BYTES = 32
+MAC_BYTES = 16
+_LENGTH = struct.Struct(">I")
+_RECORD_BYTES = 2**18
+"""Of content, at most: so much of a stranger's is kept until its MAC is checked."""
+
+EXECUTOR = "executor"
+AGENT = "agent"
+"""The role of whoever connects to the executor: the agent of a node, or a rank."""
+
+
+class Seal:
+    """The records of one connection, as one of its ends writes and reads them.
+
+    A record is a length (4 bytes, big-endian), some bytes of the stream of frames, and a MAC over
+    the record's number and these. The numbers are not sent: both ends count. What is sent at once
+    shares a record, so that frames that are sent together cost one MAC.
+
+    Parameters
+    ----------
+    sending, receiving
+        The keys of the two directions.
+    """
+
+    def __init__(self, sending: bytes, receiving: bytes) -> None:
+        self._sending = blake2b(key=sending, digest_size=MAC_BYTES)
+        self._receiving = blake2b(key=receiving, digest_size=MAC_BYTES)
+        self._sent = 0
+        self._received = 0
+
+    def wrap(self, content: bytearray) -> bytes:
+        """Return the records of what is sent next."""
+        parts = []
+        for start in range(0, len(content), _RECORD_BYTES):
+            piece = content[start : start + _RECORD_BYTES]
+            parts += [_LENGTH.pack(len(piece)), piece, _mac(self._sending, self._sent, piece)]
+            self._sent += 1
+        return b"".join(parts)
+
+    def unwrap(self, received: bytearray) -> bytes | None:
+        """Take the records that are whole out of what was received, and return their content.
+
+        None if one of them has not the MAC that it should have.
+        """
+        pieces = []
+        start, available = 0, len(received)
+        while available - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(received, start)
+            begin = start + _LENGTH.size
+            end = begin + length + MAC_BYTES
+            if length > _RECORD_BYTES:
+                return None
+            if end > available:
+                break
+            piece, mac = received[begin : begin + length], received[begin + length : end]
+            if not hmac.compare_digest(mac, _mac(self._receiving, self._received, piece)):
+                return None
+            self._received += 1
+            pieces.append(piece)
+            start = end
+        del received[:start]
+        return b"".join(pieces)
+
+
+def _mac(key: blake2b, number: int, content: bytearray) -> bytes:
+    mac = key.copy()
+    mac.update(number.to_bytes(8, "big"))
+    mac.update(content)
+    return mac.digest()
+
+
+class Credentials:
+    """What both ends of a connection know before it is there.
+
+    Parameters
+    ----------
+    secret
+        Of the attempt; at most 64 bytes.
+    run
+        The run directory, as both ends write it.
+    attempt
+        Number of the attempt that began the connections.
+    """
+
+    def __init__(self, secret: bytes, *, run: str, attempt: int) -> None:
+        self._secret = secret
+        self._run = run
+        self._attempt = attempt
+
+    def prove(self, role: str, nonces: bytes) -> bytes:
+        """Return the proof of an end; `nonces` is the executor's, then the other one's."""
+        return self._hash("proof", role, nonces)
+
+    def is_proved(self, role: str, nonces: bytes, proof: bytes) -> bool:
+        """Return whether the other end, which has this role, has proved itself."""
+        return hmac.compare_digest(self.prove(role, nonces), proof)
+
+    def seal(self, role: str, nonces: bytes) -> Seal:
+        """Return the MACs for the end of this role."""
+        other = AGENT if role == EXECUTOR else EXECUTOR
+        return Seal(self._hash("frames", role, nonces), self._hash("frames", other, nonces))
+
+    def _hash(self, purpose: str, role: str, nonces: bytes) -> bytes:
+        context = json.dumps([purpose, role, self._run, self._attempt]).encode()
+        return blake2b(context + nonces, key=self._secret, digest_size=PROOF_BYTES).digest()
