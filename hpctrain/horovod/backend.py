@@ -129,7 +129,7 @@ class HorovodBackend(Backend):
             rounds = None
             if config.is_elastic:
                 rounds = Rounds(world.world_size, timeout_s=config.timeout_s)
-            self._rendezvous = Rendezvous(places, rounds)
+            self._rendezvous = Rendezvous(context.reachable_address(), places, rounds)
             address = (context.reachable_address(), self._rendezvous.port)
         host, port = context.comm.bcast(address)
         chosen |= places[world.world_rank] | network_variables(context, host, port, config)

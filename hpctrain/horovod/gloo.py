@@ -18,19 +18,22 @@ from hpctrain.horovod.rounds import Rounds
 class Rendezvous:
     """Horovod's rendezvous server, which runs in rank 0.
 
-    It listens on all interfaces, on a free port, and is not authenticated.
+    It is not authenticated, and listens at one address only, on a port that the kernel chooses.
 
     Parameters
     ----------
+    address
+        Where it listens; on all interfaces if this node does not have that address itself.
     places
         What `place_variables` says of each rank, by world rank.
     rounds
         Who gets which rank in an elastic run; None: the world is what it is.
     """
 
-    def __init__(self, places: Sequence[Mapping[str, str]], rounds: Rounds | None) -> None:
+    def __init__(
+        self, address: str, places: Sequence[Mapping[str, str]], rounds: Rounds | None
+    ) -> None:
         from horovod.runner.common.util.hosts import SlotInfo
-        from horovod.runner.http.http_server import RendezvousServer
 
         def slots(ranks: Sequence[int]) -> list[Any]:
             return [
@@ -45,7 +48,7 @@ class Rendezvous:
                 for rank, place in zip(ranks, places, strict=True)
             ]
 
-        self._server = RendezvousServer()
+        self._server = _server_at(address)
         if rounds is None:
             self.port: int = self._server.start()
             self._server.init(slots(range(len(places))))
@@ -122,6 +125,27 @@ def ask_rendezvous(method: str, path: str, *, timeout_s: float | None) -> str:
         return connection.getresponse().read().decode()
     finally:
         connection.close()
+
+
+def _server_at(address: str) -> Any:
+    """Return Horovod's server, which by itself listens on all interfaces."""
+    from horovod.runner.http.http_server import (
+        RendezvousHandler,
+        RendezvousHTTPServer,
+        RendezvousServer,
+    )
+    from horovod.runner.util.threads import in_thread
+
+    host = address if address in ipv4_addresses().values() else ""
+
+    class Server(RendezvousServer):  # type: ignore[misc]
+        def start(self, handler: Any = RendezvousHandler) -> int:
+            self._httpd = RendezvousHTTPServer((host, 0), handler, self._verbose)
+            self._listen_thread = in_thread(target=self._httpd.serve_forever)
+            port: int = self._httpd.server_address[1]
+            return port
+
+    return Server()
 
 
 def _elastic_handler(rounds: Rounds, keys: Sequence[str], slots: Any) -> type[Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpctrain import environ
 from hpctrain.backend import Backend, BackendContext
+from hpctrain.control.interfaces import ipv4_addresses
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.jax import process
 
@@ -91,7 +92,7 @@ def _connect(context: BackendContext, config: JaxConfig) -> None:
     world = context.world
     held, address = None, ("", 0)
     if world.world_rank == 0:
-        held = _hold_port()
+        held = _hold_port(context.reachable_address())
         address = (context.reachable_address(), held.getsockname()[1])
     host, port = context.comm.bcast(address)
     try:
@@ -100,6 +101,8 @@ def _connect(context: BackendContext, config: JaxConfig) -> None:
                 f"{host}:{port}",
                 num_processes=world.world_size,
                 process_id=world.world_rank,
+                # By itself it listens on all interfaces.
+                coordinator_bind_address=None if held is None else _address_of(held),
                 # JAX would look for Slurm's variables, and choose by them.
                 cluster_detection_method="deactivate",
                 initialization_timeout=math.ceil(config.connect_timeout_s),
@@ -116,24 +119,22 @@ def _connect(context: BackendContext, config: JaxConfig) -> None:
             held.close()
 
 
-def _hold_port() -> socket.socket:
+def _hold_port(address: str) -> socket.socket:
     """Return a socket that has a port of this machine, until JAX's coordinator listens on it.
 
     JAX takes a number and not a socket. But gRPC shares its ports (SO_REUSEPORT): with a socket
     that never listens, and of this user. To everybody else the port is taken.
     """
-    for family, everywhere in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
-        try:
-            held = socket.socket(family, socket.SOCK_STREAM)
-        except OSError:
-            continue
-        try:
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            held.bind((everywhere, 0))
-            return held
-        except OSError:
-            held.close()
-    raise LaunchError("rank 0 finds no free TCP port for JAX's coordinator: neither IPv6 nor IPv4.")
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    # On all interfaces if other nodes reach this one at an address that it does not have itself.
+    held.bind((address if address in ipv4_addresses().values() else "", 0))
+    return held
+
+
+def _address_of(held: socket.socket) -> str:
+    host, port = held.getsockname()
+    return f"{host}:{port}"
 
 
 @contextmanager

@@ -14,8 +14,9 @@ class JaxConfig(BackendConfig):
     """How JAX's processes find each other."""
 
     connect_timeout_s: float = 120.0
-    """Seconds for all ranks to connect to rank 0, whose coordinator listens on a port that the
-    kernel chooses. It is not authenticated: whoever reaches the node's network can speak to it."""
+    """Seconds for all ranks to connect to rank 0, whose coordinator listens at the one address that
+    they use, on a port that the kernel chooses. It is not authenticated: whoever reaches it can
+    speak to it."""
 
     def __post_init__(self) -> None:
         """Check every field."""

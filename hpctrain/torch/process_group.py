@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hpctrain import environ
 from hpctrain.backend import Backend, BackendContext
-from hpctrain.control.interfaces import address_of_name, ipv4_addresses
+from hpctrain.control.interfaces import LOOPBACK, address_of_name, ipv4_addresses
 from hpctrain.errors import ConfigError, LaunchError
+from hpctrain.worker.address import listen_at
 from hpctrain.worker.context import active_worker
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 # torch's own: "0" if env:// is not to use the store of libuv.
 _LIBUV = "USE_LIBUV"
+_LOCALHOST = "localhost"
 
 # All ranks come at the same time, after a broadcast: who cannot connect soon never will.
 _CONNECT_TIMEOUT_S = 60.0
@@ -39,8 +42,9 @@ class TorchBackend(Backend):
         """Make the process group. Collective.
 
         Rank 0 binds a store to a port that the kernel chooses and MPI tells the others: no port is
-        picked by hand, and nothing can take it in between. The store is not authenticated: whoever
-        reaches the node's network can speak to it.
+        picked by hand, and nothing can take it in between. The store is not authenticated, so it
+        listens at the one address that the ranks use: a loopback address where they are on one
+        node.
 
         Raises
         ------
@@ -165,11 +169,11 @@ def _select_device(context: BackendContext) -> str:
 
 
 def _gloo_interface(context: BackendContext) -> dict[str, str]:
-    """Return what tells Gloo where to listen, if it would listen where no other node gets to it.
+    """Return what tells Gloo where to listen, if it would listen at another address than it should.
 
     By itself it listens at the address that the host's own name stands for.
     """
-    if context.world.num_nodes == 1 or environ.variable(_GLOO_INTERFACE) is not None:
+    if environ.variable(_GLOO_INTERFACE) is not None:
         return {}
     address = context.reachable_address()
     if address_of_name(context.world.hostname) == address:
@@ -186,8 +190,9 @@ def _open_store(context: BackendContext, timeout: timedelta) -> tuple[TCPStore, 
     store = None
     address = ("", 0, True)
     if world.world_rank == 0:
-        store, use_libuv = _listen(world.world_size, timeout)
-        address = (context.reachable_address(), store.port, use_libuv)
+        host, listener = _listen(context)
+        store, use_libuv = _serve(host, listener, world.world_size, timeout)
+        address = (host, store.port, use_libuv)
     host, port, use_libuv = context.comm.bcast(address)
     if store is None:
         try:
@@ -212,28 +217,46 @@ def _open_store(context: BackendContext, timeout: timedelta) -> tuple[TCPStore, 
     }
 
 
-def _listen(world_size: int, timeout: timedelta) -> tuple[TCPStore, bool]:
+def _listen(context: BackendContext) -> tuple[str, socket.socket]:
+    """Return where ranks find the store, and a socket that listens there and nowhere else."""
+    if context.world.num_nodes > 1:
+        address = context.reachable_address()
+        return address, listen_at(address)
+    # torch asks the DNS for the name of an address that it connects to, also of 127.0.0.1, which
+    # can take ten seconds, but not for localhost's, which is ::1 for it if there is IPv6.
+    try:
+        return _LOCALHOST, socket.create_server((_LOCALHOST, 0), family=socket.AF_INET6)
+    except OSError:
+        return _LOCALHOST, listen_at(LOOPBACK)
+
+
+def _serve(
+    host: str, listener: socket.socket, world_size: int, timeout: timedelta
+) -> tuple[TCPStore, bool]:
     """Return a store that listens in this process, and whether it is the one of libuv."""
+    import torch
     from torch import distributed
 
-    listen = partial(
+    serve = partial(
         distributed.TCPStore,
-        # It listens on all interfaces; this is only where rank 0 itself connects. torch asks
-        # the DNS for the name of an address, which can take ten seconds, but not for this one.
-        "localhost",
-        0,
+        host,
+        listener.getsockname()[1],
         world_size,
         is_master=True,
         wait_for_workers=False,
         # torch's env:// asks rank 0 to listen on MASTER_PORT, and then shares this one.
         multi_tenant=True,
         timeout=timeout,
+        # By itself torch listens on all interfaces. It closes the socket with the store.
+        master_listen_fd=listener.detach(),
     )
-    if environ.variable(_LIBUV) != "0":
+    # Before torch 2.8 libuv takes no socket that listens already.
+    major, minor = map(int, torch.__version__.split(".")[:2])
+    if environ.variable(_LIBUV) != "0" and (major, minor) >= (2, 8):
         try:
-            return listen(use_libuv=True), True
+            return serve(use_libuv=True), True
         except RuntimeError as error:
             # Debian builds torch without it.
             if "without libuv" not in str(error):
                 raise
-    return listen(use_libuv=False), False
+    return serve(use_libuv=False), False

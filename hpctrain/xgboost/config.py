@@ -17,8 +17,9 @@ class XGBoostConfig(BackendConfig):
     """Seconds after which a collective of XGBoost gives up on a rank that is silent. One that has
     died is noticed at once."""
     connect_timeout_s: float = 120.0
-    """Seconds for all ranks to connect to rank 0, whose tracker listens on a port that the kernel
-    chooses. It is not authenticated: whoever reaches the node's network can speak to it."""
+    """Seconds for all ranks to connect to rank 0, whose tracker listens at the one address that
+    they use, on a port that the kernel chooses. It is not authenticated: whoever reaches it can
+    speak to it."""
 
     def __post_init__(self) -> None:
         """Check every field."""

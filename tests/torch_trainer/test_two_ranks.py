@@ -277,7 +277,7 @@ def test_each_rank_finds_its_place_in_the_environment(findings: Findings) -> Non
         variables = found["environment"]["variables"]
         assert int(variables.pop("MASTER_PORT")) > 0
         assert variables == {
-            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_ADDR": "localhost",
             "RANK": str(rank),
             "WORLD_SIZE": "2",
             "LOCAL_RANK": str(rank),
