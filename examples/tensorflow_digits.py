@@ -61,7 +61,8 @@ def train_digits(config: dict[str, Any]) -> None:
     checkpoint = hpctrain.get_checkpoint()
     with strategy.scope():
         if checkpoint:
-            model = TensorflowCheckpoint(checkpoint.path).get_model()
+            # tf_keras may run code of a checkpoint; this one is the run's own.
+            model = TensorflowCheckpoint(checkpoint.path).get_model(trusted=True)
         else:
             model = make_model()
     report = ReportCheckpointCallback()
@@ -119,7 +120,9 @@ def main() -> None:
         ),
         datasets={"train": train},
     ).fit()
-    scored = BatchPredictor.from_checkpoint(result.checkpoint, TensorflowPredictor).predict(
+    scored = BatchPredictor.from_checkpoint(
+        result.checkpoint, TensorflowPredictor, trusted=True
+    ).predict(
         held_out,
         feature_columns=["image"],
         keep_columns=["digit"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.data.optional import require
-from hpctrain.errors import CheckpointError
+from hpctrain.errors import CheckpointError, HpctrainError
 from hpctrain.predict.features import describe_model
 
 if TYPE_CHECKING:
@@ -21,13 +22,17 @@ if TYPE_CHECKING:
 KERAS_NAME = "model.keras"
 H5_NAME = "model.h5"
 SAVED_MODEL_NAME = "saved_model"
+# Older releases of Keras 3 run code of a model.keras in spite of safe_mode.
+_SAFE_KERAS = ((3, 12, 4), (3, 13, 2))
 
 
 class TensorflowCheckpoint(Checkpoint):
     """A checkpoint with a model of Keras 2 or Keras 3.
 
-    ``model.keras`` holds architecture, weights and optimizer, and no code: layers that have some
-    are refused. The HDF5 files of Keras, and SavedModels, may run code, so they have to be trusted.
+    The ``model.keras`` of Keras 3 holds architecture, weights and optimizer, and no code: layers
+    that have some are refused. That of Keras 2 (``tf_keras``) may name any function of any module,
+    which is called; it, the HDF5 files of Keras and SavedModels may run code, so they have to be
+    trusted.
     """
 
     @classmethod
@@ -132,8 +137,8 @@ class TensorflowCheckpoint(Checkpoint):
         compile
             Whether loss, metrics and optimizer are loaded too.
         trusted
-            Whether the architecture may be read from ``model.h5`` or ``saved_model``, which can run
-            code. Allow it for what is your own.
+            Whether the architecture may be read from a ``model.keras`` of Keras 2, ``model.h5`` or
+            ``saved_model``, which can run code. Allow it for what is your own.
 
         Raises
         ------
@@ -179,24 +184,46 @@ def load_model(
             f"{directory} has none of {', '.join(names)}. Write a model with "
             f"TensorflowCheckpoint.from_model()."
         )
-    if path.name != KERAS_NAME and not trusted and model_definition is None:
-        raise CheckpointError(
-            f"{path} can run code when it is loaded. If it is your own, load it with trusted=True; "
-            f"TensorflowCheckpoint.from_model() saves what needs no trust."
-        )
     try:
         if model_definition is not None:
             model = model_definition()
             model.load_weights(path)
             return model
-        keras = require(_package_of(path), to=f"to load {path}", extra="tensorflow")
-        return keras.models.load_model(path, custom_objects=custom_objects, compile=compile)
-    except (ValueError, TypeError, KeyError, OSError, zipfile.BadZipFile) as error:
+        if not trusted and path.name != KERAS_NAME:
+            raise _unsafe(path, "")
+        package = _package_of(path)
+        if not trusted and package == "tf_keras":
+            raise _unsafe(path, " by tf_keras")
+        keras = require(package, to=f"to load {path}", extra="tensorflow")
+        if not trusted and not _is_safe(keras.__version__):
+            raise _unsafe(path, f" by keras {keras.__version__}, and from 3.13.2 on it cannot")
+        safety = {} if trusted or package == "tf_keras" else {"safe_mode": True}
+        return keras.models.load_model(
+            path, custom_objects=custom_objects, compile=compile, **safety
+        )
+    except HpctrainError:
+        raise
+    except Exception as error:  # whatever a damaged file brings about
         raise CheckpointError(
             f"the model in {path} cannot be loaded: {error} A class of one's own needs "
             f"custom_objects={{'Name': Name}}, or model_definition=, a function that makes the "
             f"model."
         ) from error
+
+
+def _unsafe(path: Path, how: str) -> CheckpointError:
+    return CheckpointError(
+        f"{path} can run code when it is loaded{how}. If it is your own, load it with "
+        f"trusted=True; or give model_definition=, a function that makes the model, and only "
+        f"weights are read."
+    )
+
+
+def _is_safe(version: str) -> bool:
+    """Return whether a Keras runs no code of a model that is not trusted."""
+    numbers = tuple(map(int, re.findall(r"\d+", version)[:3]))
+    last_for_310, safe = _SAFE_KERAS
+    return numbers >= safe or last_for_310 <= numbers < (3, 13)
 
 
 def _package_of(path: Path) -> str:

@@ -103,7 +103,8 @@ class TensorflowPredictor(Predictor):
         custom_objects
             Classes and functions of the model that Keras does not know, by name.
         trusted
-            Whether ``model.h5`` and ``saved_model`` may be loaded, which can run code.
+            Whether a ``model.keras`` of Keras 2, ``model.h5`` and ``saved_model`` may be loaded,
+            which can run code.
         **kwargs
             Further arguments of the class.
 

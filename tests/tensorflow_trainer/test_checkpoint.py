@@ -49,7 +49,7 @@ def test_a_model_comes_back_with_its_weights_and_its_optimizer(
         "features": ["a", "b", "c"],
         "label": "y",
     }
-    loaded = checkpoint.get_model()
+    loaded = checkpoint.get_model(trusted=package is tf_keras)
     assert isinstance(loaded, package.Model)
     for was, now in zip(model.optimizer.variables, loaded.optimizer.variables, strict=True):
         assert np.array_equal(was.numpy(), now.numpy())
@@ -96,16 +96,16 @@ def test_a_class_of_ones_own_needs_its_definition() -> None:
     model = make_twice()
     checkpoint = TensorflowCheckpoint.from_model(model)
     with pytest.raises(CheckpointError, match=r"Twice.*custom_objects=.*model_definition="):
-        checkpoint.get_model()
+        checkpoint.get_model(trusted=True)
     for loaded in (
         checkpoint.get_model(make_twice),
-        checkpoint.get_model(custom_objects={"Twice": Twice}),
+        checkpoint.get_model(custom_objects={"Twice": Twice}, trusted=True),
     ):
         assert np.array_equal(loaded(X).numpy(), model(X).numpy())
 
 
 def test_code_in_a_checkpoint_does_not_run() -> None:
-    model = tf_keras.Sequential([tf_keras.layers.Input((3,)), tf_keras.layers.Lambda(lambda x: x)])
+    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Lambda(lambda x: x)])
     with pytest.raises(CheckpointError, match="Lambda"):
         TensorflowCheckpoint.from_model(model).get_model()
 
@@ -126,7 +126,7 @@ def test_a_predictor_scores_without_dropout_in_the_form_that_it_is_given(
     checkpoint = TensorflowCheckpoint.from_model(model, features=["a", "b", "c"])
     expected = model(X, training=False).numpy()
     assert find_predictor(checkpoint) is TensorflowPredictor
-    predictor = TensorflowPredictor.from_checkpoint(checkpoint)
+    predictor = TensorflowPredictor.from_checkpoint(checkpoint, trusted=package is tf_keras)
     assert np.array_equal(predictor.predict(X), expected)
     frame = pd.DataFrame({"c": X[:, 2], "b": X[:, 1].astype(">f8"), "a": X[:, 0]})
     assert np.allclose(predictor.predict(frame).to_numpy(), expected)

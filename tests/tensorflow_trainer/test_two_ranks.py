@@ -71,7 +71,7 @@ def train(config: dict[str, Any]) -> int:
     checkpoint = hpctrain.get_checkpoint()
     with strategy.scope():
         model = (
-            TensorflowCheckpoint(checkpoint.path).get_model()
+            TensorflowCheckpoint(checkpoint.path).get_model(trusted=True)
             if checkpoint
             else make_model(tf.keras)
         )
