@@ -29,14 +29,26 @@ from hpctrain.torch.state.match import saved_name
 from hpctrain.torch.state.values import encode
 
 METADATA_NAME = ".metadata"
-_MODULES = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
-_NAMES = (
-    ("torch", "Size"),
-    ("torch.serialization", "_get_layout"),
-    ("pathlib", "Path"),
-    ("pathlib", "PosixPath"),
-    ("collections", "OrderedDict"),
-)
+# All that torch pickles there. Whole modules would not do: each has what it imports, os included.
+_NAMES = {
+    "torch.distributed.checkpoint.metadata": {
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch": {"Size"},
+    "torch.serialization": {"_get_layout"},
+    "pathlib": {"Path", "PosixPath"},
+    # Python 3.13 pickles paths by this name.
+    "pathlib._local": {"Path", "PosixPath"},
+    "collections": {"OrderedDict"},
+}
 
 
 def find_dcp_index(directory: Path) -> StateIndex:
@@ -98,21 +110,30 @@ class _Reader(FileSystemReader):
         try:
             with open(path, "rb") as file:
                 metadata = _Unpickler(file).load()
+            if not isinstance(metadata, Metadata):
+                raise TypeError(f"it holds a {type(metadata).__name__}")
+            stored = (metadata.storage_data or {}).values()
+            names = {Path(part.relative_path) for part in stored}
         except OSError as error:
             raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
-        except (pickle.UnpicklingError, EOFError, AttributeError, ValueError, KeyError) as error:
+        except Exception as error:  # whatever a strange pickle brings about
             raise CheckpointError(
                 f"{path} is damaged, or would run code: {error}. Load another checkpoint."
             ) from error
-        if not isinstance(metadata, Metadata):
-            raise CheckpointError(f"{path} is damaged: it holds a {type(metadata).__name__}.")
+        for name in names:
+            if name.is_absolute() or ".." in name.parts:
+                raise CheckpointError(
+                    f"{path} takes tensors from {name}, and a checkpoint has its files in its own "
+                    f"directory. Load another checkpoint."
+                )
         return metadata
 
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        is_type = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if is_type or module in _MODULES or (module, name) in _NAMES:
+        # Of protocol 4 on, a dot in a name is an attribute of an attribute.
+        is_type = module == "torch" and isinstance(vars(torch).get(name), torch.dtype)
+        if is_type or name in _NAMES.get(module, ()):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"it asks for {module}.{name}")
 
