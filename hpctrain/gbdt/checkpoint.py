@@ -7,6 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+from hpctrain.bulk.digest import digest_file
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.errors import CheckpointError
 from hpctrain.gbdt.features import Features
@@ -22,6 +23,9 @@ class ModelCheckpoint(Checkpoint, abc.ABC):
     """What ``features.json`` says."""
     model_file: ClassVar[str]
     """Name of the model's file."""
+    has_digest: ClassVar[bool] = True
+    """Whether ``features.json`` has a digest of it. Not where equal models have unlike files: all
+    ranks may save one."""
 
     @classmethod
     @abc.abstractmethod
@@ -48,9 +52,11 @@ class ModelCheckpoint(Checkpoint, abc.ABC):
         filename: str | None = None,
     ) -> None:
         """Write a model and its ``features.json`` into a directory. Not collective."""
-        cls.write_model(model, Path(directory) / (filename or cls.model_file))
+        path = Path(directory) / (filename or cls.model_file)
+        cls.write_model(model, path)
         known = cls.features_of(model) if features is None else features
-        known.write(directory, framework=cls.framework)
+        digests = {path.name: digest_file(path)[1]} if cls.has_digest else {}
+        known.write(directory, framework=cls.framework, digests=digests)
 
     @classmethod
     def load(cls, directory: str | PathLike[str], *, filename: str | None = None) -> Any:

@@ -77,13 +77,30 @@ class Features:
             )
         return matrix
 
-    def write(self, directory: str | PathLike[str], *, framework: str) -> None:
-        """Write ``features.json`` beside a model. Not collective."""
+    def write(
+        self,
+        directory: str | PathLike[str],
+        *,
+        framework: str,
+        digests: Mapping[str, str] | None = None,
+    ) -> None:
+        """Write ``features.json`` beside a model. Not collective.
+
+        Parameters
+        ----------
+        directory
+            With the model.
+        framework
+            Of the model.
+        digests
+            Of the model's file, by its name.
+        """
         ModelFeatures(
             framework=framework,
             features=self.names,
             label=self.label,
             categories=self.categories,
+            digests=digests or {},
         ).write(directory)
 
     @classmethod

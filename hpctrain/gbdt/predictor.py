@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from hpctrain.checkpoint import Checkpoint
-from hpctrain.predict.features import encode_categories, select_matrix
+from hpctrain.errors import CheckpointError
+from hpctrain.predict.features import FEATURES_NAME, encode_categories, select_matrix
 from hpctrain.predict.predictor import Predictor
 
 P = TypeVar("P", bound="BoosterPredictor")
@@ -59,6 +60,8 @@ class BoosterPredictor(Predictor, abc.ABC):
         ------
         ConfigError
             If the checkpoint is that of another framework.
+        CheckpointError
+            If the model is damaged.
         """
         features = cls.check_checkpoint(checkpoint)
         with checkpoint.as_directory():
@@ -68,6 +71,13 @@ class BoosterPredictor(Predictor, abc.ABC):
         preprocessor = checkpoint.get_preprocessor(trusted=trust_preprocessor)
         predictor = cls(booster, preprocessor=preprocessor, **kwargs)
         if features is not None and features.features is not None:
+            row = predictor._made_up_row()
+            if row is not None and row.shape[1] != len(features.features):
+                raise CheckpointError(
+                    f"{path} is a model of {row.shape[1]} features, and {FEATURES_NAME} beside it "
+                    f"names {len(features.features)}: one of them is damaged, or not of this "
+                    f"model. Take another checkpoint, or save the model again."
+                )
             # The library may write them otherwise: LightGBM makes blanks underscores.
             predictor.features = features.features
             predictor.label = features.label

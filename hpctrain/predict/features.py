@@ -40,6 +40,8 @@ class ModelFeatures:
     """Column that the model predicts, if the trainer knew."""
     categories: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Values of columns with categories: a value's place is its code, and others are missing."""
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """xxh3_128 of the model's file, by name, where it is looked at before the file is read."""
 
     @staticmethod
     def read(directory: str | PathLike[str]) -> ModelFeatures | None:
@@ -59,6 +61,7 @@ class ModelFeatures:
                 features=None if names is None else tuple(map(str, names)),
                 label=content.get("label"),
                 categories={k: tuple(v) for k, v in content.get("categories", {}).items()},
+                digests=dict(content.get("digests", {})),
             )
         except FileNotFoundError:
             return None

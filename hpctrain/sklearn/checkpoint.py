@@ -12,6 +12,7 @@ from hpctrain.data.optional import require
 from hpctrain.errors import CheckpointError
 from hpctrain.gbdt.checkpoint import ModelCheckpoint
 from hpctrain.gbdt.features import Features
+from hpctrain.gbdt.model_file import first_line, verify_digest
 
 
 class SklearnCheckpoint(ModelCheckpoint):
@@ -23,6 +24,7 @@ class SklearnCheckpoint(ModelCheckpoint):
 
     framework: ClassVar[str] = "sklearn"
     model_file: ClassVar[str] = "model.skops"
+    has_digest: ClassVar[bool] = False
 
     @classmethod
     def write_model(cls, model: Any, path: Path) -> None:
@@ -34,15 +36,22 @@ class SklearnCheckpoint(ModelCheckpoint):
     def read_model(cls, path: Path, trusted: Sequence[str] = ()) -> Any:
         """Return the estimator of a file. Not collective."""
         skops_io = require("skops.io", to="to load scikit-learn's models", extra="sklearn")
-        asked = skops_io.get_untrusted_types(file=path)
-        known = {*trusted, *filter(_is_class_of_sklearn, asked)}
-        if strange := sorted(set(asked) - known):
+        verify_digest(path)
+        try:
+            asked = skops_io.get_untrusted_types(file=path)
+            known = {*trusted, *filter(_is_class_of_sklearn, asked)}
+            if not (strange := sorted(set(asked) - known)):
+                return skops_io.load(path, trusted=sorted(known))
+        except Exception as error:  # whatever a damaged file brings about
             raise CheckpointError(
-                f"{path} holds the types {', '.join(strange)}, and making them would run their "
-                f"code. If you trust them, say so with trusted={strange!r}: SklearnCheckpoint."
-                f"get_estimator() and SklearnPredictor.from_checkpoint() take it."
-            )
-        return skops_io.load(path, trusted=sorted(known))
+                f"the estimator in {path} is damaged, or of another scikit-learn: "
+                f"{first_line(error)}. Take another checkpoint, or train again."
+            ) from error
+        raise CheckpointError(
+            f"{path} holds the types {', '.join(strange)}, and making them would run their "
+            f"code. If you trust them, say so with trusted={strange!r}: SklearnCheckpoint."
+            f"get_estimator() and SklearnPredictor.from_checkpoint() take it."
+        )
 
     @classmethod
     def features_of(cls, model: Any) -> Features:
@@ -97,6 +106,8 @@ def _is_class_of_sklearn(name: str) -> bool:
     if not module.startswith("sklearn."):
         return False
     try:
-        return isinstance(getattr(import_module(module), attribute, None), type)
+        found = getattr(import_module(module), attribute, None)
     except ImportError:
         return False
+    # Modules have classes of others too: TemporaryDirectory, Thread.
+    return isinstance(found, type) and found.__module__.startswith("sklearn.")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from hpctrain.gbdt.checkpoint import ModelCheckpoint
 from hpctrain.gbdt.features import Features
+from hpctrain.gbdt.model_file import read_model_file
 
 if TYPE_CHECKING:
     from xgboost import Booster
@@ -25,12 +26,16 @@ class XGBoostCheckpoint(ModelCheckpoint):
 
     @classmethod
     def read_model(cls, path: Path) -> Booster:
-        """Return the booster of a file. Not collective."""
+        """Return the booster of a file. Not collective.
+
+        Raises
+        ------
+        CheckpointError
+            If it is damaged.
+        """
         from xgboost import Booster
 
-        booster = Booster()
-        booster.load_model(path)
-        return booster
+        return read_model_file(path, lambda path: Booster(model_file=path), framework=cls.framework)
 
     @classmethod
     def features_of(cls, model: Booster) -> Features:

@@ -10,6 +10,7 @@ import numpy as np
 
 from hpctrain.data.formats import from_any
 from hpctrain.data.optional import require
+from hpctrain.gbdt.model_file import read_model_file
 from hpctrain.gbdt.predictor import BoosterPredictor
 from hpctrain.predict.batches import PREDICTIONS
 from hpctrain.predict.features import select_frame
@@ -50,8 +51,13 @@ class XGBoostPredictor(BoosterPredictor):
     @classmethod
     def read_model(cls, path: Path) -> xgboost.Booster:
         """Return the booster in a file. Not collective."""
-        booster: xgboost.Booster = cls.import_framework().Booster(model_file=str(path))
-        return booster
+        library = cls.import_framework()
+
+        def read(path: Path) -> xgboost.Booster:
+            booster: xgboost.Booster = library.Booster(model_file=str(path))
+            return booster
+
+        return read_model_file(path, read, framework=cls.framework)
 
     def _made_up_row(self) -> np.ndarray[Any, Any]:
         return np.zeros((1, self.model.num_features()))

@@ -1,0 +1,138 @@
+"""Read the model's file of XGBoost and LightGBM, of which a damaged one can end the process.
+
+Neither library checks all that it reads: a changed byte can lead it out of its memory. So a file is
+compared with its digest first, and one that has none is tried in another process.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from os import PathLike
+from pathlib import Path
+from typing import TypeVar
+
+from hpctrain import environ
+from hpctrain.bulk.digest import digest_file
+from hpctrain.checkpoint import MANIFEST_NAME
+from hpctrain.errors import CheckpointError, HpctrainError
+from hpctrain.predict.features import ModelFeatures
+from hpctrain.rundir.manifest import DamagedManifestError, read_manifest
+
+T = TypeVar("T")
+
+COMPLAINT = "hpctrain: "
+"""Begins the line in which the other process says what is wrong with a file."""
+_NEXT = "Take another checkpoint, or train again."
+# Neither does a file of gigabytes take as long, nor an import from a filesystem under load.
+_TIMEOUT_S = 600
+# Each thread takes memory, and a GPU's addresses are more than the process may have.
+_ALONE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def read_model_file(path: Path, read: Callable[[Path], T], *, framework: str) -> T:
+    """Return the model in a file. Not collective.
+
+    Parameters
+    ----------
+    path
+        In a checkpoint's directory.
+    read
+        Of the library.
+    framework
+        ``xgboost`` or ``lightgbm``.
+
+    Raises
+    ------
+    CheckpointError
+        If the file is not what was saved, or the library cannot read it.
+    """
+    if not verify_digest(path):
+        _try_elsewhere(path, framework)
+    try:
+        return read(path)
+    except HpctrainError:
+        raise
+    except Exception as error:
+        raise _damage(path, f"{framework} cannot read it: {first_line(error)}") from error
+
+
+def verify_digest(path: Path) -> bool:
+    """Return whether there is a digest of a model's file, which it has. Not collective.
+
+    Raises
+    ------
+    CheckpointError
+        If it has another one, or is no file.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"{path} is not a file. {_NEXT}")
+    expected = _committed(path) or _described(path)
+    if expected is None:
+        return False
+    size, digest = digest_file(path)
+    if digest != expected:
+        raise _damage(path, f"its {size} bytes have the digest {digest}, not {expected}")
+    return True
+
+
+def first_line(error: BaseException) -> str:
+    """Return the line of a library's error that says something. Not collective."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:300] if lines else 'without a word'}"
+
+
+def _committed(path: Path) -> str | None:
+    """Return the digest with which a file was committed."""
+    if not (path.parent / MANIFEST_NAME).exists():
+        return None
+    try:
+        files = read_manifest(path.parent).files
+    except DamagedManifestError as error:
+        raise CheckpointError(f"{path.parent} is damaged: {error}. {_NEXT}") from error
+    return next((f.digest for f in files if f.path == path.name and f.kind == "content"), None)
+
+
+def _described(path: Path) -> str | None:
+    """Return the digest that was written beside a file when it was saved."""
+    features = ModelFeatures.read(path.parent)
+    return None if features is None else features.digests.get(path.name)
+
+
+def _try_elsewhere(path: str | PathLike[str], framework: str) -> None:
+    """Read a file in another process; raise what came of it."""
+    command = [sys.executable, "-m", "hpctrain.gbdt.model_check", framework, str(path)]
+    try:
+        tried = subprocess.run(
+            command,
+            env={**environ.environment(), **_ALONE},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise _damage(path, f"{framework} had not read it after {_TIMEOUT_S} s") from error
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} has no digest, and the process that tries whether it is sound cannot be "
+            f"started: {error.strerror}. Load it where processes can be started."
+        ) from error
+    if tried.returncode == 0:
+        return
+    lines = [line for line in tried.stdout.splitlines() if line.startswith(COMPLAINT)]
+    if lines:
+        raise _damage(path, lines[-1].removeprefix(COMPLAINT))
+    if tried.returncode < 0:
+        name = signal.Signals(-tried.returncode).name
+        why = ", out of time," if name == "SIGXCPU" else ""
+        raise _damage(path, f"{framework} ended with {name}{why} when it read it")
+    last = next(reversed(tried.stderr.strip().splitlines()), "without a word")
+    raise _damage(path, f"{framework} failed when it read it: {last[:300]}")
+
+
+def _damage(path: str | PathLike[str], how: str) -> CheckpointError:
+    return CheckpointError(f"the model in {path} is damaged: {how}. {_NEXT}")
