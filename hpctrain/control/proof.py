@@ -52,7 +52,7 @@ class Seal:
 
     def wrap(self, content: bytearray) -> bytes:
         """Return the records of what is sent next."""
-        parts = []
+        parts: list[bytes | bytearray] = []
         for start in range(0, len(content), _RECORD_BYTES):
             piece = content[start : start + _RECORD_BYTES]
             parts += [_LENGTH.pack(len(piece)), piece, _mac(self._sending, self._sent, piece)]
