@@ -84,6 +84,12 @@ class Dataset:
         return memory_bytes(self.source)
 
     @property
+    def is_plain(self) -> bool:
+        """Whether no column has categories, for certain: steps may give it some."""
+        types = (column.dtype for column in self.read_schema.values())
+        return not self.steps and not any(dtype.metadata for dtype in types)
+
+    @property
     def is_instant(self) -> bool:
         """Whether nothing is gained by reading ahead, as what is in memory needs no reading."""
         return isinstance(self.source, MemorySource) and not self.steps
@@ -348,7 +354,10 @@ class Dataset:
         chosen = self if columns is None else self.select_columns(columns)
         wanted = range(self.source.num_rows) if rows is None else rows
         wanted = check_range(wanted, self.source.num_rows)
-        return (to_format(b, batch_format) for b in chosen.typed_batches(wanted, batch_size))
+        batches = chosen.typed_batches(wanted, batch_size)
+        if batch_format == "numpy" and chosen.is_plain:
+            return batches
+        return (to_format(batch, batch_format) for batch in batches)
 
     def typed_batches(self, rows: range, batch_size: int) -> Iterator[Batch]:
         """Return rows in batches of arrays whose types have their categories. Not collective."""

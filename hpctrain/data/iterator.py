@@ -178,6 +178,8 @@ class DataIterator:
             tail="drop" if drop_last else tail,
             prefetch_batches=prefetch_batches,
         )
+        if batch_format == "numpy" and self._dataset.is_plain:
+            return batches
         return map(partial(to_format, batch_format=batch_format), batches)
 
     def iter_torch_batches(
@@ -233,7 +235,7 @@ class DataIterator:
         )
         where = self.device if device == "auto" else device
         made = collate_fn or partial(to_torch, dtypes=dtypes, device=where)
-        return map(made, map(plain, batches))
+        return map(made, batches if self._dataset.is_plain else map(plain, batches))
 
     def iter_rows(self) -> Iterator[dict[str, Any]]:
         """Return the rows of the next epoch, each a dict. Not collective."""

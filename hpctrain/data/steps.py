@@ -79,7 +79,7 @@ def _own(batch: Batch) -> Batch:
     What is a view of a dataset is copied, and what has categories, to see whether they still hold.
     """
     return {
-        name: a if a.flags.writeable and categories_of(a.dtype) is None else a.copy()
+        name: a if a.flags.writeable and a.dtype.metadata is None else a.copy()
         for name, a in batch.items()
     }
 
