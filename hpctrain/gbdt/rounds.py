@@ -179,6 +179,16 @@ class Rounds:
             return True
         return False
 
+    def after_stop(self, num_rounds: int, shown: Mapping[str, Any]) -> None:
+        """Take note of the last round, which a callback of the user's ended. Collective.
+
+        `finish` follows, and reports it with the model.
+        """
+        self._done = num_rounds
+        self._metrics = {**shown, "training_iteration": num_rounds}
+        if not self._at_end:
+            hpctrain.report(self._metrics)
+
     def finish(self, model: Any, num_rounds: int) -> None:
         """Save the model that training ends with, unless the last checkpoint has it. Collective.
 

@@ -59,11 +59,7 @@ class TrainReportCallback(TrainingCallback):
 
     def after_iteration(self, model: Booster, epoch: int, evals_log: EvalsLog) -> bool:
         """Report the round; return whether boosting is to stop. Collective."""
-        metrics = {
-            f"{dataset}-{metric}": float(values[-1])
-            for dataset, by_metric in evals_log.items()
-            for metric, values in by_metric.items()
-        }
+        metrics = _newest(evals_log)
         self._larger = {
             f"{dataset}-{metric}": is_maximized(metric)
             for dataset, by_metric in evals_log.items()
@@ -108,6 +104,26 @@ class LoopCallback(TrainReportCallback):
         rounds.maximize = lambda name: self._larger[name]
         self._rounds = rounds
         self._total = total
+        self._open: tuple[int, EvalsLog] | None = None
+        """The round that has begun, until it is reported."""
+
+    def before_iteration(self, model: Booster, epoch: int, evals_log: EvalsLog) -> bool:
+        """Take note of the round. Not collective."""
+        self._open = (model.num_boosted_rounds() + 1, evals_log)
+        return False
+
+    def after_iteration(self, model: Booster, epoch: int, evals_log: EvalsLog) -> bool:
+        """Report the round; return whether boosting is to stop. Collective."""
+        self._open = None
+        return super().after_iteration(model, epoch, evals_log)
+
+    def after_training(self, model: Booster) -> Booster:
+        """Save the model unless the last round did. Collective."""
+        if self._open is not None:
+            # XGBoost calls no further callback once one of the user's stops boosting.
+            num_rounds, evals_log = self._open
+            self._rounds.after_stop(num_rounds, self._select(_newest(evals_log)))
+        return super().after_training(model)
 
 
 class SeededRounds(TrainingCallback):
@@ -141,6 +157,14 @@ class SeededRounds(TrainingCallback):
         model.save_config()
         model.set_param({"tree_method": self._method})
         return False
+
+
+def _newest(evals_log: EvalsLog) -> dict[str, float]:
+    return {
+        f"{dataset}-{metric}": float(values[-1])
+        for dataset, by_metric in evals_log.items()
+        for metric, values in by_metric.items()
+    }
 
 
 def saves(features: Features) -> Callable[..., None]:

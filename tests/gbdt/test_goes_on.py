@@ -208,6 +208,36 @@ def test_a_callback_of_the_library_that_stops_early_leaves_the_model_of_the_libr
     assert scores(library, result, valid) == pytest.approx(predicted, abs=1e-6)
 
 
+@pytest.mark.parametrize("library", ["xgboost"], indirect=True)
+@pytest.mark.parametrize("at_end", [None, False])
+@pytest.mark.parametrize("save_best", [False, True])
+def test_the_round_in_which_a_callback_stops_xgboost_is_reported(
+    fit: Fit, save_best: bool, at_end: bool | None, tmp_path: Path
+) -> None:
+    import xgboost
+
+    run = RunConfig(
+        storage_path=tmp_path,
+        name="stopped",
+        verbose=0,
+        checkpoint_config=CheckpointConfig(checkpoint_at_end=at_end),
+    )
+    stop = xgboost.callback.EarlyStopping(rounds=3, save_best=save_best)
+    arguments: dict[str, Any] = {"datasets": noise()}
+    result = fit(
+        **arguments, num_boost_round=100, train_kwargs={"callbacks": [stop]}, run_config=run
+    )
+    total = len(result.metrics_history)
+    values = [
+        [metrics["valid-rmse"] for metrics in found.metrics_history]
+        for found in (result, fit(**arguments, num_boost_round=total))
+    ]
+    assert values[0] == values[1]
+    assert np.argmin(values[0]) + 1 == total - 3
+    assert result.metrics["training_iteration"] == total
+    assert (result.checkpoint is None) == (at_end is False)
+
+
 @pytest.mark.parametrize("early", [False, True])
 def test_a_resume_with_nothing_left_to_do_has_the_model_and_its_metrics(
     fit: Fit, library: str, early: bool
