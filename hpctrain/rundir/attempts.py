@@ -108,6 +108,7 @@ class _Known(dict[str, str]):
 _TEMPLATES = {
     "fit": "fit() was called",
     "submitted": "job {job_id} was submitted",
+    "refused": "{error}",
     "hang-suspected": "{what}",
     "left-behind": "{what}",
     "node-bad": "node {node} cannot be used: {reason}",

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain import ConfigError, DataParallelTrainer, RunConfig, ScalingConfig
+from hpctrain import ConfigError, DataParallelTrainer, LaunchError, RunConfig, ScalingConfig
 from hpctrain.testing.pytest_plugin import require_components
 from hpctrain.testing.slurm import ClusterSpec, VirtualCluster
 
@@ -120,6 +120,29 @@ def test_what_slurm_would_never_start_is_refused_before_it_waits(
     assert message in refuse(virtual_slurm, script, tmp_path, scaling, slurm)
 
 
+def assert_verbs_know(cluster: VirtualCluster, run: Path, *, account: str) -> None:
+    """Check that no verb waits for a run whose account Slurm has refused, and that each says so."""
+    words = "Slurm refused the job: sbatch: error: Batch job submission failed: Invalid account"
+
+    def hpctrain(verb: str) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-m", "hpctrain.cli", verb, str(run)]
+        environ = {**os.environ, **cluster.environ, "COLUMNS": "200"}
+        return subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=60)
+
+    for verb in ("attach", "wait"):
+        ended = hpctrain(verb)
+        assert ended.returncode == LaunchError.exit_code == 3, ended.stderr
+        assert words in ended.stderr
+        assert f"account='{account}'" in ended.stderr
+        assert "sacctmgr show associations" in ended.stderr
+    status = hpctrain("status").stdout
+    assert status.startswith("run: refused\n")
+    assert words in status
+    history = hpctrain("history").stdout
+    assert history.startswith("run: refused, 0 attempts, 0 restarts\n")
+    assert words in " ".join(history.split())
+
+
 @pytest.mark.slurm
 @pytest.mark.matrix("refused accounts and QOS")
 def test_an_account_or_qos_that_slurm_refuses_is_named(script: Path, tmp_path: Path) -> None:
@@ -130,6 +153,7 @@ def test_an_account_or_qos_that_slurm_refuses_is_named(script: Path, tmp_path: P
         assert "Slurm refused the job" in refused
         assert "account='nope'" in refused
         assert "sacctmgr show associations" in refused
+        assert_verbs_know(cluster, tmp_path / "run", account="nope")
         refused = refuse(cluster, script, tmp_path, '{"num_workers": 1}', '{"qos": "gold"}')
         assert "qos='gold'" in refused
         assert "sacctmgr show qos" in refused
