@@ -12,7 +12,7 @@ from typing import Any
 from hpctrain.control.hub import SECRET_BYTES, Hub
 from hpctrain.control.proof import Credentials
 from hpctrain.control.wire import Frame
-from hpctrain.errors import HpctrainError, TrainingFailedError
+from hpctrain.errors import HpctrainError, RunStoppedError, TrainingFailedError
 from hpctrain.execute.examine import Examiner
 from hpctrain.execute.explain import explain_failure
 from hpctrain.execute.hang import HangWatch
@@ -146,6 +146,13 @@ class Coordinator(threading.Thread):
             raise TrainingFailedError(complaint)
         if tracker.has_failed:
             recorder.keep_failures(tracker.failures.values())
+            if any(failure.type == "KeyboardInterrupt" for failure in tracker.failures.values()):
+                # mpiexec and srun send Ctrl-C to every rank. No cause is to be fixed.
+                raise RunStoppedError(
+                    f"the run was interrupted (Ctrl-C) after report {tracker.reports}; fit() with "
+                    f"name={self._journal.status.name!r} and the same storage_path resumes from "
+                    f"{recorder.checkpoint_path() or 'its beginning'}."
+                )
             failure = explain_failure(
                 tracker,
                 workers=[self._workers[rank] for rank in sorted(self._workers)],
