@@ -39,6 +39,7 @@ def list_runs(
     """List the runs of a directory, the newest first."""
     import sys
 
+    from hpctrain import environ
     from hpctrain.cli.json_output import print_json
     from hpctrain.cli.run_view import find_runs, view_runs
     from hpctrain.errors import ConfigError
@@ -58,7 +59,12 @@ def list_runs(
     elif sys.stdout.isatty():
         _print_table(_rows(views))
     else:
-        print(render_rows(_rows(views)))
+        # Whole, for programs; as of `ps`, within COLUMNS where that is exported.
+        width = environ.variable("COLUMNS") or ""
+        rows: Sequence[Sequence[str]] = [_COLUMNS, *_rows(views)]
+        if width.isdecimal():
+            rows = fit_rows(rows[1:], width=int(width))
+        print(render_rows(rows[1:], rows[0]))
 
 
 def _rows(views: Sequence[RunView]) -> list[Sequence[str]]:

@@ -24,6 +24,24 @@ def test_runs_are_listed_the_newest_first(done: Any) -> None:
     assert [line.split()[:2] for line in lines[1:]] == [["bad", "failed"], ["fine", "finished"]]
 
 
+@pytest.mark.parametrize(("columns", "is_whole"), [("60", False), (None, True)])
+def test_a_pipe_gets_whole_lines_unless_columns_are_exported(
+    done: Any, columns: str | None, is_whole: bool
+) -> None:
+    variables = {**done.environment, "COLUMNS": columns}
+    listed = subprocess.run(
+        [sys.executable, "-m", "hpctrain.cli", "list"],
+        cwd=done.path,
+        env={name: value for name, value in variables.items() if value is not None},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout.splitlines()
+    assert ("STARTED" in listed[0]) is is_whole
+    assert (max(map(len, listed)) <= 60) is not is_whole
+
+
 def test_json_is_a_list_of_what_status_says(done: Any) -> None:
     listed = json.loads(done("list", "hpctrain_runs", "--json").stdout)
     assert listed == [done.status("bad"), done.status("fine")]
