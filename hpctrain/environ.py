@@ -95,8 +95,9 @@ def detect_home(
         return Home.LOCAL
     if "TORCHELASTIC_RUN_ID" in environ:
         size = environ.get("WORLD_SIZE", "1")
+        processes = "1 process" if size == "1" else f"{size} processes"
         raise ConfigError(
-            f"torchrun (or accelerate launch) started this script as {size} processes, and "
+            f"torchrun (or accelerate launch) started this script as {processes}, and "
             f"hpctrain starts the ranks itself. Use ScalingConfig(num_workers={size}), and run "
             f"`python SCRIPT` in its place."
         )
