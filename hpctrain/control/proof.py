@@ -23,7 +23,7 @@ NONCE_BYTES = 32
 PROOF_BYTES = 32
 MAC_BYTES = 16
 _LENGTH = struct.Struct(">I")
-_RECORD_BYTES = 2**18
+_RECORD_BYTES = 2**16
 """Of content, at most: so much of a stranger's is kept until its MAC is checked."""
 
 EXECUTOR = "executor"
@@ -50,41 +50,43 @@ class Seal:
         self._sent = 0
         self._received = 0
 
-    def wrap(self, content: bytearray) -> bytes:
-        """Return the records of what is sent next."""
-        parts: list[bytes | bytearray] = []
-        for start in range(0, len(content), _RECORD_BYTES):
-            piece = content[start : start + _RECORD_BYTES]
-            parts += [_LENGTH.pack(len(piece)), piece, _mac(self._sending, self._sent, piece)]
-            self._sent += 1
-        return b"".join(parts)
+    def wrap(self, content: bytearray, outbox: bytearray) -> None:
+        """Append the records of what is sent next to `outbox`."""
+        with memoryview(content) as view:
+            for start in range(0, len(view), _RECORD_BYTES):
+                with view[start : start + _RECORD_BYTES] as piece:
+                    outbox += _LENGTH.pack(len(piece))
+                    outbox += piece
+                    outbox += _mac(self._sending, self._sent, piece)
+                self._sent += 1
 
-    def unwrap(self, received: bytearray) -> bytes | None:
-        """Take the records that are whole out of what was received, and return their content.
+    def unwrap(self, received: bytearray, inbox: bytearray) -> bool:
+        """Take the records that are whole out of what was received; append their content.
 
-        None if one of them has not the MAC that it should have.
+        False if one of them has not the MAC that it should have.
         """
-        pieces = []
-        start, available = 0, len(received)
-        while available - start >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(received, start)
-            begin = start + _LENGTH.size
-            end = begin + length + MAC_BYTES
-            if length > _RECORD_BYTES:
-                return None
-            if end > available:
-                break
-            piece, mac = received[begin : begin + length], received[begin + length : end]
-            if not hmac.compare_digest(mac, _mac(self._receiving, self._received, piece)):
-                return None
-            self._received += 1
-            pieces.append(piece)
-            start = end
+        start = 0
+        with memoryview(received) as view:
+            while len(view) - start >= _LENGTH.size:
+                (length,) = _LENGTH.unpack_from(view, start)
+                begin = start + _LENGTH.size
+                end = begin + length
+                if length > _RECORD_BYTES:
+                    return False
+                if end + MAC_BYTES > len(view):
+                    break
+                with view[begin:end] as piece, view[end : end + MAC_BYTES] as mac:
+                    expected = _mac(self._receiving, self._received, piece)
+                    if not hmac.compare_digest(mac, expected):
+                        return False
+                    inbox += piece
+                self._received += 1
+                start = end + MAC_BYTES
         del received[:start]
-        return b"".join(pieces)
+        return True
 
 
-def _mac(key: blake2b, number: int, content: bytearray) -> bytes:
+def _mac(key: blake2b, number: int, content: memoryview) -> bytes:
     mac = key.copy()
     mac.update(number.to_bytes(8, "big"))
     mac.update(content)

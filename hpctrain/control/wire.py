@@ -94,7 +94,7 @@ class FrameSocket:
     def flush(self) -> bool:
         """Send without waiting; return whether nothing is left to send."""
         if self._seal is not None and self._queued:
-            self._outbox += self._seal.wrap(self._queued)
+            self._seal.wrap(self._queued, self._outbox)
             self._queued.clear()
         while self._outbox and not self.closed:
             try:
@@ -130,11 +130,8 @@ class FrameSocket:
             pass
         except OSError:
             self.closed = True
-        if self._seal is not None:
-            content = self._seal.unwrap(self._received)
-            if content is None:
-                raise ProtocolError("a record whose MAC is not the one that it should have")
-            self._inbox += content
+        if self._seal is not None and not self._seal.unwrap(self._received, self._inbox):
+            raise ProtocolError("a record whose MAC is not the one that it should have")
         return self._split()
 
     def close(self) -> None:
