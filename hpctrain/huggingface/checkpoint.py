@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,7 +84,8 @@ class TransformersCheckpoint(Checkpoint):
             Its class, `transformers.AutoModelForCausalLM` or the like; or a model of the same
             architecture that is none of Transformers, whose weights are replaced.
         **pretrained_model_kwargs
-            For ``from_pretrained()`` of the class.
+            For ``from_pretrained()`` of the class. ``trust_remote_code`` is false unless it is
+            here.
 
         Raises
         ------
@@ -94,7 +97,7 @@ class TransformersCheckpoint(Checkpoint):
             if load is None:
                 return load_model(self, model)
             _require(directory, CONFIG_NAME)
-            return load(directory, **pretrained_model_kwargs)
+            return load_pretrained(load, directory, **pretrained_model_kwargs)
 
     def get_tokenizer(self, tokenizer: type[Any], **kwargs: Any) -> Any:
         """Return the tokenizer, or None if there is none. Not collective.
@@ -104,12 +107,12 @@ class TransformersCheckpoint(Checkpoint):
         tokenizer
             Its class, `transformers.AutoTokenizer` for one.
         **kwargs
-            For its ``from_pretrained()``.
+            For its ``from_pretrained()``. ``trust_remote_code`` is false unless it is here.
         """
         with self.as_directory() as directory:
             if not has_tokenizer(Path(directory)):
                 return None
-            return tokenizer.from_pretrained(directory, **kwargs)
+            return load_pretrained(tokenizer.from_pretrained, directory, **kwargs)
 
     def get_training_arguments(self) -> transformers.TrainingArguments:
         """Return the arguments of the trainer that saved it. Not collective.
@@ -126,6 +129,29 @@ class TransformersCheckpoint(Checkpoint):
         with self.as_directory() as directory:
             path = _require(directory, _ARGUMENTS_NAME)
             return torch.load(path, map_location="cpu", weights_only=False)
+
+
+def load_pretrained(load: Callable[..., Any], directory: str, **kwargs: Any) -> Any:
+    """Return what ``from_pretrained()`` gives, without code of the directory. Not collective.
+
+    Raises
+    ------
+    CheckpointError
+        If it cannot be loaded, or not without such code.
+    """
+    owner = getattr(load, "__self__", load)
+    if getattr(owner, "__module__", "").startswith("transformers."):
+        # By itself Transformers asks at the terminal.
+        kwargs.setdefault("trust_remote_code", False)
+    try:
+        return load(directory, **kwargs)
+    except (ValueError, OSError, RuntimeError, LookupError, pickle.UnpicklingError) as error:
+        lines = str(error).splitlines() or [""]
+        raise CheckpointError(
+            f"{directory} cannot be loaded: {type(error).__name__}: {lines[0]:.400} If it needs "
+            f"code of its own that you trust, give trust_remote_code=True; otherwise load another "
+            f"checkpoint."
+        ) from error
 
 
 def describe(directory: Path) -> None:

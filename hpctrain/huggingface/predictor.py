@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,12 @@ from hpctrain.data.formats import as_column
 from hpctrain.data.optional import require
 from hpctrain.data.schema import check_columns
 from hpctrain.errors import ConfigError
-from hpctrain.huggingface.checkpoint import CONFIG_NAME, WEIGHT_FILES, has_tokenizer
+from hpctrain.huggingface.checkpoint import (
+    CONFIG_NAME,
+    WEIGHT_FILES,
+    has_tokenizer,
+    load_pretrained,
+)
 from hpctrain.predict.batches import PREDICTIONS
 from hpctrain.predict.predictor import Predictor
 from hpctrain.torch.predictor import predict_device
@@ -96,7 +102,8 @@ class TransformersPredictor(Predictor):
         model_cls
             Class of the model, for a `pipeline_cls`; None is the one that its configuration names.
         pretrained_model_kwargs
-            For ``from_pretrained()`` of the model.
+            For ``from_pretrained()`` of the model; ``trust_remote_code`` also for the tokenizer's.
+            It is false unless it is here.
         use_gpu
             Whether to compute on a GPU.
         trust_preprocessor
@@ -110,22 +117,34 @@ class TransformersPredictor(Predictor):
         ------
         ConfigError
             If the checkpoint is that of another framework, or does not tell its task.
+        CheckpointError
+            If it cannot be loaded, or not without running code of its own.
         """
         cls.check_checkpoint(checkpoint)
         transformers = cls.import_framework()
         preprocessor = checkpoint.get_preprocessor(trusted=trust_preprocessor)
         options = dict(pretrained_model_kwargs or {})
         with checkpoint.as_directory() as directory:
+            trusted = options.pop("trust_remote_code", False)
             if "tokenizer" not in pipeline_kwargs and has_tokenizer(Path(directory)):
-                pipeline_kwargs["tokenizer"] = transformers.AutoTokenizer.from_pretrained(directory)
+                pipeline_kwargs["tokenizer"] = load_pretrained(
+                    transformers.AutoTokenizer.from_pretrained, directory, trust_remote_code=trusted
+                )
             if pipeline_cls is None and model_cls is None:
                 pipeline_kwargs.setdefault("task", _task(Path(directory)))
-                pipeline = transformers.pipeline(
-                    model=directory, model_kwargs=options, device=-1, **pipeline_kwargs
+                pipeline = load_pretrained(
+                    partial(transformers.pipeline, pipeline_kwargs.pop("task")),
+                    directory,
+                    model_kwargs=options,
+                    device=-1,
+                    trust_remote_code=trusted,
+                    **pipeline_kwargs,
                 )
             else:
                 model_cls = model_cls or _model_class(transformers, Path(directory))
-                model = model_cls.from_pretrained(directory, **options)
+                if trusted:
+                    options["trust_remote_code"] = trusted
+                model = load_pretrained(model_cls.from_pretrained, directory, **options)
                 make = pipeline_cls or transformers.pipeline
                 pipeline = make(model=model, device=-1, **pipeline_kwargs)
         return cls(pipeline, preprocessor=preprocessor, use_gpu=use_gpu)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.checkpoint import Checkpoint
-from hpctrain.errors import CheckpointError, ConfigError
+from hpctrain.errors import CheckpointError, ConfigError, HpctrainError
 from hpctrain.jax.process import import_jax
 from hpctrain.predict.features import describe_model
 from hpctrain.worker import context
@@ -136,7 +136,15 @@ def _open_state(checkpoint: Checkpoint) -> Iterator[tuple[Any, Path]]:
                 f"{directory} has no {STATE_NAME}, the directory of a JAX state. Write it with "
                 f"JaxCheckpoint.from_state()."
             )
-        yield checkpointer, path
+        try:
+            yield checkpointer, path
+        except HpctrainError:
+            raise
+        except Exception as error:  # whatever a damaged directory brings about
+            raise CheckpointError(
+                f"the state in {path} cannot be read: {type(error).__name__}: {error!s:.300} Load "
+                f"another checkpoint."
+            ) from error
 
 
 def _saved_tree(checkpointer: Any, path: Path) -> Any:

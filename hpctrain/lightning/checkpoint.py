@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import hpctrain
 from hpctrain.checkpoint import Checkpoint
-from hpctrain.errors import CheckpointError, ConfigError
+from hpctrain.errors import CheckpointError, ConfigError, HpctrainError
 from hpctrain.predict.features import describe_model
 from hpctrain.torch.checkpoint import TorchCheckpoint
 
@@ -128,8 +128,16 @@ def load_model(checkpoint: Checkpoint, model: Any, **kwargs: Any) -> torch.nn.Mo
                 )
             weights = _read_state_dict(path, weights_only=kwargs.get("weights_only", True))
             made.load_state_dict(weights)
+        except HpctrainError:
+            raise
         except pickle.UnpicklingError as error:
             raise _unsafe(path) from error
+        except ValueError as error:
+            # Lightning's, of what the hyper-parameters name to be called.
+            raise CheckpointError(
+                f"{path} cannot be loaded into {_name(model)}: {error} If its hyper-parameters are "
+                f"not your own, give a function that makes the model: only weights are read then."
+            ) from error
         except RuntimeError as error:
             raise CheckpointError(
                 f"the weights in {path} are not those of {_name(model)}: {error} Give the class "
@@ -143,9 +151,9 @@ def _read_state_dict(path: Path, *, weights_only: bool) -> dict[str, torch.Tenso
 
     try:
         content = torch.load(path, map_location="cpu", weights_only=weights_only)
-    except pickle.UnpicklingError as error:
+        return dict(content["state_dict"])
+    except Exception as error:  # whatever a strange pickle brings about
         raise _unsafe(path) from error
-    return dict(content["state_dict"])
 
 
 def _unsafe(path: Path) -> CheckpointError:

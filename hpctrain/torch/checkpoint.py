@@ -153,9 +153,15 @@ def read_state_dict(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
     with checkpoint.as_directory() as directory:
         safe, pickled = Path(directory, SAFETENSORS_NAME), Path(directory, PICKLED_NAME)
         if safe.exists():
+            from safetensors import SafetensorError
             from safetensors.torch import load_file
 
-            return dict(load_file(safe))
+            try:
+                return dict(load_file(safe))
+            except (SafetensorError, ValueError, KeyError) as error:
+                raise CheckpointError(
+                    f"{safe} is damaged: {error}. Load another checkpoint."
+                ) from error
         if Path(directory, INDEX_NAME).exists():
             from hpctrain.torch.state.weights import read_weights
 
