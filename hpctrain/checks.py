@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
@@ -17,37 +17,21 @@ from hpctrain.errors import ConfigError, UnknownFieldError
 
 T = TypeVar("T")
 
-
-def fields_by_name(kind: type[T]) -> type[T]:
-    """Let a configuration, a dataclass, refuse a keyword that it does not have with its names.
-
-    Python's own error would be a TypeError, of one name only.
-
-    Raises
-    ------
-    ConfigError
-        By the class: for an unknown keyword, or a value without one.
-    """
-    create = kind.__init__
-    names = [f.name for f in fields(kind) if f.init]  # type: ignore[arg-type]
-
-    @functools.wraps(create)
-    def __init__(self: T, *args: object, **values: object) -> None:  # noqa: N807
-        unknown = [name for name in values if name not in names]
-        if args or unknown:
-            raise UnknownFieldError(_explain_fields(kind.__name__, names, args, unknown))
-        create(self, **values)
-
-    kind.__init__ = __init__  # type: ignore[method-assign, assignment]
-    return kind
+_LONGEST = 300
+# Slurm, MPI and timers count in 32 bits.
+_MOST = 2**31 - 1
 
 
-def _explain_fields(
+def explain_fields(
     kind: str, names: Sequence[str], args: Sequence[object], unknown: Sequence[str]
 ) -> str:
+    """Return why a configuration cannot be made of arguments. Not collective."""
     listed = f"It has {', '.join(names) or 'none'}."
     if not unknown:
-        return f"{kind}({args[0]!r}): values are given by name, as in {kind}(name=value). {listed}"
+        return (
+            f"{kind}({shown(args[0])}): values are given by name, as in {kind}(name=value). "
+            f"{listed}"
+        )
     return f"{kind} has no field {unknown[0]!r}. {did_you_mean(unknown[0], names) or listed}"
 
 
@@ -91,7 +75,7 @@ def _with_checked_arguments(kind: type) -> Callable[..., None]:
     return __init__
 
 
-def did_you_mean(name: str, names: Iterable[str]) -> str:
+def did_you_mean(name: str, names: Iterable[Any]) -> str:
     """Return a question with the name that is most like one that does not exist, or nothing.
 
     Not collective.
@@ -105,31 +89,56 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     return f"Did you mean {close[0]!r}?" if close else ""
 
 
+def shown(value: object) -> str:
+    """Return a value for a message, shortened; whatever its ``repr`` does. Not collective."""
+    try:
+        text = repr(value)
+    # Of an int of more than 4300 digits, or of a class of the user's.
+    except Exception:
+        return f"a {type(value).__name__} that cannot be shown"
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
 def check_count(what: str, value: object, *, at_least: int, optional: bool = False) -> None:
     """Refuse what is not a whole number of `at_least` or more."""
     if optional and value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"{what} is {value!r}. A whole number of {at_least} or more is needed.")
+        raise ConfigError(
+            f"{what} is {shown(value)}. A whole number of {at_least} or more is needed."
+        )
     if value < at_least:
-        raise ConfigError(f"{what} is {value}. It must be {at_least} or more.")
+        raise ConfigError(f"{what} is {shown(value)}. It must be {at_least} or more.")
+    if value > _MOST:
+        raise ConfigError(f"{what} is {shown(value)}. It must be {_MOST} or less.")
 
 
 def is_number(value: object) -> bool:
     """Return whether a value is a finite number. Not collective."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return -sys.float_info.max <= value <= sys.float_info.max
 
 
 def check_seconds(what: str, value: object) -> None:
-    """Refuse what is not a number above 0."""
-    if not is_number(value) or value <= 0:  # type: ignore[operator]
-        raise ConfigError(f"{what} is {value!r}. A number of seconds above 0 is needed.")
+    """Refuse what is not a number above 0, and what no timer can wait for."""
+    if not is_number(value) or not 0 < value <= _MOST:  # type: ignore[operator]
+        most = f", and at most {_MOST:.1g}," if is_number(value) and value > 0 else ""  # type: ignore[operator]
+        raise ConfigError(f"{what} is {shown(value)}. A number of seconds above 0{most} is needed.")
 
 
 def check_choice(what: str, value: object, choices: Sequence[object]) -> None:
     """Refuse what is none of the choices."""
-    if value not in choices:
-        raise ConfigError(f"{what} is {value!r}. One of {', '.join(map(repr, choices))} is needed.")
+    # 1 == True.
+    if any(isinstance(value, type(choice)) and value == choice for choice in choices) and (
+        not isinstance(value, bool) or any(value is choice for choice in choices)
+    ):
+        return
+    meant = did_you_mean(value, filter(_is_text, choices)) if isinstance(value, str) else ""
+    raise ConfigError(
+        f"{what} is {shown(value)}. One of {', '.join(map(repr, choices))} is needed."
+        + (f" {meant}" if meant else "")
+    )
 
 
 def check_type(what: str, value: object, *kinds: type) -> None:
@@ -137,7 +146,7 @@ def check_type(what: str, value: object, *kinds: type) -> None:
     if not isinstance(value, kinds):
         wanted = " or ".join(kind.__name__ for kind in kinds)
         raise ConfigError(
-            f"{what} holds {value!r} of type {type(value).__name__}. A {wanted} is needed."
+            f"{what} holds {shown(value)} of type {type(value).__name__}. A {wanted} is needed."
         )
 
 
@@ -148,13 +157,18 @@ def check_text(what: str, value: object) -> None:
         raise ConfigError(f"{what} is ''. Leave it out, or say which.")
 
 
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
 def given_or_default(what: str, value: object, kind: type[T]) -> T:
     """Return a value, `kind()` where it is None, and refuse what is of another type."""
     if value is None:
         return kind()
     if not isinstance(value, kind):
         raise ConfigError(
-            f"{what}={value!r} is of type {type(value).__name__}; type {kind.__name__} is needed."
+            f"{what}={shown(value)} is of type {type(value).__name__}; type {kind.__name__} is "
+            f"needed."
         )
     return value
 

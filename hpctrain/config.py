@@ -9,21 +9,28 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from os import PathLike, fspath
+from os import PathLike
 from typing import Any, Literal, get_args
 
 from hpctrain.callback import UserCallback
-from hpctrain.checks import (
-    check_choice,
-    check_count,
-    check_seconds,
-    check_text,
-    check_type,
-    fields_by_name,
-    is_number,
-    show_changes,
-)
+from hpctrain.checks import check_count, check_type, did_you_mean, is_number, show_changes, shown
 from hpctrain.errors import ConfigError
+from hpctrain.rules import (
+    checked,
+    choice,
+    count,
+    kind,
+    line,
+    mapping,
+    number,
+    optional,
+    path,
+    seconds,
+    several,
+    text,
+    with_value,
+)
+from hpctrain.slurm_config import TIME
 from hpctrain.slurm_config import GpuRequest as GpuRequest
 from hpctrain.slurm_config import SlurmConfig as SlurmConfig
 from hpctrain.slurm_config import time_limit_minutes as time_limit_minutes
@@ -41,7 +48,62 @@ _MIN_BYTES_PER_S = 1e6
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
 
 
-@fields_by_name
+def _num_workers(what: str, value: Any) -> Any:
+    if not isinstance(value, (tuple, list)):
+        check_count(what, value, at_least=0)
+        return value
+    if len(value) != 2:
+        raise ConfigError(
+            f"{with_value(what, value)}: one number, or the fewest and the most workers, as in "
+            f"num_workers=(2, 4)."
+        )
+    fewest, most = value
+    check_count(what.replace("...", "(fewest, ...)"), fewest, at_least=1)
+    check_count(what.replace("...", "(..., most)"), most, at_least=1)
+    if most < fewest:
+        raise ConfigError(
+            f"ScalingConfig(num_workers=({fewest}, {most})): the fewest workers come "
+            f"first, then the most: num_workers=({most}, {fewest})."
+        )
+    # Two equal numbers are a fixed size.
+    return (fewest, most) if fewest < most else most
+
+
+def _resource(what: str, amount: Any) -> Any:
+    if not is_number(amount) or amount < 0:
+        raise ConfigError(f"{with_value(what, amount)}: a number that is not negative is needed.")
+    if amount != int(amount):
+        raise ConfigError(
+            f"{with_value(what, amount)}: a rank has whole CPUs, GPUs and bytes. Use "
+            f"{int(amount) + 1}, or fewer workers."
+        )
+    if amount >= 2**63:
+        raise ConfigError(f"{with_value(what, amount)}: no node has so much. Ask for less.")
+    return amount
+
+
+def _resources(what: str, value: Any) -> Any:
+    check_type(what, value, Mapping)
+    if unknown := sorted(map(str, set(value) - {"CPU", "GPU", "memory"})):
+        meant = did_you_mean(unknown[0], ["CPU", "GPU", "memory"])
+        raise ConfigError(
+            f"{what} has the keys {unknown}. Slurm knows CPU, GPU and memory (bytes); ask for "
+            f"anything else with SlurmConfig(sbatch_args=...)." + (f" {meant}" if meant else "")
+        )
+    return mapping(rule=_resource)(what, value)
+
+
+@checked(
+    num_workers=_num_workers,
+    use_gpu=kind(bool),
+    resources_per_worker=_resources,
+    placement_strategy=choice(*_PLACEMENTS),
+    accelerator_type=optional(line(otherwise="or None for any type")),
+    label_selector=mapping(rule=line(otherwise="the name of a feature")),
+    trainer_resources=mapping(rule=_resource),
+    elastic_resize_monitor_interval_s=seconds,
+    slurm=kind(SlurmConfig),
+)
 @dataclass(frozen=True, kw_only=True)
 class ScalingConfig:
     """How many workers, and what each of them needs. One worker is one MPI rank."""
@@ -74,32 +136,8 @@ class ScalingConfig:
     __repr__ = show_changes
 
     def __post_init__(self) -> None:
-        """Check every field, and the fields against each other."""
-        self._check_num_workers()
-        check_type("ScalingConfig(use_gpu=...)", self.use_gpu, bool)
-        check_type("ScalingConfig(slurm=...)", self.slurm, SlurmConfig)
-        check_choice("ScalingConfig(placement_strategy=...)", self.placement_strategy, _PLACEMENTS)
-        for name in ("resources_per_worker", "label_selector", "trainer_resources"):
-            check_type(f"ScalingConfig({name}=...)", getattr(self, name), Mapping)
-            object.__setattr__(self, name, dict(getattr(self, name)))
+        """Check the fields against each other."""
         resources = self.resources_per_worker
-        unknown = sorted(set(resources) - {"CPU", "GPU", "memory"})
-        if unknown:
-            raise ConfigError(
-                f"ScalingConfig(resources_per_worker=...) has the keys {unknown}. Slurm knows CPU, "
-                f"GPU and memory (bytes); ask for anything else with SlurmConfig(sbatch_args=...)."
-            )
-        for key, amount in resources.items():
-            if not is_number(amount) or amount < 0:
-                raise ConfigError(
-                    f"ScalingConfig(resources_per_worker={{{key!r}: {amount!r}}}): a number that "
-                    f"is not negative is needed."
-                )
-            if amount != int(amount):
-                raise ConfigError(
-                    f"ScalingConfig(resources_per_worker={{{key!r}: {amount!r}}}): a rank has "
-                    f"whole CPUs, GPUs and bytes. Use {int(amount) + 1}, or fewer workers."
-                )
         if resources.get("CPU", 1) < 1:
             raise ConfigError(
                 "ScalingConfig(resources_per_worker={'CPU': 0}): a rank is a process and needs at "
@@ -117,39 +155,14 @@ class ScalingConfig:
             )
         if self.accelerator_type is not None and not self.use_gpu:
             raise ConfigError(
-                f"ScalingConfig(accelerator_type={self.accelerator_type!r}) needs use_gpu=True."
+                f"ScalingConfig(accelerator_type={shown(self.accelerator_type)}) needs "
+                f"use_gpu=True."
             )
         if any(amount > 0 for amount in self.trainer_resources.values()):
             raise ConfigError(
                 f"ScalingConfig(trainer_resources={dict(self.trainer_resources)}): the coordinator "
                 f"has no allocation of its own; it runs on the first node beside the workers. Drop "
                 f"it, or give the workers more with resources_per_worker."
-            )
-
-    def _check_num_workers(self) -> None:
-        if not isinstance(self.num_workers, (tuple, list)):
-            check_count("ScalingConfig(num_workers=...)", self.num_workers, at_least=0)
-        elif len(self.num_workers) != 2:
-            raise ConfigError(
-                f"ScalingConfig(num_workers={self.num_workers!r}): one number, or the fewest and "
-                f"the most workers, as in num_workers=(2, 4)."
-            )
-        else:
-            fewest, most = self.num_workers
-            check_count("ScalingConfig(num_workers=(fewest, ...))", fewest, at_least=1)
-            check_count("ScalingConfig(num_workers=(..., most))", most, at_least=1)
-            if most < fewest:
-                raise ConfigError(
-                    f"ScalingConfig(num_workers=({fewest}, {most})): the fewest workers come "
-                    f"first, then the most: num_workers=({most}, {fewest})."
-                )
-            # Two equal numbers are a fixed size.
-            object.__setattr__(self, "num_workers", (fewest, most) if fewest < most else most)
-        interval = self.elastic_resize_monitor_interval_s
-        if not is_number(interval) or interval <= 0:
-            raise ConfigError(
-                f"ScalingConfig(elastic_resize_monitor_interval_s={interval!r}): seconds, more "
-                f"than 0."
             )
 
     @property
@@ -193,7 +206,16 @@ class ScalingConfig:
         return total
 
 
-@fields_by_name
+@checked(
+    max_failures=count(-1),
+    controller_failure_limit=count(-1),
+    max_preemption_failures=count(-1),
+    hang_timeout=optional(seconds),
+    start_timeout=seconds,
+    node_timeout_s=number(
+        5, explain="seconds, 5 or more. Less would give up nodes that are only busy."
+    ),
+)
 @dataclass(frozen=True, kw_only=True)
 class FailureConfig:
     """How many failures a run may survive before it gives up; -1 is without end.
@@ -223,21 +245,15 @@ class FailureConfig:
 
     __repr__ = show_changes
 
-    def __post_init__(self) -> None:
-        """Check every field."""
-        for name in ("max_failures", "controller_failure_limit", "max_preemption_failures"):
-            check_count(f"FailureConfig({name}=...)", getattr(self, name), at_least=-1)
-        if self.hang_timeout is not None:
-            check_seconds("FailureConfig(hang_timeout=...)", self.hang_timeout)
-        check_seconds("FailureConfig(start_timeout=...)", self.start_timeout)
-        if not is_number(self.node_timeout_s) or self.node_timeout_s < 5:
-            raise ConfigError(
-                f"FailureConfig(node_timeout_s={self.node_timeout_s!r}): seconds, 5 or more. Less "
-                f"would give up nodes that are only busy."
-            )
 
-
-@fields_by_name
+@checked(
+    num_to_keep=optional(count(1)),
+    checkpoint_score_attribute=optional(text),
+    checkpoint_score_order=choice("max", "min"),
+    keep_every_s=optional(seconds),
+    checkpoint_frequency=count(0),
+    checkpoint_at_end=optional(kind(bool)),
+)
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
     """Which checkpoints are kept."""
@@ -261,35 +277,20 @@ class CheckpointConfig:
 
     __repr__ = show_changes
 
-    def __post_init__(self) -> None:
-        """Check every field."""
-        if self.checkpoint_score_attribute is not None:
-            check_text(
-                "CheckpointConfig(checkpoint_score_attribute=...)", self.checkpoint_score_attribute
-            )
-        check_count(
-            "CheckpointConfig(checkpoint_frequency=...)", self.checkpoint_frequency, at_least=0
-        )
-        if self.checkpoint_at_end is not None:
-            check_type("CheckpointConfig(checkpoint_at_end=...)", self.checkpoint_at_end, bool)
-        if self.keep_every_s is not None and not (
-            is_number(self.keep_every_s) and self.keep_every_s > 0
-        ):
-            raise ConfigError(
-                f"CheckpointConfig(keep_every_s={self.keep_every_s!r}): seconds, more than 0, or "
-                f"None."
-            )
-        check_count(
-            "CheckpointConfig(num_to_keep=...)", self.num_to_keep, at_least=1, optional=True
-        )
-        check_choice(
-            "CheckpointConfig(checkpoint_score_order=...)",
-            self.checkpoint_score_order,
-            ("max", "min"),
-        )
 
-
-@fields_by_name
+@checked(
+    sync_timeout=seconds,
+    scratch_dir=optional(path),
+    sync_artifacts=kind(bool),
+    max_writers=optional(count(1)),
+    max_bytes_per_s=optional(
+        number(
+            _MIN_BYTES_PER_S,
+            explain=f"bytes a second of each rank, {_MIN_BYTES_PER_S:.0e} or more; None is as fast "
+            f"as it can.",
+        )
+    ),
+)
 @dataclass(frozen=True, kw_only=True)
 class SyncConfig:
     """How checkpoints and artifacts reach the run directory."""
@@ -318,28 +319,16 @@ class SyncConfig:
 
     __repr__ = show_changes
 
-    def __post_init__(self) -> None:
-        """Check every field."""
-        check_count("SyncConfig(max_writers=...)", self.max_writers, at_least=1, optional=True)
-        if self.max_bytes_per_s is not None and (
-            not is_number(self.max_bytes_per_s) or self.max_bytes_per_s < _MIN_BYTES_PER_S
-        ):
-            raise ConfigError(
-                f"SyncConfig(max_bytes_per_s={self.max_bytes_per_s!r}): bytes a second of each "
-                f"rank, {_MIN_BYTES_PER_S:.0e} or more; None is as fast as it can."
-            )
-        if not is_number(self.sync_timeout) or self.sync_timeout <= 0:
-            raise ConfigError(
-                f"SyncConfig(sync_timeout={self.sync_timeout!r}): seconds, more than 0."
-            )
-        if self.scratch_dir is not None:
-            check_type("SyncConfig(scratch_dir=...)", self.scratch_dir, str, PathLike)
-            object.__setattr__(self, "scratch_dir", fspath(self.scratch_dir))
-            check_text("SyncConfig(scratch_dir=...)", self.scratch_dir)
-        check_type("SyncConfig(sync_artifacts=...)", self.sync_artifacts, bool)
+
+def _datasets(what: str, value: Any) -> Any:
+    if isinstance(value, str) and value == "all":
+        return value
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise ConfigError(f"{with_value(what, value)}: 'all', or a list of dataset names.")
+    return several(text)(what, value)
 
 
-@fields_by_name
+@checked(datasets_to_split=_datasets)
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """Which datasets are shared out over the ranks; every rank sees the whole of the others."""
@@ -349,19 +338,47 @@ class DataConfig:
 
     __repr__ = show_changes
 
-    def __post_init__(self) -> None:
-        """Check every field."""
-        names = self.datasets_to_split
-        if names == "all":
-            return
-        if isinstance(names, str) or not isinstance(names, Sequence):
-            raise ConfigError(
-                f"DataConfig(datasets_to_split={names!r}): 'all', or a list of dataset names."
-            )
-        object.__setattr__(self, "datasets_to_split", tuple(names))
+
+def _run_name(what: str, value: Any) -> Any:
+    if not isinstance(value, str) or not _RUN_NAME.fullmatch(value):
+        raise ConfigError(
+            f"{with_value(what, value)}: a run is a directory and a Slurm job name. Use 1 "
+            f"to 128 letters, digits, '.', '_', '+' or '-', beginning with a letter or digit."
+        )
+    return value
 
 
-@fields_by_name
+def _storage_path(what: str, value: Any) -> Any:
+    value = path(what, value)
+    if "://" in value:
+        raise ConfigError(
+            f"{with_value(what, value)} is a URL. Runs live on a "
+            f"filesystem that all nodes share: give a directory there."
+        )
+    return value
+
+
+def _stop(what: str, value: Any) -> Any:
+    if callable(value):
+        return value
+    limit = number(float("-inf"), explain="the number of a metric at which to stop is needed.")
+    return mapping(" of metrics", limit)(what, value)
+
+
+@checked(
+    name=optional(_run_name),
+    storage_path=_storage_path,
+    failure_config=kind(FailureConfig),
+    checkpoint_config=kind(CheckpointConfig),
+    sync_config=kind(SyncConfig),
+    total_time=TIME,
+    callbacks=several(kind(UserCallback), of="callbacks"),
+    stop=optional(_stop),
+    verbose=choice(0, 1, 2),
+    log_to_file=kind(bool),
+    launcher=choice(*LAUNCHERS),
+    existing=choice(*EXISTING_POLICIES),
+)
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """What the run is called, where it lands, and how it is looked after."""
@@ -402,33 +419,3 @@ class RunConfig:
     ``HPCTRAIN_EXISTING`` win over this."""
 
     __repr__ = show_changes
-
-    def __post_init__(self) -> None:
-        """Check every field."""
-        if self.name is not None and not _RUN_NAME.fullmatch(self.name):
-            raise ConfigError(
-                f"RunConfig(name={self.name!r}): a run is a directory and a Slurm job name. Use 1 "
-                f"to 128 letters, digits, '.', '_', '+' or '-', beginning with a letter or digit."
-            )
-        check_type("RunConfig(storage_path=...)", self.storage_path, str, PathLike)
-        object.__setattr__(self, "storage_path", fspath(self.storage_path))
-        if "://" in str(self.storage_path):
-            raise ConfigError(
-                f"RunConfig(storage_path={self.storage_path!r}) is a URL. Runs live on a "
-                f"filesystem that all nodes share: give a directory there."
-            )
-        check_type("RunConfig(failure_config=...)", self.failure_config, FailureConfig)
-        check_type("RunConfig(checkpoint_config=...)", self.checkpoint_config, CheckpointConfig)
-        check_type("RunConfig(sync_config=...)", self.sync_config, SyncConfig)
-        check_type("RunConfig(callbacks=...)", self.callbacks, Sequence)
-        for callback in self.callbacks:
-            check_type("RunConfig(callbacks=[...])", callback, UserCallback)
-        object.__setattr__(self, "callbacks", tuple(self.callbacks))
-        if self.total_time is not None:
-            time_limit_minutes(self.total_time, what="RunConfig(total_time=...)")
-        if self.stop is not None and not callable(self.stop):
-            check_type("RunConfig(stop=...)", self.stop, Mapping)
-        check_choice("RunConfig(verbose=...)", self.verbose, (0, 1, 2))
-        check_type("RunConfig(log_to_file=...)", self.log_to_file, bool)
-        check_choice("RunConfig(launcher=...)", self.launcher, LAUNCHERS)
-        check_choice("RunConfig(existing=...)", self.existing, EXISTING_POLICIES)

@@ -4,26 +4,78 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
 
-from hpctrain.checks import (
-    check_choice,
-    check_count,
-    check_type,
-    fields_by_name,
-    show_changes,
-)
+from hpctrain.checks import check_type, show_changes, shown
 from hpctrain.errors import ConfigError
+from hpctrain.rules import Rule, checked, choice, count, kind, line, optional, several
 
 GpuRequest = Literal["auto", "gpus-per-node", "gpus-per-task", "gres", "gpus"]
 
 _GPU_REQUESTS = ("auto", "gpus-per-node", "gpus-per-task", "gres", "gpus")
 _STOP_NOTICE_S = 120
+# A year has 525600 of them; Slurm's INFINITE is 2**32 - 1.
+_MOST_MINUTES = 2**31 - 1
+_TIME = re.compile(r"(?:([0-9]{1,9})-)?([0-9]{1,12})(?::([0-9]{1,9}))?(?::([0-9]{1,9}))?")
 
 
-@fields_by_name
+def _options(what: str, value: object) -> str:
+    if not isinstance(value, str) or not value.isprintable() or not value.startswith("-"):
+        field = what.replace("[...]", "...")
+        raise ConfigError(
+            f"{field} holds {shown(value)}. Each entry is one option as on a "
+            f"command line, such as '--mail-type=END' (value after '=')."
+        )
+    return value
+
+
+def _shell_lines(what: str, value: object) -> str:
+    check_type(what, value, str)
+    assert isinstance(value, str)
+    if "\0" in value:
+        raise ConfigError(f"{what} holds {shown(value)}. A line of a shell has no NUL: drop it.")
+    return value
+
+
+def _setup(what: str, value: object) -> tuple[str, ...]:
+    lines: tuple[str, ...] = several(_shell_lines)(what, value)
+    check_setup(what, lines)
+    return lines
+
+
+def _time(what: str, value: object) -> object:
+    time_limit_minutes(value, what=what)  # type: ignore[arg-type]
+    return value
+
+
+TIME: Rule = optional(_time)
+"""A time limit in one of Slurm's forms, or None."""
+_WORD = optional(line(otherwise="or None to leave the choice to the site"))
+
+
+@checked(
+    partition=_WORD,
+    account=_WORD,
+    qos=_WORD,
+    time=TIME,
+    stop_notice_s=optional(count(1)),
+    constraint=_WORD,
+    reservation=_WORD,
+    nodes=optional(count(1)),
+    tasks_per_node=optional(count(1)),
+    spare_nodes=count(0),
+    exclusive=kind(bool),
+    mem=_WORD,
+    gpu_request=choice(*_GPU_REQUESTS),
+    setup=_setup,
+    sbatch_args=several(_options),
+    srun_args=several(_options),
+    skip_directives=several(line(otherwise="the name of an option")),
+    site=_WORD,
+    mpi=line(otherwise="or 'auto' to leave the choice to hpctrain"),
+)
 @dataclass(frozen=True, kw_only=True)
 class SlurmConfig:
     """What only Slurm knows of: where, for how long, on whose account.
@@ -81,36 +133,7 @@ class SlurmConfig:
     __repr__ = show_changes
 
     def __post_init__(self) -> None:
-        """Check every field."""
-        for name in ("setup", "sbatch_args", "srun_args", "skip_directives"):
-            value = getattr(self, name)
-            if isinstance(value, str):
-                raise ConfigError(
-                    f"SlurmConfig({name}={value!r}) is a string. It is a list of strings: "
-                    f"{name}=[{value!r}]."
-                )
-            object.__setattr__(self, name, tuple(value))
-        for name in ("nodes", "tasks_per_node"):
-            check_count(f"SlurmConfig({name}=...)", getattr(self, name), at_least=1, optional=True)
-        check_count("SlurmConfig(spare_nodes=...)", self.spare_nodes, at_least=0)
-        for name in ("sbatch_args", "srun_args"):
-            for argument in getattr(self, name):
-                if not argument.startswith("-"):
-                    raise ConfigError(
-                        f"SlurmConfig({name}=...) holds {argument!r}. Each entry is one option as "
-                        f"on a command line, such as '--mail-type=END' (value after '=')."
-                    )
-        check_setup("SlurmConfig(setup=...)", self.setup)
-        check_type("SlurmConfig(exclusive=...)", self.exclusive, bool)
-        check_choice("SlurmConfig(gpu_request=...)", self.gpu_request, _GPU_REQUESTS)
-        for f in fields(self):
-            value = getattr(self, f.name)
-            if isinstance(value, str) and ("\n" in value or not value):
-                raise ConfigError(
-                    f"SlurmConfig({f.name}={value!r}): one non-empty line is needed, or None to "
-                    f"leave the choice to the site."
-                )
-        check_count("SlurmConfig(stop_notice_s=...)", self.stop_notice_s, at_least=1, optional=True)
+        """Check the fields against each other."""
         if self.time is not None:
             limit_s = time_limit_minutes(self.time) * 60
             if self.stop_notice_s is not None and self.stop_notice_s >= limit_s:
@@ -138,11 +161,11 @@ def check_setup(what: str, lines: Sequence[str]) -> None:
     ConfigError
         If there is one.
     """
-    for line in "\n".join(lines).splitlines():
-        if line.startswith("#SBATCH"):
+    for given in "\n".join(lines).splitlines():
+        if given.startswith("#SBATCH"):
             raise ConfigError(
-                f"{what} holds {line!r}, which sbatch does not read there: its directives end with "
-                f"the first command. Use SlurmConfig(sbatch_args=[...]) instead."
+                f"{what} holds {given!r}, which sbatch does not read there: its directives end "
+                f"with the first command. Use SlurmConfig(sbatch_args=[...]) instead."
             )
 
 
@@ -174,13 +197,13 @@ def time_limit_minutes(
     """
     if isinstance(time, timedelta):
         minutes = time.total_seconds() / 60
-    elif isinstance(time, int):
-        minutes = float(time)
+    elif isinstance(time, int) and not isinstance(time, bool):
+        minutes = float(max(-_MOST_MINUTES, min(time, 2 * _MOST_MINUTES)))
     else:
-        match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", str(time))
+        match = _TIME.fullmatch(time) if isinstance(time, str) else None
         if match is None:
             raise ConfigError(
-                f"{what.replace('...', repr(time))}: Slurm reads minutes, minutes:seconds, "
+                f"{what.replace('...', shown(time))}: Slurm reads minutes, minutes:seconds, "
                 f"hours:minutes:seconds, days-hours, days-hours:minutes or "
                 f"days-hours:minutes:seconds."
             )
@@ -192,8 +215,13 @@ def time_limit_minutes(
             minutes = first * 60 + (second or 0) + third / 60
         else:
             minutes = first + (second or 0) / 60
+    if minutes > _MOST_MINUTES:
+        raise ConfigError(
+            f"{what.replace('...', shown(time))}: Slurm counts up to {_MOST_MINUTES} minutes. Ask "
+            f"for less, or leave it out."
+        )
     if minutes <= 0:
         raise ConfigError(
-            f"{what.replace('...', repr(time))} is {minutes:g} minutes. Ask for more than 0."
+            f"{what.replace('...', shown(time))} is {minutes:g} minutes. Ask for more than 0."
         )
     return minutes

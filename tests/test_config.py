@@ -135,7 +135,10 @@ def test_an_impossible_slurm_config_is_refused(arguments: dict, message: str):
         ({"num_workers": (0, 4)}, r"num_workers=\(fewest, \.\.\.\)\) is 0\. It must be 1 or more"),
         ({"num_workers": (4, 2)}, r"the fewest workers come first, .* num_workers=\(2, 4\)"),
         ({"num_workers": (1, "4")}, r"num_workers=\(\.\.\., most\)\) is '4'\. A whole number"),
-        ({"elastic_resize_monitor_interval_s": 0}, r"interval_s=0\): seconds, more than 0"),
+        (
+            {"elastic_resize_monitor_interval_s": 0},
+            r"interval_s=\.\.\.\) is 0\. A number of",
+        ),
         ({"use_gpu": "no"}, r"use_gpu=\.\.\.\) holds 'no' of type str\. A bool is needed"),
         ({"slurm": {}}, r"slurm=\.\.\.\) holds \{\} of type dict\. A SlurmConfig is needed"),
         (
@@ -207,7 +210,7 @@ def test_an_impossible_scaling_config_is_refused(arguments: dict, message: str):
             r"score_attribute=\.\.\.\) is ''\. Leave it out, or say which",
         ),
         (CheckpointConfig, {"checkpoint_at_end": "yes"}, r"end=\.\.\.\) holds 'yes' of type str"),
-        (CheckpointConfig, {"keep_every_s": 0}, r"keep_every_s=0\): seconds, more than 0, or None"),
+        (CheckpointConfig, {"keep_every_s": 0}, r"keep_every_s=\.\.\.\) is 0\. A number of sec"),
         (
             CheckpointConfig,
             {"checkpoint_score_order": "best"},
@@ -215,9 +218,9 @@ def test_an_impossible_scaling_config_is_refused(arguments: dict, message: str):
         ),
         (FailureConfig, {"hang_timeout": 0}, r"hang_timeout=\.\.\.\) is 0\. A number of seconds"),
         (FailureConfig, {"start_timeout": None}, r"start_timeout=\.\.\.\) is None\. A number"),
-        (SyncConfig, {"sync_timeout": 0}, r"SyncConfig\(sync_timeout=0\): seconds, more than 0\."),
-        (SyncConfig, {"sync_timeout": "1 h"}, r"sync_timeout='1 h'\): seconds, more than 0"),
-        (SyncConfig, {"sync_timeout": float("inf")}, r"sync_timeout=inf\): seconds, more than 0"),
+        (SyncConfig, {"sync_timeout": 0}, r"SyncConfig\(sync_timeout=\.\.\.\) is 0\. A number"),
+        (SyncConfig, {"sync_timeout": "1 h"}, r"sync_timeout=\.\.\.\) is '1 h'\. A number of"),
+        (SyncConfig, {"sync_timeout": float("inf")}, r"sync_timeout=\.\.\.\) is inf\. A number of"),
         (SyncConfig, {"max_writers": 0}, r"max_writers=\.\.\.\) is 0\. It must be 1 or more"),
         (SyncConfig, {"max_writers": 1.5}, r"max_writers=\.\.\.\) is 1\.5\. A whole number"),
         (

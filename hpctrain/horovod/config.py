@@ -7,11 +7,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hpctrain.backend import Backend, BackendConfig
-from hpctrain.checks import check_choice, check_count, check_seconds, fields_by_name
 from hpctrain.errors import ConfigError
+from hpctrain.rules import checked, choice, count, line, optional, seconds, several
 
 
-@fields_by_name
+@checked(
+    transport=choice("auto", "mpi", "gloo"),
+    nics=optional(several(line(otherwise="the name of a network interface, such as 'eth0'"))),
+    timeout_s=seconds,
+    gloo_timeout_s=seconds,
+    max_replacements=count(0),
+)
 @dataclass(frozen=True, kw_only=True)
 class HorovodConfig(BackendConfig):
     """How Horovod's ranks find each other, and whether one that dies is replaced."""
@@ -33,17 +39,7 @@ class HorovodConfig(BackendConfig):
     attempt ends with its first dead rank, and ``FailureConfig`` says what follows."""
 
     def __post_init__(self) -> None:
-        """Check every field."""
-        check_choice("HorovodConfig(transport=...)", self.transport, ("auto", "mpi", "gloo"))
-        check_seconds("HorovodConfig(timeout_s=...)", self.timeout_s)
-        check_seconds("HorovodConfig(gloo_timeout_s=...)", self.gloo_timeout_s)
-        check_count("HorovodConfig(max_replacements=...)", self.max_replacements, at_least=0)
-        if self.nics is not None and (
-            isinstance(self.nics, str) or not all(isinstance(nic, str) for nic in self.nics)
-        ):
-            raise ConfigError(
-                f"HorovodConfig(nics={self.nics!r}): names of network interfaces, such as ['eth0']."
-            )
+        """Check the fields against each other."""
         if self.is_elastic and self.transport == "mpi":
             raise ConfigError(
                 f"HorovodConfig(transport='mpi', max_replacements={self.max_replacements}): a "

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from hpctrain.backend import Backend
-from hpctrain.checks import fields_by_name
 from hpctrain.errors import ConfigError
+from hpctrain.rules import checked, mapping, with_value
 from hpctrain.torch.config import TorchConfig
 
 
-@fields_by_name
+def _variables(what: str, value: Any) -> Any:
+    variables = mapping(" of environment variables")(what, value)
+    for name, text in variables.items():
+        if not isinstance(text, str) or "\0" in name + text or "=" in name:
+            raise ConfigError(
+                f"{with_value(what, variables)}: names and values of environment variables, all "
+                f"of them text."
+            )
+    return variables
+
+
+@checked(
+    variables=_variables,
+)
 @dataclass(frozen=True, kw_only=True)
 class AccelerateConfig(TorchConfig):
     """How torch.distributed and Accelerate are set up."""
@@ -19,15 +33,6 @@ class AccelerateConfig(TorchConfig):
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that Accelerate reads on every rank: ``ACCELERATE_MIXED_PRECISION``,
     ``FSDP_VERSION``. `AccelerateTrainer` makes them of a file of ``accelerate config``."""
-
-    def __post_init__(self) -> None:
-        """Check every field."""
-        super().__post_init__()
-        if not all(isinstance(part, str) for item in self.variables.items() for part in item):
-            raise ConfigError(
-                f"AccelerateConfig(variables={dict(self.variables)!r}): names and values of "
-                f"environment variables, all of them text."
-            )
 
     @property
     def backend_cls(self) -> type[Backend]:

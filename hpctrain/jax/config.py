@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpctrain.backend import Backend, BackendConfig
-from hpctrain.checks import check_seconds, fields_by_name
+from hpctrain.rules import checked, seconds
 
 
-@fields_by_name
+@checked(
+    connect_timeout_s=seconds,
+)
 @dataclass(frozen=True, kw_only=True)
 class JaxConfig(BackendConfig):
     """How JAX's processes find each other."""
@@ -17,10 +19,6 @@ class JaxConfig(BackendConfig):
     """Seconds for all ranks to connect to rank 0, whose coordinator listens at the one address that
     they use, on a port that the kernel chooses. It is not authenticated: whoever reaches it can
     speak to it."""
-
-    def __post_init__(self) -> None:
-        """Check every field."""
-        check_seconds("JaxConfig(connect_timeout_s=...)", self.connect_timeout_s)
 
     @property
     def backend_cls(self) -> type[Backend]:

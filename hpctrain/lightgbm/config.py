@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hpctrain.backend import Backend, BackendConfig
-from hpctrain.checks import check_choice, check_seconds, fields_by_name
+from hpctrain.rules import checked, choice, seconds
 
 Network = Literal["auto", "mpi", "sockets"]
 
 
-@fields_by_name
+@checked(
+    network=choice("auto", "mpi", "sockets"),
+    timeout_s=seconds,
+)
 @dataclass(frozen=True, kw_only=True)
 class LightGBMConfig(BackendConfig):
     """How LightGBM's ranks talk to each other. The model is the same either way."""
@@ -23,11 +26,6 @@ class LightGBMConfig(BackendConfig):
     timeout_s: float = 1800.0
     """Seconds, in whole minutes, after which sockets give up on a rank that is silent. One that has
     died is noticed at once."""
-
-    def __post_init__(self) -> None:
-        """Check every field."""
-        check_choice("LightGBMConfig(network=...)", self.network, ("auto", "mpi", "sockets"))
-        check_seconds("LightGBMConfig(timeout_s=...)", self.timeout_s)
 
     @property
     def backend_cls(self) -> type[Backend]:

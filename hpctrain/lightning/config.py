@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from hpctrain.checks import fields_by_name
+from hpctrain.checks import check_choice, shown
 from hpctrain.config import CheckpointConfig
 from hpctrain.errors import ConfigError
+from hpctrain.rules import checked, choice, kind, mapping, optional
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule
@@ -31,7 +32,25 @@ _OURS = {
 _FIT_PARAMS = ("train_dataloaders", "val_dataloaders", "datamodule")
 
 
-@fields_by_name
+def _module_class(what: str, value: Any) -> Any:
+    if not (isinstance(value, type) and hasattr(value, "training_step")):
+        raise ConfigError(
+            f"{what} is {shown(value)}: the class of a LightningModule is needed, not a module. "
+            f"It is made on every rank."
+        )
+    return value
+
+
+@checked(
+    module_class=_module_class,
+    module=mapping(" of arguments"),
+    trainer=mapping(" of arguments"),
+    fit_params=mapping(" of arguments"),
+    strategy_name=choice(*STRATEGIES),
+    strategy=mapping(" of arguments"),
+    reports=mapping(" of arguments"),
+    checkpoint_config=optional(kind(CheckpointConfig)),
+)
 @dataclass(frozen=True, kw_only=True)
 class LightningConfig:
     """What a `LightningTrainer` trains, and how; made by `LightningConfigBuilder`."""
@@ -82,12 +101,7 @@ class LightningConfigBuilder:
         ConfigError
             If it is not such a class.
         """
-        given: object = cls
-        if not (isinstance(given, type) and hasattr(given, "training_step")):
-            raise ConfigError(
-                f"module(cls={cls!r}): the class of a LightningModule is needed, not a module. It "
-                f"is made on every rank."
-            )
+        _module_class("module(cls=...)", cls)
         return self._with(module_class=cls, module=kwargs)
 
     def trainer(self, **kwargs: Any) -> LightningConfigBuilder:
@@ -126,8 +140,7 @@ class LightningConfigBuilder:
         ConfigError
             If it is unknown.
         """
-        if name not in STRATEGIES:
-            raise ConfigError(f"strategy(name={name!r}): one of {', '.join(STRATEGIES)}.")
+        check_choice("strategy(name=...)", name, list(STRATEGIES))
         return self._with(strategy_name=name, strategy=kwargs)
 
     def checkpointing(

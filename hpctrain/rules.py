@@ -1,0 +1,210 @@
+"""What the fields of a configuration may be: one rule for each, in one declaration.
+
+A rule is given what the field is called and a value; it returns what is kept of the value, or
+refuses it with ConfigError: the value, the rule, the next step.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, fields
+from os import PathLike, fspath
+from typing import Any, TypeVar
+
+from hpctrain.checks import (
+    check_choice,
+    check_count,
+    check_seconds,
+    check_text,
+    check_type,
+    explain_fields,
+    is_number,
+    shown,
+)
+from hpctrain.errors import ConfigError, UnknownFieldError
+
+T = TypeVar("T")
+Rule = Callable[[str, Any], Any]
+
+
+def checked(**rules: Rule) -> Callable[[type[T]], type[T]]:
+    """Let a configuration, a dataclass, check what its fields are given; each needs a rule.
+
+    Its ``__post_init__`` then checks its fields against each other. A keyword that it does not
+    have is refused with its names; Python's own error would be a TypeError, of one name only.
+    """
+
+    def decorate(kind: type[T]) -> type[T]:
+        create = kind.__init__
+        names = [f.name for f in fields(kind) if f.init]  # type: ignore[arg-type]
+        required = [f.name for f in fields(kind) if _is_required(f)]  # type: ignore[arg-type]
+        all_rules = {**getattr(kind, "_rules", {}), **rules}
+        if set(all_rules) != set(names):
+            raise TypeError(f"{kind.__name__}: rules of {set(all_rules) ^ set(names)}")
+
+        @functools.wraps(create)
+        def __init__(self: T, *args: object, **values: object) -> None:  # noqa: N807
+            unknown = [name for name in values if name not in names]
+            missing = [name for name in required if name not in values]
+            if missing and not args and not unknown:
+                raise ConfigError(f"{kind.__name__} needs {missing[0]}: give {missing[0]}=.")
+            if args or unknown:
+                raise UnknownFieldError(explain_fields(kind.__name__, names, args, unknown))
+            kept = {
+                name: all_rules[name](f"{kind.__name__}({name}=...)", value)
+                for name, value in values.items()
+            }
+            create(self, **kept)
+
+        kind.__init__ = __init__  # type: ignore[method-assign, assignment]
+        kind._rules = all_rules  # type: ignore[attr-defined]
+        return kind
+
+    return decorate
+
+
+def _is_required(field: Field[Any]) -> bool:
+    return field.init and field.default is MISSING and field.default_factory is MISSING
+
+
+def optional(rule: Rule) -> Rule:
+    """Return a rule that takes None, too."""
+    return lambda what, value: None if value is None else rule(what, value)
+
+
+def count(at_least: int) -> Rule:
+    """Return the rule of a whole number."""
+
+    def check(what: str, value: Any) -> Any:
+        check_count(what, value, at_least=at_least)
+        return value
+
+    return check
+
+
+def seconds(what: str, value: Any) -> Any:
+    """Keep a number of seconds above 0."""
+    check_seconds(what, value)
+    return value
+
+
+def number(at_least: float, *, explain: str) -> Rule:
+    """Return the rule of a finite number."""
+
+    def check(what: str, value: Any) -> Any:
+        if not is_number(value) or value < at_least:
+            raise ConfigError(f"{with_value(what, value)}: {explain}")
+        return value
+
+    return check
+
+
+def choice(*choices: object) -> Rule:
+    """Return the rule of one of several values."""
+
+    def check(what: str, value: Any) -> Any:
+        check_choice(what, value, choices)
+        return value
+
+    return check
+
+
+def kind(*kinds: type) -> Rule:
+    """Return the rule of a value of some types."""
+
+    def check(what: str, value: Any) -> Any:
+        check_type(what, value, *kinds)
+        return value
+
+    return check
+
+
+def line(*, otherwise: str) -> Rule:
+    """Return the rule of a text that is one line of printable characters.
+
+    Parameters
+    ----------
+    otherwise
+        What else the field can be.
+    """
+
+    def check(what: str, value: Any) -> Any:
+        if not isinstance(value, str) or not value.strip() or not value.isprintable():
+            raise ConfigError(
+                f"{with_value(what, value)}: one non-empty line is needed, {otherwise}."
+            )
+        return value
+
+    return check
+
+
+def text(what: str, value: Any) -> Any:
+    """Keep a text of printable characters that is not empty."""
+    check_text(what, value)
+    if not value.isprintable():
+        raise ConfigError(f"{what} is {shown(value)}. Names are of printable characters: mend it.")
+    return value
+
+
+def path(what: str, value: Any) -> Any:
+    """Keep a path, as a text."""
+    check_type(what, value, str, PathLike)
+    try:
+        value = fspath(value)
+    except TypeError as error:
+        raise ConfigError(f"{what} is {shown(value)}, which is no path: {error}.") from error
+    check_text(what, value)
+    if "\0" in value or "\n" in value or "\r" in value:
+        raise ConfigError(
+            f"{what} is {shown(value)}. A path has no line breaks and no NUL: choose another one."
+        )
+    return value
+
+
+def mapping(what_keys: str = "", rule: Rule | None = None) -> Rule:
+    """Return the rule of a mapping with names, and with values of a rule; a copy is kept.
+
+    Parameters
+    ----------
+    what_keys
+        What the names are of.
+    rule
+        Of the values.
+    """
+
+    def check(what: str, value: Any) -> Any:
+        check_type(what, value, Mapping)
+        value = dict(value)
+        for name, item in value.items():
+            if not isinstance(name, str) or not name or not name.isprintable():
+                raise ConfigError(
+                    f"{what} has the key {shown(name)}. Keys are names{what_keys}: use text."
+                )
+            if rule is not None:
+                rule(f"{what.replace('...', '{' + shown(name) + ': ...}')}", item)
+        return value
+
+    return check
+
+
+def several(rule: Rule, *, of: str = "strings") -> Rule:
+    """Return the rule of a sequence of what is of a rule; a tuple is kept."""
+
+    def check(what: str, value: Any) -> Any:
+        if isinstance(value, str):
+            name = what.partition("(")[2].partition("=")[0]
+            raise ConfigError(
+                f"{with_value(what, value)} is a string. It is a list of {of}: "
+                f"{name}=[{shown(value)}]."
+            )
+        check_type(what, value, Sequence)
+        item = what.replace("...", "[...]")
+        return tuple(rule(item, one) for one in value)
+
+    return check
+
+
+def with_value(what: str, value: object) -> str:
+    """Return the call of a field with its value."""
+    return what.replace("...", shown(value))
