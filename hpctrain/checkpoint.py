@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpctrain.errors import CheckpointError, ConfigError
+from hpctrain.regular_file import open_regular
 from hpctrain.temporary_checkpoint import temporary_prefix
 
 if TYPE_CHECKING:
@@ -169,11 +170,18 @@ class Checkpoint:
 
     def get_metadata(self) -> dict[str, Any]:
         """Return the metadata; empty if there is none. Not collective."""
+        path = self.path / _METADATA_NAME
         try:
-            text = (self.path / _METADATA_NAME).read_text(encoding="utf-8")
+            with open_regular(path) as file:
+                metadata = json.loads(file.readall())
         except FileNotFoundError:
             return {}
-        metadata: dict[str, Any] = json.loads(text)
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(f"{path} is damaged: it does not hold JSON.") from error
+        if not isinstance(metadata, dict):
+            raise CheckpointError(f"{path} is damaged: it does not hold a JSON object.")
         return metadata
 
     def set_metadata(self, metadata: Mapping[str, Any]) -> None:
@@ -265,16 +273,18 @@ def _hold_for_reading(directory: Path) -> Iterator[None]:
     )
     manifest = directory / MANIFEST_NAME
     try:
-        descriptor = os.open(manifest, os.O_RDONLY | os.O_CLOEXEC)
+        file = open_regular(manifest)
     except FileNotFoundError:
         if not directory.is_dir():
             raise gone from None
         # A directory of the user's own.
         yield
         return
+    except OSError as error:
+        raise CheckpointError(f"{manifest} cannot be read: {error.strerror}.") from error
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
             raise gone from None
         except OSError:
@@ -286,8 +296,8 @@ def _hold_for_reading(directory: Path) -> Iterator[None]:
     finally:
         # Not by closing it alone: a child that was forked meanwhile has it open too.
         with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-        os.close(descriptor)
+            fcntl.flock(file, fcntl.LOCK_UN)
+        file.close()
 
 
 @contextmanager

@@ -7,6 +7,7 @@
     │   └── UnknownFieldError      a keyword that a configuration, trainer or predictor lacks
     ├── LaunchError            the scheduler, MPI or a node refused; ``transient``: try again
     ├── CheckpointError        a checkpoint is missing, damaged, or could not be committed
+    ├── DamagedFileError       a file of a run directory is not what hpctrain wrote
     ├── WorkerContextError     a function of the training function was called outside of one
     ├── PreprocessorNotFittedException  a preprocessor was applied that has learned nothing yet
     └── TrainingFailedError    ranks were started, and the run did not end well
@@ -81,6 +82,10 @@ class LaunchError(HpctrainError):
 
 class CheckpointError(HpctrainError):
     """A checkpoint is missing, damaged, or could not be committed."""
+
+
+class DamagedFileError(HpctrainError):
+    """A file of a run directory is not what hpctrain wrote, and cannot be rebuilt from others."""
 
 
 class WorkerContextError(HpctrainError, RuntimeError):

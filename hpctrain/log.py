@@ -11,6 +11,8 @@ import sys
 import traceback
 from typing import TextIO
 
+from hpctrain.printable import show_controls
+
 
 def log(message: str, *, to: TextIO | None = None, new_line: bool = False) -> None:
     """Print a line that begins with ``hpctrain:``. Not collective. Never raises.
@@ -45,6 +47,7 @@ def flush_output() -> None:
 
 def _print(text: str, to: TextIO | None) -> None:
     try:
+        text = show_controls(text, keep_colours=True)
         print(text, file=sys.stderr if to is None else to, flush=True)
     # ENOSPC, EPIPE, ESTALE; ValueError of a closed file; RuntimeError of a signal handler that
     # prints while the main thread does.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import re
 from dataclasses import dataclass
 from os import PathLike
@@ -23,6 +22,7 @@ from hpctrain.errors import (
     WorkerHangError,
 )
 from hpctrain.host_list import compress_hosts
+from hpctrain.log import log
 from hpctrain.metric_names import all_names, explain_unknown, has_metric
 from hpctrain.plan import spec
 from hpctrain.rundir.html import render_run
@@ -30,12 +30,16 @@ from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.manifest import Manifest
 from hpctrain.rundir.metrics import read_reports
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.plan import read_plan
+from hpctrain.rundir.reading import damaged, read_content
 from hpctrain.rundir.retention import rank_checkpoints
-from hpctrain.rundir.status import RunState, RunStatus, read_status
+from hpctrain.rundir.status import RunState, RunStatus, explain_gap, read_status
 from hpctrain.rundir.store import CheckpointStore
 
 if TYPE_CHECKING:
     import pandas
+
+_MOST_BYTES_OF_VALUE = 64 * 2**30
 
 
 @dataclass(frozen=True)
@@ -122,6 +126,8 @@ class Result:
                 f"{root} {found}: it is not a run of hpctrain. 'hpctrain list STORAGE_PATH' shows "
                 f"the runs of a directory."
             )
+        if status.damage:
+            log(f"warning: {status.damage}. The result is what the ledger says of it.")
         return cls(path=root, status=status, error=_stored_error(RunPaths(root), status))
 
     @property
@@ -200,9 +206,12 @@ class Result:
         This unpickles: open only runs that you trust.
         """
         try:
-            return spec.unpack(self._paths.return_value.read_bytes())
+            content = read_content(self._paths.return_value, most=_MOST_BYTES_OF_VALUE)
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise damaged(self._paths.return_value, error.strerror or str(error)) from error
+        return spec.unpack(content)
 
     @property
     def job_ids(self) -> list[str]:
@@ -219,6 +228,8 @@ class Result:
     def attempts(self) -> list[Attempt]:
         """Every start of the ranks, from the ledger."""
         events = read_events(self._paths)
+        if gap := explain_gap(events, self.status):
+            log(f"warning: {self._paths.ledger} is damaged: {gap}.")
         ends = {e["attempt"]: e for e in events if e["event"] == "attempt-ended"}
         attempts = []
         for event in events:
@@ -227,8 +238,8 @@ class Result:
                 attempts.append(
                     Attempt(
                         attempt=event["attempt"],
-                        job_id=event["job_id"],
-                        nodes=tuple(end.get("nodes", ())),
+                        job_id=event.get("job_id"),
+                        nodes=_names(end.get("nodes")),
                         started_at=event["time"],
                         ended_at=end.get("time"),
                         cause=end.get("cause"),
@@ -246,18 +257,38 @@ class Result:
 
     @functools.cached_property
     def _reports(self) -> list[dict[str, Any]]:
-        return read_reports(self._paths)
+        reports = read_reports(self._paths)
+        last = reports[-1]["report"] if reports else 0
+        if self.status.state is RunState.FINISHED and last < self.status.reports:
+            log(
+                f"warning: {self._paths.metrics} is damaged: it ends at report {last} of "
+                f"{self.status.reports}."
+            )
+        return reports
 
     @functools.cached_property
     def _manifests(self) -> list[Manifest]:
-        return self._store.manifests()
+        entries = self._store.entries()
+        for entry in entries:
+            if entry.complaint is not None:
+                # A handle on an older one looks like one on the newest.
+                log(f"warning: {entry.complaint} It is left out.")
+        return [entry.manifest for entry in entries if entry.manifest is not None]
 
     def _checkpoint_config(self) -> CheckpointConfig:
         try:
-            plan = json.loads(self._paths.plan.read_bytes())
+            plan = read_plan(self._paths)
         except FileNotFoundError:
             return CheckpointConfig()
-        return CheckpointConfig(**plan["run_config"]["checkpoint_config"])
+        stored = plan.get("run_config", {}).get("checkpoint_config", {})
+        try:
+            return CheckpointConfig(**stored)
+        except (ConfigError, TypeError) as error:
+            raise damaged(self._paths.plan, str(error)) from error
+
+
+def _names(nodes: object) -> tuple[str, ...]:
+    return tuple(map(str, nodes)) if isinstance(nodes, list) else ()
 
 
 def _stored_error(paths: RunPaths, status: RunStatus) -> Exception | None:

@@ -17,8 +17,9 @@ from hpctrain.backend import BackendConfig
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.checks import NamedArguments, check_type, given_or_default
 from hpctrain.config import DataConfig, RunConfig, ScalingConfig
-from hpctrain.errors import ConfigError
+from hpctrain.errors import ConfigError, DamagedFileError
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.plan import read_plan
 
 if TYPE_CHECKING:
     from hpctrain.launch.handle import RunHandle
@@ -121,10 +122,10 @@ class BaseTrainer(NamedArguments, abc.ABC):
     def can_restore(cls, path: str | PathLike[str]) -> bool:
         """Return whether `path` is a run that a trainer of this class began. Not collective."""
         try:
-            plan = json.loads(RunPaths(Path(path)).plan.read_bytes())
-        except (OSError, ValueError):
+            plan = read_plan(RunPaths(Path(path)))
+        except (OSError, DamagedFileError):
             return False
-        return bool(plan["trainer"] == _class_path(cls)) and RunPaths(Path(path)).spec.exists()
+        return plan.get("trainer") == _class_path(cls) and RunPaths(Path(path)).spec.exists()
 
     @classmethod
     @abc.abstractmethod
@@ -318,7 +319,7 @@ class DataParallelTrainer(BaseTrainer):
                 f"{path} is not a run that {_class_path(cls)} began. 'hpctrain status {path}' says "
                 f"what it is."
             )
-        plan = json.loads(paths.plan.read_bytes())
+        plan = read_plan(paths, needs=("run_config", "scaling_config"))
         run_spec = RunSpec.from_bytes(paths.spec.read_bytes())
         stored: WorkerSpec = spec.unpack(run_spec.worker)
         run_config, resume_from = stored_request(paths, plan, run_spec, changes.get("run_config"))

@@ -12,6 +12,7 @@ import xxhash
 
 from hpctrain.bulk.direct import LARGE_BYTES, FileReader
 from hpctrain.bulk.ring import make_ring
+from hpctrain.regular_file import open_regular
 
 
 def digest_file(path: Path, *, durable: bool = False) -> tuple[int, str]:
@@ -24,10 +25,10 @@ def digest_file(path: Path, *, durable: bool = False) -> tuple[int, str]:
     durable
         Whether the content is on disk when this returns.
     """
-    with open(path, "rb", buffering=0) as file:
+    with open_regular(path, follow_links=True) as file:
         # One open for all: on a parallel filesystem each is a question to a server.
         if os.fstat(file.fileno()).st_size < LARGE_BYTES:
-            content = file.read()
+            content = file.readall()
             found = len(content), xxhash.xxh3_128_hexdigest(content)
         else:
             found = _digest_large(path)

@@ -30,6 +30,7 @@ from hpctrain.bulk.state_file import (
 )
 from hpctrain.bulk.unreadable import UnreadableError, is_passing
 from hpctrain.errors import CheckpointError
+from hpctrain.regular_file import open_regular
 
 PART_BYTES = 2 * 2**20
 """What is read past the page cache at a time, into the same memory again and again. Disk and
@@ -68,7 +69,7 @@ def read_start(path: Path) -> FileStart:
         If it is missing, or cannot be read: `UnreadableError` if that may pass.
     """
     try:
-        with open(path, "rb", buffering=0) as file:
+        with open_regular(path, follow_links=True) as file:
             size = os.fstat(file.fileno()).st_size
             header = file.read(PAGE_BYTES)
             try:

@@ -28,6 +28,7 @@ def cancel(
     from hpctrain.cli.exit_codes import say
     from hpctrain.cli.run_view import find_run, view_run
     from hpctrain.launch.cancel import cancel_run
+    from hpctrain.printable import show_controls
 
     paths = find_run(run, storage)
     view = view_run(paths)
@@ -37,12 +38,13 @@ def cancel(
             say(f"Its original is {view.status.path}, and was not touched.")
         return
     if dry_run:
-        print(f"would {_describe_act(paths, view, now=now)}")
+        print(show_controls(f"would {_describe_act(paths, view, now=now)}"))
     else:
         say(cancel_run(paths, now=now))
 
 
 def _describe_act(paths: RunPaths, view: RunView, *, now: bool) -> str:
+    from hpctrain.launch.cancel import refuse_unknown_process
     from hpctrain.slurm.job import cancel_argv
 
     status = view.status
@@ -50,6 +52,7 @@ def _describe_act(paths: RunPaths, view: RunView, *, now: bool) -> str:
         is_pending = view.job_state == "PENDING"
         if is_pending or now:
             return f"run: {' '.join(cancel_argv(status.job_id, only_pending=is_pending))}"
-    elif now and status.owner_pid:
+    elif now:
+        refuse_unknown_process(paths, status)
         return f"send SIGTERM to process {status.owner_pid} on {status.owner_host}"
     return f"ask {view.name} to stop: {paths.stop_request}"

@@ -99,6 +99,7 @@ def render(views: list[CheckpointView], resumes_from: str | None, *, verified: b
     """Return what there is to say as text. Pure, but for the time of day."""
     from hpctrain.cli.list_runs import render_rows
     from hpctrain.cli.run_view import format_age
+    from hpctrain.printable import show_controls
     from hpctrain.rundir.display import format_metrics
 
     rows = []
@@ -130,7 +131,7 @@ def render(views: list[CheckpointView], resumes_from: str | None, *, verified: b
         lines.append(f"Resuming would use {resumes_from}.")
     else:
         lines.append(f"Resuming would verify {resumes_from}, and use it if it is undamaged.")
-    return "\n".join(lines)
+    return show_controls("\n".join(lines))
 
 
 def format_size(num_bytes: int) -> str:

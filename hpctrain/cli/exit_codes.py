@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from hpctrain import uncaught
 from hpctrain.environ import working_directory
 from hpctrain.errors import ConfigError, HpctrainError, LaunchError, RunStoppedError
+from hpctrain.printable import show_controls
 from hpctrain.uncaught import INTERRUPTED as INTERRUPTED
 
 OK = 0
@@ -35,7 +36,7 @@ def exit_code(error: BaseException | None) -> int:
 
 def say(message: str) -> None:
     """Print a line for the person at the terminal, who may have stdout in a pipe."""
-    print(f"hpctrain: {message}", file=sys.stderr, flush=True)
+    print(f"hpctrain: {show_controls(message, keep_colours=True)}", file=sys.stderr, flush=True)
 
 
 class Verbs(TyperGroup):
@@ -50,11 +51,15 @@ class Verbs(TyperGroup):
             if str(error):
                 say(str(error))
             raise SystemExit(exit_code(error)) from None
-        except FileNotFoundError:
-            # Of a relative path, in a directory that is no longer there.
-            try:
-                working_directory()
-            except ConfigError as error:
-                say(str(error))
-                raise SystemExit(exit_code(error)) from None
-            raise
+        except OSError as error:
+            if isinstance(error, FileNotFoundError):
+                # Of a relative path, in a directory that is no longer there.
+                try:
+                    working_directory()
+                except ConfigError as of_directory:
+                    say(str(of_directory))
+                    raise SystemExit(exit_code(of_directory)) from None
+            if error.filename is None:
+                raise
+            say(f"{error.filename} cannot be used: {error.strerror}.")
+            raise SystemExit(FAILED) from None

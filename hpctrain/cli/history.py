@@ -27,12 +27,16 @@ def history(
     import shutil
     import sys
 
+    from hpctrain.cli.exit_codes import say
     from hpctrain.cli.json_output import print_json
     from hpctrain.cli.run_view import find_run
     from hpctrain.rundir.ledger import read_events
+    from hpctrain.rundir.status import explain_gap
 
     paths = find_run(run, storage)
     events, status = read_events(paths), _read_status(paths)
+    if status is not None and (gap := explain_gap(events, status)):
+        say(f"warning: {paths.ledger} is damaged: {gap}.")
     if json:
         print_json(to_json(paths, events, status))
         return
@@ -41,13 +45,19 @@ def history(
 
 
 def _read_status(paths: RunPaths) -> RunStatus | None:
+    from hpctrain.cli.exit_codes import say
+    from hpctrain.errors import DamagedFileError
     from hpctrain.rundir.status import read_status
 
     try:
-        return read_status(paths)
-    except (ValueError, KeyError, TypeError):
-        # The file is damaged; the ledger says enough.
+        status = read_status(paths)
+    except (OSError, DamagedFileError):
         return None
+    if status is not None and status.damage:
+        # The ledger says enough.
+        say(f"warning: {status.damage}.")
+        return None
+    return status
 
 
 def to_json(
@@ -86,6 +96,7 @@ def render_history(
 ) -> str:
     """Return the history of a run as text. Pure."""
     from hpctrain.host_list import compress_hosts
+    from hpctrain.printable import show_controls
     from hpctrain.rundir.announcement import describe_start
     from hpctrain.rundir.attempts import RESTARTS, read_attempts
     from hpctrain.rundir.display import format_elapsed
@@ -114,7 +125,7 @@ def render_history(
         for key, value in rows:
             lines += _wrap(key, value, width)
         lines += _notes(record.notes, width)
-    return "\n".join(lines)
+    return show_controls("\n".join(lines))
 
 
 def _with_last_nodes(

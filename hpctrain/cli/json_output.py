@@ -46,6 +46,11 @@ _STATUS = (
     ("updated_at", "number|null", "when ``status.json`` was written"),
     ("ended_at", "number|null", "when the run ended"),
     ("error", "string|null", "why it failed or was stopped"),
+    (
+        "damage",
+        "string|null",
+        "why ``status.json`` could not be read; then the state is what the ledger says",
+    ),
     ("next", "string|null", "what a person would do now"),
 )
 _CHECKPOINT = (

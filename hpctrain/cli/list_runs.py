@@ -69,12 +69,12 @@ def list_runs(
 
 def _rows(views: Sequence[RunView]) -> list[Sequence[str]]:
     from hpctrain.cli.run_view import format_age
-    from hpctrain.rundir.display import format_metrics
+    from hpctrain.rundir.display import format_metrics, one_line
 
-    return [
+    rows = [
         (
             view.name,
-            "stopping" if view.stops else view.state,
+            f"{view.state} (damaged)" if view.status.damage else view.shown_state,
             view.status.job_id or "",
             str(view.status.attempt),
             str(view.status.world_size),
@@ -85,6 +85,7 @@ def _rows(views: Sequence[RunView]) -> list[Sequence[str]]:
         )
         for view in views
     ]
+    return [[one_line(cell) for cell in row] for row in rows]
 
 
 def render_rows(rows: Sequence[Sequence[str]], columns: Sequence[str] = _COLUMNS) -> str:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from hpctrain.rundir.paths import RunPaths
 
 _POLL_S = 0.5
+_PIECE_BYTES = 64 * 1024
+_MOST_BYTES = 16 * 2**20
 
 
 def logs(
@@ -50,7 +52,10 @@ def logs(
         path = find_log()
         if path is None or not path.exists():
             raise ConfigError(_explain_missing(paths, path))
-        _print_lines(_read_lines(path), tail)
+        if tail is None:
+            _print_all(path)
+        else:
+            _print_lines(_read_last_lines(path, tail))
         return
     try:
         _follow(paths, find_log, tail)
@@ -98,13 +103,44 @@ def _explain_missing(paths: RunPaths, path: Path | None) -> str:
     )
 
 
-def _read_lines(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8", errors="replace").splitlines()
+def _print_all(path: Path) -> None:
+    """Print a log, a part at a time, however large it is."""
+    import io
+
+    from hpctrain.printable import show_controls
+    from hpctrain.regular_file import open_regular
+
+    piece = "\n"
+    with (
+        open_regular(path) as file,
+        io.TextIOWrapper(io.BufferedReader(file), encoding="utf-8", errors="replace") as text,
+    ):
+        while more := text.readline(_PIECE_BYTES):
+            piece = more
+            print(show_controls(piece, keep_colours=True), end="")
+    if not piece.endswith("\n"):
+        print()
+
+
+def _read_last_lines(path: Path, number: int) -> list[str]:
+    """Return the last lines of a log, of which no more is read than they take, about."""
+    from hpctrain.rundir.reading import read_end
+
+    num_bytes = _PIECE_BYTES
+    while True:
+        end = read_end(path, num_bytes)
+        lines = end.decode(errors="replace").splitlines()
+        # The first one may be a part.
+        if len(lines) > number or len(end) < num_bytes or num_bytes >= _MOST_BYTES:
+            return lines[max(0, len(lines) - number) :]
+        num_bytes *= 4
 
 
 def _print_lines(lines: list[str], tail: int | None = None) -> None:
+    from hpctrain.printable import show_controls
+
     for line in lines if tail is None else lines[max(0, len(lines) - tail) :]:
-        print(line)
+        print(show_controls(line, keep_colours=True))
 
 
 def _follow(paths: RunPaths, find_log: Callable[[], Path | None], tail: int | None) -> None:
@@ -126,7 +162,7 @@ def _follow(paths: RunPaths, find_log: Callable[[], Path | None], tail: int | No
         if path is not None and (log is None or log.path != path):
             if log is not None:
                 _print_lines(log.read(final=True))
-            log = Tail(path)
+            log = Tail(path, last_bytes=None if tail is None else _MOST_BYTES)
             _print_lines(log.read(final=is_over), tail)
         elif log is not None:
             _print_lines(log.read(final=is_over))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 import re
 import shlex
 import time
@@ -12,9 +12,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpctrain.errors import ConfigError, LaunchError
+from hpctrain.errors import ConfigError, DamagedFileError, LaunchError
 from hpctrain.rundir.ledger import append_event, read_events
+from hpctrain.rundir.metrics import read_last_report
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.plan import read_plan
 from hpctrain.rundir.status import RunState, RunStatus, read_status
 from hpctrain.rundir.store import CheckpointStore
 
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from hpctrain.slurm.job import Queue
     from hpctrain.slurm.output import Job
 
-_TAIL_BYTES = 64 * 1024
 # Slurm knows a job for some minutes after its end (MinJobAge), in which it can be requeued.
 _LONG_SILENCE_S = 3600.0
 _CHECKPOINT_NAME = re.compile(r"\d{6,}")
@@ -63,6 +64,11 @@ class RunView:
         """Whether it is at work, and on its way to a stop."""
         return bool(self.live) and self.status.phase.startswith("stopping")
 
+    @property
+    def shown_state(self) -> str:
+        """The state in a word, for a person."""
+        return "stopping" if self.stops else self.state
+
     def to_json(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints."""
         status = self.status
@@ -90,6 +96,7 @@ class RunView:
             "updated_at": status.updated_at or None,
             "ended_at": status.ended_at,
             "error": status.error,
+            "damage": status.damage or None,
             "next": self.next_step,
         }
 
@@ -121,12 +128,22 @@ def find_runs(storage: Path) -> list[Path]:
         runs = [path for path in storage.iterdir() if is_run(path)]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return sorted(runs, key=lambda path: (path / "plan.json").stat().st_mtime, reverse=True)
+    return sorted(runs, key=_begun_at, reverse=True)
+
+
+def _begun_at(root: Path) -> float:
+    try:
+        return os.lstat(RunPaths(root).plan).st_mtime
+    except OSError:
+        # Removed meanwhile.
+        return 0.0
 
 
 def is_run(root: Path) -> bool:
     """Return whether a directory is that of a run. Not collective."""
-    return RunPaths(root).plan.exists()
+    # Whatever it is, and also where it cannot be read, as another user's.
+    paths = RunPaths(root)
+    return os.path.lexists(paths.plan) or os.path.lexists(paths.status)
 
 
 def view_runs(runs: Sequence[RunPaths]) -> list[RunView]:
@@ -135,7 +152,18 @@ def view_runs(runs: Sequence[RunPaths]) -> list[RunView]:
 
     # Who submitted the job of a run made its directory.
     queue = Queue(paths.root.stat().st_uid for paths in runs)
-    return [view_run(paths, queue) for paths in runs]
+    return [_view_or_damage(paths, queue) for paths in runs]
+
+
+def _view_or_damage(paths: RunPaths, queue: Queue) -> RunView:
+    """Return what there is to say of a run; one that cannot be read hides no other one."""
+    try:
+        return view_run(paths, queue)
+    except (DamagedFileError, OSError) as error:
+        status = RunStatus(
+            name=paths.root.name, state=RunState.STOPPED, launcher="", damage=str(error)
+        )
+        return RunView(name=status.name, path=paths.root, state="unread", live=None, status=status)
 
 
 def view_run(paths: RunPaths, queue: Queue | None = None) -> RunView:
@@ -240,14 +268,11 @@ def _find_or_remember(paths: RunPaths, status: RunStatus, queue: Queue) -> Job |
 
 def _last_report(paths: RunPaths, status: RunStatus) -> tuple[int, float | None, Mapping[str, Any]]:
     """Return number, time and metrics of the last report; the status is some seconds behind."""
-    try:
-        with open(paths.metrics, "rb") as file:
-            file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
-            lines = file.read().split(b"\n")
-        report = json.loads(lines[-2])
-    except (FileNotFoundError, IndexError, ValueError):
+    report = read_last_report(paths)
+    if report is None or report["attempt"] != status.attempt:
         return status.reports, None, status.metrics
-    if report["attempt"] != status.attempt:
+    if report["report"] < status.reports:
+        # Lines that were there are gone.
         return status.reports, None, status.metrics
     return report["report"], report["time"], report["metrics"]
 
@@ -286,10 +311,13 @@ def _next_step(paths: RunPaths, view: RunView) -> str | None:
 
 def _command(paths: RunPaths) -> str:
     """Return the command that began a run, as far as the run directory knows it."""
-    plan = json.loads(paths.plan.read_bytes())
-    argv = list(plan.get("argv") or ["the script"])
+    try:
+        plan = read_plan(paths)
+    except (OSError, DamagedFileError):
+        return f"the script that began it ({paths.plan.name} is damaged)"
+    argv = plan.get("argv") or ["the script"]
     where = plan.get("cwd")
-    command = shlex.join(["python", *argv])
+    command = shlex.join(["python", *map(str, argv)])
     return command if where in (None, str(Path.cwd())) else f"cd {shlex.quote(where)} && {command}"
 
 

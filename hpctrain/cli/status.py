@@ -31,6 +31,7 @@ def render_view(view: RunView) -> str:
     """Return what there is to say of a run as text. Pure, but for the time of day."""
     from hpctrain.cli.run_view import format_age
     from hpctrain.host_list import compress_hosts
+    from hpctrain.printable import show_controls
     from hpctrain.rundir.display import format_elapsed, format_metrics
 
     status = view.status
@@ -70,12 +71,13 @@ def render_view(view: RunView) -> str:
         rows.append(("ended", f"{format_age(status.ended_at)} ago"))
     if status.error is not None:
         rows.append(("error", status.error))
+    if status.damage:
+        rows.append(("damaged", f"{status.damage}. This is what the ledger says."))
     if view.next_step is not None:
         rows.append(("next", view.next_step))
     lines = [f"{key:<{_KEY_WIDTH}}{value}" for key, value in rows]
     indented = "\n".join(lines).replace("\n", "\n  ")
-    state = "stopping" if view.stops else view.state
-    return f"{view.name}: {state}{phase}\n  {indented}"
+    return show_controls(f"{view.name}: {view.shown_state}{phase}\n  {indented}")
 
 
 def _explain_wait(view: RunView) -> str:
@@ -90,6 +92,8 @@ def _explain_wait(view: RunView) -> str:
 
 def _executor(view: RunView) -> str:
     status = view.status
+    if status.job_id is None and not status.owner_pid:
+        return "not known"
     if status.job_id is None:
         return f"process {status.owner_pid} on {status.owner_host}"
     said = [word for word in (view.job_state, view.job_reason) if word]

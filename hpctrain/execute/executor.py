@@ -34,10 +34,12 @@ from hpctrain.execute.stop import StopAgreement
 from hpctrain.execute.worker_group import WorkerGroup
 from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.reading import read_end
 from hpctrain.rundir.status import RunState
 from hpctrain.slurm.nodes import SlurmNodes
 
 _POLL_S = 0.25
+_SAID_BYTES = 2**20
 _AGENTS_PATIENCE_S = 5.0
 
 
@@ -226,7 +228,7 @@ class Executor:
         # Complete only when srun has ended: srun passes on what ranks say a moment later.
         log = self._paths.launcher_log(self._journal.status.attempt)
         try:
-            said = log.read_text(errors="replace")
+            said = read_end(log, _SAID_BYTES).decode(errors="replace")
         except OSError:
             return ""
         return explain_wrong_pmi(self._mpi, said=said)

@@ -14,6 +14,7 @@ from hpctrain.execute.tracker import AttemptTracker
 from hpctrain.frames import user_part_of_stack
 from hpctrain.plan.spec import RunSpec
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.reading import read_end
 from hpctrain.worker.failure import RankFailure
 from hpctrain.worker.imports import is_found_here
 
@@ -289,6 +290,6 @@ def _holds(ranges: str, rank: int) -> bool:
 
 def _end_of(log: Path) -> str:
     try:
-        return log.read_bytes()[-20000:].decode(errors="replace")
-    except FileNotFoundError:
+        return read_end(log, 20_000).decode(errors="replace")
+    except OSError:
         return ""

@@ -6,7 +6,6 @@ and owned by nobody, when that node was the executor's (measured with Slurm 22.0
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 from hpctrain.own_time import OwnTime
 from hpctrain.rundir.ledger import append_event
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.plan import read_plan
 from hpctrain.rundir.status import RunState, read_status, write_status
 from hpctrain.slurm.job import cancel_job, read_own_job, requeue
 from hpctrain.slurm.submit import submit_successor
@@ -89,7 +89,7 @@ def _continue_elsewhere(paths: RunPaths) -> None:
     if job is None or not job.is_running:
         # Slurm has noticed by itself.
         return
-    plan = json.loads(paths.plan.read_bytes())["launch_plan"]
+    plan = read_plan(paths, needs=["launch_plan"])["launch_plan"]
     if plan["requeue"] and job.is_batch and job.may_requeue:
         # This process ends with the job.
         requeue(job.job_id, patience_s=_CONTROLLER_PATIENCE_S)

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from itertools import takewhile
 from pathlib import Path
 from typing import BinaryIO
@@ -27,6 +27,7 @@ from hpctrain.execute.supervisor import stored_executor
 from hpctrain.launch.here import warnings_of_slurm
 from hpctrain.launch.request import Submission
 from hpctrain.log import log, log_traceback
+from hpctrain.rundir.directory import HeldDirectory
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import read_status, write_status
 
@@ -76,7 +77,8 @@ def run_in_background(paths: RunPaths) -> int:
         # Whoever started this process died before it could say so in the run directory.
         return 1
     try:
-        with open(_turn_file(), "a+b") as turn:
+        # As every executor: `hpctrain cancel --now` ends no process without it.
+        with open(_turn_file(), "a+b") as turn, closing(HeldDirectory(paths)):
             _await_turn(paths, turn)
             executor = stored_executor(paths)
             with warnings_of_slurm(executor):

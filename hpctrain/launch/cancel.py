@@ -6,6 +6,8 @@ import os
 import signal
 import socket
 import time
+from contextlib import suppress
+from pathlib import Path
 
 from hpctrain.errors import ConfigError
 from hpctrain.execute.process import process_start_time
@@ -14,7 +16,7 @@ from hpctrain.rundir.files import write_atomic
 from hpctrain.rundir.ledger import append_event
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunState, RunStatus, read_status, write_status
-from hpctrain.slurm.job import cancel_job, find_job
+from hpctrain.slurm.job import cancel_job, find_job, find_script_of_job
 
 _END_PATIENCE_S = 45.0
 """Slurm's KillWait is 30 s."""
@@ -40,6 +42,8 @@ def cancel_run(paths: RunPaths, *, now: bool) -> str:
         return f"{status.name} is {status.state.value}; there is nothing to cancel."
     if status is not None and status.job_id is not None and status.launcher == "slurm":
         job = find_job(status.job_id)
+        if job is not None and not job.is_final:
+            _refuse_foreign_job(paths, status.job_id)
         if job is not None and job.state == "PENDING":
             return withdraw_job(paths, status.job_id)
         if now:
@@ -89,6 +93,7 @@ def end_process(paths: RunPaths, status: RunStatus) -> str:
     ConfigError
         If it is on another host, or does not end.
     """
+    refuse_unknown_process(paths, status)
     if status.owner_host != socket.gethostname():
         raise ConfigError(
             f"{paths.root.name} is run by process {status.owner_pid} on {status.owner_host}, and "
@@ -101,6 +106,7 @@ def end_process(paths: RunPaths, status: RunStatus) -> str:
         return record_end(paths, "its executor is gone")
     try:
         if process_start_time(status.owner_pid) == status.owner_start:
+            _refuse_foreign_process(paths, status.owner_pid)
             signal.pidfd_send_signal(descriptor, signal.SIGTERM)
     finally:
         os.close(descriptor)
@@ -113,6 +119,60 @@ def end_process(paths: RunPaths, status: RunStatus) -> str:
             )
         time.sleep(_POLL_S)
     return record_end(paths, "it was ended by hpctrain cancel --now")
+
+
+def refuse_unknown_process(paths: RunPaths, status: RunStatus) -> None:
+    """Refuse to end a run of which nobody knows whose process it is.
+
+    Raises
+    ------
+    ConfigError
+        If its status does not say.
+    """
+    if status.owner_pid <= 0:
+        raise ConfigError(
+            f"{paths.status} does not say which process runs {paths.root.name}. Try again in some "
+            f"seconds, in which its executor writes the file, or leave --now out."
+        )
+
+
+def _refuse_foreign_process(paths: RunPaths, pid: int) -> None:
+    """Refuse to signal a process that is not at work on the run, whatever its files say."""
+    # An executor holds the directory open all the time, which nobody else can make it do.
+    try:
+        root, descriptors = os.stat(paths.root), os.listdir(f"/proc/{pid}/fd")
+    except OSError as error:
+        raise ConfigError(
+            f"process {pid} cannot be ended from here: {error.strerror}. Leave --now out."
+        ) from error
+    for descriptor in descriptors:
+        with suppress(OSError):
+            if os.path.samestat(os.stat(f"/proc/{pid}/fd/{descriptor}"), root):
+                return
+    raise ConfigError(
+        f"{paths.status} names process {pid} as the executor, which does not have {paths.root} "
+        f"open: it was not signalled. Look at it with: ps -fp {pid}   If that is not of the run, "
+        f"the file is not to be trusted."
+    )
+
+
+def _refuse_foreign_job(paths: RunPaths, job_id: str) -> None:
+    """Refuse to end a job that is not one of the run, whatever its files say."""
+    script = find_script_of_job(job_id, paths.batch_script)
+    if script is not None and _is_same_file(script, paths.batch_script):
+        return
+    whose = "another user's" if script is None else f"one that runs {script}"
+    raise ConfigError(
+        f"{paths.status} names job {job_id}, which is {whose} and not of this run: it was not "
+        f"cancelled. Look at it with: scontrol show job {job_id}"
+    )
+
+
+def _is_same_file(path: str, other: Path) -> bool:
+    try:
+        return os.path.samefile(path, other)
+    except OSError:
+        return path == str(other)
 
 
 def record_end(paths: RunPaths, reason: str) -> str:

@@ -9,8 +9,10 @@ from typing import Any
 from hpctrain.launch.digests import MODULES
 from hpctrain.plan.spec import RunSpec
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.reading import read_content
 
 _MOST_SHOWN = 8
+_MOST_BYTES_OF_SPEC = 4 * 2**30
 # Contents of `RunSpec.worker` that have no digest of their own.
 _THE_REST = "datasets, preprocessor or metadata"
 
@@ -67,7 +69,7 @@ def _stored_values(paths: RunPaths) -> Mapping[str, str]:
     try:
         if os.stat(paths.spec).st_uid != os.getuid():
             return {}
-        stored = RunSpec.from_bytes(paths.spec.read_bytes())
+        stored = RunSpec.from_bytes(read_content(paths.spec, most=_MOST_BYTES_OF_SPEC))
     except Exception:  # cut off, damaged, or of a version with other classes
         return {}
     # One of an older version has none.

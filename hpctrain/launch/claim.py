@@ -12,12 +12,14 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from hpctrain.errors import LaunchError
 from hpctrain.execute.process import process_start_time
 from hpctrain.own_time import Deadline
 from hpctrain.rundir.files import fsync_directory
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.reading import is_time, parse_json, read_content
 
 CLAIM_PATIENCE_S = 300.0
 """Seconds to wait for a process of another host, of which nobody here can say if it lives. It holds
@@ -71,7 +73,7 @@ def is_claimed(paths: RunPaths, *, patience_s: float = CLAIM_PATIENCE_S) -> bool
     if newest == 0 or not _is_held(claim):
         return False
     try:
-        owner = json.loads(_read_owner(claim))
+        owner = _parse_owner(_read_owner(claim))
     except ValueError:  # released meanwhile
         return False
     return bool(owner["host"] == socket.gethostname() or time.time() - owner["time"] < patience_s)
@@ -157,17 +159,29 @@ def _rename_to(paths: RunPaths, number: int, prepared: Path, owner: bytes) -> bo
 def _is_held(claim: Path) -> bool:
     content = _read_owner(claim)
     try:
-        owner = json.loads(content)
-    except ValueError:  # released, removed, or torn by a crash of its host
+        owner = _parse_owner(content)
+    except ValueError:  # released, removed, damaged, or torn by a crash of its host
         return False
     if owner["host"] != socket.gethostname():
         return True
     return bool(process_start_time(owner["pid"]) == owner["start"])
 
 
+def _parse_owner(content: bytes) -> dict[str, Any]:
+    owner = parse_json(content)
+    if not isinstance(owner, dict):
+        raise ValueError("no owner")
+    kinds = {"host": str, "pid": int, "start": int}
+    if not all(isinstance(owner.get(name), kind) for name, kind in kinds.items()):
+        raise ValueError("no owner")
+    if not is_time(owner.get("time")):
+        raise ValueError("no owner")
+    return owner
+
+
 def _read_owner(claim: Path) -> bytes:
     try:
-        return (claim / _OWNER).read_bytes()
+        return read_content(claim / _OWNER)
     except OSError:
         return b""
 
@@ -184,7 +198,7 @@ def _numbers(paths: RunPaths) -> list[int]:
 def _explain_wait(paths: RunPaths, number: int, waited_s: float) -> str:
     claim = paths.claim(number)
     try:
-        owner = json.loads(_read_owner(claim))
+        owner = _parse_owner(_read_owner(claim))
     except ValueError:
         owner = {"pid": "?", "host": "?", "time": 0.0}
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(owner["time"]))

@@ -15,6 +15,8 @@ from hpctrain.config import CheckpointConfig, RunConfig, Stop
 from hpctrain.errors import ConfigError
 from hpctrain.plan.modules import combine, reached_modules
 from hpctrain.plan.spec import WorkerSpec, make_fingerprint, pack
+from hpctrain.rundir.manifest import MOST_BYTES
+from hpctrain.rundir.reading import read_content
 
 MODULES = "modules of the script"
 """What the digest of the user's own modules is called."""
@@ -121,7 +123,7 @@ def _identify_checkpoint(path: Path | None) -> str | None:
     if path is None:
         return "None"
     try:
-        content = (path / MANIFEST_NAME).read_bytes()
+        content = read_content(path / MANIFEST_NAME, most=MOST_BYTES)
     except OSError:
         if not path.exists():
             return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,12 +10,13 @@ from typing import Any
 
 from hpctrain import environ
 from hpctrain.config import EXISTING_POLICIES, ExistingPolicy, RunConfig
-from hpctrain.errors import ConfigError
+from hpctrain.errors import ConfigError, DamagedFileError
 from hpctrain.execute.process import process_start_time
 from hpctrain.launch.changes import find_changes
 from hpctrain.plan.spec import RunSpec
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.plan import require_plan
 from hpctrain.rundir.status import RunState, RunStatus, read_status
 
 # Executors write their status every two seconds.
@@ -77,8 +77,13 @@ def decide_on_existing(
     status = read_status(paths)
     if status is None:
         return Existing.NEW, []
-    plan: dict[str, Any] = json.loads(paths.plan.read_bytes())
-    changes = find_changes(paths, plan, spec)
+    try:
+        plan = require_plan(paths)
+        changes = find_changes(paths, plan, spec)
+    except DamagedFileError as error:
+        if policy != "restart":
+            raise DamagedFileError(f"{error}\nOr: {_RESTART}.") from error
+        plan, changes = {}, [paths.plan.name]
     is_again = was_begun_by_this_job(read_events(paths))
     if is_again:
         policy = "auto"

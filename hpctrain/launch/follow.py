@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
@@ -15,11 +14,13 @@ from hpctrain.host_list import compress_hosts
 from hpctrain.launch.status_line import ReportRate, StatusLine, render_status_line
 from hpctrain.launch.tail import Tail
 from hpctrain.log import log
+from hpctrain.printable import show_controls
 from hpctrain.rundir.announcement import announcements
 from hpctrain.rundir.display import format_metrics, one_line
-from hpctrain.rundir.files import parse_lines
 from hpctrain.rundir.ledger import is_event
+from hpctrain.rundir.metrics import is_report
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.reading import parse_json
 from hpctrain.rundir.status import RunState, RunStatus, read_status
 from hpctrain.uncaught import show_as
 from hpctrain.worker.failure import LAST_WORDS
@@ -179,7 +180,7 @@ class Follower:
 
     def _show_restarts(self) -> None:
         """Say that ranks are started again, and why, after what they have printed."""
-        said = announcements(filter(is_event, parse_lines("\n".join(self._ledger.read()))))
+        said = announcements(filter(is_event, map(parse_json, self._ledger.read())))
         if said:
             self._show_logs(final=True)
         for sentence in said:
@@ -233,7 +234,7 @@ class Follower:
 
     def _unfinished_lines(self) -> list[str]:
         shown = [
-            (f"[{rank}] " if self._verbose > 1 else "") + line
+            (f"[{rank}] " if self._verbose > 1 else "") + show_controls(line, keep_colours=True)
             for rank, tail in self._logs.items()
             for line in tail.unfinished
         ]
@@ -256,8 +257,10 @@ class Follower:
         """Show the last report, and the newest checkpoint once it is complete."""
         # Only the last of them is shown, so only it is parsed.
         for line in self._metrics.read()[-1:]:
-            self._report = json.loads(line)
-            assert self._report is not None
+            report = parse_json(line)
+            if not is_report(report):
+                continue
+            self._report = report
             self._rate.add(self._report["time"], self._report["report"])
             self._is_held_back = True
         self._note_checkpoint(of_status)
@@ -275,6 +278,7 @@ class Follower:
         self._checkpoint = self._newest
 
     def _say(self, line: str) -> None:
+        line = show_controls(line, keep_colours=True)
         if self._status_line is not None:
             self._status_line.say(line)
         else:

@@ -12,6 +12,7 @@ from hpctrain.launch.existing import is_live
 from hpctrain.launch.settle import read_settled_status
 from hpctrain.rundir.directory import HeldDirectory
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.reading import read_end
 from hpctrain.rundir.status import RunState, RunStatus, read_status
 from hpctrain.slurm.job import explain_end, find_job
 from hpctrain.slurm.output import Job
@@ -31,6 +32,7 @@ _LOG_QUIET_S = 3.0
 _FIRST_LOOK_S = 2.0
 _LAST_LOOK_S = 30.0
 _BACKOFF = 1.3
+_LOG_BYTES = 64 * 1024
 
 
 class QuestionBudget:
@@ -221,6 +223,7 @@ class Liveness:
 
 def _last_lines(log: Path) -> str:
     try:
-        return "\n".join(log.read_text(errors="replace").splitlines()[-12:])
-    except FileNotFoundError:
+        end = read_end(log, _LOG_BYTES).decode(errors="replace")
+        return "\n".join(end.splitlines()[-12:])
+    except OSError:
         return ""

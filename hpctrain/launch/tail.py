@@ -5,6 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from hpctrain.regular_file import open_regular
+
+# At a look: what is more comes with the next one.
+_MOST_BYTES = 2**30
 _UP = b"\x1b[A"
 _MOVES = re.compile(rb"(\r|\n|\x1b\[A)")
 
@@ -33,11 +37,11 @@ class Tail:
     def read(self, *, final: bool = False) -> list[str]:
         """Return the complete lines that are new; `final` returns an incomplete one too."""
         try:
-            with open(self.path, "rb") as file:
+            with open_regular(self.path) as file:
                 if self._last_bytes is not None:
                     self._skip_to_last_bytes(file.seek(0, 2))
                 file.seek(self._offset)
-                content = file.read()
+                content = file.read(_MOST_BYTES) or b""
         except FileNotFoundError:
             return []
         self._offset += len(content)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 import weakref
 from pathlib import Path
-from typing import Any
 
-from hpctrain.errors import RunStoppedError
+from hpctrain.errors import DamagedFileError, RunStoppedError
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.reading import read_object
 
 # A server, or an automounter, may deny for a moment what is there.
 _DOUBT_S = 1.0
@@ -99,7 +98,8 @@ class HeldDirectory:
             return None
         if mark is None:
             return "has lost its files"
-        if run_id != self._run_id:
+        # None: damaged, which does not say that it is another run's.
+        if run_id not in (None, self._run_id):
             return "has the files of another run now"
         self._plan_mark = mark
         return None
@@ -121,12 +121,12 @@ class HeldDirectory:
 
 
 def read_run_id(paths: RunPaths) -> str | None:
-    """Return what the run is known by; None where it has no plan, or one of an older version."""
+    """Return what the run is known by; None where its plan is missing, damaged or an older one."""
     try:
-        plan: dict[str, Any] = json.loads(paths.plan.read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
+        run_id = read_object(paths.plan).get("run_id")
+    except (FileNotFoundError, NotADirectoryError, DamagedFileError):
         return None
-    return plan.get("run_id")
+    return run_id if isinstance(run_id, str) else None
 
 
 def _mark(path: Path) -> tuple[int, int, int] | None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from hpctrain.bulk.unreadable import is_passing
 
@@ -120,17 +119,3 @@ def open_append(path: Path) -> int:
     if size and os.pread(descriptor, 1, size - 1) != b"\n":
         os.write(descriptor, b"\n")
     return descriptor
-
-
-def parse_lines(content: str) -> list[Any]:
-    """Return the JSON values of a file of lines, without those that a kill or a full disk tore.
-
-    Not collective.
-    """
-    values = []
-    for line in content.splitlines(keepends=True):
-        try:
-            values.append(json.loads(line))
-        except ValueError:
-            continue
-    return values

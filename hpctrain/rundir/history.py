@@ -56,7 +56,7 @@ def read_history(events: Iterable[Mapping[str, Any]]) -> History:
             begun = None
         elif event["event"] == "attempt-started":
             current.add(event["attempt"])
-            first_report[event["attempt"]] = event["first_report"]
+            first_report[event["attempt"]] = event.get("first_report", 0)
         elif event["event"] == "attempt-ended" and event["attempt"] in current:
             if event.get("kind") is None:
                 continue

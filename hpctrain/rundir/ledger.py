@@ -6,10 +6,13 @@ import errno
 import json
 import os
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from hpctrain.rundir.files import open_append, parse_lines
+from hpctrain.rundir.files import open_append
+from hpctrain.rundir.history import FailureKind
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.reading import is_job_id, is_time, read_lines
 
 
 def append_event(paths: RunPaths, event: str, **details: Any) -> None:
@@ -45,20 +48,44 @@ def read_events(paths: RunPaths) -> list[dict[str, Any]]:
 
     Not collective.
     """
-    try:
-        text = paths.ledger.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return []
-    return [line for line in parse_lines(text) if is_event(line)]
+    return read_lines(paths.ledger, is_event)
 
 
 def is_event(value: Any) -> bool:
-    """Return whether a JSON value is an event. Not collective."""
+    """Return whether a JSON value is an event whose fields are what they have to be.
+
+    Not collective.
+    """
     return (
         isinstance(value, dict)
         and isinstance(value.get("event"), str)
-        and isinstance(value.get("time"), (int, float))
+        and is_time(value.get("time"))
+        and all(name in value for name in _REQUIRED.get(value["event"], ()))
+        and all(rule(value[name]) for name, rule in _RULES.items() if name in value)
     )
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
+
+
+_REQUIRED = dict.fromkeys(("attempt-started", "attempt-ended"), ("attempt",))
+_RULES: Mapping[str, Callable[[Any], bool]] = {
+    "attempt": _is_count,
+    "first_report": _is_count,
+    "saved": _is_count,
+    "reports": lambda value: value is None or _is_count(value),
+    "restarts": _is_count,
+    "until": is_time,
+    "job_id": lambda value: value is None or is_job_id(value),
+    "kind": lambda value: value is None or value in [kind.value for kind in FailureKind],
+    "nodes": lambda value: isinstance(value, (list, str)),
+    **dict.fromkeys(
+        ("resumed_from", "checkpoint", "cause", "what", "error"),
+        lambda value: value is None or isinstance(value, str),
+    ),
+}
+"""What fields that are read by programs have to be, in whatever event they are."""
 
 
 def count_attempts(paths: RunPaths) -> int:

@@ -14,6 +14,7 @@ from hpctrain.bulk.unreadable import UnreadableError, is_passing
 from hpctrain.checkpoint import MANIFEST_NAME
 from hpctrain.errors import CheckpointError
 from hpctrain.rundir import FORMAT
+from hpctrain.rundir.reading import is_time, misfits, read_content
 from hpctrain.rundir.staging import StagedFile
 
 
@@ -40,6 +41,10 @@ class Manifest:
     def size(self) -> int:
         """Bytes of all files."""
         return sum(file.size for file in self.files)
+
+
+MOST_BYTES = 256 * 2**20
+"""Of a manifest: that of a million files."""
 
 
 class DamagedManifestError(Exception):
@@ -74,25 +79,22 @@ def read_manifest(directory: Path) -> Manifest:
         If it is of a newer format; `UnreadableError` if it cannot be read just now.
     """
     try:
-        content = json.loads((directory / MANIFEST_NAME).read_bytes())
-        if content["format"] > FORMAT:
+        content = json.loads(read_content(directory / MANIFEST_NAME, most=MOST_BYTES))
+        version = content["format"]
+        if type(version) is not int:
+            raise DamagedManifestError("its manifest is torn")
+        if version > FORMAT:
             raise CheckpointError(
-                f"checkpoint {directory.name} has format {content['format']}, and this hpctrain "
+                f"checkpoint {directory.name} has format {version}, and this hpctrain "
                 f"reads up to {FORMAT}. Use a newer hpctrain."
             )
         checksum = content.pop("checksum", None)
+        # Format 1 had none at first.
+        if checksum is None and version > 1:
+            raise DamagedManifestError("its manifest was altered: it has no checksum")
         if checksum not in (None, _checksum(content)):
             raise DamagedManifestError("its manifest was altered: the checksum differs")
-        return Manifest(
-            name=directory.name,
-            report=content["report"],
-            attempt=content["attempt"],
-            world_size=content["world_size"],
-            metrics=content["metrics"],
-            files=tuple(StagedFile(*file) for file in content["files"]),
-            created_at=content["created_at"],
-            versions=content.get("versions", {}),
-        )
+        return _decode(directory.name, content)
     except FileNotFoundError as error:
         raise DamagedManifestError("its manifest is missing") from error
     except OSError as error:
@@ -101,8 +103,34 @@ def read_manifest(directory: Path) -> Manifest:
                 f"{directory / MANIFEST_NAME} cannot be read: {error.strerror}."
             ) from error
         raise DamagedManifestError(f"its manifest cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedManifestError("its manifest is torn") from error
+
+
+def _decode(name: str, content: Mapping[str, Any]) -> Manifest:
+    known = {
+        "report": content["report"],
+        "attempt": content["attempt"],
+        "world_size": content["world_size"],
+        "metrics": content["metrics"],
+        "created_at": content["created_at"],
+        "versions": content.get("versions", {}),
+    }
+    files = tuple(StagedFile(*file) for file in content["files"])
+    wrong = misfits(Manifest, known) or [n for f in files for n in misfits(StagedFile, vars(f))]
+    if wrong or not is_time(known["created_at"]):
+        raise DamagedManifestError(f"its manifest is torn: {(wrong or ['created_at'])[0]}")
+    for file in files:
+        if not _is_inside(file.path):
+            raise DamagedManifestError(
+                f"its manifest names {file.path!r}, which is not a file inside of the checkpoint"
+            )
+    return Manifest(name=name, files=files, **known)
+
+
+def _is_inside(path: str) -> bool:
+    """Return whether a path names what lies in a directory, in the one form that is written."""
+    return "\0" not in path and all(part not in ("", ".", "..") for part in path.split("/"))
 
 
 def _checksum(content: Mapping[str, Any]) -> str:

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpctrain.rundir.files import parse_lines
+from hpctrain.log import log
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.reading import is_time, parse_json, read_end, read_lines
+
+_TAIL_BYTES = 64 * 1024
 
 
 def read_reports(paths: RunPaths) -> list[dict[str, Any]]:
     """Return the reports that count, by number. Not collective.
 
     An attempt that resumed from report 13 made reports 14, 15, ... again: the last line of a number
-    counts, and what an earlier attempt reported beyond the end of the last is dropped. A torn last
-    line, which a kill can leave, is left out.
+    counts, and what an earlier attempt reported beyond the end of the last is dropped. Lines that
+    are torn, which a kill can leave, or damaged are left out.
     """
-    try:
-        text = paths.metrics.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return []
     reports: dict[int, dict[str, Any]] = {}
     attempt = 0
-    for report in parse_lines(text):
+    for report in read_lines(paths.metrics, is_report):
         if report["attempt"] != attempt:
             attempt = report["attempt"]
             reports = {n: r for n, r in reports.items() if n < report["report"]}
@@ -29,3 +28,32 @@ def read_reports(paths: RunPaths) -> list[dict[str, Any]]:
         report.pop("partial", None)
         reports[report["report"]] = report
     return [reports[number] for number in sorted(reports)]
+
+
+def read_last_report(paths: RunPaths) -> dict[str, Any] | None:
+    """Return the last report that was written as a whole; None if there is none. Not collective."""
+    try:
+        end = read_end(paths.metrics, _TAIL_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        log(f"warning: {paths.metrics} is damaged: {error.strerror}.")
+        return None
+    *complete, _ = end.split(b"\n")
+    last = parse_json(complete[-1]) if complete else None
+    if is_report(last):
+        return last
+    if complete:
+        log(f"warning: {paths.metrics}: the last line is damaged, and left out.")
+    return None
+
+
+def is_report(value: Any) -> bool:
+    """Return whether a JSON value is a line of the metrics. Not collective."""
+    return (
+        isinstance(value, dict)
+        and all(type(value.get(name)) is int for name in ("attempt", "report"))
+        and is_time(value.get("time", 0))
+        and isinstance(value.get("metrics"), dict)
+        and isinstance(value.get("checkpoint"), (str, type(None)))
+    )

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from hpctrain.errors import DamagedFileError
 from hpctrain.rundir.files import write_atomic
-from hpctrain.rundir.ledger import count_attempts
+from hpctrain.rundir.ledger import count_attempts, read_events
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.reading import damaged, is_job_id, is_time, misfits, read_object
 
 
 class RunState(str, Enum):
@@ -97,6 +99,8 @@ class RunStatus:
     device: int = 0
     inode: int = 0
     """Of that directory, as it saw it: a directory for which none of this holds is a copy."""
+    damage: str = ""
+    """Why ``status.json`` could not be read, and all of this is from the ledger; never written."""
 
     def with_changes(self, **changes: Any) -> RunStatus:
         """Return a copy with some fields changed."""
@@ -130,8 +134,9 @@ class RunStatus:
 
 def write_status(paths: RunPaths, status: RunStatus) -> RunStatus:
     """Write the status and return it, stamped with the time. Not collective."""
-    status = replace(status, updated_at=time.time())
+    status = replace(status, updated_at=time.time(), damage="")
     content = {**asdict(status), "state": status.state.value}
+    del content["damage"]
     write_atomic(paths.status, json.dumps(content, default=str).encode())
     return status
 
@@ -140,16 +145,22 @@ def read_status(paths: RunPaths) -> RunStatus | None:
     """Return the status, or None where there is none yet. Not collective.
 
     In a copy of a run that somebody ran when it was copied, it is that of a run which was stopped:
-    job and process are the original's.
+    job and process are the original's. Where the file is damaged, it is what the ledger says, and
+    says so (`RunStatus.damage`).
+
+    Raises
+    ------
+    OSError
+        If it cannot be read just now.
     """
     try:
-        content = json.loads(_read_replaced(paths.status))
+        status = _decode(paths)
     except (FileNotFoundError, NotADirectoryError):
-        return None
-    content["state"] = RunState(content["state"])
-    content["nodes"] = tuple(content["nodes"])
-    known = {field.name for field in fields(RunStatus)}
-    status = RunStatus(**{name: value for name, value in content.items() if name in known})
+        if not count_attempts(paths):
+            return None
+        status = rebuild_status(paths, why=f"{paths.status} is missing")
+    except DamagedFileError as error:
+        status = rebuild_status(paths, why=str(error).partition(". ")[0])
     if status.state.is_final or status.is_of(paths.root):
         return status
     return _as_copy(status, paths.root)
@@ -165,6 +176,28 @@ def last_attempt(paths: RunPaths) -> dict[str, Any]:
     if previous is None or previous.attempt != attempt:
         return {"attempt": attempt}
     return {"attempt": attempt, "world_size": previous.world_size, "nodes": previous.nodes}
+
+
+_NAMES = frozenset(f.name for f in fields(RunStatus)) - {"damage"}
+_STATES = {state.value: state for state in RunState}
+_TIMES = ("started_at", "updated_at", "ended_at", "deadline")
+
+
+def _decode(paths: RunPaths) -> RunStatus:
+    content = read_object(paths.status)
+    known = {name: value for name, value in content.items() if name in _NAMES}
+    state = known.pop("state", None)
+    wrong = misfits(RunStatus, known)
+    if not isinstance(state, str) or state not in _STATES:
+        wrong = ["state", *wrong]
+    wrong += [name for name in ("name", "launcher") if name not in known]
+    wrong += [n for n in _TIMES if known.get(n) is not None and not is_time(known[n])]
+    if known.get("job_id") is not None and not is_job_id(known["job_id"]):
+        wrong.append("job_id")
+    if wrong:
+        raise damaged(paths.status, f"{wrong[0]} is {content.get(wrong[0])!r:.80}")
+    known["nodes"] = tuple(known.get("nodes", ()))
+    return RunStatus(**known, state=_STATES[state])
 
 
 def _as_copy(status: RunStatus, root: Path) -> RunStatus:
@@ -184,19 +217,71 @@ def _as_copy(status: RunStatus, root: Path) -> RunStatus:
     )
 
 
+def rebuild_status(paths: RunPaths, *, why: str) -> RunStatus:
+    """Return the status that the ledger tells of. Not collective.
+
+    Parameters
+    ----------
+    why
+        Why ``status.json`` cannot be read.
+    """
+    # Without an owner, whoever asks takes it for alive as long as the file changes.
+    status = RunStatus(name=paths.root.name, state=RunState.RUNNING, launcher="", damage=why)
+    for event in read_events(paths):
+        status = _after(status, event)
+    # An executor that is at work writes the file every two seconds, damaged as it is.
+    with suppress(OSError):
+        status = replace(status, updated_at=os.lstat(paths.status).st_mtime)
+    return status
+
+
+def _after(status: RunStatus, event: Mapping[str, Any]) -> RunStatus:
+    """Return a status as it is after an event of the ledger."""
+    changes: dict[str, Any] = {"updated_at": event["time"]}
+    kind = event["event"]
+    if kind == "fit":
+        changes |= {"launcher": str(event.get("launcher", "")), "state": RunState.SUBMITTING}
+        changes |= {"error": None, "ended_at": None}
+        changes |= {} if status.started_at else {"started_at": event["time"]}
+    elif kind in ("submitted", "successor", "requeued"):
+        changes |= {"state": RunState.SUBMITTED, "job_id": event.get("job_id")}
+    elif kind == "executor-started":
+        changes |= {"state": RunState.STARTING, "job_id": event.get("job_id")}
+        changes |= {"restarts": event.get("restarts", 0)}
+    elif kind == "attempt-started":
+        resumed_from = event.get("resumed_from")
+        changes |= {"state": RunState.RUNNING, "attempt": event["attempt"]}
+        changes |= {"reports": event.get("first_report", 0)}
+        changes |= {"checkpoint": os.path.basename(resumed_from) if resumed_from else None}
+    elif kind == "attempt-ended":
+        nodes = event.get("nodes")
+        changes |= {"nodes": tuple(map(str, nodes)) if isinstance(nodes, list) else ()}
+        changes |= {"reports": event.get("reports") or 0}
+        changes |= {"checkpoint": event.get("checkpoint")}
+    elif kind in ("run-ended", "refused"):
+        state = event.get("state", "refused")
+        known = [final.value for final in RunState if final.is_final]
+        changes |= {"state": RunState(state) if state in known else RunState.STOPPED}
+        changes |= {"error": event.get("error"), "ended_at": event["time"]}
+    return replace(status, **changes)
+
+
+def explain_gap(events: Sequence[Mapping[str, Any]], status: RunStatus) -> str | None:
+    """Return what a ledger lacks of what the status of its run says; None if it lacks nothing.
+
+    Not collective.
+    """
+    started = sum(event["event"] == "attempt-started" for event in events)
+    if started < status.attempt:
+        return f"it has {started} of {status.attempt} attempts"
+    has_ended = status.state in (RunState.FINISHED, RunState.FAILED)
+    if has_ended and not any(event["event"] == "run-ended" for event in events):
+        return "it does not say how the run ended"
+    return None
+
+
 def _is_same(path: str, root: Path) -> bool:
     try:
         return os.path.samefile(path, root)
     except OSError:
         return False
-
-
-def _read_replaced(path: Path) -> bytes:
-    """Return the content of a file that is often replaced."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        if error.errno != errno.ESTALE:
-            raise
-    # NFS: it was replaced between its opening and its reading. Its name leads to the new one.
-    return path.read_bytes()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
@@ -301,6 +302,13 @@ class CheckpointStore:
     def _difference(self, path: Path, file: StagedFile, *, quick: bool) -> str | None:
         if file.kind == "header":
             return verify_state_file(path, file.digest, quick=quick)
+        # Bytes that do not belong there need not be read.
+        present = os.stat(path)
+        if stat.S_ISREG(present.st_mode) and present.st_size > file.size:
+            return (
+                f"{path} has {present.st_size} bytes, but {file.size} bytes and digest "
+                f"{file.digest} were committed."
+            )
         size, digest = digest_file(path)
         if (size, digest) == (file.size, file.digest):
             return None

@@ -10,7 +10,7 @@ from hpctrain import environ
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.plan.visibility import EXIT_INVISIBLE, explain_invisible
 from hpctrain.slurm.client import ask_slurm, insist, run_slurm
-from hpctrain.slurm.output import Job, parse_job, parse_queue, parse_scripts
+from hpctrain.slurm.output import Job, parse_commands, parse_job, parse_queue, parse_scripts
 
 _OWN_JOB_TIMEOUT_S = 10.0
 # squeue gives a controller up that is away after some seconds.
@@ -46,10 +46,27 @@ def find_jobs_of_script(script: Path) -> list[Job]:
     LaunchError
         If the controller does not answer.
     """
+    printed = _print_scripts(script)
+    return [job for job in parse_scripts(printed, str(script)) if not job.is_final]
+
+
+def find_script_of_job(job_id: str, script: Path) -> str | None:
+    """Return the script of a job of the user who owns `script`; None if it is no job of theirs.
+
+    Not collective.
+
+    Raises
+    ------
+    LaunchError
+        If the controller does not answer.
+    """
+    return parse_commands(_print_scripts(script)).get(job_id)
+
+
+def _print_scripts(script: Path) -> str:
     user = f"--user={script.parent.stat().st_uid}"
     argv = ["squeue", "--noheader", "--local", "--states=all", user, "--format=%A|%T|%o"]
-    printed = ask_slurm(argv, timeout_s=_QUEUE_TIMEOUT_S)
-    return [job for job in parse_scripts(printed, str(script)) if not job.is_final]
+    return ask_slurm(argv, timeout_s=_QUEUE_TIMEOUT_S)
 
 
 class Queue:

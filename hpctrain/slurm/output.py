@@ -123,6 +123,20 @@ def parse_scripts(output: str, script: str) -> list[Job]:
     return sorted(jobs, key=lambda job: int(job.job_id), reverse=True)
 
 
+def parse_commands(output: str) -> dict[str, str]:
+    r"""Return the scripts of the jobs that ``squeue --noheader --format=%A|%T|%o`` prints, by id.
+
+    Not collective.
+
+    Examples
+    --------
+    >>> parse_commands("7|PENDING|/runs/a|b/batch.sh\n")
+    {'7': '/runs/a|b/batch.sh'}
+    """
+    rows = [line.split("|", 2) for line in output.splitlines() if line.count("|") >= 2]
+    return {job_id: command for job_id, _, command in rows}
+
+
 def parse_job_nodes(output: str) -> str:
     """Return the nodes of a job, as ``scontrol --oneliner show job`` prints them.
 

@@ -315,6 +315,7 @@ def test_a_manifest_of_an_earlier_hpctrain_has_no_checksum_and_no_versions(
     path = checkpoint.path / MANIFEST_NAME
     content = json.loads(path.read_bytes())
     del content["checksum"], content["versions"]
+    content["format"] = 1
     path.write_text(json.dumps(content))
     (manifest,) = store.manifests()
     assert manifest.versions == {}

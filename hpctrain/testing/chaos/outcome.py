@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.errors import CheckpointError
-from hpctrain.rundir.files import parse_lines
 from hpctrain.rundir.ledger import read_events
+from hpctrain.rundir.metrics import is_report
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.reading import read_lines
 from hpctrain.rundir.status import RunState, read_status
 from hpctrain.rundir.store import CheckpointStore
 from hpctrain.testing.chaos.content import holds_the_same
@@ -137,9 +138,8 @@ def _commit_of(entry: Entry) -> tuple[str, int] | None:
 def _read_run(root: Path) -> RunOutcome:
     paths = RunPaths(root)
     status = read_status(paths)
-    lines = paths.metrics.read_text(encoding="utf-8") if paths.metrics.exists() else ""
     reports: _Reports = {}
-    for report in parse_lines(lines):
+    for report in read_lines(paths.metrics, is_report):
         reports.setdefault(report["report"], []).append(report["metrics"])
     store = CheckpointStore(paths.checkpoints)
     manifests = store.manifests()
