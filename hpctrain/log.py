@@ -7,7 +7,10 @@ into the ledger or an error, too.
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
+import time
 import traceback
 from typing import TextIO
 
@@ -43,6 +46,34 @@ def flush_output() -> None:
             stream.flush()
         except Exception:
             continue
+
+
+def drain_output(*, timeout_s: float = 1.0) -> None:
+    """Wait until whoever reads the pipes that this process prints into has read them.
+
+    Not collective. Never raises. A launcher that is told to end all ranks at once drops what lies
+    in a pipe still.
+    """
+    flush_output()
+    deadline = time.monotonic() + timeout_s
+    for descriptor in (1, 2):
+        while _waits_in_pipe(descriptor) and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+
+def _waits_in_pipe(descriptor: int) -> bool:
+    """Return whether a pipe holds bytes that nobody has read."""
+    import fcntl
+    import termios
+
+    left = bytearray(4)
+    try:
+        if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            return False
+        fcntl.ioctl(descriptor, termios.FIONREAD, left)
+    except OSError:
+        return False
+    return any(left)
 
 
 def _print(text: str, to: TextIO | None) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -42,3 +44,16 @@ def test_nothing_that_is_printed_into_a_closed_file_raises(tmp_path: Path) -> No
     with open(tmp_path / "log", "w") as file:
         pass
     log("too late", to=file)
+
+
+def test_output_is_drained_before_a_launcher_may_drop_it() -> None:
+    code = "from hpctrain import log; print('last words', flush=True); log.drain_output()"
+    read, write = os.pipe()
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=write, stderr=write)
+    os.close(write)
+    with pytest.raises(subprocess.TimeoutExpired):
+        # It stays as long as nobody has read, up to a second.
+        process.wait(timeout=0.7)
+    assert os.read(read, 100) == b"last words\n"
+    os.close(read)
+    assert process.wait(timeout=30) == 0

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 import threading
-from pathlib import Path
 
 import raw_disk
 
+from hpctrain.control import local_socket
 from hpctrain.control.hub import Hub
-from hpctrain.control.link import Link, connect_unix
+from hpctrain.control.link import Link
 from hpctrain.execute.tracker import AttemptTracker
 from hpctrain.execute.turns import Turns
 from hpctrain.worker.writing import Writing
@@ -27,16 +26,16 @@ LIMIT = 8
 def main() -> None:
     """Take turns with a limit and without."""
     ranks, rounds = int(sys.argv[1]), int(sys.argv[2])
-    with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as folder:
-        hub = Hub(attempt=1)
-        hub.listen_unix(Path(folder, "s"))
-        threading.Thread(target=serve, args=(hub, ranks), daemon=True).start()
-        for arm, limit in (("8 at a time", LIMIT), ("no limit", None)):
-            everyone = [join(Path(folder, "s"), rank, limit) for rank in range(ranks)]
-            for number in range(rounds + 1):
-                wall_s, cpu_s = raw_disk.timed(lambda who=everyone: write(who))
-                line = {"arm": arm, "round": number, "wall_s": wall_s, "cpu_s": cpu_s}
-                print(json.dumps(line), flush=True)
+    name = local_socket.new_socket_name()
+    hub = Hub(attempt=1)
+    hub.listen_locally(name)
+    threading.Thread(target=serve, args=(hub, ranks), daemon=True).start()
+    for arm, limit in (("8 at a time", LIMIT), ("no limit", None)):
+        everyone = [join(name, rank, limit) for rank in range(ranks)]
+        for number in range(rounds + 1):
+            wall_s, cpu_s = raw_disk.timed(lambda who=everyone: write(who))
+            line = {"arm": arm, "round": number, "wall_s": wall_s, "cpu_s": cpu_s}
+            print(json.dumps(line), flush=True)
 
 
 def serve(hub: Hub, ranks: int) -> None:
@@ -52,9 +51,9 @@ def serve(hub: Hub, ranks: int) -> None:
             hub.send("turn", ranks=[rank], number=number)
 
 
-def join(path: Path, rank: int, limit: int | None) -> Writing:
+def join(name: str, rank: int, limit: int | None) -> Writing:
     """Return the writing of a rank that is connected."""
-    link = Link(connect_unix(str(path), timeout_s=10), attempt=1, on_lost=lambda: None)
+    link = Link(local_socket.connect(name, timeout_s=10), attempt=1, on_lost=lambda: None)
     link.introduce(rank, {})
     writing = Writing(
         rank=rank,

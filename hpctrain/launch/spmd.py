@@ -243,7 +243,6 @@ class _Verdict:
                 code = exit_code(error)
             else:
                 log(f"the run has failed elsewhere; rank {self._world.world_rank} hangs, and ends")
-            flush_output()
             mpi.abort(code)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.errors import LaunchError
+from hpctrain.log import drain_output
 from hpctrain.own_time import OwnTime
 from hpctrain.worker.pmi import initialize_with_short_values
 
@@ -228,7 +229,8 @@ def finalize() -> None:
 
 
 def abort(code: int = 1) -> None:
-    """End all ranks of the world at once. Not collective."""
+    """End all ranks of the world at once, once what this one printed is read. Not collective."""
+    drain_output()
     module: Any = sys.modules.get("mpi4py.MPI")
     if module is not None and module.Is_initialized() and not module.Is_finalized():
         module.COMM_WORLD.Abort(code)
