@@ -80,7 +80,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if "long" not in config.option.markexpr:
         config.hook.pytest_deselected(items=[i for i in items if i.get_closest_marker("long")])
         items[:] = [item for item in items if not item.get_closest_marker("long")]
-    items.sort(key=lambda item: item.nodeid.startswith("tests/jax_trainer/"))
+    items.sort(key=lambda item: "jax" in item.nodeid)
     for item in items:
         # nox -s slurm_versions reads it from pytest's JUnit file.
         for marker in item.iter_markers("matrix"):

@@ -158,13 +158,14 @@ def test_a_display_that_fails_ends_no_run(
     assert status is not None
 
 
-def test_a_torn_metrics_file_ends_no_run(
-    paths: RunPaths, capsys: pytest.CaptureFixture[str]
-) -> None:
-    follower = Follower(paths, out=io.StringIO())
+def test_a_torn_line_of_metrics_ends_neither_run_nor_display(paths: RunPaths) -> None:
+    out = io.StringIO()
+    follower = Follower(paths, out=out)
     paths.metrics.write_text("{not json\n")
     assert follower.step() is not None
-    assert "the display ends" in capsys.readouterr().err
+    add_report(paths, 1)
+    follower.step(final=True)
+    assert "report 1" in out.getvalue()
 
 
 def test_the_follower_of_a_run_here_costs_nothing_at_its_end(paths: RunPaths) -> None:
