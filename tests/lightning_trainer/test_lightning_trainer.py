@@ -212,7 +212,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(tmp_path: Path) -> N
         builder().trainer(devices=2)
     with pytest.raises(ConfigError, match=r"fit_params\(\) has ckpt_path"):
         builder().fit_params(ckpt_path="last")
-    with pytest.raises(ConfigError, match="one of ddp, fsdp, deepspeed"):
+    with pytest.raises(ConfigError, match="One of 'ddp', 'fsdp', 'deepspeed' is needed"):
         builder().strategy(name="horovod")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="LightningConfigBuilder"):
         LightningTrainer({"module": Net})  # type: ignore[arg-type]

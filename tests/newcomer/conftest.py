@@ -43,8 +43,9 @@ class Shell:
         argv = [*self.prefix, "env", *self._variables(), "bash", "-c", command]
         for columns in WIDTHS if LOOKS.match(command) else WIDTHS[:1]:
             printed, code = _in_terminal(argv, cwd=self.home, columns=columns)
-            # Before lines wrap: a path may.
+            # Before lines wrap: paths and numbers of jobs may be longer or shorter.
             printed = printed.replace(str(self.home), HOME).replace(str(self.venv), VENV)
+            printed = re.sub(r"\bjob \d+", "job 1", printed)
             printed = without_fleeting(without_version(printed))
             screen = normalize("\n".join(on_screen(printed, columns)).strip("\n"))
             ending = [f"[exit code {code}]"] if code else []
