@@ -45,7 +45,10 @@ for name in ("one", "two", "three"):
         scaling_config=ScalingConfig(num_workers=int(sys.argv[1])),
         run_config=RunConfig(name=name, storage_path="runs", verbose=0),
     ).fit()
-    print(f"{name}: step {result.metrics['step']}, attempts {len(result.attempts)}", flush=True)
+    # At once: of two ranks one may print between the text and the end of line of the other.
+    said = f"{name}: step {result.metrics['step']}, attempts {len(result.attempts)}"
+    sys.stdout.write(said + os.linesep)
+    sys.stdout.flush()
 """
 RESUMES = "interrupted; fit() with name='two' and the same storage_path resumes from"
 BY_SIGNAL = 128 + signal.SIGINT
