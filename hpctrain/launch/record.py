@@ -106,17 +106,14 @@ def describe(submission: Submission) -> dict[str, Any]:
 
 def _without_secrets(content: dict[str, Any]) -> dict[str, Any]:
     """Return what may be read by others: without shell lines and the values of variables."""
-    slurm = content.get("slurm")
-    return {
-        **content,
-        **({} if slurm is None else {"slurm": _without_secrets(slurm)}),
-        **({"setup": [_HIDDEN] * len(content["setup"])} if "setup" in content else {}),
-        **(
-            {"environment": dict.fromkeys(content["environment"], _HIDDEN)}
-            if "environment" in content
-            else {}
-        ),
-    }
+    shown = dict(content)
+    if "slurm" in shown:
+        shown["slurm"] = _without_secrets(shown["slurm"])
+    if "setup" in shown:
+        shown["setup"] = [_HIDDEN] * len(shown["setup"])
+    if "environment" in shown:
+        shown["environment"] = dict.fromkeys(shown["environment"], _HIDDEN)
+    return shown
 
 
 def installed_versions() -> dict[str, str]:
