@@ -81,7 +81,7 @@ class StateIndex:
         Raises
         ------
         CheckpointError
-            If it is torn, or of a newer format.
+            If it is torn, of a newer format, or names a file outside of its directory.
         """
         try:
             loaded = json.loads(content)
@@ -110,10 +110,17 @@ def _decode_file(file: Mapping[str, Any]) -> IndexedFile:
         Piece(name=name, dtype=dtype, shape=tuple(shape), offsets=tuple(offsets))
         for name, dtype, shape, offsets, _ in file["pieces"]
     ]
+    # A name that leads out of the directory would have another file read, or written over.
+    if (
+        not isinstance(name := file["name"], str)
+        or name in ("", ".", "..")
+        or set(name) & set("/\0")
+    ):
+        raise ValueError(f"{name!r} is not the name of a file of the state")
     layout = StateFile(
         pieces=tuple(pieces),
         starts=tuple(start for *_, start in file["pieces"]),
         data_bytes=file["data_bytes"],
         header_bytes=file["header_bytes"],
     )
-    return IndexedFile(name=file["name"], layout=layout)
+    return IndexedFile(name=name, layout=layout)

@@ -126,3 +126,11 @@ def test_an_index_of_an_older_version_tells_of_no_types() -> None:
     index = StateIndex(files=(), shapes={}, values={}, types={})
     content = index.encode().replace(b',"types":{}', b"")
     assert StateIndex.decode(content, name="state.json") == replace(index, types=None)
+
+
+@pytest.mark.parametrize("name", ["../a", "/etc/passwd", "a/b", "..", "", "a\0b", 3])
+def test_an_index_names_files_of_its_directory_only(name: str) -> None:
+    files = (IndexedFile(name=name, layout=StateFile.plan(PIECES)),)
+    content = StateIndex(files=files, shapes={}, values={}).encode()
+    with pytest.raises(CheckpointError, match=r"state\.json is damaged"):
+        StateIndex.decode(content, name="state.json")
