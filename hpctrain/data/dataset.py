@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
-from itertools import repeat
+from itertools import chain, repeat
 from numbers import Integral
 from os import PathLike
 from pathlib import Path
@@ -27,6 +27,7 @@ from hpctrain.data.formats import (
     to_pandas,
 )
 from hpctrain.data.memory import MemorySource
+from hpctrain.data.passes import Passes, passes
 from hpctrain.data.prefetch import prefetch, spare_threads
 from hpctrain.data.schema import Schema, check_columns
 from hpctrain.data.source import RowRanges, Source, check_range, memory_bytes, read_rows, take_rows
@@ -327,10 +328,11 @@ class Dataset:
         batch_format: BatchFormat = "numpy",
         rows: range | None = None,
         columns: Sequence[str] | None = None,
-    ) -> Iterator[Any]:
+    ) -> Passes[Any]:
         """Return the rows of the whole dataset in batches, in order.
 
-        Not collective.
+        Not collective. What is returned can be iterated over again. It has a ``len()`` unless a
+        filter leaves the number of rows open.
 
         Parameters
         ----------
@@ -354,19 +356,26 @@ class Dataset:
         chosen = self if columns is None else self.select_columns(columns)
         wanted = range(self.source.num_rows) if rows is None else rows
         wanted = check_range(wanted, self.source.num_rows)
-        batches = chosen.typed_batches(wanted, batch_size)
-        if batch_format == "numpy" and chosen.is_plain:
-            return batches
-        return (to_format(batch, batch_format) for batch in batches)
+
+        def begin() -> Iterator[Any]:
+            batches = chosen.typed_batches(wanted, batch_size)
+            if batch_format == "numpy" and chosen.is_plain:
+                return batches
+            return (to_format(batch, batch_format) for batch in batches)
+
+        return passes(begin, -(-len(wanted) // batch_size) if chosen.keeps_rows else None)
 
     def typed_batches(self, rows: range, batch_size: int) -> Iterator[Batch]:
         """Return rows in batches of arrays whose types have their categories. Not collective."""
         return rebatch(self._pieces([rows], batch_size=batch_size), repeat(batch_size))
 
-    def iter_rows(self) -> Iterator[dict[str, Any]]:
-        """Return the rows, each a dict. Not collective."""
-        for batch in self.iter_batches():
-            yield from rows_of(batch)
+    def iter_rows(self) -> Passes[dict[str, Any]]:
+        """Return the rows, each a dict. Not collective. It can be iterated over again."""
+        batches = self.iter_batches()
+        return passes(
+            lambda: chain.from_iterable(map(rows_of, batches)),
+            self.source.num_rows if self.keeps_rows else None,
+        )
 
     def shard(
         self, *, rank: int, world_size: int, tail: Tail = "uneven", device: str = "cpu"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from hpctrain.data.formats import (
     rows_of,
     to_format,
 )
+from hpctrain.data.passes import Passes, SizedPasses, passes
 from hpctrain.data.prefetch import prefetch, spare_threads
 from hpctrain.data.schema import Schema
 from hpctrain.data.source import read_rows
@@ -45,15 +47,17 @@ class _Settings:
     epoch: int
     before: tuple[Taken, ...]
     """What had been taken of the epoch when it was asked for."""
+    loads: int
+    """States that had been loaded when it was asked for."""
 
 
 class DataIterator:
     """One rank's part of a dataset.
 
-    Every ``iter_batches()`` is an epoch, and every rank gets the same number of batches of it. The
-    order of an epoch follows from seed and epoch alone, and which rows come next from how many have
-    come: `state_dict` is a few numbers, and a run can go on in the middle of an epoch with another
-    number of ranks, without a row that is missed or comes twice.
+    Every pass over ``iter_batches()`` is an epoch, and every rank gets the same number of batches
+    of it. The order of an epoch follows from seed and epoch alone, and which rows come next from
+    how many have come: `state_dict` is a few numbers, and a run can go on in the middle of an epoch
+    with another number of ranks, without a row that is missed or comes twice.
 
     Parameters
     ----------
@@ -91,6 +95,7 @@ class DataIterator:
         self._now: Taken | None = None
         self._moving: _Settings | None = None
         """Of the iterator that moves the position: the first that began in the epoch."""
+        self._loads = 0
         self._mixing: Mixing | None = None
         """Of the epoch that has begun, which has to go on with the same."""
 
@@ -133,11 +138,13 @@ class DataIterator:
         drop_last: bool = False,
         tail: Tail | None = None,
         prefetch_batches: int = 1,
-    ) -> Iterator[Any]:
+    ) -> SizedPasses[Any]:
         """Return the batches of the next epoch, or the rest of the one that was resumed.
 
-        Not collective, but every rank must give the same arguments. Whoever stops in the middle
-        begins the next epoch with the next call.
+        Not collective, but every rank must give the same arguments. What is returned can be
+        iterated over again: each pass is the next epoch, also after one that was broken off. So
+        every rank must begin as many passes: `epoch` decides the order. ``len()`` is the number
+        of batches of a whole epoch, the same on every rank.
 
         Parameters
         ----------
@@ -170,7 +177,9 @@ class DataIterator:
             would leave no batch at all.
         """
         check_format(batch_format)
-        batches = self._begin(
+        as_it_is = batch_format == "numpy" and self._dataset.is_plain
+        return self._passes(
+            None if as_it_is else partial(to_format, batch_format=batch_format),
             batch_size=batch_size,
             shuffle=shuffle,
             local_shuffle_buffer_size=local_shuffle_buffer_size,
@@ -178,9 +187,6 @@ class DataIterator:
             tail="drop" if drop_last else tail,
             prefetch_batches=prefetch_batches,
         )
-        if batch_format == "numpy" and self._dataset.is_plain:
-            return batches
-        return map(partial(to_format, batch_format=batch_format), batches)
 
     def iter_torch_batches(
         self,
@@ -195,10 +201,11 @@ class DataIterator:
         drop_last: bool = False,
         tail: Tail | None = None,
         prefetch_batches: int = 1,
-    ) -> Iterator[Any]:
+    ) -> SizedPasses[Any]:
         """Return the batches of the next epoch as tensors.
 
-        Not collective, but every rank must give the same arguments.
+        Not collective, but every rank must give the same arguments. As with `iter_batches`, each
+        pass over what is returned is the next epoch.
 
         Parameters
         ----------
@@ -215,8 +222,8 @@ class DataIterator:
 
         Returns
         -------
-        Iterator
-            Dicts of tensors by column name, or what `collate_fn` returns.
+        SizedPasses
+            Of dicts of tensors by column name, or what `collate_fn` returns.
 
         Raises
         ------
@@ -225,7 +232,10 @@ class DataIterator:
         """
         from hpctrain.data.tensors import to_torch
 
-        batches = self._begin(
+        where = self.device if device == "auto" else device
+        made = collate_fn or partial(to_torch, dtypes=dtypes, device=where)
+        return self._passes(
+            made if self._dataset.is_plain else lambda batch: made(plain(batch)),
             batch_size=batch_size,
             shuffle=shuffle,
             local_shuffle_buffer_size=local_shuffle_buffer_size,
@@ -233,14 +243,23 @@ class DataIterator:
             tail="drop" if drop_last else tail,
             prefetch_batches=prefetch_batches,
         )
-        where = self.device if device == "auto" else device
-        made = collate_fn or partial(to_torch, dtypes=dtypes, device=where)
-        return map(made, batches if self._dataset.is_plain else map(plain, batches))
 
-    def iter_rows(self) -> Iterator[dict[str, Any]]:
-        """Return the rows of the next epoch, each a dict. Not collective."""
-        for batch in self.iter_batches():
-            yield from rows_of(batch)
+    def iter_rows(self) -> Passes[dict[str, Any]]:
+        """Return the rows of the next epoch, each a dict.
+
+        Not collective. As with `iter_batches`, each pass over what is returned is the next epoch.
+        It has a ``len()`` unless a filter leaves the number of rows open.
+        """
+        size = 256
+        batches = self.iter_batches(batch_size=size)
+        if self._tail == "pad":
+            count = len(batches) * size
+        else:
+            count = sum(self._sizes_of(self._dataset.source.num_rows, size, self._tail))
+        return passes(
+            lambda: chain.from_iterable(map(rows_of, batches)),
+            count if self._dataset.keeps_rows else None,
+        )
 
     def to_tf(
         self,
@@ -277,21 +296,21 @@ class DataIterator:
         """
         from hpctrain.data.tensors import to_tensorflow
 
+        batches: SizedPasses[Batch] = self._passes(
+            None,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            local_shuffle_buffer_size=local_shuffle_buffer_size,
+            local_shuffle_seed=local_shuffle_seed,
+            tail="drop" if drop_last else tail,
+            prefetch_batches=prefetch_batches,
+        )
         return to_tensorflow(
-            lambda: self._begin(
-                batch_size=batch_size,
-                shuffle=shuffle,
-                local_shuffle_buffer_size=local_shuffle_buffer_size,
-                local_shuffle_seed=local_shuffle_seed,
-                tail="drop" if drop_last else tail,
-                prefetch_batches=prefetch_batches,
-            ),
+            batches,
             self.schema(),
             feature_columns,
             label_columns,
-            num_batches=None
-            if self._before
-            else self.num_batches(batch_size, tail="drop" if drop_last else tail),
+            num_batches=None if self._before else len(batches),
         )
 
     def materialize(self) -> Dataset:
@@ -334,7 +353,24 @@ class DataIterator:
         self._epoch = state["epoch"]
         self._before = tuple(Taken(**some) for some in state["taken"])
         self._now = self._moving = None
+        self._loads += 1
         self._mixing = Mixing(**state["mixing"]) if state["mixing"] else None
+
+    def _passes(
+        self, made: Callable[[Batch], Any] | None, *, batch_size: int, tail: Tail | None, **how: Any
+    ) -> SizedPasses[Any]:
+        # What is wrong is an error of the call, not of a loop that may come much later.
+        first: list[_Settings] = [self._begin(batch_size=batch_size, tail=tail, **how)]
+
+        def begin() -> Iterator[Any]:
+            settings = first.pop() if first else None
+            if settings is None or settings.loads != self._loads:
+                settings = self._begin(batch_size=batch_size, tail=tail, **how)
+            batches = self._batches(settings)
+            return batches if made is None else map(made, batches)
+
+        whole = self._sizes_of(self._dataset.source.num_rows, batch_size, tail or self._tail)
+        return SizedPasses(begin, len(whole))
 
     def _begin(
         self,
@@ -345,7 +381,7 @@ class DataIterator:
         local_shuffle_seed: int,
         tail: Tail | None,
         prefetch_batches: int,
-    ) -> Iterator[Batch]:
+    ) -> _Settings:
         check_batch_size(batch_size)
         check_tail(tail or self._tail)
         mixing = None
@@ -368,7 +404,7 @@ class DataIterator:
                 f"with {mixing or 'none'}. Give the same columns, seed and buffer size as before."
             )
         self._mixing = mixing
-        settings = _Settings(
+        return _Settings(
             batch_size=batch_size,
             sizes=self._sizes(self._before, batch_size, tail or self._tail),
             tail=tail or self._tail,
@@ -376,8 +412,8 @@ class DataIterator:
             prefetch_batches=prefetch_batches,
             epoch=self._epoch,
             before=self._before,
+            loads=self._loads,
         )
-        return self._batches(settings)
 
     def _batches(self, settings: _Settings) -> Iterator[Batch]:
         dataset = self._dataset
@@ -443,9 +479,7 @@ class DataIterator:
 
     def _sizes(self, before: tuple[Taken, ...], batch_size: int, tail: Tail) -> list[int]:
         left = sum(map(len, left_over(self._dataset.source.num_rows, before)))
-        sizes = batch_sizes(
-            left, rank=self._rank, world_size=self._world_size, batch_size=batch_size, tail=tail
-        )
+        sizes = self._sizes_of(left, batch_size, tail)
         if not sizes and left and not before:
             raise ConfigError(
                 f"tail='drop' leaves nothing of {left} rows: they do not fill a batch of "
@@ -453,3 +487,8 @@ class DataIterator:
                 f"workers, or tail='uneven'."
             )
         return sizes
+
+    def _sizes_of(self, rows: int, batch_size: int, tail: Tail) -> list[int]:
+        return batch_sizes(
+            rows, rank=self._rank, world_size=self._world_size, batch_size=batch_size, tail=tail
+        )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
+from hpctrain.data.passes import Passes
 from hpctrain.errors import ConfigError
 
 
@@ -93,7 +95,8 @@ def shard_dataset(dataset: Any, *, rank: int, world_size: int) -> Any:
     dataset
         A `Dataset`, of which the part is a `DataIterator`; a NumPy array or torch tensor (the part
         is a view), a pandas data frame, anything with ``len()`` and integer indices, or an
-        iterable, of which a rank takes every `world_size`-th element.
+        iterable, of which a rank takes every `world_size`-th element, as often as it can be
+        iterated over.
 
     Raises
     ------
@@ -111,8 +114,12 @@ def shard_dataset(dataset: Any, *, rank: int, world_size: int) -> Any:
             return dataset[rows.start : rows.stop]
         return DatasetShard(dataset, rows)
     if hasattr(dataset, "__iter__"):
-        return islice(iter(dataset), rank, None, world_size)
+        return Passes(partial(_every, dataset, rank, world_size))
     raise ConfigError(
         f"a dataset of type {type(dataset).__name__} cannot be split: it has neither rows nor an "
         f"iterator. Leave it whole with DataConfig(datasets_to_split=[...])."
     )
+
+
+def _every(iterable: Iterable[Any], first: int, step: int) -> Iterator[Any]:
+    return islice(iter(iterable), first, None, step)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,7 +47,7 @@ def to_torch(
 
 
 def to_tensorflow(
-    batches: Callable[[], Iterator[Batch]],
+    batches: Iterable[Batch],
     schema: Schema,
     feature_columns: str | Sequence[str],
     label_columns: str | Sequence[str],
@@ -61,7 +61,7 @@ def to_tensorflow(
     Parameters
     ----------
     batches
-        Begins an epoch.
+        Each pass over them is an epoch.
     schema
         Of the batches.
     feature_columns, label_columns
@@ -87,7 +87,7 @@ def to_tensorflow(
         # One behind: TensorFlow reads on in threads of its own, and an epoch is to be over before
         # the last of its batches is used, not at some time after it.
         ready = None
-        for batch in batches():
+        for batch in batches:
             if ready is not None:
                 yield ready
             ready = tuple(_pick(names, batch.__getitem__) for names in wanted)
