@@ -114,7 +114,7 @@ def main() -> None:
         ),
     )
     result = trainer.fit()
-    best, metrics = result.best_checkpoints[0]
+    best, metrics = result.best_checkpoints[-1]
     print(f"held-out accuracy  {metrics['accuracy']:.4f} (last {result.metrics['accuracy']:.4f})")
     print(f"best checkpoint    {best.path}")
     print(f"run directory      {result.path}")

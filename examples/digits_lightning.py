@@ -99,7 +99,7 @@ def main() -> None:
             ),
         ),
     ).fit()
-    best, metrics = result.best_checkpoints[0]
+    best, metrics = result.best_checkpoints[-1]
     print(f"held-out accuracy  {metrics['accuracy']:.4f}")
     print(f"best checkpoint    {best.path}")
     print(f"run directory      {result.path}")

@@ -174,9 +174,13 @@ class Result:
 
     @property
     def best_checkpoints(self) -> list[tuple[Checkpoint, dict[str, Any]]]:
-        """Complete checkpoints with their metrics, best first by the run's CheckpointConfig."""
+        """Complete checkpoints with their metrics, the best one last.
+
+        Ray Train's order: from the worst to the best score of the run's CheckpointConfig, from the
+        oldest to the newest without one.
+        """
         ranked = rank_checkpoints(self._manifests, self._checkpoint_config())
-        return [(self._store.open(m), dict(m.metrics)) for m in ranked]
+        return [(self._store.open(m), dict(m.metrics)) for m in reversed(ranked)]
 
     def get_best_checkpoint(self, metric: str, mode: Literal["max", "min"]) -> Checkpoint | None:
         """Return the best complete checkpoint by a metric, or None if there is none.

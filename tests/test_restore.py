@@ -97,7 +97,7 @@ def test_a_restored_run_is_looked_after_as_before(tmp_path: Path):
     # It stopped, called back, and kept the best and the newest.
     assert result.metrics["step"] == 6
     assert (path / "seen-6").exists()
-    assert [c.path.name for c, _ in result.best_checkpoints] == ["000004", "000006"]
+    assert [c.path.name for c, _ in result.best_checkpoints] == ["000006", "000004"]
     # The same request: nothing runs.
     assert len(DataParallelTrainer.restore(path).fit().attempts) == 2
 

@@ -201,14 +201,25 @@ def test_a_mode_is_max_or_min(paths: RunPaths):
         Result.from_path(paths.root).get_best_checkpoint("loss", "best")  # type: ignore[arg-type]
 
 
-def test_the_best_checkpoints_are_ranked_as_the_run_was_told_to(paths: RunPaths):
+def test_the_best_checkpoint_by_the_score_of_the_run_is_the_last(paths: RunPaths):
     write_state(paths, RunState.FINISHED)
     config = CheckpointConfig(checkpoint_score_attribute="loss", checkpoint_score_order="min")
     paths.plan.write_text(json.dumps({"run_config": {"checkpoint_config": asdict(config)}}))
-    for number, loss in enumerate([0.5, 0.1, 0.3], start=1):
+    for number, loss in enumerate([0.5, 0.1, 0.3, 0.5], start=1):
         commit(paths, number, loss=loss)
+    commit(paths, 5, accuracy=1.0)
     ranked = Result.from_path(paths.root).best_checkpoints
-    assert [metrics["loss"] for _, metrics in ranked] == [0.1, 0.3, 0.5]
+    assert [metrics.get("loss") for _, metrics in ranked] == [None, 0.5, 0.5, 0.3, 0.1]
+    # Of equal scores the later one comes later.
+    assert [c.path.name for c, _ in ranked] == ["000005", "000001", "000004", "000003", "000002"]
+
+
+def test_without_a_score_the_checkpoints_come_from_the_oldest_to_the_newest(paths: RunPaths):
+    write_state(paths, RunState.FINISHED)
+    for number in (1, 2, 3):
+        commit(paths, number, loss=-number)
+    order = [metrics["loss"] for _, metrics in Result.from_path(paths.root).best_checkpoints]
+    assert order == [-1, -2, -3]
 
 
 def test_attempts_and_what_they_cost_are_read_from_the_ledger(

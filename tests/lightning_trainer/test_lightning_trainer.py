@@ -97,7 +97,7 @@ def test_a_module_is_fitted_to_datasets_and_the_best_checkpoints_are_kept(result
     assert [step for step, _ in losses(result)] == list(range(1, 16))
     assert result.metrics["epoch"] == 2
     best = [metrics["val_loss"] for _, metrics in result.best_checkpoints]
-    assert best[0] == min(m.get("val_loss", 99.0) for m in result.metrics_history)
+    assert best[-1] == min(m.get("val_loss", 99.0) for m in result.metrics_history)
     assert 2 <= len(best) <= 3
     assert list((result.path / "artifacts").rglob("metrics.csv")), "loggers write into the run"
 
@@ -144,7 +144,7 @@ def test_a_monitor_with_a_slash_keeps_the_best_and_a_misspelt_one_is_refused(
         return
     result = trainer.fit()
     best = min(m.get("val/loss", 99.0) for m in result.metrics_history)
-    assert result.best_checkpoints[0][1]["val/loss"] == best
+    assert result.best_checkpoints[-1][1]["val/loss"] == best
 
 
 def test_a_run_is_restored_without_its_script(tmp_path: Path, result: Result) -> None:
