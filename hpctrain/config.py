@@ -264,7 +264,8 @@ class CheckpointConfig:
     checkpoint_score_attribute: str | None = None
     """Metric by which the best are kept; None keeps the newest. ``a/b`` is the metric of that name,
     else ``b`` inside the mapping ``a``. A checkpoint without the metric, or with a score that is
-    not finite, ranks last. A name that the first checkpoint does not have is refused then."""
+    not finite, ranks last. A name that the first checkpoint does not have is refused then;
+    ``training_iteration`` is the number of the report where it is no metric."""
     checkpoint_score_order: Literal["max", "min"] = "max"
     """Whether large or small scores are better."""
     keep_every_s: float | None = None
@@ -402,7 +403,10 @@ class RunConfig:
     stop: Stop | None = None
     """When to stop: ``{"accuracy": 0.99}`` (reached or passed; ``a/b`` looks inside mappings; a
     name that the first report does not have is refused then), or a function of the report's number
-    and rank 0's metrics. Training functions see it through ``should_stop()``."""
+    and rank 0's metrics. ``training_iteration``, the number of the report, and ``time_total_s``,
+    the seconds of all attempts, need not be reported; nor need ``iterations_since_restore`` and
+    ``time_since_restore``, those of this attempt. Training functions see it through
+    ``should_stop()``."""
     verbose: int = 1
     """0: nothing. 1: progress, and what rank 0 prints. 2: what every rank prints."""
     log_to_file: bool = True

@@ -9,6 +9,15 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+COUNTED = (
+    "training_iteration",
+    "iterations_since_restore",
+    "time_total_s",
+    "time_since_restore",
+)
+"""What Ray Train adds to each report: a stop criterion may name it, and no report needs to have it.
+The number of the report and the seconds of all attempts, in the run and in the attempt."""
+
 _NAMES_SHOWN = 12
 
 
@@ -66,6 +75,16 @@ def find_score(metrics: Mapping[str, Any], name: str) -> float | None:
     """Return the metric of a name if it is a finite number. Not collective."""
     value = find_number(metrics, name)
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def find_score_of(metrics: Mapping[str, Any], name: str, *, report: int) -> float | None:
+    """Return the score of a checkpoint; ``training_iteration`` is the number of its report.
+
+    Not collective. A metric of that name comes first.
+    """
+    if name == COUNTED[0] and not has_metric(metrics, name):
+        return report
+    return find_score(metrics, name)
 
 
 def all_names(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

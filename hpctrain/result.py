@@ -23,7 +23,7 @@ from hpctrain.errors import (
 )
 from hpctrain.host_list import compress_hosts
 from hpctrain.log import log
-from hpctrain.metric_names import all_names, explain_unknown, has_metric
+from hpctrain.metric_names import COUNTED, all_names, explain_unknown, has_metric
 from hpctrain.plan import spec
 from hpctrain.rundir.html import render_run
 from hpctrain.rundir.ledger import read_events
@@ -194,7 +194,8 @@ class Result:
         """
         config = CheckpointConfig(checkpoint_score_attribute=metric, checkpoint_score_order=mode)
         manifests = self._manifests
-        if manifests and not any(has_metric(m.metrics, metric) for m in manifests):
+        is_known = metric == COUNTED[0] or any(has_metric(m.metrics, metric) for m in manifests)
+        if manifests and not is_known:
             known = {name for m in manifests for name in all_names(m.metrics)}
             raise ConfigError(
                 f"no checkpoint of {self.path} has the metric {metric!r}. "

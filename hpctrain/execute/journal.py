@@ -80,6 +80,13 @@ class Journal:
         return sum(event["event"] == "attempt-started" for event in self._events)
 
     @property
+    def attempt_seconds(self) -> float:
+        """Seconds that attempts which have ended lasted, over all jobs of the run."""
+        began = {e["attempt"]: e["time"] for e in self._events if e["event"] == "attempt-started"}
+        ended = [e for e in self._events if e["event"] == "attempt-ended"]
+        return sum(e["time"] - began[e["attempt"]] for e in ended if e["attempt"] in began)
+
+    @property
     def begun_with(self) -> set[str]:
         """Names of the checkpoints with which attempts have begun, over all jobs of the run."""
         started = (e for e in self._events if e["event"] == "attempt-started")

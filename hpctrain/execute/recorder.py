@@ -7,7 +7,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,10 +29,10 @@ from hpctrain.execute.explain import name_next_step
 from hpctrain.execute.failure_policy import StopKind, StopNotice, classify_failure, describe_cause
 from hpctrain.execute.journal import Journal
 from hpctrain.execute.run_checkpoints import RunCheckpoints
+from hpctrain.execute.stop_rule import StopRule
 from hpctrain.execute.tracker import AttemptTracker, ReportRound
 from hpctrain.execute.turns import Turns
 from hpctrain.log import log
-from hpctrain.metric_names import find_number
 from hpctrain.result import Result
 from hpctrain.rundir.files import insist, make_directory, write_atomic
 from hpctrain.rundir.history import FailureKind
@@ -80,6 +80,7 @@ class Recorder:
         self._goal: tuple[int, StopNotice] | None = None
         self._config = run_config
         self._expected = ExpectedMetrics(run_config)
+        self._rule = StopRule(run_config.stop)
         self._last_line = b""
         self._recorded = 0
         self._turns = Turns(None)
@@ -174,6 +175,9 @@ class Recorder:
             checkpoint=checkpoint,
         )
         self._recorded = start.first_report
+        self._rule.begin_attempt(
+            first_report=start.first_report, seconds_before=journal.attempt_seconds
+        )
         self._turns = Turns(self._config.sync_config.max_writers)
         journal.change(
             state=RunState.STARTING,
@@ -242,7 +246,10 @@ class Recorder:
             metrics = [round_.metrics(rank) for rank in sorted(round_.lines)]
             self.call("after_report", metrics, checkpoint)
         if self._config.stop is not None and self._goal is None:
-            self._apply_stop_rule(round_)
+            why = self._rule.explain(round_.report, round_.metrics())
+            if why is not None:
+                self._goal = round_.report, StopNotice(kind=StopKind.GOAL, why=why)
+                self.ask_to_stop(self._goal[1])
         self._recorded = round_.report
 
     def answer(self, tracker: AttemptTracker, broadcast: Callable[..., None]) -> None:
@@ -378,23 +385,6 @@ class Recorder:
                 return Result.from_path(self.paths.root)
         failure = error if isinstance(error, Exception) else None
         return Result(path=self.paths.root, status=self.journal.status, error=failure)
-
-    def _apply_stop_rule(self, round_: ReportRound) -> None:
-        rule = self._config.stop
-        metrics = round_.metrics()
-        if isinstance(rule, Mapping):
-            for name, goal in rule.items():
-                value = find_number(metrics, name)
-                # Ray Train's rule: a stop criterion is met when the metric is at least the value.
-                if value is not None and value >= goal:
-                    self._note_goal(round_.report, f"{name}={value} reached {goal}")
-                    break
-        elif rule is not None and rule(round_.report, metrics):
-            self._note_goal(round_.report, "the stop function said so")
-
-    def _note_goal(self, report: int, why: str) -> None:
-        self._goal = report, StopNotice(kind=StopKind.GOAL, why=why)
-        self.ask_to_stop(self._goal[1])
 
     def _look_for_goal(self) -> None:
         """See if the goal was met by a report that the attempt which begins will not make again."""

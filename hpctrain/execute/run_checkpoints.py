@@ -14,7 +14,7 @@ from hpctrain.errors import CheckpointError
 from hpctrain.execute.journal import Journal
 from hpctrain.execute.tracker import ReportRound
 from hpctrain.log import log
-from hpctrain.metric_names import find_metric, find_number, has_metric
+from hpctrain.metric_names import COUNTED, find_metric, find_number, has_metric
 from hpctrain.rundir.files import insist
 from hpctrain.rundir.manifest import Manifest
 from hpctrain.rundir.store import CheckpointStore
@@ -160,7 +160,9 @@ class RunCheckpoints:
     def _tell_of_missing_score(self, name: str, metrics: Mapping[str, Any]) -> None:
         """Log once that a checkpoint is ranked last."""
         attribute = self._config.checkpoint_score_attribute
-        if attribute is None or self._has_told or find_number(metrics, attribute) is not None:
+        if attribute in (None, COUNTED[0]) or self._has_told:
+            return
+        if find_number(metrics, attribute) is not None:
             return
         if has_metric(metrics, attribute) and find_metric(metrics, attribute) is None:
             # It is not measured yet.

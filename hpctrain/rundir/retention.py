@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hpctrain.metric_names import find_score
+from hpctrain.metric_names import find_score_of
 from hpctrain.rundir.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def rank_checkpoints(manifests: Sequence[Manifest], config: CheckpointConfig) ->
     sign = 1 if config.checkpoint_score_order == "max" else -1
 
     def key(manifest: Manifest) -> tuple[bool, float, int]:
-        score = find_score(manifest.metrics, attribute)
+        score = find_score_of(manifest.metrics, attribute, report=manifest.report)
         return score is None, 0.0 if score is None else -sign * score, -manifest.report
 
     return sorted(manifests, key=key)
