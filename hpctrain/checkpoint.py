@@ -29,6 +29,8 @@ C = TypeVar("C", bound="Checkpoint")
 MANIFEST_NAME = ".hpctrain-manifest.json"
 """Written by the commit; not part of what the user saved."""
 _METADATA_NAME = ".metadata.json"
+_METADATA_OF_RUN_NAME = ".run-metadata.json"
+"""What a trainer was given; a file of its own, since ranks may add to the other one."""
 _DICT_NAME = "dict_checkpoint.pkl"
 _COPY = "hpctrain-copy-"
 
@@ -169,8 +171,14 @@ class Checkpoint:
             yield str(self.path)
 
     def get_metadata(self) -> dict[str, Any]:
-        """Return the metadata; empty if there is none. Not collective."""
-        path = self.path / _METADATA_NAME
+        """Return the metadata, the trainer's included; empty if there is none. Not collective.
+
+        What was set for this checkpoint wins over what the trainer was given as `metadata`.
+        """
+        return {**self._read_metadata(_METADATA_OF_RUN_NAME), **self._read_metadata(_METADATA_NAME)}
+
+    def _read_metadata(self, name: str) -> dict[str, Any]:
+        path = self.path / name
         try:
             with open_regular(path) as file:
                 metadata = json.loads(file.readall())
@@ -194,6 +202,7 @@ class Checkpoint:
         """
         self._refuse_if_committed("metadata")
         (self.path / _METADATA_NAME).write_text(json.dumps(dict(metadata)), encoding="utf-8")
+        (self.path / _METADATA_OF_RUN_NAME).unlink(missing_ok=True)
 
     def update_metadata(self, metadata: Mapping[str, Any]) -> None:
         """Merge into the metadata. Not collective."""
@@ -242,6 +251,11 @@ class Checkpoint:
                 f"{self.path} is committed and does not change. Set {what} before report(), or "
                 f"copy it with to_directory()."
             )
+
+
+def metadata_of_run(metadata: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return the file, by name, that holds a trainer's metadata in a checkpoint. Not collective."""
+    return {_METADATA_OF_RUN_NAME: json.dumps(dict(metadata)).encode()}
 
 
 class CheckpointUploadMode(Enum):

@@ -43,7 +43,8 @@ class BaseTrainer(NamedArguments, abc.ABC):
     datasets
         Datasets by name, for ``get_dataset_shard()``.
     metadata
-        JSON values that travel with the run, for ``get_context().get_metadata()``.
+        JSON values that travel with the run, for ``get_context().get_metadata()``, and with each of
+        its checkpoints, for ``checkpoint.get_metadata()``.
     resume_from_checkpoint
         Checkpoint of another run to begin with: what ``get_checkpoint()`` returns at first.
     preprocessor

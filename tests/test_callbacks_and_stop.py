@@ -177,7 +177,9 @@ def test_a_rank_that_fails_although_the_goal_is_met_costs_the_budget(tmp_path: P
     assert fit("three-attempts", max_failures=2).return_value == "told in attempt 3"
 
 
-def test_datasets_are_split_and_metadata_travels(tmp_path: Path) -> None:
+def test_datasets_are_split_and_metadata_travels(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     def train() -> Any:
         import hpctrain
 
@@ -188,7 +190,10 @@ def test_datasets_are_split_and_metadata_travels(tmp_path: Path) -> None:
             hpctrain.get_dataset_shard("test")
         with hpctrain.checkpoint_dir() as directory:
             (Path(directory) / f"rank{context.get_world_rank()}").write_text(str(mine))
-            hpctrain.report({"rows": len(mine)}, Checkpoint.from_directory(directory))
+            checkpoint = Checkpoint.from_directory(directory)
+            if context.get_world_rank() == 0:
+                checkpoint.update_metadata({"epoch": 1, "by": "the function"})
+            hpctrain.report({"rows": len(mine)}, checkpoint)
         return whole, context.get_metadata()
 
     result = _trainer(
@@ -196,13 +201,21 @@ def test_datasets_are_split_and_metadata_travels(tmp_path: Path) -> None:
         tmp_path,
         datasets={"train": list(range(5)), "valid": lambda: [7, 8]},
         dataset_config=DataConfig(datasets_to_split=["train"]),
-        metadata={"git": "abc"},
+        metadata={"git": "abc", "by": "the trainer"},
     ).fit()
-    assert result.return_value == ([7, 8], {"git": "abc"})
+    assert result.return_value == ([7, 8], {"git": "abc", "by": "the trainer"})
     assert result.checkpoint is not None
     assert (result.checkpoint.path / "rank0").read_text() == "[0, 1, 2]"
     assert (result.checkpoint.path / "rank1").read_text() == "[3, 4]"
     assert result.checkpoint.get_preprocessor() is None
+    # Of the trainer and of the function, whose values win, as with Ray Train.
+    assert result.checkpoint.get_metadata() == {"git": "abc", "by": "the function", "epoch": 1}
+    assert "different content" not in capfd.readouterr().err
+    # Whoever replaces it in a copy replaces all of it.
+    copy = Checkpoint(result.checkpoint.to_directory(tmp_path / "copy"))
+    assert copy.get_metadata() == result.checkpoint.get_metadata()
+    copy.set_metadata({"epoch": 2})
+    assert copy.get_metadata() == {"epoch": 2}
 
 
 def test_restore_continues_a_run_without_its_script(tmp_path: Path) -> None:

@@ -99,8 +99,8 @@ class Session:
         """Seconds to wait for whatever a commit needs."""
         self._in_background = in_background
         self._meetings = 0
-        self.preprocessor: Mapping[str, bytes] = {}
-        """Files of the preprocessor, by name; they go into every checkpoint."""
+        self.beside: list[Mapping[str, bytes]] = []
+        """Files by name, in groups, that go into every checkpoint: preprocessor, metadata."""
         self._leave: Mapping[str, Any] | None = None
         self._background: Background | None = None
         self._beat_at = 0.0
@@ -431,7 +431,7 @@ class Session:
                     own,
                     shared=shared,
                     paths=self._paths,
-                    preprocessor=self.preprocessor,
+                    beside=self.beside,
                     bulk=self.writing.bulk,
                 )
         except BaseException as error:

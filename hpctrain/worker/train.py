@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpctrain import environ
 from hpctrain.backend import BackendContext
+from hpctrain.checkpoint import metadata_of_run
 from hpctrain.errors import ConfigError
 from hpctrain.log import log
 from hpctrain.plan import spec
@@ -82,6 +83,8 @@ def run_training(
         datasets_to_split=worker_spec.datasets_to_split,
         preprocessor=_fit_preprocessor(worker_spec, session, comm, on_phase),
     )
+    if worker_spec.metadata:
+        session.beside.append(metadata_of_run(worker_spec.metadata))
     # Where all may write at a time, nobody need ask.
     limited = (settings.max_writers or session.world.world_size) < session.world.world_size
     session.writing.limit(
@@ -141,7 +144,7 @@ def _fit_preprocessor(
         heartbeat=session.heartbeat,
     )
     # skops writes the same object to other bytes each time, and parts of a checkpoint are compared.
-    session.preprocessor = comm.bcast(to_files(fitted) if comm.rank == 0 else None)
+    session.beside.append(comm.bcast(to_files(fitted) if comm.rank == 0 else None))
     return fitted
 
 

@@ -122,7 +122,7 @@ class Upload:
         *,
         shared: Path,
         paths: RunPaths,
-        preprocessor: Mapping[str, bytes],
+        beside: Sequence[Mapping[str, bytes]],
         bulk: Bulk,
     ) -> StagedPart:
         """Bring the part into the commit, and make it durable.
@@ -137,8 +137,9 @@ class Upload:
             That of all ranks.
         paths
             The run directory.
-        preprocessor
-            Files of the run's preprocessor, by name; put beside the model, unless there are some.
+        beside
+            Files of the run, by name, such as those of its preprocessor: each group is put beside
+            the model, unless one of its files is there.
         bulk
             How files are copied.
 
@@ -161,19 +162,21 @@ class Upload:
         elif self.upload_fn is not None and source != own:
             source = self._call_upload_fn(self.upload_fn, own, paths)
         if source == own:
-            is_empty = bool(preprocessor) and not any(own.iterdir())
-            if not is_empty and not any((own / name).exists() for name in preprocessor):
-                for name, content in preprocessor.items():
-                    (own / name).write_bytes(content)
+            is_empty = bool(beside) and not any(own.iterdir())
+            for files in () if is_empty else beside:
+                if not any((own / name).exists() for name in files):
+                    for name, content in files.items():
+                        (own / name).write_bytes(content)
             return StagedPart(files=tuple(seal(own, bulk)), name=self.dir_name, versions=versions())
         if source != shared:
             if self.upload_fn is not None or self.mode is CheckpointUploadMode.NO_UPLOAD:
                 staging.link(source)
             else:
                 written = staging.copy(source, bulk)
-        if staging.paths and not any(name in staging.paths for name in preprocessor):
-            for name, content in preprocessor.items():
-                staging.offer(name, content)
+        for files in beside if staging.paths else ():
+            if not any(name in staging.paths for name in files):
+                for name, content in files.items():
+                    staging.offer(name, content)
         return StagedPart(
             files=staging.seal(bulk, written=written),
             shared=staging.shared,

@@ -319,7 +319,7 @@ def test_a_rank_with_nothing_to_save_gives_an_empty_part_without_the_preprocesso
 ):
     executor.decide = commit_to(paths.checkpoints)
     session = start(rank=2)
-    session.preprocessor = {"preprocessor.json": b"{}"}
+    session.beside.append({"preprocessor.json": b"{}"})
     (tmp_path / "empty").mkdir()
     session.report({}, part_of(session.staging() if in_staging else tmp_path / "empty"))
     assert executor.staged[1] == []
