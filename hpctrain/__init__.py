@@ -14,6 +14,7 @@ from hpctrain.lazy_names import at_first_use
 if TYPE_CHECKING:
     from hpctrain.backend import Backend as Backend
     from hpctrain.backend import BackendConfig as BackendConfig
+    from hpctrain.backend import BackendContext as BackendContext
     from hpctrain.callback import RunContext as RunContext
     from hpctrain.callback import UserCallback as UserCallback
     from hpctrain.checkpoint import Checkpoint as Checkpoint
@@ -25,13 +26,16 @@ if TYPE_CHECKING:
     from hpctrain.config import RunConfig as RunConfig
     from hpctrain.config import ScalingConfig as ScalingConfig
     from hpctrain.config import SyncConfig as SyncConfig
+    from hpctrain.constants import TRAIN_DATASET_KEY as TRAIN_DATASET_KEY
     from hpctrain.errors import CheckpointError as CheckpointError
     from hpctrain.errors import ConfigError as ConfigError
     from hpctrain.errors import HpctrainError as HpctrainError
     from hpctrain.errors import LaunchError as LaunchError
     from hpctrain.errors import NodeLostError as NodeLostError
+    from hpctrain.errors import PreemptionError as PreemptionError
     from hpctrain.errors import RunStoppedError as RunStoppedError
     from hpctrain.errors import TrainingFailedError as TrainingFailedError
+    from hpctrain.errors import UnavailableNameError as UnavailableNameError
     from hpctrain.errors import WorkerContextError as WorkerContextError
     from hpctrain.errors import WorkerError as WorkerError
     from hpctrain.errors import WorkerHangError as WorkerHangError
@@ -60,11 +64,17 @@ if TYPE_CHECKING:
     from hpctrain.world import Communicator as Communicator
     from hpctrain.world import World as World
 
+    ControllerError = LaunchError
+    SessionMisuseError = WorkerContextError
+    WorkerGroupError = WorkerError
+    NCCLHangError = WorkerHangError
+
 __version__ = "0.1.0"
 
 _HOME_OF = {
     "Backend": "backend",
     "BackendConfig": "backend",
+    "BackendContext": "backend",
     "BackendExecutor": "execute.backend_executor",
     "BaseTrainer": "trainer",
     "Checkpoint": "checkpoint",
@@ -73,11 +83,15 @@ _HOME_OF = {
     "CheckpointUploadMode": "checkpoint",
     "Communicator": "world",
     "ConfigError": "errors",
+    "ControllerError": "errors:LaunchError",
     "DataConfig": "config",
     "DataParallelTrainer": "trainer",
     "FailureConfig": "config",
     "HpctrainError": "errors",
     "LaunchError": "errors",
+    "NCCLHangError": "errors:WorkerHangError",
+    "NodeLostError": "errors",
+    "PreemptionError": "errors",
     "PreemptionInfo": "worker.context",
     "ReportedCheckpoint": "checkpoint",
     "Result": "result",
@@ -86,16 +100,19 @@ _HOME_OF = {
     "RunHandle": "launch.handle",
     "RunStoppedError": "errors",
     "ScalingConfig": "config",
+    "SessionMisuseError": "errors:WorkerContextError",
     "SlurmConfig": "slurm_config",
     "SyncConfig": "config",
+    "TRAIN_DATASET_KEY": "constants",
     "TrainContext": "worker.context",
     "TrainingFailedError": "errors",
+    "UnavailableNameError": "errors",
     "UserCallback": "callback",
     "WorkerContextError": "errors",
     "WorkerError": "errors",
-    "WorkerHangError": "errors",
-    "NodeLostError": "errors",
     "WorkerGroup": "execute.worker_group",
+    "WorkerGroupError": "errors:WorkerError",
+    "WorkerHangError": "errors",
     "World": "world",
     "artifact_dir": "worker.context",
     "checkpoint_dir": "worker.context",

@@ -4,7 +4,8 @@
 
     HpctrainError
     ├── ConfigError            a value is impossible; raised before anything is submitted or started
-    │   └── UnknownFieldError      a keyword that a configuration, trainer or predictor lacks
+    │   ├── UnknownFieldError      a keyword that a configuration, trainer or predictor lacks
+    │   └── UnavailableNameError   a name of Ray Train that hpctrain does not have
     ├── LaunchError            the scheduler, MPI or a node refused; ``transient``: try again
     ├── CheckpointError        a checkpoint is missing, damaged, or could not be committed
     ├── DamagedFileError       a file of a run directory is not what hpctrain wrote
@@ -14,6 +15,7 @@
         ├── WorkerError        a rank failed: which one, where, with the user's own traceback
         │   ├── NodeLostError      with its node, or that of another rank
         │   └── WorkerHangError    a rank made no progress for too long: with its stack
+        ├── PreemptionError    the run was preempted more often than FailureConfig allows
         └── RunStoppedError    the run was stopped and can be resumed
 
 A message gives the values, then the rule, then the next step. An error that nobody catches is shown
@@ -57,6 +59,10 @@ class UnknownFieldError(ConfigError, TypeError):
     """A keyword that a configuration, trainer or predictor does not have: also a TypeError."""
 
 
+class UnavailableNameError(ConfigError, ImportError):
+    """A name of Ray Train that hpctrain does not have: also an ImportError."""
+
+
 class LaunchError(HpctrainError):
     """The scheduler, MPI or a node refused to start what was asked.
 
@@ -74,6 +80,11 @@ class LaunchError(HpctrainError):
     def __init__(self, message: str, *, transient: bool = False) -> None:
         super().__init__(message)
         self.transient = transient
+
+    @property
+    def controller_failure(self) -> BaseException:
+        """What caused it, as Ray Train's ControllerError names it."""
+        return self.__cause__ or self
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Keep ``transient`` through pickling."""
@@ -117,13 +128,13 @@ class WorkerError(TrainingFailedError):
     message
         Names the rank, its node, its log and the last complete checkpoint, and ends with the
         traceback of the user's code.
+    worker_failures
+        What each failed rank raised, by world rank. The exception is the original one where it
+        could be pickled, otherwise a `RuntimeError` with its text.
     rank
         World rank of the rank that failed first; -1 if no rank could be blamed.
     hostname
         Its node.
-    worker_failures
-        What each failed rank raised, by world rank. The exception is the original one where it
-        could be pickled, otherwise a `RuntimeError` with its text.
     lasting
         Whether the ranks would fail again however often they were started, because the environment
         that they run in lacks something, on every node.
@@ -132,10 +143,10 @@ class WorkerError(TrainingFailedError):
     def __init__(
         self,
         message: str,
+        worker_failures: Mapping[int, BaseException] | None = None,
         *,
         rank: int = -1,
         hostname: str = "",
-        worker_failures: Mapping[int, BaseException] | None = None,
         lasting: bool = False,
     ) -> None:
         super().__init__(message)
@@ -164,6 +175,13 @@ class WorkerHangError(WorkerError):
 
     The message names the rank, its phase and since when, what others do, and where the stacks of
     all ranks are; it ends with the stack of that rank.
+    """
+
+
+class PreemptionError(TrainingFailedError):
+    """The run was preempted, or lost its job in another way, more often than is allowed.
+
+    ``FailureConfig(max_preemption_failures=...)`` is how often.
     """
 
 

@@ -16,6 +16,7 @@ from hpctrain.errors import (
     CheckpointError,
     ConfigError,
     LaunchError,
+    PreemptionError,
     RunStoppedError,
     TrainingFailedError,
     WorkerError,
@@ -307,6 +308,6 @@ def _stored_error(paths: RunPaths, status: RunStatus) -> Exception | None:
         blamed = re.match(r"rank (-?\d+) of \d+ on (\S+) (?:failed|hangs)", message)
         rank, hostname = (int(blamed.group(1)), blamed.group(2)) if blamed else (-1, "")
         return kind(message, rank=rank, hostname=hostname)
-    known = (ConfigError, LaunchError, CheckpointError, UnreadableError)
+    known = (ConfigError, LaunchError, CheckpointError, PreemptionError, UnreadableError)
     kinds: dict[str, type[Exception]] = {kind.__name__: kind for kind in known}
     return kinds.get(status.error_type or "", TrainingFailedError)(message)

@@ -7,7 +7,7 @@ import time
 
 from hpctrain import environ
 from hpctrain.config import RunConfig
-from hpctrain.errors import LaunchError, RunStoppedError, TrainingFailedError
+from hpctrain.errors import LaunchError, PreemptionError, RunStoppedError, TrainingFailedError
 from hpctrain.execute.failure_policy import (
     Continuation,
     StopKind,
@@ -150,7 +150,9 @@ class Departure:
         )
         if not decision.restart:
             self._journal.note("gave-up", reason=decision.reason)
-            raise TrainingFailedError(f"{error}\n{decision.reason}") from error
+            spent = decision.number is not None
+            kind = PreemptionError if spent else TrainingFailedError
+            raise kind(f"{error}\n{decision.reason}") from error
         stopped = RunStoppedError(
             f"the run stopped because {notice.why}, and a person has to decide how it goes on: "
             f"fit() with the same name resumes it from "

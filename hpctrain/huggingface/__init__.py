@@ -11,6 +11,7 @@ from hpctrain.lazy_names import at_first_use
 
 if TYPE_CHECKING:
     from hpctrain.huggingface.accelerate_trainer import AccelerateTrainer as AccelerateTrainer
+    from hpctrain.huggingface.backend import AccelerateBackend as AccelerateBackend
     from hpctrain.huggingface.callback import ReportCallback as ReportCallback
     from hpctrain.huggingface.checkpoint import TransformersCheckpoint as TransformersCheckpoint
     from hpctrain.huggingface.config import AccelerateConfig as AccelerateConfig
@@ -20,9 +21,19 @@ if TYPE_CHECKING:
         TransformersTrainer as TransformersTrainer,
     )
 
+    RayTrainReportCallback = ReportCallback
+    HuggingFaceCheckpoint = TransformersCheckpoint
+    HuggingFacePredictor = TransformersPredictor
+    HuggingFaceTrainer = TransformersTrainer
+
 _HOME_OF = {
+    "AccelerateBackend": "backend",
     "AccelerateConfig": "config",
     "AccelerateTrainer": "accelerate_trainer",
+    "HuggingFaceCheckpoint": "checkpoint:TransformersCheckpoint",
+    "HuggingFacePredictor": "predictor:TransformersPredictor",
+    "HuggingFaceTrainer": "transformers_trainer:TransformersTrainer",
+    "RayTrainReportCallback": "callback:ReportCallback",
     "ReportCallback": "callback",
     "TransformersCheckpoint": "checkpoint",
     "TransformersPredictor": "predictor",

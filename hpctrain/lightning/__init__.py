@@ -18,7 +18,13 @@ if TYPE_CHECKING:
     from hpctrain.lightning.environment import HpctrainEnvironment as HpctrainEnvironment
     from hpctrain.lightning.predictor import LightningPredictor as LightningPredictor
     from hpctrain.lightning.prepare import prepare_trainer as prepare_trainer
+    from hpctrain.lightning.strategies import RayDDPStrategy as RayDDPStrategy
+    from hpctrain.lightning.strategies import RayDeepSpeedStrategy as RayDeepSpeedStrategy
+    from hpctrain.lightning.strategies import RayFSDPStrategy as RayFSDPStrategy
     from hpctrain.lightning.trainer import LightningTrainer as LightningTrainer
+
+    RayTrainReportCallback = ReportCallback
+    RayLightningEnvironment = HpctrainEnvironment
 
 _HOME_OF = {
     "HpctrainEnvironment": "environment",
@@ -27,6 +33,11 @@ _HOME_OF = {
     "LightningConfigBuilder": "config",
     "LightningPredictor": "predictor",
     "LightningTrainer": "trainer",
+    "RayDDPStrategy": "strategies",
+    "RayDeepSpeedStrategy": "strategies",
+    "RayFSDPStrategy": "strategies",
+    "RayLightningEnvironment": "environment:HpctrainEnvironment",
+    "RayTrainReportCallback": "callback:ReportCallback",
     "ReportCallback": "callback",
     "get_checkpoint_path": "checkpoint",
     "prepare_trainer": "prepare",

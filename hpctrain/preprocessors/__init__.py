@@ -8,6 +8,7 @@ prediction.
 from __future__ import annotations
 
 from hpctrain.errors import PreprocessorNotFittedException as PreprocessorNotFittedException
+from hpctrain.lazy_names import at_first_use
 from hpctrain.preprocessors.chain import BatchMapper as BatchMapper
 from hpctrain.preprocessors.chain import Chain as Chain
 from hpctrain.preprocessors.concatenator import Concatenator as Concatenator
@@ -64,3 +65,5 @@ __all__ = [
     "load",
     "save",
 ]
+
+__getattr__, _ = at_first_use(__name__, {})

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from hpctrain.lazy_names import at_first_use
 
 if TYPE_CHECKING:
+    from hpctrain.tensorflow.backend import TensorflowBackend as TensorflowBackend
     from hpctrain.tensorflow.callback import ReportCheckpointCallback as ReportCheckpointCallback
     from hpctrain.tensorflow.checkpoint import TensorflowCheckpoint as TensorflowCheckpoint
     from hpctrain.tensorflow.config import TensorflowConfig as TensorflowConfig
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 _HOME_OF = {
     "ReportCheckpointCallback": "callback",
+    "TensorflowBackend": "backend",
     "TensorflowCheckpoint": "checkpoint",
     "TensorflowConfig": "config",
     "TensorflowPredictor": "predictor",

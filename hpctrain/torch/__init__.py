@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 from hpctrain.lazy_names import at_first_use
 
 if TYPE_CHECKING:
+    from hpctrain.torch.amp import accelerate as accelerate
+    from hpctrain.torch.amp import backward as backward
+    from hpctrain.torch.amp import prepare_optimizer as prepare_optimizer
     from hpctrain.torch.checkpoint import TorchCheckpoint as TorchCheckpoint
     from hpctrain.torch.config import TorchConfig as TorchConfig
     from hpctrain.torch.device import get_device as get_device
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from hpctrain.torch.prepare import enable_reproducibility as enable_reproducibility
     from hpctrain.torch.prepare import prepare_data_loader as prepare_data_loader
     from hpctrain.torch.prepare import prepare_model as prepare_model
+    from hpctrain.torch.process_group import TorchBackend as TorchBackend
     from hpctrain.torch.state.dcp_reader import StateReader as StateReader
     from hpctrain.torch.state.dcp_writer import StateWriter as StateWriter
     from hpctrain.torch.state.load import load_state as load_state
@@ -31,12 +35,15 @@ if TYPE_CHECKING:
 _HOME_OF = {
     "LoopState": "loop",
     "StatePlanner": "state.planner",
-    "StateWriter": "state.dcp_writer",
     "StateReader": "state.dcp_reader",
+    "StateWriter": "state.dcp_writer",
+    "TorchBackend": "process_group",
     "TorchCheckpoint": "checkpoint",
     "TorchConfig": "config",
     "TorchPredictor": "predictor",
     "TorchTrainer": "trainer",
+    "accelerate": "amp",
+    "backward": "amp",
     "enable_reproducibility": "prepare",
     "get_device": "device",
     "get_devices": "device",
@@ -44,6 +51,7 @@ _HOME_OF = {
     "loop_state": "loop",
     "prepare_data_loader": "prepare",
     "prepare_model": "prepare",
+    "prepare_optimizer": "amp",
     "report_state": "state.report",
     "save_state": "state.save",
 }

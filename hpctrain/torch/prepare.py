@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import chain
@@ -60,6 +61,9 @@ def prepare_model(
     world_size = active_worker("prepare_model()").context.world.world_size
     if move_to_device is not False:
         model = model.to(get_device() if move_to_device is True else move_to_device)
+    # Only where `accelerate` was called: that imports it.
+    if (amp := sys.modules.get("hpctrain.torch.amp")) is not None:
+        amp.autocast(model)
     if parallel_strategy is None or world_size == 1:
         return model
     kwargs = dict(parallel_strategy_kwargs or {})

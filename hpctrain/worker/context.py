@@ -61,6 +61,34 @@ class TrainContext:
         """Return the run directory. Not collective."""
         return self.storage
 
+    def get_trial_name(self) -> str:
+        """Return the name of the run, which is its only trial. Not collective."""
+        return self.name
+
+    def get_trial_id(self) -> str:
+        """Return the name of the run, which is its only trial. Not collective."""
+        return self.name
+
+    def get_trial_dir(self) -> str:
+        """Return the run directory. Not collective."""
+        return str(self.storage)
+
+    def get_trial_resources(self) -> Any:
+        """Raise an error: there are no placement groups.
+
+        Not collective.
+
+        Raises
+        ------
+        ConfigError
+            Always.
+        """
+        raise ConfigError(
+            "get_trial_resources(): there are no placement groups. Pass what was asked for in "
+            "train_loop_config, such as scaling_config.num_cpus_per_worker; "
+            "get_context().get_world_size() is the number of workers."
+        )
+
     def get_metadata(self) -> dict[str, Any]:
         """Return what the trainer was given as `metadata`. Not collective."""
         return dict(self.metadata)

@@ -10,14 +10,19 @@ from typing import TYPE_CHECKING
 from hpctrain.lazy_names import at_first_use
 
 if TYPE_CHECKING:
+    from hpctrain.xgboost.backend import XGBoostBackend as XGBoostBackend
     from hpctrain.xgboost.callback import TrainReportCallback as TrainReportCallback
     from hpctrain.xgboost.checkpoint import XGBoostCheckpoint as XGBoostCheckpoint
     from hpctrain.xgboost.config import XGBoostConfig as XGBoostConfig
     from hpctrain.xgboost.predictor import XGBoostPredictor as XGBoostPredictor
     from hpctrain.xgboost.trainer import XGBoostTrainer as XGBoostTrainer
 
+    RayTrainReportCallback = TrainReportCallback
+
 _HOME_OF = {
+    "RayTrainReportCallback": "callback:TrainReportCallback",
     "TrainReportCallback": "callback",
+    "XGBoostBackend": "backend",
     "XGBoostCheckpoint": "checkpoint",
     "XGBoostConfig": "config",
     "XGBoostPredictor": "predictor",

@@ -1,0 +1,20 @@
+"""``ray.air.config``: the same classes as in `hpctrain`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hpctrain.lazy_names import at_first_use
+
+if TYPE_CHECKING:
+    from hpctrain.config import CheckpointConfig as CheckpointConfig
+    from hpctrain.config import FailureConfig as FailureConfig
+    from hpctrain.config import RunConfig as RunConfig
+    from hpctrain.config import ScalingConfig as ScalingConfig
+    from hpctrain.config import SyncConfig as SyncConfig
+
+_NAMES = ("CheckpointConfig", "FailureConfig", "RunConfig", "ScalingConfig", "SyncConfig")
+
+__all__ = list(_NAMES)
+
+__getattr__, __dir__ = at_first_use(__name__, dict.fromkeys(_NAMES, "..config"))

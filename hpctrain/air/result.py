@@ -1,0 +1,5 @@
+"""``ray.air.result``: the same class as in `hpctrain`."""
+
+from hpctrain.result import Result
+
+__all__ = ["Result"]
