@@ -14,7 +14,6 @@ from hpctrain.lazy_names import at_first_use
 if TYPE_CHECKING:
     from hpctrain.backend import Backend as Backend
     from hpctrain.backend import BackendConfig as BackendConfig
-    from hpctrain.backend import BackendContext as BackendContext
     from hpctrain.callback import RunContext as RunContext
     from hpctrain.callback import UserCallback as UserCallback
     from hpctrain.checkpoint import Checkpoint as Checkpoint
@@ -74,7 +73,6 @@ __version__ = "0.1.0"
 _HOME_OF = {
     "Backend": "backend",
     "BackendConfig": "backend",
-    "BackendContext": "backend",
     "BackendExecutor": "execute.backend_executor",
     "BaseTrainer": "trainer",
     "Checkpoint": "checkpoint",

@@ -11,6 +11,7 @@ from hpctrain.errors import PreprocessorNotFittedException as PreprocessorNotFit
 from hpctrain.lazy_names import at_first_use
 from hpctrain.preprocessors.chain import BatchMapper as BatchMapper
 from hpctrain.preprocessors.chain import Chain as Chain
+from hpctrain.preprocessors.columns import ColumnPreprocessor as ColumnPreprocessor
 from hpctrain.preprocessors.concatenator import Concatenator as Concatenator
 from hpctrain.preprocessors.discretizer import CustomKBinsDiscretizer as CustomKBinsDiscretizer
 from hpctrain.preprocessors.discretizer import UniformKBinsDiscretizer as UniformKBinsDiscretizer
@@ -40,6 +41,7 @@ __all__ = [
     "BatchMapper",
     "Categorizer",
     "Chain",
+    "ColumnPreprocessor",
     "Concatenator",
     "CountVectorizer",
     "CustomKBinsDiscretizer",

@@ -154,6 +154,22 @@ def to_format(batch: Any, form: BatchFormat) -> Any:
     return formats.to_format({name: column_of(batch, name) for name in names_of(batch)}, form)
 
 
+def as_dataset(dataset: Any) -> Any:
+    """Return what `rows_of` takes as a `hpctrain.data.Dataset`. Not collective."""
+    if hasattr(dataset, "map_batches"):
+        return dataset
+    if isinstance(dataset, (list, tuple)) and dataset:
+        dataset = concatenate(dataset)
+    from hpctrain.data import read
+
+    make: dict[BatchFormat, Callable[..., Any]] = {
+        "numpy": read.from_numpy,
+        "pandas": read.from_pandas,
+        "pyarrow": read.from_arrow,
+    }
+    return make[format_of(dataset)](dataset)
+
+
 def rows_of(dataset: Any, columns: Sequence[str] | None) -> Rows:
     """Return what gives the batches of a dataset: those columns of it, or all.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
 
@@ -10,15 +10,16 @@ from hpctrain.checks import check_choice, check_count
 from hpctrain.errors import ConfigError
 from hpctrain.preprocessors.batches import (
     BatchFormat,
-    NumpyBatch,
     Rows,
+    as_dataset,
     concatenate,
     format_of,
+    rows_of,
     slices_of,
     to_format,
 )
 from hpctrain.preprocessors.preprocessor import FitStatus, Preprocessor
-from hpctrain.world import Communicator
+from hpctrain.world import Communicator, SerialComm
 
 
 class Chain(Preprocessor):
@@ -75,6 +76,18 @@ class Chain(Preprocessor):
             made.update(dict.fromkeys(preprocessor.get_output_columns()))
         return list(made)
 
+    def _learns_from_whole(self) -> bool:
+        return any(preprocessor._learns_from_whole() for preprocessor in self.preprocessors)
+
+    def _fit_whole(self, dataset: Any) -> Chain:
+        if not self._learns_from_whole():
+            return self._fit_rows(rows_of(dataset, self._columns_to_read()), SerialComm())
+        dataset = as_dataset(dataset)
+        for preprocessor in self.preprocessors:
+            preprocessor._fit_whole(dataset)
+            dataset = preprocessor.transform(dataset)
+        return self
+
     def _fit_rows(self, rows: Rows, comm: Communicator) -> Chain:
         for preprocessor in self.preprocessors:
             preprocessor._fit_rows(rows, comm)
@@ -91,11 +104,11 @@ class Chain(Preprocessor):
             inputs.append([*preprocessor.get_input_columns(), *learned_from])
         return self._needed(inputs)
 
+    def _transform_format(self) -> BatchFormat:
+        return "numpy"
+
     def _transform(self, batch: Any) -> Any:
         return reduce(lambda made, p: p._transform(made), self.preprocessors, batch)
-
-    def _transform_numpy(self, columns: NumpyBatch) -> Mapping[str, Any]:
-        return dict(self._transform(columns))
 
     def _keeps_rows(self) -> bool:
         return all(preprocessor._keeps_rows() for preprocessor in self.preprocessors)
@@ -143,13 +156,13 @@ class BatchMapper(Preprocessor):
     def _keeps_rows(self) -> bool:
         return False
 
+    def _transform_format(self) -> BatchFormat:
+        return "numpy"
+
     def _transform(self, batch: Any) -> Any:
         given = to_format(batch, self.batch_format)
         made = concatenate([self.fn(part) for part in slices_of(given, self.batch_size)])
         return to_format(made, format_of(batch))
-
-    def _transform_numpy(self, columns: NumpyBatch) -> Mapping[str, Any]:
-        return dict(self._transform(columns))
 
 
 def _mapped(rows: Rows, preprocessor: Preprocessor) -> Rows:

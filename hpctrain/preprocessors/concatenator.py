@@ -9,11 +9,12 @@ import numpy as np
 
 from hpctrain.errors import ConfigError
 from hpctrain.preprocessors.batches import NumpyBatch, names_of
-from hpctrain.preprocessors.preprocessor import Preprocessor, check_columns
+from hpctrain.preprocessors.columns import ColumnPreprocessor
+from hpctrain.preprocessors.preprocessor import check_columns
 from hpctrain.preprocessors.statistics import named_numbers
 
 
-class Concatenator(Preprocessor):
+class Concatenator(ColumnPreprocessor):
     """Puts columns of numbers side by side into one column of vectors, and drops them.
 
     Parameters
@@ -65,7 +66,7 @@ class Concatenator(Preprocessor):
             )
         return [name for name in self.columns if name in there]
 
-    def _transform_numpy(self, columns: NumpyBatch) -> Mapping[str, Any]:
+    def _transform_columns(self, columns: NumpyBatch) -> Mapping[str, Any]:
         parts = []
         for name, values in columns.items():
             if values.ndim > 1 and not self.flatten:

@@ -10,7 +10,8 @@ import numpy as np
 from hpctrain.checks import check_choice, check_count
 from hpctrain.errors import ConfigError
 from hpctrain.preprocessors.batches import Array, Categories, NumpyBatch, Rows
-from hpctrain.preprocessors.preprocessor import Preprocessor, check_outputs
+from hpctrain.preprocessors.columns import ColumnPreprocessor
+from hpctrain.preprocessors.preprocessor import check_outputs
 from hpctrain.preprocessors.statistics import (
     Extremes,
     collect,
@@ -20,7 +21,7 @@ from hpctrain.preprocessors.statistics import (
 from hpctrain.world import Communicator
 
 
-class _Discretizer(Preprocessor):
+class _Discretizer(ColumnPreprocessor):
     def __init__(
         self,
         columns: list[str],
@@ -58,7 +59,7 @@ class _Discretizer(Preprocessor):
             )
         return distinct
 
-    def _transform_numpy(self, columns: NumpyBatch) -> Mapping[str, Any]:
+    def _transform_columns(self, columns: NumpyBatch) -> Mapping[str, Any]:
         return {output: self._binned(name, columns[name]) for name, output in self._names()}
 
     def _binned(self, column: str, values: Array) -> Any:
@@ -198,7 +199,7 @@ class UniformKBinsDiscretizer(_Discretizer):
     def _count(self, column: str) -> int:
         return self.bins[column] if isinstance(self.bins, Mapping) else self.bins
 
-    def _fit(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
+    def _fit_columns(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
         stats: dict[str, Any] = {}
         for column, found in collect(rows, dict.fromkeys(self.columns, Extremes), comm).items():
             if found.shape != () or np.isnan(found.minimum).any():

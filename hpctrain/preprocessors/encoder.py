@@ -26,7 +26,8 @@ from hpctrain.preprocessors.categories import (
     is_list,
     most_frequent,
 )
-from hpctrain.preprocessors.preprocessor import Preprocessor, check_outputs, no_value
+from hpctrain.preprocessors.columns import ColumnPreprocessor
+from hpctrain.preprocessors.preprocessor import check_outputs, no_value
 from hpctrain.preprocessors.statistics import Counts, collect, named_numbers
 from hpctrain.world import Communicator
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     import pandas
 
 
-class _Encoder(Preprocessor):
+class _Encoder(ColumnPreprocessor):
     """Learns the values of each column, and gives each a number, in their order."""
 
     def _learn(
@@ -99,11 +100,11 @@ class OrdinalEncoder(_Encoder):
         self.columns = list(columns)
         self.encode_lists = encode_lists
 
-    def _fit(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
+    def _fit_columns(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
         count = count_in_lists if self.encode_lists else count_elements
         return self._learn(rows, comm, count=count)
 
-    def _transform_numpy(self, columns: NumpyBatch) -> Mapping[str, Any]:
+    def _transform_columns(self, columns: NumpyBatch) -> Mapping[str, Any]:
         return {output: self._encoded(name, columns[name]) for name, output in self._names()}
 
     def _encoded(self, name: str, values: Array) -> Array:
@@ -145,10 +146,10 @@ class OneHotEncoder(_Encoder):
         self.columns = list(columns)
         self.max_categories = check_limits(columns, max_categories)
 
-    def _fit(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
+    def _fit_columns(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
         return self._learn(rows, comm, at_most=self.max_categories)
 
-    def _transform_numpy(self, columns: NumpyBatch) -> Mapping[str, Any]:
+    def _transform_columns(self, columns: NumpyBatch) -> Mapping[str, Any]:
         outputs = {}
         for name, output in self._names():
             codes = self._codes(name)
@@ -184,12 +185,12 @@ class MultiHotEncoder(_Encoder):
         self.columns = list(columns)
         self.max_categories = check_limits(columns, max_categories)
 
-    def _fit(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
+    def _fit_columns(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
         return self._learn(
             rows, comm, count=count_in_lists, at_most=self.max_categories, allow_missing=True
         )
 
-    def _transform_numpy(self, columns: NumpyBatch) -> Mapping[str, Any]:
+    def _transform_columns(self, columns: NumpyBatch) -> Mapping[str, Any]:
         outputs = {}
         for name, output in self._names():
             codes = self._codes(name)
@@ -252,10 +253,10 @@ class LabelEncoder(_Encoder):
     def _columns_of(self, batch: Any) -> list[str]:
         return [name for name in self.get_input_columns() if name in names_of(batch)]
 
-    def _fit(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
+    def _fit_columns(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
         return self._learn(rows, comm)
 
-    def _transform_numpy(self, columns: NumpyBatch) -> Mapping[str, Any]:
+    def _transform_columns(self, columns: NumpyBatch) -> Mapping[str, Any]:
         values = columns[self.label_column]
         codes = codes_of(values, self._codes(self.label_column))
         if (codes < 0).any():
@@ -268,14 +269,14 @@ class LabelEncoder(_Encoder):
         return {self.output_column: codes}
 
 
-class _LabelDecoder(Preprocessor):
+class _LabelDecoder(ColumnPreprocessor):
     _is_fittable = False
 
     def __init__(self, column: str, labels: list[Any]) -> None:
         self.columns = [column]
         self.labels = labels
 
-    def _transform_numpy(self, columns: NumpyBatch) -> Mapping[str, Any]:
+    def _transform_columns(self, columns: NumpyBatch) -> Mapping[str, Any]:
         (name,) = self.columns
         numbers = named_numbers(name, columns[name]).reshape(columns[name].shape)
         is_known = np.isin(numbers, np.arange(len(self.labels)))
@@ -322,7 +323,7 @@ class Categorizer(_Encoder):
     def _columns_to_read(self) -> list[str]:
         return [column for column in self.columns if column not in self.dtypes]
 
-    def _fit(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
+    def _fit_columns(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
         learned = self._columns_to_read()
         found = collect(rows, dict.fromkeys(learned, Counts), comm) if learned else {}
         for column, counts in found.items():
@@ -330,7 +331,7 @@ class Categorizer(_Encoder):
                 raise no_value(column)
         return {f"categories({c})": in_order(counts.counts) for c, counts in found.items()}
 
-    def _transform_numpy(self, columns: NumpyBatch) -> Mapping[str, Any]:
+    def _transform_columns(self, columns: NumpyBatch) -> Mapping[str, Any]:
         outputs: dict[str, Any] = {}
         for name, output in self._names():
             categories, ordered = self._categories(name)

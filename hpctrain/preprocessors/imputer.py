@@ -12,12 +12,13 @@ from hpctrain.checks import check_choice
 from hpctrain.errors import ConfigError
 from hpctrain.preprocessors.batches import Array, NumpyBatch, Rows
 from hpctrain.preprocessors.categories import is_missing, most_frequent
-from hpctrain.preprocessors.preprocessor import FitStatus, Preprocessor, check_outputs, per_row
+from hpctrain.preprocessors.columns import ColumnPreprocessor
+from hpctrain.preprocessors.preprocessor import FitStatus, check_outputs, per_row
 from hpctrain.preprocessors.statistics import Counts, Moments, collect, in_shape, infinite_values
 from hpctrain.world import Communicator
 
 
-class SimpleImputer(Preprocessor):
+class SimpleImputer(ColumnPreprocessor):
     """Replaces missing values: NaN, None, NaT.
 
     From infinite values nothing is learned; they are refused.
@@ -58,7 +59,7 @@ class SimpleImputer(Preprocessor):
         """Return whether the preprocessor can be applied. Not collective."""
         return FitStatus.NOT_FITTABLE if self.strategy == "constant" else super().fit_status()
 
-    def _fit(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
+    def _fit_columns(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
         stats: dict[str, Any] = {}
         if self.strategy == "mean":
             for column, moments in collect(
@@ -76,7 +77,7 @@ class SimpleImputer(Preprocessor):
             (stats[f"most_frequent({column})"],) = most_frequent(counts.counts, 1)
         return stats
 
-    def _transform_numpy(self, columns: NumpyBatch) -> Mapping[str, Any]:
+    def _transform_columns(self, columns: NumpyBatch) -> Mapping[str, Any]:
         return {
             output: _filled(name, columns[name], self._fill_of(name))
             for name, output in self._names()

@@ -9,11 +9,12 @@ import numpy as np
 
 from hpctrain.checks import check_choice
 from hpctrain.preprocessors.batches import Array, NumpyBatch
-from hpctrain.preprocessors.preprocessor import Preprocessor, check_outputs
+from hpctrain.preprocessors.columns import ColumnPreprocessor
+from hpctrain.preprocessors.preprocessor import check_outputs
 from hpctrain.preprocessors.statistics import finite_numbers
 
 
-class Normalizer(Preprocessor):
+class Normalizer(ColumnPreprocessor):
     """Divides each row by its norm, over all columns; a row of zeros stays as it is.
 
     A row with NaN becomes NaN; infinite values are refused.
@@ -39,7 +40,7 @@ class Normalizer(Preprocessor):
         self.columns = list(columns)
         self.norm = norm
 
-    def _transform_numpy(self, columns: NumpyBatch) -> Mapping[str, Any]:
+    def _transform_columns(self, columns: NumpyBatch) -> Mapping[str, Any]:
         parts = [finite_numbers(name, columns[name]) for name in self.columns]
         norms = self._norms(np.concatenate(parts, axis=1, dtype=np.float64))
         norms[norms == 0] = 1.0

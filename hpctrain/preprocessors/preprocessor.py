@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
-import abc
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any, ClassVar, TypeAlias, TypeVar
+
+import numpy as np
 
 from hpctrain.errors import ConfigError, PreprocessorNotFittedException
 from hpctrain.preprocessors.batches import (
     Array,
     BatchFormat,
-    NumpyBatch,
     Rows,
-    column_of,
+    as_dataset,
+    concatenate,
     format_of,
-    replace_columns,
     rows_of,
+    slices_of,
+    to_format,
 )
-from hpctrain.world import Communicator, SerialComm
+from hpctrain.world import Communicator
 
 P = TypeVar("P", bound="Preprocessor")
 
 
-class Preprocessor(abc.ABC):
-    """Learns statistics of columns from a dataset, and changes columns by them.
+class Preprocessor:
+    """Learns from a dataset, and transforms batches by what it learned.
 
-    To write one of your own, store each parameter of the constructor under its own name, and define
-    `_transform_numpy`; `_fit` too if there is something to learn.
+    To write one of your own, define ``_transform_pandas(df)`` or ``_transform_numpy(batch)``, which
+    are given a whole batch and return one. ``_fit(dataset)`` learns from a
+    `hpctrain.data.Dataset`, keeps what it learned in attributes, and returns ``self``; without it,
+    set ``_is_fittable = False``. `ColumnPreprocessor` is for one whose statistics the ranks compute
+    together.
     """
 
     class FitStatus(str, Enum):
@@ -45,27 +50,38 @@ class Preprocessor(abc.ABC):
     _is_fittable: ClassVar[bool] = True
     _version: ClassVar[int] = 1
     """Raised when the same parameters make other numbers than before; it is stored with them."""
+    _fitted = False
     stats_: dict[str, Any] | None = None
     """What was learned, such as ``{"mean(x)": 0.5}``; None before."""
 
     # What a subclass defines.
 
-    def _fit(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
-        """Return what is to be learned from the rows of all ranks. Collective."""
+    def _fit(self, ds: Any) -> Preprocessor:
+        """Learn from all rows. Not collective: rank 0 calls it."""
+        raise ConfigError(
+            f"{type(self).__name__} has nothing to learn with: define _fit(self, ds), or set "
+            f"_is_fittable = False."
+        )
+
+    def _transform_pandas(self, df: Any) -> Any:
+        """Return a DataFrame for a batch that is one. Not collective."""
         raise NotImplementedError
 
-    @abc.abstractmethod
-    def _transform_numpy(self, columns: NumpyBatch) -> Mapping[str, Any]:
-        """Return the output columns for the input columns of a batch. Not collective."""
+    def _transform_numpy(self, np_data: Any) -> Any:
+        """Return a dict of arrays for a batch that is one. Not collective."""
+        raise NotImplementedError
+
+    def _get_transform_config(self) -> dict[str, Any]:
+        """Return ``{"batch_size": n}`` to be given at most n rows. Not collective."""
+        return {}
 
     def get_input_columns(self) -> list[str]:
-        """Return the columns that are read. Not collective."""
-        return list(getattr(self, "columns", ()))
+        """Return the columns that are read, as far as they are known. Not collective."""
+        return []
 
     def get_output_columns(self) -> list[str]:
-        """Return the columns that are made. Not collective."""
-        outputs = getattr(self, "output_columns", None)
-        return self.get_input_columns() if outputs is None else list(outputs)
+        """Return the columns that are made, as far as they are known. Not collective."""
+        return []
 
     def _dropped_columns(self) -> Sequence[str]:
         """Return the input columns that are not there afterwards, unless they are outputs."""
@@ -77,7 +93,10 @@ class Preprocessor(abc.ABC):
         """Return whether the preprocessor can be applied. Not collective."""
         if not self._is_fittable:
             return FitStatus.NOT_FITTABLE
-        return FitStatus.NOT_FITTED if self.stats_ is None else FitStatus.FITTED
+        learned = any(
+            name.endswith("_") and value is not None for name, value in vars(self).items()
+        )
+        return FitStatus.FITTED if self._fitted or learned else FitStatus.NOT_FITTED
 
     def has_stats(self) -> bool:
         """Return whether something was learned. Not collective."""
@@ -85,8 +104,8 @@ class Preprocessor(abc.ABC):
 
     @classmethod
     def preferred_batch_format(cls) -> BatchFormat:
-        """Return the format of batches that is quickest to transform. Not collective."""
-        return "numpy"
+        """Return the format of batches for one that transforms both. Not collective."""
+        return "pandas"
 
     def fit(self: P, ds: Any) -> P:
         """Learn from a dataset, all of it in this process, and return the preprocessor.
@@ -104,7 +123,7 @@ class Preprocessor(abc.ABC):
         ConfigError
             If a column is missing, is of a type that cannot be learned from, or holds no value.
         """
-        return self.fit_shard(ds, SerialComm())
+        return self._fit_whole(ds)
 
     def fit_shard(self: P, shard: Any, comm: Communicator) -> P:
         """Learn from the shards of all ranks together, and return the preprocessor.
@@ -124,6 +143,13 @@ class Preprocessor(abc.ABC):
         ConfigError
             If a column is missing, is of a type that cannot be learned from, or holds no value.
         """
+        if self._learns_from_whole():
+            if comm.size > 1:
+                raise ConfigError(
+                    f"{type(self).__name__} learns from a whole dataset, and each rank has a shard "
+                    f"of it. Give it to a trainer, or call fit() before the ranks are started."
+                )
+            return self._fit_whole(shard)
         return self._fit_rows(rows_of(shard, self._columns_to_read()), comm)
 
     def fit_transform(self, ds: Any) -> Any:
@@ -150,7 +176,7 @@ class Preprocessor(abc.ABC):
             return self.transform_batch(ds)
         return ds.map_batches(
             self.transform_batch,
-            batch_format=self.preferred_batch_format(),
+            batch_format=self._transform_format(),
             keeps_rows=self._keeps_rows(),
             zero_copy_batch=True,
         )
@@ -214,42 +240,61 @@ class Preprocessor(abc.ABC):
 
     # How it is done.
 
+    def _learns_from_whole(self) -> bool:
+        """Return whether it learns from all rows in one process, or from the shards of ranks."""
+        return self.fit_status() is not FitStatus.NOT_FITTABLE
+
+    def _fit_whole(self: P, dataset: Any) -> P:
+        if self._begin_fit():
+            self._fit(as_dataset(dataset))
+            self._fitted = True
+        return self
+
     def _fit_rows(self: P, rows: Rows, comm: Communicator) -> P:
+        """Learn from the rows of all ranks. Collective."""
+        # Whoever calls this has looked whether it learns from rows.
+        return self
+
+    def _begin_fit(self) -> bool:
+        """Return whether there is something to learn; warn if it was learned before."""
         status = self.fit_status()
-        if status is FitStatus.NOT_FITTABLE:
-            return self
         if status in (FitStatus.FITTED, FitStatus.PARTIALLY_FITTED):
             warnings.warn(
                 f"{type(self).__name__} has been fitted before; what it learned is replaced.",
-                stacklevel=3,
+                stacklevel=4,
             )
-        self.stats_ = None
-        self.stats_ = self._fit(rows, comm)
-        return self
+        return status is not FitStatus.NOT_FITTABLE
 
     def _columns_to_read(self) -> list[str] | None:
         """Return the columns that fitting reads; None: all."""
-        return self.get_input_columns()
+        return None
+
+    def _transform_format(self) -> BatchFormat:
+        """Return the format of the batches that its transform is given."""
+        cls = type(self)
+        takes_pandas = cls._transform_pandas is not Preprocessor._transform_pandas
+        takes_numpy = cls._transform_numpy is not Preprocessor._transform_numpy
+        if not (takes_pandas or takes_numpy):
+            raise ConfigError(
+                f"{cls.__name__} transforms nothing: define _transform_pandas(self, df) or "
+                f"_transform_numpy(self, batch)."
+            )
+        if takes_pandas and takes_numpy:
+            return cls.preferred_batch_format()
+        return "pandas" if takes_pandas else "numpy"
 
     def _transform(self, batch: Any) -> Any:
-        format_of(batch)
-        inputs = {name: column_of(batch, name) for name in self._columns_of(batch)}
-        if not inputs:
-            return batch
-        outputs = self._transform_numpy(inputs)
-        return replace_columns(batch, outputs, dropped=self._dropped_columns())
+        form = self._transform_format()
+        transform = self._transform_pandas if form == "pandas" else self._transform_numpy
+        if form == "numpy" and isinstance(batch, np.ndarray):
+            return transform(batch)
+        given = to_format(batch, form)
+        parts = slices_of(given, self._get_transform_config().get("batch_size"))
+        return to_format(concatenate([transform(part) for part in parts]), format_of(batch))
 
     def _keeps_rows(self) -> bool:
         """Return whether there is a row for each row afterwards."""
-        return True
-
-    def _columns_of(self, batch: Any) -> list[str]:
-        """Return the input columns of a batch."""
-        return self.get_input_columns()
-
-    def _names(self) -> Iterator[tuple[str, str]]:
-        """Give each input column with its output column."""
-        return zip(self.get_input_columns(), self.get_output_columns(), strict=True)
+        return False
 
     def _refuse_if_not_fitted(self) -> None:
         if self.fit_status() in (FitStatus.NOT_FITTED, FitStatus.PARTIALLY_FITTED):
@@ -260,8 +305,8 @@ class Preprocessor(abc.ABC):
 
     def _configuration(self) -> dict[str, Any]:
         """Return the arguments of the constructor that make an unfitted one."""
-        parameters = inspect.signature(type(self).__init__).parameters
-        return {name: getattr(self, name) for name in list(parameters)[1:]}
+        parameters = list(inspect.signature(type(self).__init__).parameters)[1:]
+        return {name: getattr(self, name) for name in parameters if hasattr(self, name)}
 
     @property
     def _stats(self) -> dict[str, Any]:

@@ -11,8 +11,9 @@ import numpy as np
 from hpctrain.checks import is_number
 from hpctrain.errors import ConfigError
 from hpctrain.preprocessors.batches import Array, NumpyBatch, Rows
+from hpctrain.preprocessors.columns import ColumnPreprocessor
 from hpctrain.preprocessors.kernels import shifted_and_scaled
-from hpctrain.preprocessors.preprocessor import Preprocessor, check_outputs, no_value, per_row
+from hpctrain.preprocessors.preprocessor import check_outputs, no_value, per_row
 from hpctrain.preprocessors.quantiles import quantiles_of
 from hpctrain.preprocessors.statistics import (
     Extremes,
@@ -28,12 +29,12 @@ from hpctrain.world import Communicator
 _ROUNDING = 10 * float(np.finfo(np.float64).eps)
 
 
-class _Scaler(Preprocessor):
+class _Scaler(ColumnPreprocessor):
     def __init__(self, columns: list[str], output_columns: list[str] | None = None) -> None:
         self.output_columns = check_outputs(columns, output_columns)
         self.columns = list(columns)
 
-    def _transform_numpy(self, columns: NumpyBatch) -> Mapping[str, Any]:
+    def _transform_columns(self, columns: NumpyBatch) -> Mapping[str, Any]:
         return {
             output: _scaled(name, columns[name], *self._shift_and_scale(name))
             for name, output in self._names()
@@ -70,7 +71,7 @@ class StandardScaler(_Scaler):
     def __init__(self, columns: list[str], output_columns: list[str] | None = None) -> None:
         super().__init__(columns, output_columns)
 
-    def _fit(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
+    def _fit_columns(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
         stats: dict[str, Any] = {}
         for column, found in collect(rows, dict.fromkeys(self.columns, Moments), comm).items():
             shape = _shape_of(column, found)
@@ -102,7 +103,7 @@ class MinMaxScaler(_Scaler):
     def __init__(self, columns: list[str], output_columns: list[str] | None = None) -> None:
         super().__init__(columns, output_columns)
 
-    def _fit(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
+    def _fit_columns(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
         stats: dict[str, Any] = {}
         for column, found in collect(rows, dict.fromkeys(self.columns, Extremes), comm).items():
             shape = _shape_of(column, found)
@@ -132,7 +133,7 @@ class MaxAbsScaler(_Scaler):
     def __init__(self, columns: list[str], output_columns: list[str] | None = None) -> None:
         super().__init__(columns, output_columns)
 
-    def _fit(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
+    def _fit_columns(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
         stats: dict[str, Any] = {}
         for column, found in collect(rows, dict.fromkeys(self.columns, Extremes), comm).items():
             largest = np.maximum(np.abs(found.minimum), np.abs(found.maximum))
@@ -182,7 +183,7 @@ class RobustScaler(_Scaler):
         self.quantile_range = (low, high)
         self.quantile_precision = quantile_precision
 
-    def _fit(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
+    def _fit_columns(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
         low, high = self.quantile_range
         found = quantiles_of(rows, self.columns, (low, 0.5, high), comm)
         stats: dict[str, Any] = {}

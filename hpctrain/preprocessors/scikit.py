@@ -9,11 +9,12 @@ import numpy as np
 
 from hpctrain.errors import ConfigError
 from hpctrain.preprocessors.batches import Array, NumpyBatch, Rows, flat_rows
-from hpctrain.preprocessors.preprocessor import Preprocessor, check_columns
+from hpctrain.preprocessors.columns import ColumnPreprocessor
+from hpctrain.preprocessors.preprocessor import check_columns
 from hpctrain.world import Communicator
 
 
-class SklearnPreprocessor(Preprocessor):
+class SklearnPreprocessor(ColumnPreprocessor):
     """Fits and applies a transformer of scikit-learn, on columns put side by side.
 
     A transformer that has ``partial_fit`` sees the rows of one rank after the other, batch by
@@ -59,7 +60,7 @@ class SklearnPreprocessor(Preprocessor):
     def _columns_to_read(self) -> list[str]:
         return [*self.columns, *([self.label_column] if self.label_column else [])]
 
-    def _fit(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
+    def _fit_columns(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
         from sklearn.base import clone
 
         model = clone(self.transformer)
@@ -105,7 +106,7 @@ class SklearnPreprocessor(Preprocessor):
 
         return _on(0, fit, comm)
 
-    def _transform_numpy(self, columns: NumpyBatch) -> Mapping[str, Any]:
+    def _transform_columns(self, columns: NumpyBatch) -> Mapping[str, Any]:
         inputs, _ = self._inputs(columns, with_labels=False)
         if not len(inputs):
             result = inputs if self.output_column is None else self._result_of_none(inputs)

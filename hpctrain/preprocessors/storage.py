@@ -257,6 +257,10 @@ class _Writer:
 
     def __init__(self) -> None:
         self._classes = _own_classes()
+        # Others keep what they learned in attributes of their own.
+        self._by_arguments = tuple(
+            self._classes[name] for name in ("BatchMapper", "Chain", "ColumnPreprocessor")
+        )
         self.arrays: dict[str, Array] = {}
 
     def encode(self, value: Any) -> Any:
@@ -284,7 +288,7 @@ class _Writer:
             return {"$dtype": np.dtype(value).str}
         if hasattr(value, "categories") and hasattr(value, "ordered"):
             return {"$categories": self.encode([list(value.categories), bool(value.ordered)])}
-        if isinstance(value, Preprocessor):
+        if isinstance(value, self._by_arguments):
             return {"$preprocessor": self._encode_preprocessor(value)}
         return self._encode_foreign(value)
 

@@ -14,13 +14,9 @@ from hpctrain.checks import check_count
 from hpctrain.errors import ConfigError
 from hpctrain.preprocessors.batches import Array, NumpyBatch, Rows
 from hpctrain.preprocessors.categories import is_missing, most_frequent
+from hpctrain.preprocessors.columns import ColumnPreprocessor
 from hpctrain.preprocessors.encoder import as_cells
-from hpctrain.preprocessors.preprocessor import (
-    Preprocessor,
-    check_columns,
-    check_outputs,
-    no_value,
-)
+from hpctrain.preprocessors.preprocessor import check_columns, check_outputs, no_value
 from hpctrain.preprocessors.statistics import Counts, collect, named_numbers
 from hpctrain.world import Communicator
 
@@ -38,7 +34,7 @@ def place_of(value: object, num_features: int) -> int:
     return int(digest, 16) % num_features
 
 
-class _OfText(Preprocessor):
+class _OfText(ColumnPreprocessor):
     def __init__(
         self,
         columns: list[str],
@@ -84,7 +80,7 @@ class Tokenizer(_OfText):
     ) -> None:
         super().__init__(columns, tokenization_fn, output_columns)
 
-    def _transform_numpy(self, columns: NumpyBatch) -> Mapping[str, Any]:
+    def _transform_columns(self, columns: NumpyBatch) -> Mapping[str, Any]:
         return {
             output: as_cells(self._tokens(name, columns[name])) for name, output in self._names()
         }
@@ -123,7 +119,7 @@ class HashingVectorizer(_OfText):
         super().__init__(columns, tokenization_fn, output_columns)
         self.num_features = num_features
 
-    def _transform_numpy(self, columns: NumpyBatch) -> Mapping[str, Any]:
+    def _transform_columns(self, columns: NumpyBatch) -> Mapping[str, Any]:
         outputs = {}
         for name, output in self._names():
             tokens = self._tokens(name, columns[name])
@@ -159,7 +155,7 @@ class CountVectorizer(_OfText):
         super().__init__(columns, tokenization_fn, output_columns)
         self.max_features = max_features
 
-    def _fit(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
+    def _fit_columns(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
         def words(column: str, values: Array) -> Counter[Any]:
             return Counter(token for row in self._tokens(column, values) for token in row)
 
@@ -173,7 +169,7 @@ class CountVectorizer(_OfText):
             stats[f"token_counts({column})"] = {word: counts.counts[word] for word in kept}
         return stats
 
-    def _transform_numpy(self, columns: NumpyBatch) -> Mapping[str, Any]:
+    def _transform_columns(self, columns: NumpyBatch) -> Mapping[str, Any]:
         outputs = {}
         for name, output in self._names():
             words = self._stats[f"token_counts({name})"]
@@ -182,7 +178,7 @@ class CountVectorizer(_OfText):
         return outputs
 
 
-class FeatureHasher(Preprocessor):
+class FeatureHasher(ColumnPreprocessor):
     """Makes a vector of several columns: each is added at the place of its name's hash.
 
     It is meant for columns that count words, of which there are many. The hash is that of Ray,
@@ -212,7 +208,7 @@ class FeatureHasher(Preprocessor):
         """Return the column of vectors. Not collective."""
         return [self.output_column]
 
-    def _transform_numpy(self, columns: NumpyBatch) -> Mapping[str, Any]:
+    def _transform_columns(self, columns: NumpyBatch) -> Mapping[str, Any]:
         vectors = np.zeros((len(next(iter(columns.values()))), self.num_features))
         for name, values in columns.items():
             if values.ndim > 1:

@@ -74,7 +74,8 @@ def fit_for_training(
 
     Collective. One that is fitted is taken as it is. What the run resumes from is looked at first:
     if it holds the same preprocessor, that is taken, so that a run that goes on with other ranks
-    has the same numbers. Else it learns from the dataset "train", of which each rank reads a part.
+    has the same numbers. Else it learns from the dataset "train", of which each rank reads a part;
+    rank 0 reads the whole where a preprocessor of the user's needs that.
 
     Parameters
     ----------
@@ -103,6 +104,9 @@ def fit_for_training(
         return storage.deserialize(text, trusted=True)
     dataset = _made(datasets[FIT_ON])
     _check_form(FIT_ON, dataset)
+    if preprocessor._learns_from_whole():
+        fitted = preprocessor.fit(dataset).serialize() if comm.rank == 0 else None
+        return storage.deserialize(comm.bcast(fitted), trusted=True)
     columns = preprocessor._columns_to_read()
     if is_dataset(dataset) and columns is not None:
         dataset = dataset.select_columns(columns)

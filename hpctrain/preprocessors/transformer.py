@@ -10,13 +10,14 @@ import numpy as np
 from hpctrain.checks import check_choice, is_number
 from hpctrain.errors import ConfigError
 from hpctrain.preprocessors.batches import Array, NumpyBatch
-from hpctrain.preprocessors.preprocessor import Preprocessor, check_outputs
+from hpctrain.preprocessors.columns import ColumnPreprocessor
+from hpctrain.preprocessors.preprocessor import check_outputs
 from hpctrain.preprocessors.statistics import finite_numbers
 
 _NO_POWER = 1e-19
 
 
-class PowerTransformer(Preprocessor):
+class PowerTransformer(ColumnPreprocessor):
     """Raises values to a power, in the way of Yeo and Johnson or of Box and Cox.
 
     NaN stays NaN; infinite values are refused.
@@ -51,7 +52,7 @@ class PowerTransformer(Preprocessor):
         self.power = power
         self.method = method
 
-    def _transform_numpy(self, columns: NumpyBatch) -> Mapping[str, Any]:
+    def _transform_columns(self, columns: NumpyBatch) -> Mapping[str, Any]:
         function = _yeo_johnson if self.method == "yeo-johnson" else _box_cox
         outputs = {}
         for name, output in self._names():

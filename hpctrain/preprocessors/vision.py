@@ -9,10 +9,11 @@ import numpy as np
 
 from hpctrain.errors import ConfigError
 from hpctrain.preprocessors.batches import Array, NumpyBatch
-from hpctrain.preprocessors.preprocessor import Preprocessor, check_outputs
+from hpctrain.preprocessors.columns import ColumnPreprocessor
+from hpctrain.preprocessors.preprocessor import check_outputs
 
 
-class TorchVisionPreprocessor(Preprocessor):
+class TorchVisionPreprocessor(ColumnPreprocessor):
     """Applies a transform of torchvision, or any function of a tensor, to columns of images.
 
     Parameters
@@ -57,7 +58,7 @@ class TorchVisionPreprocessor(Preprocessor):
             "batched": self.batched,
         }
 
-    def _transform_numpy(self, columns: NumpyBatch) -> Mapping[str, Any]:
+    def _transform_columns(self, columns: NumpyBatch) -> Mapping[str, Any]:
         outputs = {}
         for name, output in self._names():
             images = columns[name]

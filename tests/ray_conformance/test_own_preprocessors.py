@@ -1,0 +1,111 @@
+"""Preprocessors as Ray's documentation shows how to write them; numbers are Ray 2.60's answers."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+
+import hpctrain
+from hpctrain import CheckpointError, ConfigError, RunConfig, ScalingConfig
+from hpctrain.data import from_pandas
+from hpctrain.preprocessors import Chain, Preprocessor, StandardScaler, load, save
+
+FRAME = pandas.DataFrame({"a": [1.0, 2.0, 4.0], "b": [10.0, 20.0, 40.0]})
+
+
+class LargestIsOne(Preprocessor):
+    """Learns from a dataset, and keeps it in an attribute; does not call ``super().__init__()``."""
+
+    def __init__(self, column):
+        self.name = column
+
+    def _fit(self, ds):
+        self.largest_ = max(float(batch[self.name].max()) for batch in ds.iter_batches())
+        return self
+
+    def _transform_pandas(self, df):
+        df[self.name] = df[self.name] / self.largest_
+        return df
+
+
+class SumOnly(Preprocessor):
+    """Drops what it has read, and needs no fit."""
+
+    _is_fittable = False
+
+    def _transform_numpy(self, data):
+        return {"sum": data["a"] + data["b"]}
+
+
+class Ten(Preprocessor):
+    _is_fittable = False
+
+    def _transform_numpy(self, data):
+        return data * 10
+
+
+def test_fit_and_transform_of_a_dataset():
+    scale = LargestIsOne("a")
+    assert scale.fit_status() is Preprocessor.FitStatus.NOT_FITTED
+    made = scale.fit_transform(from_pandas(FRAME))
+    assert scale.fit_status() is Preprocessor.FitStatus.FITTED
+    (batch,) = made.iter_batches(batch_format="pandas")
+    assert batch["a"].tolist() == [0.25, 0.5, 1.0]
+    assert batch["b"].tolist() == [10.0, 20.0, 40.0]
+    assert FRAME["a"].tolist() == [1.0, 2.0, 4.0]
+
+
+def test_a_batch_of_any_form_is_transformed_whole():
+    for batch in (FRAME, {name: FRAME[name].to_numpy() for name in FRAME}):
+        made = SumOnly().transform_batch(batch)
+        assert list(made) == ["sum"]
+        assert list(made["sum"]) == [11.0, 22.0, 44.0]
+    assert Ten().transform_batch(np.array([1, 2])).tolist() == [10, 20]
+
+
+def test_a_chain_mixes_them_with_ours():
+    chain = Chain(LargestIsOne("a"), SumOnly(), StandardScaler(["sum"]))
+    made = chain.fit_transform(FRAME)
+    assert list(made) == ["sum"]
+    sums = np.array([10.25, 20.5, 41.0])
+    np.testing.assert_allclose(made["sum"], (sums - sums.mean()) / sums.std())
+
+
+def test_what_was_learned_is_stored(tmp_path: Path):
+    save(Chain(LargestIsOne("a")).fit(FRAME), tmp_path)
+    with pytest.raises(CheckpointError, match="trusted=True"):
+        load(tmp_path)
+    made = load(tmp_path, trusted=True).transform_batch(FRAME)
+    assert made["a"].tolist() == [0.25, 0.5, 1.0]
+
+
+def test_one_that_transforms_nothing_says_so():
+    class Nothing(Preprocessor):
+        pass
+
+    with pytest.raises(ConfigError, match="set _is_fittable = False"):
+        Nothing().fit(FRAME)
+    Nothing._is_fittable = False
+    with pytest.raises(ConfigError, match=r"define _transform_pandas\(self, df\) or"):
+        Nothing().transform_batch(FRAME)
+
+
+@pytest.mark.mpi
+def test_ranks_are_given_what_rank_0_learned_from_all_rows(tmp_path: Path):
+    def train() -> Any:
+        shard = hpctrain.get_dataset_shard("train")
+        values = [float(row["a"]) for row in shard.iter_rows()]
+        hpctrain.report({"values": values})
+        return values
+
+    result = hpctrain.DataParallelTrainer(
+        train,
+        datasets={"train": from_pandas(FRAME)},
+        preprocessor=LargestIsOne("a"),
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(storage_path=tmp_path, verbose=0),
+    ).fit()
+    # Rank 0 has not the largest: it is in the second half.
+    assert result.return_value[0] == 0.25
