@@ -6,9 +6,9 @@ Scripts import this before anything is asked of it, so what starts a run is impo
 from __future__ import annotations
 
 import abc
-import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -20,6 +20,7 @@ from hpctrain.config import DataConfig, RunConfig, ScalingConfig
 from hpctrain.errors import ConfigError, DamagedFileError
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.plan import read_plan
+from hpctrain.train_function import takes_config
 
 if TYPE_CHECKING:
     from hpctrain.launch.handle import RunHandle
@@ -33,6 +34,9 @@ TrainLoop = Callable[[], Any] | Callable[[dict[str, Any]], Any]
 
 class BaseTrainer(NamedArguments, abc.ABC):
     """What all trainers share: how many workers, how the run is looked after, and its data.
+
+    A class of your own defines `training_loop`, which runs on one rank with ``self.datasets``
+    preprocessed. `DataParallelTrainer` runs a training function on many.
 
     Parameters
     ----------
@@ -92,11 +96,19 @@ class BaseTrainer(NamedArguments, abc.ABC):
         return f"{type(self).__name__}(num_workers={self.scaling_config.num_workers})"
 
     def setup(self) -> None:  # empty unless a trainer has something to prepare
-        """Prepare what `training_loop` needs; called by `fit` first. Not collective."""
+        """Prepare what `training_loop` needs; called before it, on the rank. Not collective."""
+
+    def preprocess_datasets(self) -> None:
+        """Apply the fitted preprocessor to the datasets, before `training_loop`. Not collective."""
+        if self.preprocessor is not None:
+            from hpctrain.preprocessors.training import transformed
+
+            for name, dataset in self.datasets.items():
+                self.datasets[name] = transformed(self.preprocessor, name, dataset)
 
     @abc.abstractmethod
-    def training_loop(self) -> Result:
-        """Run the training and return its result; called by `fit`. Not collective."""
+    def training_loop(self) -> Any:
+        """Train, on the one rank of the run, and `hpctrain.report`. Not collective."""
 
     def fit(self) -> Result:
         """Run the training in whichever home this process is in, and return what came out of it.
@@ -113,11 +125,30 @@ class BaseTrainer(NamedArguments, abc.ABC):
         TrainingFailedError
             If the run failed or was stopped; ``fit()`` with the same name resumes it.
         """
-        from hpctrain.launch.fit import refuse_nested_fit
+        from hpctrain.launch.fit import fit, refuse_nested_fit
 
         refuse_nested_fit("fit")
-        self.setup()
-        return self.training_loop()
+        return fit(self._request())
+
+    def _request(self) -> Request:
+        from hpctrain.worker.training_loop import TrainingLoop
+
+        if self.scaling_config.max_workers > 1:
+            raise ConfigError(
+                f"{type(self).__name__} runs its training_loop() once, on one rank, and has "
+                f"num_workers={self.scaling_config.num_workers}. Leave num_workers out, or "
+                f"subclass DataParallelTrainer, which runs a training function on each worker."
+            )
+        runner = DataParallelTrainer(
+            TrainingLoop(self),
+            scaling_config=self.scaling_config,
+            run_config=self.run_config,
+            datasets=self.datasets,
+            metadata=self.metadata,
+            resume_from_checkpoint=self.resume_from_checkpoint,
+            preprocessor=self.preprocessor,
+        )
+        return replace(runner._request(), trainer=_class_path(type(self)))
 
     @classmethod
     def can_restore(cls, path: str | PathLike[str]) -> bool:
@@ -129,9 +160,20 @@ class BaseTrainer(NamedArguments, abc.ABC):
         return plan.get("trainer") == _class_path(cls) and RunPaths(Path(path)).spec.exists()
 
     @classmethod
-    @abc.abstractmethod
     def restore(cls, path: str | PathLike[str], **changes: Any) -> BaseTrainer:
-        """Return a trainer whose ``fit()`` continues the run in `path`. Not collective."""
+        """Return a trainer whose ``fit()`` continues the run in `path`.
+
+        Not collective.
+
+        Raises
+        ------
+        ConfigError
+            If the class has no way to make one, as it is without a method of its own.
+        """
+        raise ConfigError(
+            f"{cls.__name__} has no restore() of its own. Construct it as before, with the name "
+            f"and the storage path of {path} in its RunConfig: fit() resumes the run."
+        )
 
     def _check_scaling_config(self) -> None:
         allowed = self._scaling_config_allowed_keys
@@ -223,7 +265,20 @@ class DataParallelTrainer(BaseTrainer):
         """Return whether the training function is the trainer's own."""
         return False
 
-    def training_loop(self) -> Result:
+    def fit(self) -> Result:
+        """Run the training function on the workers, and return what came out of it.
+
+        Not collective, except where this process already is a rank (``srun python train.py``): then
+        every rank must call it. Errors are those of `BaseTrainer.fit`.
+        """
+        from hpctrain.launch.fit import refuse_nested_fit
+
+        refuse_nested_fit("fit")
+        self.setup()
+        result: Result = self.training_loop()
+        return result
+
+    def training_loop(self) -> Any:
         """Hand the training function over to the workers. Not collective."""
         from hpctrain.launch.fit import fit
 
@@ -354,44 +409,6 @@ class DataParallelTrainer(BaseTrainer):
     @classmethod
     def _rebuild(cls, train_loop: TrainLoop, arguments: dict[str, Any]) -> DataParallelTrainer:
         return cls(train_loop, **arguments)
-
-
-def takes_config(train_loop: Any) -> bool:
-    """Return whether a training function wants the configuration.
-
-    Not collective.
-
-    Raises
-    ------
-    ConfigError
-        If it is not a function, does not tell its arguments, or needs more than one.
-    """
-    if not callable(train_loop):
-        raise ConfigError(
-            f"train_loop_per_worker={train_loop!r} is not a function. Give the function itself, "
-            f"without calling it."
-        )
-    try:
-        parameters = inspect.signature(train_loop).parameters.values()
-    except ValueError as error:
-        raise ConfigError(
-            f"train_loop_per_worker={train_loop!r} does not tell its arguments, as many functions "
-            f"written in C. Call it in a function of your own, and give that."
-        ) from error
-    needed = [
-        p
-        for p in parameters
-        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
-    ]
-    if len(needed) > 1:
-        name = getattr(train_loop, "__name__", repr(train_loop))
-        raise ConfigError(
-            f"{name}({', '.join(p.name for p in needed)}) takes {len(needed)} arguments. A "
-            f"training function takes none, or one: the train_loop_config. Put the rest into "
-            f"train_loop_config."
-        )
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return bool(positional)
 
 
 def _check_names(to_split: str | Sequence[str], datasets: Mapping[str, Any]) -> None:

@@ -10,7 +10,8 @@ import pytest
 from hpctrain.backend import BackendConfig
 from hpctrain.config import DataConfig, RunConfig, ScalingConfig
 from hpctrain.errors import ConfigError
-from hpctrain.trainer import BaseTrainer, DataParallelTrainer, takes_config
+from hpctrain.train_function import takes_config
+from hpctrain.trainer import BaseTrainer, DataParallelTrainer
 
 
 def train() -> None:

@@ -11,7 +11,8 @@ from hpctrain.config import DataConfig, RunConfig, ScalingConfig
 from hpctrain.errors import ConfigError
 from hpctrain.horovod.config import HorovodConfig
 from hpctrain.horovod.elastic import ElasticLoop
-from hpctrain.trainer import DataParallelTrainer, TrainLoop, takes_config
+from hpctrain.train_function import takes_config
+from hpctrain.trainer import DataParallelTrainer, TrainLoop
 
 if TYPE_CHECKING:
     from hpctrain.preprocessors import Preprocessor
