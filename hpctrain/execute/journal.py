@@ -84,7 +84,7 @@ class Journal:
         """Seconds that attempts which have ended lasted, over all jobs of the run."""
         began = {e["attempt"]: e["time"] for e in self._events if e["event"] == "attempt-started"}
         ended = [e for e in self._events if e["event"] == "attempt-ended"]
-        return sum(e["time"] - began[e["attempt"]] for e in ended if e["attempt"] in began)
+        return sum((e["time"] - began[e["attempt"]] for e in ended if e["attempt"] in began), 0.0)
 
     @property
     def begun_with(self) -> set[str]:
