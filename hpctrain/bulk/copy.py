@@ -18,6 +18,7 @@ from hpctrain.bulk.ring import Ring, make_ring
 from hpctrain.bulk.state_file import BLOCK_BYTES, StateFile, file_digest, whole_pages
 from hpctrain.bulk.verify import read_state_header
 from hpctrain.errors import CheckpointError
+from hpctrain.own_files import create_file
 
 # One is read and digested while another is written; the third keeps either from waiting.
 _BLOCKS = 3
@@ -121,7 +122,7 @@ class Copier:
 @contextmanager
 def _new(target: Path) -> Iterator[BinaryIO]:
     """Make a file that nobody else has made; it is gone if it is not finished."""
-    with open(target, "xb") as file:
+    with open(create_file(target), "wb") as file:
         try:
             yield file
             file.flush()

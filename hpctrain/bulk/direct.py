@@ -14,6 +14,7 @@ from types import TracebackType
 from hpctrain.bulk.page_cache import CachedPages
 from hpctrain.bulk.state_file import PAGE_BYTES
 from hpctrain.bulk.striping import prepare_stripes
+from hpctrain.own_files import FILE_MODE
 
 LARGE_BYTES = 2**20
 """From this size on a file is copied faster past the page cache, and with half the CPU time."""
@@ -32,12 +33,12 @@ def open_new(path: Path, size: int) -> int:
     prepare_stripes(path, size)
     flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
     try:
-        return os.open(path, flags | os.O_DIRECT, 0o666)
+        return os.open(path, flags | os.O_DIRECT, FILE_MODE)
     except OSError as error:
         # tmpfs before Linux 6.6, and some that are mounted over a network or through FUSE.
         if error.errno != errno.EINVAL:
             raise
-        return os.open(path, flags, 0o666)
+        return os.open(path, flags, FILE_MODE)
 
 
 def write_at(descriptor: int, memory: memoryview, position: int) -> None:

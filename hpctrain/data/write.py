@@ -19,6 +19,7 @@ from hpctrain.data.hdf5 import as_in_hdf5, check_names, hdf5_type, is_text, open
 from hpctrain.data.optional import require
 from hpctrain.data.schema import Column, Schema
 from hpctrain.errors import ConfigError
+from hpctrain.own_files import DIRECTORY_MODE, name_beside
 
 if TYPE_CHECKING:
     from hpctrain.data.dataset import Dataset
@@ -97,8 +98,8 @@ def write_numpy(dataset: Dataset, path: str | PathLike[str]) -> Path:
             f"name for something else. Rename it, or write Parquet."
         )
     rows = max(1, PART_BYTES // max(schema.row_bytes, 1))
-    beside = directory.with_name(f".{directory.name}.{os.getpid()}")
-    beside.mkdir(parents=True)
+    beside = name_beside(directory)
+    beside.mkdir(DIRECTORY_MODE, parents=True)
     try:
         for number, batch in enumerate(_batches(dataset, schema, batch_size=rows)):
             arrays: dict[str, Any] = {n: _without_objects(n, a) for n, a in plain(batch).items()}
@@ -194,7 +195,7 @@ def _beside(path: str | PathLike[str], suffixes: tuple[str, ...]) -> Iterator[Pa
     if target.exists():
         raise ConfigError(f"{target} exists. Delete it, or give another path.")
     target.parent.mkdir(parents=True, exist_ok=True)
-    beside = target.with_name(f".{target.name}.{os.getpid()}")
+    beside = name_beside(target)
     try:
         yield beside
         os.replace(beside, target)

@@ -7,6 +7,8 @@ import os
 import time
 from typing import Any
 
+from hpctrain.own_files import create_file
+
 _PROBE_BYTES = 4096
 
 
@@ -42,11 +44,11 @@ def examine_storage(run_dir: str, *, node: str) -> dict[str, Any]:
     node
         Name of this machine.
     """
-    probe = f"{run_dir}/.health-{node}"
+    probe = f"{run_dir}/.health-{node}.{os.urandom(8).hex()}"
     problem = ""
     try:
         # Many file systems refuse what does not fit, or is not allowed, only at the first byte.
-        descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        descriptor = create_file(probe, mode=0o600)
         try:
             os.write(descriptor, bytes(_PROBE_BYTES))
         finally:

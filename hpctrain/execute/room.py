@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from hpctrain.log import log
+from hpctrain.own_files import create_file, name_beside
 from hpctrain.rundir.files import may_pass
 from hpctrain.rundir.paths import RunPaths
 
@@ -47,11 +48,11 @@ def await_room(
 
 def _write_probe(paths: RunPaths) -> OSError | None:
     """Return why nothing can be written, if that may pass."""
-    probe = paths.root / f".room-{os.getpid()}"
+    probe = name_beside(paths.root / "room")
     try:
         try:
             # A quota, or a server that is full, may be felt only when the bytes are on their way.
-            with open(probe, "wb", buffering=0) as file:
+            with open(create_file(probe), "wb", buffering=0) as file:
                 written = file.write(os.urandom(_PROBE_BYTES))
                 os.fsync(file.fileno())
         finally:

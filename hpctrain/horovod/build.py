@@ -24,6 +24,7 @@ from pathlib import Path
 
 from hpctrain import environ
 from hpctrain.errors import ConfigError, HpctrainError, LaunchError
+from hpctrain.own_files import name_beside
 
 VERSION = "0.28.1"
 _CMAKE_AT_LEAST = (3, 21)  # the first that reads CMAKE_TOOLCHAIN_FILE from the environment
@@ -207,7 +208,7 @@ def build_wheel(
         (wheel,) = built.glob("*.whl")
         try:
             # Beside it first: another process may look into the cache, on another file system.
-            partly = folder / f".{wheel.name}.{os.getpid()}"
+            partly = name_beside(folder / wheel.name)
             shutil.copyfile(wheel, partly)
             partly.replace(folder / wheel.name)
         except OSError as error:

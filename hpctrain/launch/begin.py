@@ -14,6 +14,7 @@ from hpctrain.launch.existing import Existing, decide_on_existing, job_is_alive,
 from hpctrain.launch.request import Submission
 from hpctrain.launch.storage import errors_of_storage
 from hpctrain.log import log
+from hpctrain.own_files import DIRECTORY_MODE
 from hpctrain.rundir.files import fsync_directory
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import read_status
@@ -99,7 +100,7 @@ def _rename(root: Path) -> Path:
             return aside
         try:
             # rename() replaces an empty directory, so this one is ours before.
-            aside.mkdir()
+            aside.mkdir(DIRECTORY_MODE)
         except FileExistsError:
             continue
         try:

@@ -16,6 +16,7 @@ from typing import Any
 
 from hpctrain.errors import LaunchError
 from hpctrain.execute.process import process_start_time
+from hpctrain.own_files import DIRECTORY_MODE
 from hpctrain.own_time import Deadline
 from hpctrain.rundir.files import fsync_directory
 from hpctrain.rundir.paths import RunPaths
@@ -49,7 +50,7 @@ def claimed(paths: RunPaths, *, patience_s: float = CLAIM_PATIENCE_S) -> Iterato
     LaunchError
         If a process of another host holds it for longer than `patience_s`.
     """
-    paths.root.mkdir(parents=True, exist_ok=True)
+    paths.root.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
     claim, owner = _take(paths, patience_s)
     try:
         yield
@@ -106,7 +107,7 @@ def _take(paths: RunPaths, patience_s: float) -> tuple[Path, bytes]:
                 continue
         except FileNotFoundError:
             # Its holder has moved the run aside.
-            paths.root.mkdir(parents=True, exist_ok=True)
+            paths.root.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
             continue
         if deadline.is_over:
             raise LaunchError(_explain_wait(paths, newest, patience_s))
@@ -127,7 +128,7 @@ def _describe_self() -> bytes:
 
 
 def _prepare(directory: Path, owner: bytes) -> None:
-    directory.mkdir()
+    directory.mkdir(DIRECTORY_MODE)
     with open(directory / _OWNER, "wb") as file:
         file.write(owner)
         file.flush()

@@ -18,6 +18,7 @@ import hpctrain
 from hpctrain import environ
 from hpctrain.launch.existing import was_begun_by_this_job
 from hpctrain.launch.request import Submission
+from hpctrain.own_files import DIRECTORY_MODE
 from hpctrain.rundir import FORMAT
 from hpctrain.rundir.directory import read_run_id
 from hpctrain.rundir.files import write_atomic
@@ -35,9 +36,9 @@ def write_plan_and_spec(submission: Submission) -> None:
     """Write what was asked for into the run directory, which is made if needed. Not collective."""
     request = submission.request
     paths = request.paths
-    paths.root.mkdir(parents=True, exist_ok=True)
-    paths.checkpoints.mkdir(exist_ok=True)
-    paths.artifacts.mkdir(exist_ok=True)
+    paths.root.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
+    paths.checkpoints.mkdir(DIRECTORY_MODE, exist_ok=True)
+    paths.artifacts.mkdir(DIRECTORY_MODE, exist_ok=True)
     events = read_events(paths)
     # By starting its job again, Slurm has called fit() again.
     continues = submission.plan.launcher != "slurm" and was_begun_by_this_job(events)

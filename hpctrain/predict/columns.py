@@ -14,6 +14,7 @@ import numpy as np
 
 from hpctrain.data.formats import Batch, from_any, to_arrow
 from hpctrain.errors import ConfigError
+from hpctrain.own_files import name_beside
 from hpctrain.predict.part_files import PartFile
 from hpctrain.rundir.files import write_atomic
 
@@ -118,7 +119,7 @@ class AgreedColumns:
 
     def _agree(self, found: Mapping[str, OutputColumn]) -> dict[str, OutputColumn]:
         content = json.dumps([[n, c.kind, c.shape] for n, c in found.items()]).encode()
-        own = self._path.with_name(f"{self._path.name}.{os.uname().nodename}.{os.getpid()}")
+        own = name_beside(self._path)
         if not self._path.exists():
             write_atomic(own, content, durable=True)
             try:

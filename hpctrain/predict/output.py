@@ -20,6 +20,7 @@ import numpy as np
 
 from hpctrain.data.dataset import Dataset
 from hpctrain.errors import ConfigError
+from hpctrain.own_files import DIRECTORY_MODE, create_file, name_beside
 from hpctrain.predict.columns import AgreedColumns, read_columns
 from hpctrain.predict.identity import Identity
 from hpctrain.predict.part_files import (
@@ -182,7 +183,7 @@ class Output:
         ConfigError
             If another run writes this output.
         """
-        self.parts.mkdir(parents=True, exist_ok=True)
+        self.parts.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
         descriptor = os.open(self.parts, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         deadline = time.monotonic() + _LOCK_TIMEOUT_S
         try:
@@ -273,7 +274,7 @@ class Output:
             os.rename(self.parts, self.path)
         else:
             parts = [self._part(number) for number in numbers]
-            beside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+            beside = name_beside(self.path)
             _JOIN[self.part_type](parts, beside)
             sync_file(beside)
             os.replace(beside, self.path)
@@ -359,7 +360,7 @@ def _join_hdf5(parts: Sequence[Path], target: Path) -> None:
             for name, dataset in file.items():
                 shapes.setdefault(name, []).append((path, dataset.shape))
                 dtypes[name] = dataset.dtype
-    with h5py.File(target, "w", libver="latest") as file:
+    with h5py.File(target, "x", libver="latest") as file:
         for name, found in shapes.items():
             rows = sum(shape[0] for _, shape in found)
             layout = h5py.VirtualLayout((rows, *found[0][1][1:]), dtype=dtypes[name])
@@ -374,7 +375,7 @@ def _join_hdf5(parts: Sequence[Path], target: Path) -> None:
 
 def _join_lines(parts: Sequence[Path], target: Path) -> None:
     first = b""
-    with open(target, "wb") as joined:
+    with open(create_file(target), "wb") as joined:
         for path in parts:
             with open(path, "rb") as file:
                 names = file.readline()
@@ -390,13 +391,15 @@ def _join_arrays(parts: Sequence[Path], target: Path) -> None:
     first = arrays[0]
     for path, array in zip(parts, arrays, strict=True):
         _check_alike(path, (array.dtype, array.shape[1:]), (first.dtype, first.shape[1:]))
-    shape = (sum(map(len, arrays)), *first.shape[1:])
-    joined = np.lib.format.open_memmap(target, mode="w+", dtype=first.dtype, shape=shape)
-    start = 0
-    for array in arrays:
-        joined[start : start + len(array)] = array
-        start += len(array)
-    joined.flush()
+    header = {
+        "descr": np.lib.format.dtype_to_descr(first.dtype),
+        "fortran_order": False,
+        "shape": (sum(map(len, arrays)), *first.shape[1:]),
+    }
+    with open(create_file(target), "wb") as joined:
+        np.lib.format.write_array_header_1_0(joined, header)
+        for array in arrays:
+            joined.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 _JOIN: Mapping[type[PartFile], Callable[[Sequence[Path], Path], None]] = {

@@ -16,6 +16,7 @@ from hpctrain.data.formats import Batch, concatenate, num_rows, to_arrow
 from hpctrain.data.hdf5 import as_in_hdf5, check_names, hdf5_type, is_text
 from hpctrain.data.optional import require
 from hpctrain.errors import ConfigError
+from hpctrain.own_files import create_file, name_beside
 from hpctrain.predict.batches import flatten_columns
 
 _BUFFER_BYTES = 4 * 2**20
@@ -41,7 +42,7 @@ class PartFile(abc.ABC):
     ) -> None:
         self._path = path
         self._kinds = kinds or {}
-        self._beside = path.with_name(f".{path.name}.{os.getpid()}")
+        self._beside = name_beside(path)
         self._rows = rows
         self._held: list[Batch] = []
         self._held_bytes = 0
@@ -155,7 +156,7 @@ class Hdf5Part(PartFile):
     def _write(self, batch: Batch) -> None:
         if self._file is None:
             h5py = require("h5py", to="to write HDF5 files")
-            self._file = h5py.File(self._beside, "w")
+            self._file = h5py.File(self._beside, "x")
             for name, values in batch.items():
                 shape = (self._rows, *values.shape[1:])
                 self._file.create_dataset(name, shape, dtype=hdf5_type(values.dtype))
@@ -244,7 +245,7 @@ class CsvPart(PartFile):
         csv = require("pyarrow.csv", to="to write CSV files")
         is_first = self._file is None
         if self._file is None:
-            self._file = self._beside.open("wb")
+            self._file = os.fdopen(create_file(self._beside), "wb")
         table = to_arrow(flatten_columns(batch))
         if table.num_columns == 1 and table.column(0).null_count:
             # A line without a character would be no row.
@@ -274,7 +275,7 @@ class NumpyPart(PartFile):
     def _write(self, batch: Batch) -> None:
         values = only_column(batch)
         if self._file is None:
-            self._file = self._beside.open("wb")
+            self._file = os.fdopen(create_file(self._beside), "wb")
             header = {
                 "descr": np.lib.format.dtype_to_descr(values.dtype),
                 "fortran_order": False,

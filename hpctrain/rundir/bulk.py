@@ -9,6 +9,7 @@ from pathlib import Path
 from hpctrain.bulk.copy import Copied, Copier
 from hpctrain.bulk.digest import digest_file
 from hpctrain.bulk.pace import Pace
+from hpctrain.own_files import create_file
 
 # linux/fs.h: _IOW(0x94, 9, int)
 _FICLONE = 0x40049409
@@ -76,7 +77,7 @@ def clone(source: Path, target: Path) -> bool:
     """
     if os.stat(source).st_dev != os.stat(target.parent).st_dev:
         return False
-    with open(source, "rb") as reader, open(target, "xb") as writer:
+    with open(source, "rb") as reader, open(create_file(target), "wb") as writer:
         try:
             fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
         except OSError:

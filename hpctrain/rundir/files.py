@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from hpctrain.bulk.unreadable import is_passing
+from hpctrain.own_files import DIRECTORY_MODE, FILE_MODE, create_file, name_beside
 
 T = TypeVar("T")
 
@@ -45,7 +46,9 @@ def insist(call: Callable[[], T], *, patience_s: float) -> T:
         time.sleep(_PAUSE_S)
 
 
-def write_atomic(path: Path, content: bytes, *, mode: int = 0o644, durable: bool = False) -> None:
+def write_atomic(
+    path: Path, content: bytes, *, mode: int = FILE_MODE, durable: bool = False
+) -> None:
     """Write a file so that a reader sees the old or the new content, never a part.
 
     Not collective.
@@ -55,8 +58,8 @@ def write_atomic(path: Path, content: bytes, *, mode: int = 0o644, durable: bool
     durable
         Whether the content is on disk when this returns; costs a flush of the disk.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    beside = name_beside(path)
+    descriptor = create_file(beside, mode=mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
@@ -83,12 +86,13 @@ def make_directory(directory: Path, *, below: Path) -> None:
     """
     for parent in reversed([directory, *directory.parents]):
         if below in parent.parents:
-            parent.mkdir(exist_ok=True)
+            parent.mkdir(DIRECTORY_MODE, exist_ok=True)
 
 
 def write_unseen(path: Path, content: bytes) -> None:
     """Write a file durably, in a directory that nobody reads yet. Not collective."""
-    with open(path, "wb") as file:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(path, flags, FILE_MODE), "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
@@ -114,7 +118,8 @@ def open_append(path: Path) -> int:
 
     Not collective. A torn last line, which a kill or a full disk can leave, is ended first.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(path, flags, FILE_MODE)
     size = os.fstat(descriptor).st_size
     if size and os.pread(descriptor, 1, size - 1) != b"\n":
         os.write(descriptor, b"\n")

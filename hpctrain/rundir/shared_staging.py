@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from hpctrain.checkpoint import MANIFEST_NAME
 from hpctrain.errors import CheckpointError
+from hpctrain.own_files import create_file
 from hpctrain.rundir.bulk import BULK, Bulk, clone
 from hpctrain.rundir.files import fsync_file
 from hpctrain.rundir.staging import (
@@ -64,7 +65,7 @@ class SharedStaging:
         """Write a file of which every rank has the same, unless somebody has. Not collective."""
 
         def write(target: Path) -> None:
-            with open(target, "xb") as file:
+            with open(create_file(target), "wb") as file:
                 file.write(content)
 
         if path not in self.paths:

@@ -21,6 +21,7 @@ from typing import Literal, TypeVar
 import hpctrain
 from hpctrain.bulk.verify import state_file_digest
 from hpctrain.errors import CheckpointError
+from hpctrain.own_files import DIRECTORY_MODE
 from hpctrain.rundir.bulk import BULK, Bulk
 from hpctrain.rundir.files import fsync_file, make_directory
 
@@ -103,16 +104,20 @@ def make_empty(directory: Path) -> None:
     import shutil
 
     try:
-        make_below(directory, Path.mkdir)
+        make_below(directory, _make)
     except FileExistsError:
         shutil.rmtree(directory)
-        directory.mkdir()
+        _make(directory)
 
 
 def make_present(directory: Path) -> None:
     """Make a staging directory, unless it is there. Not collective."""
     with suppress(FileExistsError):
-        directory.mkdir()
+        _make(directory)
+
+
+def _make(directory: Path) -> None:
+    directory.mkdir(DIRECTORY_MODE)
 
 
 def make_below(path: Path, make: Callable[[Path], T], *, staging: Path | None = None) -> T:

@@ -20,6 +20,7 @@ from hpctrain.bulk.reader import verify_state_file
 from hpctrain.bulk.unreadable import UnreadableError, is_passing
 from hpctrain.checkpoint import MANIFEST_NAME, Checkpoint, hold_for_deletion
 from hpctrain.errors import CheckpointError
+from hpctrain.own_files import DIRECTORY_MODE
 from hpctrain.rundir.files import fsync_directory, make_directory, write_unseen
 from hpctrain.rundir.manifest import (
     DamagedManifestError,
@@ -269,7 +270,7 @@ class CheckpointStore:
         Not collective; call while no rank runs.
         """
         if not self._directory.is_dir():
-            self._directory.mkdir()
+            self._directory.mkdir(DIRECTORY_MODE)
             # A checkpoint outlives a power failure only if the way to it does.
             for parent in (self._directory.parent, self._directory.parent.parent):
                 fsync_directory(parent)

@@ -19,7 +19,7 @@ from hpctrain.plan.sbatch import escape_directives, option_words
 from hpctrain.plan.sbatch_options import hidden_variables
 from hpctrain.plan.visibility import process_checks, run_directory_check
 from hpctrain.rundir import files
-from hpctrain.rundir.files import write_atomic
+from hpctrain.rundir.files import make_directory, write_atomic
 from hpctrain.rundir.ledger import append_event
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.slurm.client import insist, is_passing
@@ -111,7 +111,7 @@ def submit_executor(plan: LaunchPlan, paths: RunPaths, scaling: ScalingConfig, *
         If Slurm refuses the job.
     """
     # A job whose log directory does not exist dies without a word, so it is made before.
-    paths.submission.mkdir(parents=True, exist_ok=True)
+    make_directory(paths.submission, below=paths.root)
     # Lines of its setup may hold a password.
     script = make_batch_script(plan, paths, cwd=cwd).encode()
     write_atomic(paths.batch_script, script, mode=0o600)

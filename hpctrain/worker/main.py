@@ -24,6 +24,7 @@ from hpctrain.control.link import Link, LinkTimeoutError
 from hpctrain.control.wire import Frame
 from hpctrain.errors import HpctrainError
 from hpctrain.log import flush_output, log, log_traceback
+from hpctrain.own_files import FILE_MODE
 from hpctrain.plan import spec
 from hpctrain.plan.spec import RunSpec
 from hpctrain.rundir.paths import RunPaths
@@ -199,7 +200,8 @@ def _exit(status: int) -> NoReturn:
 
 
 def _redirect_output(path: Path) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+    descriptor = os.open(path, flags, FILE_MODE)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)

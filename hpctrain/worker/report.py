@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hpctrain.checkpoint import Checkpoint, ReportedCheckpoint
 from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.metric_names import PartialMetrics
+from hpctrain.own_files import DIRECTORY_MODE
 from hpctrain.rundir.files import make_directory
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.worker.commits import Commits, Verdict
@@ -148,7 +149,7 @@ class Session:
         """Return the directory into which this rank writes its artifacts."""
         if self._scratch is not None and self._scratch_has_artifacts:
             return self._scratch.artifacts
-        self._paths.artifacts.mkdir(exist_ok=True)
+        self._paths.artifacts.mkdir(DIRECTORY_MODE, exist_ok=True)
         return self._paths.artifacts
 
     def report(self, metrics: Mapping[str, Any], upload: Upload | None = None) -> None:

@@ -26,7 +26,6 @@ _ANNOUNCE_PATIENCE_S = 60.0
 _POLL_S = 0.01
 # Each launcher has its own; srun with PMI2 sets two of them, to the same number.
 _RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
-_OWN_PID_SUFFIX = re.compile(r"(/\.[^/]*)\.\d+$")
 # Times and random numbers in names; those of reports have 6 digits.
 _NEVER_THE_SAME = re.compile(r"[0-9a-f]{9,}")
 
@@ -69,6 +68,7 @@ class Injector:
             self._faults.setdefault(place, []).append(fault)
         self._role = role_of(sys.orig_argv, os.environ, told["script"])  # noqa: TID251
         self._pid = os.getpid()
+        self._real_paths: dict[str, str] = {}
         self._write = os.write
         self._trace = os.open(
             os.path.join(trial, "trace.jsonl"),
@@ -108,10 +108,9 @@ class Injector:
             return None
         if not found.startswith(self.storage + "/"):
             return None
-        # A file beside the target has the writer's process id in its name, which is another one in
-        # the next trial.
-        found = _OWN_PID_SUFFIX.sub(r"\1.PID", found[len(self.storage) + 1 :])
-        return _NEVER_THE_SAME.sub("X", found)
+        name = _NEVER_THE_SAME.sub("X", found[len(self.storage) + 1 :])
+        self._real_paths[name] = found
+        return name
 
     def _claim(self, name: str) -> bool:
         try:
@@ -130,7 +129,7 @@ class Injector:
             raise OSError(fault["errno"], os.strerror(fault["errno"]), path)
         elif act == "torn":
             # What a power cut leaves of a file that was not yet on the disk.
-            target = _path_with_pid(os.path.join(self.storage, path))
+            target = self._real_paths[path]
             os.truncate(target, int(os.path.getsize(target) * fault["amount"]))
             os.kill(os.getpid(), signal.SIGKILL)
         elif act == ANNOUNCE:
@@ -144,10 +143,6 @@ class Injector:
         deadline = time.monotonic() + _ANNOUNCE_PATIENCE_S
         while not os.path.exists(answer) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
-
-
-def _path_with_pid(path: str) -> str:
-    return path.removesuffix(".PID") + f".{os.getpid()}" if path.endswith(".PID") else path
 
 
 def wrap_calls(injector: Injector) -> None:

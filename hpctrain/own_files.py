@@ -1,0 +1,33 @@
+"""Files and directories in places where somebody else may write too: made, never found."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FILE_MODE = 0o644
+DIRECTORY_MODE = 0o755
+"""Of what a run consists of. A umask of 002, usual where projects share directories, would let
+every member of the group put code into it; access control lists are bounded by it as well."""
+
+
+def name_beside(path: Path) -> Path:
+    """Return a name in the same directory that nobody can know before. Not collective.
+
+    It is for what is renamed to `path` once it is complete.
+    """
+    return path.with_name(f".{path.name}.{os.urandom(8).hex()}")
+
+
+def create_file(path: str | Path, flags: int = os.O_WRONLY, *, mode: int = FILE_MODE) -> int:
+    """Return a descriptor of a file that this call makes. Not collective.
+
+    Raises
+    ------
+    FileExistsError
+        If anything has the name, be it a symbolic link that leads nowhere.
+    """
+    return os.open(path, flags | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
