@@ -48,6 +48,7 @@ _EXISTING = "HPCTRAIN_EXISTING"
 _HOSTFILE = "HPCTRAIN_HOSTFILE"
 _DETACH = "HPCTRAIN_DETACH"
 _DRY_RUN = "HPCTRAIN_DRY_RUN"
+_TRUST_WRITERS = "HPCTRAIN_TRUST_WRITERS"
 _SLURM_OVERRIDES = "HPCTRAIN_SLURM"
 
 
@@ -297,6 +298,11 @@ def dry_run_requested() -> bool:
 def request_dry_run() -> None:
     """Let ``fit()`` print what it would do, and end the process."""
     os.environ[_DRY_RUN] = "1"
+
+
+def trusts_writers() -> bool:
+    """Return whether whoever can write into a run directory may run code as this user."""
+    return os.environ.get(_TRUST_WRITERS) == "1"
 
 
 def slurm_overrides() -> dict[str, Any]:

@@ -31,3 +31,15 @@ def create_file(path: str | Path, flags: int = os.O_WRONLY, *, mode: int = FILE_
         If anything has the name, be it a symbolic link that leads nowhere.
     """
     return os.open(path, flags | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+
+
+def open_log(path: str | Path, flags: int = os.O_WRONLY) -> int:
+    """Return a descriptor that appends to a file, which is made if needed. Not collective.
+
+    Raises
+    ------
+    OSError
+        If it is a symbolic link.
+    """
+    flags |= os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(path, flags, FILE_MODE)

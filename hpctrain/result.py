@@ -32,15 +32,14 @@ from hpctrain.rundir.manifest import Manifest
 from hpctrain.rundir.metrics import read_reports
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.plan import read_plan
-from hpctrain.rundir.reading import damaged, read_content
+from hpctrain.rundir.reading import damaged
 from hpctrain.rundir.retention import rank_checkpoints
 from hpctrain.rundir.status import RunState, RunStatus, explain_gap, read_status
 from hpctrain.rundir.store import CheckpointStore
+from hpctrain.rundir.trust import read_own
 
 if TYPE_CHECKING:
     import pandas
-
-_MOST_BYTES_OF_VALUE = 64 * 2**30
 
 
 @dataclass(frozen=True)
@@ -212,11 +211,9 @@ class Result:
         This unpickles: open only runs that you trust.
         """
         try:
-            content = read_content(self._paths.return_value, most=_MOST_BYTES_OF_VALUE)
+            content = read_own(self._paths.return_value)
         except FileNotFoundError:
             return None
-        except OSError as error:
-            raise damaged(self._paths.return_value, error.strerror or str(error)) from error
         return spec.unpack(content)
 
     @property

@@ -363,11 +363,13 @@ class DataParallelTrainer(BaseTrainer):
         Raises
         ------
         ConfigError
-            If there is no such run, it belongs to another trainer, or dataset names differ.
+            If there is no such run, it is another trainer's or writable by others, or dataset
+            names differ.
         """
         from hpctrain.launch.stored import stored_request
         from hpctrain.plan import spec
         from hpctrain.plan.spec import RunSpec
+        from hpctrain.rundir.trust import read_spec
 
         paths = RunPaths(Path(path).absolute())
         if not cls.can_restore(path):
@@ -376,7 +378,7 @@ class DataParallelTrainer(BaseTrainer):
                 f"what it is."
             )
         plan = read_plan(paths, needs=("run_config", "scaling_config"))
-        run_spec = RunSpec.from_bytes(paths.spec.read_bytes())
+        run_spec = RunSpec.from_bytes(read_spec(paths))
         stored: WorkerSpec = spec.unpack(run_spec.worker)
         run_config, resume_from = stored_request(paths, plan, run_spec, changes.get("run_config"))
         if datasets is not None and set(datasets) != set(stored.datasets):

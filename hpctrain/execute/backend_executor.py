@@ -27,6 +27,8 @@ class BackendExecutor:
     ----------
     worker_group
         The ranks; started by `start`.
+    spec_digest
+        Of the ``spec.pkl`` that the ranks are to run, and no other.
     first_report
         Number of the report that the attempt resumes from, 0 at a fresh start.
     checkpoint
@@ -34,7 +36,12 @@ class BackendExecutor:
     """
 
     def __init__(
-        self, worker_group: WorkerGroup, *, first_report: int = 0, checkpoint: Path | None = None
+        self,
+        worker_group: WorkerGroup,
+        *,
+        spec_digest: str,
+        first_report: int = 0,
+        checkpoint: Path | None = None,
     ) -> None:
         self.worker_group = worker_group
         self.tracker = AttemptTracker(world_size=len(worker_group), first_report=first_report)
@@ -43,6 +50,7 @@ class BackendExecutor:
         )
         self._first_report = first_report
         self._checkpoint = checkpoint
+        self._spec_digest = spec_digest
         self._rounds: deque[ReportRound] = deque()
         self._failed_at: float | None = None
         self._heard = 0
@@ -59,6 +67,7 @@ class BackendExecutor:
             "train",
             first_report=self._first_report,
             checkpoint=None if self._checkpoint is None else str(self._checkpoint),
+            spec=self._spec_digest,
         )
 
     def get_next_results(self, timeout_s: float) -> ReportRound | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from hpctrain import environ
 from hpctrain.control.wire import Frame
 from hpctrain.log import log
+from hpctrain.own_files import open_log
 from hpctrain.rundir.files import make_directory
 from hpctrain.rundir.paths import RunPaths
 
@@ -142,7 +143,7 @@ def _py_spy(pid: int, *, is_stopped: bool = False) -> str:
 def _append(path: Path, text: str, *, run_dir: Path) -> None:
     try:
         make_directory(path.parent, below=run_dir)
-        with open(path, "a") as file:
+        with open(open_log(path), "a") as file:
             file.write(text)
     except OSError as error:
         log(f"cannot write {path}: {error.strerror}")

@@ -54,6 +54,8 @@ class Executor:
         On what it runs.
     run_config
         How it is looked after.
+    spec_digest
+        That of ``spec.pkl``.
     resume_from
         Checkpoint of another run to begin with.
     """
@@ -64,11 +66,13 @@ class Executor:
         paths: RunPaths,
         plan: LaunchPlan,
         run_config: RunConfig,
+        spec_digest: str,
         resume_from: Path | None = None,
     ) -> None:
         self._paths = paths
         self._plan = plan
         self._run_config = run_config
+        self._spec_digest = spec_digest
         self._resume_from = resume_from
         self._mpi = plan.mpi
         self.signals: list[str] = []
@@ -260,6 +264,7 @@ class Executor:
             group,
             first_report=start.first_report,
             checkpoint=None if start.checkpoint is None else start.checkpoint.path,
+            spec_digest=self._spec_digest,
         )
         error: BaseException | None = None
         try:

@@ -15,6 +15,7 @@ from hpctrain.frames import user_part_of_stack
 from hpctrain.plan.spec import RunSpec
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.reading import read_end
+from hpctrain.rundir.trust import read_spec
 from hpctrain.worker.failure import RankFailure
 from hpctrain.worker.imports import is_found_here
 
@@ -194,7 +195,7 @@ def _is_found_here(failure: RankFailure, paths: RunPaths) -> bool:
     """Return whether the executor, which looks from another node or later, finds the module."""
     if not failure.missing_module:
         return False
-    settings = RunSpec.from_bytes(paths.spec.read_bytes()).settings
+    settings = RunSpec.from_bytes(read_spec(paths)).settings
     return is_found_here(failure.missing_module, settings.sys_path)
 
 

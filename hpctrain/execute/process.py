@@ -14,6 +14,7 @@ from pathlib import Path
 
 from hpctrain import environ
 from hpctrain.errors import LaunchError
+from hpctrain.own_files import open_log
 from hpctrain.own_time import Deadline
 from hpctrain.slurm.steps import end_marked_steps
 
@@ -66,7 +67,7 @@ class StepProcess:
 
     def _start(self) -> None:
         try:
-            with open(self.log, "ab") as output:
+            with open(open_log(self.log), "ab") as output:
                 self._output_begins = output.tell()
                 # A session of its own: Ctrl-C in a terminal is for the executor to act on.
                 self._process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The supervisor of a job: ``python -m hpctrain.execute.supervisor RUN``, as submitit submits it.
+"""The supervisor of a job: ``python -m hpctrain.execute.supervisor RUN DIGEST``.
 
 It keeps an executor running. It has no threads and does nothing but wait, so nothing can go wrong
 in it; the executor is its child, and is started again if it dies of anything but its own decision.
@@ -22,12 +22,13 @@ from hpctrain.rundir.directory import HeldDirectory
 from hpctrain.rundir.ledger import append_event, count_attempts
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunState, read_status
+from hpctrain.rundir.trust import digest_spec, read_spec
 
 _MAX_RESTARTS = 3
 _SIGNALS = (signal.SIGUSR2, signal.SIGTERM)
 
 
-def supervise(run_dir: str) -> None:
+def supervise(run_dir: str, spec_digest: str | None = None) -> None:
     """Run the executor of a run to its end. Not collective."""
     # What a signal means is the executor's business, which gets it too, and has some seconds to act
     # before Slurm's SIGKILL.
@@ -44,7 +45,7 @@ def supervise(run_dir: str) -> None:
     while fruitless <= _MAX_RESTARTS and _is_here(directory):
         pid = os.fork()
         if pid == 0:
-            os._exit(_run_executor(paths))
+            os._exit(_run_executor(paths, spec_digest))
         _, wait_status = os.waitpid(pid, 0)
         if os.WIFEXITED(wait_status):
             if exit_status := os.WEXITSTATUS(wait_status):
@@ -78,22 +79,39 @@ def _is_here(directory: HeldDirectory) -> bool:
     return True
 
 
-def stored_executor(paths: RunPaths) -> Executor:
+def stored_executor(paths: RunPaths, spec_digest: str | None = None) -> Executor:
     """Return the executor of a run, as it was written into ``spec.pkl``.
 
     Not collective. This unpickles what the user's process has pickled.
+
+    Parameters
+    ----------
+    spec_digest
+        That of what was submitted; None if an older hpctrain has submitted it.
+
+    Raises
+    ------
+    ConfigError, DamagedFileError
+        If somebody else could have written it, or has.
     """
-    run_spec = RunSpec.from_bytes(paths.spec.read_bytes())
+    content = read_spec(paths, digest=spec_digest)
+    run_spec = RunSpec.from_bytes(content)
     # Callbacks may be of modules beside the script.
     sys.path[:] = list(dict.fromkeys((*run_spec.settings.sys_path, *sys.path)))
     run_config, plan, resume_from = spec.unpack(run_spec.executor)
-    return Executor(paths=paths, plan=plan, run_config=run_config, resume_from=resume_from)
+    return Executor(
+        paths=paths,
+        plan=plan,
+        run_config=run_config,
+        spec_digest=digest_spec(content),
+        resume_from=resume_from,
+    )
 
 
-def _run_executor(paths: RunPaths) -> int:
+def _run_executor(paths: RunPaths, spec_digest: str | None) -> int:
     """Run the executor in this process; return its exit status."""
     try:
-        executor = stored_executor(paths)
+        executor = stored_executor(paths, spec_digest)
         for number in _SIGNALS:
             signal.signal(number, lambda n, _: executor.signals.append(signal.Signals(n).name))
         executor.run()
@@ -107,4 +125,4 @@ def _run_executor(paths: RunPaths) -> int:
 
 
 if __name__ == "__main__":
-    supervise(sys.argv[1])
+    supervise(*sys.argv[1:])

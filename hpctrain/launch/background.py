@@ -27,9 +27,11 @@ from hpctrain.execute.supervisor import stored_executor
 from hpctrain.launch.here import warnings_of_slurm
 from hpctrain.launch.request import Submission
 from hpctrain.log import log, log_traceback
+from hpctrain.own_files import open_log
 from hpctrain.rundir.directory import HeldDirectory
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import read_status, write_status
+from hpctrain.rundir.trust import digest_spec
 
 _POLL_S = 0.2
 _LIFE_INTERVAL_S = 10.0
@@ -43,10 +45,10 @@ def start_in_background(submission: Submission) -> None:
     Not collective.
     """
     paths, verbose = submission.request.paths, submission.request.run_config.verbose
-    turns = _turn_file()
-    with open(paths.executor_log, "ab") as output:
+    turns, digest = _turn_file(), digest_spec(submission.spec_content)
+    with open(open_log(paths.executor_log), "ab") as output:
         process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "hpctrain.launch.background", str(paths.root)],
+            [sys.executable, "-u", "-m", "hpctrain.launch.background", str(paths.root), digest],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -71,7 +73,7 @@ def start_in_background(submission: Submission) -> None:
         log(f"started {name} as process {process.pid}: {paths.root}", to=sys.stdout)
 
 
-def run_in_background(paths: RunPaths) -> int:
+def run_in_background(paths: RunPaths, spec_digest: str) -> int:
     """Run a run in this process, once those before it have ended; return the exit status."""
     if sys.stdin.buffer.read(1) != _GO:
         # Whoever started this process died before it could say so in the run directory.
@@ -80,7 +82,7 @@ def run_in_background(paths: RunPaths) -> int:
         # As every executor: `hpctrain cancel --now` ends no process without it.
         with open(_turn_file(), "a+b") as turn, closing(HeldDirectory(paths)):
             _await_turn(paths, turn)
-            executor = stored_executor(paths)
+            executor = stored_executor(paths, spec_digest)
             with warnings_of_slurm(executor):
                 executor.run()
     except HpctrainError as error:
@@ -144,4 +146,4 @@ def _turn_file() -> Path:
 
 
 if __name__ == "__main__":
-    sys.exit(run_in_background(RunPaths(Path(sys.argv[1]))))
+    sys.exit(run_in_background(RunPaths(Path(sys.argv[1])), sys.argv[2]))

@@ -18,6 +18,7 @@ from hpctrain.own_files import DIRECTORY_MODE
 from hpctrain.rundir.files import fsync_directory
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import read_status
+from hpctrain.rundir.trust import check_run_directory
 
 _LONGEST_NAME = 200
 
@@ -46,7 +47,8 @@ def begin_or_find(submission: Submission, begin: Callable[[list[str]], None]) ->
         if not existing.begins and existing is not Existing.RESTART:
             break
         with errors_of_storage(paths), claimed(paths):
-            # Somebody else may have been quicker.
+            # Somebody else may have been quicker, and somebody who is not to be trusted.
+            check_run_directory(paths.root)
             existing, changes = decide_on_existing(paths, submission.spec, job_is_alive, policy)
             if existing.begins:
                 begin(changes)

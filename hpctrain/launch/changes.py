@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
 from hpctrain.launch.digests import MODULES
 from hpctrain.plan.spec import RunSpec
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.reading import read_content
+from hpctrain.rundir.trust import read_spec
 
 _MOST_SHOWN = 8
-_MOST_BYTES_OF_SPEC = 4 * 2**30
 # Contents of `RunSpec.worker` that have no digest of their own.
 _THE_REST = "datasets, preprocessor or metadata"
 
@@ -67,9 +65,7 @@ def _differing_values(what: str, before: Mapping[str, str], now: Mapping[str, st
 def _stored_values(paths: RunPaths) -> Mapping[str, str]:
     """Return the values that a run was begun with, if its spec is this user's own."""
     try:
-        if os.stat(paths.spec).st_uid != os.getuid():
-            return {}
-        stored = RunSpec.from_bytes(read_content(paths.spec, most=_MOST_BYTES_OF_SPEC))
+        stored = RunSpec.from_bytes(read_spec(paths))
     except Exception:  # cut off, damaged, or of a version with other classes
         return {}
     # One of an older version has none.

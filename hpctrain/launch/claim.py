@@ -16,7 +16,7 @@ from typing import Any
 
 from hpctrain.errors import LaunchError
 from hpctrain.execute.process import process_start_time
-from hpctrain.own_files import DIRECTORY_MODE
+from hpctrain.own_files import DIRECTORY_MODE, create_file
 from hpctrain.own_time import Deadline
 from hpctrain.rundir.files import fsync_directory
 from hpctrain.rundir.paths import RunPaths
@@ -129,7 +129,7 @@ def _describe_self() -> bytes:
 
 def _prepare(directory: Path, owner: bytes) -> None:
     directory.mkdir(DIRECTORY_MODE)
-    with open(directory / _OWNER, "wb") as file:
+    with open(create_file(directory / _OWNER), "wb") as file:
         file.write(owner)
         file.flush()
         os.fsync(file.fileno())

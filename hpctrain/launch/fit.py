@@ -25,6 +25,7 @@ from hpctrain.log import log
 from hpctrain.result import Result
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunState, read_status
+from hpctrain.rundir.trust import check_run_directory
 
 
 def fit(request: Request) -> Result:
@@ -124,6 +125,7 @@ def _begin_or_find(submission: Submission, *, in_background: bool = False) -> Ex
 
         print_plan(submission)
         raise SystemExit(0)
+    check_run_directory(request.paths.root)
     _await_submission(request.paths)
     existing = begin_or_find(submission, partial(_begin, submission, in_background=in_background))
     if existing is Existing.FINISHED and request.run_config.verbose:

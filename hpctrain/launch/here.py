@@ -15,6 +15,7 @@ from hpctrain.launch.interrupt import explain_interrupt
 from hpctrain.launch.request import Submission
 from hpctrain.log import log
 from hpctrain.plan.resources import Placement
+from hpctrain.rundir.trust import digest_spec
 
 
 def run_here(submission: Submission) -> None:
@@ -29,6 +30,7 @@ def run_here(submission: Submission) -> None:
         plan=submission.plan,
         run_config=request.run_config,
         resume_from=request.resume_from,
+        spec_digest=digest_spec(submission.spec_content),
     )
     verbose = request.run_config.verbose
     if submission.plan.launcher == "local" and verbose:

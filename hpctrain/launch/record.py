@@ -50,7 +50,7 @@ def write_plan_and_spec(submission: Submission) -> None:
         # Before this fit() writes a status over the last that is known of it.
         append_event(paths, "executor-ended", until=previous.updated_at)
     run_id = _run_id(paths, previous)
-    write_atomic(paths.spec, submission.spec.to_bytes(), mode=0o600)
+    write_atomic(paths.spec, submission.spec_content, mode=0o600)
     content = {"run_id": run_id, **describe(submission)}
     write_atomic(paths.plan, json.dumps(content, indent=1, default=str).encode(), durable=True)
     append_event(

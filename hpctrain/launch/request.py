@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 import sys
 import time
@@ -86,6 +87,11 @@ class Submission:
     plan: LaunchPlan
     site: Site
     spec: RunSpec
+
+    @functools.cached_property
+    def spec_content(self) -> bytes:
+        """Content of ``spec.pkl``."""
+        return self.spec.to_bytes()
 
 
 # Which home this is does not change while a process lives, but what tells of it does: ranks delete

@@ -13,6 +13,7 @@ from hpctrain.launch.settle import find_unrecorded_job, record_job, record_refus
 from hpctrain.log import log
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunState, RunStatus, last_attempt, write_status
+from hpctrain.rundir.trust import digest_spec
 from hpctrain.slurm.submit import submit_executor
 
 
@@ -42,7 +43,11 @@ def submit_job(submission: Submission) -> None:
     )
     try:
         job_id = submit_executor(
-            plan, paths, request.scaling_config, cwd=submission.spec.settings.cwd
+            plan,
+            paths,
+            request.scaling_config,
+            cwd=submission.spec.settings.cwd,
+            spec_digest=digest_spec(submission.spec_content),
         )
     except LaunchError as error:
         job_id = _job_after_all(paths, status, error)

@@ -33,6 +33,7 @@ from hpctrain.plan import spec
 from hpctrain.plan.gpus import check_gpus_of_ranks
 from hpctrain.result import Result
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.trust import check_run_directory
 from hpctrain.temporary_checkpoint import remove_dead_checkpoints
 from hpctrain.uncaught import exit_code
 from hpctrain.worker import mpi
@@ -173,6 +174,7 @@ def _open(request: Request, world: World) -> tuple[_Opening, Coordinator | None]
 
         print_plan(submission)
         raise SystemExit(0)
+    check_run_directory(request.paths.root)
     coordinator: Coordinator | None = None
 
     def begin(changes: list[str]) -> None:
@@ -195,7 +197,7 @@ def _open(request: Request, world: World) -> tuple[_Opening, Coordinator | None]
     opening = _Opening(
         paths=request.paths,
         start=coordinator.attempt_start,
-        content=submission.spec.to_bytes(),
+        content=submission.spec_content,
         addresses=coordinator.addresses,
         secret=coordinator.secret,
     )

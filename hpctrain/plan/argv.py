@@ -47,9 +47,10 @@ def worker_argv(
     return argv if log_to_file else [*argv, "--inherit-output"]
 
 
-def supervisor_argv(python: str, *, run_dir: str) -> list[str]:
+def supervisor_argv(python: str, *, run_dir: str, spec_digest: str | None) -> list[str]:
     """Return the command of the executor's supervisor in a job. Not collective."""
-    return [python, "-u", "-m", "hpctrain.execute.supervisor", run_dir]
+    argv = [python, "-u", "-m", "hpctrain.execute.supervisor", run_dir]
+    return argv if spec_digest is None else [*argv, spec_digest]
 
 
 def agent_argv(

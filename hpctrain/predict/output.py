@@ -33,6 +33,7 @@ from hpctrain.predict.part_files import (
 )
 from hpctrain.predict.parts import Partition, empty_part_name, part_name, parts_in
 from hpctrain.rundir.files import fsync_directory, write_atomic
+from hpctrain.rundir.trust import check_owner
 
 _PLAN_NAME = "_plan.json"
 _COLUMNS_NAME = "_columns.json"
@@ -181,12 +182,15 @@ class Output:
         Raises
         ------
         ConfigError
-            If another run writes this output.
+            If another run writes this output, or somebody else can write its parts.
         """
         self.parts.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
         descriptor = os.open(self.parts, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         deadline = time.monotonic() + _LOCK_TIMEOUT_S
         try:
+            check_owner(
+                os.fstat(descriptor), self.parts, what="directory", instead="another output"
+            )
             while not _lock(descriptor):
                 if time.monotonic() > deadline:
                     raise ConfigError(

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from hpctrain.bulk.unreadable import is_passing
-from hpctrain.own_files import DIRECTORY_MODE, FILE_MODE, create_file, name_beside
+from hpctrain.own_files import DIRECTORY_MODE, FILE_MODE, create_file, name_beside, open_log
+from hpctrain.rundir.reading import damaged
 
 T = TypeVar("T")
 
@@ -117,9 +118,18 @@ def open_append(path: Path) -> int:
     """Return a descriptor that appends; each `os.write` of one line survives our death.
 
     Not collective. A torn last line, which a kill or a full disk can leave, is ended first.
+
+    Raises
+    ------
+    DamagedFileError
+        If it is a symbolic link.
     """
-    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(path, flags, FILE_MODE)
+    try:
+        descriptor = open_log(path, os.O_RDWR)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise damaged(path, "it is a symbolic link, not a file") from error
     size = os.fstat(descriptor).st_size
     if size and os.pread(descriptor, 1, size - 1) != b"\n":
         os.write(descriptor, b"\n")

@@ -12,7 +12,7 @@ from typing import Any
 
 from hpctrain import environ
 from hpctrain.config import ScalingConfig
-from hpctrain.errors import LaunchError
+from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.plan.argv import supervisor_argv
 from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.plan.sbatch import escape_directives, option_words
@@ -22,6 +22,7 @@ from hpctrain.rundir import files
 from hpctrain.rundir.files import make_directory, write_atomic
 from hpctrain.rundir.ledger import append_event
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.trust import check_run_directory
 from hpctrain.slurm.client import insist, is_passing
 from hpctrain.slurm.probe import explain_refusal
 
@@ -31,7 +32,9 @@ _TIMED_OUT = 124
 _NOT_FOUND = 127
 
 
-def make_batch_script(plan: LaunchPlan, paths: RunPaths, *, cwd: str) -> str:
+def make_batch_script(
+    plan: LaunchPlan, paths: RunPaths, *, cwd: str, spec_digest: str | None = None
+) -> str:
     """Return the script of a run's jobs: of the first one, and of its successors.
 
     Not collective.
@@ -44,6 +47,9 @@ def make_batch_script(plan: LaunchPlan, paths: RunPaths, *, cwd: str) -> str:
         The run directory.
     cwd
         The working directory of its processes.
+    spec_digest
+        That of ``spec.pkl``, if it is there: Slurm keeps the script that it was given, so the job
+        runs nothing else.
     """
     # submitit takes as long to import as all else of a submission.
     from hpctrain.slurm.executor import ScriptExecutor
@@ -56,7 +62,8 @@ def make_batch_script(plan: LaunchPlan, paths: RunPaths, *, cwd: str) -> str:
         # The steps that the executor starts are its own: it is none itself.
         use_srun=False,
     )
-    return executor.render(shlex.join(supervisor_argv(sys.executable, run_dir=str(paths.root))))
+    argv = supervisor_argv(sys.executable, run_dir=str(paths.root), spec_digest=spec_digest)
+    return executor.render(shlex.join(argv))
 
 
 def batch_setup(plan: LaunchPlan, paths: RunPaths, *, cwd: str) -> list[str]:
@@ -95,7 +102,9 @@ def batch_teardown() -> list[str]:
     ]
 
 
-def submit_executor(plan: LaunchPlan, paths: RunPaths, scaling: ScalingConfig, *, cwd: str) -> str:
+def submit_executor(
+    plan: LaunchPlan, paths: RunPaths, scaling: ScalingConfig, *, cwd: str, spec_digest: str
+) -> str:
     """Submit the executor of a run; return the id of its job. Not collective.
 
     Parameters
@@ -104,6 +113,8 @@ def submit_executor(plan: LaunchPlan, paths: RunPaths, scaling: ScalingConfig, *
         What was asked for, in whose words a refusal is explained.
     cwd
         The working directory of its processes.
+    spec_digest
+        That of ``spec.pkl``.
 
     Raises
     ------
@@ -113,7 +124,7 @@ def submit_executor(plan: LaunchPlan, paths: RunPaths, scaling: ScalingConfig, *
     # A job whose log directory does not exist dies without a word, so it is made before.
     make_directory(paths.submission, below=paths.root)
     # Lines of its setup may hold a password.
-    script = make_batch_script(plan, paths, cwd=cwd).encode()
+    script = make_batch_script(plan, paths, cwd=cwd, spec_digest=spec_digest).encode()
     write_atomic(paths.batch_script, script, mode=0o600)
     return _submit_stored(paths, plan.first_job_directives, scaling=scaling)
 
@@ -140,6 +151,11 @@ def submit_successor(
     LaunchError
         If Slurm refuses, or its controller does not answer within `patience_s`.
     """
+    try:
+        # What it submits is read by its path.
+        check_run_directory(paths.root)
+    except ConfigError as error:
+        raise LaunchError(str(error)) from error
     job_id = environ.variable("SLURM_JOB_ID")
     # Without it the new job takes itself for one that owns nothing.
     files.insist(lambda: append_event(paths, "handing-over", job_id=job_id), patience_s=patience_s)

@@ -24,7 +24,7 @@ from hpctrain.control.link import Link, LinkTimeoutError
 from hpctrain.control.wire import Frame
 from hpctrain.errors import HpctrainError
 from hpctrain.log import flush_output, log, log_traceback
-from hpctrain.own_files import FILE_MODE
+from hpctrain.own_files import open_log
 from hpctrain.plan import spec
 from hpctrain.plan.spec import RunSpec
 from hpctrain.rundir.paths import RunPaths
@@ -138,7 +138,7 @@ class Rank:
         from hpctrain.worker.train import pack_return_value, run_training, settle
 
         # One rank reads; the others get it through MPI, whatever their number.
-        content = comm.bcast(self._paths.spec.read_bytes() if comm.rank == 0 else None)
+        content = comm.bcast(self._read_spec(command) if comm.rank == 0 else None)
         run_spec = RunSpec.from_bytes(content)
         settle(run_spec.settings)
         assert self._world is not None
@@ -157,6 +157,11 @@ class Rank:
         )
         body = pack_return_value(self._world, value)
         self._link.post("done", body, told=session.was_told)
+
+    def _read_spec(self, command: Frame) -> bytes:
+        from hpctrain.rundir.trust import read_spec
+
+        return read_spec(self._paths, digest=command.header["spec"])
 
     def _enter(self, phase: str) -> None:
         self._phase = phase
@@ -200,8 +205,7 @@ def _exit(status: int) -> NoReturn:
 
 
 def _redirect_output(path: Path) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-    descriptor = os.open(path, flags, FILE_MODE)
+    descriptor = open_log(path)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.errors import DamagedFileError
 from hpctrain.rundir import files
 from hpctrain.rundir.files import insist, open_append, write_atomic
 
@@ -46,6 +47,13 @@ def test_a_torn_last_line_does_not_swallow_what_is_appended_after_it(tmp_path: P
     os.write(descriptor, b'{"report":2}\n')
     os.close(descriptor)
     assert path.read_bytes() == b'{"report":1}\n{"repo\n{"report":2}\n'
+
+
+def test_nothing_is_appended_to_what_a_link_leads_to(tmp_path: Path):
+    (tmp_path / "other").write_bytes(b"")
+    (tmp_path / "ledger.jsonl").symlink_to(tmp_path / "other")
+    with pytest.raises(DamagedFileError, match="symbolic link"):
+        open_append(tmp_path / "ledger.jsonl")
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE])

@@ -1,0 +1,143 @@
+"""Who may write what this user runs: the run directory, and the files in it that are pickles."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+from pathlib import Path
+
+from hpctrain import environ
+from hpctrain.bulk.unreadable import is_passing
+from hpctrain.errors import ConfigError, DamagedFileError
+from hpctrain.regular_file import open_regular
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.reading import damaged
+
+_ROOT = 0
+_MOST_BYTES = 64 * 2**30
+
+
+def check_run_directory(root: Path) -> None:
+    """Return if nobody but this user can write into a run directory, or there is none.
+
+    Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If it belongs to somebody else, or its group or others can write into it.
+    """
+    try:
+        found = os.stat(root)
+    except OSError:
+        # Whoever opens it says why it cannot be.
+        return
+    check_owner(found, root, what="run directory")
+
+
+def check_owner(
+    found: os.stat_result, path: Path, *, what: str, instead: str = "another name or storage_path"
+) -> None:
+    """Return if nobody but this user can write a file, or into a directory. Not collective.
+
+    Access control lists count too: their mask stands in for the mode of the group.
+
+    Parameters
+    ----------
+    found
+        Of `path`.
+    what
+        What it is, for the error.
+    instead
+        What can be chosen in its place.
+
+    Raises
+    ------
+    ConfigError
+        If somebody else can.
+    """
+    is_foreign = found.st_uid not in (os.geteuid(), _ROOT)
+    if not (is_foreign or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
+        return
+    if environ.trusts_writers():
+        return
+    if is_foreign:
+        state = f"belongs to {_name(found.st_uid)}, and this process to {_name(os.geteuid())}"
+        first = "Choose"
+    else:
+        state = f"can be written by others (mode {stat.S_IMODE(found.st_mode):04o})"
+        mend = f"chmod -R go-w {shlex.quote(str(path))}"
+        first = f"If all in it is your own: {mend}\nOtherwise choose"
+    raise ConfigError(
+        f"the {what} {path} {state}: what somebody else writes there would run as you.\n"
+        f"{first} {instead}. Only if you trust all who can write there: set "
+        f"HPCTRAIN_TRUST_WRITERS=1."
+    )
+
+
+def read_own(path: Path) -> bytes:
+    """Return the content of a pickle that nobody but this user has written. Not collective.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is none.
+    ConfigError
+        If it belongs to somebody else, or others can write it.
+    DamagedFileError
+        If it is not a regular file, too large, or this user cannot read it.
+    """
+    try:
+        with open_regular(path) as file:
+            found = os.fstat(file.fileno())
+            check_owner(found, path, what="file")
+            if found.st_size > _MOST_BYTES:
+                raise damaged(path, f"it has {found.st_size} bytes")
+            return file.readall()
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) or is_passing(error):
+            raise
+        raise damaged(path, error.strerror or str(error)) from error
+
+
+def read_spec(paths: RunPaths, *, digest: str | None = None) -> bytes:
+    """Return the content of ``spec.pkl``, which is code. Not collective.
+
+    Parameters
+    ----------
+    digest
+        That of what was submitted, where that is known.
+
+    Raises
+    ------
+    ConfigError
+        If somebody else could have written it.
+    DamagedFileError
+        If it is something else than was submitted.
+    """
+    check_run_directory(paths.root)
+    content = read_own(paths.spec)
+    if digest is not None and digest != digest_spec(content):
+        raise DamagedFileError(
+            f"{paths.spec} is not what was submitted: somebody has replaced or changed it since. "
+            f"Nothing of it was run. fit() writes it again."
+        )
+    return content
+
+
+def digest_spec(content: bytes) -> str:
+    """Return what a ``spec.pkl`` is known by. Not collective."""
+    # Ranks import this module too, and only one of them makes a digest: hashlib loads OpenSSL.
+    import hashlib
+
+    return hashlib.sha256(content).hexdigest()
+
+
+def _name(uid: int) -> str:
+    import pwd
+
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} (user {uid})"
+    except KeyError:
+        return f"user {uid}"
