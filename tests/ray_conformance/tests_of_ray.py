@@ -1,0 +1,140 @@
+"""Run those tests of one of Ray's files that apply here, and count them by function."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import stand_ins
+from applies import Program
+from port import port
+
+# Ray's fixtures start a cluster; here there is none to start.
+CONFTEST = '''
+import pytest
+
+def _nothing():
+    yield
+
+for _name in {fixtures!r}:
+    globals()[_name] = pytest.fixture(_nothing, name=_name)
+
+@pytest.fixture
+def propagate_logs():
+    yield
+'''
+
+
+class Absent:
+    """Stands for a name that does not exist here: only a test that uses it fails."""
+
+
+def run_tests(
+    text: str,
+    module: str,
+    timeout_s: float,
+    extra: str,
+    run: Callable[[list[str], Path, float, str], tuple[int, str]],
+) -> dict[str, Any]:
+    """Return the state of each test function of a file."""
+    program = Program(text)
+    functions: dict[str, str] = {}
+    kept = _kept(program, functions)
+    wanted = [one for one in kept for _ in _names(one)]
+    if not wanted:
+        return {"state": _sum(functions), "functions": functions}
+    with tempfile.TemporaryDirectory(prefix="ray-conformance-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        stand_ins.lay_out(folder)
+        source = stand_ins.shrink(port(guarded(kept, program))).replace("@FOLDER@", name)
+        (folder / f"{module}.py").write_text(source)
+        fixtures = sorted(set(re.findall(r"\bray_\w+|shutdown_only", text)))
+        (folder / "conftest.py").write_text(CONFTEST.format(fixtures=fixtures))
+        (folder / "pytest.ini").write_text("[pytest]\naddopts = --timeout=60\n")
+        argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+        argv += ["--tb=line", f"--junitxml={folder}/junit.xml", f"{module}.py"]
+        code, output = run(argv, folder, timeout_s, extra)
+        junit = folder / "junit.xml"
+        if junit.exists():
+            functions |= _read(junit)
+        for one in wanted:
+            for test in _names(one):
+                error = "did not end in time" if code == 124 else output.strip()[-300:]
+                functions.setdefault(test, f"failed: {error}")
+    return {"state": _sum(functions), "functions": dict(sorted(functions.items()))}
+
+
+def _kept(program: Program, functions: dict[str, str]) -> list[ast.stmt]:
+    """Return the statements that apply; add why not to ``functions`` for each other test."""
+    kept: list[ast.stmt] = []
+    for node in program.tree.body:
+        if isinstance(node, ast.ClassDef) and any(_is_test(one) for one in node.body):
+            methods = {one: program.reason(one) for one in node.body if _is_test(one)}
+            node.body = [one for one in node.body if methods.get(one) is None] or [ast.Pass()]
+            for method, reason in methods.items():
+                if reason:
+                    functions[method.name] = f"not applicable: {reason}"  # type: ignore[attr-defined]
+        reason = program.reason(node)
+        if reason is None:
+            kept.append(node)
+            continue
+        for name in _names(node):
+            functions[name] = f"not applicable: {reason}"
+    return kept
+
+
+def _is_test(node: ast.stmt) -> bool:
+    return isinstance(node, ast.FunctionDef) and node.name.startswith("test")
+
+
+def _names(node: ast.stmt) -> list[str]:
+    """Return the names of the tests that a statement holds."""
+    inner = node.body if isinstance(node, ast.ClassDef) else [node]
+    return [one.name for one in inner if _is_test(one)]  # type: ignore[attr-defined]
+
+
+def guarded(kept: list[ast.stmt], program: Program) -> str:
+    """Return the statements, where a name of Ray that is not here fails only when it is used."""
+    lines: list[str] = []
+    for node in kept:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "ray":
+            for alias in node.names:
+                bound = alias.asname or alias.name
+                if program.reason_of_name(bound):
+                    continue
+                one = ast.ImportFrom(node.module, [alias], node.level)
+                lines += ["try:", f"    {ast.unparse(one)}", "except Exception as error:"]
+                lines.append(f"    {bound} = type({bound!r}, (), {{'absent': str(error)}})")
+        elif isinstance(node, ast.Import | ast.ImportFrom) and "__future__" not in ast.dump(node):
+            lines += ["try:", f"    {ast.unparse(node)}", "except ImportError:", "    pass"]
+        else:
+            lines.append(ast.unparse(node))
+    return "\n".join(lines) + "\n"
+
+
+def _read(junit: Path) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for case in ElementTree.parse(junit).iter("testcase"):
+        name = re.sub(r"\[.*", "", case.get("name", ""), flags=re.S)
+        state = "passed"
+        for tag in ("failure", "error"):
+            if (node := case.find(tag)) is not None:
+                text = (node.get("message") or "") + (f" | {node.text}" if tag == "error" else "")
+                state = f"failed: {re.sub(r'/tmp/ray-conformance-[^/]+', 'DIR', text)[:300]}"
+        if (node := case.find("skipped")) is not None:
+            state = f"not applicable: skipped, {node.get('message', '')[:80]}"
+        if found.get(name, "passed") == "passed" or state.startswith("failed"):
+            found[name] = state
+    return found
+
+
+def _sum(functions: dict[str, str]) -> str:
+    passed = sum(state == "passed" for state in functions.values())
+    applies = sum(not state.startswith("not applicable") for state in functions.values())
+    return f"{passed} of {applies}" if applies else "not applicable"
