@@ -29,6 +29,7 @@ NOT_HERE = {
     "ray.kill": "actors and tasks",
     "ray.actor": "actors and tasks",
     "ray.util": "actors and tasks",
+    "ray.is_initialized": "a Ray cluster",
     "ray.nodes": "a Ray cluster",
     "ray.cluster_resources": "a Ray cluster",
     "ray.available_resources": "a Ray cluster",
@@ -59,6 +60,9 @@ WORDS = {
     "patch": "mocks what is private",
     "MagicMock": "mocks what is private",
     "monkeypatch": "mocks what is private",
+    "DeprecationWarning": "Ray's own deprecations",
+    "RayDeprecationWarning": "Ray's own deprecations",
+    "FutureWarning": "Ray's own deprecations",
     "boto3": "cloud filesystems",
     "mock_s3_bucket_uri": "cloud filesystems",
 }
@@ -82,6 +86,18 @@ class Program:
             elif isinstance(node, ast.ImportFrom):
                 for alias in node.names:
                     self.imports[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+        # Private attributes that the file itself gives to its objects.
+        self.private = {
+            one
+            for node in ast.walk(self.tree)
+            for one in (
+                [node.name]
+                if isinstance(node, ast.FunctionDef | ast.ClassDef)
+                else [node.attr]
+                if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+                else []
+            )
+        }
         self.own = {name: node for node in self.tree.body for name in _bound(node)}
 
     def reason(self, node: ast.AST) -> str | None:
@@ -93,9 +109,8 @@ class Program:
 
     def _reason_of_one(self, statement: ast.AST) -> str | None:
         for node in ast.walk(statement):
-            if isinstance(node, ast.Import | ast.ImportFrom) and statement in self.tree.body:
-                if isinstance(statement, ast.Import | ast.ImportFrom):
-                    continue
+            if isinstance(node, ast.Attribute) and self._is_private(node.attr):
+                return "private to Ray"
             name = dotted(node) if isinstance(node, ast.Attribute | ast.Name) else None
             if isinstance(node, ast.arg):
                 name = node.arg
@@ -104,6 +119,11 @@ class Program:
             if found := self.reason_of_name(name):
                 return found
         return None
+
+    def _is_private(self, attribute: str) -> bool:
+        """Return whether an attribute is private to an object that the file did not make."""
+        one = attribute.startswith("_") and not attribute.startswith("__")
+        return one and attribute not in self.private
 
     def reason_of_name(self, name: str) -> str | None:
         """Return why a dotted name of the file does not exist here."""

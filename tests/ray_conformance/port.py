@@ -82,7 +82,8 @@ def port(source: str) -> str:
         new = _replacement(node)
         if new is not None:
             assert isinstance(node, ast.stmt | ast.expr)
-            assert node.end_lineno is not None and node.end_col_offset is not None
+            assert node.end_lineno is not None
+            assert node.end_col_offset is not None
             start = starts[node.lineno - 1] + node.col_offset
             edits.append((start, starts[node.end_lineno - 1] + node.end_col_offset, new))
     # An outer node holds its inner ones: a.b.c also has a.b.
@@ -140,7 +141,9 @@ def _imports_from(node: ast.ImportFrom) -> str | None:
             kept = "" if last == name else f" as {name}"
             parts.append(f"from {parent} import {last}{kept}" if parent else f"import {ours}{kept}")
         else:
-            parts.append(f"from {NAMES.get(alias.name, module_of(module))} import {alias.name}{bound}")
+            parts.append(
+                f"from {NAMES.get(alias.name, module_of(module))} import {alias.name}{bound}"
+            )
     return "; ".join(parts)
 
 

@@ -16,7 +16,7 @@ from applies import Program
 from port import port
 
 # Ray's fixtures start a cluster; here there is none to start.
-CONFTEST = '''
+CONFTEST = """
 import pytest
 
 def _nothing():
@@ -28,7 +28,7 @@ for _name in {fixtures!r}:
 @pytest.fixture
 def propagate_logs():
     yield
-'''
+"""
 
 
 class Absent:
@@ -46,8 +46,8 @@ def run_tests(
     program = Program(text)
     functions: dict[str, str] = {}
     kept = _kept(program, functions)
-    wanted = [one for one in kept for _ in _names(one)]
-    if not wanted:
+    names = [name for one in kept for name in _names(one)]
+    if not names:
         return {"state": _sum(functions), "functions": functions}
     with tempfile.TemporaryDirectory(prefix="ray-conformance-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
@@ -62,11 +62,12 @@ def run_tests(
         code, output = run(argv, folder, timeout_s, extra)
         junit = folder / "junit.xml"
         if junit.exists():
-            functions |= _read(junit)
-        for one in wanted:
-            for test in _names(one):
+            found = _read(junit)
+            functions |= {test: found[test] for test in names if test in found}
+        for test in names:
+            if test not in functions:
                 error = "did not end in time" if code == 124 else output.strip()[-300:]
-                functions.setdefault(test, f"failed: {error}")
+                functions[test] = f"failed: {error}"
     return {"state": _sum(functions), "functions": dict(sorted(functions.items()))}
 
 
@@ -106,7 +107,7 @@ def guarded(kept: list[ast.stmt], program: Program) -> str:
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "ray":
             for alias in node.names:
                 bound = alias.asname or alias.name
-                if program.reason_of_name(bound):
+                if bound == "*" or program.reason_of_name(bound):
                     continue
                 one = ast.ImportFrom(node.module, [alias], node.level)
                 lines += ["try:", f"    {ast.unparse(one)}", "except Exception as error:"]
