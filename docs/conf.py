@@ -8,6 +8,7 @@ import hpctrain
 sys.path.insert(0, str(Path(__file__).parent))
 import figures
 import plots
+import ray_conformance
 from tested_with import read_results, render
 
 # What pages include.
@@ -15,6 +16,8 @@ generated = Path(__file__).with_name("generated")
 generated.mkdir(exist_ok=True)
 figures.draw(generated)
 plots.draw(generated)
+results = ray_conformance.read_results()
+(generated / "ray-conformance.txt").write_text(ray_conformance.render(results))
 (generated / "tested-with.txt").write_text(render(read_results()))
 
 project = "hpctrain"

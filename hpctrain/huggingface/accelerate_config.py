@@ -43,7 +43,8 @@ def read_variables(config: AccelerateFile, *, use_gpu: bool) -> dict[str, str]:
     ----------
     config
         Path of a file that ``accelerate config`` wrote, or what would be in it. What it says of
-        processes, machines and addresses does not count.
+        processes, machines and addresses does not count. Without ``distributed_type`` it is
+        MULTI_GPU or MULTI_CPU, by `use_gpu`.
     use_gpu
         Whether workers have GPUs.
 
@@ -54,6 +55,8 @@ def read_variables(config: AccelerateFile, *, use_gpu: bool) -> dict[str, str]:
         `use_gpu`; or if Accelerate refuses it.
     """
     content, where = _read(config)
+    # Ray Train's examples give an empty one; what workers have is known here.
+    content.setdefault("distributed_type", "MULTI_GPU" if use_gpu else "MULTI_CPU")
     _check(content, where, use_gpu=use_gpu)
     content = {**content, **_OURS}
     deepspeed = dict(content.get("deepspeed_config") or {})
@@ -107,10 +110,6 @@ def _read(config: AccelerateFile) -> tuple[dict[str, Any], str]:
 
 
 def _check(content: Mapping[str, Any], where: str, *, use_gpu: bool) -> None:
-    if "distributed_type" not in content:
-        raise ConfigError(
-            f"{where} has no distributed_type: MULTI_GPU, MULTI_CPU, DEEPSPEED, FSDP or NO."
-        )
     kind = str(content["distributed_type"]).upper()
     if str(content.get("compute_environment", "LOCAL_MACHINE")) != "LOCAL_MACHINE":
         raise ConfigError(

@@ -74,6 +74,17 @@ def test_what_accelerate_launch_would_export_comes_from_the_file_alone(
     assert given.backend_config == AccelerateConfig(timeout_s=5)
 
 
+@pytest.mark.parametrize("use_gpu", [True, False])
+def test_a_configuration_without_a_distributed_type_is_for_what_workers_have(use_gpu: bool) -> None:
+    scaling = ScalingConfig(num_workers=2, use_gpu=use_gpu)
+    kind = "MULTI_GPU" if use_gpu else "MULTI_CPU"
+    found = [
+        variables(AccelerateTrainer(nothing, accelerate_config=config, scaling_config=scaling))
+        for config in ({}, {"distributed_type": kind})
+    ]
+    assert found[0] == found[1]
+
+
 def test_deepspeed_s_file_travels_with_the_run_and_is_what_its_plugin_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,7 +124,6 @@ def test_deepspeed_s_file_travels_with_the_run_and_is_what_its_plugin_reads(
         ({"distributed_type": "MULTI_GPU", "use_cpu": True}, True, "is for CPUs"),
         ({"distributed_type": "XLA"}, False, "is for TPUs"),
         ({"distributed_type": "NO", "compute_environment": "AMAZON_SAGEMAKER"}, False, "SAGEMAKER"),
-        ({"mixed_precision": "bf16"}, False, "has no distributed_type"),
         ({"distributed_type": "NO", "precision": "bf16"}, False, r"unknown keys \(\['precision"),
         ({"distributed_type": "NO", "mixed_precision": "bf17"}, False, "refuses.*bf17"),
         (

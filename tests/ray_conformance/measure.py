@@ -30,8 +30,8 @@ RESULTS = HERE / "results.json"
 
 # Edits that docs/ray-train.rst names, tried where the ported script fails.
 DOCUMENTED = {
-    r"\bRayTrainReportCallback\b(?=.*#tree)": "TrainReportCallback",
     r"\bdmatrix_params=": "dataset_params=",
+    r"\btrainer_resources=\{[^}]*\},?": "",
     r"from hpctrain.huggingface import RayTrainReportCallback": (
         "from hpctrain.huggingface import ReportCallback as RayTrainReportCallback"
     ),
@@ -53,6 +53,14 @@ OUTSIDE = {
         "files that its author has"
     ),
 }
+# Errors that the page lists as refused, each with the way out.
+REFUSED = (
+    "UnavailableNameError",
+    "trainer_resources=",
+    "Metrics are numbers, strings",
+    "is a URL",
+    "storage_filesystem",
+)
 # Of these, exit code 0 hides a wrong result: found by comparing with Ray.
 WRONG: dict[str, str] = {}
 
@@ -87,6 +95,8 @@ def measure_script(text: str, timeout_s: float, extra: str) -> dict[str, Any]:
         state, error = attempt(edited, timeout_s, extra)
         if state == "ok":
             return {"state": "documented edit"}
+    if any(words in error for words in REFUSED):
+        return {"state": "refused", "error": error[:300]}
     for pattern, reason in OUTSIDE.items():
         if re.search(pattern, error):
             return {"state": "not applicable", "reason": f"needs {reason}", "error": error[:300]}

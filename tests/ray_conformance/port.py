@@ -23,6 +23,7 @@ MODULES = {
     "ray.air.integrations.wandb": "hpctrain.callbacks",
     "ray.air.result": "hpctrain",
     "ray.air.session": "hpctrain.session",
+    "ray.cloudpickle": "cloudpickle",
     "ray.data": "hpctrain.data",
     "ray.data.dataset": "hpctrain.data",
     "ray.data.iterator": "hpctrain.data",

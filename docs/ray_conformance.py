@@ -1,0 +1,130 @@
+"""The tables of ``ray-train.rst``, made from what ``tests/ray_conformance/measure.py`` wrote."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parents[1] / "tests/ray_conformance/results.json"
+
+STATES = ("unchanged", "documented edit", "refused", "undocumented edit", "wrong")
+# What the first error of a script says, and why it is so: every difference has a reason.
+REASONS = {
+    r"cannot import name 'TorchDetectionPredictor'|TorchDetectionPredictor": (
+        "detection models return lists; a subclass of ``TorchPredictor`` makes columns of them"
+    ),
+    r"needs model=|get_model\(\) missing": (
+        "a checkpoint holds weights and no code; the model is given where it is loaded"
+    ),
+    r"Only one of|storage_filesystem|is a URL": "runs live on a filesystem that all nodes share",
+    r"no attribute '(\w+)'$|cannot import name|has no field|unexpected keyword argument": (
+        "this name is not there yet"
+    ),
+}
+
+
+def read_results() -> dict[str, dict[str, Any]]:
+    """Return what came of each script and each test file, by name."""
+    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+
+
+def reason_of(error: str) -> str:
+    """Return why a script needs an edit."""
+    for pattern, reason in REASONS.items():
+        if re.search(pattern, error):
+            return reason
+    return "not understood yet"
+
+
+def render(results: dict[str, dict[str, Any]]) -> str:
+    """Return the tables of the page, in reStructuredText."""
+    scripts = {name: one for name, one in results.items() if one["kind"] == "script"}
+    tests = {name: one for name, one in results.items() if one["kind"] == "test"}
+    parts = [
+        _summary(scripts),
+        _table(
+            ["what needs an edit that this page does not name", "error", "reason"],
+            [
+                [f"``{name}``", f"``{_short(one['error'])}``", reason_of(one["error"])]
+                for name, one in scripts.items()
+                if one["state"] in {"undocumented edit", "wrong"}
+            ],
+        ),
+        _table(
+            ["scripts", "state"],
+            [
+                [f"``{name}``", _state(one)]
+                for name, one in scripts.items()
+                if one["state"] not in {"undocumented edit", "wrong", "not applicable"}
+            ],
+        ),
+        _counts(
+            "scripts that do not apply",
+            [one["reason"] for one in scripts.values() if "reason" in one],
+        ),
+        _tests(tests),
+        _counts(
+            "test functions that do not apply",
+            [
+                state.removeprefix("not applicable: ")
+                for one in tests.values()
+                for state in one["functions"].values()
+                if state.startswith("not applicable")
+            ],
+        ),
+    ]
+    return "\n".join(parts)
+
+
+def _summary(scripts: dict[str, dict[str, Any]]) -> str:
+    versions: dict[str, Counter[str]] = {}
+    for name, one in scripts.items():
+        version = name.partition(":")[0]
+        version = f"Ray {version}" if "/" not in version else "other repositories"
+        versions.setdefault(version, Counter())[one["state"]] += 1
+    versions = dict(sorted(versions.items()))
+    total = sum(versions.values(), Counter())
+    rows = [
+        [version, *(str(counts[state]) for state in (*STATES, "not applicable"))]
+        for version, counts in {**versions, "all": total}.items()
+    ]
+    return _table(["scripts of", *STATES, "not applicable"], rows)
+
+
+def _tests(tests: dict[str, dict[str, Any]]) -> str:
+    rows = []
+    passed_of_all = applicable_of_all = 0
+    for name, one in tests.items():
+        states = [s for s in one["functions"].values() if not s.startswith("not applicable")]
+        passed = sum(state == "passed" for state in states)
+        passed_of_all, applicable_of_all = passed_of_all + passed, applicable_of_all + len(states)
+        if states:
+            rows.append([f"``{name}``", f"{passed} of {len(states)}"])
+    total = ["all", f"{passed_of_all} of {applicable_of_all}"]
+    return _table(["test file of Ray", "test functions that pass"], [total, *rows])
+
+
+def _counts(title: str, reasons: list[str]) -> str:
+    rows = [[reason, str(count)] for reason, count in Counter(reasons).most_common()]
+    return _table([title, "number"], rows)
+
+
+def _state(one: dict[str, Any]) -> str:
+    return one["state"] if one["state"] != "refused" else f"refused: ``{_short(one['error'])}``"
+
+
+def _short(error: str) -> str:
+    """Return an error on one line that a cell of a table can hold."""
+    line = re.sub(r"\s+", " ", error.replace("`", "'")).strip()
+    line = re.sub(r" ?\(?/[^ )]*\)?", "", line.removeprefix("hpctrain.errors."))
+    return f"{line[:100].rstrip()}..." if len(line) > 100 else line or "none"
+
+
+def _table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [".. list-table::", "   :header-rows: 1", ""]
+    for row in [header, *rows]:
+        lines += [f"   {'*' if index == 0 else ' '} - {cell}" for index, cell in enumerate(row)]
+    return "\n".join(lines) + "\n"
