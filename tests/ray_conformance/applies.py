@@ -181,6 +181,8 @@ def _bound(node: ast.stmt) -> list[str]:
 
 def reason_of_script(source: str) -> str | None:
     """Return why a whole script does not apply, or None."""
+    if "assert torch.cuda.is_available()" in source:
+        return "GPUs"
     program = Program(source)
     reasons = [program.reason(node) for node in program.tree.body]
     return next((reason for reason in reasons if reason), None)

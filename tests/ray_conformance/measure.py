@@ -31,6 +31,7 @@ RESULTS = HERE / "results.json"
 # Edits that docs/ray-train.rst names, tried where the ported script fails.
 DOCUMENTED = {
     r"\bdmatrix_params=": "dataset_params=",
+    r"\blocal_dir=": "storage_path=",
     r"\btrainer_resources=\{[^}]*\},?": "",
     r"from hpctrain.huggingface import RayTrainReportCallback": (
         "from hpctrain.huggingface import ReportCallback as RayTrainReportCallback"

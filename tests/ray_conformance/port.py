@@ -142,18 +142,18 @@ def _imports_from(node: ast.ImportFrom) -> str | None:
             kept = "" if last == name else f" as {name}"
             parts.append(f"from {parent} import {last}{kept}" if parent else f"import {ours}{kept}")
         else:
-            parts.append(
-                f"from {NAMES.get(alias.name, module_of(module))} import {alias.name}{bound}"
-            )
+            # A module of Ray that is not listed is private to its package.
+            parent = NAMES.get(alias.name, module_of(module, inside=False))
+            parts.append(f"from {parent} import {alias.name}{bound}")
     return "; ".join(parts)
 
 
-def module_of(name: str) -> str:
-    """Return the dotted name with the module that is meant replaced."""
+def module_of(name: str, *, inside: bool = True) -> str:
+    """Return the dotted name with its longest listed module replaced; with the rest, if inside."""
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
         if (ours := MODULES.get(".".join(parts[:length]))) is not None:
-            return ".".join([ours, *parts[length:]])
+            return ".".join([ours, *(parts[length:] if inside else [])])
     return name
 
 
