@@ -67,7 +67,7 @@ WORDS = {
     "mock_s3_bucket_uri": "cloud filesystems",
 }
 # Public names by another way.
-PUBLIC = ("ray.train._checkpoint",)
+PUBLIC = ("ray.train._checkpoint", "ray.train.tests._huggingface_data")
 GPU_FIXTURE = re.compile(r"ray_.*_(gpus?|neuron_cores?|hpus?)$")
 
 

@@ -188,6 +188,16 @@ def main() -> None:
     results = json.loads(chosen.results.read_text()) if chosen.results.exists() else {}
     sources = json.loads((HERE / "sources.json").read_text())
 
+    def support(source: dict[str, str]) -> dict[str, str]:
+        beside = [
+            one
+            for one in sources
+            if one["kind"] == "support"
+            and one["commit"] == source["commit"]
+            and "conftest" not in one["path"]
+        ]
+        return {Path(one["path"]).stem: read(chosen.code, one) for one in beside}
+
     def one(source: dict[str, str]) -> None:
         name = identity(source)
         if source["kind"] == "support" or chosen.kind not in (None, source["kind"]):
@@ -196,7 +206,8 @@ def main() -> None:
             return
         text = read(chosen.code, source)
         if source["kind"] == "test":
-            result = run_tests(text, Path(source["path"]).stem, chosen.timeout, chosen.extra, run)
+            stem = Path(source["path"]).stem
+            result = run_tests(text, stem, support(source), chosen.timeout, chosen.extra, run)
         else:
             result = measure_script(text, chosen.timeout, chosen.extra)
             if result["state"] == "unchanged" and name in WRONG:

@@ -71,6 +71,10 @@ DROPPED = {"ray.init", "ray.shutdown"}
 NOT_IMPORTED = ("ray.tune", "ray.cluster_utils", "ray.rllib", "ray.tests", "ray.util")
 
 
+# Modules beside Ray's tests lie beside the ported ones.
+BESIDE = re.compile(r"ray\.(?:train|air)(?:\.v2)?\.tests\.(\w+)$")
+
+
 def port(source: str) -> str:
     """Return the program with Ray's imports and prefixes replaced."""
     lines = source.splitlines(keepends=True)
@@ -142,8 +146,10 @@ def _imports_from(node: ast.ImportFrom) -> str | None:
             kept = "" if last == name else f" as {name}"
             parts.append(f"from {parent} import {last}{kept}" if parent else f"import {ours}{kept}")
         else:
+            beside = BESIDE.match(module)
             # A module of Ray that is not listed is private to its package.
             parent = NAMES.get(alias.name, module_of(module, inside=False))
+            parent = beside[1] if beside else parent
             parts.append(f"from {parent} import {alias.name}{bound}")
     return "; ".join(parts)
 

@@ -17,6 +17,7 @@ import numpy as np
 EDITS = {
     r"\[55000, 5000\]": "[200, 56]",
     r"use_gpu=True": "use_gpu=False",
+    r'("use_gpu",) ?[\[(](?:True, False|False, True),?[\])]': r"\1 [False]",
     r"num_workers=([5-9]|\d\d+)\b": "num_workers=2",
     r"s3://anonymous@\w+-example-data/([\w.]+)": r"@FOLDER@/data/\1",
     r"example://(iris\.csv|breast_cancer\.csv)": r"@FOLDER@/data/\1",

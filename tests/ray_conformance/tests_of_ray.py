@@ -38,11 +38,12 @@ class Absent:
 def run_tests(
     text: str,
     module: str,
+    support: dict[str, str],
     timeout_s: float,
     extra: str,
     run: Callable[[list[str], Path, float, str], tuple[int, str]],
 ) -> dict[str, Any]:
-    """Return the state of each test function of a file."""
+    """Return the state of each test function of a file; ``support`` are modules that it imports."""
     program = Program(text)
     functions: dict[str, str] = {}
     kept = _kept(program, functions)
@@ -54,6 +55,8 @@ def run_tests(
         stand_ins.lay_out(folder)
         source = stand_ins.shrink(port(guarded(kept, program))).replace("@FOLDER@", name)
         (folder / f"{module}.py").write_text(source)
+        for name, helper in support.items():
+            (folder / f"{name}.py").write_text(stand_ins.shrink(port(helper)))
         fixtures = sorted(set(re.findall(r"\bray_\w+|shutdown_only", text)))
         (folder / "conftest.py").write_text(CONFTEST.format(fixtures=fixtures))
         (folder / "pytest.ini").write_text("[pytest]\naddopts = --timeout=60\n")
