@@ -17,6 +17,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hpctrain.constants import PREPROCESSOR_KEY
 from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.regular_file import open_regular
 from hpctrain.temporary_checkpoint import temporary_prefix
@@ -87,13 +88,16 @@ class Checkpoint:
     def from_dict(cls, data: Mapping[str, Any]) -> Checkpoint:
         """Return a handle on a new temporary directory that holds `data`, pickled.
 
-        Not collective. The directory lives as long as this handle.
+        Not collective. The directory lives as long as this handle. A preprocessor at
+        `hpctrain.constants.PREPROCESSOR_KEY` is stored with `set_preprocessor`.
         """
         from hpctrain.plan import spec
 
         checkpoint = cls._make()
-        content = spec.pack(dict(data), what="the checkpoint")
-        (checkpoint.path / _DICT_NAME).write_bytes(content)
+        own = {key: value for key, value in data.items() if key != PREPROCESSOR_KEY}
+        (checkpoint.path / _DICT_NAME).write_bytes(spec.pack(own, what="the checkpoint"))
+        if data.get(PREPROCESSOR_KEY) is not None:
+            checkpoint.set_preprocessor(data[PREPROCESSOR_KEY])
         return checkpoint
 
     @classmethod
@@ -113,7 +117,7 @@ class Checkpoint:
         return checkpoint
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what `from_dict` was given. Not collective.
+        """Return what `from_dict` was given, but for a preprocessor. Not collective.
 
         This unpickles: open only checkpoints that you trust.
 

@@ -6,3 +6,10 @@ from typing import Final
 
 TRAIN_DATASET_KEY: Final = "train"
 """Name of the dataset that preprocessors learn from, and that tree trainers train on."""
+
+PREPROCESSOR_KEY: Final = "_preprocessor"
+"""Key of a preprocessor in what `Checkpoint.from_dict` is given."""
+MODEL_KEY: Final = "model"
+"""Key of the model in what `Checkpoint.from_dict` is given."""
+MAX_REPR_LENGTH: Final = 120
+"""Ray Train's limit for the length of ``repr()`` of trainers, predictors and configurations."""
