@@ -25,6 +25,7 @@ MODULES = {
     "ray.air.session": "hpctrain.session",
     "ray.cloudpickle": "cloudpickle",
     "ray.data": "hpctrain.data",
+    "ray.data.Preprocessor": "hpctrain.preprocessors.Preprocessor",
     "ray.data.dataset": "hpctrain.data",
     "ray.data.iterator": "hpctrain.data",
     "ray.data.preprocessor": "hpctrain.preprocessors",
@@ -65,7 +66,11 @@ MODULES = {
     "ray.train.xgboost.v2": "hpctrain.xgboost",
 }
 # Names that `from ray.x import NAME` takes from another module here.
-NAMES = {"BatchPredictor": "hpctrain.predict", "Predictor": "hpctrain.predict"}
+NAMES = {
+    "BatchPredictor": "hpctrain.predict",
+    "Predictor": "hpctrain.predict",
+    "Preprocessor": "hpctrain.preprocessors",
+}
 DROPPED = {"ray.init", "ray.shutdown"}
 # What is imported from here and not used goes; what uses it does not apply (applies.py).
 NOT_IMPORTED = ("ray.tune", "ray.cluster_utils", "ray.rllib", "ray.tests", "ray.util")
