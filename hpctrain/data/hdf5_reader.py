@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from hpctrain.data.chunks import ChunkReader, find_decoder
+from hpctrain.data.known_layouts import Place, known_layouts, remember_layout
 from hpctrain.data.layout import Chunked, Contiguous, Part, Virtual, find_layout
-from hpctrain.data.open_files import OpenFiles
+from hpctrain.data.open_files import OpenFiles, identity_of
 from hpctrain.data.schema import Column
 from hpctrain.data.slabs import RawFile
 from hpctrain.data.types import as_in_batches, type_in_batches
@@ -32,8 +33,13 @@ class Hdf5Reader:
     """
 
     def __init__(self, path: str, open_file: Callable[[str], Any], others: OpenFiles) -> None:
-        self._file = open_file(path)
+        self._path = path
+        self._open_file = open_file
+        # HDF5 takes longer to open a small file than it takes to read it.
+        is_known = known_layouts(path, identity_of(path)) is not None
+        self._opened = None if is_known else open_file(path)
         self._raw = RawFile(path)
+        self._identity = self._raw.identity()
         self._others = others
         self.checked: dict[str, object] = {}
         """For whom a dataset was found to be what it should be."""
@@ -43,7 +49,8 @@ class Hdf5Reader:
         """Close the file. Not collective."""
         self._found.clear()
         self.checked.clear()
-        self._file.close()
+        if self._opened is not None:
+            self._opened.close()
         self._raw.close()
 
     def read_into(self, dataset: str, rows: range, out: np.ndarray) -> None:
@@ -86,30 +93,44 @@ class Hdf5Reader:
         dtype, shape, _ = self._look_up(dataset)
         return shape[0], column_of(dtype, shape[1:])
 
+    @property
+    def _file(self) -> Any:
+        if self._opened is None:
+            self._opened = self._open_file(self._path)
+        return self._opened
+
     def _look_up(self, dataset: str) -> tuple[np.dtype, tuple[int, ...], _Read]:
         if dataset not in self._found:
-            found = self.dataset(dataset)
-            shape = (*found.shape, *found.dtype.shape)
-            self._found[dataset] = (found.dtype.base, shape, self._find(found))
+            self._found[dataset] = self._find(dataset)
         return self._found[dataset]
 
-    def _find(self, dataset: Any) -> _Read:
-        """Return the quickest way to read a dataset."""
+    def _find(self, name: str) -> tuple[np.dtype, tuple[int, ...], _Read]:
+        """Return the type and shape of a dataset, and the quickest way to read it."""
+        known = (known_layouts(self._path, self._identity) or {}).get(name)
+        if known and (read := self._without_hdf5(known)):
+            return known.dtype, known.shape, read
+        dataset = self.dataset(name)
+        dtype, shape = dataset.dtype.base, (*dataset.shape, *dataset.dtype.shape)
         if dataset.file.filename != self._file.filename:
-            return partial(self._read_linked, dataset.file.filename, dataset.name)
+            linked = partial(self._read_linked, dataset.file.filename, dataset.name)
+            return dtype, shape, linked
         layout = find_layout(dataset)
+        place = Place(dtype=dtype, shape=shape, layout=layout)
+        if read := self._without_hdf5(place):
+            remember_layout(self._path, self._identity, name, place)
+            return dtype, shape, read
+        if isinstance(layout, Virtual):
+            return dtype, shape, partial(self._read_parts, layout, dataset)
+        return dtype, shape, partial(read_through_hdf5, dataset)
+
+    def _without_hdf5(self, place: Place) -> _Read | None:
+        layout, dtype = place.layout, place.dtype
         if isinstance(layout, Contiguous):
             return partial(_read_contiguous, self._raw, layout)
-        if isinstance(layout, Chunked):
-            decode = find_decoder(layout.filters, dataset.dtype.itemsize)
-            if decode is not None:
-                chunks = ChunkReader(
-                    self._raw, layout, shape=dataset.shape, dtype=dataset.dtype, decode=decode
-                )
-                return chunks.read_into
-        if isinstance(layout, Virtual):
-            return partial(self._read_parts, layout, dataset)
-        return partial(read_through_hdf5, dataset)
+        if isinstance(layout, Chunked) and (decode := find_decoder(layout.filters, dtype.itemsize)):
+            raw, shape = self._raw, place.shape
+            return ChunkReader(raw, layout, shape=shape, dtype=dtype, decode=decode).read_into
+        return None
 
     def _read_linked(self, path: str, dataset: str, rows: range, out: np.ndarray) -> None:
         """Read rows of a dataset that an external link leads to."""

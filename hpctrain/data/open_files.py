@@ -7,14 +7,36 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakSet
+
+
+class Identity(NamedTuple):
+    """What changes with the content of a file."""
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+
+
+def identity_of(file: str | int) -> Identity | None:
+    """Return what changes with the content of a path or descriptor, None if there is no file.
+
+    Not collective.
+    """
+    try:
+        found = os.stat(file)
+    except OSError:
+        return None
+    return Identity(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 @dataclass(frozen=True, eq=False)
 class _Opened:
     path: str
-    identity: tuple[int, ...] | None
+    identity: Identity | None
     file: Any
 
 
@@ -43,7 +65,7 @@ class OpenFiles:
 
     def take(self, path: str) -> _Opened:
         """Return a file that is open, and that nobody else uses. Not collective."""
-        identity = _identity(path)
+        identity = identity_of(path)
         old: list[_Opened] = []
         with _epochs.lock:
             free = self._free
@@ -136,12 +158,3 @@ def kept_open() -> Iterator[None]:
                 unused = [opened for pool in list(_pools) for opened in pool.take_all()]
         for opened in unused:
             opened.file.close()
-
-
-def _identity(path: str) -> tuple[int, ...] | None:
-    """Return what changes with the content of a file, or None if there is none."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size

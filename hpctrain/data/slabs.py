@@ -6,6 +6,8 @@ import os
 
 import numpy as np
 
+from hpctrain.data.open_files import Identity, identity_of
+
 
 class RawFile:
     """A file that is read at offsets. It is closed at the latest when nobody has it any more.
@@ -19,6 +21,10 @@ class RawFile:
     def __init__(self, path: str) -> None:
         self.path = path
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def identity(self) -> Identity | None:
+        """Return what changes with its content. Not collective."""
+        return identity_of(self._fd)
 
     def close(self) -> None:
         """Close the file. Not collective."""
