@@ -85,8 +85,9 @@ def from_any(batch: Any, *, keep_categories: bool = False) -> Batch:
         If it is none of these, or its columns have unlike numbers of rows.
     """
     if isinstance(batch, Mapping):
-        check_unique(map(str, batch))
-        arrays = {str(name): _named(str(name), values) for name, values in batch.items()}
+        arrays = {str(name): _named(name, values) for name, values in batch.items()}
+        if len(arrays) < len(batch):
+            check_unique(map(str, batch))
     elif hasattr(batch, "iloc"):
         arrays = from_pandas(batch, keep_categories=keep_categories)
     elif hasattr(batch, "schema") and hasattr(batch, "column"):
@@ -102,11 +103,13 @@ def from_any(batch: Any, *, keep_categories: bool = False) -> Batch:
     return arrays
 
 
-def _named(name: str, values: Any) -> np.ndarray:
+def _named(name: Any, values: Any) -> np.ndarray:
+    if type(values) is np.ndarray and values.dtype in types.USUAL and values.ndim:
+        return values
     try:
         return as_column(values)
     except ConfigError as error:
-        raise ConfigError(f"column {name!r}: {error}") from error
+        raise ConfigError(f"column {str(name)!r}: {error}") from error
 
 
 def check_lengths(batch: Mapping[str, np.ndarray]) -> None:
@@ -117,8 +120,8 @@ def check_lengths(batch: Mapping[str, np.ndarray]) -> None:
     ConfigError
         The message has the length of each.
     """
-    lengths = {name: len(array) for name, array in batch.items()}
-    if len(set(lengths.values())) > 1:
+    if len({len(array) for array in batch.values()}) > 1:
+        lengths = {name: len(array) for name, array in batch.items()}
         raise ConfigError(
             f"the columns have unlike numbers of rows: "
             f"{', '.join(f'{name!r} {length}' for name, length in lengths.items())}."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ DIGEST_BYTES = 16 * 2**20
 """Files that are no larger together are read: sizes and times can stay the same by chance."""
 
 _SECOND_NS = 10**9
+_MANY = 16
 
 
 def files_of(dataset: Any) -> list[str]:
@@ -52,10 +53,12 @@ def identify_files(files: Iterable[str]) -> str:
     False
     """
     paths = list(files)
-    found = dict(zip(paths, describe_all(paths, _stat), strict=True))
+    # To start threads takes longer than a few answers of the filesystem.
+    look: Any = describe_all if len(paths) >= _MANY else _one_by_one
+    found = dict(zip(paths, look(paths, _stat), strict=True))
     total = sum(entry.st_size for entry in found.values() if entry is not None)
     if total <= DIGEST_BYTES:
-        stamps: list[Any] = describe_all(paths, _content)
+        stamps: list[Any] = look(paths, _content)
     else:
         stamps = [_times(entry) for entry in found.values()]
     return xxhash.xxh3_128_hexdigest(repr(list(zip(paths, stamps, strict=True))).encode())
@@ -65,6 +68,10 @@ def newest(files: Iterable[str]) -> str | None:
     """Return the file that was changed last, if there is one. Not collective."""
     found = [(entry.st_mtime_ns, path) for path in files if (entry := _stat(path)) is not None]
     return max(found)[1] if found else None
+
+
+def _one_by_one(paths: list[str], look: Callable[[str], Any]) -> list[Any]:
+    return list(map(look, paths))
 
 
 def _stat(path: str) -> os.stat_result | None:

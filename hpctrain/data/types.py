@@ -35,6 +35,12 @@ def type_in_batches(dtype: np.dtype) -> np.dtype:
     return dtype if dtype.isnative else dtype.newbyteorder("=")
 
 
+USUAL = frozenset(
+    map(np.dtype, ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "O"))
+)
+"""Types that batches have as they are: most columns of most batches."""
+
+
 def as_in_batches(array: np.ndarray) -> np.ndarray:
     """Return an array in the type that it has in batches; itself if it has that.
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from hpctrain.data.formats import Batch, from_any, to_arrow
 from hpctrain.errors import ConfigError
 from hpctrain.own_files import name_beside
 from hpctrain.predict.part_files import PartFile
-from hpctrain.rundir.files import write_atomic
 
 _PLAIN = (str, bool, int, float, bytes)
 _NOTHING = "text"
@@ -30,6 +30,11 @@ class OutputColumn:
     kind: str
     """NumPy's type; of objects what they are: ``text``, ``bool``, ``int``, ``bytes``, ..."""
     shape: tuple[int, ...]
+
+    @cached_property
+    def plain(self) -> tuple[str, tuple[int, ...]] | None:
+        """Type and shape of a row if no value needs a look; objects do."""
+        return (self.kind, self.shape) if self.kind[0] in "<>|=" else None
 
     def __str__(self) -> str:
         """Return both in short."""
@@ -97,6 +102,8 @@ class AgreedColumns:
         ConfigError
             If the batch has others, or of other types; or the format does not have them.
         """
+        if (usual := self._usual(batch)) is not None:
+            return usual
         columns = from_any(batch)
         found = {name: OutputColumn.of(name, values) for name, values in columns.items()}
         if self._agreed is None:
@@ -117,11 +124,25 @@ class AgreedColumns:
         self._part_type.check_values(columns)
         return {name: columns[name] for name in self._agreed}
 
+    def _usual(self, batch: Mapping[str, Any]) -> Batch | None:
+        """Return a batch of numbers alone that are what was agreed on; None if it is another."""
+        agreed = self._agreed
+        if agreed is None or batch.keys() != agreed.keys():
+            return None
+        rows = set()
+        for name, values in batch.items():
+            if type(values) is not np.ndarray or not values.ndim:
+                return None
+            rows.add(len(values))
+            if (values.dtype.str, values.shape[1:]) != agreed[name].plain:
+                return None
+        return {name: batch[name] for name in agreed} if len(rows) == 1 else None
+
     def _agree(self, found: Mapping[str, OutputColumn]) -> dict[str, OutputColumn]:
         content = json.dumps([[n, c.kind, c.shape] for n, c in found.items()]).encode()
         own = name_beside(self._path)
         if not self._path.exists():
-            write_atomic(own, content, durable=True)
+            own.write_bytes(content)
             try:
                 # Unlike a rename, a link never replaces what another rank was first to write.
                 os.link(own, self._path)

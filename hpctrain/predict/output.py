@@ -21,7 +21,7 @@ import numpy as np
 from hpctrain.data.dataset import Dataset
 from hpctrain.errors import ConfigError
 from hpctrain.own_files import DIRECTORY_MODE, create_file, name_beside
-from hpctrain.predict.columns import AgreedColumns, read_columns
+from hpctrain.predict.columns import AgreedColumns, OutputColumn, read_columns
 from hpctrain.predict.identity import Identity
 from hpctrain.predict.part_files import (
     CsvPart,
@@ -32,7 +32,7 @@ from hpctrain.predict.part_files import (
     sync_file,
 )
 from hpctrain.predict.parts import Partition, empty_part_name, part_name, parts_in
-from hpctrain.rundir.files import fsync_directory, write_atomic
+from hpctrain.rundir.files import fsync_directory, fsync_file, write_atomic
 from hpctrain.rundir.trust import check_owner
 
 _PLAN_NAME = "_plan.json"
@@ -229,6 +229,9 @@ class Output:
         else:
             partition = Partition(num_rows=plan["num_rows"], rows_per_part=plan["rows_per_part"])
         self._remove_leftovers()
+        if not any(self.parts.glob(f"part-*{self.part_type.suffix}")):
+            # It is on disk only where parts are.
+            (self.parts / _COLUMNS_NAME).unlink(missing_ok=True)
         return partition, self.done()
 
     def done(self) -> set[int]:
@@ -242,7 +245,11 @@ class Output:
     def open_part(self, part: int, rows: int | None) -> PartFile:
         """Return the file of a part, for writing. Not collective."""
         columns = self.parts / _COLUMNS_NAME
-        agreed = read_columns(columns) if columns.exists() else {}
+        agreed = {}
+        if columns.exists():
+            # A part is on disk only where the columns are that the parts after it need.
+            fsync_file(columns)
+            agreed = read_columns(columns)
         kinds = {name: column.kind for name, column in agreed.items()}
         return self.part_type(self._part(part), rows=rows, kinds=kinds)
 
@@ -267,11 +274,6 @@ class Output:
                 "predicted."
             )
         self._remove_leftovers()
-        columns = self.parts / _COLUMNS_NAME
-        if columns.exists():
-            plan = {**self._read_plan(), "columns": json.loads(columns.read_bytes())}
-            write_atomic(self.parts / _PLAN_NAME, json.dumps(plan).encode(), durable=True)
-            columns.unlink()
         fsync_directory(self.parts)
         parts: list[Path] = []
         if self.part_type is ParquetPart:
@@ -300,8 +302,9 @@ class Output:
         from hpctrain.predict.input import open_dataset
 
         options: dict[str, Any] = {}
-        if self.part_type is CsvPart and (plan := self._read_plan()) is not None:
-            options["dtypes"] = _types_of_csv(plan.get("columns", ()))
+        columns = self.parts / _COLUMNS_NAME
+        if self.part_type is CsvPart and columns.exists():
+            options["dtypes"] = _types_of_csv(read_columns(columns))
         return open_dataset([self.path], **options)
 
     def _read_plan(self) -> Any:
@@ -321,10 +324,11 @@ class Output:
         return self.parts / part_name(part, self.part_type.suffix)
 
 
-def _types_of_csv(columns: Sequence[tuple[str, str, Sequence[int]]]) -> dict[str, Any]:
+def _types_of_csv(columns: Mapping[str, OutputColumn]) -> dict[str, Any]:
     """Return the types in which a CSV output is read again: "007" was no number."""
     types: dict[str, Any] = {}
-    for name, kind, shape in columns:
+    for name, column in columns.items():
+        kind, shape = column.kind, column.shape
         dtype = "O" if kind == "text" else kind
         if kind == "text" or kind[0] in "<>|=":
             parts = [f"{name}_{i}" for i in range(math.prod(shape))] if shape else [name]

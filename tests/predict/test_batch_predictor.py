@@ -127,6 +127,7 @@ def test_two_ranks_score_hdf5_to_hdf5_in_the_order_of_the_input(
     assert np.array_equal(dataset.to_numpy()["predictions"], expected)
     # A file for each part, and nothing else.
     assert sorted(p.name for p in (tmp_path / "scores.h5.parts").iterdir()) == [
+        "_columns.json",
         "_plan.json",
         *(f"part-{part:06d}.h5" for part in range(15)),
     ]

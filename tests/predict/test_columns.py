@@ -19,7 +19,9 @@ from hpctrain import ConfigError, RunConfig, ScalingConfig
 from hpctrain.data.types import times_of
 from hpctrain.predict import BatchPredictor, Predictor
 from hpctrain.predict.columns import AgreedColumns, OutputColumn
+from hpctrain.predict.identity import Identity
 from hpctrain.predict.output import Output
+from hpctrain.predict.parts import Partition
 
 Examples = Callable[[Callable[[np.random.Generator], None]], None]
 SUFFIXES = (".h5", ".parquet", ".csv", ".npy")
@@ -105,6 +107,50 @@ def test_what_one_rank_agreed_on_binds_the_others_and_later_attempts(tmp_path: P
     with pytest.raises(ConfigError, match="'x' float32 for one batch, and 'x' int64 for another"):
         other.conform({"x": np.arange(2, dtype="f4")})
     assert [path.name for path in output.parts.iterdir()] == ["_columns.json"]
+
+
+def test_columns_that_a_crash_cut_off_before_the_first_part_are_agreed_on_again(tmp_path: Path):
+    output = Output.at(tmp_path / "out.h5")
+    identity = Identity(whole="w", inputs="i", model="m", about="")
+    partition = Partition(num_rows=4, rows_per_part=2)
+    with output.hold():
+        output.begin(identity, partition)
+        (output.parts / "_columns.json").touch()
+        output.mark_empty(0)
+        assert output.begin(identity, partition) == (partition, {0})
+        floats = {"x": np.zeros(2)}
+        assert output.columns().conform(floats)["x"].dtype == np.float64
+        part = output.open_part(1, 2)
+        part.append(floats)
+        part.complete()
+        # From now on they stay.
+        output.begin(identity, partition)
+        with pytest.raises(ConfigError, match="'x' int64 for one batch, and 'x' float64"):
+            output.columns().conform({"x": np.arange(2)})
+
+
+def test_batches_of_numbers_are_conformed_as_others_are(tmp_path: Path) -> None:
+    output = Output.at(tmp_path / "out.h5")
+    output.parts.mkdir()
+    columns = output.columns()
+    first = {"x": np.arange(2), "v": np.ones((2, 3), "f4")}
+    # In the order of the first batch, and a copy of none.
+    for batch in (first, dict(reversed(first.items()))):
+        conformed = columns.conform(batch)
+        assert list(conformed) == ["x", "v"]
+        assert all(conformed[name] is batch[name] for name in batch)
+    swapped = columns.conform({**first, "x": np.arange(2).astype(">i8")})
+    assert swapped["x"].dtype.isnative
+    for unlike in (
+        {"x": np.zeros(2)},
+        {"v": np.ones((2, 4), "f4")},
+        {"v": np.ones((3, 3), "f4")},
+        {"x": np.int64(1)},
+        {"y": np.arange(2)},
+        {"x": np.array([1, None])},
+    ):
+        with pytest.raises(ConfigError):
+            columns.conform({**first, **unlike})
 
 
 def test_texts_may_all_be_missing_in_a_batch_and_other_objects_too(tmp_path: Path) -> None:
