@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from hpctrain.data import formats
+from hpctrain.data import categories, formats
 from hpctrain.data.formats import BatchFormat as BatchFormat
 from hpctrain.data.formats import flat_rows as flat_rows
 from hpctrain.errors import ConfigError
@@ -35,11 +35,17 @@ class Categories:
     ordered: bool = False
 
     def to_numpy(self) -> Array:
-        """Return the values themselves, None where there is no category. Not collective."""
+        """Return the values themselves, None where there is no category. Not collective.
+
+        The type of the array has the categories, as in a Dataset.
+        """
         values = np.empty(len(self.categories) + 1, dtype=object)
         values[:-1] = list(self.categories)
         found: Array = values[self.codes]
-        return found
+        known = categories.Categories(
+            values=formats.as_column(list(self.categories)), ordered=self.ordered
+        )
+        return found.view(categories.with_categories(found.dtype, known))
 
     def to_pandas(self) -> Any:
         """Return a pandas Categorical. Not collective."""
@@ -111,7 +117,7 @@ def column_of(batch: Any, name: str) -> Array:
         )
     form = format_of(batch)
     if form == "numpy":
-        return formats.as_column(batch[name])
+        return categories.plain({name: formats.as_column(batch[name])})[name]
     if form == "pandas":
         return _from_series(batch, name)
     return formats.from_arrow(batch.select([name]))[name]

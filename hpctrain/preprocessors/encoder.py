@@ -294,9 +294,9 @@ class _LabelDecoder(ColumnPreprocessor):
 class Categorizer(_Encoder):
     """Makes columns categorical: pandas' ``category``, Arrow's dictionaries.
 
-    In a batch of NumPy arrays, which have no such type, values stay, and those of no category
-    become None; `transform` of a Dataset does that. ``map_batches(transform_batch,
-    batch_format="pandas")`` gives a Dataset the categories.
+    A Dataset has the same categories in all batches, on every rank, and the trainers of XGBoost and
+    LightGBM take them as such. In a batch of NumPy arrays, which have no such type, values stay,
+    and those of no category become None.
 
     Parameters
     ----------

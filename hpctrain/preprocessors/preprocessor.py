@@ -10,6 +10,7 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 
+from hpctrain.data.categories import plain
 from hpctrain.errors import ConfigError, PreprocessorNotFittedException
 from hpctrain.preprocessors.batches import (
     Array,
@@ -175,7 +176,7 @@ class Preprocessor:
         if not hasattr(ds, "map_batches"):
             return self.transform_batch(ds)
         return ds.map_batches(
-            self.transform_batch,
+            self._transform,
             batch_format=self._transform_format(),
             keeps_rows=self._keeps_rows(),
             zero_copy_batch=True,
@@ -199,7 +200,9 @@ class Preprocessor:
             If a column is missing, or the batch has no named columns.
         """
         self._refuse_if_not_fitted()
-        return self._transform(data)
+        made = self._transform(data)
+        # Within a Dataset arrays have their categories; NumPy itself has none.
+        return plain(made) if isinstance(made, dict) else made
 
     def serialize(self) -> str:
         """Return the preprocessor as JSON. Not collective.

@@ -23,7 +23,7 @@ from hpctrain.data import (
     read_numpy,
     read_parquet,
 )
-from hpctrain.preprocessors import Categorizer
+from hpctrain.preprocessors import Categorizer, Chain, CustomKBinsDiscretizer, SimpleImputer
 
 Examples = Callable[[Callable[[np.random.Generator], None]], None]
 
@@ -230,9 +230,31 @@ def test_formats_without_categories_are_given_their_values(tmp_path: Path) -> No
         assert again.to_pandas().to_dict("list") == {"x": ["b", "a"], "k": [2, 1]}
 
 
-def test_a_categorizer_gives_them_to_a_dataset() -> None:
-    rows = from_numpy({"x": np.array(["b", "a", "b", "c"], object)})
-    categorizer = Categorizer(["x"]).fit(rows)
-    made = rows.map_batches(categorizer.transform_batch, batch_format="pandas")
+@pytest.mark.parametrize("in_chain", [False, True])
+def test_a_categorizer_gives_them_to_a_dataset(in_chain: bool) -> None:
+    rows = from_numpy({"x": np.array(["b", "a", "b", "c"], object), "n": np.arange(4)})
+    ordered = pd.CategoricalDtype([3, 2, 1], ordered=True)
+    categorizer: Any = Categorizer(["x", "n"], dtypes={"n": ordered})
+    if in_chain:
+        # What comes behind is given the values.
+        categorizer = Chain(
+            categorizer, CustomKBinsDiscretizer(["n"], bins=[0, 2, 4], output_columns=["k"])
+        )
+    made = categorizer.fit(rows).transform(rows)
     for batch in made.iter_batches(batch_size=1, batch_format="pandas"):
         assert list(batch["x"].cat.categories) == ["a", "b", "c"]
+        assert batch["n"].dtype == ordered
+    assert made.to_pandas()["n"].isna().tolist() == [True, False, False, False]
+    arrays = made.to_numpy()
+    assert arrays["x"].tolist() == ["b", "a", "b", "c"]
+    assert arrays["n"].tolist() == [None, 1, 2, 3]
+    for array in (*arrays.values(), *categorizer.transform(rows.to_numpy()).values()):
+        assert array.dtype.metadata is None
+    assert pa.types.is_dictionary(made.to_arrow().schema.field("x").type)
+
+
+def test_what_follows_a_categorizer_may_give_other_values() -> None:
+    rows = from_numpy({"x": np.array(["b", None, "b", "c"], object)})
+    chain = Chain(Categorizer(["x"]), SimpleImputer(["x"], "constant", fill_value="other"))
+    made = chain.fit(rows).transform(rows)
+    assert made.to_pandas()["x"].tolist() == ["b", "other", "b", "c"]
