@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 
 from hpctrain.callback import UserCallback
 from hpctrain.checks import check_count, check_type, did_you_mean, is_number, show_changes, shown
+from hpctrain.data_config import DataConfig as DataConfig
 from hpctrain.errors import ConfigError
 from hpctrain.rules import (
     checked,
@@ -317,25 +318,6 @@ class SyncConfig:
     """Bytes a second at which each rank copies checkpoints and artifacts, from `scratch_dir` or
     from a directory of its own; None is as fast as it can. With `max_writers` the job as a whole
     copies at most at the product of the two."""
-
-    __repr__ = show_changes
-
-
-def _datasets(what: str, value: Any) -> Any:
-    if isinstance(value, str) and value == "all":
-        return value
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise ConfigError(f"{with_value(what, value)}: 'all', or a list of dataset names.")
-    return several(text)(what, value)
-
-
-@checked(datasets_to_split=_datasets)
-@dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    """Which datasets are shared out over the ranks; every rank sees the whole of the others."""
-
-    datasets_to_split: Literal["all"] | Sequence[str] = "all"
-    """``"all"``, or the names of those to split."""
 
     __repr__ = show_changes
 

@@ -261,6 +261,10 @@ class DataParallelTrainer(BaseTrainer):
                 "report(metrics, checkpoint)."
             )
 
+    def _assigns_datasets(self) -> bool:
+        """Return whether a function of the user's says which worker gets what."""
+        return type(self.dataset_config).configure is not DataConfig.configure
+
     def _has_loop(self) -> bool:
         """Return whether the training function is the trainer's own."""
         return False
@@ -327,6 +331,7 @@ class DataParallelTrainer(BaseTrainer):
                 backend_config=self.backend_config,
                 datasets=self.datasets,
                 datasets_to_split=self.dataset_config.datasets_to_split,
+                data_config=self.dataset_config if self._assigns_datasets() else None,
                 preprocessor=self.preprocessor,
                 metadata=self.metadata,
             ),
@@ -395,7 +400,8 @@ class DataParallelTrainer(BaseTrainer):
             else train_loop_config,
             cls._backend_argument: stored.backend_config,
             "datasets": stored.datasets if datasets is None else datasets,
-            "dataset_config": DataConfig(datasets_to_split=stored.datasets_to_split),
+            "dataset_config": stored.data_config
+            or DataConfig(datasets_to_split=stored.datasets_to_split),
             "metadata": stored.metadata,
             "preprocessor": stored.preprocessor if preprocessor is None else preprocessor,
             "scaling_config": scaling_config or _stored_scaling(plan),

@@ -85,6 +85,12 @@ def is_dataset(dataset: Any) -> bool:
     return module is not None and isinstance(dataset, module.Dataset)
 
 
+def is_iterator(dataset: Any) -> bool:
+    """Return whether something is a `DataIterator`. Not collective."""
+    module = sys.modules.get("hpctrain.data.iterator")
+    return module is not None and isinstance(dataset, module.DataIterator)
+
+
 def shard_dataset(dataset: Any, *, rank: int, world_size: int) -> Any:
     """Return one rank's part of a dataset.
 

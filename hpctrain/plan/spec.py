@@ -90,6 +90,8 @@ class WorkerSpec:
     datasets_to_split: Literal["all"] | Sequence[str]
     preprocessor: Any
     metadata: Mapping[str, Any]
+    data_config: Any = None
+    """A DataConfig with a ``configure()`` of the user's, which assigns the datasets."""
 
 
 def make_fingerprint(*parts: bytes) -> str:
@@ -185,6 +187,7 @@ def _captured(value: Any) -> list[tuple[str, Any]]:
         ):
             parts += [(f"{label}[{key!r}]", part) for key, part in (mapping or {}).items()]
         parts += [("backend_config", value.backend_config), ("preprocessor", value.preprocessor)]
+        parts += [("dataset_config", value.data_config)]
         return parts
     if isinstance(value, tuple):
         return [part for member in value for part in _captured(member)]

@@ -127,6 +127,8 @@ class ActiveWorker:
     """Those of `hpctrain.data` that were handed out, by name: they know which epoch is next."""
     preprocessor: Preprocessor | None = None
     """Fitted; applied to every dataset."""
+    assigned: Mapping[str, Any] | None = None
+    """This rank's datasets, where a ``configure()`` of the user's assigns them."""
 
 
 _active: ActiveWorker | None = None
@@ -374,24 +376,26 @@ def get_dataset_shard(dataset_name: str = "train") -> Any:
     ConfigError
         If it cannot be split.
     """
-    from hpctrain.data.shard import is_dataset, shard_dataset
+    from hpctrain.data.shard import is_dataset, is_iterator, shard_dataset
+    from hpctrain.worker.assignment import made
 
     worker = active_worker("get_dataset_shard()")
     if dataset_name in worker.iterators:
         return worker.iterators[dataset_name]
-    if dataset_name not in worker.datasets:
+    datasets = worker.datasets if worker.assigned is None else worker.assigned
+    if dataset_name not in datasets:
         raise KeyError(
             f"dataset {dataset_name!r} was not given to the trainer. It has "
-            f"{sorted(worker.datasets) or 'none'}."
+            f"{sorted(datasets) or 'none'}."
         )
-    dataset = worker.datasets[dataset_name]
-    if callable(dataset) and not hasattr(dataset, "__getitem__"):
-        dataset = dataset()
-    if worker.preprocessor is not None:
-        from hpctrain.preprocessors.training import transformed
-
-        dataset = transformed(worker.preprocessor, dataset_name, dataset)
-    split = worker.datasets_to_split == "all" or dataset_name in worker.datasets_to_split
+    dataset = datasets[dataset_name]
+    if worker.assigned is None:
+        dataset = made(dataset_name, dataset, worker.preprocessor)
+        split = worker.datasets_to_split == "all" or dataset_name in worker.datasets_to_split
+    else:
+        split = False
+        if is_iterator(dataset) and dataset.device == "cpu":
+            dataset.device = _device(worker.context)
     world = worker.context.world
     if is_dataset(dataset):
         iterator = worker.iterators[dataset_name] = dataset.shard(

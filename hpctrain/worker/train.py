@@ -18,6 +18,7 @@ from hpctrain.plan.spec import RankSettings, RunSpec, WorkerSpec
 from hpctrain.plan.visibility import explain_invisible
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.worker.address import find_address
+from hpctrain.worker.assignment import assign_datasets
 from hpctrain.worker.bootstrap import gpus_of, visible_gpus
 from hpctrain.worker.context import ActiveWorker, TrainContext, activate
 from hpctrain.worker.node_socket import node_name
@@ -69,6 +70,7 @@ def run_training(
         visible_gpu_ids=visible_gpus(),
         address=find_address(session.world, comm),
     )
+    preprocessor = _fit_preprocessor(worker_spec, session, comm, on_phase)
     worker = ActiveWorker(
         context=TrainContext(
             world=session.world,
@@ -81,7 +83,8 @@ def run_training(
         comm=comm,
         datasets=worker_spec.datasets,
         datasets_to_split=worker_spec.datasets_to_split,
-        preprocessor=_fit_preprocessor(worker_spec, session, comm, on_phase),
+        preprocessor=preprocessor,
+        assigned=assign_datasets(worker_spec, session.world, comm, preprocessor),
     )
     if worker_spec.metadata:
         session.beside.append(metadata_of_run(worker_spec.metadata))

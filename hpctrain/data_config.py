@@ -1,0 +1,81 @@
+"""`DataConfig`: which worker gets which part of the datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from hpctrain.checks import show_changes
+from hpctrain.errors import ConfigError
+from hpctrain.rules import checked, several, text, with_value
+
+
+def _datasets(what: str, value: Any) -> Any:
+    if isinstance(value, str) and value == "all":
+        return value
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise ConfigError(f"{with_value(what, value)}: 'all', or a list of dataset names.")
+    return several(text)(what, value)
+
+
+@checked(datasets_to_split=_datasets)
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Which datasets are shared out over the ranks; every rank sees the whole of the others."""
+
+    datasets_to_split: Literal["all"] | Sequence[str] = "all"
+    """``"all"``, or the names of those to split."""
+
+    __repr__ = show_changes
+
+    def configure(
+        self,
+        datasets: Mapping[str, Any],
+        world_size: int,
+        worker_handles: Sequence[Any] | None = None,
+        worker_node_ids: Sequence[str] | None = None,
+        **kwargs: Any,
+    ) -> list[dict[str, Any]]:
+        """Return which datasets, or parts of them, each worker gets. Not collective.
+
+        A subclass may do otherwise. Rank 0 calls it before the training function begins, with the
+        workers that there are then, and the other ranks receive what it returns.
+
+        Parameters
+        ----------
+        datasets
+            Those of the trainer, preprocessed.
+        world_size
+            Number of workers.
+        worker_handles
+            Ray Train's handles of actors: None.
+        worker_node_ids
+            Host name of each worker's node.
+        **kwargs
+            What later versions may give.
+
+        Returns
+        -------
+        list
+            For each worker the datasets by name, which ``get_dataset_shard()`` returns there: parts
+            that `hpctrain.data.Dataset.shard` made, datasets, or anything else.
+
+        Raises
+        ------
+        ConfigError
+            If a dataset is none of `hpctrain.data`.
+        """
+        workers: list[dict[str, Any]] = [{} for _ in range(world_size)]
+        for name, dataset in datasets.items():
+            if not hasattr(dataset, "shard"):
+                raise ConfigError(
+                    f"DataConfig.configure(): dataset {name!r} of type {type(dataset).__name__} "
+                    f"has no shard(). Make a Dataset of it: hpctrain.data.from_numpy(), "
+                    f"from_pandas() and the like."
+                )
+            split = self.datasets_to_split == "all" or name in self.datasets_to_split
+            for rank, worker in enumerate(workers):
+                place = (rank, world_size) if split else (0, 1)
+                worker[name] = dataset.shard(rank=place[0], world_size=place[1])
+        return workers
