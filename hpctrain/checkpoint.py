@@ -89,13 +89,15 @@ class Checkpoint:
         """Return a handle on a new temporary directory that holds `data`, pickled.
 
         Not collective. The directory lives as long as this handle. A preprocessor at
-        `hpctrain.constants.PREPROCESSOR_KEY` is stored with `set_preprocessor`.
+        `hpctrain.constants.PREPROCESSOR_KEY` is stored with `set_preprocessor`. Tensors are on the
+        CPU when they are read, so that ranks with different GPUs save the same.
         """
         from hpctrain.plan import spec
 
         checkpoint = cls._make()
         own = {key: value for key, value in data.items() if key != PREPROCESSOR_KEY}
-        (checkpoint.path / _DICT_NAME).write_bytes(spec.pack(own, what="the checkpoint"))
+        content = spec.pack(own, what="the checkpoint", canonical=True)
+        (checkpoint.path / _DICT_NAME).write_bytes(content)
         if data.get(PREPROCESSOR_KEY) is not None:
             checkpoint.set_preprocessor(data[PREPROCESSOR_KEY])
         return checkpoint

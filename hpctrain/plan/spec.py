@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dis
+import io
 import pickle
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from types import CodeType, FunctionType
@@ -111,7 +113,7 @@ def make_fingerprint(*parts: bytes) -> str:
     return digest.hexdigest()
 
 
-def pack(value: Any, *, what: str) -> bytes:
+def pack(value: Any, *, what: str, canonical: bool = False) -> bytes:
     """Return `value` pickled, functions and classes of the main script included.
 
     Not collective.
@@ -122,16 +124,17 @@ def pack(value: Any, *, what: str) -> bytes:
         What to pickle.
     what
         Its name in the error message.
+    canonical
+        Whether equal tensors give equal bytes, in whichever process and from whichever device: they
+        are on the CPU when they are unpickled.
 
     Raises
     ------
     ConfigError
         If it cannot be pickled; the message names the variable that is at fault.
     """
-    import cloudpickle
-
     try:
-        content: bytes = cloudpickle.dumps(value, protocol=5)
+        content = _dump(value, canonical=canonical)
     except Exception as error:
         culprits = _unpicklable(value)
         at_fault = f" At fault: {', '.join(culprits)}." if culprits else ""
@@ -144,6 +147,31 @@ def pack(value: Any, *, what: str) -> bytes:
             f"{next_step}"
         ) from error
     return content
+
+
+def _dump(value: Any, *, canonical: bool) -> bytes:
+    import cloudpickle
+
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not canonical:
+        plain: bytes = cloudpickle.dumps(value, protocol=5)
+        return plain
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def reducer_override(self, obj: Any) -> Any:
+            if not isinstance(obj, torch.storage.TypedStorage):
+                return super().reducer_override(obj)
+            storage = torch.storage.TypedStorage(
+                wrap_storage=obj._untyped_storage.cpu(), dtype=obj.dtype, _internal=True
+            )
+            # torch's own way to pickle a storage writes its address in memory.
+            saved = io.BytesIO()
+            torch.save(storage, saved)
+            return torch.storage._load_from_bytes, (saved.getvalue(),)
+
+    file = io.BytesIO()
+    Pickler(file, protocol=5).dump(value)
+    return file.getvalue()
 
 
 def unpack(content: bytes) -> Any:
