@@ -20,6 +20,14 @@ _TRACKER = (
     "docs/tracking has one for each tracker."
 )
 
+_NO_CLUSTER = "ranks read their own parts, and there is no cluster to configure: see ScalingConfig."
+_NO_OBJECTS = "there is no object store: use from_pandas(), from_numpy() or from_arrow()."
+_SOURCE = "hpctrain.data.Source is what reads rows: Dataset(source)."
+_EXPORT = "export to Parquet, and read_parquet() it."
+_CONVERT = "convert the files to Parquet or HDF5 once."
+_WRITERS = "write_parquet(), write_hdf5(), write_csv() and write_numpy() write files."
+_CATALOG = "the files of a catalog are read by their paths."
+
 INSTEAD: Mapping[str, Mapping[str, str]] = {
     "hpctrain": {
         "CometLoggerCallback": _TRACKER,
@@ -50,6 +58,72 @@ INSTEAD: Mapping[str, Mapping[str, str]] = {
         "ResourceRequest": _PLACEMENT,
     },
     "hpctrain.air.config": {"DatasetConfig": _DATASET_CONFIG},
+    "hpctrain.data": {
+        "ActorPoolStrategy": "a class given to map_batches() is constructed once in each rank.",
+        "ArrowTensorType": "arrays are columns as they are, tensors in batches of Arrow.",
+        "ArrowVariableShapedTensorType": "arrays of unlike shape are objects.",
+        "BlockBasedFileDatasink": _WRITERS,
+        "Catalog": _CATALOG,
+        "CatalogAccessMode": _CATALOG,
+        "ClickHouseTableSettings": _EXPORT,
+        "DataContext": _NO_CLUSTER,
+        "DatabricksUnityCatalog": _CATALOG,
+        "DatasetContext": _NO_CLUSTER,
+        "DatasetIterator": "use DataIterator.",
+        "DatasetSummary": "to_pandas().describe() summarizes columns.",
+        "Datasink": _WRITERS,
+        "Datasource": _SOURCE,
+        "ExecutionOptions": _NO_CLUSTER,
+        "ExecutionResources": _NO_CLUSTER,
+        "FileShuffleConfig": "iter_batches(shuffle=True) mixes the files anew each epoch.",
+        "KafkaAuthConfig": _EXPORT,
+        "MixStoppingCondition": "use union(), and random_shuffle().",
+        "NodeIdStr": _NO_CLUSTER,
+        "Preprocessor": "import it from hpctrain.preprocessors.",
+        "RandomSeedConfig": "give seed= a number; shuffle=True has another order each epoch.",
+        "ReadTask": _SOURCE,
+        "ReaderFormat": _SOURCE,
+        "ResolvedSource": _SOURCE,
+        "RowBasedFileDatasink": "loop over iter_rows(), and write a file for each.",
+        "SaveMode": "writers refuse a path that exists.",
+        "SinkMode": "writers refuse a path that exists.",
+        "TaskPoolStrategy": "leave compute= out.",
+        "configure_logging": _NO_CLUSTER,
+        "from_arrow_refs": _NO_OBJECTS,
+        "from_blocks": _NO_OBJECTS,
+        "from_numpy_refs": _NO_OBJECTS,
+        "from_pandas_refs": _NO_OBJECTS,
+        "from_daft": "from_arrow(frame.to_arrow()).",
+        "from_mars": "from_pandas(frame.to_pandas()).",
+        "from_modin": "from_pandas(frame.modin.to_pandas()).",
+        "from_spark": "let Spark write Parquet, and read_parquet() it.",
+        "from_tf": "from_numpy() of what dataset.as_numpy_iterator() gives.",
+        "get_pyarrow_version": "use pyarrow.__version__.",
+        "list_stats_summaries": _NO_CLUSTER,
+        "read_audio": "read_binary_files(), and decode in map().",
+        "read_avro": _CONVERT,
+        "read_bigquery": _EXPORT,
+        "read_clickhouse": _EXPORT,
+        "read_databricks_tables": _EXPORT,
+        "read_datasource": _SOURCE,
+        "read_delta": "from_arrow(deltalake.DeltaTable(path).to_pyarrow_table()).",
+        "read_delta_sharing_tables": _EXPORT,
+        "read_hudi": _EXPORT,
+        "read_iceberg": "from_arrow(table.scan().to_arrow()), of pyiceberg.",
+        "read_kafka": _EXPORT,
+        "read_lance": "from_arrow(lance.dataset(path).to_table()).",
+        "read_lerobot": _CONVERT,
+        "read_mcap": _CONVERT,
+        "read_mongo": _EXPORT,
+        "read_orc": "from_arrow(pyarrow.orc.read_table(path)).",
+        "read_snowflake": _EXPORT,
+        "read_sql": "from_pandas(pandas.read_sql(...)).",
+        "read_tfrecords": _CONVERT,
+        "read_unity_catalog": _EXPORT,
+        "read_videos": "read_binary_files(), and decode in flat_map().",
+        "read_webdataset": "unpack them for read_images(), or convert them to Parquet once.",
+        "read_zarr": "convert them to HDF5 once.",
+    },
     "hpctrain.mosaic": {
         "MosaicTrainer": "Composer is not integrated: " + _TRAIN_FUNCTION,
     },

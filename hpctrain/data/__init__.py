@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING
 from hpctrain.lazy_names import at_first_use
 
 if TYPE_CHECKING:
+    from hpctrain.data.created import from_items as from_items
+    from hpctrain.data.created import range as range
+    from hpctrain.data.created import range_tensor as range_tensor
     from hpctrain.data.dataset import Dataset as Dataset
     from hpctrain.data.iterator import DataIterator as DataIterator
     from hpctrain.data.read import from_arrow as from_arrow
+    from hpctrain.data.read import from_dask as from_dask
     from hpctrain.data.read import from_huggingface as from_huggingface
     from hpctrain.data.read import from_numpy as from_numpy
     from hpctrain.data.read import from_pandas as from_pandas
@@ -21,6 +25,10 @@ if TYPE_CHECKING:
     from hpctrain.data.read import read_hdf5 as read_hdf5
     from hpctrain.data.read import read_numpy as read_numpy
     from hpctrain.data.read import read_parquet as read_parquet
+    from hpctrain.data.read_documents import read_binary_files as read_binary_files
+    from hpctrain.data.read_documents import read_images as read_images
+    from hpctrain.data.read_documents import read_json as read_json
+    from hpctrain.data.read_documents import read_text as read_text
     from hpctrain.data.schema import Column as Column
     from hpctrain.data.schema import Schema as Schema
     from hpctrain.data.shard import shard_dataset as shard_dataset
@@ -33,10 +41,18 @@ _HOME_OF = {
     "Schema": "schema",
     "Source": "source",
     "from_arrow": "read",
+    "from_dask": "read",
+    "from_items": "created",
+    "range": "created",
+    "range_tensor": "created",
     "from_numpy": "read",
     "from_pandas": "read",
     "read_hdf5": "read",
     "read_parquet": "read",
+    "read_text": "read_documents",
+    "read_json": "read_documents",
+    "read_images": "read_documents",
+    "read_binary_files": "read_documents",
     "from_huggingface": "read",
     "from_torch": "read",
     "read_csv": "read",

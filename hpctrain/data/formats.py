@@ -27,23 +27,26 @@ def num_rows(batch: Mapping[str, np.ndarray]) -> int:
     return len(next(iter(batch.values()))) if batch else 0
 
 
-def check_format(batch_format: str) -> None:
-    """Refuse a form that does not exist. Not collective.
+def check_format(batch_format: str | None) -> BatchFormat:
+    """Return a form, of those that exist; Ray's "default" is "numpy". Not collective.
 
     Raises
     ------
     ConfigError
         If it is none of "numpy", "pandas", "pyarrow".
     """
-    if batch_format not in FORMATS:
+    form = "numpy" if batch_format == "default" else batch_format
+    if form not in FORMATS:
         raise ConfigError(
             f"batch_format={batch_format!r}. One of {', '.join(map(repr, FORMATS))} is needed."
         )
+    return form  # type: ignore[return-value]
 
 
 def rows_of(batch: Batch) -> Iterator[dict[str, Any]]:
     """Return the rows of a batch, each a dict. Not collective."""
-    return ({name: array[i] for name, array in batch.items()} for i in range(num_rows(batch)))
+    columns = [types.values_of(array) for array in batch.values()]
+    return (dict(zip(batch, values, strict=True)) for values in zip(*columns, strict=True))
 
 
 def check_batch_size(batch_size: Any) -> None:
@@ -60,10 +63,10 @@ def check_batch_size(batch_size: Any) -> None:
 
 def to_format(batch: Batch, batch_format: BatchFormat) -> Any:
     """Return a batch as dict of arrays, data frame or Arrow table. Not collective."""
-    check_format(batch_format)
-    if batch_format == "pandas":
+    form = check_format(batch_format)
+    if form == "pandas":
         return to_pandas(batch)
-    return to_arrow(batch) if batch_format == "pyarrow" else plain(batch)
+    return to_arrow(batch) if form == "pyarrow" else plain(batch)
 
 
 def from_any(batch: Any, *, keep_categories: bool = False) -> Batch:
@@ -172,6 +175,8 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
     ConfigError
         If they have other columns, or types that cannot be joined without another value.
     """
+    # A function that was called with no row has made no columns.
+    batches = [batch for batch in batches if batch] or batches[:1]
     if len(batches) == 1:
         return batches[0]
     first = batches[0]

@@ -12,6 +12,7 @@ import xxhash
 from hpctrain.bulk.digest import digest_file
 from hpctrain.data.dataset import Dataset
 from hpctrain.data.files import describe_all
+from hpctrain.data.source import files_of_source
 
 DIGEST_BYTES = 16 * 2**20
 """Files that are no larger together are read: sizes and times can stay the same by chance."""
@@ -25,14 +26,7 @@ def files_of(dataset: Any) -> list[str]:
 
     Not collective.
     """
-    return _files_of_source(dataset.source) if isinstance(dataset, Dataset) else []
-
-
-def _files_of_source(source: Any) -> list[str]:
-    if hasattr(source, "files"):
-        return list(source.files())
-    inner = [source.source] if hasattr(source, "source") else getattr(source, "parts", ())
-    return list(dict.fromkeys(path for part in inner for path in _files_of_source(part)))
+    return files_of_source(dataset.source) if isinstance(dataset, Dataset) else []
 
 
 def files_below(directory: Path) -> list[str]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from hpctrain.data import formats
 from hpctrain.data.dataset import Dataset
 from hpctrain.data.files import Paths
 from hpctrain.data.memory import MemorySource
+from hpctrain.data.operations.scheduling import say_no_meaning
 
 
 def read_parquet(paths: Paths, *, columns: Sequence[str] | None = None) -> Dataset:
@@ -143,30 +145,71 @@ def from_numpy(arrays: Any) -> Dataset:
     Parameters
     ----------
     arrays
-        A dict of arrays that have a row per element, or one array: the column ``data``.
+        A dict of arrays that have a row per element, or one array: the column ``data``; or a list
+        of such, whose rows follow each other.
 
     Raises
     ------
     ConfigError
-        If they have unlike numbers of rows.
+        If they have unlike numbers of rows, or those of a list have unlike columns.
     """
-    return Dataset(MemorySource(arrays=formats.from_any(arrays)))
+    return _in_memory(arrays, formats.from_any)
 
 
-def from_pandas(frame: Any) -> Dataset:
+def from_pandas(dfs: Any, *, override_num_blocks: int | None = None) -> Dataset:
     """Return a dataset of the columns of a data frame, without its index.
 
     Not collective. Columns of category type have it in batches of pandas and Arrow too.
+
+    Parameters
+    ----------
+    dfs
+        A data frame, or a list of them, whose rows follow each other.
+    override_num_blocks
+        Has no meaning here.
     """
-    return Dataset(MemorySource(arrays=formats.from_pandas(frame, keep_categories=True)))
+    say_no_meaning("from_pandas()", override_num_blocks=override_num_blocks)
+    return _in_memory(dfs, partial(formats.from_pandas, keep_categories=True))
 
 
-def from_arrow(table: Any) -> Dataset:
+def from_arrow(tables: Any, *, override_num_blocks: int | None = None) -> Dataset:
     """Return a dataset of an Arrow table.
 
     Not collective. Columns of dictionaries are of category type in batches of pandas, too.
+
+    Parameters
+    ----------
+    tables
+        A table, or a list of them, whose rows follow each other.
+    override_num_blocks
+        Has no meaning here.
     """
-    return Dataset(MemorySource(arrays=formats.from_arrow(table, keep_categories=True)))
+    say_no_meaning("from_arrow()", override_num_blocks=override_num_blocks)
+    return _in_memory(tables, partial(formats.from_arrow, keep_categories=True))
+
+
+def from_dask(df: Any) -> Dataset:
+    """Return a dataset of a data frame of Dask, which is computed now, into memory.
+
+    Not collective. What does not fit there Dask should write: ``df.to_parquet(directory)``, and
+    `read_parquet`.
+
+    Raises
+    ------
+    ConfigError
+        If Dask is not installed, or partitions have unlike columns.
+    """
+    from hpctrain.data.operations.dask import partitions_of
+
+    return from_pandas(partitions_of(df))
+
+
+def _in_memory(given: Any, read: Callable[[Any], formats.Batch]) -> Dataset:
+    """Return a dataset of one object, or of a list of them."""
+    if not isinstance(given, (list, tuple)):
+        return Dataset(MemorySource(arrays=read(given)))
+    batches = [read(item) for item in given]
+    return Dataset(MemorySource(arrays=formats.concatenate(batches) if batches else {}))
 
 
 def from_torch(dataset: Any, *, columns: Sequence[str] | None = None) -> Dataset:

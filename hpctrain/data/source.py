@@ -306,6 +306,14 @@ def memory_bytes(source: Any) -> int:
     return sum(map(memory_bytes, inner))
 
 
+def files_of_source(source: Any) -> list[str]:
+    """Return the files that the rows of a source are in. Not collective."""
+    if hasattr(source, "files"):
+        return list(source.files())
+    inner = [source.source] if hasattr(source, "source") else getattr(source, "parts", ())
+    return list(dict.fromkeys(path for part in inner for path in files_of_source(part)))
+
+
 def take_rows(ranges: Sequence[range], positions: range) -> list[range]:
     """Return the part of ranges, taken one after another, that lies at some positions.
 

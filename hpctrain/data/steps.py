@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from hpctrain.data.categories import categories_of, plain
-from hpctrain.data.formats import Batch, BatchFormat, from_any, num_rows, to_format
+from hpctrain.data.formats import (
+    Batch,
+    BatchFormat,
+    concatenate,
+    from_any,
+    num_rows,
+    slice_batch,
+    to_format,
+)
+from hpctrain.data.operations.call import Call
 from hpctrain.data.schema import check_columns
 from hpctrain.errors import ConfigError
 
@@ -18,8 +27,8 @@ class Step(Protocol):
     """A change of a batch."""
 
     @property
-    def keeps_rows(self) -> bool:
-        """Whether as many rows come out as go in."""
+    def keeps_rows(self) -> bool | None:
+        """Whether as many rows come out as go in; None is to be found out with the first rows."""
 
     def __call__(self, batch: Batch) -> Batch:
         """Return the batch that becomes of a batch. Not collective."""
@@ -27,29 +36,38 @@ class Step(Protocol):
 
 @dataclass(frozen=True)
 class MapBatches:
-    """Calls a function of the user's."""
+    """Calls a function of the user's, or an instance of a class."""
 
-    function: Callable[..., Any]
+    call: Call
     batch_format: BatchFormat = "numpy"
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    keeps_rows: bool = True
+    batch_size: int | None = None
+    """Rows that it gets at most; None is as many as are read at once."""
+    keeps_rows: bool | None = None
     zero_copy_batch: bool = False
     """Whether the function gets arrays that cannot be changed, in place of its own."""
 
+    def __str__(self) -> str:
+        """Return how it was asked for."""
+        return f"map_batches({self.call.name})"
+
     def __call__(self, batch: Batch) -> Batch:
         """Return what the function makes of a batch. Not collective."""
+        size = self.batch_size or max(num_rows(batch), 1)
+        starts = range(0, max(num_rows(batch), 1), size)
+        parts = [self._mapped(slice_batch(batch, start, start + size)) for start in starts]
+        return concatenate(parts)
+
+    def _mapped(self, batch: Batch) -> Batch:
         given = read_only(batch) if self.zero_copy_batch else batch
         if self.batch_format == "numpy":
             given = plain(given if self.zero_copy_batch else _own(batch))
-        made = self.function(to_format(given, self.batch_format), **self.arguments)
-        mapped = from_any(made, keep_categories=True)
+        made = self.call(to_format(given, self.batch_format))
+        # A generator gives several batches for one.
+        results = list(made) if isinstance(made, Iterator) else [made]
+        mapped = concatenate([from_any(result, keep_categories=True) for result in results or [{}]])
         mapped = {name: _restored(name, array, given, batch) for name, array in mapped.items()}
-        if self.keeps_rows and num_rows(mapped) != num_rows(batch):
-            name = getattr(self.function, "__name__", repr(self.function))
-            raise ConfigError(
-                f"map_batches({name}): {num_rows(batch)} rows went in and {num_rows(mapped)} came "
-                f"out. Say so with keeps_rows=False, or return a row for each row."
-            )
+        if self.keeps_rows:
+            check_kept(batch, mapped, str(self))
         return mapped
 
 
@@ -57,13 +75,13 @@ class MapBatches:
 class Filter:
     """Keeps rows for which a function of a batch returns true."""
 
-    function: Callable[..., Any]
+    call: Call
     batch_format: BatchFormat = "numpy"
     keeps_rows: bool = False
 
     def __call__(self, batch: Batch) -> Batch:
         """Return the rows that are kept. Not collective."""
-        mask = np.asarray(self.function(to_format(read_only(batch), self.batch_format)))
+        mask = np.asarray(self.call(to_format(read_only(batch), self.batch_format)))
         if mask.dtype != bool or mask.shape != (num_rows(batch),):
             raise ConfigError(
                 f"filter(): the function returned {mask.dtype}{list(mask.shape)} for a batch of "
@@ -71,6 +89,21 @@ class Filter:
                 f"lambda batch: batch['x'] > 0."
             )
         return {name: array[mask] for name, array in batch.items()}
+
+
+def check_kept(given: Batch, made: Batch, what: str) -> None:
+    """Refuse another number of rows. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        The message has both numbers.
+    """
+    if num_rows(given) != num_rows(made):
+        raise ConfigError(
+            f"{what}: {num_rows(given)} rows went in and {num_rows(made)} came out. Say so with "
+            f"keeps_rows=False, or return a row for each row."
+        )
 
 
 def _own(batch: Batch) -> Batch:

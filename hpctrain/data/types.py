@@ -151,7 +151,7 @@ def join(arrays: Sequence[np.ndarray], *, name: str) -> np.ndarray:
     if any(array.dtype != dtype for array in arrays):
         # Empty ones have no values that could say what the type is.
         arrays = [array for array in arrays if len(array)] or arrays[:1]
-        dtype = _common_type([array.dtype for array in arrays], name)
+        dtype = common_type([array.dtype for array in arrays], name)
         arrays = [_in_type(array, dtype, name) for array in arrays]
     joined: np.ndarray = np.concatenate(arrays)
     if any(kind.metadata for kind in kinds):
@@ -160,7 +160,16 @@ def join(arrays: Sequence[np.ndarray], *, name: str) -> np.ndarray:
     return joined
 
 
-def _common_type(dtypes: Sequence[np.dtype], name: str) -> np.dtype:
+def common_type(dtypes: Sequence[np.dtype], name: str) -> np.dtype:
+    """Return the type that the values of several types become, of a column of that name.
+
+    Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If there is none.
+    """
     if any(dtype.hasobject for dtype in dtypes):
         return np.dtype(object)
     kinds = {_FAMILY.get(dtype.kind, dtype.kind) for dtype in dtypes}
@@ -223,6 +232,24 @@ def array_of(values: Sequence[Any]) -> np.ndarray:
         array = np.empty(len(values), dtype=object)
         array[:] = values
     return as_in_batches(array)
+
+
+def values_of(array: np.ndarray) -> list[Any]:
+    """Return the rows of a column: Python's own values where there are such, else NumPy's.
+
+    Not collective.
+
+    Examples
+    --------
+    >>> values_of(np.array([1, 2])), values_of(np.array(["2026-01-02"], "datetime64[D]"))
+    ([1, 2], [datetime.date(2026, 1, 2)])
+    """
+    if array.ndim > 1:
+        return list(array)
+    values: list[Any] = array.tolist()
+    # Nanoseconds, and years that Python's calendar lacks, would be bare numbers.
+    has_numbers = array.dtype.kind in "Mm" and any(isinstance(value, int) for value in values)
+    return list(array) if has_numbers else values
 
 
 # What datetime64[ns] has, by whole years.

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,13 +16,11 @@ from hpctrain.data.categories import plain
 from hpctrain.data.conform import conform, empty
 from hpctrain.data.formats import Batch, num_rows, to_arrow
 from hpctrain.data.hdf5 import as_in_hdf5, check_names, hdf5_type, is_text, open_file
+from hpctrain.data.operations.consumed import Consumed
 from hpctrain.data.optional import require
 from hpctrain.data.schema import Column, Schema
 from hpctrain.errors import ConfigError
 from hpctrain.own_files import DIRECTORY_MODE, name_beside
-
-if TYPE_CHECKING:
-    from hpctrain.data.dataset import Dataset
 
 ROW_GROUP_BYTES = 64 * 2**20
 
@@ -30,7 +28,7 @@ PART_BYTES = 256 * 2**20
 """Of an ``.npz`` file, which is written at once."""
 
 
-def write_parquet(dataset: Dataset, path: str | PathLike[str], *, compression: str) -> Path:
+def write_parquet(dataset: Consumed, path: str | PathLike[str], *, compression: str) -> Path:
     """Write one Parquet file. Not collective."""
     parquet = require("pyarrow.parquet", to="to write Parquet files")
     schema = dataset.schema()
@@ -51,7 +49,7 @@ def write_parquet(dataset: Dataset, path: str | PathLike[str], *, compression: s
     return Path(path)
 
 
-def write_csv(dataset: Dataset, path: str | PathLike[str]) -> Path:
+def write_csv(dataset: Consumed, path: str | PathLike[str]) -> Path:
     """Write one CSV file. Not collective."""
     csv = require("pyarrow.csv", to="to write CSV files")
     compute = require("pyarrow.compute", to="to write CSV files")
@@ -81,7 +79,7 @@ def write_csv(dataset: Dataset, path: str | PathLike[str]) -> Path:
     return Path(path)
 
 
-def write_numpy(dataset: Dataset, path: str | PathLike[str]) -> Path:
+def write_numpy(dataset: Consumed, path: str | PathLike[str]) -> Path:
     """Write a directory of ``.npz`` files that are not compressed. Not collective."""
     schema = dataset.schema()
     directory = Path(fspath(path))
@@ -114,7 +112,7 @@ def write_numpy(dataset: Dataset, path: str | PathLike[str]) -> Path:
 
 
 def write_hdf5(
-    dataset: Dataset, path: str | PathLike[str], *, compression: str | None, group: str
+    dataset: Consumed, path: str | PathLike[str], *, compression: str | None, group: str
 ) -> Path:
     """Write one HDF5 file. Not collective."""
     require("h5py", to="to write HDF5 files")
@@ -204,7 +202,7 @@ def _beside(path: str | PathLike[str], suffixes: tuple[str, ...]) -> Iterator[Pa
         raise
 
 
-def _batches(dataset: Dataset, schema: Schema, *, batch_size: int) -> Iterator[Batch]:
+def _batches(dataset: Consumed, schema: Schema, *, batch_size: int) -> Iterator[Batch]:
     """Return the rows in the types of a schema, in batches, one at least."""
     # Texts of NumPy's are as long as the longest one of a batch.
     schema = Schema(
@@ -232,7 +230,7 @@ _ADVICE = "The first rows say the type: return the same one each time, such as .
 
 
 def _tables(
-    dataset: Dataset, schema: Schema, *, batch_size: int, keep_categories: bool = False
+    dataset: Consumed, schema: Schema, *, batch_size: int, keep_categories: bool = False
 ) -> Iterator[Any]:
     """Return the rows as Arrow tables of one schema, one at least."""
     pyarrow = require("pyarrow", to="to write Parquet and CSV files")
@@ -301,7 +299,7 @@ def _may_become(own: Any, kind: Any) -> bool:
     return is_alike and getattr(own, "tz", None) == getattr(kind, "tz", None)
 
 
-def _later_type(dataset: Dataset, name: str, batch_size: int) -> Any:
+def _later_type(dataset: Consumed, name: str, batch_size: int) -> Any:
     """Return Arrow's type of a column whose first values are all missing."""
     pyarrow = require("pyarrow", to="to write Parquet and CSV files")
     for batch in dataset.iter_batches(batch_size=batch_size, columns=[name]):

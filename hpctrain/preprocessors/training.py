@@ -49,11 +49,11 @@ def check_preprocessor(preprocessor: Any, datasets: Mapping[str, Any]) -> None:
     train: Any = datasets.get(FIT_ON)
     # What steps make of the columns is known after they were tried, which is for the ranks to do.
     if is_dataset(train) and not getattr(train, "steps", ()):
-        missing = [c for c in preprocessor.get_input_columns() if c not in train.columns]
+        missing = [c for c in preprocessor.get_input_columns() if c not in train.columns()]
         if missing:
             raise ConfigError(
                 f"preprocessor={preprocessor!r} needs columns {missing}, and dataset {FIT_ON!r} "
-                f"has {train.columns}. Name some of these."
+                f"has {train.columns()}. Name some of these."
             )
 
 

@@ -98,7 +98,7 @@ def test_arrays_of_npz_files_are_columns(tmp_path: Path, save: object):
     batch = dataset.to_numpy()
     assert batch["x"][:, 0].tolist() == [0] * 5 + [1] * 5
     assert (batch["f"][5:] == np.eye(5)).all()
-    assert read_numpy(tmp_path, columns=["y"]).columns == ["y"]
+    assert read_numpy(tmp_path, columns=["y"]).columns() == ["y"]
 
 
 def test_damaged_numpy_files_and_pickles_are_refused(tmp_path: Path):
@@ -133,7 +133,7 @@ def test_times_with_a_zone_are_read_as_those_of_utc(tmp_path: Path):
 def test_a_header_alone_is_a_file_without_rows(tmp_path: Path, header: str):
     (tmp_path / "a.csv").write_bytes(header.encode())
     dataset = read_csv(tmp_path / "a.csv")
-    assert (dataset.columns, dataset.num_rows) == (["a", "b"], 0)
+    assert (dataset.columns(), dataset.num_rows) == (["a", "b"], 0)
     (tmp_path / "b.csv").write_bytes((header.rstrip() + "\n1,2").encode())
     assert read_csv(tmp_path / "b.csv").to_numpy()["b"].tolist() == [2]
 

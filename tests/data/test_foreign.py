@@ -144,9 +144,9 @@ def test_what_a_transform_makes_of_a_hugging_face_dataset_are_its_rows():
     assert dataset.to_numpy()["twice"].tolist() == list(range(18, 0, -2))
     assert dataset.to_numpy()["t"][:, 1].tolist() == list(range(9, 0, -1))
     narrow = plain.with_format("numpy", columns=["m"])
-    assert from_huggingface(narrow).columns == ["m"]
+    assert from_huggingface(narrow).columns() == ["m"]
     shown = plain.with_format("numpy", columns=["m"], output_all_columns=True)
-    assert from_huggingface(shown).columns == ["n", "m"]
+    assert from_huggingface(shown).columns() == ["n", "m"]
 
 
 def test_two_values_of_an_item_cannot_have_one_name():

@@ -62,7 +62,7 @@ def test_groups_and_places_are_chosen(tmp_path: Path):
         file["train/x"] = X
         file["train/labels/y"] = Y
         file["train/version"] = 3
-    assert read_hdf5(tmp_path / "a.h5", group="train").columns == ["x"]
+    assert read_hdf5(tmp_path / "a.h5", group="train").columns() == ["x"]
     chosen = read_hdf5(tmp_path / "a.h5", datasets={"a": "train/x", "b": "/train/labels/y"})
     assert chosen.take(2)[1]["b"] == 1
     for wrong, message in (

@@ -74,7 +74,7 @@ def test_columns_in_the_names_of_directories_are_read(tmp_path: Path):
     assert [*years] == ["year"]
     assert sorted(years["year"]) == [2023] * 20 + [2024] * 20 + [2025] * 20
     (one_year,) = tmp_path.glob("events/year=2024")
-    assert read_parquet(one_year).columns == ["x", "site"]
+    assert read_parquet(one_year).columns() == ["x", "site"]
     with pytest.raises(ConfigError, match=r"no column 'month'. The dataset has 'x', 'year'"):
         read_parquet(tmp_path / "events", columns=["month"])
 
@@ -114,7 +114,7 @@ def test_ranks_read_each_row_once(tmp_path: Path, world_size: int, shuffle: bool
 
 def test_columns_are_chosen_and_a_missing_one_is_refused(tmp_path: Path):
     path = write(tmp_path / "a.parquet", 0, 5)
-    assert read_parquet(path, columns=["y"]).columns == ["y"]
+    assert read_parquet(path, columns=["y"]).columns() == ["y"]
     with pytest.raises(
         ConfigError, match=r"a.parquet: there is no column 'z'. The dataset has 'y'"
     ):

@@ -120,7 +120,7 @@ def test_two_ranks_score_hdf5_to_hdf5_in_the_order_of_the_input(
         **two_ranks(tmp_path, name="scores"),
     )
 
-    assert dataset.columns == ["id", "predictions"]
+    assert dataset.columns() == ["id", "predictions"]
     scored = read_h5(output)
     assert np.array_equal(scored["predictions"], expected)
     assert np.array_equal(scored["id"], np.arange(ROWS))
@@ -257,7 +257,7 @@ def test_columns_are_chosen_after_the_preprocessor(checkpoint, expected, tmp_pat
     predictor.set_preprocessor(Shift())
     data = from_numpy({"raw": X * 2, "id": np.arange(ROWS)})
     dataset = predictor.predict(data, keep_columns=["id"], **here(tmp_path))
-    assert dataset.columns == ["id", "predictions"]
+    assert dataset.columns() == ["id", "predictions"]
     assert np.array_equal(dataset.to_numpy()["predictions"], expected)
     with pytest.raises(ConfigError, match="no column 'raw'"):
         predictor.predict(data, keep_columns=["raw"], **here(tmp_path))

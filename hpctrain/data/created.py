@@ -1,0 +1,152 @@
+"""Datasets of rows that are counted or listed: Ray Data's ``range`` and ``from_items``."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hpctrain.data.dataset import Dataset
+from hpctrain.data.formats import Batch
+from hpctrain.data.memory import MemorySource
+from hpctrain.data.operations.items import batch_of_items
+from hpctrain.data.operations.scheduling import say_no_meaning
+from hpctrain.data.schema import Column, Schema
+from hpctrain.data.source import Blocks, block_rows
+from hpctrain.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class RangeSource:
+    """The numbers from 0, each in all elements of a row; computed when they are read."""
+
+    num_rows: int
+    column: str
+    shape: tuple[int, ...] = ()
+
+    @property
+    def schema(self) -> Schema:
+        """One column."""
+        column = Column(dtype=np.dtype(np.int64), shape=self.shape)
+        return Schema(((self.column, column),))
+
+    @property
+    def unit_rows(self) -> int:
+        """Always 1."""
+        return 1
+
+    @property
+    def memory_bytes(self) -> int:
+        """None: three values are all there is."""
+        return 0
+
+    def blocks(self) -> Blocks:
+        """Return blocks of some MiB. Not collective."""
+        return Blocks([(self.num_rows, block_rows(self.schema))])
+
+    def read(self, rows: builtins.range, columns: Sequence[str] | None) -> Batch:
+        """Return rows, in order. Not collective."""
+        numbers = np.arange(rows.start, rows.stop).reshape(-1, *(1 for _ in self.shape))
+        values = np.broadcast_to(numbers, (len(rows), *self.shape)).copy()
+        return dict.fromkeys(self.schema.select(columns), values)
+
+
+def from_items(
+    items: Sequence[Any], *, parallelism: int = -1, override_num_blocks: int | None = None
+) -> Dataset:
+    """Return a dataset of a list in memory.
+
+    Not collective.
+
+    Parameters
+    ----------
+    items
+        Dicts are rows, by column; a column that a row lacks is missing in it. Other items are the
+        values of the column ``item``.
+    parallelism, override_num_blocks
+        Have no meaning here.
+
+    Raises
+    ------
+    ConfigError
+        If some are dicts and others are not.
+    """
+    _say("from_items()", parallelism, override_num_blocks)
+    return Dataset(MemorySource(arrays=batch_of_items(list(items))))
+
+
+def range(
+    n: int,
+    *,
+    parallelism: int = -1,
+    concurrency: Any = None,
+    override_num_blocks: int | None = None,
+) -> Dataset:
+    """Return a dataset of the numbers below `n`, the column ``id``.
+
+    Not collective.
+
+    Parameters
+    ----------
+    n
+        How many rows.
+    parallelism, concurrency, override_num_blocks
+        Have no meaning here.
+
+    Raises
+    ------
+    ConfigError
+        If it is a negative number.
+    """
+    _say("range()", parallelism, override_num_blocks, concurrency)
+    return Dataset(RangeSource(num_rows=_count(n), column="id"))
+
+
+def range_tensor(
+    n: int,
+    *,
+    shape: Sequence[int] = (1,),
+    parallelism: int = -1,
+    concurrency: Any = None,
+    override_num_blocks: int | None = None,
+) -> Dataset:
+    """Return a dataset of arrays, the column ``data``; all elements of a row are its number.
+
+    Not collective.
+
+    Parameters
+    ----------
+    n
+        How many rows.
+    shape
+        Of each of them.
+    parallelism, concurrency, override_num_blocks
+        Have no meaning here.
+
+    Raises
+    ------
+    ConfigError
+        If it is a negative number.
+    """
+    _say("range_tensor()", parallelism, override_num_blocks, concurrency)
+    return Dataset(RangeSource(num_rows=_count(n), column="data", shape=tuple(shape)))
+
+
+def _count(n: Any) -> int:
+    if not isinstance(n, (int, np.integer)) or n < 0:
+        raise ConfigError(f"range({n!r}): a number of rows, 0 or more, is needed.")
+    return int(n)
+
+
+def _say(
+    where: str, parallelism: int, override_num_blocks: int | None, concurrency: Any = None
+) -> None:
+    say_no_meaning(
+        where,
+        parallelism=parallelism,
+        override_num_blocks=override_num_blocks,
+        concurrency=concurrency,
+    )

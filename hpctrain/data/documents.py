@@ -1,0 +1,148 @@
+"""Files that are read whole: JSON and text, a row for each item or line."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+
+from hpctrain.data.conform import conform, empty
+from hpctrain.data.files import Paths, describe_all, find_files
+from hpctrain.data.formats import Batch, from_arrow, num_rows, slice_batch
+from hpctrain.data.operations.derived import union_schema
+from hpctrain.data.operations.items import batch_of_items
+from hpctrain.data.optional import require
+from hpctrain.data.schema import Schema
+from hpctrain.data.source import Blocks, Concatenated, Source
+from hpctrain.errors import ConfigError
+
+_ADVICE = "Its rows have changed, or a column has another type in each file: write Parquet instead."
+_BLOCK_BYTES = 16 * 2**20
+
+
+class Load(Protocol):
+    """Reads all rows of a file. A frozen value."""
+
+    def __call__(self, path: str) -> Batch:
+        """Return the rows. Not collective."""
+
+
+@dataclass(frozen=True)
+class LoadJson:
+    """Lines that are objects each, or one list of objects."""
+
+    def __call__(self, path: str) -> Batch:
+        """Return the rows. Not collective."""
+        pyarrow = require("pyarrow", to="to read JSON files")
+        reader = require("pyarrow.json", to="to read JSON files")
+        size = os.path.getsize(path)
+        for block in (_BLOCK_BYTES, min(size + 1, 2**31 - 1)) if size else ():
+            try:
+                # A row that is larger than a block is refused.
+                table = reader.read_json(path, reader.ReadOptions(block_size=block))
+            except pyarrow.ArrowInvalid:
+                continue
+            return from_arrow(table)
+        return _load_list(path) if size else {}
+
+
+def _load_list(path: str) -> Batch:
+    with open(path, "rb") as file:
+        try:
+            items = json.load(file)
+        except ValueError as error:
+            raise ConfigError(
+                f"{path} is neither lines of JSON objects nor one JSON value: {error}."
+            ) from error
+    return batch_of_items(items if isinstance(items, list) else [items])
+
+
+@dataclass(frozen=True)
+class LoadText:
+    """Lines of text, the column ``text``."""
+
+    encoding: str
+    drop_empty_lines: bool
+
+    def __call__(self, path: str) -> Batch:
+        """Return the lines. Not collective."""
+        with open(path, "rb") as file:
+            content = file.read()
+        try:
+            lines = content.decode(self.encoding).split("\n")
+        except (UnicodeDecodeError, LookupError) as error:
+            raise ConfigError(
+                f"{path} is no text in {self.encoding}: {error}. Give its encoding=."
+            ) from error
+        if self.drop_empty_lines:
+            lines = [line for line in lines if line.strip()]
+        return {"text": np.array([*lines, None], dtype=object)[:-1]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentSource:
+    """The rows of one file, which can only be read whole."""
+
+    path: str
+    num_rows: int
+    schema: Schema
+    load: Load
+
+    @property
+    def unit_rows(self) -> int:
+        """All rows of the file."""
+        return max(self.num_rows, 1)
+
+    def files(self) -> list[str]:
+        """Return its path. Not collective."""
+        return [self.path]
+
+    def blocks(self) -> Blocks:
+        """Return the file as one block. Not collective."""
+        return Blocks([(self.num_rows, self.num_rows)])
+
+    def read(self, rows: range, columns: Sequence[str] | None) -> Batch:
+        """Return rows, in order. Not collective."""
+        schema = self.schema.select(columns)
+        if not rows:
+            return empty(schema)
+        batch = self.load(self.path)
+        found = num_rows(batch)
+        if found != self.num_rows:
+            raise ConfigError(
+                f"{self.path} has changed since the dataset was made: it has {found} rows, and had "
+                f"{self.num_rows}. Make the dataset again."
+            )
+        missing = {name: np.full(found, None, object) for name in schema if name not in batch}
+        part = slice_batch(batch | missing, rows.start, rows.stop)
+        return conform(part, schema, where=self.path, advice=_ADVICE)
+
+
+def open_documents(paths: Paths, suffixes: Sequence[str], load: Load) -> Source:
+    """Return the rows of files, one after another.
+
+    Not collective. Each is read now, to know rows and types.
+
+    Raises
+    ------
+    ConfigError
+        If a file is missing or cannot be read, or a column has types that do not go together.
+    """
+    files = find_files(paths, suffixes)
+    described = describe_all(files, partial(_describe, load))
+    schema = union_schema([own for _, own in described if own] or [described[0][1]])
+    parts = tuple(
+        DocumentSource(path=path, num_rows=rows, schema=schema, load=load)
+        for path, (rows, _) in zip(files, described, strict=True)
+    )
+    return parts[0] if len(parts) == 1 else Concatenated(parts=parts)
+
+
+def _describe(load: Load, path: str) -> tuple[int, Schema]:
+    batch = load(path)
+    return num_rows(batch), Schema.of(batch)

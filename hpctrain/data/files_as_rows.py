@@ -1,0 +1,180 @@
+"""Files that are a row each: bytes and images."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from hpctrain.data.conform import conform, empty
+from hpctrain.data.files import Paths, describe_all, find_files
+from hpctrain.data.formats import Batch
+from hpctrain.data.optional import require
+from hpctrain.data.schema import Column, Schema
+from hpctrain.data.source import Blocks, Source, block_rows
+from hpctrain.errors import ConfigError
+
+IMAGES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".gif")
+
+_OBJECT = Column(dtype=np.dtype(object))
+# Types of what Pillow gives for an image of a mode; those of others are bytes.
+_TYPES = {"1": np.bool_, "I": np.int32, "F": np.float32, "I;16": np.uint16}
+
+
+class LoadFile(Protocol):
+    """Reads one file. A frozen value."""
+
+    @property
+    def column(self) -> str:
+        """Name of the column."""
+
+    def __call__(self, path: str) -> Any:
+        """Return the value of the row. Not collective."""
+
+
+@dataclass(frozen=True)
+class LoadBytes:
+    """All bytes of a file."""
+
+    column: str = "bytes"
+
+    def __call__(self, path: str) -> bytes:
+        """Return the bytes. Not collective."""
+        with open(path, "rb") as file:
+            return file.read()
+
+
+@dataclass(frozen=True)
+class LoadImage:
+    """An image as an array of height, width and, if there are several, channels."""
+
+    size: tuple[int, int] | None
+    """Height and width that it gets; None are its own."""
+    mode: str | None
+    """Mode of Pillow's that it gets, such as "RGB"; None is its own."""
+    column: str = "image"
+
+    def __call__(self, path: str) -> np.ndarray:
+        """Return the pixels. Not collective."""
+        pillow = require("PIL.Image", to="to read images", extra="images")
+        try:
+            with pillow.open(path) as image:
+                if self.size is not None:
+                    height, width = self.size
+                    image = image.resize((width, height), resample=pillow.BILINEAR)
+                return np.array(image if self.mode is None else image.convert(self.mode))
+        except (OSError, ValueError, SyntaxError) as error:
+            raise ConfigError(f"{path} is no image that Pillow can read: {error}.") from error
+
+    def describe(self, path: str) -> Column:
+        """Return type and shape of the pixels; only the head of the file is read.
+
+        Not collective.
+        """
+        pillow = require("PIL.Image", to="to read images", extra="images")
+        try:
+            with pillow.open(path) as image:
+                mode = self.mode or image.mode
+                shape = self.size or (image.height, image.width)
+        except (OSError, ValueError, SyntaxError) as error:
+            raise ConfigError(f"{path} is no image that Pillow can read: {error}.") from error
+        bands = len(require("PIL.ImageMode", to="to read images").getmode(mode).bands)
+        dtype = np.dtype(_TYPES.get(mode, np.uint8))
+        return Column(dtype=dtype, shape=(*shape, bands) if bands > 1 else tuple(shape))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileRows:
+    """Files, a row each; read several at a time."""
+
+    paths: tuple[str, ...]
+    load: LoadFile
+    schema: Schema
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Compress the paths, of which there may be a million."""
+        packed = zlib.compress("\0".join(self.paths).encode("utf-8", "surrogateescape"))
+        return {"paths": packed, "load": self.load, "schema": self.schema}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        """Take what `__getstate__` gave."""
+        paths = zlib.decompress(state["paths"]).decode("utf-8", "surrogateescape").split("\0")
+        for name, value in {**state, "paths": tuple(paths)}.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def num_rows(self) -> int:
+        """Number of files."""
+        return len(self.paths)
+
+    @property
+    def unit_rows(self) -> int:
+        """Always 1."""
+        return 1
+
+    def files(self) -> list[str]:
+        """Return the paths. Not collective."""
+        return list(self.paths)
+
+    def blocks(self) -> Blocks:
+        """Return blocks of some MiB, or of some files. Not collective."""
+        is_known = not self.schema.objects
+        return Blocks([(self.num_rows, block_rows(self.schema) if is_known else 64)])
+
+    def read(self, rows: range, columns: Sequence[str] | None) -> Batch:
+        """Return rows, in order. Not collective."""
+        schema = self.schema.select(columns)
+        if not rows:
+            return empty(schema)
+        paths = self.paths[rows.start : rows.stop]
+        batch = {}
+        for name in schema:
+            values = list(paths) if name == "path" else describe_all(paths, self.load)
+            batch[name] = _column(values, schema[name])
+        where = f"{paths[0]} to {paths[-1]}"
+        return conform(batch, schema, where=where, advice="Give a size= and a mode=.")
+
+
+def open_binary_files(paths: Paths, *, include_paths: bool) -> Source:
+    """Return a row for each file. Not collective."""
+    files = tuple(find_files(paths, [""]))
+    return _file_rows(files, LoadBytes(), _OBJECT, include_paths)
+
+
+def open_images(
+    paths: Paths, *, size: tuple[int, int] | None, mode: str | None, include_paths: bool
+) -> Source:
+    """Return a row for each image. Not collective. Heads of all files are read now.
+
+    Raises
+    ------
+    ConfigError
+        If a file is missing or is no image.
+    """
+    files = tuple(find_files(paths, [*IMAGES, *(ending.upper() for ending in IMAGES)]))
+    load = LoadImage(None if size is None else (size[0], size[1]), mode)
+    columns = set(describe_all(files, load.describe))
+    # Images of unlike size are an object each.
+    column = columns.pop() if len(columns) == 1 else _OBJECT
+    return _file_rows(files, load, column, include_paths)
+
+
+def _file_rows(
+    files: tuple[str, ...], load: LoadFile, column: Column, include_paths: bool
+) -> Source:
+    columns = [(load.column, column)] + ([("path", _OBJECT)] if include_paths else [])
+    return FileRows(paths=files, load=load, schema=Schema(tuple(columns)))
+
+
+def _column(values: Sequence[Any], column: Column) -> np.ndarray:
+    if column.dtype != object:
+        shapes = {value.shape for value in values}
+        if len(shapes) == 1:
+            return np.stack(values)
+    array = np.empty(len(values), dtype=object)
+    for at, value in enumerate(values):
+        array[at] = value
+    return array

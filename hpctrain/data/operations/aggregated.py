@@ -1,0 +1,197 @@
+"""What needs all rows of the dataset: sorted rows, groups, aggregates. Arrow computes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from hpctrain.data.categories import plain
+from hpctrain.data.operations.aggregates import aggregate, aggregates_of
+from hpctrain.data.operations.arrow import to_arrow_with_missing
+from hpctrain.data.operations.description import DatasetT, Description
+from hpctrain.data.operations.groups import GroupedData
+from hpctrain.data.operations.mapped import Mapped
+from hpctrain.data.operations.scheduling import say_no_meaning
+from hpctrain.data.operations.whole import Sort, WholeSource
+from hpctrain.data.optional import require
+from hpctrain.data.schema import check_columns
+from hpctrain.errors import ConfigError
+
+
+class Aggregated(Description):
+    """Operations on all rows.
+
+    What is missing counts as missing whether it is None or not a number.
+    """
+
+    def sort(
+        self: DatasetT,
+        key: str | Sequence[str],
+        descending: bool | Sequence[bool] = False,
+        boundaries: Any = None,
+    ) -> DatasetT:
+        """Return a dataset of the rows in the order of some columns.
+
+        Not collective. Needs the whole dataset: it is read into memory when the first row is, by
+        each process that reads one. Rows of equal keys stay in their order; those whose key is
+        missing are last.
+
+        Parameters
+        ----------
+        key
+            A column, or several of them.
+        descending
+            Whether the largest comes first, of all columns or of each.
+        boundaries
+            Has no meaning here.
+
+        Raises
+        ------
+        ConfigError
+            If a column does not exist, or `descending` has another length.
+        """
+        say_no_meaning("sort()", boundaries=boundaries)
+        keys = (key,) if isinstance(key, str) else tuple(key)
+        downs = (descending,) * len(keys) if isinstance(descending, bool) else tuple(descending)
+        if not keys or len(downs) != len(keys):
+            raise ConfigError(
+                f"sort({list(keys)!r}, descending={list(downs)!r}): a column at least, and a bool "
+                f"for each."
+            )
+        check_columns(keys, self.columns())
+        return self.of_source(WholeSource(dataset=self, operation=Sort(keys, downs)))
+
+    def groupby(
+        self: DatasetT, key: str | Sequence[str] | None, num_partitions: int | None = None
+    ) -> GroupedData[DatasetT]:
+        """Return the groups of rows whose values of some columns are equal.
+
+        Not collective. Needs the whole dataset, of the columns that the aggregates name: they are
+        read into memory when the first group is.
+
+        Parameters
+        ----------
+        key
+            A column, or several of them; None is one group.
+        num_partitions
+            Has no meaning here.
+
+        Raises
+        ------
+        ConfigError
+            If a column does not exist.
+        """
+        say_no_meaning("groupby()", num_partitions=num_partitions)
+        keys = () if key is None else (key,) if isinstance(key, str) else tuple(key)
+        check_columns(keys, self.columns())
+        return GroupedData(self, keys)
+
+    def unique(self, column: str, ignore_nulls: bool = False) -> list[Any]:
+        """Return the values of a column, each once, in the order in which they come.
+
+        Not collective. Reads the column now; only its different values are kept.
+
+        Parameters
+        ----------
+        column
+            Which.
+        ignore_nulls
+            Whether what is missing is left out, and not a None.
+
+        Raises
+        ------
+        ConfigError
+            If it does not exist, or its rows are arrays.
+        """
+        pyarrow = require("pyarrow", to="to find unique values")
+        rows = Mapped.select_columns(self, [column])
+        try:
+            found = [
+                to_arrow_with_missing(plain(piece))[column].unique()
+                for piece in rows.pieces([range(self.source.num_rows)])
+                if piece
+            ]
+            if not found:
+                return []
+            values = pyarrow.chunked_array(found, type=found[0].type).unique()
+        except pyarrow.ArrowException as error:
+            raise ConfigError(f"unique({column!r}): {error}.") from error
+        return list((values.drop_null() if ignore_nulls else values).to_pylist())
+
+    def sum(self, on: str | Sequence[str] | None = None, ignore_nulls: bool = True) -> Any:
+        """Return the sum of a column, or of several by ``sum(x)``.
+
+        Not collective. Reads the columns now.
+
+        Parameters
+        ----------
+        on
+            A column, or several of them; None is all.
+        ignore_nulls
+            Whether what is missing is left out. Otherwise the sum of a column that misses a value
+            is None.
+
+        Returns
+        -------
+        Any
+            The value of one column; None if there is none. Of several, a dict.
+
+        Raises
+        ------
+        ConfigError
+            If a column does not exist, or cannot be summed.
+        """
+        return _of_all(self, "sum", on, ignore_nulls)
+
+    def mean(self, on: str | Sequence[str] | None = None, ignore_nulls: bool = True) -> Any:
+        """Return the mean of a column, or of several by ``mean(x)``. Not collective. See `sum`."""
+        return _of_all(self, "mean", on, ignore_nulls)
+
+    def min(self, on: str | Sequence[str] | None = None, ignore_nulls: bool = True) -> Any:
+        """Return the smallest value, or several by ``min(x)``. Not collective. See `sum`."""
+        return _of_all(self, "min", on, ignore_nulls)
+
+    def max(self, on: str | Sequence[str] | None = None, ignore_nulls: bool = True) -> Any:
+        """Return the largest value, or several by ``max(x)``. Not collective. See `sum`."""
+        return _of_all(self, "max", on, ignore_nulls)
+
+    def std(
+        self,
+        on: str | Sequence[str] | None = None,
+        ddof: int = 1,
+        ignore_nulls: bool = True,
+    ) -> Any:
+        """Return the standard deviation, or several by ``std(x)``.
+
+        Not collective. See `sum`.
+
+        Parameters
+        ----------
+        on, ignore_nulls
+            As in `sum`.
+        ddof
+            What is subtracted from the number of rows.
+        """
+        return _of_all(self, "std", on, ignore_nulls, ddof=ddof)
+
+
+def _of_all(
+    dataset: Description,
+    what: str,
+    on: str | Sequence[str] | None,
+    ignore_nulls: bool,
+    *,
+    ddof: int = 1,
+) -> Any:
+    wanted = aggregates_of(what, on, dataset.columns(), (), ignore_nulls=ignore_nulls, ddof=ddof)
+    rows = Mapped.select_columns(dataset, [one.column for one in wanted if one.column])
+    table = to_arrow_with_missing(plain(rows.all_rows()))
+    (row,) = aggregate(table, (), wanted).to_pylist()
+    if what == "std":
+        # Arrow has no deviation of one value, as of none; Ray Data says that it is not a number.
+        for one in wanted:
+            missing = table[one.column].null_count
+            if row[one.name] is None and 0 < table.num_rows - missing <= ddof:
+                row[one.name] = math.nan if ignore_nulls or not missing else None
+    return row if len(row) > 1 else next(iter(row.values()))

@@ -1,0 +1,110 @@
+"""Sums, means and so on of columns: computed by Arrow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpctrain.data.optional import require
+from hpctrain.data.schema import check_columns
+from hpctrain.errors import ConfigError
+
+_OF_ARROW = {"std": "stddev"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aggregate:
+    """An aggregate of one column, or of none."""
+
+    function: str
+    """Arrow's name: "sum", "mean", "stddev", "min", "max", "count_all"."""
+    column: str | None
+    name: str
+    """Of the column that it becomes."""
+    skip_missing: bool = True
+    ddof: int = 1
+
+    def for_arrow(self) -> tuple[Any, str, Any]:
+        """Return it as ``Table.group_by().aggregate()`` takes it. Not collective."""
+        compute = require("pyarrow.compute", to="to aggregate")
+        if self.column is None:
+            return [], self.function, None
+        if self.function == "stddev":
+            options = compute.VarianceOptions(
+                ddof=self.ddof, skip_nulls=self.skip_missing, min_count=1
+            )
+        else:
+            options = compute.ScalarAggregateOptions(skip_nulls=self.skip_missing, min_count=1)
+        return self.column, self.function, options
+
+
+def aggregate(table: Any, keys: Sequence[str], aggregates: Sequence[Aggregate]) -> Any:
+    """Return a table of a row for each group, with the keys first.
+
+    Not collective. One thread, so that sums of floats are the same on every rank.
+
+    Raises
+    ------
+    ConfigError
+        If Arrow cannot compute one.
+    """
+    pyarrow = require("pyarrow", to="to aggregate")
+    # Positions, not names: a column of the dataset may be called "sum(x)".
+    names = {name: str(at) for at, name in enumerate(table.column_names)}
+    numbered = table.rename_columns(list(names.values()))
+    asked = [one.for_arrow() for one in aggregates]
+    asked = [(names[c] if isinstance(c, str) else c, f, options) for c, f, options in asked]
+    try:
+        groups = numbered.group_by([names[key] for key in keys], use_threads=False)
+        found = groups.aggregate(asked)
+    except pyarrow.ArrowException as error:
+        wanted = ", ".join(one.name for one in aggregates)
+        raise ConfigError(
+            f"{wanted}: {error}. Aggregates are of columns of numbers, times, bools or, for min "
+            f"and max, texts: name them with on=[...]."
+        ) from error
+    # pyarrow has had the keys before the aggregates and behind them.
+    kept = [names[key] for key in keys]
+    made = [name for name in found.column_names if name not in kept]
+    return pyarrow.table(
+        [*(found[name] for name in kept), *(found[name] for name in made)],
+        names=[*keys, *(one.name for one in aggregates)],
+    )
+
+
+def aggregates_of(
+    what: str,
+    on: str | Sequence[str] | None,
+    columns: Sequence[str],
+    keys: Sequence[str],
+    *,
+    ignore_nulls: bool,
+    ddof: int,
+) -> list[Aggregate]:
+    """Return an aggregate of each of some columns, by default of all but the keys.
+
+    Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If a column does not exist, or there is none.
+    """
+    if on is None:
+        wanted = [name for name in columns if name not in keys]
+    else:
+        wanted = [on] if isinstance(on, str) else list(on)
+        check_columns(wanted, columns)
+    if not wanted:
+        raise ConfigError(f"{what}(): no column to aggregate, of {list(columns)!r}.")
+    return [
+        Aggregate(
+            function=_OF_ARROW.get(what, what),
+            column=name,
+            name=f"{what}({name})",
+            skip_missing=ignore_nulls,
+            ddof=ddof,
+        )
+        for name in wanted
+    ]

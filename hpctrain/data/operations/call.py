@@ -1,0 +1,87 @@
+"""A function of the user's with its arguments, or an instance of a class of the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from threading import Lock
+from typing import Any
+
+from hpctrain.errors import ConfigError
+
+_ONE_CONSTRUCTS = Lock()
+
+
+@dataclass(frozen=True)
+class Call:
+    """What is called with a row or a batch.
+
+    A class is constructed at its first use in each process, once, as Ray's actors do.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    constructor_args: tuple[Any, ...] = ()
+    constructor_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def of(
+        function: Callable[..., Any],
+        args: Iterable[Any] | None,
+        kwargs: Mapping[str, Any] | None,
+        constructor_args: Iterable[Any] | None = None,
+        constructor_kwargs: Mapping[str, Any] | None = None,
+    ) -> Call:
+        """Return a call with arguments as Ray Data takes them.
+
+        Not collective.
+
+        Raises
+        ------
+        ConfigError
+            If it cannot be called, or arguments of a constructor are given without a class.
+        """
+        if not callable(function):
+            raise ConfigError(f"fn={function!r}: a function or a class is needed.")
+        if (constructor_args or constructor_kwargs) and not isinstance(function, type):
+            raise ConfigError(
+                f"fn_constructor_args are for a class, and {function!r} is none. Give fn_args and "
+                f"fn_kwargs to a function."
+            )
+        return Call(
+            function,
+            tuple(args or ()),
+            dict(kwargs or {}),
+            tuple(constructor_args or ()),
+            dict(constructor_kwargs or {}),
+        )
+
+    @property
+    def name(self) -> str:
+        """Name of the function, for messages."""
+        return getattr(self.function, "__name__", repr(self.function))
+
+    @property
+    def is_class(self) -> bool:
+        """Whether an instance is called."""
+        return isinstance(self.function, type)
+
+    def __call__(self, value: Any) -> Any:
+        """Return what becomes of a row or a batch. Not collective."""
+        target = self._instance if self.is_class else self.function
+        return target(value, *self.args, **self.kwargs)
+
+    @property
+    def _instance(self) -> Any:
+        with _ONE_CONSTRUCTS:
+            return self._constructed
+
+    @cached_property
+    def _constructed(self) -> Any:
+        return self.function(*self.constructor_args, **self.constructor_kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the instance behind: each process constructs its own."""
+        return {name: value for name, value in vars(self).items() if name != "_constructed"}

@@ -1,0 +1,316 @@
+"""Some of the rows, and several datasets together: lazy, streamed, each rank its own part."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+
+from hpctrain.data.operations.derived import as_source, union_schema
+from hpctrain.data.operations.description import DatasetT, Description
+from hpctrain.data.operations.row_steps import Rename
+from hpctrain.data.operations.sampled import SampledRows
+from hpctrain.data.operations.scheduling import say_no_meaning
+from hpctrain.data.operations.whole import with_known_rows
+from hpctrain.data.shard import shard_rows
+from hpctrain.data.source import Concatenated, RowRanges, SideBySide, check_range, take_rows
+from hpctrain.data.stream import choose_mixing, rebatch
+from hpctrain.errors import ConfigError
+
+
+class Combined(Description):
+    """Operations that choose rows, and those that put datasets together.
+
+    After `filter`, and whatever else leaves a number of rows that is not known, most of them read
+    all rows into memory once, when the first ones are read.
+    """
+
+    def limit(self: DatasetT, limit: int) -> DatasetT:
+        """Return a dataset of the first rows, all if there are fewer.
+
+        Not collective.
+
+        Raises
+        ------
+        ConfigError
+            If it is a negative number.
+        """
+        check_limit(limit)
+        if self.keeps_rows:
+            return _ranges(self, [range(min(limit, self.source.num_rows))])
+        pieces = self.pieces([range(self.source.num_rows)])
+        first = list(rebatch(pieces, [limit]))
+        return self.in_memory(first[0] if first else _ranges(self, []).all_rows())
+
+    def take_ranges(self: DatasetT, ranges: Sequence[range]) -> DatasetT:
+        """Return a dataset of some rows of the source, by ranges of step 1, in their order.
+
+        Not collective.
+
+        Raises
+        ------
+        ConfigError
+            If a range has another step, or rows that are not there.
+        """
+        return _ranges(self, ranges)
+
+    def random_shuffle(self: DatasetT, *, seed: int | None = 0) -> DatasetT:
+        """Return a dataset with its rows in another order, the same each time.
+
+        Not collective. Pieces from all over the dataset, and rows permuted within some of them at a
+        time; nothing is written. For a new order each epoch, ask `DataIterator.iter_batches`. After
+        `filter` the rows are read into memory.
+
+        Parameters
+        ----------
+        seed
+            What the order follows from; None draws one now.
+        """
+        from hpctrain.data.shuffled import ShuffledRows
+
+        known = with_known_rows(self)
+        mixing = choose_mixing(
+            known.source, known.read_schema.row_bytes, buffer_rows=None, seed=_seed(seed)
+        )
+        shuffled: DatasetT = replace(known, source=ShuffledRows(source=known.source, mixing=mixing))
+        return shuffled
+
+    def random_sample(self: DatasetT, fraction: float, *, seed: int | None = None) -> DatasetT:
+        """Return a dataset of a share of the rows, each drawn by itself, in their order.
+
+        Not collective. The same rows each time it is read, on every rank.
+
+        Parameters
+        ----------
+        fraction
+            Share of the rows, from 0 to 1.
+        seed
+            What is drawn follows from; None draws one now.
+
+        Raises
+        ------
+        ConfigError
+            If the share is another number.
+        """
+        if not 0 <= fraction <= 1:
+            raise ConfigError(f"random_sample({fraction!r}): a share of the rows, from 0 to 1.")
+        known = with_known_rows(self)
+        source = SampledRows(source=known.source, fraction=fraction, seed=_seed(seed))
+        sampled: DatasetT = replace(known, source=source)
+        return sampled
+
+    def train_test_split(
+        self: DatasetT, test_size: int | float, *, shuffle: bool = False, seed: int | None = 0
+    ) -> tuple[DatasetT, DatasetT]:
+        """Return a dataset to train with, and one to test with.
+
+        Not collective.
+
+        Parameters
+        ----------
+        test_size
+            Rows of the second one, or its share of the rows, between 0 and 1.
+        shuffle
+            Whether its rows are drawn from all over the dataset; otherwise they are the last ones.
+        seed
+            What is drawn follows from; None draws one now.
+
+        Raises
+        ------
+        ConfigError
+            If one of the two would be empty.
+        """
+        known = with_known_rows(self)
+        total = known.source.num_rows
+        rows = test_size if isinstance(test_size, int) else round(total * test_size)
+        if not 0 < rows < total:
+            raise ConfigError(
+                f"train_test_split(test_size={test_size!r}) of {total} rows: each part needs one. "
+                f"Give a number of rows, or a share between 0 and 1."
+            )
+        whole = known.random_shuffle(seed=seed) if shuffle else known
+        train, test = _cut(whole, [total - rows])
+        return train, test
+
+    def split(
+        self: DatasetT, n: int, *, equal: bool = False, locality_hints: Any = None
+    ) -> list[DatasetT]:
+        """Return datasets of rows that follow each other, of about the same size.
+
+        Not collective. For the ranks of a run no split is needed: each gets its part.
+
+        Parameters
+        ----------
+        n
+            How many.
+        equal
+            Whether they have exactly as many rows; what is left of them is in none.
+        locality_hints
+            Has no meaning here.
+
+        Raises
+        ------
+        ConfigError
+            If it is no positive number.
+        """
+        say_no_meaning("split()", locality_hints=locality_hints)
+        if not isinstance(n, Integral) or n < 1:
+            raise ConfigError(f"split({n!r}): a number of parts, one or more.")
+        known = with_known_rows(self)
+        total = known.source.num_rows // n * n if equal else known.source.num_rows
+        return [
+            _ranges(known, [shard_rows(total, rank=part, world_size=int(n))]) for part in range(n)
+        ]
+
+    def split_at_indices(self: DatasetT, indices: Sequence[int]) -> list[DatasetT]:
+        """Return datasets of the rows before, between and after some.
+
+        Not collective.
+
+        Parameters
+        ----------
+        indices
+            Where to cut, in order. What lies beyond the last row cuts behind it.
+
+        Raises
+        ------
+        ConfigError
+            If there is none, one is negative, or they are not in order.
+        """
+        if not indices or sorted(indices) != list(indices) or indices[0] < 0:
+            raise ConfigError(
+                f"split_at_indices({list(indices)!r}): numbers of rows, 0 or more, in order."
+            )
+        known = with_known_rows(self)
+        return _cut(known, [min(index, known.source.num_rows) for index in indices])
+
+    def split_proportionately(self: DatasetT, proportions: Sequence[float]) -> list[DatasetT]:
+        """Return datasets of shares of the rows, and one of the rest.
+
+        Not collective.
+
+        Parameters
+        ----------
+        proportions
+            Shares, each above 0 and together below 1.
+
+        Raises
+        ------
+        ConfigError
+            If they are others.
+        """
+        if not proportions or min(proportions) <= 0 or sum(proportions) >= 1:
+            raise ConfigError(
+                f"split_proportionately({list(proportions)!r}): shares above 0, together below 1."
+            )
+        known = with_known_rows(self)
+        return _cut(known, [int(known.source.num_rows * s) for s in np.cumsum(proportions)])
+
+    def union(self: DatasetT, *other: DatasetT) -> DatasetT:
+        """Return a dataset of the rows of this one and of others, one after another.
+
+        Not collective. A column that one of them lacks is missing in its rows.
+
+        Raises
+        ------
+        ConfigError
+            If a column has types that have no common one.
+        """
+        known = [with_known_rows(dataset) for dataset in (self, *other)]
+        found = [(dataset, dataset.schema()) for dataset in known]
+        # Whoever has neither rows nor columns says nothing of types.
+        found = [pair for pair in found if pair[1]] or found[:1]
+        schema = union_schema([own for _, own in found])
+        return self.of_source(Concatenated(parts=tuple(as_source(d, schema) for d, _ in found)))
+
+    def zip(self: DatasetT, *other: DatasetT) -> DatasetT:
+        """Return a dataset of the columns of this one and of others, row by row.
+
+        Not collective. A name that is there already gets ``_1``, the next one ``_2``.
+
+        Raises
+        ------
+        ConfigError
+            If they have unlike numbers of rows.
+        """
+        taken: list[str] = []
+        parts = []
+        for dataset in map(with_known_rows, (self, *other)):
+            names = dataset.columns()
+            new = [_free(name, [*taken, *(n for n in names if n != name)]) for name in names]
+            taken += new
+            parts.append(as_source(dataset if new == names else dataset.with_step(Rename(new))))
+        if len({part.num_rows for part in parts}) > 1:
+            raise ConfigError(
+                f"zip(): the datasets have {', '.join(str(p.num_rows) for p in parts)} rows. Give "
+                f"datasets of as many rows, as limit() makes them."
+            )
+        return self.of_source(SideBySide(parts=tuple(parts)))
+
+    def repartition(
+        self: DatasetT,
+        num_blocks: int | None = None,
+        target_num_rows_per_block: int | None = None,
+        *,
+        shuffle: bool = False,
+    ) -> DatasetT:
+        """Return the dataset as it is: it has no blocks to be arranged.
+
+        Not collective. Ranks get parts whose sizes differ by one row at most.
+
+        Parameters
+        ----------
+        num_blocks, target_num_rows_per_block
+            Have no meaning here.
+        shuffle
+            Whether to shuffle the rows, as `random_shuffle` does.
+        """
+        say_no_meaning(
+            "repartition()",
+            num_blocks=num_blocks,
+            target_num_rows_per_block=target_num_rows_per_block,
+        )
+        return Combined.random_shuffle(self) if shuffle else self
+
+
+def check_limit(rows: Any) -> None:
+    """Refuse what is no number of rows. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If it is negative, or no integer.
+    """
+    if not isinstance(rows, Integral) or int(rows) < 0:
+        raise ConfigError(f"{rows} rows: a number of rows, 0 or more, is needed.")
+
+
+def _ranges(dataset: DatasetT, ranges: Sequence[range]) -> DatasetT:
+    source = dataset.source
+    ranges = [check_range(rows, source.num_rows) for rows in ranges]
+    if isinstance(source, RowRanges):
+        inner = [part for rows in ranges for part in take_rows(source.ranges, rows)]
+        return replace(dataset, source=replace(source, ranges=tuple(inner)))
+    return replace(dataset, source=RowRanges(source=source, ranges=tuple(ranges)))
+
+
+def _cut(dataset: DatasetT, borders: Sequence[int]) -> list[DatasetT]:
+    edges = pairwise([0, *borders, dataset.source.num_rows])
+    return [_ranges(dataset, [range(start, stop)]) for start, stop in edges]
+
+
+def _free(name: str, taken: Sequence[str]) -> str:
+    number, free = 0, name
+    while free in taken:
+        number += 1
+        free = f"{name}_{number}"
+    return free
+
+
+def _seed(seed: int | None) -> int:
+    return random.SystemRandom().randrange(2**32) if seed is None else seed

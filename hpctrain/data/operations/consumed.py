@@ -1,0 +1,322 @@
+"""Rows, batches and tensors of the whole dataset, for the caller."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from hpctrain.data.categories import plain
+from hpctrain.data.formats import (
+    Batch,
+    BatchFormat,
+    check_batch_size,
+    check_format,
+    num_rows,
+    rows_of,
+    to_arrow,
+    to_format,
+    to_pandas,
+)
+from hpctrain.data.operations.combined import Combined, check_limit
+from hpctrain.data.operations.description import DatasetT, Description
+from hpctrain.data.operations.mapped import Mapped
+from hpctrain.data.operations.scheduling import say_no_meaning
+from hpctrain.data.optional import require
+from hpctrain.data.passes import Passes, SizedPasses, passes
+from hpctrain.data.source import check_range, files_of_source
+from hpctrain.data.stream import rebatch
+from hpctrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Consumed(Description):
+    """What reads the rows."""
+
+    def take(self, limit: int = 20) -> list[dict[str, Any]]:
+        """Return the first rows as dicts, all if there are fewer.
+
+        Not collective.
+
+        Raises
+        ------
+        ConfigError
+            If it is a negative number.
+        """
+        check_limit(limit)
+        batch = self._first(limit)
+        return list(rows_of(plain(batch)))
+
+    def take_all(self, limit: int | None = None) -> list[dict[str, Any]]:
+        """Return all rows as dicts.
+
+        Not collective.
+
+        Parameters
+        ----------
+        limit
+            Most rows that there may be.
+
+        Raises
+        ------
+        ConfigError
+            If there are more.
+        """
+        if limit is None:
+            return list(self.iter_rows())
+        rows = self.take(limit + 1)
+        if len(rows) > limit:
+            raise ConfigError(f"take_all(limit={limit}): there are more rows. take() gives some.")
+        return rows
+
+    def take_batch(self, batch_size: int = 20, *, batch_format: BatchFormat = "numpy") -> Any:
+        """Return the first rows as a batch, all if there are fewer.
+
+        Not collective.
+
+        Raises
+        ------
+        ConfigError
+            If there is none, or a value is impossible.
+        """
+        check_batch_size(batch_size)
+        form = check_format(batch_format)
+        batch = self._first(batch_size)
+        if not num_rows(batch):
+            raise ConfigError("take_batch(): the dataset has no rows.")
+        return to_format(batch, form)
+
+    def show(self, limit: int = 20) -> None:
+        """Print the first rows, each in a line. Not collective."""
+        for row in self.take(limit):
+            sys.stdout.write(f"{row}\n")
+
+    def _first(self, rows: int) -> Batch:
+        return next(rebatch(self.pieces([range(self.source.num_rows)]), [rows]), {})
+
+    def iter_batches(
+        self,
+        *,
+        batch_size: int | None = 1024,
+        batch_format: BatchFormat = "numpy",
+        rows: range | None = None,
+        columns: Sequence[str] | None = None,
+        drop_last: bool = False,
+        local_shuffle_buffer_size: int | None = None,
+        local_shuffle_seed: int | None = None,
+        prefetch_batches: int | None = None,
+    ) -> Passes[Any]:
+        """Return the rows of the whole dataset in batches, in order.
+
+        Not collective. What is returned can be iterated over again. It has a ``len()`` unless a
+        filter leaves the number of rows open.
+
+        Parameters
+        ----------
+        batch_size
+            Rows of a batch; the last one may have fewer. None is as many as are read at once.
+        batch_format
+            "numpy" gives a dict of arrays that have a row per element, "pandas" a data frame,
+            "pyarrow" a table. Do not write into arrays: they may be views of the dataset's own.
+        rows
+            Rows of the source to read, a range of step 1; None is all.
+        columns
+            Columns of the batches; None is all.
+        drop_last
+            Whether a last batch that is not full is left out.
+        local_shuffle_buffer_size, local_shuffle_seed
+            Given, rows come in another order: see `Dataset.random_shuffle`, with that seed.
+        prefetch_batches
+            Has no meaning here: as much is read ahead as is worth it.
+
+        Raises
+        ------
+        ConfigError
+            If there are no such rows or columns, or a value is impossible.
+        """
+        form = check_format(batch_format)
+        if batch_size is not None:
+            check_batch_size(batch_size)
+        say_no_meaning("iter_batches()", prefetch_batches=prefetch_batches)
+        chosen = self if columns is None else Mapped.select_columns(self, columns)
+        if local_shuffle_buffer_size is not None:
+            chosen = Combined.random_shuffle(chosen, seed=local_shuffle_seed)
+        wanted = range(chosen.source.num_rows) if rows is None else rows
+        wanted = check_range(wanted, chosen.source.num_rows)
+        length = None
+        if chosen.keeps_rows and batch_size is not None:
+            length = (len(wanted) + (0 if drop_last else batch_size - 1)) // batch_size
+
+        def begin() -> Iterator[Any]:
+            batches: Iterator[Batch]
+            if batch_size is None:
+                batches = filter(num_rows, chosen.pieces([wanted]))
+            else:
+                batches = chosen.typed_batches(wanted, batch_size)
+            if drop_last and batch_size is not None:
+                batches = (batch for batch in batches if num_rows(batch) == batch_size)
+            if form == "numpy" and chosen.is_plain:
+                return batches
+            return (to_format(batch, form) for batch in batches)
+
+        return passes(begin, length)
+
+    def iter_torch_batches(
+        self,
+        *,
+        batch_size: int | None = 256,
+        dtypes: torch.dtype | Mapping[str, torch.dtype] | None = None,
+        device: str | torch.device = "auto",
+        collate_fn: Callable[[Batch], Any] | None = None,
+        drop_last: bool = False,
+        local_shuffle_buffer_size: int | None = None,
+        local_shuffle_seed: int | None = None,
+        prefetch_batches: int | None = None,
+    ) -> Passes[Any]:
+        """Return the rows of the whole dataset in batches of tensors.
+
+        Not collective. A training function asks its shard: `DataIterator.iter_torch_batches`.
+
+        Parameters
+        ----------
+        batch_size, drop_last, local_shuffle_buffer_size, local_shuffle_seed
+            As in `iter_batches`.
+        dtypes
+            Type of all columns, or of some by name; the others keep theirs.
+        device
+            Where tensors go. "auto" is the GPU if there is one, else the CPU.
+        collate_fn
+            Makes a batch of a dict of arrays, instead of the two above.
+        prefetch_batches
+            Has no meaning here.
+
+        Raises
+        ------
+        ConfigError
+            As in `iter_batches`, or if a column has no numbers.
+        """
+        from hpctrain.data.tensors import to_torch
+
+        say_no_meaning("iter_torch_batches()", prefetch_batches=prefetch_batches)
+        batches = self.iter_batches(
+            batch_size=batch_size,
+            drop_last=drop_last,
+            local_shuffle_buffer_size=local_shuffle_buffer_size,
+            local_shuffle_seed=local_shuffle_seed,
+        )
+        if device == "auto":
+            torch = require("torch", to="for batches of tensors", extra="torch")
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        made = collate_fn or partial(to_torch, dtypes=dtypes, device=device)
+        return _each(made, batches)
+
+    def iter_tf_batches(
+        self,
+        *,
+        batch_size: int | None = 256,
+        drop_last: bool = False,
+        local_shuffle_buffer_size: int | None = None,
+        local_shuffle_seed: int | None = None,
+        prefetch_batches: int | None = None,
+    ) -> Passes[Any]:
+        """Return the rows of the whole dataset in batches of TensorFlow's tensors.
+
+        Not collective. A training function asks its shard: `DataIterator.to_tf`.
+
+        Parameters
+        ----------
+        batch_size, drop_last, local_shuffle_buffer_size, local_shuffle_seed
+            As in `iter_batches`.
+        prefetch_batches
+            Has no meaning here.
+        """
+        say_no_meaning("iter_tf_batches()", prefetch_batches=prefetch_batches)
+        tensorflow = require("tensorflow", to="for iter_tf_batches()", extra="tensorflow")
+        batches = self.iter_batches(
+            batch_size=batch_size,
+            drop_last=drop_last,
+            local_shuffle_buffer_size=local_shuffle_buffer_size,
+            local_shuffle_seed=local_shuffle_seed,
+        )
+        to_tensor = tensorflow.convert_to_tensor
+        return _each(lambda batch: {n: to_tensor(a) for n, a in batch.items()}, batches)
+
+    def iter_rows(self, *, prefetch_batches: int | None = None) -> Passes[dict[str, Any]]:
+        """Return the rows, each a dict.
+
+        Not collective. They can be iterated over again.
+
+        Parameters
+        ----------
+        prefetch_batches
+            Has no meaning here.
+        """
+        say_no_meaning("iter_rows()", prefetch_batches=prefetch_batches)
+        batches = self.iter_batches()
+        return passes(
+            lambda: chain.from_iterable(map(rows_of, batches)),
+            self.source.num_rows if self.keeps_rows else None,
+        )
+
+    def input_files(self) -> list[str]:
+        """Return the files that rows are in. Not collective."""
+        return files_of_source(self.source)
+
+    def materialize(self: DatasetT) -> DatasetT:
+        """Return the dataset with its rows read into memory. Not collective."""
+        return self.in_memory(self.all_rows())
+
+    def to_numpy(self) -> Batch:
+        """Return all rows as a dict of arrays. Not collective."""
+        return plain(self.all_rows())
+
+    def to_pandas(self, limit: int | None = None) -> Any:
+        """Return all rows as a data frame.
+
+        Not collective.
+
+        Parameters
+        ----------
+        limit
+            Most rows that there may be.
+
+        Raises
+        ------
+        ConfigError
+            If there are more.
+        """
+        batch = self.all_rows() if limit is None else self._first(limit + 1)
+        if limit is not None and num_rows(batch) > limit:
+            raise ConfigError(
+                f"to_pandas(limit={limit}): there are more rows. limit() leaves the first ones."
+            )
+        return to_pandas(batch)
+
+    def to_dask(self) -> Any:
+        """Return a data frame of Dask, whose partitions are read when Dask computes them.
+
+        Not collective. For sorts, groups and joins of what does not fit into memory; let Dask write
+        Parquet, and `read_parquet` it.
+
+        Raises
+        ------
+        ConfigError
+            If Dask is not installed.
+        """
+        from hpctrain.data.operations.dask import to_dask
+
+        return to_dask(self)
+
+    def to_arrow(self) -> Any:
+        """Return all rows as an Arrow table. Not collective."""
+        return to_arrow(self.all_rows())
+
+
+def _each(made: Callable[[Batch], Any], batches: Passes[Batch]) -> Passes[Any]:
+    """Return passes over what is made of each batch."""
+    length = len(batches) if isinstance(batches, SizedPasses) else None
+    return passes(lambda: map(made, batches), length)

@@ -1,0 +1,146 @@
+"""Filters that are text: parsed by Python, computed by Arrow."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hpctrain.data.categories import plain
+from hpctrain.data.formats import Batch, num_rows
+from hpctrain.data.operations.arrow import to_arrow_with_missing
+from hpctrain.data.optional import require
+from hpctrain.data.schema import check_columns
+from hpctrain.errors import ConfigError
+
+_COMPARISONS = {
+    ast.Eq: "__eq__",
+    ast.NotEq: "__ne__",
+    ast.Lt: "__lt__",
+    ast.LtE: "__le__",
+    ast.Gt: "__gt__",
+    ast.GtE: "__ge__",
+}
+_ARITHMETIC = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide"}
+
+
+@dataclass(frozen=True)
+class FilterExpression:
+    """Keeps rows for which an expression is true.
+
+    Parameters
+    ----------
+    expression
+        Text, or an expression of ``pyarrow.compute``.
+    """
+
+    expression: Any
+    keeps_rows: bool = False
+
+    def __post_init__(self) -> None:
+        """Check a text before anything is read."""
+        if isinstance(self.expression, str):
+            parse(self.expression)
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Return the rows that are kept. Not collective."""
+        if not batch:
+            return batch
+        pyarrow = require("pyarrow", to="to filter by an expression")
+        expression, names = self.expression, list(batch)
+        if isinstance(expression, str):
+            expression, names = parse(expression)
+            check_columns(names, list(batch))
+        table = to_arrow_with_missing({name: plain(batch)[name] for name in names})
+        # Not the rows themselves, which would change their types, but their numbers.
+        at = pyarrow.table({**{n: table[n] for n in names}, "": np.arange(num_rows(batch))})
+        try:
+            kept = at.filter(expression)[""].to_numpy()
+        except (pyarrow.ArrowException, TypeError) as error:
+            raise ConfigError(f"filter(expr={self.expression!r}): {error}.") from error
+        return {name: array[kept] for name, array in batch.items()}
+
+
+def parse(text: str) -> tuple[Any, list[str]]:
+    """Return an expression of Arrow, and the columns in it.
+
+    Not collective. Nothing of it is run as a program.
+
+    Examples
+    --------
+    >>> parse("x > 1 and not y in [2, 3]")[1]
+    ['x', 'y']
+
+    Raises
+    ------
+    ConfigError
+        If it has anything but comparisons, ``in``, ``and``, ``or``, ``not``, numbers, texts, names
+        and arithmetic.
+    """
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+    except (SyntaxError, ValueError) as error:
+        raise ConfigError(f"filter(expr={text!r}) is no expression: {error}.") from error
+    parsed = _Parser(text)
+    expression = parsed.value(tree.body)
+    if not hasattr(expression, "is_null"):
+        raise ConfigError(f"filter(expr={text!r}): compare a column, as in 'x > 1'.")
+    return expression, list(dict.fromkeys(parsed.names))
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._compute = require("pyarrow.compute", to="to filter by an expression")
+        self.names: list[str] = []
+
+    def value(self, node: ast.expr) -> Any:
+        if isinstance(node, ast.Constant):
+            return node.value
+        if isinstance(node, ast.Name):
+            self.names.append(node.id)
+            return self._compute.field(node.id)
+        if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
+            return [self.value(item) for item in node.elts]
+        if isinstance(node, ast.BoolOp):
+            values = [self.value(item) for item in node.values]
+            found = values[0]
+            for other in values[1:]:
+                found = found & other if isinstance(node.op, ast.And) else found | other
+            return found
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            return ~self.value(node.operand)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            operand = self.value(node.operand)
+            return self._compute.negate(operand) if hasattr(operand, "is_null") else -operand
+        if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
+            function = getattr(self._compute, _ARITHMETIC[type(node.op)])
+            return function(*map(self._expression, (node.left, node.right)))
+        if isinstance(node, ast.Compare):
+            return self._compared(node)
+        raise ConfigError(
+            f"filter(expr={self._text!r}): {ast.unparse(node)!r} is not understood. Use "
+            f"comparisons, in, and, or, not and arithmetic of columns, or give a function."
+        )
+
+    def _expression(self, node: ast.expr) -> Any:
+        value = self.value(node)
+        return value if hasattr(value, "is_null") else self._compute.scalar(value)
+
+    def _compared(self, node: ast.Compare) -> Any:
+        found: Any = None
+        sides = [node.left, *node.comparators]
+        for left, operator, right in zip(sides, node.ops, sides[1:], strict=False):
+            if isinstance(operator, (ast.In, ast.NotIn)):
+                one = self._expression(left).isin(self.value(right))
+                one = ~one if isinstance(operator, ast.NotIn) else one
+            elif isinstance(operator, (ast.Is, ast.IsNot)):
+                one = self._expression(left).is_null()
+                one = ~one if isinstance(operator, ast.IsNot) else one
+            else:
+                name = _COMPARISONS[type(operator)]
+                one = getattr(self._expression(left), name)(self._expression(right))
+            found = one if found is None else found & one
+        return found

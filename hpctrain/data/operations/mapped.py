@@ -1,0 +1,308 @@
+"""What is done to rows and batches on their way: lazy, streamed, each rank its own part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from hpctrain.data.formats import BatchFormat, check_batch_size, check_format
+from hpctrain.data.operations.call import Call
+from hpctrain.data.operations.description import DatasetT, Description
+from hpctrain.data.operations.expression import FilterExpression
+from hpctrain.data.operations.row_steps import AddColumn, FilterRows, MapRows, Rename
+from hpctrain.data.operations.scheduling import say_no_meaning
+from hpctrain.data.schema import check_columns
+from hpctrain.data.steps import Drop, Filter, MapBatches, Select
+from hpctrain.errors import ConfigError
+
+
+class Mapped(Description):
+    """Operations on rows and batches."""
+
+    def map(
+        self: DatasetT,
+        fn: Callable[..., Any],
+        *,
+        fn_args: Iterable[Any] | None = None,
+        fn_kwargs: Mapping[str, Any] | None = None,
+        fn_constructor_args: Iterable[Any] | None = None,
+        fn_constructor_kwargs: Mapping[str, Any] | None = None,
+        compute: Any = None,
+        num_cpus: float | None = None,
+        num_gpus: float | None = None,
+        memory: float | None = None,
+        concurrency: Any = None,
+        ray_remote_args: Mapping[str, Any] | None = None,
+    ) -> DatasetT:
+        """Return a dataset with a function applied to each row, when it is read.
+
+        Not collective. `map_batches` is faster by far.
+
+        Parameters
+        ----------
+        fn
+            Is given a row, a dict of values by column, and returns one. A class is constructed once
+            in each process.
+        fn_args, fn_kwargs
+            Further arguments of the function.
+        fn_constructor_args, fn_constructor_kwargs
+            Arguments of the class.
+        compute, num_cpus, num_gpus, memory, concurrency, ray_remote_args
+            Have no meaning here.
+        """
+        _say("map()", compute, num_cpus, num_gpus, memory, concurrency, ray_remote_args)
+        call = Call.of(fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs)
+        return self.with_step(MapRows(call))
+
+    def flat_map(
+        self: DatasetT,
+        fn: Callable[..., Any],
+        *,
+        fn_args: Iterable[Any] | None = None,
+        fn_kwargs: Mapping[str, Any] | None = None,
+        fn_constructor_args: Iterable[Any] | None = None,
+        fn_constructor_kwargs: Mapping[str, Any] | None = None,
+        compute: Any = None,
+        num_cpus: float | None = None,
+        num_gpus: float | None = None,
+        memory: float | None = None,
+        concurrency: Any = None,
+        ray_remote_args: Mapping[str, Any] | None = None,
+    ) -> DatasetT:
+        """Return a dataset with any number of rows for each row, when it is read.
+
+        Not collective.
+
+        Parameters
+        ----------
+        fn
+            Is given a row and returns a list of rows.
+        fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs
+            As in `map`.
+        compute, num_cpus, num_gpus, memory, concurrency, ray_remote_args
+            Have no meaning here.
+        """
+        _say("flat_map()", compute, num_cpus, num_gpus, memory, concurrency, ray_remote_args)
+        call = Call.of(fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs)
+        return self.with_step(MapRows(call, is_flat=True))
+
+    def map_batches(
+        self: DatasetT,
+        fn: Callable[..., Any],
+        *,
+        batch_size: int | None = None,
+        batch_format: BatchFormat = "numpy",
+        fn_args: Iterable[Any] | None = None,
+        fn_kwargs: Mapping[str, Any] | None = None,
+        fn_constructor_args: Iterable[Any] | None = None,
+        fn_constructor_kwargs: Mapping[str, Any] | None = None,
+        keeps_rows: bool | None = None,
+        zero_copy_batch: bool = False,
+        compute: Any = None,
+        num_cpus: float | None = None,
+        num_gpus: float | None = None,
+        memory: float | None = None,
+        concurrency: Any = None,
+        ray_remote_args: Mapping[str, Any] | None = None,
+    ) -> DatasetT:
+        """Return a dataset with a function applied to its batches, when they are read.
+
+        Not collective.
+
+        Parameters
+        ----------
+        fn
+            Is given a batch and returns one in any form, or yields several. A batch may be empty. A
+            class is constructed once in each process.
+        batch_size
+            Rows that it is given at most; None is as many as are read at once.
+        batch_format
+            Form of what it is given: "numpy" (a dict of arrays), "pandas" or "pyarrow". "default"
+            is "numpy".
+        fn_args, fn_kwargs
+            Further arguments of the function.
+        fn_constructor_args, fn_constructor_kwargs
+            Arguments of the class.
+        keeps_rows
+            Whether it returns a row for each row. None is tried on the first two rows; of a class
+            it means yes.
+        zero_copy_batch
+            Whether the function is given arrays as they are, which cannot be changed. Otherwise
+            they are its own to change, and copied where they are views of the dataset's.
+        compute, num_cpus, num_gpus, memory, concurrency, ray_remote_args
+            Have no meaning here.
+        """
+        _say("map_batches()", compute, num_cpus, num_gpus, memory, concurrency, ray_remote_args)
+        if batch_size is not None:
+            check_batch_size(batch_size)
+        call = Call.of(fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs)
+        return self.with_step(
+            MapBatches(
+                call,
+                check_format(batch_format),
+                batch_size,
+                True if keeps_rows is None and call.is_class else keeps_rows,
+                zero_copy_batch=zero_copy_batch,
+            )
+        )
+
+    def filter(
+        self: DatasetT,
+        fn: Callable[..., Any] | None = None,
+        expr: Any = None,
+        *,
+        batch_format: BatchFormat | None = None,
+        fn_args: Iterable[Any] | None = None,
+        fn_kwargs: Mapping[str, Any] | None = None,
+        fn_constructor_args: Iterable[Any] | None = None,
+        fn_constructor_kwargs: Mapping[str, Any] | None = None,
+        compute: Any = None,
+        num_cpus: float | None = None,
+        num_gpus: float | None = None,
+        memory: float | None = None,
+        concurrency: Any = None,
+        ray_remote_args: Mapping[str, Any] | None = None,
+    ) -> DatasetT:
+        """Return a dataset of the rows that a function or an expression wants.
+
+        Not collective. An expression, or a function of batches, is faster by far than one of rows.
+
+        Parameters
+        ----------
+        fn
+            Is given a row, and returns a bool. With `batch_format` it is given a batch, which it
+            cannot change, and returns a bool for each of its rows.
+        expr
+            Instead: a text such as ``"x > 1 and name in ['a', 'b']"``, or an expression of
+            ``pyarrow.compute``. Arrow computes it; what is missing is in no comparison.
+        batch_format
+            Form of the batches that the function is given; None is rows.
+        fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs
+            As in `map`.
+        compute, num_cpus, num_gpus, memory, concurrency, ray_remote_args
+            Have no meaning here.
+
+        Raises
+        ------
+        ConfigError
+            If both or none of function and expression are given, or the text is no expression.
+        """
+        _say("filter()", compute, num_cpus, num_gpus, memory, concurrency, ray_remote_args)
+        if (fn is None) == (expr is None):
+            raise ConfigError("filter(): give either a function or expr=.")
+        if fn is None:
+            return self.with_step(FilterExpression(expr))
+        call = Call.of(fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs)
+        if batch_format is None:
+            return self.with_step(FilterRows(call))
+        return self.with_step(Filter(call, check_format(batch_format)))
+
+    def add_column(
+        self: DatasetT,
+        col: str,
+        fn: Callable[..., Any],
+        *,
+        batch_format: BatchFormat = "pandas",
+        compute: Any = None,
+        num_cpus: float | None = None,
+        num_gpus: float | None = None,
+        memory: float | None = None,
+        concurrency: Any = None,
+        ray_remote_args: Mapping[str, Any] | None = None,
+    ) -> DatasetT:
+        """Return a dataset with a column that a function makes of batches, when they are read.
+
+        Not collective.
+
+        Parameters
+        ----------
+        col
+            Name of the column; one that exists is replaced.
+        fn
+            Is given a batch, and returns a value for each of its rows, or one for all.
+        batch_format
+            Form of what it is given.
+        compute, num_cpus, num_gpus, memory, concurrency, ray_remote_args
+            Have no meaning here.
+        """
+        _say("add_column()", compute, num_cpus, num_gpus, memory, concurrency, ray_remote_args)
+        return self.with_step(AddColumn(col, Call.of(fn, None, None), check_format(batch_format)))
+
+    def select_columns(self: DatasetT, cols: str | Sequence[str]) -> DatasetT:
+        """Return a dataset of some columns; the others are not read.
+
+        Not collective.
+
+        Raises
+        ------
+        ConfigError
+            If one does not exist.
+        """
+        columns = _names(cols)
+        if self.steps:
+            check_columns(columns, self.columns())
+            return self.with_step(Select(columns))
+        check_columns(columns, self.read_schema.names)
+        return replace(self, columns_read=columns)
+
+    def drop_columns(self: DatasetT, cols: str | Sequence[str]) -> DatasetT:
+        """Return a dataset without some columns, which are not read.
+
+        Not collective.
+
+        Raises
+        ------
+        ConfigError
+            If one does not exist.
+        """
+        columns = _names(cols)
+        if self.steps:
+            check_columns(columns, self.columns())
+            return self.with_step(Drop(columns))
+        check_columns(columns, self.read_schema.names)
+        left = tuple(name for name in self.read_schema if name not in set(columns))
+        return replace(self, columns_read=left)
+
+    def rename_columns(self: DatasetT, names: Mapping[str, str] | Sequence[str]) -> DatasetT:
+        """Return a dataset whose columns have other names.
+
+        Not collective.
+
+        Parameters
+        ----------
+        names
+            New names by old ones, or of all columns in order.
+
+        Raises
+        ------
+        ConfigError
+            If a column does not exist, or two would have the same name.
+        """
+        step = Rename(dict(names) if isinstance(names, Mapping) else tuple(names))
+        step.renamed(self.columns())
+        return self.with_step(step)
+
+
+def _names(columns: str | Sequence[str]) -> tuple[str, ...]:
+    return (columns,) if isinstance(columns, str) else tuple(columns)
+
+
+def _say(
+    where: str,
+    compute: Any,
+    num_cpus: float | None,
+    num_gpus: float | None,
+    memory: float | None,
+    concurrency: Any,
+    ray_remote_args: Mapping[str, Any] | None,
+) -> None:
+    say_no_meaning(
+        where,
+        compute=compute,
+        num_cpus=num_cpus,
+        num_gpus=num_gpus,
+        memory=memory,
+        concurrency=concurrency,
+        ray_remote_args=ray_remote_args,
+    )

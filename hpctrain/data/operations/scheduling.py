@@ -1,0 +1,31 @@
+"""Arguments of Ray Data that say where a cluster runs something."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hpctrain.log import log
+
+_said: set[str] = set()
+
+
+def say_no_meaning(where: str, **given: Any) -> None:
+    """Log once that arguments are accepted, and have no effect.
+
+    Not collective.
+
+    Parameters
+    ----------
+    where
+        The function that was given them.
+    given
+        Arguments by name; those that are None, or Ray's default of -1, are not given.
+    """
+    names = [name for name, value in given.items() if value is not None and value != -1]
+    if new := [name for name in names if name not in _said]:
+        _said.update(new)
+        log(
+            f"{where}: {', '.join(new)} {'has' if len(new) == 1 else 'have'} no meaning here, and "
+            f"no effect: each rank reads and transforms its own part. "
+            f"ScalingConfig says how many ranks there are, and with which resources."
+        )

@@ -1,0 +1,162 @@
+"""What needs all rows: computed by Arrow when it is first read, once in each process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any, Protocol
+
+import numpy as np
+
+from hpctrain.data.categories import plain
+from hpctrain.data.formats import Batch, num_rows
+from hpctrain.data.memory import MemorySource
+from hpctrain.data.operations.arrow import to_arrow_with_missing
+from hpctrain.data.operations.description import Description
+from hpctrain.data.optional import require
+from hpctrain.data.schema import Schema
+from hpctrain.data.source import Blocks, Source
+from hpctrain.errors import ConfigError
+
+
+class Operation(Protocol):
+    """Makes rows of all rows of a dataset. A frozen value; the same rows in each process."""
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether rows and columns are those that go in, in another order."""
+
+    def __call__(self, dataset: Description) -> Batch:
+        """Return all rows. Not collective."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeSource:
+    """The rows that an operation makes of all rows of a dataset.
+
+    It pickles as the description of that dataset: each rank computes the rows for itself, the same
+    ones, and keeps them in memory. One that is too large for that is to be written to files first.
+    """
+
+    dataset: Description
+    operation: Operation
+    _computed: list[MemorySource] = field(
+        default_factory=list, init=False, repr=False, compare=False
+    )
+    _once: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the rows, and the lock."""
+        return {"dataset": self.dataset, "operation": self.operation}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take what `__getstate__` gave."""
+        for name, value in {**state, "_computed": [], "_once": Lock()}.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def parts(self) -> tuple[Source, ...]:
+        """The source below."""
+        return (self.dataset.source,)
+
+    @property
+    def rows(self) -> MemorySource:
+        """The rows, computed at first use."""
+        with self._once:
+            if not self._computed:
+                self._computed.append(MemorySource(arrays=self.operation(self.dataset)))
+        return self._computed[0]
+
+    @property
+    def _is_known(self) -> bool:
+        return self.operation.keeps_rows and self.dataset.keeps_rows
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows."""
+        return self.dataset.source.num_rows if self._is_known else self.rows.num_rows
+
+    @property
+    def schema(self) -> Schema:
+        """Columns."""
+        if self.operation.keeps_rows and not self.dataset.steps and not self._computed:
+            return self.dataset.read_schema
+        return self.rows.schema
+
+    @property
+    def unit_rows(self) -> int:
+        """Always 1."""
+        return 1
+
+    def blocks(self) -> Blocks:
+        """Return blocks of some MiB. Not collective."""
+        return self.rows.blocks()
+
+    def read(self, rows: range, columns: Sequence[str] | None) -> Batch:
+        """Return rows, in order. Not collective."""
+        return self.rows.read(rows, columns)
+
+
+@dataclass(frozen=True)
+class AllRows:
+    """The rows as they are: their number is known then."""
+
+    keeps_rows: bool = True
+
+    def __call__(self, dataset: Description) -> Batch:
+        """Return all rows. Not collective."""
+        return dataset.all_rows()
+
+
+@dataclass(frozen=True)
+class Sort:
+    """The rows in the order of some columns; equal ones stay in theirs, missing ones are last."""
+
+    keys: tuple[str, ...]
+    descending: tuple[bool, ...]
+    keeps_rows: bool = True
+
+    def __call__(self, dataset: Description) -> Batch:
+        """Return all rows, sorted. Not collective."""
+        batch = dataset.all_rows()
+        order = sorted_rows(batch, self.keys, self.descending)
+        return {name: array[order] for name, array in batch.items()}
+
+
+def sorted_rows(batch: Batch, keys: Sequence[str], descending: Sequence[bool]) -> np.ndarray:
+    """Return the numbers of rows in the order of some columns.
+
+    Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If Arrow cannot sort one of them.
+    """
+    pyarrow = require("pyarrow", to="to sort")
+    compute = require("pyarrow.compute", to="to sort")
+    if not num_rows(batch):
+        return np.zeros(0, np.int64)
+    table = to_arrow_with_missing(plain({name: batch[name] for name in keys}))
+    orders = ["descending" if down else "ascending" for down in descending]
+    try:
+        # By default what is missing is at the end, in both directions.
+        order = compute.sort_indices(table, sort_keys=list(zip(keys, orders, strict=True)))
+    except (pyarrow.ArrowException, TypeError) as error:
+        raise ConfigError(
+            f"a column of {', '.join(map(repr, keys))} cannot be sorted: {error}. Numbers, times, "
+            f"bools and texts can."
+        ) from error
+    found: np.ndarray = order.to_numpy()
+    return found
+
+
+def with_known_rows(dataset: Any) -> Any:
+    """Return a dataset whose number of rows is known without a pass, or after one.
+
+    Not collective. The pass is made when the first rows are read.
+    """
+    if dataset.keeps_rows:
+        return dataset
+    return dataset.of_source(WholeSource(dataset=dataset, operation=AllRows()))

@@ -1,0 +1,170 @@
+"""The functions that make datasets of JSON, text, images and files as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hpctrain.data.dataset import Dataset
+from hpctrain.data.documents import LoadJson, LoadText, open_documents
+from hpctrain.data.files import Paths
+from hpctrain.data.files_as_rows import open_binary_files, open_images
+from hpctrain.data.operations.scheduling import say_no_meaning
+
+_ENDINGS = [
+    f".{kind}{packed}"
+    for kind in ("json", "jsonl", "ndjson")
+    for packed in ("", ".gz", ".br", ".zst", ".lz4")
+]
+
+
+def read_json(
+    paths: Paths,
+    *,
+    lines: bool | None = None,
+    parallelism: int = -1,
+    concurrency: Any = None,
+    override_num_blocks: int | None = None,
+    ray_remote_args: Mapping[str, Any] | None = None,
+) -> Dataset:
+    """Return a dataset of JSON files: lines that are objects each, or one list of objects.
+
+    Not collective. Each file is read now, to know rows and types, and can only be read whole: many
+    files of some MiB share out better than a large one, and Parquet better than JSON.
+
+    Parameters
+    ----------
+    paths
+        A file, a directory, a pattern, or a list of these. Of a directory those that end with
+        ``.json`` or ``.jsonl``, or are compressed.
+    lines
+        Is found out.
+    parallelism, concurrency, override_num_blocks, ray_remote_args
+        Have no meaning here.
+
+    Raises
+    ------
+    ConfigError
+        If a file is missing or is no JSON, or a column has types that do not go together.
+    """
+    _say("read_json()", parallelism, concurrency, override_num_blocks, ray_remote_args)
+    return Dataset(open_documents(paths, _ENDINGS, LoadJson()))
+
+
+def read_text(
+    paths: Paths,
+    *,
+    encoding: str = "utf-8",
+    drop_empty_lines: bool = True,
+    parallelism: int = -1,
+    concurrency: Any = None,
+    override_num_blocks: int | None = None,
+    ray_remote_args: Mapping[str, Any] | None = None,
+) -> Dataset:
+    """Return a dataset of lines of text, the column ``text``.
+
+    Not collective. Each file is read now, to count lines, and can only be read whole.
+
+    Parameters
+    ----------
+    paths
+        A file, a directory, a pattern, or a list of these.
+    encoding
+        Of the files.
+    drop_empty_lines
+        Whether lines without a letter are left out.
+    parallelism, concurrency, override_num_blocks, ray_remote_args
+        Have no meaning here.
+
+    Raises
+    ------
+    ConfigError
+        If a file is missing, or has another encoding.
+    """
+    _say("read_text()", parallelism, concurrency, override_num_blocks, ray_remote_args)
+    return Dataset(open_documents(paths, [""], LoadText(encoding, drop_empty_lines)))
+
+
+def read_images(
+    paths: Paths,
+    *,
+    size: tuple[int, int] | None = None,
+    mode: str | None = None,
+    include_paths: bool = False,
+    parallelism: int = -1,
+    concurrency: Any = None,
+    override_num_blocks: int | None = None,
+    ray_remote_args: Mapping[str, Any] | None = None,
+) -> Dataset:
+    """Return a dataset of images, the column ``image``: arrays of height, width and channels.
+
+    Not collective. Heads of all files are read now. Images of unlike size are objects, which are no
+    tensors: give a `size`, or resize them in `Dataset.map`. Pillow decodes them.
+
+    Parameters
+    ----------
+    paths
+        A file, a directory, a pattern, or a list of these.
+    size
+        Height and width that all get.
+    mode
+        Mode of Pillow's that all get, such as "RGB".
+    include_paths
+        Whether there is a column ``path``.
+    parallelism, concurrency, override_num_blocks, ray_remote_args
+        Have no meaning here.
+
+    Raises
+    ------
+    ConfigError
+        If a file is missing or is no image.
+    """
+    _say("read_images()", parallelism, concurrency, override_num_blocks, ray_remote_args)
+    return Dataset(open_images(paths, size=size, mode=mode, include_paths=include_paths))
+
+
+def read_binary_files(
+    paths: Paths,
+    *,
+    include_paths: bool = False,
+    parallelism: int = -1,
+    concurrency: Any = None,
+    override_num_blocks: int | None = None,
+    ray_remote_args: Mapping[str, Any] | None = None,
+) -> Dataset:
+    """Return a dataset of files as they are, the column ``bytes``.
+
+    Not collective. Nothing is read now.
+
+    Parameters
+    ----------
+    paths
+        A file, a directory, a pattern, or a list of these.
+    include_paths
+        Whether there is a column ``path``.
+    parallelism, concurrency, override_num_blocks, ray_remote_args
+        Have no meaning here.
+
+    Raises
+    ------
+    ConfigError
+        If there is no file.
+    """
+    _say("read_binary_files()", parallelism, concurrency, override_num_blocks, ray_remote_args)
+    return Dataset(open_binary_files(paths, include_paths=include_paths))
+
+
+def _say(
+    where: str,
+    parallelism: int,
+    concurrency: Any,
+    override_num_blocks: int | None,
+    ray_remote_args: Mapping[str, Any] | None,
+) -> None:
+    say_no_meaning(
+        where,
+        parallelism=parallelism,
+        concurrency=concurrency,
+        override_num_blocks=override_num_blocks,
+        ray_remote_args=ray_remote_args,
+    )

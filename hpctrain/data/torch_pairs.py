@@ -1,0 +1,59 @@
+"""Pairs of features and labels as torch's tensors, as Ray Data's ``to_torch`` gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpctrain.data.formats import Batch
+from hpctrain.data.optional import require
+from hpctrain.data.tensors import to_torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchPairs:
+    """Makes a pair of features and labels of each batch.
+
+    Parameters
+    ----------
+    label
+        Column of the labels; None for features alone.
+    features
+        Columns that become one tensor of a column each; or several such lists by name. None is all
+        but the label.
+    unsqueeze_label
+        Whether labels have shape ``[rows, 1]``.
+    """
+
+    label: str | None
+    features: Sequence[str] | Mapping[str, Sequence[str]] | None
+    unsqueeze_label: bool = True
+
+    def __call__(self, batch: Batch) -> tuple[Any, Any]:
+        """Return features and labels. Not collective."""
+        torch = require("torch", to="for to_torch()", extra="torch")
+        tensors = to_torch(batch, dtypes=None, device="cpu")
+        label = None if self.label is None else tensors[self.label]
+        if label is not None and self.unsqueeze_label and label.ndim == 1:
+            label = label.unsqueeze(1)
+
+        def joined(names: Iterable[str]) -> Any:
+            columns = [tensors[name] for name in names]
+            return torch.cat([c.unsqueeze(1) if c.ndim == 1 else c for c in columns], dim=1)
+
+        features = self.features or [name for name in tensors if name != self.label]
+        if isinstance(features, Mapping):
+            return {name: joined(names) for name, names in features.items()}, label
+        return joined(features), label
+
+
+def as_iterable_dataset(pairs: Iterable[tuple[Any, Any]]) -> Any:
+    """Return an iterable dataset of torch. Not collective."""
+    data = require("torch.utils.data", to="for to_torch()", extra="torch")
+
+    class Pairs(data.IterableDataset):  # type: ignore[misc]
+        def __iter__(self) -> Iterator[tuple[Any, Any]]:
+            return iter(pairs)
+
+    return Pairs()

@@ -1,0 +1,211 @@
+"""Arguments of Ray Data's, values that are refused, and what a user does by mistake."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.compute
+import pytest
+
+from hpctrain.data import (
+    Dataset,
+    from_items,
+    from_numpy,
+    range,
+    read_binary_files,
+    read_json,
+    read_text,
+)
+from hpctrain.data.operations import scheduling
+from hpctrain.errors import ConfigError
+
+
+@pytest.fixture
+def rows() -> Dataset:
+    return from_items([{"x": i, "name": "ab"[i % 2], "v": [i, i]} for i in np.arange(6).tolist()])
+
+
+def test_arguments_without_a_meaning_are_accepted_and_said_once(
+    rows: Dataset, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(scheduling, "_said", set())
+    for _ in np.arange(2):
+        mapped = rows.map_batches(lambda b: b, concurrency=2, num_gpus=1, num_cpus=None)
+        assert mapped.repartition(3).count() == 6
+    said = capsys.readouterr().err.splitlines()
+    assert [line.split(" here,")[0] for line in said] == [
+        "hpctrain: map_batches(): num_gpus, concurrency have no meaning",
+        "hpctrain: repartition(): num_blocks has no meaning",
+    ]
+
+
+REFUSED: dict[str, tuple[Callable[[Dataset], Any], str]] = {
+    "a filter of batches": (
+        lambda ds: ds.filter(lambda b: np.array([True, False])).count(),
+        r'called with a row, and returned 2 values.*batch_format="numpy"',
+    ),
+    "a filter without an answer": (
+        lambda ds: ds.filter(lambda row: None).count(),
+        r"returned None. Return a bool",
+    ),
+    "nothing to filter by": (lambda ds: ds.filter(), r"either a function or expr="),
+    "no expression": (lambda ds: ds.filter(expr="x >"), r"is no expression"),
+    "a call": (
+        lambda ds: ds.filter(expr="__import__('os') > 1"),
+        r"__import__\('os'\).* is not understood",
+    ),
+    "an attribute": (lambda ds: ds.filter(expr="x.y > 1"), r"'x.y' is not understood"),
+    "a constant": (lambda ds: ds.filter(expr="1"), r"compare a column"),
+    "an unknown column": (
+        lambda ds: ds.filter(expr="z > 1").count(),
+        r"no column 'z'. The dataset has 'x', 'name', 'v'",
+    ),
+    "unlike types": (lambda ds: ds.filter(expr="name > 1").count(), r"filter\(expr='name > 1'\)"),
+    "a row that is none": (lambda ds: ds.map(lambda row: 3).count(), None),
+    "a row of a list": (lambda ds: ds.map(lambda row: [row]).take(1), r"returned a list for a row"),
+    "one row for several": (
+        lambda ds: ds.flat_map(lambda row: row).take(1),
+        r"flat_map\(<lambda>\): the function returned a dict .*list of rows",
+    ),
+    "too few values": (
+        lambda ds: ds.add_column("y", lambda f: f["x"][:1]).take(1),
+        r"add_column\('y'\): the function returned 1 values for a batch of 6 rows",
+    ),
+    "two names": (lambda ds: ds.rename_columns({"x": "name"}), r"more than one column is called"),
+    "few names": (lambda ds: ds.rename_columns(["a"]), r"has 3 columns, 'x', 'name', 'v'"),
+    "an argument of no class": (
+        lambda ds: ds.map(len, fn_constructor_args=[1]),
+        r"fn_constructor_args are for a class",
+    ),
+    "arrays in order": (lambda ds: ds.sort("v").take(1), r"'v' cannot be sorted"),
+    "a sum of texts": (lambda ds: ds.sum("name"), r"sum\(name\): .*name them with on="),
+    "a sum of all": (lambda ds: ds.sum(), r"name them with on="),
+    "unlike directions": (
+        lambda ds: ds.sort(["x", "name"], descending=[True]),
+        r"a bool for each",
+    ),
+    "no part": (lambda ds: ds.split(0), r"a number of parts"),
+    "indices": (lambda ds: ds.split_at_indices([3, 1]), r"in order"),
+    "shares": (lambda ds: ds.split_proportionately([0.5, 0.5]), r"together below 1"),
+    "shapes": (
+        lambda ds: ds.union(from_numpy({"x": np.zeros((2, 2))})),
+        r"rows of column 'x' have shapes \(\), \(2,\)",
+    ),
+    "texts and numbers": (
+        lambda ds: ds.union(from_items([{"x": np.datetime64("2026-01-01", "us").item()}])),
+        r"column 'x' has unlike types",
+    ),
+    "lengths": (lambda ds: ds.zip(range(5)), r"zip\(\): the datasets have 6, 5 rows"),
+    "some dicts": (lambda _: from_items([{"x": 1}, 2]), r"item 0 is a dict and item 1 a int"),
+    "a negative range": (lambda _: range(-1), r"range\(-1\)"),
+    "more rows": (lambda ds: ds.to_pandas(limit=3), r"there are more rows"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_mistake_is_an_error_that_says_what_to_do(rows: Dataset, name: str):
+    function, message = REFUSED[name]
+    if message is None:
+        # What is made of a row is not asked for the number of rows.
+        assert function(rows) == 6
+        return
+    with pytest.raises(ConfigError) as refusal:
+        function(rows)
+    assert re.search(message, str(refusal.value).replace("\n", " ")), str(refusal.value)
+
+
+def test_an_expression_of_arrow_filters_and_missing_values_are_in_no_comparison():
+    dataset = from_items([{"x": 1.0}, {"x": None}, {"x": 3.0}])
+    assert dataset.filter(expr=pyarrow.compute.field("x") > 2).take_all() == [{"x": 3.0}]
+    assert dataset.filter(expr="x != 1").take_all() == [{"x": 3.0}]
+    assert dataset.filter(expr="not x > 2 or x * 2 - 1 == 5").count() == 2
+    assert dataset.filter(expr="x is None").count() == 1
+    assert dataset.filter(expr="x is not None and 0 < x <= 1").count() == 1
+
+
+def test_a_function_of_rows_after_a_filter_that_leaves_none_in_some_pieces():
+    numbers = from_numpy({"id": np.arange(3_000_000)}).map_batches(lambda b: b)
+    few = numbers.filter(expr="id >= 2999998").map(lambda row: {"y": row["id"]})
+    assert few.take_all() == [{"y": 2999998}, {"y": 2999999}]
+    assert [len(b["y"]) for b in few.iter_batches(batch_size=1)] == [1, 1]
+
+
+@pytest.mark.parametrize("as_directory", [False, True])
+def test_files_that_are_read_whole(tmp_path: Path, as_directory: bool):
+    folder = tmp_path / "odd name % \n"
+    folder.mkdir()
+    (folder / "a.json").write_text('{"x": 1, "v": [1, 2]}\n{"x": null, "v": []}\n')
+    (folder / "b.jsonl").write_text('{"x": 2.5, "w": "y"}\n')
+    (folder / "c.json").write_text("")
+    dataset = read_json(folder if as_directory else sorted(map(str, folder.iterdir())))
+    batch = dataset.to_numpy()
+    assert [*batch] == ["x", "v", "w"]
+    assert str(batch["x"].tolist()) == "[1.0, nan, 2.5]"
+    assert batch["w"].tolist() == [None, None, "y"]
+    assert [len(p.to_numpy()["x"]) for p in dataset.split(2)] == [2, 1]
+    (folder / "a.json").write_text('{"x": 1}\n')
+    with pytest.raises(ConfigError, match="has changed since the dataset was made"):
+        dataset.to_numpy()
+    (folder / "b.jsonl").write_text("no")
+    with pytest.raises(ConfigError, match=r"b.jsonl is neither lines of JSON objects nor"):
+        read_json(folder)
+
+
+def test_texts_and_bytes_come_as_they_are(tmp_path: Path):
+    (tmp_path / "a.txt").write_bytes("ä\nb".encode("latin-1"))
+    (tmp_path / "b.bin").write_bytes(b"\0\xff\0")
+    with pytest.raises(ConfigError, match=r"a.txt is no text in utf-8.*Give its encoding="):
+        read_text(tmp_path / "a.txt")
+    assert read_text(tmp_path / "a.txt", encoding="latin-1").take_all() == [
+        {"text": "ä"},
+        {"text": "b"},
+    ]
+    files = read_binary_files([tmp_path / "b.bin", tmp_path / "a.txt"])
+    assert files.take_all()[0] == {"bytes": b"\0\xff\0"}
+    assert files.map(lambda row: {"size": len(row["bytes"])}).sum("size") == 6
+    assert from_items([b"\0\xff\0"]).take_all() == [{"item": b"\0\xff\0"}]
+
+
+def test_batches_of_tensors_can_be_taken_again_and_are_full_after_a_filter():
+    torch = pytest.importorskip("torch")
+    few = range(10).filter(lambda row: row["id"] % 2 == 0)
+    batches = few.iter_torch_batches(batch_size=2, dtypes=torch.float32, device="cpu")
+    for _ in np.arange(2):
+        assert [b["id"].tolist() for b in batches] == [[0.0, 2.0], [4.0, 6.0], [8.0]]
+    pairs = range(4).add_column("y", lambda f: f["id"] * 2).to_torch(label_column="y", batch_size=3)
+    for _ in np.arange(2):
+        assert [(x.tolist(), y.tolist()) for x, y in pairs] == [
+            ([[0], [1], [2]], [[0], [2], [4]]),
+            ([[3]], [[6]]),
+        ]
+    assert len(range(10).iter_batches(batch_size=4, drop_last=True)) == 2
+
+
+def test_dask_gets_the_rows_and_gives_them_back():
+    pytest.importorskip("dask.dataframe")
+    from hpctrain.data import from_dask
+
+    dataset = from_items([{"k": i % 3, "x": float(i)} for i in np.arange(10).tolist()])
+    frame = dataset.filter(expr="x > 1").to_dask()
+    assert frame.groupby("k").x.sum().compute().to_dict() == {0: 18.0, 1: 11.0, 2: 15.0}
+    assert from_dask(frame).take(1) == [{"k": 2, "x": 2.0}]
+
+
+def test_images_of_unlike_size_are_objects_and_of_one_size_an_array(tmp_path: Path):
+    image = pytest.importorskip("PIL.Image")
+    from hpctrain.data import read_images
+
+    for at, shape in enumerate([(2, 3, 3), (4, 2, 3)]):
+        image.fromarray(np.full(shape, at, np.uint8)).save(tmp_path / f"{at}.png")
+    unlike = read_images(tmp_path, include_paths=True)
+    assert [row["image"].shape for row in unlike.take_all()] == [(2, 3, 3), (4, 2, 3)]
+    assert Path(unlike.take(1)[0]["path"]).name == "0.png"
+    alike = read_images(tmp_path, size=(5, 4), mode="L")
+    assert (alike.schema()["image"].shape, alike.to_numpy()["image"].shape) == ((5, 4), (2, 5, 4))
+    (tmp_path / "2.png").write_bytes(b"no image")
+    with pytest.raises(ConfigError, match=r"2.png is no image"):
+        read_images(tmp_path)
