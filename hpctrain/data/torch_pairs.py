@@ -50,9 +50,10 @@ class TorchPairs:
 
 def as_iterable_dataset(pairs: Iterable[tuple[Any, Any]]) -> Any:
     """Return an iterable dataset of torch. Not collective."""
-    data = require("torch.utils.data", to="for to_torch()", extra="torch")
+    require("torch", to="for to_torch()", extra="torch")
+    from torch.utils.data import IterableDataset
 
-    class Pairs(data.IterableDataset):  # type: ignore[misc]
+    class Pairs(IterableDataset[Any]):
         def __iter__(self) -> Iterator[tuple[Any, Any]]:
             return iter(pairs)
 
