@@ -2,21 +2,32 @@
 
 Ray Train calls a backend's hooks in the driver, which then sends functions to every worker. Here
 the workers are MPI ranks, so the hooks run on every rank, collectively, and talk through the
-communicator that the ranks already share: nothing has to pass through one process.
+communicator that the ranks already share: nothing has to pass through one process. A hook that is
+written for Ray Train, ``on_start(worker_group, backend_config)``, runs as it is: what it is given
+has the methods of a worker group.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from hpctrain import environ
+from hpctrain.plan import spec
 from hpctrain.world import Communicator, World
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class BackendContext:
-    """What a backend's hook is given. The same hook runs on every rank."""
+    """What a backend's hook is given. The same hook runs on every rank.
+
+    It is also Ray Train's worker group: `execute` and the like call a function on all ranks, or on
+    one, and give every rank the results.
+    """
 
     world: World
     """Where this rank stands."""
@@ -59,6 +70,61 @@ class BackendContext:
         """
         return self.address
 
+    def __len__(self) -> int:
+        """Return the number of ranks."""
+        return self.world.world_size
+
+    def execute(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> list[T]:
+        """Call a function on every rank at the same time; return what each returned, by rank.
+
+        Collective. Function and arguments are those of rank 0. An exception of the function is
+        raised on every rank, from the lowest.
+        """
+        return self._call(range(len(self)), function, args, kwargs)
+
+    def execute_single(self, rank: int, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Call a function on one rank; return on every rank what it returned. Collective."""
+        if not 0 <= rank < len(self):
+            raise ValueError(f"rank={rank}, but this group has the ranks 0 to {len(self) - 1}.")
+        return self._call([rank], function, args, kwargs)[0]
+
+    def execute_async(
+        self, function: Callable[..., T], *args: Any, **kwargs: Any
+    ) -> list[Future[T]]:
+        """Do what `execute` does; give the results as futures, which are done. Collective."""
+        return [_done(value) for value in self.execute(function, *args, **kwargs)]
+
+    def execute_single_async(
+        self, rank: int, function: Callable[..., T], *args: Any, **kwargs: Any
+    ) -> Future[T]:
+        """Do what `execute_single` does; give the result as a future, which is done. Collective."""
+        return _done(self.execute_single(rank, function, *args, **kwargs))
+
+    def _call(
+        self, ranks: Any, function: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[T]:
+        what = f"the call of {function!r}"
+        rank = self.comm.rank
+        call = spec.pack((function, args, kwargs), what=what) if rank == 0 else None
+        function, args, kwargs = spec.unpack(self.comm.bcast(call))
+        answer: tuple[bool, Any] | None = None
+        if rank in ranks:
+            try:
+                answer = True, function(*args, **kwargs)
+            except Exception as error:
+                answer = False, error
+        answers = [spec.unpack(a) for a in self.comm.allgather(spec.pack(answer, what=what))]
+        for succeeded, value in filter(None, answers):
+            if not succeeded:
+                raise value
+        return [value for _, value in filter(None, answers)]
+
+
+def _done(value: T) -> Future[T]:
+    future: Future[T] = Future()
+    future.set_result(value)
+    return future
+
 
 class Backend:
     """Set a framework up on every rank.
@@ -92,9 +158,22 @@ class Backend:
         """
 
 
-@dataclass(frozen=True, kw_only=True)
 class BackendConfig:
-    """Settings of a backend. A subclass adds fields and says which `Backend` they are for."""
+    """Settings of a backend. A subclass adds fields and says which `Backend` they are for.
+
+    It is no dataclass itself, so that subclasses may be dataclasses of either kind.
+    """
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether both are of the same class, with the same settings."""
+        return type(other) is type(self) and vars(other) == vars(self)
+
+    __hash__ = None  # type: ignore[assignment]  # dataclasses that are frozen have one
+
+    def __repr__(self) -> str:
+        """Return the call that makes it."""
+        settings = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({settings})"
 
     @property
     def backend_cls(self) -> type[Backend]:
@@ -103,4 +182,6 @@ class BackendConfig:
 
     def with_options(self, **changes: Any) -> BackendConfig:
         """Return a copy with some fields changed. Not collective."""
-        return replace(self, **changes)
+        settings: Any = self
+        changed: BackendConfig = replace(settings, **changes)
+        return changed
