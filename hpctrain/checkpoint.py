@@ -32,7 +32,8 @@ MANIFEST_NAME = ".hpctrain-manifest.json"
 _METADATA_NAME = ".metadata.json"
 _METADATA_OF_RUN_NAME = ".run-metadata.json"
 """What a trainer was given; a file of its own, since ranks may add to the other one."""
-_DICT_NAME = "dict_checkpoint.pkl"
+DICT_NAME = "dict_checkpoint.pkl"
+"""Written by `Checkpoint.from_dict`."""
 _COPY = "hpctrain-copy-"
 
 
@@ -97,10 +98,79 @@ class Checkpoint:
         checkpoint = cls._make()
         own = {key: value for key, value in data.items() if key != PREPROCESSOR_KEY}
         content = spec.pack(own, what="the checkpoint", canonical=True)
-        (checkpoint.path / _DICT_NAME).write_bytes(content)
+        (checkpoint.path / DICT_NAME).write_bytes(content)
         if data.get(PREPROCESSOR_KEY) is not None:
             checkpoint.set_preprocessor(data[PREPROCESSOR_KEY])
         return checkpoint
+
+    @classmethod
+    def from_checkpoint(cls: type[C], other: Checkpoint) -> C:
+        """Return a handle of this class on the same directory. Not collective."""
+        checkpoint = cls(other.path)
+        # A temporary directory lives as long as the handle that made it.
+        weakref.finalize(checkpoint, lambda _: None, other)
+        return checkpoint
+
+    @classmethod
+    def from_bytes(cls: type[C], data: bytes) -> C:
+        """Return a handle on a new temporary directory with what `to_bytes` read.
+
+        Not collective. Nothing is unpickled. The directory lives as long as this handle.
+
+        Raises
+        ------
+        CheckpointError
+            If they are no bytes of `to_bytes`.
+        """
+        import io
+        import tarfile
+
+        checkpoint = cls._make()
+        try:
+            with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
+                archive.extractall(checkpoint.path, filter="data")
+        except tarfile.TarError as error:
+            raise CheckpointError(
+                f"from_bytes() was given {len(data)} bytes that are no checkpoint: {error}. Give "
+                f"what to_bytes() returned."
+            ) from error
+        return checkpoint
+
+    def to_bytes(self) -> bytes:
+        """Return all files of the checkpoint as bytes, a tar archive. Not collective."""
+        import io
+        import tarfile
+
+        content = io.BytesIO()
+        with self.as_directory() as directory, tarfile.open(fileobj=content, mode="w:") as archive:
+            for path in sorted(Path(directory).iterdir()):
+                if path.name != MANIFEST_NAME:
+                    archive.add(path, arcname=path.name)
+        return content.getvalue()
+
+    @classmethod
+    def from_uri(cls: type[C], uri: str) -> C:
+        """Return a handle on the directory of a ``file://`` URI. Not collective.
+
+        Raises
+        ------
+        ConfigError
+            If it is another URI, or there is no such directory.
+        """
+        from urllib.parse import unquote, urlsplit
+
+        parts = urlsplit(uri)
+        if parts.scheme != "file":
+            raise ConfigError(
+                f"Checkpoint.from_uri({uri!r}): a checkpoint is a directory that all nodes see. "
+                f"Copy it to such a filesystem, and give its path to Checkpoint.from_directory()."
+            )
+        return cls(unquote(parts.path))
+
+    @property
+    def uri(self) -> str:
+        """The directory as a ``file://`` URI."""
+        return Path(self.path).as_uri()
 
     @classmethod
     def _make(cls: type[C], path: str | PathLike[str] | None = None) -> C:
@@ -129,10 +199,10 @@ class Checkpoint:
             If the checkpoint was not made by `from_dict`.
         """
         try:
-            content = (self.path / _DICT_NAME).read_bytes()
+            content = (self.path / DICT_NAME).read_bytes()
         except FileNotFoundError as error:
             raise CheckpointError(
-                f"{self.path} was not made by Checkpoint.from_dict(): it has no {_DICT_NAME}. Read "
+                f"{self.path} was not made by Checkpoint.from_dict(): it has no {DICT_NAME}. Read "
                 f"its files with as_directory()."
             ) from error
         from hpctrain.plan import spec

@@ -216,6 +216,15 @@ class Result:
             return None
         return spec.unpack(content)
 
+    @functools.cached_property
+    def config(self) -> dict[str, Any]:
+        """What the run was begun with: ``{"train_loop_config": {...}}``.
+
+        This unpickles: open only runs that you trust.
+        """
+        run_spec = spec.RunSpec.from_bytes(self._paths.spec.read_bytes())
+        return {"train_loop_config": dict(spec.unpack(run_spec.worker).train_loop_config or {})}
+
     @property
     def job_ids(self) -> list[str]:
         """Slurm jobs that the run has used, in order."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.bulk.index import INDEX_NAME
-from hpctrain.checkpoint import Checkpoint
+from hpctrain.checkpoint import DICT_NAME, Checkpoint
 from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.predict.features import describe_model
 
@@ -166,6 +166,10 @@ def read_state_dict(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
             from hpctrain.torch.state.weights import read_weights
 
             return read_weights(Path(directory))
+        if Path(directory, DICT_NAME).exists():
+            from hpctrain.torch.dict_checkpoint import read_weights_of_dict
+
+            return read_weights_of_dict(Path(directory, DICT_NAME))
         if not pickled.exists():
             raise CheckpointError(
                 f"{directory} has none of {SAFETENSORS_NAME}, {INDEX_NAME} and {PICKLED_NAME}. "

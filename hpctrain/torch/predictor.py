@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from hpctrain.bulk.index import INDEX_NAME
-from hpctrain.checkpoint import Checkpoint
+from hpctrain.checkpoint import DICT_NAME, Checkpoint
 from hpctrain.errors import ConfigError
 from hpctrain.predict.predictor import Predictor
 from hpctrain.predict.tensors import from_output, to_inputs
@@ -43,7 +43,12 @@ class TorchPredictor(Predictor):
     """
 
     framework = "torch"
-    model_files: ClassVar[tuple[str, ...]] = (SAFETENSORS_NAME, PICKLED_NAME, INDEX_NAME)
+    model_files: ClassVar[tuple[str, ...]] = (
+        SAFETENSORS_NAME,
+        PICKLED_NAME,
+        INDEX_NAME,
+        DICT_NAME,
+    )
 
     def __init__(
         self, model: torch.nn.Module, preprocessor: Any = None, use_gpu: bool = False
@@ -71,7 +76,8 @@ class TorchPredictor(Predictor):
         Parameters
         ----------
         checkpoint
-            With ``model.safetensors`` or ``model.pt``, or of `hpctrain.torch.report_state`.
+            With ``model.safetensors`` or ``model.pt``, of `hpctrain.torch.report_state`, or of
+            ``Checkpoint.from_dict({"model": model.state_dict()})``.
         model
             A model of the same architecture, or a function without arguments that makes one.
         use_gpu

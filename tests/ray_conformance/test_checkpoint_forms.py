@@ -1,0 +1,91 @@
+"""Forms of a checkpoint that Ray 2.6 has: bytes, URIs, other classes, a dict with weights."""
+
+import gc
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import hpctrain
+from hpctrain import Checkpoint, CheckpointError, ConfigError, RunConfig, ScalingConfig
+from hpctrain.torch import TorchCheckpoint, TorchPredictor
+
+
+def test_bytes_hold_all_files(tmp_path: Path):
+    (tmp_path / "sub dir").mkdir()
+    (tmp_path / "sub dir" / "100%.txt").write_text("deep")
+    made = Checkpoint.from_bytes(Checkpoint(tmp_path).to_bytes())
+    with made.as_directory() as directory:
+        assert (Path(directory) / "sub dir" / "100%.txt").read_text() == "deep"
+    assert Checkpoint.from_bytes(Checkpoint.from_dict({"x": 1}).to_bytes()).to_dict() == {"x": 1}
+    with pytest.raises(CheckpointError, match="7 bytes that are no checkpoint"):
+        Checkpoint.from_bytes(b"garbage")
+
+
+def test_a_uri_leads_back_to_the_directory(tmp_path: Path):
+    directory = tmp_path / "a b%c"
+    directory.mkdir()
+    checkpoint = Checkpoint(directory)
+    assert checkpoint.uri.startswith("file:///")
+    assert Checkpoint.from_uri(checkpoint.uri) == checkpoint
+    with pytest.raises(ConfigError, match="a directory that all nodes see"):
+        Checkpoint.from_uri("s3://bucket/checkpoint")
+
+
+def test_another_class_keeps_the_temporary_directory():
+    made = TorchCheckpoint.from_checkpoint(Checkpoint.from_dict({"model": {"w": torch.ones(2)}}))
+    gc.collect()
+    assert isinstance(made, TorchCheckpoint)
+    assert made.get_state_dict()["w"].tolist() == [1.0, 1.0]
+
+
+def test_a_dict_with_weights_makes_a_predictor():
+    weights = torch.nn.DataParallel(linear()).state_dict()
+    assert set(weights) == {"module.weight", "module.bias"}
+    checkpoint = Checkpoint.from_dict({"model": weights, "epoch": 3})
+    predictor = TorchPredictor.from_checkpoint(checkpoint, model=torch.nn.Linear(1, 1))
+    assert predictor.predict(np.array([[2.0]], np.float32)).tolist() == [[7.0]]
+
+
+def test_a_dict_that_would_run_code_is_not_opened(tmp_path: Path):
+    class Trap:
+        def __reduce__(self):
+            return Path.touch, (tmp_path / "ran",)
+
+    checkpoint = Checkpoint.from_dict({"model": linear().state_dict(), "extra": Trap()})
+    with pytest.raises(CheckpointError, match="reading it would run code: it holds"):
+        TorchPredictor.from_checkpoint(checkpoint, model=linear())
+    assert not (tmp_path / "ran").exists()
+    with pytest.raises(CheckpointError, match="has no weights"):
+        TorchCheckpoint.from_checkpoint(Checkpoint.from_dict({"epoch": 3})).get_state_dict()
+
+
+def linear():
+    model = torch.nn.Linear(1, 1)
+    with torch.no_grad():
+        model.weight.fill_(3.0)
+        model.bias.fill_(1.0)
+    return model
+
+
+def test_a_result_knows_the_config_and_its_context_has_trials_names(tmp_path: Path):
+    def train(config):
+        from hpctrain import session
+
+        context = hpctrain.get_context()
+        assert session.get_world_size() == context.get_world_size() == 1
+        assert session.get_trial_name() == context.get_trial_id() == "trial"
+        assert session.get_trial_dir() == str(context.get_storage())
+        with pytest.raises(ConfigError, match="no placement groups"):
+            session.get_trial_resources()
+        session.report({"lr": config["lr"]})
+
+    result = hpctrain.DataParallelTrainer(
+        train,
+        train_loop_config={"lr": 0.5},
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(name="trial", storage_path=tmp_path, verbose=0),
+    ).fit()
+    assert result.config == {"train_loop_config": {"lr": 0.5}}
+    assert hpctrain.Result.from_path(result.path).config == result.config
