@@ -122,31 +122,18 @@ class Checkpoint:
         CheckpointError
             If they are no bytes of `to_bytes`.
         """
-        import io
-        import tarfile
+        from hpctrain.archive import unpack_files
 
         checkpoint = cls._make()
-        try:
-            with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
-                archive.extractall(checkpoint.path, filter="data")
-        except tarfile.TarError as error:
-            raise CheckpointError(
-                f"from_bytes() was given {len(data)} bytes that are no checkpoint: {error}. Give "
-                f"what to_bytes() returned."
-            ) from error
+        unpack_files(data, checkpoint.path)
         return checkpoint
 
     def to_bytes(self) -> bytes:
         """Return all files of the checkpoint as bytes, a tar archive. Not collective."""
-        import io
-        import tarfile
+        from hpctrain.archive import pack_files
 
-        content = io.BytesIO()
-        with self.as_directory() as directory, tarfile.open(fileobj=content, mode="w:") as archive:
-            for path in sorted(Path(directory).iterdir()):
-                if path.name != MANIFEST_NAME:
-                    archive.add(path, arcname=path.name)
-        return content.getvalue()
+        with self.as_directory() as directory:
+            return pack_files(directory, leave_out=MANIFEST_NAME)
 
     @classmethod
     def from_uri(cls: type[C], uri: str) -> C:

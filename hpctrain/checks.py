@@ -14,6 +14,7 @@ from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
 from hpctrain.errors import ConfigError, UnknownFieldError
+from hpctrain.ray_names import INSTEAD_OF_FIELDS
 
 T = TypeVar("T")
 
@@ -32,6 +33,8 @@ def explain_fields(
             f"{kind}({shown(args[0])}): values are given by name, as in {kind}(name=value). "
             f"{listed}"
         )
+    if instead := INSTEAD_OF_FIELDS.get(kind, {}).get(unknown[0]):
+        return f"{kind} has no field {unknown[0]!r}: {instead}"
     return f"{kind} has no field {unknown[0]!r}. {did_you_mean(unknown[0], names) or listed}"
 
 

@@ -341,6 +341,15 @@ def _storage_path(what: str, value: Any) -> Any:
     return value
 
 
+def _log_to_file(what: str, value: Any) -> Any:
+    if isinstance(value, (str, tuple, list)):
+        raise ConfigError(
+            f"{with_value(what, value)}: each rank writes a file of its own, logs/ATTEMPT/"
+            f"rank-RANK.out in the run directory. Use True, or False for the launcher's output."
+        )
+    return kind(bool)(what, value)
+
+
 def _stop(what: str, value: Any) -> Any:
     if callable(value):
         return value
@@ -358,7 +367,7 @@ def _stop(what: str, value: Any) -> Any:
     callbacks=several(kind(UserCallback), of="callbacks"),
     stop=optional(_stop),
     verbose=choice(0, 1, 2),
-    log_to_file=kind(bool),
+    log_to_file=_log_to_file,
     launcher=choice(*LAUNCHERS),
     existing=choice(*EXISTING_POLICIES),
 )

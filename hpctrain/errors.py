@@ -5,6 +5,7 @@
     HpctrainError
     ├── ConfigError            a value is impossible; raised before anything is submitted or started
     │   ├── UnknownFieldError      a keyword that a configuration, trainer or predictor lacks
+    │   ├── MissingDatasetError    a dataset that a trainer needs was not given
     │   └── UnavailableNameError   a name of Ray Train that hpctrain does not have
     ├── LaunchError            the scheduler, MPI or a node refused; ``transient``: try again
     ├── CheckpointError        a checkpoint is missing, damaged, or could not be committed
@@ -57,6 +58,13 @@ class ConfigError(HpctrainError, ValueError):
 
 class UnknownFieldError(ConfigError, TypeError):
     """A keyword that a configuration, trainer or predictor does not have: also a TypeError."""
+
+
+class MissingDatasetError(ConfigError, KeyError):
+    """A dataset that a trainer needs was not given: also a KeyError."""
+
+    # KeyError's would quote the message.
+    __str__ = Exception.__str__
 
 
 class UnavailableNameError(ConfigError, ImportError):

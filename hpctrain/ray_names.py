@@ -152,3 +152,40 @@ INSTEAD: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Each value follows "... has no NAME:" in the error."""
+
+_SYNC = "checkpoints go straight to storage_path; SyncConfig(scratch_dir=...) is for node disks."
+
+INSTEAD_OF_FIELDS: Mapping[str, Mapping[str, str]] = {
+    "FailureConfig": {
+        "fail_fast": "it is Ray Tune's; a run without max_failures ends at its first failure.",
+        "preemption_grace_s": "set SlurmConfig(stop_notice_s=...) for the time before the end.",
+        "relax_collectives_on_preemption": "all ranks stop at the same report; there is no other "
+        "way to end.",
+    },
+    "RunConfig": {
+        "local_dir": "give storage_path=, a directory that all nodes see.",
+        "logging_config": "set verbose=0, 1 or 2; logs/ of the run directory has each rank's "
+        "output.",
+        "progress_reporter": "it is Ray Tune's; verbose=1 shows the progress.",
+        "storage_filesystem": "give storage_path=, a directory that all nodes see.",
+        "worker_runtime_env": "ranks have the environment of the script; "
+        "SlurmConfig(setup=['module load ...', 'export NAME=value']) adds to it.",
+    },
+    "ScalingConfig": {
+        "topology": "it is for TPUs, which are not supported.",
+        "use_tpu": "TPUs are not supported.",
+    },
+    "SyncConfig": {
+        "sync_artifacts_on_checkpoint": "set sync_artifacts=True: they are copied with each "
+        "checkpoint.",
+        "sync_on_checkpoint": _SYNC,
+        "sync_period": _SYNC,
+        "syncer": _SYNC,
+        "upload_dir": "give RunConfig(storage_path=...).",
+    },
+    "TorchConfig": {
+        "lighthouse_kwargs": "use ScalingConfig(num_workers=(fewest, most)).",
+    },
+}
+"""By configuration: fields of Ray Train that it does not have. Each value follows "... has no
+field NAME:" in the error."""

@@ -261,7 +261,7 @@ def test_an_impossible_scaling_config_is_refused(arguments: dict, message: str):
             r"callbacks=\[\.\.\.\]\) holds .* of type builtin_function_or_method\. A UserCallback",
         ),
         (RunConfig, {"stop": 0.9}, r"stop=\.\.\.\) holds 0\.9 of type float\. A Mapping is needed"),
-        (RunConfig, {"log_to_file": "no"}, r"log_to_file=\.\.\.\) holds 'no' of type str"),
+        (RunConfig, {"log_to_file": 0}, r"log_to_file=\.\.\.\) holds 0 of type int"),
         (RunConfig, {"verbose": 3}, r"verbose=\.\.\.\) is 3\. One of 0, 1, 2 is needed"),
         (RunConfig, {"launcher": "ray"}, r"launcher=\.\.\.\) is 'ray'\. One of 'auto', 'local', "),
     ],

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeVar
 
 from hpctrain.bulk.digest import digest_file
 from hpctrain.checkpoint import Checkpoint
-from hpctrain.errors import CheckpointError
+from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.gbdt.features import Features
 from hpctrain.predict.features import FEATURES_NAME
 
@@ -102,8 +102,9 @@ class ModelCheckpoint(Checkpoint, abc.ABC):
     @classmethod
     def from_model(
         cls: type[C],
-        model: Any,
+        model: Any = None,
         *,
+        booster: Any = None,
         features: Features | None = None,
         preprocessor: Any = None,
         path: str | PathLike[str] | None = None,
@@ -112,8 +113,8 @@ class ModelCheckpoint(Checkpoint, abc.ABC):
 
         Parameters
         ----------
-        model
-            The model.
+        model, booster
+            The model, by either name.
         features
             What its features are called. None takes what the model knows.
         preprocessor
@@ -121,7 +122,15 @@ class ModelCheckpoint(Checkpoint, abc.ABC):
         path
             The directory, made if needed. None makes a temporary one, which lives as long as this
             handle.
+
+        Raises
+        ------
+        ConfigError
+            If there is no model, or two.
         """
+        if (model is None) == (booster is None):
+            raise ConfigError(f"{cls.__name__}.from_model() takes one model.")
+        model = booster if model is None else model
         checkpoint = cls._make(path)
         cls.save(model, checkpoint.path, features=features)
         if preprocessor is not None:

@@ -10,7 +10,7 @@ from hpctrain.backend import BackendConfig
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.checks import given_or_default
 from hpctrain.config import DataConfig, RunConfig, ScalingConfig
-from hpctrain.errors import ConfigError
+from hpctrain.errors import ConfigError, MissingDatasetError
 from hpctrain.gbdt.boosting import TRAIN, Boosting, EarlyStopping, Ingest, check_same_columns
 from hpctrain.trainer import DataParallelTrainer, TrainLoop
 
@@ -209,7 +209,7 @@ class GBDTTrainer(DataParallelTrainer):
 def _order(datasets: Mapping[str, Any] | None) -> tuple[str, ...]:
     names = list(datasets or {})
     if TRAIN not in names:
-        raise ConfigError(
+        raise MissingDatasetError(
             f"datasets has {sorted(names) or 'nothing'}, and no {TRAIN!r}: that is what trees are "
             f"grown on. Give datasets={{'train': ...}}."
         )

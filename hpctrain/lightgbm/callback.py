@@ -44,6 +44,8 @@ class TrainReportCallback:
         When to stop before the last round. Unlike ``lightgbm.early_stopping()`` it saves then.
     """
 
+    CHECKPOINT_NAME = LightGBMCheckpoint.model_file
+
     def __init__(
         self,
         metrics: str | Sequence[str] | Mapping[str, str] | None = None,

@@ -26,6 +26,7 @@ from hpctrain.predict.input import as_dataset, schema_after
 from hpctrain.predict.output import Output
 from hpctrain.predict.predictor import FunctionPredictor, Predictor
 from hpctrain.predict.scoring import Scoring, score
+from hpctrain.predict.scoring_workers import take_scaling
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.trainer import DataParallelTrainer
 
@@ -195,7 +196,9 @@ class BatchPredictor:
             Rows that are scored again, at most, by each rank after a failure, in whole batches.
             None: as suits the number of ranks.
         **predict_kwargs
-            For the predictor's ``predict()``.
+            For the predictor's ``predict()``. Ray Train's ``max_scoring_workers``,
+            ``min_scoring_workers``, ``num_cpus_per_worker`` and ``num_gpus_per_worker`` are taken
+            in place of a `scaling_config`.
 
         Raises
         ------
@@ -207,6 +210,7 @@ class BatchPredictor:
         TrainingFailedError
             If the run failed or was stopped.
         """
+        scaling_config = take_scaling(predict_kwargs, scaling_config, self._predictor_kwargs)
         scoring = self._plan(
             as_dataset(data),
             feature_columns=feature_columns,
@@ -262,6 +266,7 @@ class BatchPredictor:
         LaunchError
             If Slurm refused the job.
         """
+        scaling_config = take_scaling(predict_kwargs, scaling_config, self._predictor_kwargs)
         scoring = self._plan(
             as_dataset(data),
             feature_columns=feature_columns,

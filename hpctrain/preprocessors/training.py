@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.data.shard import is_dataset, shard_dataset
-from hpctrain.errors import CheckpointError, ConfigError
+from hpctrain.errors import CheckpointError, ConfigError, MissingDatasetError
 from hpctrain.log import log
 from hpctrain.preprocessors import storage
 from hpctrain.preprocessors.batches import names_of, rows_of
@@ -37,7 +37,7 @@ def check_preprocessor(preprocessor: Any, datasets: Mapping[str, Any]) -> None:
     """
     storage.check_is_preprocessor(preprocessor)
     if needs_fit(preprocessor) and FIT_ON not in datasets:
-        raise ConfigError(
+        raise MissingDatasetError(
             f"preprocessor={preprocessor!r} has to learn from a dataset {FIT_ON!r}, and the "
             f"trainer has {sorted(datasets) or 'none'}. Give it datasets={{{FIT_ON!r}: ...}}, or a "
             f"preprocessor that is fitted."

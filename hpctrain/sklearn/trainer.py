@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.checks import check_column, given_or_default
 from hpctrain.config import DataConfig, RunConfig, ScalingConfig
-from hpctrain.errors import ConfigError
+from hpctrain.errors import ConfigError, MissingDatasetError
 from hpctrain.sklearn.fitting import CV, TRAIN, SklearnFitting
 from hpctrain.trainer import DataParallelTrainer
 
@@ -95,7 +95,7 @@ class SklearnTrainer(DataParallelTrainer):
                 f"get_params()."
             )
         if TRAIN not in datasets:
-            raise ConfigError(
+            raise MissingDatasetError(
                 f"datasets has {sorted(datasets) or 'nothing'}, and no {TRAIN!r}: that is what the "
                 f"estimator is fitted on. Give datasets={{'train': ...}}."
             )

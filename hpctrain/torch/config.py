@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from hpctrain.backend import Backend, BackendConfig
-from hpctrain.rules import checked, line, optional, seconds
+from hpctrain.rules import checked, choice, line, optional, seconds
 
 
 @checked(
     backend=optional(line(otherwise="such as 'nccl' or 'gloo', or None for what fits the workers")),
+    init_method=choice("env", "tcp"),
     timeout_s=seconds,
 )
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +22,9 @@ class TorchConfig(BackendConfig):
     """``nccl``, ``gloo``, or whatever else this torch has; ``cpu:gloo,cuda:nccl`` is one for each
     kind of device. None: nccl where workers have GPUs, gloo otherwise. Gloo listens at the address
     that the host name stands for: set ``GLOO_SOCKET_IFNAME`` where that is the wrong network."""
+    init_method: Literal["env", "tcp"] = "env"
+    """Ray Train's; no difference here. Ranks meet at a store whose port the kernel chooses, and
+    ``MASTER_ADDR`` and ``MASTER_PORT`` lead to it."""
     timeout_s: float = 1800
     """Seconds after which a collective gives up."""
 

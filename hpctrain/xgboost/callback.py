@@ -40,6 +40,8 @@ class TrainReportCallback(TrainingCallback):
         Is given all metrics, and returns what is reported; `metrics` is not used then.
     """
 
+    CHECKPOINT_NAME = XGBoostCheckpoint.model_file
+
     def __init__(
         self,
         metrics: str | Sequence[str] | Mapping[str, str] | None = None,

@@ -1,0 +1,40 @@
+"""The files of a directory as bytes, and back."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from os import PathLike
+from pathlib import Path
+
+from hpctrain.errors import CheckpointError
+
+
+def pack_files(directory: str | PathLike[str], *, leave_out: str) -> bytes:
+    """Return what is in a directory as a tar archive, but for one name. Not collective."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:") as archive:
+        for path in sorted(Path(directory).iterdir()):
+            if path.name != leave_out:
+                archive.add(path, arcname=path.name)
+    return content.getvalue()
+
+
+def unpack_files(data: bytes, directory: str | PathLike[str]) -> None:
+    """Write what `pack_files` read into a directory, and nothing outside of it.
+
+    Not collective.
+
+    Raises
+    ------
+    CheckpointError
+        If they are no bytes of `pack_files`.
+    """
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
+            archive.extractall(directory, filter="data")
+    except tarfile.TarError as error:
+        raise CheckpointError(
+            f"from_bytes() was given {len(data)} bytes that are no checkpoint: {error}. Give what "
+            f"to_bytes() returned."
+        ) from error

@@ -1,0 +1,102 @@
+"""Arguments of Ray Train: taken where they mean something here, else an error with the way out."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LinearRegression
+
+from hpctrain import (
+    Checkpoint,
+    ConfigError,
+    DataParallelTrainer,
+    FailureConfig,
+    RunConfig,
+    ScalingConfig,
+)
+from hpctrain.data import from_numpy
+from hpctrain.predict import BatchPredictor, Predictor
+from hpctrain.predict.scoring_workers import take_scaling
+from hpctrain.preprocessors import StandardScaler
+from hpctrain.ray_names import INSTEAD_OF_FIELDS
+from hpctrain.sklearn import SklearnTrainer
+from hpctrain.torch import TorchConfig
+from hpctrain.xgboost import XGBoostTrainer
+
+
+def test_a_field_that_is_not_there_says_what_to_use_instead():
+    from hpctrain import SyncConfig
+
+    kinds = {k.__name__: k for k in (FailureConfig, RunConfig, ScalingConfig, SyncConfig)}
+    kinds["TorchConfig"] = TorchConfig
+    for kind, instead in INSTEAD_OF_FIELDS.items():
+        for name, way_out in instead.items():
+            with pytest.raises(ConfigError) as refusal:
+                kinds[kind](**{name: None})
+            assert str(refusal.value) == f"{kind} has no field {name!r}: {way_out}"
+
+
+def test_two_files_for_the_output_of_all_ranks_are_refused():
+    for value in ("run.log", ("out.log", "err.log")):
+        with pytest.raises(ConfigError, match="each rank writes a file of its own"):
+            RunConfig(log_to_file=value)
+    assert RunConfig(log_to_file=False).log_to_file is False
+
+
+def test_torch_meets_at_a_store_by_either_method():
+    for method in ("env", "tcp"):
+        assert TorchConfig(init_method=method, timeout_s=60).init_method == method
+    with pytest.raises(ConfigError, match="init_method"):
+        TorchConfig(init_method="file")
+
+
+def test_a_missing_train_dataset_is_a_key_error_too():
+    data = from_numpy({"x": np.arange(4.0), "y": np.arange(4.0)})
+    with pytest.raises(KeyError) as refusal:
+        XGBoostTrainer(datasets={"valid": data}, label_column="y", params={})
+    assert isinstance(refusal.value, ConfigError)
+    assert str(refusal.value).startswith("datasets has ['valid'], and no 'train'")
+    with pytest.raises(KeyError):
+        SklearnTrainer(estimator=LinearRegression(), datasets={"valid": data}, label_column="y")
+    with pytest.raises(KeyError):
+        DataParallelTrainer(lambda: None, preprocessor=StandardScaler(["x"]))
+
+
+class Doubled(Predictor):
+    @classmethod
+    def from_checkpoint(cls, checkpoint, **kwargs):
+        return cls(**kwargs)
+
+    def _predict_pandas(self, data, **kwargs):
+        return data * 2
+
+
+def test_scoring_workers_are_ranks(tmp_path: Path):
+    assert take_scaling({}, None, {}) is None
+    kwargs = {"min_scoring_workers": 2, "max_scoring_workers": 3, "num_cpus_per_worker": 2, "a": 1}
+    scaling = take_scaling(kwargs, None, {})
+    assert scaling == ScalingConfig(num_workers=3, resources_per_worker={"CPU": 2})
+    assert kwargs == {"a": 1}
+    with pytest.raises(ConfigError, match="Say all of it in the ScalingConfig"):
+        take_scaling({"min_scoring_workers": 2}, ScalingConfig(), {})
+    with pytest.raises(ConfigError, match=r"BatchPredictor\(\.\.\., use_gpu=True\)"):
+        take_scaling({"num_gpus_per_worker": 1}, None, {})
+    predictor = BatchPredictor.from_checkpoint(Checkpoint.from_dict({}), Doubled)
+    with pytest.raises(ConfigError, match="num_workers"):
+        predictor.predict(from_numpy({"x": np.arange(4.0)}), min_scoring_workers=-1)
+
+
+def test_boosters_by_rays_names():
+    import xgboost
+
+    from hpctrain.lightgbm import RayTrainReportCallback as OfLightGBM
+    from hpctrain.xgboost import RayTrainReportCallback, XGBoostCheckpoint
+
+    assert RayTrainReportCallback.CHECKPOINT_NAME == "model.ubj"
+    assert OfLightGBM.CHECKPOINT_NAME == "model.txt"
+    matrix = xgboost.DMatrix(np.arange(4.0).reshape(4, 1), np.arange(4.0))
+    booster = xgboost.train({"nthread": 1}, matrix, num_boost_round=2)
+    checkpoint = XGBoostCheckpoint.from_model(booster=booster)
+    assert checkpoint.get_model().num_boosted_rounds() == 2
+    with pytest.raises(ConfigError, match="takes one model"):
+        XGBoostCheckpoint.from_model()
