@@ -15,6 +15,7 @@ import pytest
 
 from hpctrain import Result
 from hpctrain.errors import ConfigError, LaunchError
+from hpctrain.rundir.trust import digest_spec
 from hpctrain.testing.slurm import VirtualCluster
 
 pytestmark = pytest.mark.slurm
@@ -165,8 +166,11 @@ def check_job(login: Login, job: dict[str, str], script: str) -> None:
     assert job["Command"] == str(login.run_dir / "slurm" / "batch.sh")
     stored = Path(job["Command"]).read_text()
     written = login.slurm("scontrol", "write", "batch_script", job["JobId"], "-")
-    assert stored == script
-    assert written.rstrip("\n\0") == script
+    # Slurm's copy says what the job may run.
+    digest = digest_spec((login.run_dir / "spec.pkl").read_bytes())
+    assert stored.count(f" {digest}\n") == 1
+    assert stored.replace(f" {digest}\n", "\n") == script
+    assert written.rstrip("\n\0") == stored
 
 
 def test_a_line_of_the_setup_that_ends_the_job_is_named_with_the_log(
