@@ -22,7 +22,7 @@ from hpctrain.rundir.directory import HeldDirectory
 from hpctrain.rundir.ledger import append_event, count_attempts
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunState, read_status
-from hpctrain.rundir.trust import digest_spec, read_spec
+from hpctrain.rundir.trust import check_run_directory, digest_spec, read_spec
 
 _MAX_RESTARTS = 3
 _SIGNALS = (signal.SIGUSR2, signal.SIGTERM)
@@ -94,6 +94,7 @@ def stored_executor(paths: RunPaths, spec_digest: str | None = None) -> Executor
     ConfigError, DamagedFileError
         If somebody else could have written it, or has.
     """
+    check_run_directory(paths.root)
     content = read_spec(paths, digest=spec_digest)
     run_spec = RunSpec.from_bytes(content)
     # Callbacks may be of modules beside the script.

@@ -15,6 +15,7 @@ from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.reading import damaged
 
 _ROOT = 0
+_INSTEAD = "another name or storage_path"
 _MOST_BYTES = 64 * 2**30
 
 
@@ -29,16 +30,18 @@ def check_run_directory(root: Path) -> None:
         If it belongs to somebody else, or its group or others can write into it.
     """
     try:
-        found = os.stat(root)
+        found = os.lstat(root)
+        target = os.stat(root) if stat.S_ISLNK(found.st_mode) else found
     except OSError:
         # Whoever opens it says why it cannot be.
         return
-    check_owner(found, root, what="run directory")
+    if target is not found:
+        # It leads wherever its owner likes, such as to another run of this user.
+        _check(found.st_uid, 0, root, what="link to a run directory")
+    check_owner(target, root, what="run directory")
 
 
-def check_owner(
-    found: os.stat_result, path: Path, *, what: str, instead: str = "another name or storage_path"
-) -> None:
+def check_owner(found: os.stat_result, path: Path, *, what: str, instead: str = _INSTEAD) -> None:
     """Return if nobody but this user can write a file, or into a directory. Not collective.
 
     Access control lists count too: their mask stands in for the mode of the group.
@@ -57,16 +60,20 @@ def check_owner(
     ConfigError
         If somebody else can.
     """
-    is_foreign = found.st_uid not in (os.geteuid(), _ROOT)
-    if not (is_foreign or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
+    _check(found.st_uid, found.st_mode, path, what=what, instead=instead)
+
+
+def _check(uid: int, mode: int, path: Path, *, what: str, instead: str = _INSTEAD) -> None:
+    is_foreign = uid not in (os.geteuid(), _ROOT)
+    if not (is_foreign or mode & (stat.S_IWGRP | stat.S_IWOTH)):
         return
     if environ.trusts_writers():
         return
     if is_foreign:
-        state = f"belongs to {_name(found.st_uid)}, and this process to {_name(os.geteuid())}"
+        state = f"belongs to {_name(uid)}, and this process to {_name(os.geteuid())}"
         first = "Choose"
     else:
-        state = f"can be written by others (mode {stat.S_IMODE(found.st_mode):04o})"
+        state = f"can be written by others (mode {stat.S_IMODE(mode):04o})"
         mend = f"chmod -R go-w {shlex.quote(str(path))}"
         first = f"If all in it is your own: {mend}\nOtherwise choose"
     raise ConfigError(
@@ -116,7 +123,8 @@ def read_spec(paths: RunPaths, *, digest: str | None = None) -> bytes:
     DamagedFileError
         If it is something else than was submitted.
     """
-    check_run_directory(paths.root)
+    if digest is None:
+        check_run_directory(paths.root)
     content = read_own(paths.spec)
     if digest is not None and digest != digest_spec(content):
         raise DamagedFileError(

@@ -20,13 +20,14 @@ import hpctrain
 from hpctrain import Checkpoint, FailureConfig, Result, RunConfig, ScalingConfig
 from hpctrain.checkpoint import MANIFEST_NAME
 from hpctrain.data import from_numpy
-from hpctrain.errors import ConfigError, DamagedFileError, WorkerError
+from hpctrain.errors import ConfigError, DamagedFileError, LaunchError, WorkerError
 from hpctrain.execute.supervisor import stored_executor
 from hpctrain.plan.spec import RunSpec
 from hpctrain.predict.output import Output
 from hpctrain.rundir.files import write_atomic
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.trust import digest_spec
+from hpctrain.slurm.submit import submit_successor
 from hpctrain.trainer import DataParallelTrainer
 
 ANOTHER_USER = 65534
@@ -184,6 +185,23 @@ def test_a_name_that_is_taken_while_fit_looks_is_no_run(
 
 
 @needs_root
+@pytest.mark.parametrize("enter", [fit, begin_anew, restore])
+def test_a_link_of_somebody_else_leads_to_no_run(
+    enter: Callable[[Path], None], shared: Path, tmp_path: Path, stranger: Any
+) -> None:
+    other = tmp_path / "other"
+    fit(other)
+    before = {path: path.lstat().st_mtime_ns for path in (other, *other.rglob("*"))}
+    assert stranger(PLANT, shared, other, "run").read() == "planted"
+    with pytest.raises(ConfigError, match=f"the link to a run directory {shared}/run belongs to"):
+        enter(shared / "run")
+    assert {path: path.lstat().st_mtime_ns for path in (other, *other.rglob("*"))} == before
+    # One's own, to a larger filesystem, say.
+    (tmp_path / "run").symlink_to(other)
+    restore(tmp_path / "run")
+
+
+@needs_root
 @pytest.mark.parametrize("enter", [fit, submit, restore, run_its_job])
 def test_a_run_that_the_group_can_write_is_refused_until_that_is_mended(
     enter: Callable[[Path], None], shared: Path, tmp_path: Path, stranger: Any
@@ -287,6 +305,31 @@ def test_ranks_run_nothing_but_what_was_submitted(tmp_path: Path) -> None:
     with pytest.raises(WorkerError, match=r"spec\.pkl is not what was submitted"):
         run.fit()
     assert not marker.exists()
+
+
+@pytest.mark.mpi
+def test_ranks_that_existed_already_refuse_such_a_run(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run").chmod(0o775)
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        f"from test_run_directory import *\n"
+        f"trainer(Path({str(tmp_path)!r}) / 'run', num_workers=2).fit()"
+    )
+    mpiexec = Path(sys.executable).with_name("mpiexec")
+    done = subprocess.run(
+        [mpiexec, "-n", "2", sys.executable, "-c", code], capture_output=True, text=True
+    )
+    assert done.returncode == ConfigError.exit_code
+    assert done.stderr.count("can be written by others (mode 0775)") == 1
+    assert os.listdir(tmp_path / "run") == []
+
+
+def test_no_job_is_submitted_with_a_script_that_others_can_replace(tmp_path: Path) -> None:
+    fit(tmp_path / "run")
+    (tmp_path / "run").chmod(0o775)
+    with pytest.raises(LaunchError, match="can be written by others"):
+        submit_successor(RunPaths(tmp_path / "run"), patience_s=0, why="", checkpoint=None)
 
 
 def test_a_job_runs_nothing_but_what_was_submitted(tmp_path: Path) -> None:
