@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from hpctrain.checks import check_choice, check_column, check_count, check_type, is_number
@@ -80,6 +80,7 @@ class Boosting(abc.ABC):
     dataset_params: Mapping[str, Any] = field(default_factory=dict)
     train_kwargs: Mapping[str, Any] = field(default_factory=dict)
     threads: int = 1
+    """Of each rank, at most: not more than the CPUs of a node between all of its ranks."""
     use_gpu: bool = False
 
     _TRAIN_ARGUMENTS: ClassVar[Mapping[str, str]]
@@ -191,9 +192,18 @@ class Boosting(abc.ABC):
             )
         return is_over or done == self.num_boost_round
 
-    @abc.abstractmethod
     def __call__(self) -> None:
-        """Boost. Collective."""
+        """Boost, from the newest checkpoint. Collective."""
+        from hpctrain.gbdt.node_cpus import count_threads
+        from hpctrain.worker.context import active_worker
+
+        worker = active_worker(type(self).__name__)
+        threads = count_threads(self.threads, worker.context.world, worker.comm)
+        replace(self, threads=threads).boost()
+
+    @abc.abstractmethod
+    def boost(self) -> None:
+        """Call the library. Collective."""
 
 
 def check_same_columns(where: str, columns: Collection[str], of_train: Collection[str]) -> None:

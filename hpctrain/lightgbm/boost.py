@@ -88,7 +88,7 @@ class LightGBMBoosting(Boosting):
                 "resume_from_checkpoint, under a name of its own."
             )
 
-    def __call__(self) -> None:
+    def boost(self) -> None:
         """Boost, from the newest checkpoint. Collective."""
         from lightgbm import train
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import ctypes
 import math
-import os
 import socket
-from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.errors import LaunchError
+from hpctrain.gbdt.node_cpus import find_node_cpus
 from hpctrain.log import log_traceback
 from hpctrain.worker import mpi
 from hpctrain.worker.context import get_context
@@ -72,13 +71,9 @@ def wants_sockets(context: BackendContext, network: str) -> bool:
     """Return whether sockets are the network to take, the same on every rank. Collective."""
     if network != "auto":
         return network == "sockets"
-    # MPI spins while it waits. Where the launcher binds ranks to CPUs, each sees its own only.
-    ranks = context.comm.allgather((context.world.node_rank, os.sched_getaffinity(0)))
-    cpus: dict[int, set[int]] = {}
-    for node, mine in ranks:
-        cpus.setdefault(node, set()).update(mine)
-    on_node = Counter(node for node, _ in ranks)
-    return any(on_node[node] > len(cpus[node]) for node in cpus)
+    # MPI spins while it waits.
+    nodes = find_node_cpus(context.world, context.comm).values()
+    return any(node.num_ranks > node.num_cpus for node in nodes)
 
 
 def connect_by_sockets(context: BackendContext, *, timeout_s: float) -> None:

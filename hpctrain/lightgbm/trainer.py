@@ -37,7 +37,7 @@ class LightGBMTrainer(GBDTTrainer):
     datasets, label_column
         As in `hpctrain.gbdt.GBDTTrainer`.
     params
-        Parameters of ``lightgbm.train()``. ``num_threads`` is the CPUs of a worker.
+        Parameters of ``lightgbm.train()``. ``num_threads`` is the CPUs of a worker that there are.
         ``tree_learner`` is ``data`` over ranks; ``voting`` sends less where there are many
         features.
     num_boost_round, weight_column, group_column, categorical_columns, early_stopping, ingest

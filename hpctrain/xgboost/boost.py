@@ -101,7 +101,7 @@ class XGBoostBoosting(Boosting):
                     f"that of a metric. Call it {name.replace('-', '_')!r}."
                 )
 
-    def __call__(self) -> None:
+    def boost(self) -> None:
         """Boost, from the newest checkpoint. Collective."""
         from xgboost import train
 

@@ -36,8 +36,8 @@ class XGBoostTrainer(GBDTTrainer):
     datasets, label_column
         As in `hpctrain.gbdt.GBDTTrainer`.
     params
-        Parameters of ``xgboost.train()``. ``nthread`` is the CPUs of a worker, ``device`` its GPU
-        if it has one.
+        Parameters of ``xgboost.train()``. ``nthread`` is the CPUs of a worker that there are,
+        ``device`` its GPU if it has one.
     num_boost_round, weight_column, group_column, categorical_columns, early_stopping, ingest
         As in `hpctrain.gbdt.GBDTTrainer`.
     dataset_params
