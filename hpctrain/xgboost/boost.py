@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from hpctrain.gbdt.table import ShardReader, Table
 
 
+_ON_VALUES = ("approx", "exact")
+"""Tree methods that need the values of features, and not just the bins."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class XGBoostBoosting(Boosting):
     """Boosts with XGBoost, one process a rank, over its collective."""
@@ -40,7 +44,7 @@ class XGBoostBoosting(Boosting):
         "early_stopping_rounds": "early_stopping=EarlyStopping(rounds=...)",
     }
     _ON_QUANTILES: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "tree_method": ("hist", "auto", "gpu_hist"),
+        "tree_method": ("hist", "auto", "gpu_hist", *_ON_VALUES),
         "booster": ("gbtree", "dart"),
     }
     _UPDATERS: ClassVar[tuple[str, ...]] = (
@@ -61,6 +65,7 @@ class XGBoostBoosting(Boosting):
         "enable_categorical": "use categorical_columns",
         "data_split_mode": "each rank has its part of the rows",
     }
+    _OF_BINS: ClassVar[tuple[str, ...]] = ("max_bin", "max_quantile_batches", "ref")
     _MATRIX_ARGUMENTS: ClassVar[tuple[str, ...]] = (
         "feature_weights",
         "max_bin",
@@ -86,6 +91,12 @@ class XGBoostBoosting(Boosting):
                     f"{list(known)} with it. Use one of these, or a train_loop_per_worker with an "
                     f"xgboost.DMatrix."
                 )
+        if self.ingest != "memory" and self._needs_values:
+            raise ConfigError(
+                f"ingest={self.ingest!r} with params={{'tree_method': "
+                f"{self.params['tree_method']!r}}}: this method needs the values of all features, "
+                f"and batches are kept as bins. Use tree_method='hist', or ingest='memory'."
+            )
         updaters = [name.strip() for name in str(self.params.get("updater", "")).split(",") if name]
         if others := [name for name in updaters if name not in self._UPDATERS]:
             raise ConfigError(
@@ -100,6 +111,24 @@ class XGBoostBoosting(Boosting):
                     f"datasets has {name!r}: XGBoost puts a '-' between the name of a dataset and "
                     f"that of a metric. Call it {name.replace('-', '_')!r}."
                 )
+
+    @property
+    def _needs_values(self) -> bool:
+        return self.params.get("tree_method") in _ON_VALUES
+
+    def check_ranks(self, num_ranks: int) -> None:
+        """Refuse what XGBoost does on one rank only. Not collective.
+
+        Raises
+        ------
+        ConfigError
+            The message names the setting.
+        """
+        if num_ranks > 1 and self.params.get("tree_method") == "exact":
+            raise ConfigError(
+                f"params={{'tree_method': 'exact'}} on {num_ranks} workers: XGBoost grows such "
+                f"trees in one process only. Use 'hist' or 'approx', or num_workers=1."
+            )
 
     def boost(self) -> None:
         """Boost, from the newest checkpoint. Collective."""
@@ -161,7 +190,7 @@ class XGBoostBoosting(Boosting):
     def _matrices(
         self, features: Features, readers: Mapping[str, ShardReader]
     ) -> Iterator[dict[str, xgboost.DMatrix]]:
-        """Give a quantile matrix for each dataset, ``train`` first. Collective."""
+        """Give a matrix for each dataset, ``train`` first. Collective."""
         import numpy as np
 
         from hpctrain.gbdt.table import check_rows, find_bad_rows
@@ -173,7 +202,7 @@ class XGBoostBoosting(Boosting):
         if self.ingest == "memory":
             tables = {n: r.read(features, np.float32, comm) for n, r in readers.items()}
             check_rows({n: find_bad_rows([t]) for n, t in tables.items()}, self, comm)
-            bins = self._bins(tables[TRAIN], options)
+            bins = None if self._needs_values else self._bins(tables[TRAIN], options)
             made: dict[str, xgboost.DMatrix] = {}
             for name in readers:
                 # The floats of a dataset are freed before those of the next are compressed.
@@ -207,13 +236,17 @@ class XGBoostBoosting(Boosting):
     def _in_memory(
         self, table: Table, features: Features, options: Mapping[str, Any]
     ) -> xgboost.DMatrix:
-        from xgboost import QuantileDMatrix
+        from xgboost import DMatrix, QuantileDMatrix
 
+        make: type[DMatrix] = QuantileDMatrix
+        if self._needs_values:
+            make = DMatrix
+            options = {n: v for n, v in options.items() if n not in self._OF_BINS}
         weight, groups = table.weight, table.groups
         if groups is not None and weight is not None:
             # XGBoost weighs whole groups.
             weight = weight[groups.cumsum() - groups]
-        return QuantileDMatrix(
+        return make(
             table.matrix,
             label=table.label,
             weight=weight,

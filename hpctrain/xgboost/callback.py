@@ -155,7 +155,8 @@ class SeededRounds(TrainingCallback):
         seed = int.from_bytes(hashlib.blake2b(words, digest_size=4).digest(), "little") >> 1
         # What grows trees keeps a generator of its own, which is made anew only with another
         # method. Writing the configuration lets XGBoost take that over.
-        model.set_param({"tree_method": "approx", "seed": seed})
+        other = "hist" if self._method == "approx" else "approx"
+        model.set_param({"tree_method": other, "seed": seed})
         model.save_config()
         model.set_param({"tree_method": self._method})
         return False

@@ -37,6 +37,27 @@ def test_a_run_that_has_all_its_rounds_adds_none_and_fewer_are_refused(fit: Any)
         fit(num_workers=0, num_boost_round=4, resume_from_checkpoint=done.checkpoint)
 
 
+@pytest.mark.parametrize("method", ["approx", "exact"])
+def test_methods_that_need_values_grow_the_trees_of_xgboost_alone_and_resume(
+    fit: Any, frames: Any, method: str
+) -> None:
+    import xgboost
+
+    rows = frames["train"].drop(columns="target").astype(np.float32)
+    label = frames["train"]["target"]
+    params = {"objective": "binary:logistic", "tree_method": method, "max_depth": 3}
+    alone = xgboost.train({**params, "max_bin": 16}, xgboost.DMatrix(rows, label), 6)
+    given: dict[str, Any] = {"num_workers": 0, "params": params, "dataset_params": {"max_bin": 16}}
+    whole = fit(**given, num_boost_round=6)
+    assert XGBoostTrainer.get_model(whole.checkpoint).get_dump() == alone.get_dump()
+    given["params"] = {**params, "subsample": 0.5}
+    whole = fit(**given, num_boost_round=6)
+    first = fit(**given, num_boost_round=3)
+    resumed = fit(**given, num_boost_round=6, resume_from_checkpoint=first.checkpoint)
+    dumps = [XGBoostTrainer.get_model(r.checkpoint).get_dump() for r in (whole, resumed)]
+    assert dumps[0] == dumps[1] != alone.get_dump()
+
+
 def test_a_run_that_is_finished_does_not_need_the_checkpoint_that_it_began_with(
     fit: Any, tmp_path: Path
 ) -> None:
@@ -128,8 +149,15 @@ def test_arrays_and_wide_columns_are_features_with_numbers(fit: Any) -> None:
         ({"categorical_columns": ["target"]}, "which is no feature"),
         ({"num_boost_round": 0}, r"num_boost_round is 0\. It must be 1 or more"),
         ({"datasets": {}}, "datasets has nothing, and no 'train'"),
-        ({"params": {"tree_method": "approx"}}, "takes tree_method of .'hist', 'auto'"),
-        ({"params": {"tree_method": "exact"}}, "with an xgboost.DMatrix"),
+        ({"params": {"tree_method": "Hist"}}, "takes tree_method of .'hist', 'auto'"),
+        (
+            {"params": {"tree_method": "exact"}, "scaling_config": ScalingConfig(num_workers=2)},
+            "on 2 workers: XGBoost grows such trees in one process only",
+        ),
+        (
+            {"params": {"tree_method": "approx"}, "ingest": "stream"},
+            "needs the values of all features, and batches are kept as bins",
+        ),
         ({"params": {"updater": "grow_colmaker"}}, r"has no \['grow_colmaker'\] for it. Use some"),
         ({"params": {"updater": "grow_quantile_histmaker, refresh"}}, r"has no \['refresh'\]"),
         ({"params": {"booster": "gblinear"}}, "takes booster of .'gbtree', 'dart'"),

@@ -58,6 +58,25 @@ def test_two_ranks_predict_exactly_what_one_process_does(whole: Result, frames: 
     assert abs(predictions(booster, valid) - predictions(single, valid)).max() == 0.0
 
 
+def test_two_ranks_approximate_as_well_as_one_process(fit: Any, frames: Any) -> None:
+    import xgboost
+
+    params = {**PARAMS, "tree_method": "approx"}
+    result = fit(params=params, num_boost_round=10)
+    train, valid = (
+        xgboost.DMatrix(features_of(table), table["target"]) for table in frames.values()
+    )
+    found: dict[str, Any] = {}
+    xgboost.train(
+        params, train, 10, evals=[(valid, "valid")], evals_result=found, verbose_eval=False
+    )
+    expected = found["valid"]["logloss"][-1]
+    assert result.metrics["valid-logloss"] == pytest.approx(expected, abs=0.02)
+    assert float(model_of(result).eval(valid).split("logloss:")[1].split()[0]) == pytest.approx(
+        result.metrics["valid-logloss"], abs=1e-5
+    )
+
+
 def test_each_round_is_reported_with_each_metric_of_each_dataset(
     whole: Result, frames: Any
 ) -> None:
