@@ -20,6 +20,7 @@ from hpctrain.lightgbm.params import (
     by_own_names,
     check_dataset_params,
     check_learner,
+    find_unknown,
     is_forest,
     over_ranks,
 )
@@ -117,6 +118,8 @@ class LightGBMBoosting(Boosting):
                     f"LightGBM cannot go on with a random forest: its {done} trees are grown again."
                 )
             booster, done, state = None, 0, {"is_over": False, "early_stopping": None}
+        for unknown in find_unknown(self.params) if comm.rank == 0 else ():
+            log(f"warning: {unknown}")
         features, readers = open_datasets(self, comm, known=known)
         patience = None
         if self.early_stopping is not None:

@@ -107,6 +107,23 @@ def check_dataset_params(params: Mapping[str, Any]) -> None:
         )
 
 
+def find_unknown(params: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with parameters that LightGBM does not know, and ignores.
+
+    Not collective.
+    """
+    from lightgbm.basic import _ConfigAliases
+
+    _ConfigAliases.get()
+    known = {name for names in (_ConfigAliases.aliases or {}).values() for name in names}
+    return [
+        f"params has {name!r}, which LightGBM does not know and ignores. "
+        f"{did_you_mean(str(name), known) or 'Look at its page of parameters.'}"
+        for name in params
+        if known and name not in known
+    ]
+
+
 def is_forest(params: Mapping[str, Any]) -> bool:
     """Return whether parameters, by their own names, grow a random forest. Not collective."""
     return params.get("boosting") in ("rf", "random_forest")

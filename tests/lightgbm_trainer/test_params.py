@@ -10,6 +10,7 @@ import pytest
 
 import hpctrain
 from hpctrain import ConfigError, RunConfig, ScalingConfig, WorkerError
+from hpctrain.data import from_numpy
 from hpctrain.lightgbm import LightGBMTrainer
 from hpctrain.lightgbm.params import ALIASES, by_own_names
 
@@ -26,6 +27,26 @@ def test_a_parameter_under_two_names_has_the_value_of_its_own_name() -> None:
     assert by_own_names({"metric": "l2", "metrics": "l1"}) == {"metric": "l2"}
     assert by_own_names({"metrics": "l1", "metric": "l2"}) == {"metric": "l2"}
     assert by_own_names({"tree": "voting", "eta": 1}) == {"tree_learner": "voting", "eta": 1}
+
+
+def test_what_lightgbm_does_not_know_is_named_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    x = np.arange(40.0)
+    LightGBMTrainer(
+        datasets={"train": from_numpy({"x": x, "y": x})},
+        label_column="y",
+        params={"application": "l2", "lerning_rate": 0.1, "zzz": 1, "verbose": -1, "n_jobs": 1},
+        num_boost_round=2,
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(storage_path=tmp_path, name="run", verbose=0),
+    ).fit()
+    printed = capfd.readouterr()
+    warnings = [line for line in (printed.out + printed.err).splitlines() if "params has" in line]
+    assert len(warnings) == 2
+    assert "params has 'lerning_rate'" in warnings[0]
+    assert "Did you mean 'learning_rate'?" in warnings[0]
+    assert "params has 'zzz'" in warnings[1]
 
 
 @pytest.mark.parametrize(
