@@ -25,6 +25,7 @@ from hpctrain.rules import (
     mapping,
     number,
     optional,
+    or_default,
     path,
     seconds,
     several,
@@ -96,14 +97,14 @@ def _resources(what: str, value: Any) -> Any:
 
 @checked(
     num_workers=_num_workers,
-    use_gpu=kind(bool),
-    resources_per_worker=_resources,
-    placement_strategy=choice(*_PLACEMENTS),
+    use_gpu=or_default(kind(bool)),
+    resources_per_worker=or_default(_resources),
+    placement_strategy=or_default(choice(*_PLACEMENTS)),
     accelerator_type=optional(line(otherwise="or None for any type")),
-    label_selector=mapping(rule=line(otherwise="the name of a feature")),
-    trainer_resources=mapping(rule=_resource),
+    label_selector=or_default(mapping(rule=line(otherwise="the name of a feature"))),
+    trainer_resources=or_default(mapping(rule=_resource)),
     elastic_resize_monitor_interval_s=seconds,
-    slurm=kind(SlurmConfig),
+    slurm=or_default(kind(SlurmConfig)),
 )
 @dataclass(frozen=True, kw_only=True)
 class ScalingConfig:
@@ -208,9 +209,9 @@ class ScalingConfig:
 
 
 @checked(
-    max_failures=count(-1),
-    controller_failure_limit=count(-1),
-    max_preemption_failures=count(-1),
+    max_failures=or_default(count(-1)),
+    controller_failure_limit=or_default(count(-1)),
+    max_preemption_failures=or_default(count(-1)),
     hang_timeout=optional(seconds),
     start_timeout=seconds,
     node_timeout_s=number(
@@ -250,9 +251,9 @@ class FailureConfig:
 @checked(
     num_to_keep=optional(count(1)),
     checkpoint_score_attribute=optional(text),
-    checkpoint_score_order=choice("max", "min"),
+    checkpoint_score_order=or_default(choice("max", "min")),
     keep_every_s=optional(seconds),
-    checkpoint_frequency=count(0),
+    checkpoint_frequency=or_default(count(0)),
     checkpoint_at_end=optional(kind(bool)),
 )
 @dataclass(frozen=True, kw_only=True)
@@ -283,7 +284,7 @@ class CheckpointConfig:
 @checked(
     sync_timeout=seconds,
     scratch_dir=optional(path),
-    sync_artifacts=kind(bool),
+    sync_artifacts=or_default(kind(bool)),
     max_writers=optional(count(1)),
     max_bytes_per_s=optional(
         number(
@@ -359,17 +360,17 @@ def _stop(what: str, value: Any) -> Any:
 
 @checked(
     name=optional(_run_name),
-    storage_path=_storage_path,
-    failure_config=kind(FailureConfig),
-    checkpoint_config=kind(CheckpointConfig),
-    sync_config=kind(SyncConfig),
+    storage_path=or_default(_storage_path),
+    failure_config=or_default(kind(FailureConfig)),
+    checkpoint_config=or_default(kind(CheckpointConfig)),
+    sync_config=or_default(kind(SyncConfig)),
     total_time=TIME,
-    callbacks=several(kind(UserCallback), of="callbacks"),
+    callbacks=or_default(several(kind(UserCallback), of="callbacks")),
     stop=optional(_stop),
-    verbose=choice(0, 1, 2),
-    log_to_file=_log_to_file,
-    launcher=choice(*LAUNCHERS),
-    existing=choice(*EXISTING_POLICIES),
+    verbose=or_default(choice(0, 1, 2)),
+    log_to_file=or_default(_log_to_file),
+    launcher=or_default(choice(*LAUNCHERS)),
+    existing=or_default(choice(*EXISTING_POLICIES)),
 )
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:

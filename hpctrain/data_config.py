@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from hpctrain.checks import show_changes
 from hpctrain.errors import ConfigError
-from hpctrain.rules import checked, several, text, with_value
+from hpctrain.rules import checked, or_default, several, text, with_value
 
 
 def _datasets(what: str, value: Any) -> Any:
@@ -19,7 +19,7 @@ def _datasets(what: str, value: Any) -> Any:
     return several(text)(what, value)
 
 
-@checked(datasets_to_split=_datasets)
+@checked(datasets_to_split=or_default(_datasets))
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """Which datasets are shared out over the ranks; every rank sees the whole of the others."""

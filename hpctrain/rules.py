@@ -54,6 +54,7 @@ def checked(**rules: Rule) -> Callable[[type[T]], type[T]]:
             kept = {
                 name: all_rules[name](f"{kind.__name__}({name}=...)", value)
                 for name, value in values.items()
+                if value is not None or not isinstance(all_rules[name], or_default)
             }
             create(self, **kept)
 
@@ -71,6 +72,23 @@ def _is_required(field: Field[Any]) -> bool:
 def optional(rule: Rule) -> Rule:
     """Return a rule that takes None, too."""
     return lambda what, value: None if value is None else rule(what, value)
+
+
+class or_default:  # noqa: N801
+    """The rule of a field for which None means its default, as in Ray Train.
+
+    Parameters
+    ----------
+    rule
+        Of all other values.
+    """
+
+    def __init__(self, rule: Rule) -> None:
+        self._rule = rule
+
+    def __call__(self, what: str, value: Any) -> Any:
+        """Return what is kept of a value that is not None."""
+        return self._rule(what, value)
 
 
 def count(at_least: int) -> Rule:

@@ -369,3 +369,30 @@ def test_an_elastic_size_is_a_range_and_two_equal_numbers_are_a_fixed_one():
 def test_a_config_prints_what_differs_from_its_defaults(config: object, shown: str) -> None:
     assert repr(config) == shown
     assert eval(shown) == config
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        (
+            ScalingConfig,
+            "use_gpu resources_per_worker placement_strategy accelerator_type label_selector "
+            "trainer_resources slurm",
+        ),
+        (FailureConfig, "max_failures controller_failure_limit max_preemption_failures"),
+        (
+            CheckpointConfig,
+            "num_to_keep checkpoint_score_attribute checkpoint_score_order checkpoint_frequency "
+            "checkpoint_at_end",
+        ),
+        (SyncConfig, "sync_artifacts scratch_dir"),
+        (DataConfig, "datasets_to_split"),
+        (
+            RunConfig,
+            "name storage_path failure_config checkpoint_config sync_config callbacks stop verbose "
+            "log_to_file launcher existing",
+        ),
+    ],
+)
+def test_none_is_the_default_where_ray_train_takes_it(kind: type, names: str):
+    assert kind(**dict.fromkeys(names.split())) == kind()

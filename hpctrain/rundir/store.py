@@ -107,7 +107,8 @@ class CheckpointStore:
         CheckpointError
             If another report's checkpoint has the name, or no rank staged a file.
         """
-        first = parts[min(parts)]
+        # Who gives no file has no part in it.
+        first = parts[min((r for r in parts if parts[r].files), default=min(parts))]
         name = default_name(report) if first.name is None else first.name
         self._refuse_taken(name, report)
         if not any(part.files for part in parts.values()):
