@@ -19,10 +19,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpctrain.constants import PREPROCESSOR_KEY
 from hpctrain.errors import CheckpointError, ConfigError
+from hpctrain.path_string import PathString, local_filesystem
 from hpctrain.regular_file import open_regular
 from hpctrain.temporary_checkpoint import temporary_prefix
 
 if TYPE_CHECKING:
+    import pyarrow.fs
+
     from hpctrain.preprocessors import Preprocessor
 
 C = TypeVar("C", bound="Checkpoint")
@@ -55,14 +58,19 @@ class Checkpoint:
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        self.path = Path(path).absolute()
-        """The directory."""
+        self.path = PathString(Path(path).absolute())
+        """The directory: a string, as in Ray Train, that works as a ``pathlib.Path`` too."""
         if not self.path.is_dir():
             found = "is not a directory" if self.path.exists() else "does not exist"
             raise ConfigError(
                 f"Checkpoint({str(path)!r}): {self.path} {found}. Save into a directory first, and "
                 f"give that directory."
             )
+
+    @property
+    def filesystem(self) -> pyarrow.fs.LocalFileSystem:
+        """Arrow's filesystem of `path`, always the local one. Needs pyarrow."""
+        return local_filesystem()
 
     def __repr__(self) -> str:
         """Return the call that makes an equal handle."""

@@ -25,6 +25,7 @@ from hpctrain.errors import (
 from hpctrain.host_list import compress_hosts
 from hpctrain.log import log
 from hpctrain.metric_names import COUNTED, all_names, explain_unknown, has_metric
+from hpctrain.path_string import PathString, local_filesystem
 from hpctrain.plan import spec
 from hpctrain.rundir.html import render_run
 from hpctrain.rundir.ledger import read_events
@@ -40,6 +41,7 @@ from hpctrain.rundir.trust import read_own
 
 if TYPE_CHECKING:
     import pandas
+    import pyarrow.fs
 
 
 @dataclass(frozen=True)
@@ -73,14 +75,19 @@ class Result:
     """
 
     def __init__(self, *, path: Path, status: RunStatus, error: Exception | None) -> None:
-        self.path = path
-        """The run directory."""
+        self.path = PathString(path)
+        """The run directory: a string, as in Ray Train, that works as a ``pathlib.Path`` too."""
         self.status = status
         """State, job, nodes and last progress."""
         self.error = error
         """Why the run failed; None if it did not."""
-        self._paths = RunPaths(path)
+        self._paths = RunPaths(Path(path))
         self._store = CheckpointStore(self._paths.checkpoints)
+
+    @property
+    def filesystem(self) -> pyarrow.fs.LocalFileSystem:
+        """Arrow's filesystem of `path`, always the local one. Needs pyarrow."""
+        return local_filesystem()
 
     def __repr__(self) -> str:
         """Return a short line."""

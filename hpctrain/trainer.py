@@ -319,7 +319,7 @@ class DataParallelTrainer(BaseTrainer):
         from hpctrain.plan.spec import WorkerSpec
 
         resumed = self.resume_from_checkpoint
-        resume_from = self._deleted_checkpoint if resumed is None else resumed.path
+        resume_from = self._deleted_checkpoint if resumed is None else Path(resumed.path)
         return Request(
             trainer=_class_path(type(self)),
             scaling_config=self.scaling_config,

@@ -399,4 +399,4 @@ class Recorder:
     def checkpoint_path(self) -> Path | None:
         """Return where the newest complete checkpoint lies."""
         latest = self.checkpoints.latest
-        return None if latest is None else latest.path
+        return None if latest is None else Path(latest.path)

@@ -311,7 +311,7 @@ class BatchPredictor:
             dataset = dataset.select_columns(list(dict.fromkeys((*columns, *keep_columns))))
         if rows_per_part is not None:
             rows_per_part = -(-rows_per_part // batch_size) * batch_size
-        checkpoint = None if self._checkpoint is None else self._checkpoint.path
+        checkpoint = None if self._checkpoint is None else Path(self._checkpoint.path)
         scoring = Scoring(
             dataset=dataset,
             predictor_cls=self._predictor_cls,

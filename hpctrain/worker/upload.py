@@ -74,7 +74,7 @@ class Upload:
         if self.writer is not None:
             return self.writer.directory
         assert self.checkpoint is not None
-        return self.checkpoint.path
+        return Path(self.checkpoint.path)
 
     def check(self, *, report: int, paths: RunPaths) -> None:
         """Refuse what cannot work.
