@@ -24,7 +24,7 @@ from hpctrain.data.formats import (
 from hpctrain.data.passes import Passes, SizedPasses, passes
 from hpctrain.data.prefetch import prefetch, spare_threads
 from hpctrain.data.schema import Schema
-from hpctrain.data.source import read_rows
+from hpctrain.data.source import block_rows, read_rows
 from hpctrain.data.split import Tail, Taken, batch_sizes, check_tail, left_over, part_of
 from hpctrain.data.stream import Mixing, choose_mixing, rebatch, tasks_in_order, tasks_shuffled
 from hpctrain.data.window import PIECE_BYTES, Memory
@@ -130,7 +130,7 @@ class DataIterator:
     def iter_batches(
         self,
         *,
-        batch_size: int = 256,
+        batch_size: int | None = 256,
         batch_format: BatchFormat = "numpy",
         shuffle: bool = False,
         local_shuffle_buffer_size: int | None = None,
@@ -150,7 +150,8 @@ class DataIterator:
         ----------
         batch_size
             Rows of a batch of this rank. After `Dataset.filter` a batch has what is left of so many
-            rows, and may be empty: write the filtered rows to files if they are to be full.
+            rows, and may be empty: write the filtered rows to files if they are to be full. None is
+            some MiB of rows.
         batch_format
             "numpy" gives a dict of arrays that have a row per element, "pandas" a data frame,
             "pyarrow" a table. Do not write into arrays: they may be views of the dataset's own.
@@ -191,7 +192,7 @@ class DataIterator:
     def iter_torch_batches(
         self,
         *,
-        batch_size: int = 256,
+        batch_size: int | None = 256,
         dtypes: torch.dtype | Mapping[str, torch.dtype] | None = None,
         device: str | torch.device = "auto",
         collate_fn: Callable[[Batch], Any] | None = None,
@@ -357,19 +358,25 @@ class DataIterator:
         self._mixing = Mixing(**state["mixing"]) if state["mixing"] else None
 
     def _passes(
-        self, made: Callable[[Batch], Any] | None, *, batch_size: int, tail: Tail | None, **how: Any
+        self,
+        made: Callable[[Batch], Any] | None,
+        *,
+        batch_size: int | None,
+        tail: Tail | None,
+        **how: Any,
     ) -> SizedPasses[Any]:
+        size = block_rows(self._dataset.read_schema) if batch_size is None else batch_size
         # What is wrong is an error of the call, not of a loop that may come much later.
-        first: list[_Settings] = [self._begin(batch_size=batch_size, tail=tail, **how)]
+        first: list[_Settings] = [self._begin(batch_size=size, tail=tail, **how)]
 
         def begin() -> Iterator[Any]:
             settings = first.pop() if first else None
             if settings is None or settings.loads != self._loads:
-                settings = self._begin(batch_size=batch_size, tail=tail, **how)
+                settings = self._begin(batch_size=size, tail=tail, **how)
             batches = self._batches(settings)
             return batches if made is None else map(made, batches)
 
-        whole = self._sizes_of(self._dataset.source.num_rows, batch_size, tail or self._tail)
+        whole = self._sizes_of(self._dataset.source.num_rows, size, tail or self._tail)
         return SizedPasses(begin, len(whole))
 
     def _begin(

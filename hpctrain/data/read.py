@@ -13,7 +13,15 @@ from hpctrain.data.memory import MemorySource
 from hpctrain.data.operations.scheduling import say_no_meaning
 
 
-def read_parquet(paths: Paths, *, columns: Sequence[str] | None = None) -> Dataset:
+def read_parquet(
+    paths: Paths,
+    *,
+    columns: Sequence[str] | None = None,
+    parallelism: int = -1,
+    concurrency: Any = None,
+    override_num_blocks: int | None = None,
+    ray_remote_args: Mapping[str, Any] | None = None,
+) -> Dataset:
     """Return a dataset of Parquet files, such as the output of Dask or Spark.
 
     Not collective. Only the footers of the files are read now.
@@ -24,12 +32,15 @@ def read_parquet(paths: Paths, *, columns: Sequence[str] | None = None) -> Datas
         A file, a directory, a pattern, or a list of these.
     columns
         Which to read; None is all.
+    parallelism, concurrency, override_num_blocks, ray_remote_args
+        Have no meaning here.
 
     Raises
     ------
     ConfigError
         If a file is missing or damaged, or files have unlike columns.
     """
+    _say("read_parquet()", parallelism, concurrency, override_num_blocks, ray_remote_args)
     from hpctrain.data.parquet import open_parquet
 
     return Dataset(open_parquet(paths, columns=columns))
@@ -76,6 +87,10 @@ def read_csv(
     dtypes: Mapping[str, Any] | None = None,
     delimiter: str = ",",
     names: Sequence[str] | None = None,
+    parallelism: int = -1,
+    concurrency: Any = None,
+    override_num_blocks: int | None = None,
+    ray_remote_args: Mapping[str, Any] | None = None,
 ) -> Dataset:
     """Return a dataset of CSV files.
 
@@ -95,12 +110,15 @@ def read_csv(
         What is between values.
     names
         Names of the columns, for files without a line of them.
+    parallelism, concurrency, override_num_blocks, ray_remote_args
+        Have no meaning here.
 
     Raises
     ------
     ConfigError
         If a file is missing or cannot be parsed, or files have unlike columns.
     """
+    _say("read_csv()", parallelism, concurrency, override_num_blocks, ray_remote_args)
     from hpctrain.data.csv import open_csv
 
     source = open_csv(paths, columns=columns, dtypes=dtypes or {}, delimiter=delimiter, names=names)
@@ -112,6 +130,10 @@ def read_numpy(
     *,
     columns: Sequence[str] | None = None,
     column: str = "data",
+    parallelism: int = -1,
+    concurrency: Any = None,
+    override_num_blocks: int | None = None,
+    ray_remote_args: Mapping[str, Any] | None = None,
 ) -> Dataset:
     """Return a dataset of ``.npy`` and ``.npz`` files.
 
@@ -126,12 +148,15 @@ def read_numpy(
         Which arrays of ``.npz`` files to read; None is all.
     column
         Name of the column that ``.npy`` files become.
+    parallelism, concurrency, override_num_blocks, ray_remote_args
+        Have no meaning here.
 
     Raises
     ------
     ConfigError
         If a file is missing or damaged, or files have unlike columns or numbers of rows.
     """
+    _say("read_numpy()", parallelism, concurrency, override_num_blocks, ray_remote_args)
     from hpctrain.data.npy import open_numpy
 
     return Dataset(open_numpy(paths, column=column, columns=columns))
@@ -249,3 +274,19 @@ def from_huggingface(dataset: Any) -> Dataset:
     from hpctrain.data.foreign import open_huggingface
 
     return Dataset(open_huggingface(dataset))
+
+
+def _say(
+    where: str,
+    parallelism: int,
+    concurrency: Any,
+    override_num_blocks: int | None,
+    ray_remote_args: Mapping[str, Any] | None,
+) -> None:
+    say_no_meaning(
+        where,
+        parallelism=parallelism,
+        concurrency=concurrency,
+        override_num_blocks=override_num_blocks,
+        ray_remote_args=ray_remote_args,
+    )

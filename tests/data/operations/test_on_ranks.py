@@ -130,3 +130,14 @@ def test_a_column_that_some_lack_is_missing_in_their_rows():
     assert np.isnan(batch["a"][1])
     assert np.isnat(batch["t"][1])
     assert batch["b"].tolist() == [None, True]
+
+
+def test_batches_without_a_size_are_some_mib_and_as_many_on_each_rank():
+    wide = range(5000).map_batches(lambda b: {"x": np.zeros((len(b["id"]), 4))})
+    for rank in (0, 1):
+        batches = wide.shard(rank=rank, world_size=2).iter_batches(batch_size=None)
+        assert [len(batch["x"]) for batch in batches] == [2500]
+        assert len(batches) == 1
+    assert (
+        sum(len(b["x"]) for b in wide.iter_batches(batch_size=None, batch_format="default")) == 5000
+    )
