@@ -146,7 +146,9 @@ def _say(
 ) -> None:
     say_no_meaning(
         where,
-        parallelism=parallelism,
-        override_num_blocks=override_num_blocks,
-        concurrency=concurrency,
+        {
+            "parallelism": parallelism,
+            "override_num_blocks": override_num_blocks,
+            "concurrency": concurrency,
+        },
     )

@@ -67,7 +67,7 @@ class Dataset(Mapped, Combined, Aggregated, Written, Consumed, Refused):
         locality_hints
             Has no meaning here.
         """
-        say_no_meaning("streaming_split()", locality_hints=locality_hints)
+        say_no_meaning("streaming_split()", {"locality_hints": locality_hints})
         known = with_known_rows(self)
         whole = known.limit(known.source.num_rows // n * n) if equal else known
         return [whole.shard(rank=rank, world_size=n) for rank in range(n)]

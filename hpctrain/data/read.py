@@ -193,7 +193,7 @@ def from_pandas(dfs: Any, *, override_num_blocks: int | None = None) -> Dataset:
     override_num_blocks
         Has no meaning here.
     """
-    say_no_meaning("from_pandas()", override_num_blocks=override_num_blocks)
+    say_no_meaning("from_pandas()", {"override_num_blocks": override_num_blocks})
     return _in_memory(dfs, partial(formats.from_pandas, keep_categories=True))
 
 
@@ -209,7 +209,7 @@ def from_arrow(tables: Any, *, override_num_blocks: int | None = None) -> Datase
     override_num_blocks
         Has no meaning here.
     """
-    say_no_meaning("from_arrow()", override_num_blocks=override_num_blocks)
+    say_no_meaning("from_arrow()", {"override_num_blocks": override_num_blocks})
     return _in_memory(tables, partial(formats.from_arrow, keep_categories=True))
 
 
@@ -285,8 +285,10 @@ def _say(
 ) -> None:
     say_no_meaning(
         where,
-        parallelism=parallelism,
-        concurrency=concurrency,
-        override_num_blocks=override_num_blocks,
-        ray_remote_args=ray_remote_args,
+        {
+            "parallelism": parallelism,
+            "concurrency": concurrency,
+            "override_num_blocks": override_num_blocks,
+            "ray_remote_args": ray_remote_args,
+        },
     )

@@ -163,8 +163,10 @@ def _say(
 ) -> None:
     say_no_meaning(
         where,
-        parallelism=parallelism,
-        concurrency=concurrency,
-        override_num_blocks=override_num_blocks,
-        ray_remote_args=ray_remote_args,
+        {
+            "parallelism": parallelism,
+            "concurrency": concurrency,
+            "override_num_blocks": override_num_blocks,
+            "ray_remote_args": ray_remote_args,
+        },
     )

@@ -13,22 +13,15 @@ from hpctrain.data.tensors import to_torch
 
 @dataclass(frozen=True, kw_only=True)
 class TorchPairs:
-    """Makes a pair of features and labels of each batch.
-
-    Parameters
-    ----------
-    label
-        Column of the labels; None for features alone.
-    features
-        Columns that become one tensor of a column each; or several such lists by name. None is all
-        but the label.
-    unsqueeze_label
-        Whether labels have shape ``[rows, 1]``.
-    """
+    """Makes a pair of features and labels of each batch."""
 
     label: str | None
+    """Column of the labels; None for features alone."""
     features: Sequence[str] | Mapping[str, Sequence[str]] | None
+    """Columns that become one tensor, of a column each; or several such lists by name. None is all
+    but the label."""
     unsqueeze_label: bool = True
+    """Whether labels have shape ``[rows, 1]``."""
 
     def __call__(self, batch: Batch) -> tuple[Any, Any]:
         """Return features and labels. Not collective."""

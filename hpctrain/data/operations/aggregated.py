@@ -51,7 +51,7 @@ class Aggregated(Description):
         ConfigError
             If a column does not exist, or `descending` has another length.
         """
-        say_no_meaning("sort()", boundaries=boundaries)
+        say_no_meaning("sort()", {"boundaries": boundaries})
         keys = (key,) if isinstance(key, str) else tuple(key)
         downs = (descending,) * len(keys) if isinstance(descending, bool) else tuple(descending)
         if not keys or len(downs) != len(keys):
@@ -82,7 +82,7 @@ class Aggregated(Description):
         ConfigError
             If a column does not exist.
         """
-        say_no_meaning("groupby()", num_partitions=num_partitions)
+        say_no_meaning("groupby()", {"num_partitions": num_partitions})
         keys = () if key is None else (key,) if isinstance(key, str) else tuple(key)
         check_columns(keys, self.columns())
         return GroupedData(self, keys)
@@ -168,10 +168,12 @@ class Aggregated(Description):
 
         Parameters
         ----------
-        on, ignore_nulls
+        on
             As in `sum`.
         ddof
             What is subtracted from the number of rows.
+        ignore_nulls
+            As in `sum`.
         """
         return _of_all(self, "std", on, ignore_nulls, ddof=ddof)
 

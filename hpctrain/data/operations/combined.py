@@ -158,7 +158,7 @@ class Combined(Description):
         ConfigError
             If it is no positive number.
         """
-        say_no_meaning("split()", locality_hints=locality_hints)
+        say_no_meaning("split()", {"locality_hints": locality_hints})
         if not isinstance(n, Integral) or n < 1:
             raise ConfigError(f"split({n!r}): a number of parts, one or more.")
         known = with_known_rows(self)
@@ -272,8 +272,7 @@ class Combined(Description):
         """
         say_no_meaning(
             "repartition()",
-            num_blocks=num_blocks,
-            target_num_rows_per_block=target_num_rows_per_block,
+            {"num_blocks": num_blocks, "target_num_rows_per_block": target_num_rows_per_block},
         )
         return Combined.random_shuffle(self) if shuffle else self
 

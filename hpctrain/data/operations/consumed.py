@@ -141,7 +141,7 @@ class Consumed(Description):
         form = check_format(batch_format)
         if batch_size is not None:
             check_batch_size(batch_size)
-        say_no_meaning("iter_batches()", prefetch_batches=prefetch_batches)
+        say_no_meaning("iter_batches()", {"prefetch_batches": prefetch_batches})
         chosen = self if columns is None else Mapped.select_columns(self, columns)
         if local_shuffle_buffer_size is not None:
             chosen = Combined.random_shuffle(chosen, seed=local_shuffle_seed)
@@ -183,7 +183,7 @@ class Consumed(Description):
 
         Parameters
         ----------
-        batch_size, drop_last, local_shuffle_buffer_size, local_shuffle_seed
+        batch_size
             As in `iter_batches`.
         dtypes
             Type of all columns, or of some by name; the others keep theirs.
@@ -191,6 +191,8 @@ class Consumed(Description):
             Where tensors go. "auto" is the GPU if there is one, else the CPU.
         collate_fn
             Makes a batch of a dict of arrays, instead of the two above.
+        drop_last, local_shuffle_buffer_size, local_shuffle_seed
+            As in `iter_batches`.
         prefetch_batches
             Has no meaning here.
 
@@ -201,7 +203,7 @@ class Consumed(Description):
         """
         from hpctrain.data.tensors import to_torch
 
-        say_no_meaning("iter_torch_batches()", prefetch_batches=prefetch_batches)
+        say_no_meaning("iter_torch_batches()", {"prefetch_batches": prefetch_batches})
         batches = self.iter_batches(
             batch_size=batch_size,
             drop_last=drop_last,
@@ -234,7 +236,7 @@ class Consumed(Description):
         prefetch_batches
             Has no meaning here.
         """
-        say_no_meaning("iter_tf_batches()", prefetch_batches=prefetch_batches)
+        say_no_meaning("iter_tf_batches()", {"prefetch_batches": prefetch_batches})
         tensorflow = require("tensorflow", to="for iter_tf_batches()", extra="tensorflow")
         batches = self.iter_batches(
             batch_size=batch_size,
@@ -255,7 +257,7 @@ class Consumed(Description):
         prefetch_batches
             Has no meaning here.
         """
-        say_no_meaning("iter_rows()", prefetch_batches=prefetch_batches)
+        say_no_meaning("iter_rows()", {"prefetch_batches": prefetch_batches})
         batches = self.iter_batches()
         return passes(
             lambda: chain.from_iterable(map(rows_of, batches)),

@@ -28,15 +28,10 @@ _ARITHMETIC = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Di
 
 @dataclass(frozen=True)
 class FilterExpression:
-    """Keeps rows for which an expression is true.
-
-    Parameters
-    ----------
-    expression
-        Text, or an expression of ``pyarrow.compute``.
-    """
+    """Keeps rows for which an expression is true."""
 
     expression: Any
+    """Text, or an expression of ``pyarrow.compute``."""
     keeps_rows: bool = False
 
     def __post_init__(self) -> None:
@@ -68,16 +63,16 @@ def parse(text: str) -> tuple[Any, list[str]]:
 
     Not collective. Nothing of it is run as a program.
 
-    Examples
-    --------
-    >>> parse("x > 1 and not y in [2, 3]")[1]
-    ['x', 'y']
-
     Raises
     ------
     ConfigError
         If it has anything but comparisons, ``in``, ``and``, ``or``, ``not``, numbers, texts, names
         and arithmetic.
+
+    Examples
+    --------
+    >>> parse("x > 1 and not y in [2, 3]")[1]
+    ['x', 'y']
     """
     try:
         tree = ast.parse(text.strip(), mode="eval")

@@ -174,12 +174,14 @@ class GroupedData(Generic[DatasetT]):
         """
         say_no_meaning(
             "map_groups()",
-            compute=compute,
-            num_cpus=num_cpus,
-            num_gpus=num_gpus,
-            memory=memory,
-            concurrency=concurrency,
-            ray_remote_args=ray_remote_args,
+            {
+                "compute": compute,
+                "num_cpus": num_cpus,
+                "num_gpus": num_gpus,
+                "memory": memory,
+                "concurrency": concurrency,
+                "ray_remote_args": ray_remote_args,
+            },
         )
         call = Call.of(fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs)
         operation = MapGroups(self._keys, call, check_format(batch_format))

@@ -299,10 +299,12 @@ def _say(
 ) -> None:
     say_no_meaning(
         where,
-        compute=compute,
-        num_cpus=num_cpus,
-        num_gpus=num_gpus,
-        memory=memory,
-        concurrency=concurrency,
-        ray_remote_args=ray_remote_args,
+        {
+            "compute": compute,
+            "num_cpus": num_cpus,
+            "num_gpus": num_gpus,
+            "memory": memory,
+            "concurrency": concurrency,
+            "ray_remote_args": ray_remote_args,
+        },
     )

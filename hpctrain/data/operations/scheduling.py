@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from hpctrain.log import log
@@ -9,7 +10,7 @@ from hpctrain.log import log
 _said: set[str] = set()
 
 
-def say_no_meaning(where: str, **given: Any) -> None:
+def say_no_meaning(where: str, given: Mapping[str, Any]) -> None:
     """Log once that arguments are accepted, and have no effect.
 
     Not collective.
