@@ -22,7 +22,7 @@ from hpctrain import (
     RunConfig,
     ScalingConfig,
 )
-from hpctrain.data import Dataset, from_numpy, read_hdf5, read_parquet
+from hpctrain.data import Dataset, from_items, from_numpy, read_hdf5, read_parquet
 from hpctrain.torch import TorchTrainer
 
 pytestmark = pytest.mark.mpi
@@ -226,3 +226,31 @@ def test_files_are_sent_as_paths_and_what_is_large_and_in_memory_is_refused(
 
 def see_sizes_of_one() -> None:
     hpctrain.report({"rows": hpctrain.get_dataset_shard("train").num_rows})
+
+
+def test_ranks_get_parts_of_what_each_sorts_and_groups_for_itself(tmp_path: Path):
+    def train() -> None:
+        sorted_rows = hpctrain.get_dataset_shard("train")
+        groups = hpctrain.get_dataset_shard("groups")
+        found = {
+            "keys": [row["key"] for row in sorted_rows.iter_rows()],
+            "sums": [row["sum(x)"] for row in groups.iter_rows()],
+        }
+        rank = hpctrain.get_context().get_world_rank()
+        (tmp_path / f"rank-{rank}.json").write_text(json.dumps(found))
+
+    rows = from_items([{"key": 7 * i % 20, "part": i % 5, "x": i} for i in range(20)])
+    result = fit(
+        train,
+        tmp_path / "runs",
+        2,
+        datasets={
+            "train": rows.filter(lambda row: row["key"] > 3).sort("key", descending=True),
+            "groups": rows.groupby("part").sum("x"),
+        },
+        dataset_config=DataConfig(datasets_to_split=["train"]),
+    )
+    assert result.error is None
+    found = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)]
+    assert [part["keys"] for part in found] == [list(range(19, 11, -1)), list(range(11, 3, -1))]
+    assert [part["sums"] for part in found] == [[30, 34, 38, 42, 46]] * 2
