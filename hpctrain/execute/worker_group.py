@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from hpctrain import environ
 from hpctrain.config import ScalingConfig
@@ -18,6 +18,7 @@ from hpctrain.control.hub import Hub
 from hpctrain.control.local_socket import new_socket_name
 from hpctrain.control.wire import Frame
 from hpctrain.errors import LaunchError, WorkerError
+from hpctrain.execute.calls import Calls, CallsFunctions
 from hpctrain.execute.examine import Examiner
 from hpctrain.execute.health import Health
 from hpctrain.execute.node_agents import LOST_NODE_PATIENCE_S, NodeAgents
@@ -26,7 +27,6 @@ from hpctrain.execute.process import StepProcess
 from hpctrain.execute.roll_call import RollCall, WorkerMetadata
 from hpctrain.execute.step_launcher import find_mpiexec, find_step_launcher, launcher_variables
 from hpctrain.own_time import Deadline
-from hpctrain.plan import spec
 from hpctrain.plan.argv import STEP_VARIABLES, worker_argv, worker_step_argv
 from hpctrain.plan.resources import Placement, place_on_one_node
 from hpctrain.rundir.files import make_directory, may_pass
@@ -35,7 +35,6 @@ from hpctrain.temporary_checkpoint import remove_dead_checkpoints, remove_tempor
 from hpctrain.worker.bootstrap import thread_variables
 from hpctrain.worker.leftovers import unlink_mapped_segments
 
-T = TypeVar("T")
 START_TIMEOUT_S = 600.0
 # A rank that computes in C without giving way does not hear that it is to end.
 _END_PATIENCE_S = 0.5
@@ -43,8 +42,10 @@ _POLL_S = 0.1
 _LOOK_AGAIN_S = 0.01
 
 
-class WorkerGroup:
+class WorkerGroup(CallsFunctions):
     """MPI ranks, started together by mpiexec on this machine or by srun inside an allocation.
+
+    A group that is made without `placement` and `path` starts at once, another one by `start`.
 
     Parameters
     ----------
@@ -78,7 +79,6 @@ class WorkerGroup:
     Examples
     --------
     >>> group = WorkerGroup(num_workers=2)              # doctest: +SKIP
-    >>> group.start()                                   # doctest: +SKIP
     >>> group.execute(os.getpid)                        # doctest: +SKIP
     [4101, 4102]
     >>> group.shutdown()                                # doctest: +SKIP
@@ -101,6 +101,7 @@ class WorkerGroup:
         attempt: int = 1,
         log_to_file: bool = True,
     ) -> None:
+        stands_alone = placement is None and path is None
         if placement is None:
             resources = {"CPU": num_cpus_per_worker, "GPU": num_gpus_per_worker}
             placement = place_on_one_node(
@@ -137,8 +138,10 @@ class WorkerGroup:
         self._own_agents = agents is None
         self._workers: dict[int, WorkerMetadata] = {}
         self._frames: deque[Frame] = deque()
-        self._calls = 0
+        self._calls = Calls(self._receive, self._explain_death)
         self._examiner = Examiner()
+        if stands_alone:
+            self.start()
 
     def __len__(self) -> int:
         """Return the number of ranks."""
@@ -159,7 +162,7 @@ class WorkerGroup:
         )
 
     def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Start the ranks and wait until all of them have joined one MPI world.
+        """Start the ranks, or start them again, and wait until all have joined one MPI world.
 
         Raises
         ------
@@ -167,7 +170,7 @@ class WorkerGroup:
             If they cannot be started, do not find each other, or do not come in time.
         """
         if self._hub is not None:
-            raise ValueError("this WorkerGroup is started already; make another one.")
+            raise ValueError("this WorkerGroup is started already; call shutdown() first.")
         try:
             self._start(timeout_s)
         except OSError as error:
@@ -177,6 +180,8 @@ class WorkerGroup:
             ) from error
 
     def _start(self, timeout_s: float) -> None:
+        if self._own_path:
+            self._paths.root.mkdir(mode=0o700, exist_ok=True)
         make_directory(self._paths.logs(self.attempt), below=self._paths.root)
         if self._agents is None:
             self._hub = Hub(attempt=self.attempt)
@@ -210,22 +215,6 @@ class WorkerGroup:
             self.shutdown(patience_s=0)
             raise
 
-    def execute(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> list[T]:
-        """Call `function` on every rank at the same time; return what each returned, by rank.
-
-        Raises
-        ------
-        WorkerError
-            If a rank dies. An exception of the function is raised as it is, from the lowest rank.
-        """
-        return self._call(range(len(self)), function, args, kwargs)
-
-    def execute_single(self, rank: int, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Call `function` on one rank and return what it returned."""
-        if not 0 <= rank < len(self):
-            raise ValueError(f"rank={rank}, but this group has the ranks 0 to {len(self) - 1}.")
-        return self._call([rank], function, args, kwargs)[0]
-
     def broadcast(self, op: str, body: bytes = b"", **details: Any) -> None:
         """Send a command to every rank."""
         self._started_hub().send(op, body, **details)
@@ -237,7 +226,8 @@ class WorkerGroup:
             frames = list(self._frames)
             self._frames.clear()
             return frames
-        return hub.poll(timeout_s) + self._examiner.frames()
+        frames = [frame for frame in hub.poll(timeout_s) if not self._calls.take(frame)]
+        return frames + self._examiner.frames()
 
     def examine(self, pids: Mapping[int, int], silent: Sequence[int]) -> None:
         """Ask for a look at ranks from outside their processes; frames ``examined`` come back.
@@ -315,6 +305,7 @@ class WorkerGroup:
             # After a start that failed, ranks that never said who they are may still come.
             self._agents.close(patience_s)
         self._hub = None
+        self._is_watched = False
         if self._own_path:
             shutil.rmtree(self._paths.root, ignore_errors=True)
 
@@ -369,36 +360,19 @@ class WorkerGroup:
             job_id=None if local else environ.variable("SLURM_JOB_ID"),
         )
 
-    def _call(
-        self, ranks: Any, function: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> list[T]:
-        hub = self._started_hub()
-        self._calls += 1
-        body = spec.pack((function, args, kwargs), what=f"the call of {function!r}")
-        waiting = set(ranks)
-        hub.send("call", body, ranks=waiting, call=self._calls)
-        answers: dict[int, tuple[bool, Any]] = {}
-        while waiting:
-            for frame in hub.poll(_POLL_S):
-                rank = int(frame.header.get("rank", -1))
-                if frame.op == "answer" and frame.header["call"] == self._calls:
-                    answers[rank] = spec.unpack(frame.body)
-                    waiting.discard(rank)
-                elif frame.op in ("lost", "failed"):
-                    worker = self._workers[rank]
-                    raise WorkerError(
-                        f"rank {rank} of {len(self)} on {worker.hostname} died during the call of "
-                        f"{function!r}. Log: {self._paths.rank_log(self.attempt, rank)}",
-                        rank=rank,
-                        hostname=worker.hostname,
-                    )
-                else:
-                    self._frames.append(frame)
-        for rank in sorted(answers):
-            succeeded, value = answers[rank]
-            if not succeeded:
-                raise value
-        return [answers[rank][1] for rank in sorted(answers)]
+    def _receive(self, timeout_s: float) -> None:
+        self._frames.extend(
+            f for f in self._started_hub().poll(timeout_s) if not self._calls.take(f)
+        )
+
+    def _explain_death(self, rank: int, function: str) -> WorkerError:
+        hostname = self._workers[rank].hostname
+        return WorkerError(
+            f"rank {rank} of {len(self)} on {hostname} died during the call of {function}. Log: "
+            f"{self._paths.rank_log(self.attempt, rank)}",
+            rank=rank,
+            hostname=hostname,
+        )
 
     def _started_hub(self) -> Hub:
         if self._hub is None:

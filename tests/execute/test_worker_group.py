@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from hpctrain import LaunchError, WorkerError, WorkerGroup
+from hpctrain import ConfigError, LaunchError, WorkerError, WorkerGroup
 from hpctrain.testing.slurm import VirtualCluster
 
 pytestmark = pytest.mark.mpi
@@ -19,7 +22,6 @@ pytestmark = pytest.mark.mpi
 @pytest.fixture
 def group() -> Iterator[WorkerGroup]:
     group = WorkerGroup(num_workers=3)
-    group.start()
     yield group
     group.shutdown()
 
@@ -81,17 +83,48 @@ def test_a_rank_that_dies_during_a_call_is_named(group: WorkerGroup) -> None:
 
 def test_misuse_is_an_error() -> None:
     group = WorkerGroup(num_workers=1)
-    with pytest.raises(ValueError, match="is not started"):
-        group.execute(os.getpid)
-    group.start()
     with pytest.raises(ValueError, match="is started already"):
         group.start()
     with pytest.raises(ValueError, match="rank=1, but this group has the ranks 0 to 0"):
         group.execute_single(1, os.getpid)
+    with pytest.raises(ConfigError, match=r"make WorkerGroup\(num_workers=3\)"):
+        group.add_workers(2)
+    with pytest.raises(ConfigError, match="are one MPI world"):
+        group.remove_workers([0])
     group.shutdown()
     group.shutdown()
     with pytest.raises(ValueError, match="is not started"):
         group.execute(os.getpid)
+    group.start()
+    assert group.execute(os.getpid) == [worker.pid for worker in group.workers]
+    group.shutdown()
+
+
+def test_calls_that_are_not_waited_for_run_on_ranks_at_the_same_time(group: WorkerGroup) -> None:
+    def touch_and_wait(mine: str, others: str) -> bool:
+        import time
+        from pathlib import Path
+
+        Path(mine).touch()
+        end = time.monotonic() + 30
+        while not Path(others).exists() and time.monotonic() < end:
+            time.sleep(0.01)
+        return Path(others).exists()
+
+    with tempfile.TemporaryDirectory() as directory:
+        first, second = f"{directory}/0", f"{directory}/1"
+        answers = [
+            group.execute_single_async(0, touch_and_wait, first, second),
+            group.execute_single_async(1, touch_and_wait, second, first),
+        ]
+        last = group.execute_async(os.getpid)
+        assert [pid.result() for pid in reversed(last)][::-1] == [w.pid for w in group.workers]
+        assert [answer.result(timeout=60) for answer in answers] == [True, True]
+    slow = group.execute_single_async(2, time.sleep, 1)
+    with pytest.raises(concurrent.futures.TimeoutError):
+        slow.result(timeout=0.01)
+    assert isinstance(group.execute_single_async(0, int, "x").exception(), ValueError)
+    assert slow.result() is None
 
 
 def test_a_group_that_cannot_start_says_what_the_launcher_said(tmp_path: Path) -> None:
@@ -100,11 +133,10 @@ def test_a_group_that_cannot_start_says_what_the_launcher_said(tmp_path: Path) -
         "#!/bin/sh\ncase $1 in --version) echo HYDRA;; *) echo no slots >&2; exit 7; esac\n"
     )
     mpiexec.chmod(0o755)
-    group = WorkerGroup(num_workers=2, mpi=str(mpiexec))
     with pytest.raises(
         LaunchError, match="mpiexec ended with status 7 after 0 of 2 ranks"
     ) as caught:
-        group.start()
+        WorkerGroup(num_workers=2, mpi=str(mpiexec))
     assert "no slots" in str(caught.value)
 
 

@@ -97,7 +97,6 @@ def test_a_collective_that_does_not_end_is_told_with_its_rank() -> None:
         return "it has ended"
 
     group = WorkerGroup(num_workers=2)
-    group.start()
     try:
         said = group.execute(add_up_on_rank_zero_alone)[0]
     finally:
