@@ -37,7 +37,7 @@ from hpctrain.rundir.reading import damaged
 from hpctrain.rundir.retention import rank_checkpoints
 from hpctrain.rundir.status import RunState, RunStatus, explain_gap, read_status
 from hpctrain.rundir.store import CheckpointStore
-from hpctrain.rundir.trust import read_own
+from hpctrain.rundir.trust import read_own, read_spec
 
 if TYPE_CHECKING:
     import pandas
@@ -229,7 +229,7 @@ class Result:
 
         This unpickles: open only runs that you trust.
         """
-        run_spec = spec.RunSpec.from_bytes(self._paths.spec.read_bytes())
+        run_spec = spec.RunSpec.from_bytes(read_spec(self._paths))
         return {"train_loop_config": dict(spec.unpack(run_spec.worker).train_loop_config or {})}
 
     @property

@@ -1,126 +1,304 @@
-"""`BackendExecutor`: one attempt, from starting the ranks to the end of their training function."""
+"""`BackendExecutor`: ranks, a backend and a training function, without a run around them."""
 
 from __future__ import annotations
 
-import time
-from collections import deque
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Literal
 
-from hpctrain.errors import LaunchError
-from hpctrain.execute.progress import Progress
-from hpctrain.execute.tracker import AttemptTracker, ReportRound
+from hpctrain.backend import BackendConfig
+from hpctrain.checkpoint import Checkpoint
+from hpctrain.errors import CheckpointError, ConfigError
+from hpctrain.execute.attempt_executor import AttemptExecutor
+from hpctrain.execute.explain import explain_failure
 from hpctrain.execute.worker_group import START_TIMEOUT_S, WorkerGroup
+from hpctrain.plan import spec
+from hpctrain.plan.resources import Placement
+from hpctrain.plan.spec import RankSettings, RunSpec, WorkerSpec
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.store import CheckpointStore
+from hpctrain.rundir.trust import digest_spec
+from hpctrain.train_function import takes_config
+from hpctrain.worker.context import active_worker
 
-# After the first sign of a failure others are still listened to, since the rank that is to blame is
-# not always the first that is heard of: until none has failed for so long, but not for ever. Who
-# died without a word was not brought down by a complaint that comes later.
-_QUIET_S = 0.15
-_SILENT_QUIET_S = 0.03
-_COLLECT_S = 0.5
-_LISTEN_S = 0.02
+_POLL_S = 0.1
+_COMMIT_TIMEOUT_S = 1800.0
+_ATTEMPT = 1
 
 
 class BackendExecutor:
-    """Runs a training function once on a worker group. The backend's hooks run on the ranks.
+    """Starts workers, sets a backend up on them, and runs a training function once.
+
+    It is what a trainer does between its start and its result, for code that wants to do the rest
+    itself: nothing is restarted, and the directory ends with it. Trainers are for everything else.
 
     Parameters
     ----------
-    worker_group
-        The ranks; started by `start`.
-    spec_digest
-        Of the ``spec.pkl`` that the ranks are to run, and no other.
-    first_report
-        Number of the report that the attempt resumes from, 0 at a fresh start.
-    checkpoint
-        What it resumes from.
+    backend_config
+        Of the backend whose hooks run on the workers.
+    num_workers, num_cpus_per_worker, num_gpus_per_worker
+        How many workers, and what each of them has.
+    placement
+        How they lie on nodes; by default all on this machine.
+    in_allocation
+        Whether they start on the nodes of the allocation that this process is in.
+
+    Examples
+    --------
+    >>> executor = BackendExecutor(TorchConfig(), num_workers=2)    # doctest: +SKIP
+    >>> executor.start()                                            # doctest: +SKIP
+    >>> executor.start_training(train_func)                         # doctest: +SKIP
+    >>> while (metrics := executor.get_next_results()) is not None: # doctest: +SKIP
+    ...     print(metrics[0])
+    >>> executor.finish_training()                                  # doctest: +SKIP
+    >>> executor.shutdown()                                         # doctest: +SKIP
     """
 
     def __init__(
         self,
-        worker_group: WorkerGroup,
+        backend_config: BackendConfig,
+        num_workers: int = 1,
+        num_cpus_per_worker: int = 1,
+        num_gpus_per_worker: int = 0,
         *,
-        spec_digest: str,
-        first_report: int = 0,
-        checkpoint: Path | None = None,
+        placement: Placement | None = None,
+        in_allocation: bool = False,
     ) -> None:
-        self.worker_group = worker_group
-        self.tracker = AttemptTracker(world_size=len(worker_group), first_report=first_report)
-        self.progress = Progress(
-            world_size=len(worker_group), first_report=first_report, now=time.monotonic()
-        )
-        self._first_report = first_report
-        self._checkpoint = checkpoint
-        self._spec_digest = spec_digest
-        self._rounds: deque[ReportRound] = deque()
-        self._failed_at: float | None = None
-        self._heard = 0
-        self._heard_at = 0.0
+        if not isinstance(backend_config, BackendConfig):
+            raise ConfigError(
+                f"BackendExecutor({backend_config!r}): a BackendConfig comes first, such as "
+                f"hpctrain.torch.TorchConfig()."
+            )
+        self._backend_config = backend_config
+        self._num_workers = num_workers
+        self._cpus, self._gpus = num_cpus_per_worker, num_gpus_per_worker
+        self._placement = placement
+        self._in_allocation = in_allocation
+        self._group: WorkerGroup | None = None
+        self._root: Path | None = None
+        self._attempt: AttemptExecutor | None = None
 
-    def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Start the ranks and wait until they are one world."""
-        self.worker_group.start(timeout_s)
-        self.progress.listen(time.monotonic())
-
-    def start_training(self) -> None:
-        """Let every rank set the backend up and call the training function."""
-        self.worker_group.broadcast(
-            "train",
-            first_report=self._first_report,
-            checkpoint=None if self._checkpoint is None else str(self._checkpoint),
-            spec=self._spec_digest,
-        )
-
-    def get_next_results(self, timeout_s: float) -> ReportRound | None:
-        """Return the next report that all ranks have made, or None if there is none in time."""
-        if not self._rounds:
-            if self._failed_at is not None:
-                timeout_s = min(timeout_s, _LISTEN_S)
-            frames = self.worker_group.poll(timeout_s)
-            self.progress.listen(time.monotonic())
-            for frame in frames:
-                self.progress.feed(frame)
-                self._rounds.extend(self.tracker.feed(frame))
-        return self._rounds.popleft() if self._rounds else None
-
-    def is_finished(self) -> bool:
-        """Return whether every rank has returned, or one has failed and the others were heard."""
-        if self._rounds:
-            return False
-        if self.tracker.is_done:
-            return True
-        if self._failed_at is None:
-            gone = self.worker_group.exit_status() is not None
-            if self.tracker.has_failed or gone or self.tracker.unmatched_calls():
-                self._failed_at = time.monotonic()
-            return False
-        now = time.monotonic()
-        if self._heard != (heard := self.tracker.num_ended):
-            self._heard, self._heard_at = heard, now
-        return (
-            heard == len(self.worker_group)
-            or now - max(self._failed_at, self._heard_at) > self._quiet_s()
-            or now - self._failed_at > _COLLECT_S
-        )
-
-    def _quiet_s(self) -> float:
-        died_silently = set(self.tracker.lost) - set(self.tracker.failures)
-        return _SILENT_QUIET_S if died_silently else _QUIET_S
-
-    def finish_training(self) -> bytes:
-        """Return what rank 0's training function returned, pickled.
+    def start(
+        self,
+        initialization_hook: Callable[[], Any] | None = None,
+        *,
+        timeout_s: float = START_TIMEOUT_S,
+    ) -> None:
+        """Start the workers; call a function on each of them, if one is given. Not collective.
 
         Raises
         ------
         LaunchError
-            If the step ended although no rank failed: the launcher did something on its own.
+            If they cannot be started.
         """
-        if not self.tracker.is_done and not self.tracker.has_failed:
-            raise LaunchError(
-                f"the step of the ranks ended with status {self.worker_group.exit_status()}, and "
-                f"no rank said why. It said:\n{self.worker_group.launcher_output()}"
-            )
-        return self.tracker.return_value
+        if self._group is not None:
+            raise ValueError("this BackendExecutor is started already; call shutdown() first.")
+        # Where nodes share no /tmp, the working directory is what they share.
+        beside = os.getcwd() if self._in_allocation else None
+        self._root = Path(tempfile.mkdtemp(prefix="hpctrain-executor-", dir=beside))
+        self._group = WorkerGroup(
+            self._num_workers,
+            self._cpus,
+            self._gpus,
+            placement=self._placement,
+            in_allocation=self._in_allocation,
+            path=self._root,
+            attempt=_ATTEMPT,
+        )
+        try:
+            self._group.start(timeout_s)
+            if initialization_hook is not None:
+                self._group.execute(initialization_hook)
+        except BaseException:
+            self.shutdown(graceful_termination=False)
+            raise
 
-    def shutdown(self, *, graceful: bool) -> None:
-        """End the ranks."""
-        self.worker_group.shutdown(patience_s=10.0 if graceful else 0.0)
+    def is_started(self) -> bool:
+        """Return whether there are workers. Not collective."""
+        return self._group is not None
+
+    def get_worker_group(self) -> WorkerGroup:
+        """Return the workers; call functions on them before the training starts. Not collective."""
+        if self._group is None:
+            raise ValueError("this BackendExecutor has no workers; call start() first.")
+        return self._group
+
+    def start_training(
+        self,
+        train_func: Callable[..., Any],
+        train_loop_config: Mapping[str, Any] | None = None,
+        *,
+        datasets: Mapping[str, Any] | None = None,
+        datasets_to_split: Literal["all"] | Sequence[str] = "all",
+        metadata: Mapping[str, Any] | None = None,
+        checkpoint: Checkpoint | None = None,
+    ) -> None:
+        """Set the backend up on all workers, and let them call the training function.
+
+        Not collective. Returns at once.
+
+        Parameters
+        ----------
+        train_func, train_loop_config
+            As for a `DataParallelTrainer`.
+        datasets, datasets_to_split, metadata
+            As for a `DataParallelTrainer`.
+        checkpoint
+            What ``get_checkpoint()`` returns at first.
+
+        Raises
+        ------
+        ConfigError
+            If the function cannot be a training function, or cannot be pickled.
+        """
+        group = self.get_worker_group()
+        if self._attempt is not None:
+            raise ValueError("this BackendExecutor trains already; make another one.")
+        worker = WorkerSpec(
+            train_loop=_Gathered(train_func, takes_config(train_func)),
+            train_loop_config=train_loop_config,
+            takes_config=True,
+            backend_config=self._backend_config,
+            datasets=dict(datasets or {}),
+            datasets_to_split=datasets_to_split,
+            preprocessor=None,
+            metadata=dict(metadata or {}),
+        )
+        content = RunSpec(
+            trainer=f"{__name__}.BackendExecutor",
+            backend=type(self._backend_config).__qualname__,
+            fingerprint="",
+            digests={},
+            settings=RankSettings(
+                name="backend-executor",
+                cwd=os.getcwd(),
+                sys_path=tuple(str(Path(p).absolute()) for p in sys.path),
+                cpus_per_worker=group.placement.cpus_per_task,
+                gpus_per_worker=group.placement.gpus_per_task,
+                commit_timeout_s=_COMMIT_TIMEOUT_S,
+            ),
+            worker=spec.pack(worker, what="the training function"),
+            executor=b"",
+        ).to_bytes()
+        paths = self._paths()
+        paths.spec.write_bytes(content)
+        paths.spec.chmod(0o600)
+        self._store = CheckpointStore(paths.checkpoints)
+        self._store.prepare()
+        self._attempt = AttemptExecutor(
+            group,
+            spec_digest=digest_spec(content),
+            checkpoint=None if checkpoint is None else Path(checkpoint.path),
+        )
+        self._attempt.start_training()
+
+    def get_next_results(self) -> list[dict[str, Any]] | None:
+        """Wait for the next report; return the metrics of each rank, or None at the end.
+
+        Not collective. A checkpoint of the report is complete then: see `get_checkpoint`.
+
+        Raises
+        ------
+        WorkerError
+            If a rank failed.
+        """
+        attempt = self._training()
+        while not attempt.is_finished():
+            round_ = attempt.get_next_results(_POLL_S)
+            if round_ is None:
+                continue
+            metrics = [round_.metrics(rank) for rank in range(len(attempt.worker_group))]
+            if round_.parts:
+                self._commit(attempt, round_)
+            return metrics
+        if attempt.tracker.has_failed:
+            group = attempt.worker_group
+            error = explain_failure(
+                attempt.tracker,
+                workers=group.workers,
+                paths=self._paths(),
+                attempt=_ATTEMPT,
+                checkpoint=None,
+                launcher_output=group.launcher_output(),
+            )
+            raise error from error.worker_failures.get(error.rank)
+        return None
+
+    def get_checkpoint(self) -> Checkpoint | None:
+        """Return the newest checkpoint, or None. Not collective.
+
+        It is deleted by `shutdown`: copy it with ``to_directory()``.
+        """
+        self._training()
+        newest = max(self._store.manifests(), key=lambda found: found.report, default=None)
+        return None if newest is None else self._store.open(newest)
+
+    def finish_training(self) -> list[Any]:
+        """Wait for the end; return what the training function returned, by rank. Not collective.
+
+        Raises
+        ------
+        WorkerError
+            If a rank failed.
+        """
+        while self.get_next_results() is not None:
+            pass
+        content = self._training().finish_training()
+        values: list[Any] = spec.unpack(content)
+        return values
+
+    def shutdown(self, graceful_termination: bool = True) -> None:
+        """End the workers, and delete their directory. Not collective."""
+        if self._group is not None:
+            self._group.shutdown(patience_s=10.0 if graceful_termination else 0.0)
+        if self._root is not None:
+            shutil.rmtree(self._root, ignore_errors=True)
+        self._group = self._root = self._attempt = None
+
+    def _commit(self, attempt: AttemptExecutor, round_: Any) -> None:
+        path, reason = None, None
+        try:
+            for part in round_.parts.values():
+                if part.error is not None:
+                    raise CheckpointError(part.error)
+            checkpoint, _ = self._store.commit(
+                attempt=_ATTEMPT,
+                report=round_.report,
+                world_size=len(attempt.worker_group),
+                metrics=round_.metrics(),
+                parts=round_.parts,
+            )
+            path = str(checkpoint.path)
+        except (OSError, CheckpointError) as error:
+            self._store.abandon(attempt=_ATTEMPT, report=round_.report)
+            reason = str(error)
+        attempt.worker_group.broadcast("committed", report=round_.report, path=path, error=reason)
+
+    def _paths(self) -> RunPaths:
+        assert self._root is not None
+        return RunPaths(self._root)
+
+    def _training(self) -> AttemptExecutor:
+        if self._attempt is None:
+            raise ValueError("this BackendExecutor trains nothing; call start_training() first.")
+        return self._attempt
+
+
+class _Gathered:
+    """A training function whose value on every rank reaches rank 0."""
+
+    def __init__(self, function: Callable[..., Any], takes_config: bool) -> None:
+        self._function = function
+        self._takes_config = takes_config
+
+    def __call__(self, config: dict[str, Any]) -> list[Any] | None:
+        """Call the function, then gather. Collective."""
+        value = self._function(config) if self._takes_config else self._function()
+        # Of classes of the main script, which MPI's pickles do not carry.
+        packed = spec.pack(value, what="the return value")
+        gathered = active_worker("train_func").comm.gather(packed)
+        return None if gathered is None else [spec.unpack(one) for one in gathered]

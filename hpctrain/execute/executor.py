@@ -16,7 +16,7 @@ from hpctrain.errors import (
     WorkerHangError,
 )
 from hpctrain.execute.allotment import Allotment
-from hpctrain.execute.backend_executor import BackendExecutor
+from hpctrain.execute.attempt_executor import AttemptExecutor
 from hpctrain.execute.departure import Departure
 from hpctrain.execute.explain import explain_failure, names_a_death
 from hpctrain.execute.failure_policy import Decision, classify_failure, decide, describe_cause
@@ -260,7 +260,7 @@ class Executor:
             attempt=start.attempt,
             log_to_file=self._run_config.log_to_file,
         )
-        backend = BackendExecutor(
+        backend = AttemptExecutor(
             group,
             first_report=start.first_report,
             checkpoint=None if start.checkpoint is None else start.checkpoint.path,
@@ -297,7 +297,7 @@ class Executor:
             recorder.keep_failures(backend.tracker.failures.values())
             recorder.end_attempt(error=error, reports=backend.tracker.reports)
 
-    def _watch(self, backend: BackendExecutor) -> None:
+    def _watch(self, backend: AttemptExecutor) -> None:
         backend.start_training()
         broadcast = backend.worker_group.broadcast
         ranks_of: dict[str, list[int]] = {}
@@ -334,7 +334,7 @@ class Executor:
                 self._look_for_hangs(hang, backend)
             growth.conclude()
 
-    def _look_for_hangs(self, hang: HangWatch, backend: BackendExecutor) -> None:
+    def _look_for_hangs(self, hang: HangWatch, backend: AttemptExecutor) -> None:
         try:
             if not backend.tracker.has_failed:
                 hang.step()
@@ -346,7 +346,7 @@ class Executor:
         if hang.stalled != self._journal.status.stalled:
             self._journal.change(stalled=hang.stalled)
 
-    def _conclude(self, backend: BackendExecutor) -> None:
+    def _conclude(self, backend: AttemptExecutor) -> None:
         tracker = backend.tracker
         if complaint := tracker.unmatched_calls():
             raise TrainingFailedError(complaint)
