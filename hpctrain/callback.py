@@ -24,6 +24,8 @@ class RunContext:
     """Number of the running attempt, from 1."""
     world_size: int
     """Ranks of the running attempt."""
+    report: int = 0
+    """Number of the last report of all ranks, counted over all attempts."""
 
 
 class UserCallback:
@@ -36,6 +38,18 @@ class UserCallback:
 
     fatal: ClassVar[bool] = False
     """Whether an exception in a hook ends the run."""
+
+    def on_submit(self, parameters: Mapping[str, Any]) -> None:
+        """Precede the start, in the process that calls ``fit()``: what is raised here, it raises.
+
+        Called again by each ``fit()``, before anything is written or submitted.
+
+        Parameters
+        ----------
+        parameters
+            What the training is configured with: `train_loop_config`, or the parameters of a
+            library.
+        """
 
     def after_report(
         self,

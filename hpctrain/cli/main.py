@@ -22,6 +22,7 @@ from hpctrain.cli.run import run
 from hpctrain.cli.serve import serve
 from hpctrain.cli.status import status
 from hpctrain.cli.submit import submit
+from hpctrain.cli.sync import sync
 from hpctrain.cli.template import template
 from hpctrain.cli.wait import wait
 
@@ -53,6 +54,7 @@ app.command()(logs)
 app.command()(attach)
 app.command()(wait)
 app.command()(cancel)
+app.command()(sync)
 app.command()(template)
 app.command()(predict)
 app.command()(serve)

@@ -11,8 +11,11 @@ from typing import Annotated, Any
 import typer
 
 
-def _complete_run(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the names of runs that begin so; the shell itself knows directories."""
+def complete_run(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the names of runs that begin so: the shell itself knows directories.
+
+    Not collective.
+    """
     from hpctrain.cli.run_view import find_runs
 
     storage = ctx.params.get("storage") or DEFAULT_STORAGE
@@ -25,7 +28,7 @@ RunArgument = Annotated[
     typer.Argument(
         metavar="RUN",
         help="Directory of the run, or its name in --storage.",
-        autocompletion=_complete_run,
+        autocompletion=complete_run,
     ),
 ]
 StorageOption = Annotated[

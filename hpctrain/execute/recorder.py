@@ -242,6 +242,7 @@ class Recorder:
             )
         if checkpoint is not None:
             self.checkpoints.retain(checkpoint, round_.metrics())
+        self._recorded = round_.report
         if self._config.callbacks:
             metrics = [round_.metrics(rank) for rank in sorted(round_.lines)]
             self.call("after_report", metrics, checkpoint)
@@ -250,7 +251,6 @@ class Recorder:
             if why is not None:
                 self._goal = round_.report, StopNotice(kind=StopKind.GOAL, why=why)
                 self.ask_to_stop(self._goal[1])
-        self._recorded = round_.report
 
     def answer(self, tracker: AttemptTracker, broadcast: Callable[..., None]) -> None:
         """Answer ranks that ask for a turn to write, or for the checkpoints that there are.
@@ -281,6 +281,7 @@ class Recorder:
             path=self.paths.root,
             attempt=self.journal.status.attempt,
             world_size=self.journal.status.world_size,
+            report=self._recorded,
         )
         for callback in self._config.callbacks:
             try:

@@ -88,6 +88,11 @@ class Boosting(abc.ABC):
     _DATASET_ARGUMENTS: ClassVar[Mapping[str, str]]
     """Arguments of the library's dataset that cannot be in `dataset_params`, and what to use."""
 
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """What trackers show as hyperparameters."""
+        return {"params": dict(self.params), "num_boost_round": self.num_boost_round}
+
     def __post_init__(self) -> None:
         """Check what a user gave."""
         check_type("params", self.params, Mapping)

@@ -219,6 +219,8 @@ def make_spec(request: Request, plan: LaunchPlan, *, in_background: bool = False
     cwd = environ.working_directory()
     if plan.launcher != "inline":
         _refuse_large_datasets(request.worker_spec.datasets)
+    for callback in request.run_config.callbacks:
+        callback.on_submit(request.worker_spec.parameters)
     worker = pack(request.worker_spec, what="the training function")
     if warning := explain_large_pickle(request.worker_spec, worker):
         log(f"warning: {warning}")

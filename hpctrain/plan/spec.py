@@ -95,6 +95,14 @@ class WorkerSpec:
     data_config: Any = None
     """A DataConfig with a ``configure()`` of the user's, which assigns the datasets."""
 
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """What trackers show as hyperparameters: the configuration, or that of a trainer's loop."""
+        if self.train_loop_config is not None:
+            return self.train_loop_config
+        parameters: Mapping[str, Any] = getattr(self.train_loop, "parameters", {})
+        return parameters
+
 
 def make_fingerprint(*parts: bytes) -> str:
     """Return a digest of parts: texts, and pickles made by `pack`.

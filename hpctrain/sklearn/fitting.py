@@ -37,6 +37,11 @@ class SklearnFitting:
     cpus: int | None
     """CPUs of a worker, for estimators that do not say how many they use; None leaves them."""
 
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """What trackers show as hyperparameters."""
+        return {"params": dict(self.params)}
+
     def __call__(self) -> None:
         """Cross-validate, fit, score, and report that once. Collective."""
         from sklearn.base import clone

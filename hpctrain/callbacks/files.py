@@ -1,0 +1,146 @@
+"""Loggers without a library: ``progress.csv`` and ``result.json``."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from hpctrain.callback import RunContext
+from hpctrain.callbacks.logger import LoggerCallback
+from hpctrain.rundir.files import write_atomic
+from hpctrain.rundir.reading import parse_json
+
+if TYPE_CHECKING:
+    from hpctrain.checkpoint import Checkpoint
+
+_NUMBER = "training_iteration"
+
+
+class _FileLogger(LoggerCallback):
+    """Appends to a file in the run directory; what an attempt reports again takes its place."""
+
+    _file: IO[str] | None = None
+
+    def close(self, run_context: RunContext, state: str) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _reopen(self, path: Path, content: str) -> None:
+        if self._file is not None:
+            self._file.close()
+        write_atomic(path, content.encode())
+        self._file = path.open("a", newline="", encoding="utf-8")
+
+    def _append(self, text: str) -> None:
+        assert self._file is not None
+        self._file.write(text)
+        self._file.flush()
+
+
+class CSVLoggerCallback(_FileLogger):
+    """Writes ``progress.csv`` into the run directory: a row for each report.
+
+    The columns are ``training_iteration``, which is the number of the report, ``timestamp``, and
+    the metrics; a column that comes later is empty in the rows before. What is neither a number nor
+    text is JSON.
+    """
+
+    _columns: tuple[str, ...] = ()
+
+    def open(self, run_context: RunContext) -> None:
+        """Open the file without the rows that the attempt reports again."""
+        self._path = run_context.path / "progress.csv"
+        header, rows = _read_table(self._path)
+        kept = [row for row in rows if int(row[0]) < max(run_context.report, 1)]
+        self._rewrite(header or [_NUMBER, "timestamp"], kept)
+
+    def log(
+        self, run_context: RunContext, metrics: dict[str, Any], checkpoint: Checkpoint | None
+    ) -> None:
+        """Write a row."""
+        row = {**metrics, **_stamp(run_context)}
+        if new := [name for name in row if name not in self._columns]:
+            _, rows = _read_table(self._path)
+            self._rewrite([*self._columns, *new], rows)
+        self._append(_to_csv([[_cell(row.get(name)) for name in self._columns]]))
+
+    def _rewrite(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        self._columns = tuple(columns)
+        wide = [[*row, *[""] * (len(columns) - len(row))] for row in rows]
+        self._reopen(self._path, _to_csv([columns, *wide]) if rows or len(columns) > 2 else "")
+
+
+class JsonLoggerCallback(_FileLogger):
+    """Writes ``result.json``, one JSON object a line, and ``params.json`` into the run directory.
+
+    An object has the metrics as they were reported, ``training_iteration``, which is the number of
+    the report, and ``timestamp``.
+    """
+
+    def open(self, run_context: RunContext) -> None:
+        """Open the file without the lines that the attempt reports again."""
+        parameters = json.dumps(dict(self.parameters), indent=1, default=repr)
+        write_atomic(run_context.path / "params.json", parameters.encode())
+        path = run_context.path / "result.json"
+        *lines, _ = path.read_text().split("\n") if path.exists() else [""]
+        kept = [line for line in lines if _number_of(line) < max(run_context.report, 1)]
+        self._reopen(path, "".join(f"{line}\n" for line in kept))
+
+    def after_report(
+        self,
+        run_context: RunContext,
+        metrics: Sequence[Mapping[str, Any]],
+        checkpoint: Checkpoint | None,
+    ) -> None:
+        """Write a line."""
+        self._open(run_context)
+        self.log(run_context, dict(metrics[0]), checkpoint)
+
+    def log(
+        self, run_context: RunContext, metrics: dict[str, Any], checkpoint: Checkpoint | None
+    ) -> None:
+        """Write a line."""
+        self._append(json.dumps({**metrics, **_stamp(run_context)}) + "\n")
+
+
+def _stamp(run_context: RunContext) -> dict[str, int]:
+    return {_NUMBER: run_context.report, "timestamp": int(time.time())}
+
+
+def _number_of(line: str) -> float:
+    value = parse_json(line)
+    number = value.get(_NUMBER) if isinstance(value, dict) else None
+    return number if isinstance(number, int) else float("inf")
+
+
+def _read_table(path: Path) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows, without what is torn or was never ours."""
+    if not path.exists():
+        return [], []
+    with path.open(newline="", encoding="utf-8") as file:
+        content = file.read()
+    # A row that a kill has cut off has no end.
+    complete = content[: content.rfind("\n") + 1]
+    header, *rows = [*csv.reader(io.StringIO(complete, newline=""))] or [[]]
+    if header[:1] != [_NUMBER]:
+        return [], []
+    return header, [row for row in rows if len(row) == len(header) and row[0].isdecimal()]
+
+
+def _to_csv(rows: Sequence[Sequence[str]]) -> str:
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,152 @@
+"""`LoggerCallback`: what all loggers share."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hpctrain.callback import RunContext, UserCallback
+from hpctrain.errors import ConfigError
+from hpctrain.log import log
+from hpctrain.metric_names import all_names, find_metric
+
+if TYPE_CHECKING:
+    from hpctrain.checkpoint import Checkpoint
+    from hpctrain.result import Result
+
+
+class LoggerCallback(UserCallback, abc.ABC):
+    """Writes rank 0's metrics of each report into a record of the run.
+
+    A subclass says what is done with them. What holds a file or a connection is made in `open` and
+    given up in `close`: the object is pickled before, and may log another run after that.
+    """
+
+    package: ClassVar[str] = ""
+    """Library that it needs, as it is imported; empty for none."""
+    extra: ClassVar[str] = ""
+    """The extra of hpctrain that installs it."""
+
+    parameters: Mapping[str, Any] = {}
+    """Hyperparameters of the run."""
+    _attempt = 0
+    # Class attributes, so that a subclass need not call an __init__ of ours.
+    _named: frozenset[str] = frozenset()
+
+    @abc.abstractmethod
+    def open(self, run_context: RunContext) -> None:
+        """Open the record, or go on in it: before the first report of each attempt that makes one.
+
+        The attempt goes on with report ``run_context.report``; an earlier one may have made it too.
+        """
+
+    @abc.abstractmethod
+    def log(
+        self, run_context: RunContext, metrics: dict[str, Any], checkpoint: Checkpoint | None
+    ) -> None:
+        """Write a report.
+
+        Parameters
+        ----------
+        run_context
+            The run, and the number of the report.
+        metrics
+            Metrics of rank 0, flat: what was ``{"val": {"loss": 1}}`` is ``val/loss``.
+        checkpoint
+            What was saved with it.
+        """
+
+    @abc.abstractmethod
+    def close(self, run_context: RunContext, state: str) -> None:
+        """End the record. The run may go on in a later ``fit()``.
+
+        Parameters
+        ----------
+        run_context
+            The run.
+        state
+            How it ended: ``finished``, ``failed`` or ``stopped``.
+        """
+
+    def on_submit(self, parameters: Mapping[str, Any]) -> None:
+        """Refuse to start without the library; see `hpctrain.UserCallback`."""
+        require_package(type(self).__name__, self.package, self.extra)
+        self.parameters = dict(parameters)
+        self._attempt = 0
+
+    def after_report(
+        self,
+        run_context: RunContext,
+        metrics: Sequence[Mapping[str, Any]],
+        checkpoint: Checkpoint | None,
+    ) -> None:
+        """Write a report; see `hpctrain.UserCallback`."""
+        self._open(run_context)
+        self.log(run_context, flatten(metrics[0]), checkpoint)
+
+    def on_finish(self, run_context: RunContext, result: Result) -> None:
+        """End the record, if there is one; see `hpctrain.UserCallback`."""
+        is_open, self._attempt = self._attempt > 0, 0
+        if is_open:
+            self.close(run_context, result.state)
+
+    def _open(self, run_context: RunContext) -> None:
+        if self._attempt != run_context.attempt:
+            self.open(run_context)
+            # Not before: where it raises, the next report tries again.
+            self._attempt = run_context.attempt
+
+    def say_left_out(self, names: Iterable[str], why: str) -> None:
+        """Log once for each metric that a tracker cannot take."""
+        new = frozenset(names) - self._named
+        if new:
+            self._named |= new
+            shown = ", ".join(sorted(map(repr, new)))
+            log(f"{type(self).__name__} leaves out {shown:.300}: {why}.")
+
+
+def require_package(what: str, package: str, extra: str) -> None:
+    """Find out whether a library is installed, without importing it. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If it is not.
+    """
+    if package and find_spec(package) is None:
+        raise ConfigError(
+            f"{what} needs {package}, which is not installed: pip install 'hpctrain[{extra}]'."
+        )
+
+
+def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a mapping of mappings as one, with names such as ``val/loss``. Not collective.
+
+    Examples
+    --------
+    >>> flatten({"loss": 1.0, "val": {"loss": 2.0}})
+    {'loss': 1.0, 'val/loss': 2.0}
+    """
+    return {name: find_metric(values, name) for name in all_names(values)}
+
+
+def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics that are numbers; true is 1.0. Not collective.
+
+    NaN and infinity are numbers.
+
+    Examples
+    --------
+    >>> numbers({"loss": 1, "best": True, "note": "text"})
+    {'loss': 1.0, 'best': 1.0}
+    """
+    found = {}
+    for name, value in metrics.items():
+        if isinstance(value, (int, float)):
+            try:
+                found[name] = float(value)
+            except OverflowError:
+                found[name] = float("inf") if value > 0 else float("-inf")
+    return found

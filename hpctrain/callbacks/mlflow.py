@@ -1,0 +1,297 @@
+"""MLflow: `MLflowLoggerCallback`, and `setup_mlflow` for inside a training function."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpctrain import environ
+from hpctrain.callback import RunContext
+from hpctrain.callbacks.logger import flatten, numbers, require_package
+from hpctrain.callbacks.position import Position
+from hpctrain.callbacks.tracker import TrackerCallback
+from hpctrain.errors import ConfigError
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.worker.context import get_context
+
+if TYPE_CHECKING:
+    from hpctrain.checkpoint import Checkpoint
+
+_STATUS = {"finished": "FINISHED", "failed": "FAILED"}
+_MOST_CHARACTERS_OF_NAME = 250
+_MOST_CHARACTERS_OF_VALUE = 6000
+_MOST_AT_A_TIME = 100
+
+
+class MLflowLoggerCallback(TrackerCallback):
+    """Logs into one run of MLflow, by ``mlflow-skinny`` or ``mlflow``.
+
+    Without `tracking_uri` and ``MLFLOW_TRACKING_URI`` it is a file store in the run directory,
+    ``mlruns/``, which ``hpctrain sync`` copies to a server. Metrics that are no numbers are left
+    out. In a name, ``_`` takes the place of what MLflow does not allow.
+
+    Parameters
+    ----------
+    tracking_uri, registry_uri
+        As of ``mlflow.set_tracking_uri`` and ``mlflow.set_registry_uri``.
+    experiment_name
+        Experiment of the run; made if there is none. ``MLFLOW_EXPERIMENT_NAME``, else ``Default``.
+    tags
+        Tags of the run.
+    tracking_token
+        ``MLFLOW_TRACKING_TOKEN``.
+    save_artifact
+        Whether the kept checkpoints, and what is in ``artifacts/`` of the run directory, become
+        artifacts at the end of the run.
+    """
+
+    package = "mlflow"
+    extra = "mlflow"
+    tracker = "mlflow"
+
+    _client: Any = None
+    _record = ""
+
+    def __init__(
+        self,
+        tracking_uri: str | None = None,
+        *,
+        registry_uri: str | None = None,
+        experiment_name: str | None = None,
+        tags: Mapping[str, Any] | None = None,
+        tracking_token: str | None = None,
+        save_artifact: bool = False,
+    ) -> None:
+        self._tracking_uri = tracking_uri
+        self._registry_uri = registry_uri
+        self._experiment_name = experiment_name
+        self._tags = dict(tags or {})
+        self._tracking_token = tracking_token
+        self._save_artifact = save_artifact
+
+    def store(self, run_context: RunContext) -> str:
+        """Return the URI that is logged to."""
+        return _tracking_uri(run_context.path, self._tracking_uri)
+
+    def begin(self, run_context: RunContext, position: Position) -> None:
+        """Make the run of MLflow, or open the one in which this one goes on."""
+        from mlflow.tracking import MlflowClient
+
+        if self._tracking_token:
+            environ.export({"MLFLOW_TRACKING_TOKEN": self._tracking_token})
+        self._client = MlflowClient(self.store(run_context), self._registry_uri)
+        if position.record is None:
+            tags = {"hpctrain.run_id": position.run_id, **self._tags}
+            run = self._client.create_run(self._experiment(), tags=tags, run_name=run_context.name)
+            position.begin(run.info.run_id)
+        assert position.record is not None
+        self._record = position.record
+        self._client.update_run(self._record, status="RUNNING")
+        self._log_parameters()
+
+    def send(
+        self, report: int, time_s: float, metrics: dict[str, Any], checkpoint: Checkpoint | None
+    ) -> None:
+        """Log the numbers."""
+        from mlflow.entities import Metric
+
+        found = numbers(metrics)
+        self.say_left_out(metrics.keys() - found.keys(), "MLflow takes numbers")
+        named: dict[str, float] = {}
+        for name, value in found.items():
+            named.setdefault(mlflow_name(name), value)
+        if len(named) < len(found):
+            kept = {mlflow_name(name): name for name in reversed(found)}
+            self.say_left_out(found.keys() - kept.values(), "MLflow's name for it is taken")
+        rows = [Metric(name, value, int(time_s * 1000), report) for name, value in named.items()]
+        for first in range(0, len(rows), _MOST_AT_A_TIME):
+            self._client.log_batch(self._record, metrics=rows[first : first + _MOST_AT_A_TIME])
+
+    def end(self, run_context: RunContext, state: str) -> None:
+        """Log what is to be kept, and end the run of MLflow."""
+        paths = RunPaths(run_context.path)
+        if self._save_artifact:
+            for directory in (paths.checkpoints, paths.artifacts):
+                for path in sorted(directory.glob("[!.]*")):
+                    log = self._client.log_artifacts if path.is_dir() else self._client.log_artifact
+                    folder = directory.name + (f"/{path.name}" if path.is_dir() else "")
+                    log(self._record, str(path), folder)
+        self._client.set_terminated(self._record, _STATUS.get(state, "KILLED"))
+
+    def _experiment(self) -> str:
+        name = self._experiment_name or environ.variable("MLFLOW_EXPERIMENT_NAME") or "Default"
+        return find_or_make_experiment(self._client, name)
+
+    def _log_parameters(self) -> None:
+        from mlflow.entities import Param
+
+        # A parameter that is logged cannot be changed.
+        present = self._client.get_run(self._record).data.params
+        wanted = mlflow_parameters(self.parameters)
+        new = [Param(name, value) for name, value in wanted.items() if name not in present]
+        for first in range(0, len(new), _MOST_AT_A_TIME):
+            self._client.log_batch(self._record, params=new[first : first + _MOST_AT_A_TIME])
+        changed = {name for name in wanted if present.get(name, wanted[name]) != wanted[name]}
+        self.say_left_out(changed, "MLflow keeps the first value of a parameter")
+
+
+def setup_mlflow(
+    config: Mapping[str, Any] | None = None,
+    tracking_uri: str | None = None,
+    registry_uri: str | None = None,
+    experiment_id: str | None = None,
+    experiment_name: str | None = None,
+    tracking_token: str | None = None,
+    artifact_location: str | None = None,
+    run_name: str | None = None,
+    create_experiment_if_not_exists: bool = False,
+    tags: Mapping[str, Any] | None = None,
+    rank_zero_only: bool = True,
+) -> Any:
+    """Begin a run of MLflow inside a training function, or go on in that of an earlier attempt.
+
+    Not collective. Without a URI it is the file store in the run directory.
+
+    Parameters
+    ----------
+    config
+        Hyperparameters.
+    tracking_uri, registry_uri
+        As of `MLflowLoggerCallback`.
+    experiment_id, experiment_name
+        Experiment of the run; that of a file store is made if there is none.
+    tracking_token
+        As of `MLflowLoggerCallback`.
+    artifact_location
+        Where an experiment that is made keeps its artifacts.
+    run_name
+        Name of the run of MLflow; by default that of this one.
+    create_experiment_if_not_exists
+        Whether an experiment of a server is made.
+    tags
+        Tags of the run of MLflow.
+    rank_zero_only
+        Whether the other ranks log nothing.
+
+    Returns
+    -------
+    module
+        ``mlflow``; on ranks that log nothing, an object of which each attribute and each call does
+        nothing.
+
+    Raises
+    ------
+    ConfigError
+        If MLflow is not installed, or there is no such experiment.
+    """
+    context = get_context()
+    rank = context.get_world_rank()
+    if rank_zero_only and rank:
+        return _Nothing()
+    require_package("setup_mlflow()", "mlflow", "mlflow")
+    uri = _tracking_uri(context.get_storage(), tracking_uri)
+    import mlflow
+
+    if tracking_token:
+        environ.export({"MLFLOW_TRACKING_TOKEN": tracking_token})
+    mlflow.set_tracking_uri(uri)
+    if registry_uri is not None:
+        mlflow.set_registry_uri(registry_uri)
+    client = mlflow.MlflowClient()
+    if experiment_id is None:
+        name = experiment_name or environ.variable("MLFLOW_EXPERIMENT_NAME") or "Default"
+        may_make = create_experiment_if_not_exists or uri.startswith("file:")
+        experiment_id = find_or_make_experiment(client, name, artifact_location, make=may_make)
+    run_context = RunContext(
+        name=context.get_experiment_name(),
+        path=context.get_storage(),
+        attempt=0,
+        world_size=context.get_world_size(),
+    )
+    position = Position(run_context, f"mlflow-rank-{rank}", store=uri)
+    run = mlflow.start_run(
+        run_id=position.record,
+        experiment_id=experiment_id,
+        run_name=run_name or run_context.name,
+        tags={"hpctrain.run_id": position.run_id, **(tags or {})},
+    )
+    position.begin(run.info.run_id)
+    present = client.get_run(run.info.run_id).data.params
+    wanted = mlflow_parameters(config or {})
+    mlflow.log_params({name: value for name, value in wanted.items() if name not in present})
+    return mlflow
+
+
+def _tracking_uri(run: Path, given: str | None) -> str:
+    """Return where MLflow logs to: what was given, else a file store in the run directory.
+
+    Not collective.
+    """
+    if uri := given or environ.variable("MLFLOW_TRACKING_URI"):
+        return uri
+    return file_store(run)
+
+
+def file_store(run: Path) -> str:
+    """Return the URI of the file store in a run directory. Not collective."""
+    # MLflow 3 refuses its own file store otherwise. A database would need locks of the filesystem.
+    environ.export({"MLFLOW_ALLOW_FILE_STORE": "true"}, keep_existing=True)
+    return (run.absolute() / "mlruns").as_uri()
+
+
+def find_or_make_experiment(
+    client: Any, name: str, artifact_location: str | None = None, *, make: bool = True
+) -> str:
+    """Return the identifier of an experiment of MLflow. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If there is none, and none is to be made.
+    """
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None and not make:
+        raise ConfigError(
+            f"MLflow has no experiment {name!r}. Make it there, or give "
+            f"create_experiment_if_not_exists=True."
+        )
+    if experiment is None:
+        return str(client.create_experiment(name, artifact_location=artifact_location))
+    return str(experiment.experiment_id)
+
+
+def mlflow_name(name: str) -> str:
+    """Return a name that MLflow takes for a metric or a parameter. Not collective.
+
+    Examples
+    --------
+    >>> mlflow_name("val/loss (%)")
+    'val/loss ___'
+    """
+    name = posixpath.normpath("/" + re.sub(r"[^/\w.\- :]", "_", name)).strip("/")
+    return name[:_MOST_CHARACTERS_OF_NAME] or "_"
+
+
+def mlflow_parameters(parameters: Mapping[str, Any]) -> dict[str, str]:
+    """Return parameters as MLflow takes them. Not collective."""
+    flat = flatten(parameters)
+    return {mlflow_name(name): str(flat[name])[:_MOST_CHARACTERS_OF_VALUE] for name in flat}
+
+
+class _Nothing:
+    """Stands for ``mlflow`` on a rank that logs nothing."""
+
+    def __getattr__(self, name: str) -> _Nothing:
+        return self
+
+    def __call__(self, *_: Any, **__: Any) -> _Nothing:
+        return self
+
+    def __enter__(self) -> _Nothing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass

@@ -1,0 +1,67 @@
+"""`Position`: where a record stands that can only be appended to."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from hpctrain.callback import RunContext
+from hpctrain.rundir.directory import read_run_id
+from hpctrain.rundir.files import make_directory, write_atomic
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.reading import read_object
+
+
+class Position:
+    """Which record of a tracker a run goes on in, and the last report that is in it.
+
+    It lies in ``loggers/`` of the run directory, so the executor of the next job goes on in the
+    same record. A copy of a run directory is another run, with a record of its own.
+
+    Parameters
+    ----------
+    run_context
+        The run.
+    tracker
+        Name of the tracker.
+    store
+        Where the record is. In another store the run has another record.
+    """
+
+    def __init__(self, run_context: RunContext, tracker: str, *, store: str = "") -> None:
+        paths = RunPaths(run_context.path)
+        self.run_id = read_run_id(paths) or run_context.name
+        """What the run is known by, everywhere and for ever."""
+        self._path = paths.root / "loggers" / f"{tracker}-{self.run_id}.json"
+        make_directory(self._path.parent, below=paths.root)
+        try:
+            known = read_object(self._path)
+        except FileNotFoundError:
+            known = {}
+        if known.get("store") != store:
+            known = {}
+        self._store = store
+        self.record: str | None = known.get("record")
+        """What the tracker calls the record; None if there is none yet."""
+        self.report: int = known.get("report", 0)
+        """Number of the last report in it."""
+
+    def begin(self, record: str) -> None:
+        """Write down that there is a record, with the reports that it has so far."""
+        self.record = record
+        write_atomic(self._path, self._content())
+
+    def move(self, report: int) -> None:
+        """Write down that a report is in the record."""
+        self.report = report
+        # In place, and always as long: a new file for each report would cost more than the report.
+        descriptor = os.open(self._path, os.O_WRONLY)
+        try:
+            os.pwrite(descriptor, self._content(), 0)
+        finally:
+            os.close(descriptor)
+
+    def _content(self) -> bytes:
+        known = {"store": self._store, "record": self.record, "report": self.report}
+        content = json.dumps(known)
+        return content.ljust(len(content) - len(str(self.report)) + 20).encode() + b"\n"

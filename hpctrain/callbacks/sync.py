@@ -1,0 +1,133 @@
+"""Uploads what loggers wrote without a network, from a machine that has one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpctrain import environ
+from hpctrain.callbacks.logger import require_package
+from hpctrain.errors import ConfigError
+
+_TIMEOUT_S = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of the record of one tracker."""
+
+    tracker: str
+    text: str
+    """What was done, or why not."""
+    is_sent: bool = True
+    """Whether the tracker has all that there is."""
+
+
+def sync_run(root: Path, *, is_over: bool, mlflow_uri: str | None = None) -> Iterator[Outcome]:
+    """Upload what the loggers of a run wrote into its directory, and is not uploaded yet.
+
+    Not collective. It needs the network.
+
+    Parameters
+    ----------
+    root
+        The run directory.
+    is_over
+        Whether nothing is written any more.
+    mlflow_uri
+        Server of MLflow; ``MLFLOW_TRACKING_URI`` if it is None.
+    """
+    if parts := sorted((root / "wandb").glob("offline-run-*/run-*.wandb")):
+        yield _attempt("wandb", lambda: _sync_wandb(root, parts, is_over=is_over))
+    if archives := sorted((root / "comet").glob("*.zip"), key=lambda path: path.stat().st_mtime_ns):
+        yield _attempt("comet", lambda: _sync_comet(archives))
+    if (root / "mlruns").is_dir():
+        uri = mlflow_uri or environ.variable("MLFLOW_TRACKING_URI")
+        yield _attempt("mlflow", lambda: _sync_mlflow(root, uri))
+
+
+def _attempt(tracker: str, sync: Callable[[], Outcome]) -> Outcome:
+    try:
+        return sync()
+    # Whatever a library raises, the other records are sent.
+    except Exception as error:
+        kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
+        return Outcome(tracker=tracker, text=f"not sent: {kind}{error}", is_sent=False)
+
+
+def _sync_wandb(root: Path, parts: Sequence[Path], *, is_over: bool) -> Outcome:
+    require_package("hpctrain sync", "wandb", "wandb")
+    # wandb itself marks a part like this.
+    waiting = [part for part in parts if not _marker(part).exists()]
+    if not waiting:
+        return Outcome(tracker="wandb", text="there already")
+    if not is_over:
+        # A part that is sent before its end is marked as sent too.
+        text = "not sent: the run is not over, and wandb sends a part of a run once"
+        return Outcome(tracker="wandb", text=text, is_sent=False)
+    said = _run(root, "wandb", "sync", *(str(part.parent) for part in waiting))
+    if left := [part for part in waiting if not _marker(part).exists()]:
+        text = f"not sent: {len(left)} of {len(waiting)} parts: {said}"
+        return Outcome(tracker="wandb", text=text, is_sent=False)
+    return Outcome(tracker="wandb", text=f"sent {_count(len(waiting), 'part')}")
+
+
+def _marker(part: Path) -> Path:
+    return part.with_name(f"{part.name}.synced")
+
+
+def _sync_comet(archives: Sequence[Path]) -> Outcome:
+    require_package("hpctrain sync", "comet_ml", "comet")
+    sent = 0
+    # In order: the first makes the experiment in which the others go on.
+    for archive in archives:
+        marker = archive.with_name(f"{archive.name}.uploaded")
+        if marker.exists():
+            continue
+        said = _run(archive.parent, "comet_ml.scripts.comet", "upload", str(archive))
+        if said is not None:
+            text = f"not sent: {archive.name}: {said}"
+            return Outcome(tracker="comet", text=text, is_sent=False)
+        marker.touch()
+        sent += 1
+    return Outcome(
+        tracker="comet", text=f"sent {_count(sent, 'part')}" if sent else "there already"
+    )
+
+
+def _sync_mlflow(root: Path, uri: str | None) -> Outcome:
+    require_package("hpctrain sync", "mlflow", "mlflow")
+    if not uri:
+        raise ConfigError(
+            "there is no server of MLflow. Set MLFLOW_TRACKING_URI, or give --mlflow-uri."
+        )
+    from hpctrain.callbacks.mlflow_copy import copy_file_store
+
+    sent = copy_file_store(root, uri)
+    values = ", ".join(_count(number, what) for what, number in sent.items() if number)
+    return Outcome(tracker="mlflow", text=f"sent {values}" if values else "there already")
+
+
+def _run(cwd: Path, module: str, *arguments: str) -> str | None:
+    """Run a tool of a tracker; return the end of what it said if it failed."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        timeout=_TIMEOUT_S,
+    )
+    lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    if done.returncode == 0 and module != "wandb":
+        return None
+    return " / ".join(lines[-3:]) or f"it ended with {done.returncode}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -1,0 +1,62 @@
+"""``hpctrain sync``: sends what loggers wrote on nodes without internet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hpctrain.cli.options import DEFAULT_STORAGE, StorageOption, complete_run
+
+
+def sync(
+    run: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="RUN",
+            help="Directory of the run, or its name in --storage.",
+            show_default=False,
+            autocompletion=complete_run,
+        ),
+    ] = None,
+    storage: StorageOption = DEFAULT_STORAGE,
+    all_runs: Annotated[
+        bool, typer.Option("--all", help="All runs of --storage, in place of RUN.")
+    ] = False,
+    mlflow_uri: Annotated[
+        str,
+        typer.Option("--mlflow-uri", help="Server of MLflow.", show_default="MLFLOW_TRACKING_URI"),
+    ] = "",
+) -> None:
+    """Upload what W&B, Comet and MLflow loggers wrote into a run directory.
+
+    Call it on a login node. What is uploaded already is not sent again. 4 if something was not
+    sent.
+    """
+    from hpctrain.callbacks.sync import sync_run
+    from hpctrain.cli.exit_codes import FAILED
+    from hpctrain.cli.run_view import find_run, find_runs, view_run
+    from hpctrain.errors import ConfigError
+    from hpctrain.printable import show_controls
+    from hpctrain.rundir.display import one_line
+    from hpctrain.rundir.paths import RunPaths
+
+    if all_runs == (run is not None):
+        raise ConfigError("give either a RUN or --all: hpctrain sync RUN.")
+    if run is not None:
+        found = [find_run(run, storage)]
+    else:
+        found = [RunPaths(path.absolute()) for path in find_runs(storage)]
+    is_complete = True
+    for paths in found:
+        is_over = view_run(paths).live is False
+        nothing = True
+        for outcome in sync_run(paths.root, is_over=is_over, mlflow_uri=mlflow_uri or None):
+            nothing, is_complete = False, is_complete and outcome.is_sent
+            line = f"{paths.root.name}  {outcome.tracker}: {one_line(outcome.text)}"
+            print(show_controls(line), flush=True)
+        if nothing:
+            print(show_controls(f"{paths.root.name}  nothing to send"), flush=True)
+    if not is_complete:
+        raise SystemExit(FAILED)
