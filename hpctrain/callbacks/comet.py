@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from hpctrain import environ
 from hpctrain.callback import RunContext
 from hpctrain.callbacks.logger import flatten, numbers
 from hpctrain.callbacks.position import Position
@@ -62,9 +62,10 @@ class CometLoggerCallback(TrackerCallback):
         """Make the experiment, or go on in it."""
         if self._experiment is not None:
             return
-        environ.export({"COMET_LOGGING_CONSOLE": "ERROR"}, keep_existing=True)
         import comet_ml
 
+        # It advises to upload by hand.
+        logging.getLogger("comet_ml").setLevel(logging.ERROR)
         arguments: dict[str, Any] = {
             # What runs here is the executor: its code, output and arguments say nothing.
             "log_code": False,

@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import unquote, urlparse
 
 from hpctrain.callbacks.mlflow import file_store, find_or_make_experiment
+from hpctrain.errors import ConfigError
 
 _SOURCE = "hpctrain.copy_of"
 _MOST_AT_A_TIME = 100
@@ -30,14 +31,26 @@ def copy_file_store(root: Path, uri: str) -> Counter[str]:
     -------
     Counter
         How much was sent, by kind.
+
+    Raises
+    ------
+    ConfigError
+        If there is no run.
     """
     from mlflow.tracking import MlflowClient
 
     source, target = MlflowClient(file_store(root)), MlflowClient(uri)
+    found = [
+        (run, experiment.name)
+        for experiment in source.search_experiments()
+        for run in source.search_runs([experiment.experiment_id], max_results=1000)
+    ]
+    if not found:
+        # MLflow skips what is damaged.
+        raise ConfigError(f"there is no run in {root / 'mlruns'} that MLflow can read.")
     sent: Counter[str] = Counter()
-    for experiment in source.search_experiments():
-        for run in source.search_runs([experiment.experiment_id], max_results=1000):
-            sent += _copy_run(source, target, run, experiment.name)
+    for run, experiment_name in found:
+        sent += _copy_run(source, target, run, experiment_name)
     return sent
 
 

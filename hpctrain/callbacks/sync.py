@@ -12,8 +12,6 @@ from hpctrain import environ
 from hpctrain.callbacks.logger import require_package
 from hpctrain.errors import ConfigError
 
-_TIMEOUT_S = 3600.0
-
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
@@ -26,7 +24,9 @@ class Outcome:
     """Whether the tracker has all that there is."""
 
 
-def sync_run(root: Path, *, is_over: bool, mlflow_uri: str | None = None) -> Iterator[Outcome]:
+def sync_run(
+    root: Path, *, is_over: bool, timeout_s: float, mlflow_uri: str | None = None
+) -> Iterator[Outcome]:
     """Upload what the loggers of a run wrote into its directory, and is not uploaded yet.
 
     Not collective. It needs the network.
@@ -37,13 +37,16 @@ def sync_run(root: Path, *, is_over: bool, mlflow_uri: str | None = None) -> Ite
         The run directory.
     is_over
         Whether nothing is written any more.
+    timeout_s
+        Seconds that the tool of a tracker may take, which tries again while a server does not
+        answer.
     mlflow_uri
         Server of MLflow; ``MLFLOW_TRACKING_URI`` if it is None.
     """
     if parts := sorted((root / "wandb").glob("offline-run-*/run-*.wandb")):
-        yield _attempt("wandb", lambda: _sync_wandb(root, parts, is_over=is_over))
+        yield _attempt("wandb", lambda: _sync_wandb(root, parts, timeout_s, is_over=is_over))
     if archives := sorted((root / "comet").glob("*.zip"), key=lambda path: path.stat().st_mtime_ns):
-        yield _attempt("comet", lambda: _sync_comet(archives))
+        yield _attempt("comet", lambda: _sync_comet(archives, timeout_s))
     if (root / "mlruns").is_dir():
         uri = mlflow_uri or environ.variable("MLFLOW_TRACKING_URI")
         yield _attempt("mlflow", lambda: _sync_mlflow(root, uri))
@@ -58,7 +61,7 @@ def _attempt(tracker: str, sync: Callable[[], Outcome]) -> Outcome:
         return Outcome(tracker=tracker, text=f"not sent: {kind}{error}", is_sent=False)
 
 
-def _sync_wandb(root: Path, parts: Sequence[Path], *, is_over: bool) -> Outcome:
+def _sync_wandb(root: Path, parts: Sequence[Path], timeout_s: float, *, is_over: bool) -> Outcome:
     require_package("hpctrain sync", "wandb", "wandb")
     # wandb itself marks a part like this.
     waiting = [part for part in parts if not _marker(part).exists()]
@@ -68,9 +71,9 @@ def _sync_wandb(root: Path, parts: Sequence[Path], *, is_over: bool) -> Outcome:
         # A part that is sent before its end is marked as sent too.
         text = "not sent: the run is not over, and wandb sends a part of a run once"
         return Outcome(tracker="wandb", text=text, is_sent=False)
-    said = _run(root, "wandb", "sync", *(str(part.parent) for part in waiting))
+    said = _run(root, timeout_s, "wandb", "sync", *(str(part.parent) for part in waiting))
     if left := [part for part in waiting if not _marker(part).exists()]:
-        text = f"not sent: {len(left)} of {len(waiting)} parts: {said}"
+        text = f"not sent: {len(left)} of {len(waiting)} parts: {said or 'wandb does not say why'}"
         return Outcome(tracker="wandb", text=text, is_sent=False)
     return Outcome(tracker="wandb", text=f"sent {_count(len(waiting), 'part')}")
 
@@ -79,7 +82,7 @@ def _marker(part: Path) -> Path:
     return part.with_name(f"{part.name}.synced")
 
 
-def _sync_comet(archives: Sequence[Path]) -> Outcome:
+def _sync_comet(archives: Sequence[Path], timeout_s: float) -> Outcome:
     require_package("hpctrain sync", "comet_ml", "comet")
     sent = 0
     # In order: the first makes the experiment in which the others go on.
@@ -87,8 +90,8 @@ def _sync_comet(archives: Sequence[Path]) -> Outcome:
         marker = archive.with_name(f"{archive.name}.uploaded")
         if marker.exists():
             continue
-        said = _run(archive.parent, "comet_ml.scripts.comet", "upload", str(archive))
-        if said is not None:
+        tool = "comet_ml.scripts.comet"
+        if said := _run(archive.parent, timeout_s, tool, "upload", str(archive)):
             text = f"not sent: {archive.name}: {said}"
             return Outcome(tracker="comet", text=text, is_sent=False)
         marker.touch()
@@ -111,22 +114,25 @@ def _sync_mlflow(root: Path, uri: str | None) -> Outcome:
     return Outcome(tracker="mlflow", text=f"sent {values}" if values else "there already")
 
 
-def _run(cwd: Path, module: str, *arguments: str) -> str | None:
-    """Run a tool of a tracker; return the end of what it said if it failed."""
-    done = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        cwd=cwd,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        timeout=_TIMEOUT_S,
-    )
-    lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
-    if done.returncode == 0 and module != "wandb":
-        return None
-    return " / ".join(lines[-3:]) or f"it ended with {done.returncode}"
+def _run(cwd: Path, timeout_s: float, module: str, *arguments: str) -> str:
+    """Run the tool of a tracker; return what it said of errors, or that it failed without."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", module, *arguments],
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+        )
+    except subprocess.TimeoutExpired:
+        return f"{module} was not done after {timeout_s:g} s; does its server answer?"
+    lines = [line.strip() for line in done.stdout.splitlines() if "error" in line.lower()]
+    if done.returncode == 0:
+        return ""
+    return " / ".join(lines[-2:]) or f"{module} ended with {done.returncode}"
 
 
 def _count(number: int, what: str) -> str:

@@ -28,6 +28,10 @@ def sync(
         str,
         typer.Option("--mlflow-uri", help="Server of MLflow.", show_default="MLFLOW_TRACKING_URI"),
     ] = "",
+    timeout: Annotated[
+        float,
+        typer.Option(min=1, metavar="SECONDS", help="How long one upload of a tracker may take."),
+    ] = 3600,
 ) -> None:
     """Upload what W&B, Comet and MLflow loggers wrote into a run directory.
 
@@ -52,7 +56,10 @@ def sync(
     for paths in found:
         is_over = view_run(paths).live is False
         nothing = True
-        for outcome in sync_run(paths.root, is_over=is_over, mlflow_uri=mlflow_uri or None):
+        outcomes = sync_run(
+            paths.root, is_over=is_over, timeout_s=timeout, mlflow_uri=mlflow_uri or None
+        )
+        for outcome in outcomes:
             nothing, is_complete = False, is_complete and outcome.is_sent
             line = f"{paths.root.name}  {outcome.tracker}: {one_line(outcome.text)}"
             print(show_controls(line), flush=True)
