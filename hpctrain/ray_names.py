@@ -15,10 +15,7 @@ _DATASET_CONFIG = (
     "transform with a preprocessor."
 )
 
-_TRACKER = (
-    "subclass UserCallback: after_report() gets the metrics in the executor, once a run. "
-    "docs/tracking has one for each tracker."
-)
+_TRACKER = "import it from hpctrain.callbacks."
 
 _NO_CLUSTER = "ranks read their own parts, and there is no cluster to configure: see ScalingConfig."
 _NO_OBJECTS = "there is no object store: use from_pandas(), from_numpy() or from_arrow()."

@@ -3,6 +3,10 @@
 import hpctrain
 from hpctrain import DataParallelTrainer, RunConfig, ScalingConfig
 
+# block: tracking-loggers
+
+# block: tracking-setup
+
 
 def train():
     step, loss = 1, 0.5

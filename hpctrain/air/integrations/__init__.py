@@ -1,0 +1,1 @@
+"""``ray.air.integrations``: trackers, which are in `hpctrain.callbacks`."""
