@@ -157,6 +157,22 @@ def slurm_versions(session: nox.Session) -> None:
         session.error(f"not everything passed with the Slurm of {', '.join(dict.fromkeys(failed))}")
 
 
+@nox.session(venv_backend="virtualenv", reuse_venv=True)
+def ray(session: nox.Session) -> None:
+    """Ask a real Ray, and compare with what hpctrain answers.
+
+    Ray has an environment of its own; its answers replace those in tests/ray_conformance.
+    """
+    session.install("--quiet", "--constraint", "constraints.txt", "torch")
+    packages = ("pandas", "pyarrow", "scikit-learn", "xgboost-cpu", "lightgbm")
+    session.install("--quiet", "--constraint", "constraints.txt", "ray[train,data]", *packages)
+    # Ray gives workers 30 seconds to start.
+    patience = {"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300"}
+    for script in ("train_cases.py", "record_data.py"):
+        session.run("python", f"tests/ray_conformance/{script}", *session.posargs, env=patience)
+    run(session, "pytest", "tests/ray_conformance")
+
+
 # What needs neither Slurm, MPI nor torch.
 PARTS = ["-p", "no:cacheprovider", "-m", "not slurm and not mpi and not gpu"]
 PARTS += [f"tests/{name}" for name in ("control", "execute", "launch", "plan", "rundir", "slurm")]

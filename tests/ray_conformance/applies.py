@@ -10,7 +10,7 @@ import importlib.util
 import re
 from collections.abc import Iterator
 
-from port import dotted
+from tests.ray_conformance.port import dotted
 
 # A name of Ray that starts like this, and the reason why what uses it does not apply.
 NOT_HERE = {

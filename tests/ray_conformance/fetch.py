@@ -1,6 +1,6 @@
 """Copy what ``sources.json`` lists out of git clones: the code is not ours and is not kept here.
 
-``python tests/ray_conformance/fetch.py [--code DIR] ray-project/ray=CLONE ...``; a repository
+``python -m tests.ray_conformance.fetch [--code DIR] ray-project/ray=CLONE ...``; a repository
 without a clone is cloned from GitHub, without its history's files.
 """
 

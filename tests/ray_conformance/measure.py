@@ -1,6 +1,6 @@
 """Run Ray's own scripts and tests on hpctrain, and write what came of each to ``results.json``.
 
-``python tests/ray_conformance/measure.py --code DIR [--kind script] [--only REGEX]``, where DIR is
+``python -m tests.ray_conformance.measure --code DIR [--kind script] [--only REGEX]``, where DIR is
 what ``fetch.py`` filled. One at a time, on CPUs, with two workers.
 """
 
@@ -20,10 +20,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import stand_ins
-from applies import Program, absent_package, reason_of_script
-from port import blocks_of, port
-from tests_of_ray import run_tests
+from tests.ray_conformance import stand_ins
+from tests.ray_conformance.applies import Program, absent_package, reason_of_script
+from tests.ray_conformance.port import blocks_of, port
+from tests.ray_conformance.tests_of_ray import run_tests
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.json"

@@ -1,11 +1,12 @@
 """Turn a program for Ray Train into one for hpctrain: import lines, prefixes and nothing else.
 
-``python tests/ray_conformance/port.py FILE`` writes the ported program to stdout.
+``python -m tests.ray_conformance.port FILE`` writes the ported program to stdout.
 """
 
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 import sys
 from pathlib import Path
@@ -180,15 +181,17 @@ def dotted(node: ast.AST) -> str | None:
 def blocks_of(page: str) -> str:
     """Return the ``testcode`` blocks of a page or a docstring, one after the other."""
     found: list[str] = []
-    lines = iter(page.expandtabs().splitlines())
-    for line in lines:
+    lines = page.expandtabs().splitlines()
+    for number, line in enumerate(lines, start=1):
         if not (match := re.match(r"( *)\.\. testcode::", line)):
             continue
-        depth, block = len(match[1]), []
-        for inner in lines:
-            if inner.strip() and len(inner) - len(inner.lstrip()) <= depth:
-                break
-            block.append(inner)
+        depth = len(match[1])
+        block = list(
+            itertools.takewhile(
+                lambda one, depth=depth: not one.strip() or len(one) - len(one.lstrip()) > depth,
+                lines[number:],
+            )
+        )
         options = [one.strip() for one in block if one.strip().startswith(":")]
         code = [one for one in block if not one.strip().startswith(":")]
         if not any(one.startswith(":skipif:") for one in options):

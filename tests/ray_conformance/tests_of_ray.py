@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import stand_ins
-from applies import Program
-from port import port
+from tests.ray_conformance import stand_ins
+from tests.ray_conformance.applies import Program
+from tests.ray_conformance.port import port
 
 # Ray's fixtures start a cluster; here there is none to start.
 CONFTEST = """

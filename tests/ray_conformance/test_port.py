@@ -1,0 +1,83 @@
+"""The port of Ray's programs changes import lines and prefixes, and the rule of what applies."""
+
+import pytest
+
+from tests.ray_conformance.applies import Program, reason_of_script
+from tests.ray_conformance.port import blocks_of, port
+
+PROGRAM = """\
+import ray
+import ray.train as rt
+from ray import train, tune
+from ray.air import session, ScalingConfig as Scaling
+from ray.train.torch import TorchTrainer
+from ray.train.torch.torch_checkpoint import TorchCheckpoint
+ray.init(num_cpus=4)
+text = "ray.init() é"; ds = ray.data.from_items([1]); ray.train.report({})
+ray.shutdown()
+"""
+PORTED = """\
+import hpctrain, hpctrain.data
+import hpctrain as rt
+import hpctrain as train; pass
+from hpctrain import session; from hpctrain import ScalingConfig as Scaling
+from hpctrain.torch import TorchTrainer
+from hpctrain.torch import TorchCheckpoint
+None
+text = "ray.init() é"; ds = hpctrain.data.from_items([1]); hpctrain.report({})
+None
+"""
+
+
+def test_only_import_lines_and_prefixes_change() -> None:
+    assert port(PROGRAM) == PORTED
+    assert port(PORTED) == PORTED
+
+
+def test_the_blocks_of_a_page_are_one_program() -> None:
+    page = """Text.
+
+    .. testcode::
+        :hide:
+
+        a = 1
+    .. testcode::
+        :skipif: True
+
+        b = 2
+
+    .. testcode::
+
+        if a:
+            c = 3
+    More text."""
+    lines = [line for line in blocks_of(page).splitlines() if line]
+    assert lines == ["a = 1", "if a:", "    c = 3"]
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("from ray import tune\ntune.run(1)", "Tune"),
+        ("from ray import tune\n", None),
+        ("import ray\n@ray.remote\ndef f(): ...", "actors and tasks"),
+        ("from ray.train._internal.session import x\nx()", "private to Ray"),
+        ("import ray.train\nray.train.report({})._state", "private to Ray"),
+        ("class A:\n    def __init__(self): self._a = 1\n    def b(self): return self._a", None),
+        ("import ray.train\nray.train.report({})", None),
+    ],
+)
+def test_what_applies_goes_by_names(program: str, reason: str | None) -> None:
+    assert reason_of_script(program) == reason
+
+
+def test_a_test_does_not_apply_if_what_it_uses_does_not() -> None:
+    program = Program(
+        "import ray\n"
+        "def helper(): return ray.get(1)\n"
+        "def test_one(): helper()\n"
+        "def test_two(ray_start_4_cpus_2_gpus): ...\n"
+        "def test_three(ray_start_4_cpus): ...\n"
+    )
+    reasons = [program.reason(node) for node in program.tree.body]
+    assert reasons[2:] == ["actors and tasks", "GPUs or several nodes", None]
