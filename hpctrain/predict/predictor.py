@@ -131,6 +131,11 @@ class Predictor(NamedArguments, abc.ABC):
             If the batch has none of these forms, or not the features of the model.
         """
         form_of(data)
+        if not hasattr(self, "_preprocessor"):
+            raise ConfigError(
+                f"{type(self).__name__} has a constructor of its own: let it call "
+                f"super().__init__(preprocessor)."
+            )
         return in_form_of(data, self._score(self._preprocess(data), **kwargs))
 
     def _preprocess(self, batch: Any) -> Any:

@@ -1,4 +1,8 @@
-"""Preprocessors as Ray's documentation shows how to write them; numbers are Ray 2.60's answers."""
+"""Preprocessors as Ray's documentation shows how to write them.
+
+Ray 2.60 gives the numbers of the first two tests, with a dict for each batch of `SumOnly`; here a
+batch has the format that was given.
+"""
 
 from pathlib import Path
 from typing import Any
