@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from hpctrain import PreemptionError
+
 pytestmark = pytest.mark.slurm
 
 
@@ -106,6 +108,7 @@ def test_a_run_whose_preemptions_are_used_up_says_so(disturbed: Any) -> None:
     disturbed.slurm("scancel", "--signal=USR2", disturbed.job_id())
     result = disturbed.finish(status=4)
     assert result.state == "failed"
+    assert isinstance(result.error, PreemptionError)
     assert "preemption failure 1 of max_preemption_failures=0" in str(result.error)
 
 
