@@ -98,7 +98,7 @@ class Checkpoint:
         """Return a handle on a new temporary directory that holds `data`, pickled.
 
         Not collective. The directory lives as long as this handle. A preprocessor at
-        `hpctrain.constants.PREPROCESSOR_KEY` is stored with `set_preprocessor`. Tensors are on the
+        ``constants.PREPROCESSOR_KEY`` is stored with `set_preprocessor`. Tensors are on the
         CPU when they are read, so that ranks with different GPUs save the same.
         """
         from hpctrain.plan import spec
