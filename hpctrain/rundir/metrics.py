@@ -16,12 +16,16 @@ def read_reports(paths: RunPaths) -> list[dict[str, Any]]:
 
     An attempt that resumed from report 13 made reports 14, 15, ... again: the last line of a number
     counts, and what an earlier attempt reported beyond the end of the last is dropped. Lines that
-    are torn, which a kill can leave, or damaged are left out.
+    are torn, which a kill can leave, or damaged are left out, and so are those of an attempt whose
+    successor has reported already: its executor and ranks stood still, and do not know.
     """
     reports: dict[int, dict[str, Any]] = {}
-    attempt = 0
+    attempt, earlier = 0, set()
     for report in read_lines(paths.metrics, is_report):
+        if report["attempt"] in earlier:
+            continue
         if report["attempt"] != attempt:
+            earlier.add(attempt)
             attempt = report["attempt"]
             reports = {n: r for n, r in reports.items() if n < report["report"]}
         # Of interest to the executor alone.

@@ -53,3 +53,8 @@ def test_a_torn_line_is_left_out_wherever_it_stands(paths: RunPaths):
     with open(paths.metrics, "a") as file:
         file.write('\n{"attempt": 2, "report": 2, "metrics": {}}\n')
     assert numbers(paths) == [(1, 1), (2, 2)]
+
+
+def test_what_an_attempt_reports_beside_its_successor_is_left_out(paths: RunPaths):
+    write(paths, (1, 1), (1, 2), (1, 3), (2, 2), (1, 4), (2, 3), (1, 5))
+    assert numbers(paths) == [(1, 1), (2, 2), (2, 3)]
