@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from hpctrain.errors import NodeLostError as NodeLostError
     from hpctrain.errors import PreemptionError as PreemptionError
     from hpctrain.errors import RunStoppedError as RunStoppedError
+    from hpctrain.errors import SupersededError as SupersededError
     from hpctrain.errors import TrainingFailedError as TrainingFailedError
     from hpctrain.errors import UnavailableNameError as UnavailableNameError
     from hpctrain.errors import WorkerContextError as WorkerContextError
@@ -100,6 +101,7 @@ _HOME_OF = {
     "ScalingConfig": "config",
     "SessionMisuseError": "errors:WorkerContextError",
     "SlurmConfig": "slurm_config",
+    "SupersededError": "errors",
     "SyncConfig": "config",
     "TRAIN_DATASET_KEY": "constants",
     "TrainContext": "worker.context",

@@ -18,6 +18,7 @@
         │   └── WorkerHangError    a rank made no progress for too long: with its stack
         ├── PreemptionError    the run was preempted more often than FailureConfig allows
         └── RunStoppedError    the run was stopped and can be resumed
+            └── SupersededError    another executor has taken the run over
 
 A message gives the values, then the rule, then the next step. An error that nobody catches is shown
 once, without the frames of hpctrain, and ends the process with its `exit_code`.
@@ -197,6 +198,12 @@ class RunStoppedError(TrainingFailedError):
     """The run was stopped before its training function ended; ``fit()`` again resumes it."""
 
     exit_code = 5
+
+
+class SupersededError(RunStoppedError):
+    """Another executor has taken the run over, and goes on with it; this one has left."""
+
+    exit_code = 6
 
 
 def _rebuild(cls: type[HpctrainError], message: str, state: dict[str, Any]) -> HpctrainError:

@@ -30,8 +30,8 @@ app = typer.Typer(
     cls=Verbs,
     help="Train on many nodes with Slurm and MPI.",
     epilog="Exit codes: 0 fine, 2 usage or configuration, 3 would never start, 4 failed, 5 stopped "
-    "and can be resumed, 124 still running after --timeout, 130 Ctrl-C. An exception of the script "
-    "itself is 1.",
+    "and can be resumed, 6 taken over by another executor, 124 still running after --timeout, 130 "
+    "Ctrl-C. An exception of the script itself is 1.",
     no_args_is_help=True,
     # hpctrain --install-completion
     add_completion=True,

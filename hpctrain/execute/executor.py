@@ -141,7 +141,7 @@ class Executor:
                     continue
                 except (LaunchError, TrainingFailedError) as error:
                     # What ranks say whose run directory is gone is an effect of it.
-                    self._journal.directory.check()
+                    self._journal.check()
                     if recorder.stop is not None:
                         # Nobody is to take the end of this process for the loss of its node.
                         self._agents.close()

@@ -14,6 +14,7 @@ from typing import Any
 
 from hpctrain import environ
 from hpctrain.config import RunConfig
+from hpctrain.execute.fence import Fence
 from hpctrain.execute.health import Verdict
 from hpctrain.execute.process import process_start_time
 from hpctrain.log import log
@@ -35,7 +36,7 @@ from hpctrain.rundir.status import RunState, RunStatus, last_attempt, read_statu
 STATUS_INTERVAL_S = 2.0
 # Ranks that start, a callback or Slurm's controller may take minutes, and an executor that writes
 # nothing for one of them is taken for dead.
-_LIFE_INTERVAL_S = 10.0
+_LIFE_INTERVAL_S = 4.0
 _COMPLAINT_INTERVAL_S = 10.0
 # A server of a parallel filesystem that fails over is away for about as long.
 _READ_PATIENCE_S = 20.0
@@ -58,6 +59,7 @@ class Journal:
         """The status as it was last changed."""
         self.directory = HeldDirectory(paths)
         """The directory that the run has begun in."""
+        self._fence = Fence(paths)
         self._previous = insist(lambda: read_status(paths), patience_s=_READ_PATIENCE_S)
         self._written_at = 0.0
         self._writing = threading.Lock()
@@ -68,6 +70,39 @@ class Journal:
         )
         self._unwritten: deque[dict[str, Any]] = deque()
         self._complain_at: dict[str, float] = {}
+
+    @property
+    def may_write(self) -> bool:
+        """Whether the directory is where it was, and no other executor has taken the run over."""
+        return self.directory.is_here and not self.is_superseded
+
+    @property
+    def is_superseded(self) -> bool:
+        """Whether another executor has taken the run over."""
+        return not self._fence.holds(self.directory.paths)
+
+    def check(self) -> None:
+        """Return if this executor may write into the run directory. Not collective.
+
+        Raises
+        ------
+        RunStoppedError
+            If the directory was removed, moved or replaced.
+        SupersededError
+            If another executor has taken the run over.
+        """
+        self.directory.check()
+        self.check_fence()
+
+    def check_fence(self) -> None:
+        """Return if no other executor has taken the run over. Not collective.
+
+        Raises
+        ------
+        SupersededError
+            If one has.
+        """
+        self._fence.check(self.directory.paths)
 
     @property
     def history(self) -> History:
@@ -98,7 +133,7 @@ class Journal:
         return time.monotonic() - self._written_at >= STATUS_INTERVAL_S
 
     def change(self, *, patience_s: float = 0.0, **changes: Any) -> None:
-        """Change the status and write it.
+        """Change the status and write it, unless another executor has taken the run over.
 
         Parameters
         ----------
@@ -111,9 +146,7 @@ class Journal:
             self.change_later(**changes)
             self._written_at = time.monotonic()
             try:
-                self.status = insist(
-                    lambda: write_status(self.directory.paths, self.status), patience_s=patience_s
-                )
+                insist(self._write_status, patience_s=patience_s)
             except OSError as error:
                 self.complain("status.json", error)
 
@@ -123,11 +156,12 @@ class Journal:
         over = threading.Event()
 
         def show_life() -> None:
-            while not over.wait(_LIFE_INTERVAL_S):
+            while not over.wait(min(_LIFE_INTERVAL_S, STATUS_INTERVAL_S)):
                 with self._writing, suppress(OSError):
                     # Another job's executor may write it once this one has handed the run over.
-                    if self.status.state in (RunState.STARTING, RunState.RUNNING):
-                        write_status(self.directory.paths, self.status)
+                    is_old = time.monotonic() - self._written_at >= _LIFE_INTERVAL_S
+                    if is_old and self.status.state in (RunState.STARTING, RunState.RUNNING):
+                        self._write_status()
 
         thread = threading.Thread(target=show_life, name="hpctrain-life", daemon=True)
         with suppress(RuntimeError):
@@ -139,6 +173,11 @@ class Journal:
             over.set()
             if thread.is_alive():
                 thread.join()
+
+    def _write_status(self) -> None:
+        paths = self.directory.paths
+        if self._fence.holds(paths):
+            self.status = write_status(paths, self.status)
 
     def change_later(self, **changes: Any) -> None:
         """Change the status; it is written with the next change."""
@@ -153,7 +192,10 @@ class Journal:
         self._unwritten.append(entry)
         try:
             while self._unwritten:
-                append_event(self.directory.paths, **self._unwritten[0])
+                paths = self.directory.paths
+                if not self._fence.holds(paths):
+                    return
+                append_event(paths, **self._unwritten[0])
                 self._unwritten.popleft()
         except OSError as error:
             self.complain("ledger.jsonl", error)
@@ -170,11 +212,20 @@ class Journal:
         )
 
     def begin(self) -> None:
-        """Write down that an executor begins, and how the last one ended if it could not."""
+        """Write down that an executor begins, and how the last one ended if it could not.
+
+        From here on no executor that was there before may write.
+        """
+        self._fence.take(self.paths)
         if has_open_executor(self._events):
             last = self._previous
             self.note("executor-ended", until=time.time() if last is None else last.updated_at)
-        self.note("executor-started", job_id=self.status.job_id, restarts=environ.restart_count())
+        self.note(
+            "executor-started",
+            job_id=self.status.job_id,
+            restarts=environ.restart_count(),
+            number=self._fence.number,
+        )
         self.change(state=RunState.STARTING)
 
     def name_successor(self, job_id: str) -> None:

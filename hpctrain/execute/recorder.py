@@ -123,9 +123,10 @@ class Recorder:
         Raises
         ------
         RunStoppedError
-            If the run directory is gone, and the run with it.
+            If the run directory is gone, and the run with it, or another executor has taken it
+            over.
         """
-        self.journal.directory.check()
+        self.journal.check()
         # Unlike Path.exists(), it does not raise where the filesystem does not answer.
         if os.path.exists(self.paths.stop_request):
             self.ask_to_stop(
@@ -133,7 +134,14 @@ class Recorder:
             )
 
     def hand_over(self) -> None:
-        """Write down that this executor ends and the run goes on: before it is so."""
+        """Write down that this executor ends and the run goes on: before it is so.
+
+        Raises
+        ------
+        SupersededError
+            If another executor has taken the run over: what becomes of it is its business.
+        """
+        self.journal.check()
         self.journal.note("executor-ended")
         metrics = self.progress() or self.journal.status.metrics
         self.journal.change(state=RunState.SUBMITTED, phase="", deadline=None, metrics=metrics)
@@ -298,7 +306,14 @@ class Recorder:
         return dict(json.loads(self._last_line)["metrics"]) if self._last_line else {}
 
     def keep_return_value(self, content: bytes) -> None:
-        """Store what rank 0's training function returned."""
+        """Store what rank 0's training function returned.
+
+        Raises
+        ------
+        SupersededError
+            If another executor has taken the run over.
+        """
+        self.journal.check_fence()
         if content:
             insist(
                 lambda: write_atomic(
@@ -309,6 +324,8 @@ class Recorder:
 
     def keep_failures(self, failures: Iterable[RankFailure]) -> None:
         """Store what failed ranks said of themselves."""
+        if self.journal.is_superseded:
+            return
         paths = self.journal.directory.paths
         for failure in failures:
             path = paths.failure(self.journal.status.attempt, max(failure.rank, 0))
@@ -381,7 +398,7 @@ class Recorder:
             self.journal.directory.close()
 
     def _result(self, error: BaseException | None) -> Result:
-        if self.journal.directory.is_here:
+        if self.journal.may_write:
             with suppress(ConfigError, OSError):
                 return Result.from_path(self.paths.root)
         failure = error if isinstance(error, Exception) else None

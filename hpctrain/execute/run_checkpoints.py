@@ -92,7 +92,7 @@ class RunCheckpoints:
 
     def clear(self) -> None:
         """Delete what a failed attempt left half done; call it while no rank runs."""
-        if not self._journal.directory.is_here:
+        if not self._journal.may_write:
             return
         try:
             self.store.prepare()
@@ -114,7 +114,7 @@ class RunCheckpoints:
         journal = self._journal
         attempt = journal.status.attempt
         try:
-            journal.directory.check()
+            journal.check()
             for part in round_.parts.values():
                 if part.error is not None:
                     raise CheckpointError(part.error)
@@ -178,7 +178,7 @@ class RunCheckpoints:
     def _retain(self) -> None:
         # Ranks may read what the attempt resumed from for as long as it lasts.
         protected = () if self._in_use is None else (self._in_use,)
-        if not self._journal.directory.is_here:
+        if not self._journal.may_write:
             return
         try:
             self.store.retain(self._config, protected=protected)

@@ -12,8 +12,9 @@ import sys
 from pathlib import Path
 
 from hpctrain import environ
-from hpctrain.errors import HpctrainError, RunStoppedError
+from hpctrain.errors import HpctrainError, RunStoppedError, SupersededError
 from hpctrain.execute.executor import Executor
+from hpctrain.execute.fence import Fence
 from hpctrain.execute.ownership import Ownership, await_ownership
 from hpctrain.log import log, log_traceback
 from hpctrain.plan import spec
@@ -43,6 +44,7 @@ def supervise(run_dir: str, spec_digest: str | None = None) -> None:
     directory = HeldDirectory(paths)
     attempts, fruitless = count_attempts(paths), 0
     while fruitless <= _MAX_RESTARTS and _is_here(directory):
+        fence = Fence(paths)
         pid = os.fork()
         if pid == 0:
             os._exit(_run_executor(paths, spec_digest))
@@ -53,6 +55,11 @@ def supervise(run_dir: str, spec_digest: str | None = None) -> None:
                 raise SystemExit(exit_status)
             return
         status = None
+        try:
+            fence.check_after(paths, child=pid)
+        except SupersededError as error:
+            log(str(error))
+            raise SystemExit(error.exit_code) from None
         try:
             append_event(directory.paths, "executor-died", signal=os.WTERMSIG(wait_status), pid=pid)
             status = read_status(directory.paths)
@@ -118,7 +125,7 @@ def _run_executor(paths: RunPaths, spec_digest: str | None) -> int:
         executor.run()
     except HpctrainError as error:
         log(str(error))
-        return 1
+        return error.exit_code if isinstance(error, SupersededError) else 1
     except BaseException as error:
         log_traceback(error)
         return 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hpctrain import environ
-from hpctrain.errors import ConfigError, HpctrainError
+from hpctrain.errors import ConfigError, HpctrainError, SupersededError
 from hpctrain.execute.journal import initial_status
 from hpctrain.execute.process import process_start_time
 from hpctrain.execute.supervisor import stored_executor
@@ -30,11 +31,11 @@ from hpctrain.log import log, log_traceback
 from hpctrain.own_files import open_log
 from hpctrain.rundir.directory import HeldDirectory
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.status import read_status, write_status
+from hpctrain.rundir.status import RunStatus, read_status, write_status
 from hpctrain.rundir.trust import digest_spec
 
 _POLL_S = 0.2
-_LIFE_INTERVAL_S = 10.0
+_LIFE_INTERVAL_S = 4.0
 _GO = b"\n"
 WAITS = "waiting for its turn"
 
@@ -82,12 +83,13 @@ def run_in_background(paths: RunPaths, spec_digest: str) -> int:
         # As every executor: `hpctrain cancel --now` ends no process without it.
         with open(_turn_file(), "a+b") as turn, closing(HeldDirectory(paths)):
             _await_turn(paths, turn)
+            _own_status(paths)
             executor = stored_executor(paths, spec_digest)
             with warnings_of_slurm(executor):
                 executor.run()
     except HpctrainError as error:
         log(str(error))
-        return 1
+        return error.exit_code if isinstance(error, SupersededError) else 1
     except BaseException as error:
         log_traceback(error)
         return 1
@@ -104,10 +106,30 @@ def _await_turn(paths: RunPaths, turn: BinaryIO) -> None:
                 return
             fcntl.flock(turn, fcntl.LOCK_UN)
         time.sleep(_POLL_S)
-        if time.monotonic() > write_at and (status := read_status(paths)) is not None:
+        if time.monotonic() > write_at:
             # Other hosts see by it that this process lives.
-            write_status(paths, status)
+            if (status := _own_status(paths)) is not None:
+                write_status(paths, status)
             write_at = time.monotonic() + _LIFE_INTERVAL_S
+
+
+def _own_status(paths: RunPaths) -> RunStatus | None:
+    """Return the status of the run, which names this process; None if there is none.
+
+    Raises
+    ------
+    SupersededError
+        If it names another one, which has taken the run over while this one stood still.
+    """
+    status, own = read_status(paths), (socket.gethostname(), os.getpid())
+    # One that was damaged names none.
+    if status is not None and status.owner_pid and (status.owner_host, status.owner_pid) != own:
+        raise SupersededError(
+            f"process {own[1]} on {own[0]} was to begin run {paths.root.name!r} in "
+            f"{paths.root.parent}, and does not run it any more. Follow it: hpctrain attach "
+            f"{paths.root}"
+        )
+    return status
 
 
 def _ticket(pid: int, started: int) -> bytes:

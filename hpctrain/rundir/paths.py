@@ -81,6 +81,10 @@ class RunPaths:
         """Directory that says who starts the run; the largest number counts."""
         return self.root / f".claim-{number}"
 
+    def executor(self, number: int) -> Path:
+        """File that says which executor may write; the largest number counts."""
+        return self.root / f".executor-{number}"
+
     def lease(self, attempt: int) -> Path:
         """Its existence says that an agent goes on with a run whose executor was lost."""
         return self.root / f".lease-{attempt}"
