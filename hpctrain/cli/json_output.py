@@ -26,7 +26,12 @@ _OF_RUN = (
 _STATUS = (
     _FORMAT,
     *_OF_RUN,
-    ("live", "boolean|null", "whether somebody runs it; null if Slurm could not be asked"),
+    (
+        "live",
+        "boolean|null",
+        "whether somebody runs it; null if that is not known: Slurm did not answer, or a process "
+        "of another host wrote nothing for 5 s",
+    ),
     ("launcher", "string", "home of its ranks, as in ``RunConfig(launcher=...)``"),
     ("job_id", "string|null", "its Slurm job"),
     ("job_state", "string|null", "Slurm's word for the job, where it was asked"),

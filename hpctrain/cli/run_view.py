@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.errors import ConfigError, DamagedFileError, LaunchError
+from hpctrain.own_time import Deadline
 from hpctrain.rundir.ledger import append_event, read_events
 from hpctrain.rundir.metrics import read_last_report
 from hpctrain.rundir.paths import RunPaths
@@ -21,11 +22,15 @@ from hpctrain.rundir.status import RunState, RunStatus, read_status
 from hpctrain.rundir.store import CheckpointStore
 
 if TYPE_CHECKING:
+    from hpctrain.launch.life import LifeTest
     from hpctrain.slurm.job import Queue
     from hpctrain.slurm.output import Job
 
 # Slurm knows a job for some minutes after its end (MinJobAge), in which it can be requeued.
 _LONG_SILENCE_S = 3600.0
+# An executor writes its status every two seconds as a rule, on a busy machine later.
+_GLANCE_S = 5.0
+_GLANCE_INTERVAL_S = 1.0
 _CHECKPOINT_NAME = re.compile(r"\d{6,}")
 
 
@@ -152,13 +157,31 @@ def view_runs(runs: Sequence[RunPaths]) -> list[RunView]:
 
     # Who submitted the job of a run made its directory.
     queue = Queue(paths.root.stat().st_uid for paths in runs)
-    return [_view_or_damage(paths, queue) for paths in runs]
+    looks = [_Look(paths, queue) for paths in runs]
+    return _look_again(looks, [_view_or_damage(look) for look in looks])
 
 
-def _view_or_damage(paths: RunPaths, queue: Queue) -> RunView:
+def _look_again(looks: Sequence[_Look], views: list[RunView]) -> list[RunView]:
+    """Look again at runs of other hosts, for as long as one that lives takes to write its status.
+
+    All are watched at the same time.
+    """
+    deadline = Deadline(_GLANCE_S)
+    while not deadline.is_over:
+        open_ = [n for n, look in enumerate(looks) if views[n].live is None and look.is_watching]
+        if not open_:
+            break
+        time.sleep(_GLANCE_INTERVAL_S)
+        for n in open_:
+            views[n] = _view_or_damage(looks[n])
+    return views
+
+
+def _view_or_damage(look: _Look) -> RunView:
     """Return what there is to say of a run; one that cannot be read hides no other one."""
+    paths = look.paths
     try:
-        return view_run(paths, queue)
+        return _view(look)
     except (DamagedFileError, OSError) as error:
         status = RunStatus(
             name=paths.root.name, state=RunState.STOPPED, launcher="", damage=str(error)
@@ -166,8 +189,14 @@ def _view_or_damage(paths: RunPaths, queue: Queue) -> RunView:
         return RunView(name=status.name, path=paths.root, state="unread", live=None, status=status)
 
 
-def view_run(paths: RunPaths, queue: Queue | None = None) -> RunView:
-    """Return what there is to say of a run. Not collective. Asks Slurm once if its job lives.
+def view_run(paths: RunPaths) -> RunView:
+    """Return what there is to say of a run. Not collective. Asks Slurm once if its job lives."""
+    look = _Look(paths, None)
+    return _look_again([look], [_view(look)])[0]
+
+
+class _Look:
+    """Looks at the executor of a run, once or several times.
 
     Parameters
     ----------
@@ -175,6 +204,43 @@ def view_run(paths: RunPaths, queue: Queue | None = None) -> RunView:
         Asked in place of Slurm; then jobs that Slurm has forgotten are remembered in the ledger,
         and not asked for again.
     """
+
+    def __init__(self, paths: RunPaths, queue: Queue | None) -> None:
+        self.paths = paths
+        self.job: Job | None = None
+        """Its job, where Slurm was asked for it and knows it."""
+        self._queue = queue
+        self._life: LifeTest | None = None
+        self._status: RunStatus | None = None
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether a later look can tell more."""
+        return self._life is not None and self._life.is_watching
+
+    def has_executor(self, status: RunStatus) -> bool | None:
+        """Return whether an executor is at work; None if nobody can tell so far."""
+        if status.state.is_final:
+            return False
+        from hpctrain.launch.life import LifeTest
+
+        self._status = status
+        self._life = self._life or LifeTest(self.paths, self._job_is_alive)
+        return self._life.look(status)
+
+    def _job_is_alive(self, job_id: str) -> bool | None:
+        from hpctrain.slurm.job import find_job
+
+        assert self._status is not None
+        if self._queue is None:
+            self.job = find_job(job_id)
+        else:
+            self.job = _find_or_remember(self.paths, self._status, self._queue)
+        return None if self.job is None else not self.job.is_final
+
+
+def _view(look: _Look) -> RunView:
+    paths = look.paths
     status = _read_status(paths)
     if status is None:
         nothing = RunStatus(name=paths.root.name, state=RunState.SUBMITTED, launcher="")
@@ -184,7 +250,7 @@ def view_run(paths: RunPaths, queue: Queue | None = None) -> RunView:
                 name=nothing.name, path=paths.root, state="prepared", live=False, status=nothing
             ),
         )
-    live, job_state, job_reason = _look_for_executor(paths, status, queue)
+    live, job_state, job_reason = _look_for_executor(look, status)
     # It may have ended while its executor was looked for.
     latest = read_status(paths) if live is False and not status.state.is_final else None
     status = latest or status
@@ -220,32 +286,19 @@ def _read_status(paths: RunPaths) -> RunStatus | None:
 
 
 def _look_for_executor(
-    paths: RunPaths, status: RunStatus, queue: Queue | None
+    look: _Look, status: RunStatus
 ) -> tuple[bool | None, str | None, str | None]:
     """Return whether it is there, and state and reason of its job."""
-    if status.state.is_final:
-        return False, None, None
-    from hpctrain.launch.existing import is_live
-    from hpctrain.slurm.job import find_job
-
     if status.state is RunState.SUBMITTING:
         from hpctrain.launch.claim import is_claimed
 
         # With nobody who submits it, only Slurm knows, and it did not answer.
-        return is_claimed(paths) or None, None, None
-    found: list[Job | None] = []
-
-    def job_is_alive(job_id: str) -> bool:
-        job = find_job(job_id) if queue is None else _find_or_remember(paths, status, queue)
-        found.append(job)
-        return job is not None and not job.is_final
-
+        return is_claimed(look.paths) or None, None, None
     try:
-        live = is_live(status, job_is_alive)
+        live = look.has_executor(status)
     except LaunchError:
         return None, None, None
-    job = found[0] if found else None
-    if job is None:
+    if (job := look.job) is None:
         return live, None, None
     return live, job.state, job.reason if job.reason != "None" else None
 
@@ -298,15 +351,25 @@ def _next_step(paths: RunPaths, view: RunView) -> str | None:
     if view.state == RunState.FINISHED.value:
         return None
     if view.live is None:
-        return (
-            "Slurm did not answer, so whether it still runs is not known; ask again where squeue "
-            "works"
-        )
+        return _explain_doubt(paths, view.status)
     if view.live:
         return f"hpctrain attach {paths.root}"
     again = _command(paths)
     start = "begins it again" if view.checkpoint is None else f"resumes from {view.checkpoint.name}"
     return f"{again}   {start}"
+
+
+def _explain_doubt(paths: RunPaths, status: RunStatus) -> str:
+    if status.launcher == "slurm" or status.state is RunState.SUBMITTING:
+        return (
+            "Slurm did not answer, so whether it still runs is not known; ask again where squeue "
+            "works"
+        )
+    return (
+        f"its process is on {status.owner_host or 'an unknown host'} and wrote nothing for "
+        f"{_GLANCE_S:.0f} s, so whether it still runs is not known; ask there, or wait for it: "
+        f"hpctrain wait {paths.root}"
+    )
 
 
 def _command(paths: RunPaths) -> str:

@@ -60,7 +60,8 @@ def take_over(run_dir: Path, address: tuple[str, int], *, lease_s: float) -> Non
     own = OwnTime(time.monotonic(), longest_gap_s=_LOOK_INTERVAL_S + _CONNECT_TIMEOUT_S + 1.0)
     patience_s = lease_s
     while own.look(time.monotonic()) < patience_s:
-        if read_status(paths) != before:
+        present = read_status(paths)
+        if (present and present.mark) != (before and before.mark):
             return
         if is_reachable(address):
             # The executor's supervisor, or Slurm, sees to it as a rule.

@@ -9,8 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hpctrain.errors import ConfigError
+from hpctrain.execute.fence import Fence
 from hpctrain.launch.claim import claimed, release_claims
-from hpctrain.launch.existing import Existing, decide_on_existing, job_is_alive, policy_of
+from hpctrain.launch.existing import Existing, decide_on_existing, policy_of
+from hpctrain.launch.life import LifeTest, job_is_alive
 from hpctrain.launch.request import Submission
 from hpctrain.launch.storage import errors_of_storage
 from hpctrain.log import log
@@ -42,15 +44,18 @@ def begin_or_find(submission: Submission, begin: Callable[[list[str]], None]) ->
         If another process is at it, and does not get further.
     """
     paths, policy = submission.request.paths, policy_of(submission.request.run_config)
+    life = LifeTest(paths, job_is_alive)
     while True:
-        existing, changes = decide_on_existing(paths, submission.spec, job_is_alive, policy)
+        existing, changes = decide_on_existing(paths, submission.spec, life, policy)
         if not existing.begins and existing is not Existing.RESTART:
             break
         with errors_of_storage(paths), claimed(paths):
             # Somebody else may have been quicker, and somebody who is not to be trusted.
             check_run_directory(paths.root)
-            existing, changes = decide_on_existing(paths, submission.spec, job_is_alive, policy)
+            existing, changes = decide_on_existing(paths, submission.spec, life, policy)
             if existing.begins:
+                # From here on an executor that was taken for dead may not write, if it is not.
+                Fence(paths).take(paths)
                 begin(changes)
                 break
             if existing is Existing.RESTART:

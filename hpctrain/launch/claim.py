@@ -11,6 +11,7 @@ import shutil
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,24 +61,38 @@ def claimed(paths: RunPaths, *, patience_s: float = CLAIM_PATIENCE_S) -> Iterato
             _release(claim)
 
 
-def is_claimed(paths: RunPaths, *, patience_s: float = CLAIM_PATIENCE_S) -> bool:
-    """Return whether a process holds the claim on a run. Not collective.
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A claim that is held, as far as can be seen from here."""
 
-    Whether a process of another host lives cannot be seen from here: it is believed for
-    `patience_s` seconds.
-    """
+    number: int
+    owner: bytes
+    is_here: bool
+    """Whether by a process of this host, which lives; of another host nobody here can tell."""
+
+
+def find_claim(paths: RunPaths) -> Claim | None:
+    """Return the claim on a run; None if nobody holds it. Not collective."""
     try:
         newest = _newest(paths)
     except OSError:
-        return False
-    claim = paths.claim(newest)
-    if newest == 0 or not _is_held(claim):
-        return False
+        return None
+    content = _read_owner(paths.claim(newest))
+    if newest == 0 or not _is_held(paths.claim(newest)):
+        return None
     try:
-        owner = _parse_owner(_read_owner(claim))
+        host = _parse_owner(content)["host"]
     except ValueError:  # released meanwhile
-        return False
-    return bool(owner["host"] == socket.gethostname() or time.time() - owner["time"] < patience_s)
+        return None
+    return Claim(number=newest, owner=content, is_here=host == socket.gethostname())
+
+
+def is_claimed(paths: RunPaths) -> bool:
+    """Return whether a process holds the claim on a run. Not collective.
+
+    One of another host is believed.
+    """
+    return find_claim(paths) is not None
 
 
 def release_claims(paths: RunPaths) -> None:

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import socket
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any
 
 from hpctrain import environ
 from hpctrain.config import EXISTING_POLICIES, ExistingPolicy, RunConfig
 from hpctrain.errors import ConfigError, DamagedFileError
-from hpctrain.execute.process import process_start_time
 from hpctrain.launch.changes import find_changes
+from hpctrain.launch.life import LifeTest
 from hpctrain.plan.spec import RunSpec
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.plan import require_plan
-from hpctrain.rundir.status import RunState, RunStatus, read_status
+from hpctrain.rundir.status import RunState, read_status
 
-# Executors write their status every two seconds.
-_SILENCE_MEANS_DEAD_S = 60.0
 _RESTART = (
     "existing='restart' (in RunConfig, hpctrain run --existing restart, or "
     "HPCTRAIN_EXISTING=restart) moves it aside and begins anew"
@@ -45,7 +41,7 @@ class Existing(Enum):
 def decide_on_existing(
     paths: RunPaths,
     spec: RunSpec,
-    job_is_alive: Callable[[str], bool],
+    life: LifeTest,
     policy: ExistingPolicy = "auto",
 ) -> tuple[Existing, list[str]]:
     """Return what to do, and what has changed since the run was begun.
@@ -65,6 +61,8 @@ def decide_on_existing(
 
     Parameters
     ----------
+    life
+        Of the run. What it has seen before counts, so that a second look need not wait.
     policy
         As in ``RunConfig(existing=...)``. "resume" resumes a finished run with another spec too;
         "restart" begins anew whatever there is, unless that is live; "error" accepts no run.
@@ -93,7 +91,7 @@ def decide_on_existing(
             f"{run} is there already ({status.state.value}), and RunConfig(existing='error') "
             f"accepts none. Choose another RunConfig(name=...), or {_RESTART}."
         )
-    if is_live(status, job_is_alive):
+    if life.watch():
         if not changes and policy != "restart":
             return Existing.FOLLOW, []
         where = (
@@ -109,6 +107,8 @@ def decide_on_existing(
             f"Choose another RunConfig(name=...); follow it: hpctrain attach {paths.root}; or end "
             f"it first: hpctrain cancel {paths.root}"
         )
+    # It may have ended while it was watched.
+    status = read_status(paths) or status
     if policy == "restart":
         return Existing.RESTART, changes
     if status.state is RunState.FINISHED:
@@ -147,46 +147,6 @@ def policy_of(run_config: RunConfig) -> ExistingPolicy:
             f"needed."
         )
     return policy
-
-
-def is_live(status: RunStatus, job_is_alive: Callable[[str], bool]) -> bool:
-    """Return whether an executor is, or will be, at work on a run. Not collective."""
-    if status.state.is_final:
-        return False
-    if status.state is RunState.SUBMITTING:
-        return True
-    if status.launcher == "slurm":
-        return status.job_id is not None and job_is_alive(status.job_id)
-    if status.launcher == "allocation" and status.job_id is not None:
-        if status.state is RunState.SUBMITTED:
-            return status.job_id != environ.variable("SLURM_JOB_ID") and job_is_alive(status.job_id)
-        if _was_started_again_since(status):
-            return False
-    if status.owner_host == socket.gethostname():
-        return process_start_time(status.owner_pid) == status.owner_start
-    return time.time() - status.updated_at < _SILENCE_MEANS_DEAD_S
-
-
-def job_is_alive(job_id: str) -> bool:
-    """Return whether a job of Slurm waits or runs. Not collective.
-
-    Raises
-    ------
-    LaunchError
-        If the controller does not answer.
-    """
-    from hpctrain.slurm.job import find_job
-
-    job = find_job(job_id)
-    return job is not None and not job.is_final
-
-
-def _was_started_again_since(status: RunStatus) -> bool:
-    """Return whether this process is in the job of a run, which Slurm has started anew."""
-    return (
-        status.job_id == environ.variable("SLURM_JOB_ID")
-        and environ.restart_count() > status.restarts
-    )
 
 
 def was_begun_by_this_job(events: Sequence[Mapping[str, Any]]) -> bool:

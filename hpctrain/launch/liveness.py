@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.errors import LaunchError, RunStoppedError
-from hpctrain.launch.claim import is_claimed
-from hpctrain.launch.existing import is_live
+from hpctrain.launch.claim import CLAIM_PATIENCE_S, Claim, find_claim
+from hpctrain.launch.life import LifeTest, job_is_alive
 from hpctrain.launch.settle import read_settled_status
+from hpctrain.own_time import OwnTime
 from hpctrain.rundir.directory import HeldDirectory
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.reading import read_end
@@ -82,6 +83,9 @@ class Liveness:
         self._clue_at = now
         self._asked_about: Any = None
         self._settled: RunStatus | None = None
+        self._life = LifeTest(paths, self._ask_of_job)
+        self._claim: Claim | None = None
+        self._claimed = OwnTime(now)
         self.waits = ""
         """Why the job of the run waits, and what to do; empty if it does not."""
 
@@ -122,6 +126,7 @@ class Liveness:
         """Return whether Slurm is to be asked now."""
         clue, quiet_s = self._look_for_clue(status)
         if clue != self._clue:
+            # Clocks of two hosts may differ: this decides only whether Slurm is asked at once.
             is_old = self._clue is None and time.time() - status.updated_at > _SILENCE_S
             self._clue, self._clue_at = clue, now - (quiet_s if is_old else 0.0)
         is_quiet = now - self._clue_at >= quiet_s
@@ -160,10 +165,10 @@ class Liveness:
         if self._settled is not None or not self._is_time_to_look(now):
             return
         self._directory.check()
-        if is_claimed(self._paths) or not self._budget.take(now):
+        if self._is_claimed(now) or not self._budget.take(now):
             return
         try:
-            settled = read_settled_status(self._paths)
+            settled = read_settled_status(self._paths, believe_claim=False)
         except LaunchError as error:
             if error.transient:
                 return
@@ -175,12 +180,31 @@ class Liveness:
             raise RunStoppedError(settled.error)
         self._settled = settled
 
+    def _is_claimed(self, now: float) -> bool:
+        """Return whether a process submits the run; one of another host is believed for a while."""
+        claim = find_claim(self._paths)
+        if claim != self._claim:
+            self._claim = claim
+            self._claimed = OwnTime(now, longest_gap_s=_LAST_LOOK_S)
+        if claim is None:
+            return False
+        return claim.is_here or self._claimed.look(now) < CLAIM_PATIENCE_S
+
     def _look_for_process(self, status: RunStatus, now: float) -> None:
-        if not self._is_time_to_look(now):
+        if self._is_time_to_look(now):
+            self._directory.check()
+        try:
+            is_gone = self._life.look(status) is False
+        except LaunchError:
             return
-        self._directory.check()
-        if not is_live(status, lambda _: False):
+        if is_gone:
+            self._directory.check()
             self._raise_gone(status, f"process {status.owner_pid} on {status.owner_host}")
+
+    def _ask_of_job(self, job_id: str) -> bool | None:
+        if not self._budget.take(time.monotonic()):
+            raise LaunchError("Slurm was asked a moment ago.", transient=True)
+        return job_is_alive(job_id)
 
     def check_directory(self) -> None:
         """Raise if the run directory is gone, or nobody begins the run. Not collective.

@@ -16,12 +16,13 @@ class Pace:
 
     def __init__(self) -> None:
         self._interval = _SHORTEST_S
-        self._last: RunStatus | None = None
+        self._last: object = None
 
     def next_interval(self, status: RunStatus | None) -> float:
         """Return the seconds to wait after a look that has found `status`. Not collective."""
-        if status != self._last:
-            self._last = status
+        mark = None if status is None else status.mark
+        if mark != self._last:
+            self._last = mark
             self._interval = _SHORTEST_S
             return self._interval
         in_queue = status is not None and status.state is RunState.SUBMITTED

@@ -12,11 +12,16 @@ from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunState, RunStatus, read_status, write_status
 
 
-def read_settled_status(paths: RunPaths) -> RunStatus | None:
+def read_settled_status(paths: RunPaths, *, believe_claim: bool = True) -> RunStatus | None:
     """Return the status of a run. One that nobody submits any more is submitted, or stopped.
 
     Not collective. Slurm is asked only where the process that submitted the run is gone; what it
     answers is written into the run directory. None: the run is being written down just now.
+
+    Parameters
+    ----------
+    believe_claim
+        Whether a process that holds the claim on the run is at it.
 
     Raises
     ------
@@ -24,7 +29,9 @@ def read_settled_status(paths: RunPaths) -> RunStatus | None:
         If Slurm is asked, and does not answer.
     """
     status = read_status(paths)
-    if (status is not None and status.state is not RunState.SUBMITTING) or is_claimed(paths):
+    if status is not None and status.state is not RunState.SUBMITTING:
+        return status
+    if believe_claim and is_claimed(paths):
         return status
     # Whoever held the claim has written the status before it let go.
     again = read_status(paths)

@@ -102,6 +102,12 @@ class RunStatus:
     damage: str = ""
     """Why ``status.json`` could not be read, and all of this is from the ledger; never written."""
 
+    @property
+    def mark(self) -> tuple[object, ...]:
+        """What differs after each write. Two equal statuses can differ: NaN does from itself."""
+        owner = (self.owner_host, self.owner_pid, self.owner_start, self.job_id)
+        return (self.updated_at, self.state, self.attempt, self.reports, *owner)
+
     def with_changes(self, **changes: Any) -> RunStatus:
         """Return a copy with some fields changed."""
         return replace(self, **changes)

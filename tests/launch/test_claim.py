@@ -172,11 +172,10 @@ def test_a_claim_counts_while_its_process_lives(paths: RunPaths):
     assert not is_claimed(paths)
 
 
-def test_a_claim_of_another_host_is_believed_for_a_while(paths: RunPaths):
+def test_a_claim_of_another_host_is_believed_whatever_its_clock_says(paths: RunPaths):
     with claimed(paths):
         (name,) = claims(paths)
         owner = paths.root / name / "owner"
         content = json.loads(owner.read_bytes())
-        owner.write_text(json.dumps({**content, "host": "elsewhere", "time": time.time() - 10}))
-        assert is_claimed(paths, patience_s=60)
-        assert not is_claimed(paths, patience_s=5)
+        owner.write_text(json.dumps({**content, "host": "elsewhere", "time": 1.0}))
+        assert is_claimed(paths)

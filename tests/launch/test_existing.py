@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ import pytest
 from hpctrain.config import EXISTING_POLICIES, ExistingPolicy
 from hpctrain.errors import ConfigError
 from hpctrain.execute.process import process_start_time
+from hpctrain.launch import existing
 from hpctrain.launch.digests import MODULES
-from hpctrain.launch.existing import Existing, decide_on_existing, is_live
+from hpctrain.launch.existing import Existing
+from hpctrain.launch.life import LifeTest
 from hpctrain.plan.spec import RankSettings, RunSpec
 from hpctrain.rundir.ledger import append_event
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.status import RunState, RunStatus
 
 DIGESTS = {"training function": "f1", "train_loop_config": "c1", "number of workers": "2"}
 
@@ -80,6 +82,16 @@ def write_run(paths: RunPaths, state: str, **changes: Any) -> None:
     paths.status.write_text(json.dumps(status))
 
 
+def decide_on_existing(
+    paths: RunPaths,
+    spec: RunSpec,
+    job_is_alive: Callable[[str], bool | None],
+    policy: ExistingPolicy = "auto",
+) -> tuple[Existing, list[str]]:
+    life = LifeTest(paths, job_is_alive, silence_s=0.2)
+    return existing.decide_on_existing(paths, spec, life, policy)
+
+
 def a_dead_pid() -> int:
     process = subprocess.Popen(["true"])
     process.wait()
@@ -132,7 +144,7 @@ def test_a_job_that_slurm_knows_is_live(paths: RunPaths, state: str):
     [
         pytest.param({"owner_pid": a_dead_pid()}, id="its process is gone"),
         pytest.param({"owner_start": 1}, id="its pid belongs to another process now"),
-        pytest.param({"owner_host": "elsewhere", "updated_at": 1.0}, id="silent on another host"),
+        pytest.param({"owner_host": "elsewhere"}, id="silent on another host"),
         pytest.param({"launcher": "slurm", "job_id": "4711"}, id="Slurm has forgotten its job"),
         pytest.param({"launcher": "slurm", "job_id": None}, id="it was never submitted"),
     ],
@@ -271,15 +283,3 @@ def test_values_and_files_that_differ_are_named(paths: RunPaths):
     # What is not this user's own is not opened, nor what is damaged.
     paths.spec.write_bytes(b"damaged")
     assert decide_on_existing(paths, now, never_asked)[1] == ["train_loop_config", *said[1:]]
-
-
-def test_an_executor_on_another_host_is_live_as_long_as_it_writes():
-    status = RunStatus(
-        name="run",
-        state=RunState.RUNNING,
-        launcher="allocation",
-        owner_host="elsewhere",
-        updated_at=time.time() - 10.0,
-    )
-    assert is_live(status, never_asked)
-    assert not is_live(status.with_changes(updated_at=time.time() - 600.0), never_asked)
