@@ -44,8 +44,9 @@ STRACE = ("strace", "-f", "-qq", "-y", "-s", "300", "-e", CALLS, "-e", "signal=n
 # The second half of a call that another process came between, and fstat of an open file.
 _NOT_COUNTED = re.compile(r'\d+ +(<\.\.\. |newfstatat\(\d+<[^>]*>, "",|fstat\()')
 # The executor writes the status every 2 s and with each checkpoint, and looks before each write of
-# its own whether the directory is still that of the run. The load decides how often.
-_BY_TIME = r'(/(\.?status\.json[.\da-f]*|stop|plan\.json|logs/\d+/launcher\.out))?"'
+# its own whether the directory is still that of the run, and the number still its own. The load
+# decides how often.
+_BY_TIME = r'(/(\.?status\.json[.\da-f]*|\.executor-\d+|stop|plan\.json|logs/\d+/launcher\.out))?"'
 # How ranks save in programs/reporting.py, and how many calls beside those for their files, whatever
 # their number.
 SAVING = {
