@@ -16,6 +16,7 @@ from hpctrain.data.dataset import Dataset
 from hpctrain.data.formats import Batch, from_any, num_rows, slice_batch, to_pandas
 from hpctrain.data.identity import files_below, files_of, identify_files, newest
 from hpctrain.errors import ConfigError
+from hpctrain.own_files import DIRECTORY_MODE
 from hpctrain.predict import lean_import
 from hpctrain.predict.batches import name_outputs
 from hpctrain.predict.identity import Identity
@@ -284,7 +285,7 @@ def _score_held(scoring: Scoring, output: Output, worker: ActiveWorker) -> dict[
         scoring.check_unchanged()
         plan = output.begin(scoring.identity, scoring.partition(world.world_size))
         if plan is not None:
-            claims.mkdir()
+            claims.mkdir(DIRECTORY_MODE)
     plan = comm.bcast(plan)
     if plan is None:
         # Whoever finished it died before it could say so.
