@@ -19,6 +19,7 @@ from hpctrain.execute.worker_group import START_TIMEOUT_S, WorkerGroup
 from hpctrain.plan import spec
 from hpctrain.plan.resources import Placement
 from hpctrain.plan.spec import RankSettings, RunSpec, WorkerSpec
+from hpctrain.rundir.files import write_atomic
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.store import CheckpointStore
 from hpctrain.rundir.trust import digest_spec
@@ -185,8 +186,7 @@ class BackendExecutor:
             executor=b"",
         ).to_bytes()
         paths = self._paths()
-        paths.spec.write_bytes(content)
-        paths.spec.chmod(0o600)
+        write_atomic(paths.spec, content, mode=0o600)
         self._store = CheckpointStore(paths.checkpoints)
         self._store.prepare()
         self._attempt = AttemptExecutor(
