@@ -323,6 +323,7 @@ def to_arrow(batch: Batch) -> Any:
                 )
             elif array.ndim == 1:
                 columns[name] = pyarrow.array(native, from_pandas=array.dtype == object)
+                types.check_not_cast(name, array, columns[name].type)
             else:
                 columns[name] = _tensor_array(pyarrow, np.ascontiguousarray(native))
         except pyarrow.ArrowException as error:

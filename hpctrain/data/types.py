@@ -309,3 +309,40 @@ def as_time(value: Any) -> Any:
     if isinstance(value, np.datetime64 | np.timedelta64):
         return times_of(np.array([value]))[0]
     return value
+
+
+def check_not_cast(name: str, array: np.ndarray, made: Any) -> None:
+    """Refuse objects of several kinds that Arrow has cast to the kind of the first one.
+
+    Not collective. A time with a zone is another kind than one without, and a date is no time.
+
+    Parameters
+    ----------
+    name
+        Of the column.
+    made
+        The type that Arrow has made of it.
+
+    Raises
+    ------
+    ConfigError
+        The message has the kinds.
+    """
+    import pyarrow
+
+    casts = pyarrow.types.is_temporal(made) or pyarrow.types.is_binary(made)
+    if array.dtype != object or not casts:
+        return
+    kinds = {_kind_of(value) for value in array.tolist() if value is not None and value == value}
+    if len(kinds) > 1:
+        raise ConfigError(
+            f"column {name!r} holds {' and '.join(sorted(kinds))}, and Arrow would make all of "
+            f"them {made}. Give all its values one type."
+        )
+
+
+def _kind_of(value: Any) -> str:
+    known = (datetime, date, timedelta, bytes, str)
+    kind = next((kind for kind in known if isinstance(value, kind)), type(value))
+    has_zone = isinstance(value, datetime) and value.tzinfo is not None
+    return f"{kind.__name__} with a time zone" if has_zone else kind.__name__

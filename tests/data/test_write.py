@@ -242,6 +242,35 @@ def test_what_arrow_does_not_have_is_refused(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("values", "kinds"),
+    [
+        # Arrow takes the kind of the first value for all: times lose their hours.
+        (
+            [datetime.date(2024, 1, 1), np.datetime64("2024-01-02T03:04", "us").item()],
+            "date and datetime",
+        ),
+        (
+            [
+                datetime.datetime(2024, 1, 1, tzinfo=datetime.timezone.utc),
+                None,
+                np.datetime64("2024-01-01", "us").item(),
+            ],
+            "datetime and datetime with a time zone",
+        ),
+        ([datetime.timedelta(1), 1], "int and timedelta"),
+        ([b"a", "a"], "bytes and str"),
+    ],
+)
+def test_kinds_of_objects_that_arrow_would_cast_are_refused(
+    tmp_path: Path, values: list[Any], kinds: str
+):
+    array = np.empty(len(values), object)
+    array[:] = values
+    with pytest.raises(ConfigError, match=f"column 'c' holds {kinds}, and Arrow would"):
+        from_numpy({"c": array}).write_parquet(tmp_path / "a.parquet")
+
+
 @pytest.mark.parametrize("name", ["a/b", ".", "..", "", "a\0b"])
 def test_names_that_are_paths_in_hdf5_are_refused(tmp_path: Path, name: str):
     rows = from_numpy({"x": np.arange(2), name: np.arange(2)})
