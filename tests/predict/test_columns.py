@@ -310,7 +310,7 @@ def test_names_that_a_format_does_not_have_are_refused_before_anything_starts(
 )
 def test_other_names_come_back(tmp_path: Path, suffix: str, name: str) -> None:
     found = predict(tmp_path, tmp_path / f"out{suffix}", lambda rows: {name: rows, "other": -rows})
-    assert sorted(found.columns) == sorted([name, "other"])
+    assert sorted(found.columns()) == sorted([name, "other"])
     assert found.to_numpy()[name].tolist() == [*range(8)]
 
 
