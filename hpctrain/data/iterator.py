@@ -24,6 +24,7 @@ from hpctrain.data.formats import (
 from hpctrain.data.passes import Passes, SizedPasses, passes
 from hpctrain.data.prefetch import prefetch, spare_threads
 from hpctrain.data.schema import Schema
+from hpctrain.data.shard_tensors import ShardTensors
 from hpctrain.data.source import block_rows, read_rows
 from hpctrain.data.split import Tail, Taken, batch_sizes, check_tail, left_over, part_of
 from hpctrain.data.stream import Mixing, choose_mixing, rebatch, tasks_in_order, tasks_shuffled
@@ -51,7 +52,7 @@ class _Settings:
     """States that had been loaded when it was asked for."""
 
 
-class DataIterator:
+class DataIterator(ShardTensors):
     """One rank's part of a dataset.
 
     Every pass over ``iter_batches()`` is an epoch, and every rank gets the same number of batches

@@ -183,6 +183,11 @@ def test_batches_of_tensors_can_be_taken_again_and_are_full_after_a_filter():
             ([[3]], [[6]]),
         ]
     assert len(range(10).iter_batches(batch_size=4, drop_last=True)) == 2
+    shard = range(6).shard(rank=1, world_size=2)
+    parts = shard.to_torch(feature_columns=["id"], batch_size=2)
+    for _ in np.arange(2):
+        assert [x.tolist() for x, label in parts if label is None] == [[[3], [4]], [[5]]]
+    assert shard.epoch == 2
 
 
 def test_dask_gets_the_rows_and_gives_them_back():

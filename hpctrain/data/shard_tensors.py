@@ -1,0 +1,84 @@
+"""Ray Data's further ways to take a shard as tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from hpctrain.data.formats import Batch
+from hpctrain.data.optional import require
+from hpctrain.data.passes import SizedPasses
+
+
+class _GivesTensors(Protocol):
+    def iter_torch_batches(
+        self,
+        *,
+        batch_size: int | None,
+        collate_fn: Callable[[Batch], Any],
+        drop_last: bool,
+        local_shuffle_buffer_size: int | None,
+        local_shuffle_seed: int,
+    ) -> SizedPasses[Any]: ...
+
+
+class ShardTensors:
+    """Tensors of TensorFlow, and pairs of torch's."""
+
+    def iter_tf_batches(
+        self: _GivesTensors,
+        *,
+        batch_size: int | None = 256,
+        drop_last: bool = False,
+        local_shuffle_buffer_size: int | None = None,
+        local_shuffle_seed: int = 0,
+    ) -> SizedPasses[Any]:
+        """Return the batches of the next epoch as dicts of TensorFlow's tensors.
+
+        Not collective, but every rank must give the same arguments, which are those of
+        `iter_batches`.
+        """
+        tensorflow = require("tensorflow", to="for iter_tf_batches()", extra="tensorflow")
+        return self.iter_torch_batches(
+            batch_size=batch_size,
+            collate_fn=partial(_each, tensorflow.convert_to_tensor),
+            drop_last=drop_last,
+            local_shuffle_buffer_size=local_shuffle_buffer_size,
+            local_shuffle_seed=local_shuffle_seed,
+        )
+
+    def to_torch(
+        self: _GivesTensors,
+        *,
+        label_column: str | None = None,
+        feature_columns: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
+        batch_size: int = 1,
+        drop_last: bool = False,
+        local_shuffle_buffer_size: int | None = None,
+        local_shuffle_seed: int = 0,
+        unsqueeze_label_tensor: bool = True,
+    ) -> Any:
+        """Return an iterable dataset of torch, of pairs of features and labels of this rank.
+
+        Not collective, but every rank must give the same arguments. Each pass is an epoch. See
+        `Dataset.to_torch`.
+        """
+        from hpctrain.data.torch_pairs import TorchPairs, as_iterable_dataset
+
+        pairs = TorchPairs(
+            label=label_column, features=feature_columns, unsqueeze_label=unsqueeze_label_tensor
+        )
+        return as_iterable_dataset(
+            self.iter_torch_batches(
+                batch_size=batch_size,
+                collate_fn=pairs,
+                drop_last=drop_last,
+                local_shuffle_buffer_size=local_shuffle_buffer_size,
+                local_shuffle_seed=local_shuffle_seed,
+            )
+        )
+
+
+def _each(to_tensor: Callable[[Any], Any], batch: Batch) -> dict[str, Any]:
+    return {name: to_tensor(array) for name, array in batch.items()}
