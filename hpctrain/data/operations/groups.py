@@ -90,7 +90,7 @@ def _changes(table: Any) -> list[int]:
 
 
 class GroupedData(Generic[DatasetT]):
-    """The groups of a dataset, made by `Dataset.groupby`.
+    """The groups of a dataset, made by `hpctrain.data.Dataset.groupby`.
 
     Each aggregate is a dataset of a row for each group, sorted by the keys; a key that is missing
     is a group of its own, the last one. It is computed when it is first read, from all rows of the
@@ -117,7 +117,7 @@ class GroupedData(Generic[DatasetT]):
         return self.with_aggregates([Aggregate(function="count_all", column=None, name="count()")])
 
     def sum(self, on: str | Sequence[str] | None = None, ignore_nulls: bool = True) -> DatasetT:
-        """Return sums, as ``sum(x)``. Not collective. The arguments are those of `Dataset.sum`."""
+        """Return sums, as ``sum(x)``. Not collective. See `hpctrain.data.Dataset.sum`."""
         return self._each("sum", on, ignore_nulls)
 
     def mean(self, on: str | Sequence[str] | None = None, ignore_nulls: bool = True) -> DatasetT:
@@ -168,7 +168,7 @@ class GroupedData(Generic[DatasetT]):
         batch_format
             Form of what it is given.
         fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs
-            As in `Dataset.map_batches`.
+            As in `hpctrain.data.Dataset.map_batches`.
         compute, num_cpus, num_gpus, memory, concurrency, ray_remote_args
             Have no meaning here.
         """
