@@ -50,8 +50,8 @@ nitpick_ignore_regex = [(r"py:.*", r"hpctrain\.(.*\.)?([A-Z]|.*_T)")]
 nitpick_ignore_regex.append((r"py:.*", r"hpctrain\.testing\.slurm\.[a-z_]+\..*"))
 # The base of trainers and predictors that checks their arguments.
 nitpick_ignore_regex.append((r"py:.*", r"hpctrain\.checks\..*"))
-# What several preprocessors have in common is private.
-nitpick_ignore_regex.append((r"py:.*", r"hpctrain\.preprocessors\.\w+\._\w+"))
+# What several preprocessors, or loggers, have in common is private.
+nitpick_ignore_regex.append((r"py:.*", r"hpctrain\.(preprocessors|callbacks)\.\w+\._\w+"))
 # Dataset shows what it inherits; the mixins that it is made of have no pages.
 nitpick_ignore_regex.append((r"py:.*", r"hpctrain\.data\.operations\..*"))
 nitpick_ignore_regex.append((r"py:.*", r"hpctrain\.data\.shard_tensors\..*"))
