@@ -13,16 +13,13 @@ RESULTS = Path(__file__).parents[1] / "tests/ray_conformance/results.json"
 STATES = ("unchanged", "documented edit", "refused", "undocumented edit", "wrong")
 # What the first error of a script says, and why it is so: every difference has a reason.
 REASONS = {
-    r"cannot import name 'TorchDetectionPredictor'|TorchDetectionPredictor": (
-        "detection models return lists; a subclass of ``TorchPredictor`` makes columns of them"
+    r"_preprocessor'": (
+        "preprocessors are JSON and arrays: ``checkpoint.get_preprocessor()`` reads them"
     ),
-    r"needs model=|get_model\(\) missing": (
-        "a checkpoint holds weights and no code; the model is given where it is loaded"
-    ),
-    r"Only one of|storage_filesystem|is a URL": "runs live on a filesystem that all nodes share",
-    r"no attribute '(\w+)'$|cannot import name|has no field|unexpected keyword argument": (
-        "this name is not there yet"
-    ),
+    r"only integers, slices": "an array is predicted as an array, not as a dict with one",
+    r"is out of bounds": "the local images are fewer than the script wants",
+    r"s3:/": "its data are in a bucket",
+    r"did not end in time": "too slow for CPUs",
 }
 
 

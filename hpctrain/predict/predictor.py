@@ -201,6 +201,13 @@ class Predictor(NamedArguments, abc.ABC):
         paths = [checkpoint.path / name for name in cls.model_files]
         return next((path for path in paths if path.exists()), None)
 
+    def __repr__(self) -> str:
+        """Return the class, and the preprocessor if there is one."""
+        # A subclass that does not call the constructor has none.
+        preprocessor = getattr(self, "_preprocessor", None)
+        shown = "" if preprocessor is None else f"preprocessor={preprocessor!r}"
+        return f"{type(self).__name__}({shown})"
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Refuse to be pickled: models are loaded where they are used."""
         raise PredictorNotSerializableException(

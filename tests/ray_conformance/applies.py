@@ -60,6 +60,7 @@ WORDS = {
     "patch": "mocks what is private",
     "MagicMock": "mocks what is private",
     "monkeypatch": "mocks what is private",
+    "DatasetConfig": "Ray's own deprecations",
     "DeprecationWarning": "Ray's own deprecations",
     "RayDeprecationWarning": "Ray's own deprecations",
     "FutureWarning": "Ray's own deprecations",
@@ -181,7 +182,7 @@ def _bound(node: ast.stmt) -> list[str]:
 
 def reason_of_script(source: str) -> str | None:
     """Return why a whole script does not apply, or None."""
-    if "assert torch.cuda.is_available()" in source:
+    if re.search(r"assert torch.cuda.is_available\(\)|torch.cuda.(Event|synchronize)", source):
         return "GPUs"
     program = Program(source)
     reasons = [program.reason(node) for node in program.tree.body]

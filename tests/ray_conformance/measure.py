@@ -59,6 +59,8 @@ REFUSED = (
     "UnavailableNameError",
     "trainer_resources=",
     "Metrics are numbers, strings",
+    "needs model=: a checkpoint holds weights",
+    "was not committed: its directory holds no file",
     "is a URL",
     "storage_filesystem",
 )

@@ -15,7 +15,7 @@ import numpy as np
 
 # What is changed in every program, besides import lines and prefixes.
 EDITS = {
-    r"\[55000, 5000\]": "[200, 56]",
+    r"\[55000, 5000\]": "[800, 224]",
     r"use_gpu=True": "use_gpu=False",
     r'("use_gpu",) ?[\[(](?:True, False|False, True),?[\])]': r"\1 [False]",
     r"num_workers=([5-9]|\d\d+)\b": "num_workers=2",
@@ -90,7 +90,7 @@ def _write_iris(data: Path) -> None:
 def _write_images(raw: Path) -> None:
     raw.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(0)
-    for part, count in (("train", 256), ("t10k", 64)):
+    for part, count in (("train", 1024), ("t10k", 64)):
         pixels = random.integers(0, 256, (count, 28, 28), dtype=np.uint8).tobytes()
         labels = random.integers(0, 10, count, dtype=np.uint8).tobytes()
         images_header = struct.pack(">IIII", 2051, count, 28, 28)
