@@ -18,8 +18,7 @@ REASONS = {
     ),
     r"only integers, slices": "an array is predicted as an array, not as a dict with one",
     r"is out of bounds": "the local images are fewer than the script wants",
-    r"s3:/": "its data are in a bucket",
-    r"did not end in time": "too slow for CPUs",
+    r"did not end in time": "too slow for two loaded CPUs",
 }
 
 

@@ -47,7 +47,7 @@ OUTSIDE = {
     r"cannot import name \S+ from '(?!hpctrain)": "an older version of a package",
     r"No module named 'tensorflow": "TensorFlow",
     r"NameError: name '\w+' is not defined": "what its page defines elsewhere",
-    r"s3://|S3FileSystem|gs://|AWS Error|NoCredentials": "cloud filesystems",
+    r"s3:/|S3FileSystem|gs://|AWS Error|NoCredentials": "cloud filesystems",
     r"no NVIDIA driver|dummy base class|Torch not compiled with CUDA|"
     r"CUDA (is not|unavailable)|nccl": "GPUs",
     r"No such file or directory: '(/mnt/|/home/|/data)|FileNotFoundError.*(\.json|\.yaml|kaggle)": (
