@@ -85,14 +85,14 @@ class CometLoggerCallback(TrackerCallback):
         # 32 letters or digits are needed.
         key = arguments.pop("experiment_key", None) or f"{position.run_id:x<32.50}"
         if position.record is None:
-            kind = comet_ml.Experiment if self._online else comet_ml.OfflineExperiment
-            self._experiment = kind(experiment_key=key, **arguments)
+            new = comet_ml.Experiment if self._online else comet_ml.OfflineExperiment
+            self._experiment = new(experiment_key=key, **arguments)
             self._experiment.set_name(run_context.name)
         else:
-            kind = (
+            known = (
                 comet_ml.ExistingExperiment if self._online else comet_ml.ExistingOfflineExperiment
             )
-            self._experiment = kind(previous_experiment=position.record, **arguments)
+            self._experiment = known(previous_experiment=position.record, **arguments)
         if position.record is None and self._online:
             position.begin(self._experiment.get_key())
         position.record = self._experiment.get_key()
