@@ -138,7 +138,8 @@ def test_a_checkpoint_holds_no_architecture(net):
 def test_a_checkpoint_without_a_model_says_what_it_has(tmp_path):
     (tmp_path / "model.txt").touch()
     with pytest.raises(
-        ConfigError, match=r"none of model.safetensors, model.pt, state.json. It has model.txt"
+        ConfigError,
+        match=r"none of model.safetensors, model.pt, state.json, dict_checkpoint.pkl. It has model.txt",
     ):
         TorchPredictor.from_checkpoint(Checkpoint(tmp_path), model=Net)
 
