@@ -139,7 +139,8 @@ def test_a_checkpoint_without_a_model_says_what_it_has(tmp_path):
     (tmp_path / "model.txt").touch()
     with pytest.raises(
         ConfigError,
-        match=r"none of model.safetensors, model.pt, state.json, dict_checkpoint.pkl. It has model.txt",
+        match=r"none of model.safetensors, model.pt, state.json, dict_checkpoint.pkl. It has "
+        r"model.txt",
     ):
         TorchPredictor.from_checkpoint(Checkpoint(tmp_path), model=Net)
 
