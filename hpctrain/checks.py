@@ -176,6 +176,13 @@ def given_or_default(what: str, value: object, kind: type[T]) -> T:
     return value
 
 
+def column_names(dataset: Any) -> list[str] | None:
+    """Return the names of the columns of a `Dataset` or a DataFrame; None if it has none."""
+    columns = getattr(dataset, "columns", None)
+    names = columns() if callable(columns) else columns
+    return None if names is None else list(map(str, names))
+
+
 def check_column(what: str, column: str, *, dataset: str, columns: Iterable[object]) -> None:
     """Refuse a dataset that lacks a column which an argument of a trainer names."""
     names = sorted(map(str, columns))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hpctrain.backend import BackendConfig
 from hpctrain.checkpoint import Checkpoint
-from hpctrain.checks import given_or_default
+from hpctrain.checks import column_names, given_or_default
 from hpctrain.config import DataConfig, RunConfig, ScalingConfig
 from hpctrain.errors import ConfigError, MissingDatasetError
 from hpctrain.gbdt.boosting import TRAIN, Boosting, EarlyStopping, Ingest, check_same_columns
@@ -183,11 +183,11 @@ class GBDTTrainer(DataParallelTrainer):
             )
         known: dict[str, list[str]] = {}
         for name, dataset in self.datasets.items():
-            columns = getattr(dataset, "columns", None)
             # A preprocessor may make columns, and take some away: then the ranks look.
-            if self.preprocessor is None and columns is not None and not callable(columns):
-                known[name] = list(map(str, columns))
-                boosting.check_columns(name, known[name])
+            columns = column_names(dataset) if self.preprocessor is None else None
+            if columns is not None:
+                known[name] = columns
+                boosting.check_columns(name, columns)
             self._check_rows(name, dataset)
         for name, columns in known.items():
             check_same_columns(f"dataset {name!r}", columns, known.get(TRAIN, columns))

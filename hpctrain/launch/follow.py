@@ -78,6 +78,7 @@ class Follower:
         self._waits = ""
         self._stalled = ""
         self._report: dict[str, Any] | None = None
+        self._sees_all = from_start
         self._is_held_back = False
         self._checkpoint: str | None = None
         self._newest: str | None = None
@@ -161,6 +162,12 @@ class Follower:
             self._show_status(status)
         self._show_logs(final=final)
         self._show_reports(status.checkpoint, final=final)
+        seen = 0 if self._report is None else self._report["report"]
+        if final and self._sees_all and seen < status.reports:
+            log(
+                f"warning: {self._paths.metrics}: the line of report {status.reports}, the last, is "
+                f"missing or damaged."
+            )
         status = status.with_changes(checkpoint=self._newest)
         self._show_stalled(status.stalled)
         # The last word comes last.

@@ -6,7 +6,7 @@ from typing import Any
 
 from hpctrain.log import log
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.reading import is_time, parse_json, read_end, read_lines
+from hpctrain.rundir.reading import is_time, parse_json, read_end, read_lines, say_torn
 
 _TAIL_BYTES = 64 * 1024
 
@@ -43,7 +43,9 @@ def read_last_report(paths: RunPaths) -> dict[str, Any] | None:
     except OSError as error:
         log(f"warning: {paths.metrics} is damaged: {error.strerror}.")
         return None
-    *complete, _ = end.split(b"\n")
+    *complete, rest = end.split(b"\n")
+    if rest:
+        say_torn(paths.metrics)
     last = parse_json(complete[-1]) if complete else None
     if is_report(last):
         return last

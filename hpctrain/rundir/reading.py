@@ -117,7 +117,16 @@ def read_lines(path: Path, is_valid: Callable[[Any], bool]) -> list[dict[str, An
         what = "1 line is" if num_damaged == 1 else f"{num_damaged} lines are"
         log(f"warning: {path}: {what} damaged, and left out.")
     last = _parse_line(lines[-1])
-    return [*valid, last] if is_valid(last) else valid
+    if is_valid(last):
+        return [*valid, last]
+    if lines[-1]:
+        say_torn(path)
+    return valid
+
+
+def say_torn(path: Path) -> None:
+    """Say that a file of lines ends in the middle of one. Not collective."""
+    log(f"warning: {path}: the last line is torn, or just being written, and left out.")
 
 
 def parse_json(content: bytes | str) -> Any:

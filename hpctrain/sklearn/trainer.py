@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.checkpoint import Checkpoint
-from hpctrain.checks import check_column, given_or_default
+from hpctrain.checks import check_column, column_names, given_or_default
 from hpctrain.config import DataConfig, RunConfig, ScalingConfig
 from hpctrain.errors import ConfigError, MissingDatasetError
 from hpctrain.sklearn.fitting import CV, TRAIN, SklearnFitting
@@ -172,6 +172,6 @@ def _check_columns(datasets: Mapping[str, Any], label_column: str | None) -> Non
     if label_column is None:
         return
     for name, dataset in datasets.items():
-        columns = getattr(dataset, "columns", None)
-        if columns is not None and not callable(columns):
+        columns = column_names(dataset)
+        if columns is not None:
             check_column("label_column", label_column, dataset=name, columns=columns)

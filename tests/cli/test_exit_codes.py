@@ -56,7 +56,7 @@ def test_the_help_names_every_verb_and_every_exit_code() -> None:
     assert result.exit_code == 0
     assert re.findall(r"^  ([a-z]+)  ", result.stdout, re.MULTILINE) == [
         *("run", "submit", "status", "list", "history", "checkpoints", "logs"),
-        *("attach", "wait", "cancel", "template", "predict", "serve"),
+        *("attach", "wait", "cancel", "sync", "template", "predict", "serve"),
         *("chaos", "cluster", "install"),
     ]
     assert "Exit codes: 0 fine, 2 usage" in result.stdout
