@@ -165,7 +165,7 @@ class Follower:
         seen = 0 if self._report is None else self._report["report"]
         if final and self._sees_all and seen < status.reports:
             log(
-                f"warning: {self._paths.metrics}: the line of report {status.reports}, the last, is "
+                f"warning: {self._paths.metrics}: the last line, of report {status.reports}, is "
                 f"missing or damaged."
             )
         status = status.with_changes(checkpoint=self._newest)
