@@ -48,6 +48,7 @@ STATES = ("finished", "failed", "running")
 _WORDS = re.compile(
     r"damaged|display ends|cannot be|altered|torn|missing|lost|is not a run|not what|no such log"
     r"|no log|unreadable|set aside|has no|does not say|not known|no usable|no run|differs"
+    r"|reads up to"
 )
 # What differs from one look to the next.
 _TIMES = re.compile(
@@ -329,10 +330,13 @@ def look(runs: Runs, state: str, verb: str) -> tuple[str | None, str]:
             problem = "traceback"
             traceback.print_exc()
     said = out.getvalue()
-    if problem is None and "\x1b" in said.replace("\x1b[31m", "").replace("\x1b[0m", ""):
+    # Colours of a log are left as they are, whichever they became.
+    if problem is None and "\x1b" in re.sub(r"\x1b\[[\d;]*m", "", said):
         problem = "terminal escape"
     # Columns are as wide as their times, and runs of the same second in any order.
-    said = _TIMES.sub("T", re.sub(" +", " ", re.sub(r"(reports +\d+), \d+ s ago", r"\1", said)))
+    said = _TIMES.sub(
+        "T", re.sub(" +", " ", re.sub(r"(reports +\d+), [\d.:]+( s| min| h)? ago", r"\1", said))
+    )
     return problem, "\n".join(sorted(said.splitlines())) if verb == "list" else said
 
 
@@ -378,7 +382,8 @@ def _is_whole(path: Path) -> bool:
     These have no digest, so that nobody can tell.
     """
     if path.suffix == ".out":
-        return path.is_file() and not path.is_symlink()
+        # Runs in existing processes have none.
+        return not path.is_symlink() and (path.is_file() or not path.exists())
     if path.suffix not in (".json", ".jsonl") or "checkpoints" in path.parts:
         return False
     if path.is_symlink() or not path.is_file() or path.stat().st_size > 2**20:

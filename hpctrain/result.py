@@ -30,7 +30,7 @@ from hpctrain.plan import spec
 from hpctrain.rundir.html import render_run
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.manifest import Manifest
-from hpctrain.rundir.metrics import read_reports
+from hpctrain.rundir.metrics import read_reports, say_if_cut
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.plan import read_plan
 from hpctrain.rundir.reading import damaged
@@ -277,12 +277,7 @@ class Result:
     @functools.cached_property
     def _reports(self) -> list[dict[str, Any]]:
         reports = read_reports(self._paths)
-        last = reports[-1]["report"] if reports else 0
-        if self.status.state is RunState.FINISHED and last < self.status.reports:
-            log(
-                f"warning: {self._paths.metrics} is damaged: it ends at report {last} of "
-                f"{self.status.reports}."
-            )
+        say_if_cut(self._paths, self.status, last=reports[-1]["report"] if reports else 0)
         return reports
 
     @functools.cached_property

@@ -18,7 +18,7 @@ from hpctrain.printable import show_controls
 from hpctrain.rundir.announcement import announcements
 from hpctrain.rundir.display import format_metrics, one_line
 from hpctrain.rundir.ledger import is_event
-from hpctrain.rundir.metrics import is_report
+from hpctrain.rundir.metrics import is_report, say_if_cut
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.reading import parse_json
 from hpctrain.rundir.status import RunState, RunStatus, read_status
@@ -162,12 +162,9 @@ class Follower:
             self._show_status(status)
         self._show_logs(final=final)
         self._show_reports(status.checkpoint, final=final)
-        seen = 0 if self._report is None else self._report["report"]
-        if final and self._sees_all and seen < status.reports:
-            log(
-                f"warning: {self._paths.metrics}: the last line, of report {status.reports}, is "
-                f"missing or damaged."
-            )
+        if final and self._sees_all:
+            last = 0 if self._report is None else self._report["report"]
+            say_if_cut(self._paths, status, last=last)
         status = status.with_changes(checkpoint=self._newest)
         self._show_stalled(status.stalled)
         # The last word comes last.

@@ -7,6 +7,7 @@ from typing import Any
 from hpctrain.log import log
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.reading import is_time, parse_json, read_end, read_lines, say_torn
+from hpctrain.rundir.status import RunStatus
 
 _TAIL_BYTES = 64 * 1024
 
@@ -54,12 +55,24 @@ def read_last_report(paths: RunPaths) -> dict[str, Any] | None:
     return None
 
 
+def say_if_cut(paths: RunPaths, status: RunStatus, *, last: int) -> None:
+    """Say so if the metrics of a run that is over end before its last report. Not collective.
+
+    Parameters
+    ----------
+    last
+        Number of the last report that was read; 0 if there is none.
+    """
+    if status.state.is_final and last < status.reports:
+        log(f"warning: {paths.metrics} is damaged: it ends at report {last} of {status.reports}.")
+
+
 def is_report(value: Any) -> bool:
     """Return whether a JSON value is a line of the metrics. Not collective."""
     return (
         isinstance(value, dict)
         and all(type(value.get(name)) is int for name in ("attempt", "report"))
-        and is_time(value.get("time", 0))
+        and is_time(value.get("time"))
         and isinstance(value.get("metrics"), dict)
         and isinstance(value.get("checkpoint"), (str, type(None)))
     )

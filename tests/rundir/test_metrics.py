@@ -15,7 +15,9 @@ def paths(tmp_path: Path) -> RunPaths:
 
 
 def write(paths: RunPaths, *reports: tuple[int, int], torn: str = "") -> None:
-    lines = [json.dumps({"attempt": a, "report": n, "metrics": {}}) + "\n" for a, n in reports]
+    lines = [
+        json.dumps({"attempt": a, "report": n, "time": 0, "metrics": {}}) + "\n" for a, n in reports
+    ]
     paths.metrics.write_text("".join(lines) + torn)
 
 
@@ -51,7 +53,7 @@ def test_a_torn_line_is_left_out_wherever_it_stands(paths: RunPaths):
     write(paths, (1, 1), torn='{"attempt": 1, "rep')
     assert numbers(paths) == [(1, 1)]
     with open(paths.metrics, "a") as file:
-        file.write('\n{"attempt": 2, "report": 2, "metrics": {}}\n')
+        file.write('\n{"attempt": 2, "report": 2, "time": 0, "metrics": {}}\n')
     assert numbers(paths) == [(1, 1), (2, 2)]
 
 
