@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -122,15 +123,20 @@ def open_append(path: Path) -> int:
     Raises
     ------
     DamagedFileError
-        If it is a symbolic link.
+        If it is a symbolic link, a directory or a FIFO.
     """
     try:
         descriptor = open_log(path, os.O_RDWR)
     except OSError as error:
-        if error.errno != errno.ELOOP:
+        if error.errno not in (errno.ELOOP, errno.EISDIR):
             raise
-        raise damaged(path, "it is a symbolic link, not a file") from error
-    size = os.fstat(descriptor).st_size
+        what = "a symbolic link" if error.errno == errno.ELOOP else "a directory"
+        raise damaged(path, f"it is {what}, not a file") from error
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(descriptor)
+        raise damaged(path, "it is not a regular file")
+    size = found.st_size
     if size and os.pread(descriptor, 1, size - 1) != b"\n":
         os.write(descriptor, b"\n")
     return descriptor

@@ -56,6 +56,15 @@ def test_nothing_is_appended_to_what_a_link_leads_to(tmp_path: Path):
         open_append(tmp_path / "ledger.jsonl")
 
 
+def test_nothing_is_appended_to_what_is_no_file(tmp_path: Path):
+    (tmp_path / "a directory").mkdir()
+    with pytest.raises(DamagedFileError, match="it is a directory"):
+        open_append(tmp_path / "a directory")
+    os.mkfifo(tmp_path / "a FIFO")
+    with pytest.raises(DamagedFileError, match="it is not a regular file"):
+        open_append(tmp_path / "a FIFO")
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE])
 def test_what_may_pass_is_tried_again(monkeypatch: pytest.MonkeyPatch, number: int):
     monkeypatch.setattr(files, "_PAUSE_S", 0.0)
