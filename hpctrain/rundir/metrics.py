@@ -56,14 +56,14 @@ def read_last_report(paths: RunPaths) -> dict[str, Any] | None:
 
 
 def say_if_cut(paths: RunPaths, status: RunStatus, *, last: int) -> None:
-    """Say so if the metrics of a run that is over end before its last report. Not collective.
+    """Say so if metrics are lost: all, or the last ones of a run that is over. Not collective.
 
     Parameters
     ----------
     last
         Number of the last report that was read; 0 if there is none.
     """
-    if status.state.is_final and last < status.reports:
+    if last < status.reports and (status.state.is_final or not last):
         log(f"warning: {paths.metrics} is damaged: it ends at report {last} of {status.reports}.")
 
 
