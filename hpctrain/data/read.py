@@ -10,7 +10,7 @@ from hpctrain.data import formats
 from hpctrain.data.dataset import Dataset
 from hpctrain.data.files import Paths
 from hpctrain.data.memory import MemorySource
-from hpctrain.data.operations.scheduling import say_no_meaning
+from hpctrain.data.operations.scheduling import say_no_blocks, say_no_meaning
 
 
 def read_parquet(
@@ -40,7 +40,7 @@ def read_parquet(
     ConfigError
         If a file is missing or damaged, or files have unlike columns.
     """
-    _say("read_parquet()", parallelism, concurrency, override_num_blocks, ray_remote_args)
+    say_no_blocks("read_parquet()", parallelism, concurrency, override_num_blocks, ray_remote_args)
     from hpctrain.data.parquet import open_parquet
 
     return Dataset(open_parquet(paths, columns=columns))
@@ -118,7 +118,7 @@ def read_csv(
     ConfigError
         If a file is missing or cannot be parsed, or files have unlike columns.
     """
-    _say("read_csv()", parallelism, concurrency, override_num_blocks, ray_remote_args)
+    say_no_blocks("read_csv()", parallelism, concurrency, override_num_blocks, ray_remote_args)
     from hpctrain.data.csv import open_csv
 
     source = open_csv(paths, columns=columns, dtypes=dtypes or {}, delimiter=delimiter, names=names)
@@ -156,7 +156,7 @@ def read_numpy(
     ConfigError
         If a file is missing or damaged, or files have unlike columns or numbers of rows.
     """
-    _say("read_numpy()", parallelism, concurrency, override_num_blocks, ray_remote_args)
+    say_no_blocks("read_numpy()", parallelism, concurrency, override_num_blocks, ray_remote_args)
     from hpctrain.data.npy import open_numpy
 
     return Dataset(open_numpy(paths, column=column, columns=columns))
@@ -274,21 +274,3 @@ def from_huggingface(dataset: Any) -> Dataset:
     from hpctrain.data.foreign import open_huggingface
 
     return Dataset(open_huggingface(dataset))
-
-
-def _say(
-    where: str,
-    parallelism: int,
-    concurrency: Any,
-    override_num_blocks: int | None,
-    ray_remote_args: Mapping[str, Any] | None,
-) -> None:
-    say_no_meaning(
-        where,
-        {
-            "parallelism": parallelism,
-            "concurrency": concurrency,
-            "override_num_blocks": override_num_blocks,
-            "ray_remote_args": ray_remote_args,
-        },
-    )

@@ -9,7 +9,7 @@ from hpctrain.data.dataset import Dataset
 from hpctrain.data.documents import LoadJson, LoadText, open_documents
 from hpctrain.data.files import Paths
 from hpctrain.data.files_as_rows import open_binary_files, open_images
-from hpctrain.data.operations.scheduling import say_no_meaning
+from hpctrain.data.operations.scheduling import say_no_blocks
 
 _ENDINGS = [
     f".{kind}{packed}"
@@ -47,7 +47,7 @@ def read_json(
     ConfigError
         If a file is missing or is no JSON, or a column has types that do not go together.
     """
-    _say("read_json()", parallelism, concurrency, override_num_blocks, ray_remote_args)
+    say_no_blocks("read_json()", parallelism, concurrency, override_num_blocks, ray_remote_args)
     return Dataset(open_documents(paths, _ENDINGS, LoadJson()))
 
 
@@ -81,7 +81,7 @@ def read_text(
     ConfigError
         If a file is missing, or has another encoding.
     """
-    _say("read_text()", parallelism, concurrency, override_num_blocks, ray_remote_args)
+    say_no_blocks("read_text()", parallelism, concurrency, override_num_blocks, ray_remote_args)
     return Dataset(open_documents(paths, [""], LoadText(encoding, drop_empty_lines)))
 
 
@@ -119,7 +119,7 @@ def read_images(
     ConfigError
         If a file is missing or is no image.
     """
-    _say("read_images()", parallelism, concurrency, override_num_blocks, ray_remote_args)
+    say_no_blocks("read_images()", parallelism, concurrency, override_num_blocks, ray_remote_args)
     return Dataset(open_images(paths, size=size, mode=mode, include_paths=include_paths))
 
 
@@ -150,23 +150,7 @@ def read_binary_files(
     ConfigError
         If there is no file.
     """
-    _say("read_binary_files()", parallelism, concurrency, override_num_blocks, ray_remote_args)
-    return Dataset(open_binary_files(paths, include_paths=include_paths))
-
-
-def _say(
-    where: str,
-    parallelism: int,
-    concurrency: Any,
-    override_num_blocks: int | None,
-    ray_remote_args: Mapping[str, Any] | None,
-) -> None:
-    say_no_meaning(
-        where,
-        {
-            "parallelism": parallelism,
-            "concurrency": concurrency,
-            "override_num_blocks": override_num_blocks,
-            "ray_remote_args": ray_remote_args,
-        },
+    say_no_blocks(
+        "read_binary_files()", parallelism, concurrency, override_num_blocks, ray_remote_args
     )
+    return Dataset(open_binary_files(paths, include_paths=include_paths))

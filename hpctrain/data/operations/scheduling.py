@@ -30,3 +30,16 @@ def say_no_meaning(where: str, given: Mapping[str, Any]) -> None:
             f"no effect: each rank reads and transforms its own part. "
             f"ScalingConfig says how many ranks there are, and with which resources."
         )
+
+
+def say_no_blocks(
+    where: str,
+    parallelism: int,
+    concurrency: Any,
+    override_num_blocks: int | None,
+    ray_remote_args: Mapping[str, Any] | None,
+) -> None:
+    """Log once that the arguments of Ray's readers have no effect. Not collective."""
+    given = {"parallelism": parallelism, "concurrency": concurrency}
+    given |= {"override_num_blocks": override_num_blocks, "ray_remote_args": ray_remote_args}
+    say_no_meaning(where, given)
