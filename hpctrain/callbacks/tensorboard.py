@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.callback import RunContext
@@ -29,6 +30,8 @@ class TBXLoggerCallback(LoggerCallback):
         from tensorboardX import SummaryWriter
         from tensorboardX.summary import hparams
 
+        # It warns of each value that is not a number, and does not say which one.
+        logging.getLogger("tensorboardX.x2num").setLevel(logging.ERROR)
         if self._writer is not None:
             self._writer.close()
         # Names are in the order of attempts, and none is used twice within a second.

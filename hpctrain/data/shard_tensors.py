@@ -64,19 +64,17 @@ class ShardTensors:
         Not collective, but every rank must give the same arguments. Each pass is an epoch. See
         `Dataset.to_torch`.
         """
-        from hpctrain.data.torch_pairs import TorchPairs, as_iterable_dataset
+        from hpctrain.data.torch_pairs import iterate_pairs
 
-        pairs = TorchPairs(
-            label=label_column, features=feature_columns, unsqueeze_label=unsqueeze_label_tensor
-        )
-        return as_iterable_dataset(
-            self.iter_torch_batches(
-                batch_size=batch_size,
-                collate_fn=pairs,
-                drop_last=drop_last,
-                local_shuffle_buffer_size=local_shuffle_buffer_size,
-                local_shuffle_seed=local_shuffle_seed,
-            )
+        return iterate_pairs(
+            self,
+            label=label_column,
+            features=feature_columns,
+            unsqueeze_label=unsqueeze_label_tensor,
+            batch_size=batch_size,
+            drop_last=drop_last,
+            local_shuffle_buffer_size=local_shuffle_buffer_size,
+            local_shuffle_seed=local_shuffle_seed,
         )
 
 

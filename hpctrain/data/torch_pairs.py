@@ -41,10 +41,29 @@ class TorchPairs:
         return joined(features), label
 
 
-def as_iterable_dataset(pairs: Iterable[tuple[Any, Any]]) -> Any:
-    """Return an iterable dataset of torch. Not collective."""
+def iterate_pairs(
+    source: Any,
+    *,
+    label: str | None,
+    features: Sequence[str] | Mapping[str, Sequence[str]] | None,
+    unsqueeze_label: bool,
+    batch_size: int | None,
+    drop_last: bool,
+    local_shuffle_buffer_size: int | None,
+    local_shuffle_seed: int | None,
+) -> Any:
+    """Return an iterable dataset of torch, of pairs of a `Dataset` or a shard. Not collective."""
     require("torch", to="for to_torch()", extra="torch")
     from torch.utils.data import IterableDataset
+
+    collate = TorchPairs(label=label, features=features, unsqueeze_label=unsqueeze_label)
+    pairs = source.iter_torch_batches(
+        batch_size=batch_size,
+        collate_fn=collate,
+        drop_last=drop_last,
+        local_shuffle_buffer_size=local_shuffle_buffer_size,
+        local_shuffle_seed=local_shuffle_seed,
+    )
 
     class Pairs(IterableDataset[Any]):
         def __iter__(self) -> Iterator[tuple[Any, Any]]:
