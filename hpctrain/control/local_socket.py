@@ -66,7 +66,7 @@ def connect(name: str, *, timeout_s: float) -> socket.socket:
         sock.close()
         if deadline.is_over:
             raise LinkTimeoutError(
-                f"no agent of hpctrain listens on {name} after {timeout_s:.0f} s"
+                f"no process of hpctrain listens on {name} after {timeout_s:.0f} s"
             )
         select.select([], [], [], _RETRY_INTERVAL_S)
 

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from hpctrain.world import World
 
 CONNECT_TIMEOUT_S = 60.0
+FINALIZE_TIMEOUT_S = 60.0
 # BSD's sysexits.h: EX_UNAVAILABLE. The executor is gone, so nobody reads it but a person.
 EXIT_EXECUTOR_LOST = 69
 
@@ -172,8 +173,7 @@ def run_rank(argv: list[str]) -> None:
     """Run a rank from its command line. Collective."""
     paths, attempt, size = RunPaths(Path(argv[0])), int(argv[1]), int(argv[2])
     try:
-        name = node_socket_name(argv[3])
-        connection = local_socket.connect(name, timeout_s=CONNECT_TIMEOUT_S)
+        connection = _connect(argv[3])
     except LinkTimeoutError as error:
         raise SystemExit(f"hpctrain: {error}") from error
     link = Link(connection, attempt=attempt, on_lost=_leave)
@@ -184,12 +184,23 @@ def run_rank(argv: list[str]) -> None:
     except BaseException as error:
         rank.fail(error)
     link.close()
+    # A rank that was killed at this very moment does not come, and no thread could say so.
+    faulthandler.dump_traceback_later(FINALIZE_TIMEOUT_S, exit=True)
     mpi.finalize()
     # What is registered for the end still happens, but the interpreter is not taken down module by
     # module, which costs half a second of CPU once torch is loaded.
     atexit._run_exitfuncs()
     flush_output()
     os._exit(0)
+
+
+def _connect(template: str) -> socket.socket:
+    """Connect to the executor of this machine, or to the agent of this node."""
+    name = node_socket_name(template)
+    # An agent may come later than the ranks. The executor listens before it starts them, so where
+    # nobody does it is gone.
+    timeout_s = CONNECT_TIMEOUT_S if name != template else 0.0
+    return local_socket.connect(name, timeout_s=timeout_s)
 
 
 def _leave() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import time
 from array import array
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hpctrain.errors import LaunchError
 from hpctrain.log import drain_output
 from hpctrain.own_time import OwnTime
-from hpctrain.worker.pmi import initialize_with_short_values
+from hpctrain.worker.pmi import short_values
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm, Request
@@ -38,12 +39,11 @@ def initialize() -> Comm:
     Raises
     ------
     LaunchError
-        If there is no MPI library.
+        If there is no MPI library, or it says that it could not start.
     """
     import mpi4py
 
-    mpi4py.rc.finalize = False
-    initialize_with_short_values()
+    mpi4py.rc.initialize = mpi4py.rc.finalize = False
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -51,7 +51,31 @@ def initialize() -> Comm:
             f"mpi4py cannot load an MPI library: {error}. Load the site's MPI (module load ...), "
             f"or install the wheel: pip install 'hpctrain[local]'."
         ) from error
+    if not MPI.Is_initialized():
+        _initialize_without_lock()
     return MPI.COMM_WORLD.Dup()
+
+
+def _initialize_without_lock() -> None:
+    """Initialise MPI as the import of mpi4py.MPI does, but let Python's other threads run.
+
+    Where a rank never comes, MPI_Init never ends: only another thread can see that nobody waits
+    for this process any more.
+    """
+    import mpi4py
+    from mpi4py import MPI
+
+    level = mpi4py.rc.thread_level if mpi4py.rc.threads else "single"
+    required = ctypes.c_int(getattr(MPI, f"THREAD_{level.upper()}"))
+    # What mpi4py is linked to is found through it, whichever library that is.
+    library = ctypes.CDLL(MPI.__file__)
+    with short_values():
+        status = library.MPI_Init_thread(None, None, required, ctypes.byref(ctypes.c_int()))
+    if status != MPI.SUCCESS:
+        raise LaunchError(f"MPI_Init_thread failed with status {status}.", transient=True)
+    if mpi4py.rc.errors == "exception":
+        for comm in (MPI.COMM_WORLD, MPI.COMM_SELF):
+            comm.Set_errhandler(MPI.ERRORS_RETURN)
 
 
 def split_by_node(comm: Comm, node: int | None = None) -> Comm:

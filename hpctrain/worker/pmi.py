@@ -10,7 +10,6 @@ or hangs.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import re
 import select
@@ -20,39 +19,26 @@ import threading
 from pathlib import Path
 
 from hpctrain import environ
-from hpctrain.errors import LaunchError
 
 _OFFERED = re.compile(rb"vallen_max=\d+")
 _TAKEN = b"vallen_max=512"
 _CHUNK_BYTES = 65536
-_THREAD_MULTIPLE = 3
 
 
-def initialize_with_short_values() -> None:
-    """Initialise MPI while the plugin seems to take short values only, if it is that plugin.
+def short_values() -> contextlib.AbstractContextManager[object]:
+    """Let the plugin seem to take short values only, while MPI starts, if it is that plugin.
 
-    Collective. Before mpi4py.MPI is imported, which finds MPI initialised then. With another
+    Not collective. Python's lock must be free meanwhile: the proxy is a thread. With another
     library, or another way to start ranks, nothing is done.
-
-    Raises
-    ------
-    LaunchError
-        If MPI says that it could not start.
     """
     descriptor = environ.variable("PMI_FD")
     library = Path(sys.prefix) / "lib" / "libmpi.so.12"
     chosen = any(environ.variable(name) for name in ("MPI4PY_LIBMPI", "MPI4PY_MPIABI"))
     if descriptor is None or environ.variable("SLURM_STEP_ID") is None:
-        return
+        return contextlib.nullcontext()
     if chosen or not (library.exists() and (library.parent / "mpich").is_dir()):
-        return
-    with _Proxy(int(descriptor)):
-        # Not through mpi4py: it holds Python's lock meanwhile, and the proxy is a thread.
-        status = ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL).MPI_Init_thread(
-            None, None, _THREAD_MULTIPLE, ctypes.byref(ctypes.c_int())
-        )
-    if status != 0:
-        raise LaunchError(f"MPI_Init_thread failed with status {status}.", transient=True)
+        return contextlib.nullcontext()
+    return _Proxy(int(descriptor))
 
 
 class _Proxy:

@@ -228,7 +228,7 @@ def test_a_connection_that_speaks_nonsense_loses_its_ranks_and_nobody_else(
 
 
 def test_a_rank_that_finds_no_agent_says_where_it_looked(socket_name: str):
-    with pytest.raises(LinkTimeoutError, match=f"no agent of hpctrain listens on {socket_name}"):
+    with pytest.raises(LinkTimeoutError, match=f"no process of hpctrain listens on {socket_name}"):
         local_socket.connect(socket_name, timeout_s=0.05)
 
 
