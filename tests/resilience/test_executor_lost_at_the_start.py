@@ -80,7 +80,8 @@ def start(trial: Path, *, waits_before: str) -> subprocess.Popen[bytes]:
     )
     deadline = time.monotonic() + PATIENCE_S
     while not all((trial / f"rank-{rank}").exists() for rank in range(3)):
-        assert executor.poll() is None and time.monotonic() < deadline
+        assert executor.poll() is None
+        assert time.monotonic() < deadline
         time.sleep(0.01)
     return executor
 
