@@ -93,7 +93,7 @@ class DataIterator(ShardTensors):
         self._epoch = 0
         self._memory = Memory()
         self._before: tuple[Taken, ...] = ()
-        self._now: Taken | None = None
+        self._rows = 0
         self._moving: _Settings | None = None
         """Of the iterator that moves the position: the first that began in the epoch."""
         self._loads = 0
@@ -327,7 +327,9 @@ class DataIterator(ShardTensors):
 
         Not collective. What counts are the batches that have been given out.
         """
-        taken = [*self._before, *([self._now] if self._now else [])]
+        taken = list(self._before)
+        if self._moving and self._rows:
+            taken.append(Taken(self._world_size, self._rows, self._moving.tail))
         return {
             "epoch": self._epoch,
             "taken": [asdict(some) for some in taken],
@@ -354,7 +356,7 @@ class DataIterator(ShardTensors):
             )
         self._epoch = state["epoch"]
         self._before = tuple(Taken(**some) for some in state["taken"])
-        self._now = self._moving = None
+        self._rows, self._moving = 0, None
         self._loads += 1
         self._mixing = Mixing(**state["mixing"]) if state["mixing"] else None
 
@@ -404,7 +406,7 @@ class DataIterator(ShardTensors):
                 buffer_rows=local_shuffle_buffer_size,
                 seed=local_shuffle_seed,
             )
-        if self._now is not None:
+        if self._rows:
             self._end_epoch()
         if self._before and mixing != self._mixing:
             raise ConfigError(
@@ -432,14 +434,13 @@ class DataIterator(ShardTensors):
             wanted = settings.prefetch_batches * settings.batch_size * row_bytes
             ahead = 1 + -(-wanted // PIECE_BYTES)
         pieces = prefetch(self._tasks(settings), threads=threads, ahead=ahead)
-        rows, applied = 0, dataset.keeps_rows
-        if self._now is None and (settings.epoch, settings.before) == (self._epoch, self._before):
+        applied, filled = dataset.keeps_rows, settings.tail == "pad"
+        if not self._rows and (settings.epoch, settings.before) == (self._epoch, self._before):
             self._moving = settings
         for batch in rebatch(pieces, settings.sizes):
-            rows += settings.batch_size
             if settings is self._moving:
-                self._now = Taken(self._world_size, rows, settings.tail)
-            if settings.tail == "pad":
+                self._rows += settings.batch_size
+            if filled:
                 batch = self._filled(batch, settings.batch_size)
             yield batch if applied else dataset.apply(batch)
             # Memory is used again once nobody has it.
@@ -478,7 +479,7 @@ class DataIterator(ShardTensors):
         return {name: array[index] for name, array in batch.items()}
 
     def _end_epoch(self) -> None:
-        self._epoch, self._before, self._now, self._mixing = self._epoch + 1, (), None, None
+        self._epoch, self._before, self._rows, self._mixing = self._epoch + 1, (), 0, None
         self._moving = None
 
     def _part(self, before: tuple[Taken, ...]) -> list[range]:
