@@ -125,7 +125,8 @@ class Journal:
     def begun_with(self) -> set[str]:
         """Names of the checkpoints with which attempts have begun, over all jobs of the run."""
         started = (e for e in self._events if e["event"] == "attempt-started")
-        return {Path(e["resumed_from"]).name for e in started if e["resumed_from"] is not None}
+        found = (e.get("resumed_from") for e in started)
+        return {Path(path).name for path in found if path is not None}
 
     @property
     def is_status_old(self) -> bool:
@@ -277,10 +278,10 @@ class Journal:
         return list(last.nodes) if last is not None and last.attempt == attempt else []
 
     def _explain_dead_attempt(self, started: Mapping[str, Any]) -> tuple[str, FailureKind]:
-        job_id = started["job_id"]
+        job_id = started.get("job_id")
         this_start = (self.status.job_id, environ.restart_count())
         if job_id is None or (job_id, started.get("restarts")) == this_start:
-            return f"the executor on {started['host']} died", FailureKind.START
+            return f"the executor on {started.get('host', '?')} died", FailureKind.START
         return f"job {job_id} was taken away without a warning", FailureKind.PREEMPTION
 
 

@@ -69,7 +69,12 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
 
 
-_REQUIRED = dict.fromkeys(("attempt-started", "attempt-ended"), ("attempt",))
+_REQUIRED = {
+    **dict.fromkeys(("attempt-started", "attempt-ended"), ("attempt",)),
+    **dict.fromkeys(("submitted", "successor"), ("job_id",)),
+    "node-bad": ("node", "reason"),
+}
+"""Fields without which an event says nothing; where others are missing they are unknown."""
 _RULES: Mapping[str, Callable[[Any], bool]] = {
     "attempt": _is_count,
     "first_report": _is_count,

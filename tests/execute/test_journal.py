@@ -9,7 +9,7 @@ import pytest
 from hpctrain.execute import journal as journal_module
 from hpctrain.execute.journal import Journal
 from hpctrain.rundir.history import FailureKind
-from hpctrain.rundir.ledger import read_events
+from hpctrain.rundir.ledger import append_event, read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunState, RunStatus, read_status, write_status
 
@@ -123,3 +123,12 @@ def test_an_attempt_without_an_end_gets_one_of_its_kind(
     assert (ended["event"], ended["kind"], ended["saved"]) == ("attempt-ended", kind.value, 4)
     assert journal.history.failures == {kind: 1}
     assert journal.close_dead_attempts(saved=4) is None
+
+
+def test_fields_that_a_damaged_ledger_lacks_are_unknown(tmp_path: Path):
+    paths = RunPaths(tmp_path)
+    append_event(paths, "attempt-started", attempt=1)
+    status = RunStatus(name="run", state=RunState.RUNNING, launcher="local", job_id="7")
+    journal = Journal(paths, status)
+    assert journal.begun_with == set()
+    assert journal.close_dead_attempts(0) == ("the executor on ? died", FailureKind.START)

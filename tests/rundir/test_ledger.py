@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,3 +37,22 @@ def test_a_torn_last_event_is_left_out_and_does_not_harm_the_next(paths: RunPath
     append_event(paths, "attempt-started", attempt=2)
     assert [event["attempt"] for event in read_events(paths)] == [1, 2]
     assert count_attempts(paths) == 2
+
+
+@pytest.mark.parametrize(
+    ("event", "details", "without"),
+    [
+        ("attempt-started", {"attempt": 1}, "attempt"),
+        ("attempt-ended", {"attempt": 1}, "attempt"),
+        ("submitted", {"job_id": "7"}, "job_id"),
+        ("successor", {"job_id": "7"}, "job_id"),
+        ("node-bad", {"node": "n1", "reason": "no memory"}, "node"),
+        ("node-bad", {"node": "n1", "reason": "no memory"}, "reason"),
+    ],
+)
+def test_an_event_without_what_it_is_about_is_damaged(
+    paths: RunPaths, event: str, details: dict[str, Any], without: str
+):
+    append_event(paths, event, **details)
+    append_event(paths, event, **{k: v for k, v in details.items() if k != without})
+    assert len(read_events(paths)) == 1
