@@ -322,7 +322,7 @@ def to_arrow(batch: Batch) -> Any:
                     ordered=found.ordered,
                 )
             elif array.ndim == 1:
-                columns[name] = pyarrow.array(native, from_pandas=array.dtype == object)
+                columns[name] = types.to_arrow_array(native)
                 types.check_not_cast(name, array, columns[name].type)
             else:
                 columns[name] = _tensor_array(pyarrow, np.ascontiguousarray(native))
@@ -335,7 +335,7 @@ def to_arrow(batch: Batch) -> Any:
 
 
 def _tensor_array(pyarrow: Any, array: np.ndarray) -> Any:
-    values = pyarrow.array(array.reshape(-1), from_pandas=array.dtype == object)
+    values = types.to_arrow_array(array.reshape(-1))
     if array.dtype.kind not in "iuf" or 0 in array.shape[1:]:
         # Arrow's tensors are of numbers; these are lists of lists.
         for axis in range(array.ndim - 1, 0, -1):

@@ -7,7 +7,7 @@ arrays of objects, None where one is missing. No value changes when types meet: 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date, datetime, timedelta, timezone
 from typing import Any
 
@@ -309,6 +309,60 @@ def as_time(value: Any) -> Any:
     if isinstance(value, np.datetime64 | np.timedelta64):
         return times_of(np.array([value]))[0]
     return value
+
+
+def to_arrow_array(array: np.ndarray) -> Any:
+    """Return a column of one dimension as an array of Arrow's.
+
+    Not collective. Arrow takes pandas' times among objects to be Python's, which end at
+    microseconds, and cuts the rest off: where one has nanoseconds, the type has them too.
+
+    Raises
+    ------
+    pyarrow.ArrowException
+        If Arrow has no type for the values.
+    ConfigError
+        If one of them has nanoseconds, and another is too far away to have them.
+    """
+    import pyarrow
+
+    made = pyarrow.array(array, from_pandas=array.dtype == object)
+    if array.dtype != object or (finer := _with_nanoseconds(made.type)) == made.type:
+        return made
+    if not any(map(_has_nanoseconds, array)):
+        return made
+    try:
+        return pyarrow.array(array, finer, from_pandas=True)
+    except (OverflowError, pyarrow.ArrowInvalid) as error:
+        raise ConfigError(
+            f"times of which some have nanoseconds cannot be {finer}: {error}. Round them to "
+            f"microseconds."
+        ) from error
+
+
+def _with_nanoseconds(kind: Any) -> Any:
+    """Return a type of Arrow's with nanoseconds in place of microseconds, also inside."""
+    import pyarrow
+
+    if pyarrow.types.is_timestamp(kind) and kind.unit == "us":
+        return pyarrow.timestamp("ns", kind.tz)
+    if pyarrow.types.is_duration(kind) and kind.unit == "us":
+        return pyarrow.duration("ns")
+    if pyarrow.types.is_list(kind):
+        return pyarrow.list_(_with_nanoseconds(kind.value_type))
+    if pyarrow.types.is_struct(kind):
+        return pyarrow.struct([(f.name, _with_nanoseconds(f.type)) for f in kind.fields])
+    return kind
+
+
+def _has_nanoseconds(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_has_nanoseconds, value.values()))
+    if isinstance(value, (list, tuple, np.ndarray)):
+        return any(map(_has_nanoseconds, value))
+    # pandas' own: of Timedelta, and of Timestamp. NaT has NaN.
+    parts = (getattr(value, name, 0) for name in ("nanoseconds", "nanosecond"))
+    return any(isinstance(part, int) and part != 0 for part in parts)
 
 
 def check_not_cast(name: str, array: np.ndarray, made: Any) -> None:

@@ -8,10 +8,20 @@ from typing import Any
 
 import h5py
 import numpy as np
+import pandas
+import pyarrow.parquet
 import pytest
 
 from hpctrain import ConfigError
-from hpctrain.data import Dataset, from_numpy, read_csv, read_hdf5, read_numpy, read_parquet
+from hpctrain.data import (
+    Dataset,
+    from_items,
+    from_numpy,
+    read_csv,
+    read_hdf5,
+    read_numpy,
+    read_parquet,
+)
 from hpctrain.data.types import times_of
 
 Examples = Callable[[Callable[[np.random.Generator], None]], None]
@@ -118,3 +128,38 @@ def test_a_categorical_text_of_hdf5_is_the_one_of_csv(tmp_path: Path) -> None:
     encoder = OrdinalEncoder(["c"]).fit(read_csv(tmp_path / "a.csv"))
     encoded = encoder.transform(read_hdf5(tmp_path / "a.h5")).to_numpy()
     assert encoded["c"].tolist() == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("cell", [lambda t: t, lambda t: [t], lambda t: {"in": t}])
+@pytest.mark.parametrize(
+    "times",
+    [
+        [pandas.Timedelta(1500, "ns"), pandas.Timedelta(2, "s")],
+        [pandas.Timestamp(1500), None],
+        [pandas.Timestamp(1500, tz="UTC"), pandas.Timestamp(0, tz="UTC")],
+    ],
+    ids=["durations", "times", "times of a zone"],
+)
+def test_arrow_has_the_nanoseconds_of_times_of_pandas(
+    times: list[Any], cell: Callable[[Any], Any], tmp_path: Path
+) -> None:
+    dataset = from_numpy({"t": np.array([*map(cell, times), 0], dtype=object)[:-1]})
+    expected = [cell(time) for time in times]
+    assert dataset.to_arrow()["t"].to_pylist() == expected
+    again = pyarrow.parquet.read_table(dataset.write_parquet(tmp_path / "t.parquet"))
+    assert again["t"].to_pylist() == expected
+
+
+def test_times_of_whole_microseconds_keep_their_type() -> None:
+    far = pandas.Timestamp("3000-01-01").as_unit("us")
+    near = pandas.Timestamp(1500)
+    assert str(from_items([far.round("us")]).to_arrow()["item"].type) == "timestamp[us]"
+    with pytest.raises(ConfigError, match=r"nanoseconds cannot be timestamp\[ns\]: .+ Round"):
+        from_items([near, far]).to_arrow()
+
+
+def test_durations_that_differ_by_nanoseconds_are_sorted_and_grouped_apart() -> None:
+    one, two = pandas.Timedelta(1, "ns"), pandas.Timedelta(2, "ns")
+    dataset = from_numpy({"t": np.array([two, one, None], dtype=object)})
+    assert dataset.sort("t").take_all() == [{"t": one}, {"t": two}, {"t": None}]
+    assert dataset.groupby("t").count().count() == 3
