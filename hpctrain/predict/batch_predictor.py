@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -24,6 +25,7 @@ from hpctrain.predict.features import ModelFeatures, columns_of_features
 from hpctrain.predict.identity import Identity
 from hpctrain.predict.input import as_dataset, schema_after
 from hpctrain.predict.output import Output
+from hpctrain.predict.predict_arguments import check_arguments
 from hpctrain.predict.predictor import FunctionPredictor, Predictor
 from hpctrain.predict.scoring import Scoring, score
 from hpctrain.predict.scoring_workers import take_scaling
@@ -203,8 +205,8 @@ class BatchPredictor:
         Raises
         ------
         ConfigError
-            If something is impossible, such as a feature that is missing or an output that exists;
-            nothing has been started then.
+            If something is impossible, such as a feature that is missing, an output that exists or
+            an argument that the predictor does not have; nothing has been started then.
         LaunchError
             If the ranks, or the job, could not be started.
         TrainingFailedError
@@ -296,6 +298,7 @@ class BatchPredictor:
         rows_per_part: int | None,
         predict_kwargs: dict[str, Any],
     ) -> Scoring:
+        check_arguments(self._predictor_cls, predict_kwargs, own=_OWN_ARGUMENTS)
         check_count("batch_size", batch_size, at_least=1)
         check_count("rows_per_part", rows_per_part, at_least=1, optional=True)
         for name, columns in (("feature_columns", feature_columns), ("keep_columns", keep_columns)):
@@ -354,6 +357,9 @@ class BatchPredictor:
             ignore = () if feature_columns is not None else (*keep_columns, *_only(label))
             chosen = columns_of_features(shapes, names, ignore=ignore)
         return tuple(chosen)
+
+
+_OWN_ARGUMENTS = tuple(inspect.signature(BatchPredictor.predict).parameters)[1:-1]
 
 
 def _make_run(

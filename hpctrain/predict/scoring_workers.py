@@ -13,6 +13,8 @@ _WORKERS = ("max_scoring_workers", "min_scoring_workers")
 _RESOURCES = ("num_cpus_per_worker", "num_gpus_per_worker")
 # Of tasks that Ray places by itself.
 _WITHOUT_MEANING = ("allow_gpu", "ray_remote_args", "separate_gpu_stage")
+NAMES = (*_WORKERS, *_RESOURCES, *_WITHOUT_MEANING)
+"""The arguments that are taken."""
 
 
 def take_scaling(
