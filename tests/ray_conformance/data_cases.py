@@ -579,6 +579,11 @@ def groups_without_a_key(data: Any, _: Path) -> Any:
 
 
 @case
+def groups_of_none_are_counted(data: Any, _: Path) -> Any:
+    return data.from_items(ITEMS).groupby(None).count().take_all()
+
+
+@case
 def groups_with_missing_keys(data: Any, _: Path) -> Any:
     ds = data.from_items([{"k": "b", "x": 1}, {"k": None, "x": 2}, {"k": "a", "x": 4}])
     return ds.groupby("k").sum("x").take_all()

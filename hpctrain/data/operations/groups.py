@@ -200,5 +200,7 @@ class GroupedData(Generic[DatasetT]):
         """Return a dataset of some aggregates of each group. Not collective."""
         operation = AggregateGroups(self._keys, tuple(aggregates))
         needed = dict.fromkeys([*self._keys, *(a.column for a in aggregates if a.column)])
-        rows = Mapped.select_columns(self._dataset, list(needed))
+        # Without a column there would be no rows to be counted.
+        columns = list(needed) or self._dataset.columns()[:1]
+        rows = Mapped.select_columns(self._dataset, columns)
         return self._dataset.of_source(WholeSource(dataset=rows, operation=operation))
