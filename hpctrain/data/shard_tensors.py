@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hpctrain.data.formats import Batch
 from hpctrain.data.optional import require
 from hpctrain.data.passes import SizedPasses
+from hpctrain.data.tensors import to_tensorflow_batch
+
+if TYPE_CHECKING:
+    import tensorflow
 
 
 class _GivesTensors(Protocol):
@@ -20,6 +24,7 @@ class _GivesTensors(Protocol):
         drop_last: bool,
         local_shuffle_buffer_size: int | None,
         local_shuffle_seed: int,
+        prefetch_batches: int = 1,
     ) -> SizedPasses[Any]: ...
 
 
@@ -30,22 +35,31 @@ class ShardTensors:
         self: _GivesTensors,
         *,
         batch_size: int | None = 256,
+        dtypes: tensorflow.DType | Mapping[str, tensorflow.DType] | None = None,
         drop_last: bool = False,
         local_shuffle_buffer_size: int | None = None,
         local_shuffle_seed: int = 0,
+        prefetch_batches: int = 1,
     ) -> SizedPasses[Any]:
         """Return the batches of the next epoch as dicts of TensorFlow's tensors.
 
-        Not collective, but every rank must give the same arguments, which are those of
-        `iter_batches`.
+        Not collective, but every rank must give the same arguments.
+
+        Parameters
+        ----------
+        batch_size, drop_last, local_shuffle_buffer_size, local_shuffle_seed, prefetch_batches
+            As in `iter_batches`.
+        dtypes
+            Type of the tensors, or types by column; None is that of the batches.
         """
-        tensorflow = require("tensorflow", to="for iter_tf_batches()", extra="tensorflow")
+        require("tensorflow", to="for iter_tf_batches()", extra="tensorflow")
         return self.iter_torch_batches(
             batch_size=batch_size,
-            collate_fn=partial(_each, tensorflow.convert_to_tensor),
+            collate_fn=partial(to_tensorflow_batch, dtypes=dtypes),
             drop_last=drop_last,
             local_shuffle_buffer_size=local_shuffle_buffer_size,
             local_shuffle_seed=local_shuffle_seed,
+            prefetch_batches=prefetch_batches,
         )
 
     def to_torch(
@@ -76,7 +90,3 @@ class ShardTensors:
             local_shuffle_buffer_size=local_shuffle_buffer_size,
             local_shuffle_seed=local_shuffle_seed,
         )
-
-
-def _each(to_tensor: Callable[[Any], Any], batch: Batch) -> dict[str, Any]:
-    return {name: to_tensor(array) for name, array in batch.items()}

@@ -13,6 +13,7 @@ from hpctrain.data.schema import Schema
 from hpctrain.errors import ConfigError
 
 if TYPE_CHECKING:
+    import tensorflow
     import torch
 
 
@@ -43,6 +44,33 @@ def to_torch(
         own = array.astype(array.dtype.newbyteorder("="), copy=not array.flags.writeable)
         dtype = dtypes.get(name) if isinstance(dtypes, Mapping) else dtypes
         tensors[name] = torch.from_numpy(np.ascontiguousarray(own)).to(device=device, dtype=dtype)
+    return tensors
+
+
+def to_tensorflow_batch(
+    batch: Batch, *, dtypes: tensorflow.DType | Mapping[str, tensorflow.DType] | None
+) -> dict[str, Any]:
+    """Return a batch as tensors of TensorFlow.
+
+    Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If TensorFlow has no tensor for the values of a column.
+    """
+    tensorflow = require("tensorflow", to="for batches of tensors", extra="tensorflow")
+    tensors = {}
+    for name, array in batch.items():
+        dtype = dtypes.get(name) if isinstance(dtypes, Mapping) else dtypes
+        try:
+            tensor = tensorflow.convert_to_tensor(array)
+            tensors[name] = tensor if dtype is None else tensorflow.cast(tensor, dtype)
+        except (TypeError, ValueError, tensorflow.errors.UnimplementedError) as error:
+            raise ConfigError(
+                f"column {name!r} of type {array.dtype} cannot be a tensor: {error}. Encode it "
+                f"with map_batches(), or leave it out with select_columns()."
+            ) from error
     return tensors
 
 

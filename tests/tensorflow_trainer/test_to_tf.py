@@ -66,3 +66,36 @@ def test_a_prepared_dataset_is_not_split_again(shard: DataIterator):
     off = tensorflow.data.experimental.AutoShardPolicy.OFF
     assert prepared.options().experimental_distribute.auto_shard_policy == off
     assert next(iter(prepared))[1].numpy().tolist() == [5, 6, 7, 8]
+
+
+def test_a_dataset_gives_all_its_rows_in_every_pass() -> None:
+    whole = from_numpy({"x": X, "y": np.arange(10, dtype="int64")})
+    pairs = whole.to_tf("x", ["y"], batch_size=4)
+    for _ in range(2):
+        batches = list(pairs)
+        assert [len(features) for features, _ in batches] == [4, 4, 2]
+        assert np.concatenate([b["y"] for _, b in batches]).tolist() == list(range(10))
+    assert pairs.element_spec[0] == tensorflow.TensorSpec((None, 2), tensorflow.float32)
+    dropped = whole.to_tf("x", "y", batch_size=4, drop_last=True)
+    assert [len(labels) for _, labels in dropped] == [4, 4]
+
+
+@pytest.mark.parametrize("of", ["dataset", "shard"])
+def test_batches_are_tensors_of_each_column_in_the_types_that_are_asked_for(
+    of: str, shard: DataIterator
+) -> None:
+    rows = shard if of == "shard" else from_numpy({"x": X[5:], "y": np.arange(5, 10), "z": X[5:]})
+    batches = rows.iter_tf_batches(batch_size=2, dtypes={"x": tensorflow.float64})
+    for _ in range(2):
+        found = list(batches)
+        assert [len(batch["y"]) for batch in found] == [2, 2, 1]
+        assert all(tensorflow.is_tensor(values) for batch in found for values in batch.values())
+        assert {batch["x"].dtype for batch in found} == {tensorflow.float64}
+        assert {batch["y"].dtype for batch in found} == {tensorflow.int64}
+        assert np.array_equal(np.concatenate([batch["x"] for batch in found]), X[5:])
+
+
+def test_a_dataset_of_texts_gives_tensors_of_bytes() -> None:
+    (batch,) = from_numpy({"name": np.array(["a", "ß"])}).iter_tf_batches(batch_size=2)
+    assert batch["name"].dtype == tensorflow.string
+    assert [text.decode() for text in batch["name"].numpy()] == ["a", "ß"]

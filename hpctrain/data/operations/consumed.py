@@ -31,6 +31,7 @@ from hpctrain.data.stream import rebatch
 from hpctrain.errors import ConfigError
 
 if TYPE_CHECKING:
+    import tensorflow
     import torch
 
 
@@ -220,6 +221,7 @@ class Consumed(Description):
         self,
         *,
         batch_size: int | None = 256,
+        dtypes: tensorflow.DType | Mapping[str, tensorflow.DType] | None = None,
         drop_last: bool = False,
         local_shuffle_buffer_size: int | None = None,
         local_shuffle_seed: int | None = None,
@@ -231,21 +233,24 @@ class Consumed(Description):
 
         Parameters
         ----------
+        dtypes
+            Type of the tensors, or types by column; None is that of the batches.
         batch_size, drop_last, local_shuffle_buffer_size, local_shuffle_seed
             As in `iter_batches`.
         prefetch_batches
             Has no meaning here.
         """
         say_no_meaning("iter_tf_batches()", {"prefetch_batches": prefetch_batches})
-        tensorflow = require("tensorflow", to="for iter_tf_batches()", extra="tensorflow")
+        require("tensorflow", to="for iter_tf_batches()", extra="tensorflow")
+        from hpctrain.data.tensors import to_tensorflow_batch
+
         batches = self.iter_batches(
             batch_size=batch_size,
             drop_last=drop_last,
             local_shuffle_buffer_size=local_shuffle_buffer_size,
             local_shuffle_seed=local_shuffle_seed,
         )
-        to_tensor = tensorflow.convert_to_tensor
-        return _each(lambda batch: {n: to_tensor(a) for n, a in batch.items()}, batches)
+        return _each(partial(to_tensorflow_batch, dtypes=dtypes), batches)
 
     def iter_rows(self, *, prefetch_batches: int | None = None) -> Passes[dict[str, Any]]:
         """Return the rows, each a dict.
