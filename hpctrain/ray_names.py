@@ -23,6 +23,7 @@ _SOURCE = "hpctrain.data.Source is what reads rows: Dataset(source)."
 _EXPORT = "export to Parquet, and read_parquet() it."
 _CONVERT = "convert the files to Parquet or HDF5 once."
 _WRITERS = "write_parquet(), write_hdf5(), write_csv() and write_numpy() write files."
+_OWN_AGGREGATE = "groupby(keys).map_groups(function) computes anything of each group."
 _CATALOG = "the files of a catalog are read by their paths."
 
 INSTEAD: Mapping[str, Mapping[str, str]] = {
@@ -121,6 +122,27 @@ INSTEAD: Mapping[str, Mapping[str, str]] = {
         "read_webdataset": "unpack them for read_images(), or convert them to Parquet once.",
         "read_zarr": "convert them to HDF5 once.",
     },
+    "hpctrain.data.aggregate": {
+        "AbsMax": "with_column('a', ...) and Max, or map_groups().",
+        "AggregateFn": _OWN_AGGREGATE,
+        "AggregateFnV2": _OWN_AGGREGATE,
+        "ApproximateQuantile": _OWN_AGGREGATE,
+        "ApproximateTopK": _OWN_AGGREGATE,
+        "AsList": _OWN_AGGREGATE,
+        "MissingValuePercentage": "divide Count('x', ignore_nulls=True) by Count().",
+        "Quantile": _OWN_AGGREGATE,
+        "Unique": "Dataset.unique(column), or " + _OWN_AGGREGATE,
+        "ValueCounter": "groupby([key, column]).count().",
+        "VectorizedAggregateFnV2": _OWN_AGGREGATE,
+        "ZeroPercentage": _OWN_AGGREGATE,
+    },
+    "hpctrain.data.expressions": dict.fromkeys(
+        (
+            *("Expr", "download", "monotonically_increasing_id", "pyarrow_udf", "random", "star"),
+            *("udf", "unnest", "uuid"),
+        ),
+        "map_batches() and add_column() take any function of a batch.",
+    ),
     "hpctrain.mosaic": {
         "MosaicTrainer": "Composer is not integrated: " + _TRAIN_FUNCTION,
     },

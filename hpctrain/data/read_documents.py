@@ -30,7 +30,8 @@ def read_json(
     """Return a dataset of JSON files: lines that are objects each, or one list of objects.
 
     Not collective. Each file is read now, to know rows and types, and can only be read whole: many
-    files of some MiB share out better than a large one, and Parquet better than JSON.
+    files of some MiB share out better than a large one, and Parquet better than JSON. A file
+    without a byte has no rows, as in Ray Data.
 
     Parameters
     ----------

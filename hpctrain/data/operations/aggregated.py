@@ -7,7 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpctrain.data.categories import plain
-from hpctrain.data.operations.aggregates import aggregate, aggregates_of
+from hpctrain.data.operations.aggregates import (
+    Aggregate,
+    aggregate,
+    aggregates_of,
+    check_aggregates,
+)
 from hpctrain.data.operations.arrow import to_arrow_with_missing
 from hpctrain.data.operations.description import DatasetT, Description
 from hpctrain.data.operations.groups import GroupedData
@@ -177,6 +182,23 @@ class Aggregated(Description):
         """
         return _of_all(self, "std", on, ignore_nulls, ddof=ddof)
 
+    def aggregate(self, *aggs: Any) -> dict[str, Any]:
+        """Return several aggregates of all rows, by name.
+
+        Not collective. Reads the columns now.
+
+        Parameters
+        ----------
+        *aggs
+            Of `hpctrain.data.aggregate`, such as ``Sum("x")``.
+
+        Raises
+        ------
+        ConfigError
+            If one is something else, a column does not exist, or two have the same name.
+        """
+        return _computed(self, check_aggregates(aggs, self.columns(), ()))
+
 
 def _of_all(
     dataset: Description,
@@ -187,13 +209,20 @@ def _of_all(
     ddof: int = 1,
 ) -> Any:
     wanted = aggregates_of(what, on, dataset.columns(), (), ignore_nulls=ignore_nulls, ddof=ddof)
-    rows = Mapped.select_columns(dataset, [one.column for one in wanted if one.column])
+    row = _computed(dataset, wanted)
+    return row if len(row) > 1 else next(iter(row.values()))
+
+
+def _computed(dataset: Description, wanted: Sequence[Aggregate]) -> dict[str, Any]:
+    columns = list(dict.fromkeys(one.column for one in wanted if one.column))
+    # Without a column there would be no rows to be counted.
+    rows = Mapped.select_columns(dataset, columns or dataset.columns()[:1])
     table = to_arrow_with_missing(plain(rows.all_rows()))
     (row,) = aggregate(table, (), wanted).to_pylist()
-    if what == "std":
-        # Arrow has no deviation of one value, as of none; Ray Data says that it is not a number.
-        for one in wanted:
+    # Arrow has no deviation of one value, as of none; Ray Data says that it is not a number.
+    for one in wanted:
+        if one.function == "stddev" and row[one.name] is None:
             missing = table[one.column].null_count
-            if row[one.name] is None and 0 < table.num_rows - missing <= ddof:
-                row[one.name] = math.nan if ignore_nulls or not missing else None
-    return row if len(row) > 1 else next(iter(row.values()))
+            if 0 < table.num_rows - missing <= one.ddof:
+                row[one.name] = math.nan if one.skip_missing or not missing else None
+    return dict(row)

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hpctrain.checks import shown
 from hpctrain.data.optional import require
-from hpctrain.data.schema import check_columns
+from hpctrain.data.schema import check_columns, check_unique
 from hpctrain.errors import ConfigError
 
 _OF_ARROW = {"std": "stddev"}
@@ -18,7 +19,7 @@ class Aggregate:
     """An aggregate of one column, or of none."""
 
     function: str
-    """Arrow's name: "sum", "mean", "stddev", "min", "max", "count_all"."""
+    """Arrow's name, such as "sum", "stddev" and "count_all"."""
     column: str | None
     name: str
     """Of the column that it becomes."""
@@ -34,6 +35,8 @@ class Aggregate:
             options = compute.VarianceOptions(
                 ddof=self.ddof, skip_nulls=self.skip_missing, min_count=1
             )
+        elif self.function.startswith("count"):
+            options = compute.CountOptions(mode="only_valid" if self.skip_missing else "all")
         else:
             options = compute.ScalarAggregateOptions(skip_nulls=self.skip_missing, min_count=1)
         return self.column, self.function, options
@@ -66,9 +69,10 @@ def aggregate(table: Any, keys: Sequence[str], aggregates: Sequence[Aggregate]) 
         ) from error
     # pyarrow has had the keys before the aggregates and behind them.
     kept = [names[key] for key in keys]
-    made = [name for name in found.column_names if name not in kept]
+    # By position: two aggregates of the same kind and column have the same name.
+    made = [at for at, name in enumerate(found.column_names) if name not in kept]
     return pyarrow.table(
-        [*(found[name] for name in kept), *(found[name] for name in made)],
+        [*(found[name] for name in kept), *(found.column(at) for at in made)],
         names=[*keys, *(one.name for one in aggregates)],
     )
 
@@ -108,3 +112,33 @@ def aggregates_of(
         )
         for name in wanted
     ]
+
+
+def check_aggregates(
+    given: Sequence[Any], columns: Sequence[str], keys: Sequence[str]
+) -> list[Aggregate]:
+    """Return the aggregates that were given to ``aggregate()``.
+
+    Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If there is none, one is no aggregate of `hpctrain.data.aggregate`, a column does not exist,
+        or two have the same name.
+    """
+    for one in given:
+        if not hasattr(one, "for_columns") or isinstance(one, type):
+            raise ConfigError(
+                f"aggregate({shown(one)}): an aggregate of hpctrain.data.aggregate is needed, such "
+                f"as Sum('x'). For one of your own use groupby().map_groups(function)."
+            )
+    found = [one.for_columns() for one in given]
+    if not found:
+        raise ConfigError("aggregate(): no aggregate was given. Name one, such as Sum('x').")
+    for one in found:
+        if one.column is None and one.function != "count_all":
+            raise ConfigError(f"aggregate(): {one.name} needs a column, on='x'.")
+    check_columns(dict.fromkeys(one.column for one in found if one.column), columns)
+    check_unique([*keys, *(one.name for one in found)])
+    return found

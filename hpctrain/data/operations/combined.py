@@ -22,6 +22,8 @@ from hpctrain.data.source import Concatenated, RowRanges, SideBySide, check_rang
 from hpctrain.data.stream import choose_mixing, rebatch
 from hpctrain.errors import ConfigError
 
+_MOST_PIECES = 1000
+
 
 class Combined(Description):
     """Operations that choose rows, and those that put datasets together.
@@ -79,6 +81,29 @@ class Combined(Description):
         )
         shuffled: DatasetT = replace(known, source=ShuffledRows(source=known.source, mixing=mixing))
         return shuffled
+
+    def randomize_block_order(self: DatasetT, *, seed: int | None = None) -> DatasetT:
+        """Return a dataset whose pieces are in another order, and rows in theirs within each.
+
+        Not collective. Pieces are what is read at once, some MiB, or a row group of Parquet: a
+        dataset of one piece stays as it is. After `filter` the rows are read into memory.
+        `random_shuffle` also mixes the rows.
+
+        Parameters
+        ----------
+        seed
+            What the order follows from; None draws one now.
+        """
+        known: DatasetT = with_known_rows(self)
+        blocks = known.source.blocks()
+        # Not millions of them, which would all be pickled.
+        several = -(-len(blocks) // _MOST_PIECES)
+        pieces = [
+            range(blocks[at].start, blocks[min(at + several, len(blocks)) - 1].stop)
+            for at in range(0, len(blocks), max(several, 1))
+        ]
+        random.Random(_seed(seed)).shuffle(pieces)
+        return _ranges(known, pieces)
 
     def random_sample(self: DatasetT, fraction: float, *, seed: int | None = None) -> DatasetT:
         """Return a dataset of a share of the rows, each drawn by itself, in their order.

@@ -1,15 +1,17 @@
-"""Filters that are text: parsed by Python, computed by Arrow."""
+"""Expressions, of which some are text: parsed by Python, computed by Arrow."""
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from hpctrain.checks import check_text, shown
 from hpctrain.data.categories import plain
-from hpctrain.data.formats import Batch, num_rows
+from hpctrain.data.formats import Batch, from_arrow, num_rows
 from hpctrain.data.operations.arrow import to_arrow_with_missing
 from hpctrain.data.optional import require
 from hpctrain.data.schema import check_columns
@@ -58,10 +60,71 @@ class FilterExpression:
         return {name: array[kept] for name, array in batch.items()}
 
 
-def parse(text: str) -> tuple[Any, list[str]]:
+@dataclass(frozen=True)
+class WithColumns:
+    """Adds columns that expressions make of those that are there."""
+
+    expressions: Mapping[str, Any]
+    """Texts, or expressions of ``pyarrow.compute``, by the names of the columns."""
+    keeps_rows: bool = True
+
+    def __post_init__(self) -> None:
+        """Check the expressions before anything is read."""
+        compute = require("pyarrow.compute", to="to compute columns")
+        if not self.expressions:
+            raise ConfigError("with_columns(): no expression was given.")
+        for name, expression in self.expressions.items():
+            check_text("with_column(): the name", name)
+            if isinstance(expression, str):
+                parse(expression, of=f"with_column({name!r}, {expression!r})")
+            elif not isinstance(expression, compute.Expression):
+                raise ConfigError(
+                    f"with_column({name!r}): {shown(expression)} is no expression. Give a text "
+                    f"such as 'x * 2', or hpctrain.data.expressions.col('x') * 2; add_column() "
+                    f"takes a function."
+                )
+
+    def names(self) -> list[str]:
+        """Return the columns that texts name; others say it when they are computed."""
+        texts = [text for text in self.expressions.values() if isinstance(text, str)]
+        return list(dict.fromkeys(name for text in texts for name in parse(text)[1]))
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Return the batch with the columns. Not collective."""
+        if not batch:
+            return batch
+        pyarrow = require("pyarrow", to="to compute columns")
+        acero = require("pyarrow.acero", to="to compute columns")
+        are_texts = all(isinstance(one, str) for one in self.expressions.values())
+        names = self.names() if are_texts else list(batch)
+        check_columns(self.names(), list(batch))
+        table = to_arrow_with_missing({name: plain(batch)[name] for name in names})
+        # Of the number of rows where no column is named.
+        table = table.append_column("", pyarrow.array(np.arange(num_rows(batch))))
+        wanted = [parse(e)[0] if isinstance(e, str) else e for e in self.expressions.values()]
+        plan = [
+            acero.Declaration("table_source", acero.TableSourceNodeOptions(table)),
+            acero.Declaration("project", acero.ProjectNodeOptions(wanted, list(self.expressions))),
+        ]
+        try:
+            found = acero.Declaration.from_sequence(plan).to_table(use_threads=False)
+        except (pyarrow.ArrowException, TypeError) as error:
+            asked = ", ".join(f"{name!r}: {e}" for name, e in self.expressions.items())
+            raise ConfigError(f"with_column({asked}): {error}.") from error
+        return {**batch, **from_arrow(found)}
+
+
+def parse(text: str, *, of: str | None = None) -> tuple[Any, list[str]]:
     """Return an expression of Arrow, and the columns in it.
 
     Not collective. Nothing of it is run as a program.
+
+    Parameters
+    ----------
+    text
+        The expression.
+    of
+        The call that it was given to, for messages; None is that of a filter.
 
     Raises
     ------
@@ -74,20 +137,22 @@ def parse(text: str) -> tuple[Any, list[str]]:
     >>> parse("x > 1 and not y in [2, 3]")[1]
     ['x', 'y']
     """
+    call = of or f"filter(expr={text!r})"
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError) as error:
-        raise ConfigError(f"filter(expr={text!r}) is no expression: {error}.") from error
-    parsed = _Parser(text)
+        raise ConfigError(f"{call} is no expression: {error}.") from error
+    parsed = _Parser(call)
     expression = parsed.value(tree.body)
     if not hasattr(expression, "is_null"):
-        raise ConfigError(f"filter(expr={text!r}): compare a column, as in 'x > 1'.")
+        what = "compute with a column, as in 'x * 2'" if of else "compare a column, as in 'x > 1'"
+        raise ConfigError(f"{call}: {what}.")
     return expression, list(dict.fromkeys(parsed.names))
 
 
 class _Parser:
-    def __init__(self, text: str) -> None:
-        self._text = text
+    def __init__(self, call: str) -> None:
+        self._call = call
         self._compute = require("pyarrow.compute", to="to filter by an expression")
         self.names: list[str] = []
 
@@ -116,7 +181,7 @@ class _Parser:
         if isinstance(node, ast.Compare):
             return self._compared(node)
         raise ConfigError(
-            f"filter(expr={self._text!r}): {ast.unparse(node)!r} is not understood. Use "
+            f"{self._call}: {ast.unparse(node)!r} is not understood. Use "
             f"comparisons, in, and, or, not and arithmetic of columns, or give a function."
         )
 

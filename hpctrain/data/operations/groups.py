@@ -21,13 +21,18 @@ from hpctrain.data.formats import (
     num_rows,
     to_format,
 )
-from hpctrain.data.operations.aggregates import Aggregate, aggregate, aggregates_of
+from hpctrain.data.operations.aggregates import (
+    Aggregate,
+    aggregate,
+    aggregates_of,
+    check_aggregates,
+)
 from hpctrain.data.operations.arrow import to_arrow_with_missing
 from hpctrain.data.operations.call import Call
 from hpctrain.data.operations.description import DatasetT, Description
 from hpctrain.data.operations.mapped import Mapped
 from hpctrain.data.operations.scheduling import say_no_meaning
-from hpctrain.data.operations.whole import WholeSource, sorted_rows
+from hpctrain.data.operations.whole import Sort, WholeSource, sorted_rows
 from hpctrain.data.optional import require
 
 
@@ -140,6 +145,40 @@ class GroupedData(Generic[DatasetT]):
     ) -> DatasetT:
         """Return standard deviations, as ``std(x)``; not a number of one row. Not collective."""
         return self._each("std", on, ignore_nulls, ddof=ddof)
+
+    def aggregate(self, *aggs: Any) -> DatasetT:
+        """Return several aggregates of each group, as a column each.
+
+        Not collective.
+
+        Parameters
+        ----------
+        *aggs
+            Of `hpctrain.data.aggregate`, such as ``Sum("x")`` and ``Count(alias_name="rows")``.
+
+        Raises
+        ------
+        ConfigError
+            If one is something else, a column does not exist, or two have the same name.
+        """
+        return self.with_aggregates(check_aggregates(aggs, self._dataset.columns(), self._keys))
+
+    def with_column(self, column_name: str, expr: Any) -> DatasetT:
+        """Return the rows in the order of the keys, with a column that an expression makes.
+
+        Not collective. See `hpctrain.data.Dataset.with_column`.
+
+        Parameters
+        ----------
+        column_name, expr
+            As there.
+        """
+        keys = self._keys
+        order = Sort(keys, (False,) * len(keys))
+        rows = self._dataset
+        if keys:
+            rows = rows.of_source(WholeSource(dataset=rows, operation=order))
+        return Mapped.with_column(rows, column_name, expr)
 
     def map_groups(
         self,

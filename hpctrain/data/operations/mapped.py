@@ -9,7 +9,7 @@ from typing import Any
 from hpctrain.data.formats import BatchFormat, check_batch_size, check_format
 from hpctrain.data.operations.call import Call
 from hpctrain.data.operations.description import DatasetT, Description
-from hpctrain.data.operations.expression import FilterExpression
+from hpctrain.data.operations.expression import FilterExpression, WithColumns
 from hpctrain.data.operations.row_steps import AddColumn, FilterRows, MapRows, Rename
 from hpctrain.data.operations.scheduling import say_no_meaning
 from hpctrain.data.schema import check_columns
@@ -228,6 +228,72 @@ class Mapped(Description):
         """
         _say("add_column()", compute, num_cpus, num_gpus, memory, concurrency, ray_remote_args)
         return self.with_step(AddColumn(col, Call.of(fn, None, None), check_format(batch_format)))
+
+    def with_column(
+        self: DatasetT,
+        column_name: str,
+        expr: Any,
+        *,
+        compute: Any = None,
+        num_cpus: float | None = None,
+        num_gpus: float | None = None,
+        memory: float | None = None,
+        concurrency: Any = None,
+        ray_remote_args: Mapping[str, Any] | None = None,
+    ) -> DatasetT:
+        """Return a dataset with a column that an expression makes of others, when they are read.
+
+        Not collective. Arrow computes it. `add_column` does the same with a function.
+
+        Parameters
+        ----------
+        column_name
+            Name of the column; one that exists is replaced.
+        expr
+            A text such as ``"x * 2 + y"``, or an expression of ``pyarrow.compute``, as
+            `hpctrain.data.expressions.col` gives it. Where a value is missing the result is, too.
+        compute, num_cpus, num_gpus, memory, concurrency, ray_remote_args
+            Have no meaning here.
+
+        Raises
+        ------
+        ConfigError
+            If it is no expression, or names a column that does not exist.
+        """
+        _say("with_column()", compute, num_cpus, num_gpus, memory, concurrency, ray_remote_args)
+        return Mapped.with_columns(self, {column_name: expr})
+
+    def with_columns(
+        self: DatasetT,
+        exprs: Mapping[str, Any],
+        *,
+        compute: Any = None,
+        num_cpus: float | None = None,
+        num_gpus: float | None = None,
+        memory: float | None = None,
+        concurrency: Any = None,
+        ray_remote_args: Mapping[str, Any] | None = None,
+    ) -> DatasetT:
+        """Return a dataset with columns that expressions make of those that are there.
+
+        Not collective. See `with_column`.
+
+        Parameters
+        ----------
+        exprs
+            Expressions by the names of the columns. None of them sees what another one makes.
+        compute, num_cpus, num_gpus, memory, concurrency, ray_remote_args
+            Have no meaning here.
+
+        Raises
+        ------
+        ConfigError
+            If one is no expression, or names a column that does not exist.
+        """
+        _say("with_columns()", compute, num_cpus, num_gpus, memory, concurrency, ray_remote_args)
+        step = WithColumns(dict(exprs))
+        check_columns(step.names(), self.columns())
+        return self.with_step(step)
 
     def select_columns(self: DatasetT, cols: str | Sequence[str]) -> DatasetT:
         """Return a dataset of some columns; the others are not read.

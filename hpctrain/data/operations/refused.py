@@ -17,7 +17,6 @@ _EXPORT = "write_parquet() writes a file; load that with the tool of the target.
 _NO_CLUSTER = "there is no cluster that knows datasets: pickle the dataset itself."
 
 INSTEAD = {
-    "aggregate": "sum(), mean(), std(), min(), max() and groupby() aggregate columns.",
     "copy": "a dataset never changes: use it as often as needed.",
     "context": "there is no cluster to be configured: see ScalingConfig.",
     "explain": _PLAN,
@@ -29,7 +28,6 @@ INSTEAD = {
     "fully_executed": "materialize() reads all rows into memory.",
     "num_blocks": "a dataset has no blocks: shard() says which rows a rank gets.",
     "quantile": "use pandas or pyarrow.compute.quantile() on to_arrow().",
-    "randomize_block_order": "iter_batches(shuffle=True) reads pieces in another order each epoch.",
     "repeat": "call iter_batches() once an epoch.",
     "stats": _PLAN,
     "summary": "to_pandas().describe() summarizes columns.",
@@ -42,7 +40,6 @@ INSTEAD = {
     "to_random_access_dataset": "take_ranges() gives rows by number.",
     "to_spark": _WRITE_FILES,
     "window": "leave it out: rows are always read in pieces.",
-    "with_column": "add_column(name, function) adds one.",
     "write_images": "loop over iter_rows(), and save each with Pillow.",
     "write_json": "to_pandas().to_json(path, orient='records', lines=True), or write_parquet().",
     "deserialize_lineage": _NO_CLUSTER,
@@ -56,7 +53,6 @@ INSTEAD = {
     "mix": "use union() and random_shuffle().",
     "size_bytes": "num_rows and schema().row_bytes say it.",
     "streaming_train_test_split": "train_test_split() reads nothing.",
-    "with_columns": "add_column(name, function) adds one.",
     "write_datasink": "loop over iter_batches().",
     "write_orc": "pyarrow.orc.write_table(dataset.to_arrow(), path).",
     "write_bigquery": _EXPORT,

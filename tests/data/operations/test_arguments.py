@@ -20,6 +20,7 @@ from hpctrain.data import (
     read_json,
     read_text,
 )
+from hpctrain.data.aggregate import Max, Sum
 from hpctrain.data.operations import scheduling
 from hpctrain.errors import ConfigError
 
@@ -60,6 +61,31 @@ REFUSED: dict[str, tuple[Callable[[Dataset], Any], str]] = {
     ),
     "an attribute": (lambda ds: ds.filter(expr="x.y > 1"), r"'x.y' is not understood"),
     "a constant": (lambda ds: ds.filter(expr="1"), r"compare a column"),
+    "a column of a function": (
+        lambda ds: ds.with_column("y", len),
+        r"with_column\('y'\): .*len.* is no expression\. .*add_column\(\) takes a function",
+    ),
+    "a column of no expression": (
+        lambda ds: ds.with_column("y", "x *"),
+        r"with_column\('y', 'x \*'\) is no expression",
+    ),
+    "a column of a constant": (lambda ds: ds.with_column("y", "1"), r"compute with a column"),
+    "a column of unlike types": (
+        lambda ds: ds.with_column("y", "x + name").take(1),
+        r"with_column\('y': x \+ name\)",
+    ),
+    "a column of an unknown one": (lambda ds: ds.with_column("y", "z + 1"), r"no column 'z'"),
+    "no column": (lambda ds: ds.with_columns({}), r"no expression was given"),
+    "a column without a name": (lambda ds: ds.with_column("", "x"), r"the name is ''"),
+    "no aggregate": (lambda ds: ds.aggregate(), r"no aggregate was given"),
+    "a class of an aggregate": (lambda ds: ds.aggregate(Sum), r"such as Sum\('x'\)"),
+    "an own aggregate": (lambda ds: ds.aggregate(len), r"groupby\(\).map_groups\(function\)"),
+    "an aggregate of an unknown column": (lambda ds: ds.aggregate(Sum("z")), r"no column 'z'"),
+    "an aggregate without a column": (lambda ds: ds.aggregate(Sum(None)), r"needs a column"),
+    "two aggregates of a name": (
+        lambda ds: ds.groupby("name").aggregate(Sum("x"), Max("x", alias_name="name")),
+        r"more than one column is called 'name'",
+    ),
     "an unknown column": (
         lambda ds: ds.filter(expr="z > 1").count(),
         r"no column 'z'. The dataset has 'x', 'name', 'v'",

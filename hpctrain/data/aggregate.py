@@ -1,0 +1,104 @@
+"""What `hpctrain.data.GroupedData.aggregate` is given, in Ray Data's names: Arrow computes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from hpctrain.lazy_names import at_first_use
+
+__all__ = ["Count", "CountDistinct", "Max", "Mean", "Min", "Std", "Sum"]
+
+__getattr__, _ = at_first_use(__name__, {})
+
+
+@dataclass(frozen=True)
+class _OfColumn:
+    """An aggregate of a column; its value has the name ``sum(x)`` or `alias_name`."""
+
+    on: str
+    """The column."""
+    ignore_nulls: bool = True
+    """Whether what is missing is left out. Otherwise it makes the result missing."""
+    alias_name: str | None = None
+    """Name of the value."""
+
+    word: ClassVar[str]
+    function: ClassVar[str]
+
+    def for_columns(self) -> Any:
+        """Return it as the operations take it. Not collective."""
+        from hpctrain.data.operations.aggregates import Aggregate
+
+        return Aggregate(
+            function=self.function,
+            column=self.on,
+            name=self.alias_name or f"{self.word}({self.on or ''})",
+            skip_missing=self.ignore_nulls,
+            ddof=getattr(self, "ddof", 1),
+        )
+
+
+class Sum(_OfColumn):
+    """The sum."""
+
+    word, function = "sum", "sum"
+
+
+class Mean(_OfColumn):
+    """The mean."""
+
+    word, function = "mean", "mean"
+
+
+class Min(_OfColumn):
+    """The smallest value."""
+
+    word, function = "min", "min"
+
+
+class Max(_OfColumn):
+    """The largest value."""
+
+    word, function = "max", "max"
+
+
+class CountDistinct(_OfColumn):
+    """The number of different values."""
+
+    word, function = "count_distinct", "count_distinct"
+
+
+@dataclass(frozen=True)
+class Std(_OfColumn):
+    """The standard deviation; of one row it is not a number."""
+
+    word, function = "std", "stddev"
+
+    on: str
+    """The column."""
+    ddof: int = 1
+    """What is subtracted from the number of rows."""
+    ignore_nulls: bool = True
+    """Whether what is missing is left out. Otherwise it makes the result missing."""
+    alias_name: str | None = None
+    """Name of the value."""
+
+
+@dataclass(frozen=True)
+class Count(_OfColumn):
+    """The number of rows, or of the values of a column."""
+
+    word: ClassVar[str] = "count"
+
+    on: str | None = None  # type: ignore[assignment]
+    """The column; None counts rows."""
+    ignore_nulls: bool = False
+    """Whether what is missing is not counted."""
+    alias_name: str | None = None
+    """Name of the value."""
+
+    @property
+    def function(self) -> str:  # type: ignore[override]
+        """Arrow's name."""
+        return "count_all" if self.on is None else "count"
