@@ -164,7 +164,7 @@ def ray(session: nox.Session) -> None:
     Ray has an environment of its own; its answers replace those in tests/ray_conformance.
     """
     session.install("--quiet", "--constraint", "constraints.txt", "torch")
-    packages = ("pandas", "pyarrow", "scikit-learn", "xgboost-cpu", "lightgbm")
+    packages = ("pandas", "pyarrow", "pillow", "scikit-learn", "xgboost-cpu", "lightgbm")
     session.install("--quiet", "--constraint", "constraints.txt", "ray[train,data]", *packages)
     # Ray gives workers 30 seconds to start.
     patience = {"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300"}
