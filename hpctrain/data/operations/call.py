@@ -70,8 +70,13 @@ class Call:
 
     def __call__(self, value: Any) -> Any:
         """Return what becomes of a row or a batch. Not collective."""
-        target = self._instance if self.is_class else self.function
-        return target(value, *self.args, **self.kwargs)
+        return self.bound()(value)
+
+    def bound(self) -> Callable[[Any], Any]:
+        """Return what is called, with its arguments, to call it with many rows. Not collective."""
+        target: Callable[..., Any] = self._instance if self.is_class else self.function
+        args, kwargs = self.args, self.kwargs
+        return (lambda value: target(value, *args, **kwargs)) if args or kwargs else target
 
     @property
     def _instance(self) -> Any:

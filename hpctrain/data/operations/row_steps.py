@@ -54,8 +54,10 @@ class MapRows:
     def __call__(self, batch: Batch) -> Batch:
         """Return the rows that are made of those of a batch. Not collective."""
         made: list[Any] = []
+        # Without a row nothing is constructed.
+        call = self.call.bound() if num_rows(batch) else self.call
         for row in rows_of(plain(batch)):
-            result = self.call(row)
+            result = call(row)
             if self.is_flat:
                 made += self._several(result)
             else:
@@ -90,11 +92,13 @@ class FilterRows:
 
     def __call__(self, batch: Batch) -> Batch:
         """Return the rows that are kept. Not collective."""
-        mask = np.array([self._wants(row) for row in rows_of(plain(batch))], dtype=bool)
+        call = self.call.bound() if num_rows(batch) else self.call
+        answers = map(call, rows_of(plain(batch)))
+        wanted = [one if one is True or one is False else self._wants(one) for one in answers]
+        mask = np.array(wanted, dtype=bool)
         return {name: array[mask] for name, array in batch.items()}
 
-    def _wants(self, row: dict[str, Any]) -> bool:
-        wanted = self.call(row)
+    def _wants(self, wanted: Any) -> bool:
         if np.ndim(wanted) or wanted is None:
             raise ConfigError(
                 f"filter({self.call.name}): the function is called with a row, and returned "
