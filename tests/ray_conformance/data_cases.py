@@ -301,6 +301,12 @@ def map_after_a_filter(data: Any, _: Path) -> Any:
 
 
 @case
+def columns_made_of_the_last_row_that_is_left(data: Any, _: Path) -> Any:
+    few = data.range(100).filter(expr="id == 77").map(lambda row: {"y": row["id"] + 1})
+    return few.columns(), few.sum("y"), few.sort("y").take_all()
+
+
+@case
 def add_column_of_a_frame(data: Any, _: Path) -> Any:
     return data.range(3).add_column("y", lambda frame: frame["id"] * 2).take_all()
 

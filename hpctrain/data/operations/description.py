@@ -107,7 +107,12 @@ class Description:
         if not self.steps:
             return self.read_schema
         rows = range(min(2, self.source.num_rows))
-        return Schema.of(self.apply(read_rows(self.source, rows, self.columns_read)))
+        made = self.apply(read_rows(self.source, rows, self.columns_read))
+        if not made:
+            # What a function makes of a row is not known before a filter has left it one.
+            pieces = self.pieces([range(self.source.num_rows)])
+            made = next((piece for piece in pieces if piece), made)
+        return Schema.of(made)
 
     def count(self) -> int:
         """Return the number of rows; makes a pass over the data where nothing else tells it.
