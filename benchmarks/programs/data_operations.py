@@ -26,7 +26,10 @@ def on_batches(rows):
 
 
 def on_rows(rows):
-    few = rows.limit(100_000).filter(lambda row: row["x_0"] > 0 and row["x_1"] < 1)
+    # A tenth of them. Not limit(): of a file with several row groups Ray takes other rows than the
+    # first, also with preserve_order.
+    few = rows.filter(expr="x_2 > 1.2816")
+    few = few.filter(lambda row: row["x_0"] > 0 and row["x_1"] < 1)
     return few.map(lambda row: {"y": row["x_0"] + row["x_1"]}).mean("y")
 
 
