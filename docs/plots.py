@@ -22,6 +22,7 @@ PLOTS = {
     "preprocessors": ("preprocessors.json", ""),
     "predict": ("predict.json", "mlp 25M|xgboost 65M|lightgbm 19M"),
     "against-ray": ("against_ray.json", ""),
+    "against-ray-data": ("against_ray_data.json", ""),
     "restart": ("resilience.json", "restart"),
 }
 # What arms are called in the results, and on the page.
