@@ -47,10 +47,12 @@ class ShardTensors:
 
         Parameters
         ----------
-        batch_size, drop_last, local_shuffle_buffer_size, local_shuffle_seed, prefetch_batches
+        batch_size
             As in `iter_batches`.
         dtypes
             Type of the tensors, or types by column; None is that of the batches.
+        drop_last, local_shuffle_buffer_size, local_shuffle_seed, prefetch_batches
+            As in `iter_batches`.
         """
         require("tensorflow", to="for iter_tf_batches()", extra="tensorflow")
         return self.iter_torch_batches(

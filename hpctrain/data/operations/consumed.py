@@ -233,9 +233,11 @@ class Consumed(Description):
 
         Parameters
         ----------
+        batch_size
+            As in `iter_batches`.
         dtypes
             Type of the tensors, or types by column; None is that of the batches.
-        batch_size, drop_last, local_shuffle_buffer_size, local_shuffle_seed
+        drop_last, local_shuffle_buffer_size, local_shuffle_seed
             As in `iter_batches`.
         prefetch_batches
             Has no meaning here.
