@@ -287,8 +287,8 @@ class Checkpoint:
         Parameters
         ----------
         trusted
-            Whether functions and objects that are not hpctrain's own may be unpickled. That runs
-            code: allow it for what is your own.
+            Whether functions and objects that are not hpctrain's own may be unpickled, though this
+            process has not pickled them itself. That runs code: allow it for what is your own.
 
         Raises
         ------

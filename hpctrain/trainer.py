@@ -318,6 +318,10 @@ class DataParallelTrainer(BaseTrainer):
         from hpctrain.launch.request import Request
         from hpctrain.plan.spec import WorkerSpec
 
+        if self.preprocessor is not None:
+            from hpctrain.preprocessors.storage import recognize
+
+            recognize(self.preprocessor)
         resumed = self.resume_from_checkpoint
         resume_from = self._deleted_checkpoint if resumed is None else Path(resumed.path)
         return Request(

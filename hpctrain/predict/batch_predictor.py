@@ -29,6 +29,7 @@ from hpctrain.predict.predict_arguments import check_arguments
 from hpctrain.predict.predictor import FunctionPredictor, Predictor
 from hpctrain.predict.scoring import Scoring, score
 from hpctrain.predict.scoring_workers import take_scaling
+from hpctrain.preprocessors import storage
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.trainer import DataParallelTrainer
 
@@ -322,6 +323,7 @@ class BatchPredictor:
             predictor_kwargs=self._predictor_kwargs,
             predict_kwargs=predict_kwargs,
             preprocessor=self._preprocessor,
+            own_pickles=frozenset() if checkpoint is None else storage.recognized_in(checkpoint),
             feature_columns=columns,
             keep_columns=tuple(keep_columns),
             batch_size=batch_size,
@@ -397,8 +399,9 @@ def _only(label: str | None) -> tuple[str, ...]:
 def _identify(scoring: Scoring, about: str) -> Identity:
     """Return all that predictions depend on, the content of input and model included."""
     inputs, model = map(identify_files, (scoring.input_files(), scoring.model_files()))
-    # How the rows are dealt into parts changes no prediction, nor does the place of the output.
-    content = replace(scoring, output=None, rows_per_part=None)
+    # How the rows are dealt into parts changes no prediction, nor does the place of the output. The
+    # files of the checkpoint count by themselves, whoever made them.
+    content = replace(scoring, output=None, rows_per_part=None, own_pickles=frozenset())
     whole = make_fingerprint(pack(content, what="the prediction"), f"{inputs} {model}".encode())
     return Identity(whole=whole, inputs=inputs, model=model, about=about)
 

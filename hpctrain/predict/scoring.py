@@ -43,6 +43,8 @@ class Scoring:
     predict_kwargs: Mapping[str, Any]
     preprocessor: Any
     """In place of the checkpoint's; None leaves that."""
+    own_pickles: frozenset[str] = frozenset()
+    """Digests of pickles in the checkpoint that the process which predicts has made itself."""
     feature_columns: tuple[str, ...]
     """What the predictor is given, after the preprocessor."""
     keep_columns: tuple[str, ...]
@@ -102,6 +104,10 @@ class Scoring:
         is_lean = "needless_packages" in vars(cls) and not self.dataset.steps
         with lean_import.without(cls.needless_packages if is_lean else ()):
             cls.import_framework()
+        if self.own_pickles:
+            from hpctrain.preprocessors import storage
+
+            storage.recognize_digests(self.own_pickles)
         predictor = cls.from_checkpoint(checkpoint, **self.predictor_kwargs)
         if self.preprocessor is not None:
             predictor.set_preprocessor(self.preprocessor)

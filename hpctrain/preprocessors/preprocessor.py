@@ -224,8 +224,8 @@ class Preprocessor:
         serialized
             The JSON.
         trusted
-            Whether functions and objects that are not hpctrain's own may be unpickled. That runs
-            code: allow it for what is your own.
+            Whether functions and objects that are not hpctrain's own may be unpickled, though this
+            process has not pickled them itself. That runs code: allow it for what is your own.
 
         Raises
         ------

@@ -2,7 +2,8 @@
 
 Reading hpctrain's own classes runs no code. What else a preprocessor is made of is in the second
 file: estimators of scikit-learn in the format of skops, functions and other objects as pickles.
-Those are opened if the reader says that they are trusted.
+Those are opened if this very process has pickled the same bytes, or the reader says that they are
+trusted.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import io
 import json
 import math
 import zipfile
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,9 @@ from hpctrain.preprocessors.preprocessor import Preprocessor
 JSON_NAME = "preprocessor.json"
 ARRAYS_NAME = "preprocessor.npz"
 _FORMAT = 1
+# Digests of what this process has pickled, or the one that sent it its work: no code runs that has
+# not run there already.
+_own: set[str] = set()
 # What Python raises for content that is not what was written.
 _DAMAGED = (
     OSError,
@@ -71,8 +75,8 @@ def load(directory: str | PathLike[str], *, trusted: bool = False) -> Preprocess
     directory
         A checkpoint's, for example.
     trusted
-        Whether functions and objects that are not hpctrain's own may be unpickled. That runs code:
-        allow it for what is your own.
+        Whether functions and objects that are not hpctrain's own may be unpickled, though this
+        process has not pickled them itself. That runs code: allow it for what is your own.
 
     Raises
     ------
@@ -146,6 +150,36 @@ def load_same(preprocessor: Preprocessor, directory: str | PathLike[str]) -> Pre
     if _without_stats(_read_json(folder)["preprocessor"]) != wanted:
         return None
     return _load(folder, known=writer.arrays)
+
+
+def recognize(preprocessor: Preprocessor) -> None:
+    """Let this process open what ranks will write of a preprocessor that it sends them.
+
+    Not collective. Only bytes that are the same are recognized, so nothing else is opened.
+    """
+    _Writer().encode(preprocessor)
+
+
+def recognized_in(directory: str | PathLike[str]) -> frozenset[str]:
+    """Return the digests of the pickles in a directory that this process has made itself.
+
+    Not collective. `recognize_digests` lets another process open them too.
+    """
+    path = Path(directory) / ARRAYS_NAME
+    if not _own or not path.exists():
+        return frozenset()
+    try:
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as stored:
+            contents = [stored[name] for name in stored.files]
+    except _DAMAGED as error:
+        raise _damage(directory, error) from error
+    digests = (_content_digest(array.tobytes()) for array in contents if array.dtype == np.uint8)
+    return frozenset(digest for digest in digests if digest in _own)
+
+
+def recognize_digests(digests: Iterable[str]) -> None:
+    """Let this process open what the one that sent it its work has pickled. Not collective."""
+    _own.update(digests)
 
 
 def check_is_preprocessor(value: Any) -> None:
@@ -245,6 +279,10 @@ def _digest(array: Array) -> str:
     return digest.hexdigest()[:32]
 
 
+def _content_digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
 def _own_classes() -> dict[str, type[Preprocessor]]:
     from hpctrain import preprocessors
 
@@ -305,18 +343,22 @@ class _Writer:
         return encoded
 
     def _encode_foreign(self, value: Any) -> dict[str, str]:
-        content = np.frombuffer(spec.pack(value, what=f"{value!r} of the preprocessor"), np.uint8)
+        pickled = spec.pack(value, what=f"{value!r} of the preprocessor")
+        content = np.frombuffer(pickled, np.uint8)
         if type(value).__module__.startswith("sklearn."):
             try:
                 import skops.io
 
-                stored = np.frombuffer(skops.io.dumps(value), np.uint8)
+                dumped = skops.io.dumps(value)
             except Exception:
                 # No skops, or a part that it has no form for.
                 pass
             else:
                 # skops writes the same object to other bytes each time.
+                _own.add(_content_digest(dumped))
+                stored = np.frombuffer(dumped, np.uint8)
                 return {"$skops": self._keep(stored, name=_digest(content))}
+        _own.add(_content_digest(pickled))
         return {"$pickle": self._keep(content)}
 
     def _keep(self, array: Array, *, name: str | None = None) -> str:
@@ -374,9 +416,10 @@ class _Reader:
         if kind == "$skops":
             return self._decode_skops(self._arrays[part].tobytes())
         if kind == "$pickle":
-            if not self._trusted and part not in self._known:
+            content = self._array(part).tobytes()
+            if not self._may_open(content) and part not in self._known:
                 raise self._refusal("a pickle")
-            return spec.unpack(self._array(part).tobytes())
+            return spec.unpack(content)
         raise ValueError(f"unknown kind {kind!r}")
 
     def _decode_preprocessor(self, value: Mapping[str, Any]) -> Preprocessor:
@@ -401,9 +444,12 @@ class _Reader:
         import skops.io
 
         unknown = skops.io.get_untrusted_types(data=content)
-        if unknown and not self._trusted:
+        if unknown and not self._may_open(content):
             raise self._refusal(f"objects of {', '.join(map(str, unknown))}")
         return skops.io.loads(content, trusted=unknown)
+
+    def _may_open(self, content: bytes) -> bool:
+        return self._trusted or _content_digest(content) in _own
 
     def _array(self, name: str) -> Array:
         array = self._arrays[name]

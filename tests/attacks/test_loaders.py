@@ -371,12 +371,14 @@ def test_parquet_types_of_python(tmp_path: Path, marker: Path, hostile: bytes) -
         assert not marker.exists()
 
 
-def test_preprocessors(directory: Path, marker: Path) -> None:
-    from hpctrain.preprocessors import BatchMapper, Preprocessor
+def test_preprocessors(directory: Path, marker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hpctrain.preprocessors import BatchMapper, Preprocessor, storage
 
     mapper = BatchMapper(Payload(marker), batch_format="numpy")  # type: ignore[arg-type]
     Checkpoint(directory).set_preprocessor(mapper)
     text = mapper.serialize()
+    # This process has pickled it; whoever gets it from elsewhere has not.
+    monkeypatch.setattr(storage, "_own", set())
     why = r"holds a pickle; opening it runs code.*trusted=True"
     refused(Checkpoint(directory).get_preprocessor, marker, why)
     refused(lambda: Preprocessor.deserialize(text), marker, why)

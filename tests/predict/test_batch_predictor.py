@@ -34,7 +34,7 @@ from hpctrain.data import from_numpy, read_hdf5
 from hpctrain.lightgbm import LightGBMPredictor
 from hpctrain.predict import BatchPredictor, Predictor, scoring
 from hpctrain.predict.features import ModelFeatures
-from hpctrain.preprocessors import BatchMapper
+from hpctrain.preprocessors import BatchMapper, storage
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.xgboost import XGBoostPredictor
 
@@ -265,12 +265,14 @@ def test_columns_are_chosen_after_the_preprocessor(checkpoint, expected, tmp_pat
 
 @pytest.mark.mpi
 def test_the_preprocessor_in_the_checkpoint_is_applied_on_all_ranks(
-    checkpoint, rows_h5, expected, tmp_path
+    checkpoint, rows_h5, expected, tmp_path, monkeypatch
 ):
     copy = Checkpoint(checkpoint.to_directory(tmp_path / "copy"))
     doubled = from_numpy({"x": X * 2})
     # Twice the numbers, and half of that again.
     copy.set_preprocessor(BatchMapper(lambda batch: {**batch, "x": batch["x"] / 2}, "numpy"))
+    # As in a process that has pickled nothing yet.
+    monkeypatch.setattr(storage, "_own", set())
     with pytest.raises(CheckpointError, match="pickle"):
         BatchPredictor.from_checkpoint(copy, XGBoostPredictor).predict(doubled, **here(tmp_path))
     predictor = BatchPredictor.from_checkpoint(copy, XGBoostPredictor, trust_preprocessor=True)

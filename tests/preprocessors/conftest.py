@@ -6,12 +6,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpctrain.preprocessors import Preprocessor, SklearnPreprocessor
+from hpctrain.preprocessors import Preprocessor, SklearnPreprocessor, storage
 from hpctrain.preprocessors.batches import slices_of
 from hpctrain.testing.thread_comm import ThreadComm, run_on_threads
 
 FitOnRanks = Callable[[Callable[[], Preprocessor], Mapping[str, Any]], Preprocessor]
 ROWS_OF_A_BATCH = 100
+
+
+@pytest.fixture
+def in_another_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Go on as a process that has pickled nothing yet."""
+    return lambda: monkeypatch.setattr(storage, "_own", set())
 
 
 @pytest.fixture(params=[1, 2, 3, 4])

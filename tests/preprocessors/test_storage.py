@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import base64
+import io
 import json
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +44,7 @@ from hpctrain.preprocessors import (
     UniformKBinsDiscretizer,
     load,
     save,
+    storage,
 )
 from hpctrain.preprocessors.storage import load_same
 
@@ -129,18 +133,44 @@ def test_what_is_stored_does_the_same_to_the_last_bit(preprocessor: Preprocessor
 
 
 @pytest.mark.parametrize("preprocessor", NEED_TRUST, ids=lambda p: type(p).__name__)
-def test_functions_are_opened_only_if_they_are_trusted(preprocessor: Preprocessor, tmp_path: Path):
+def test_functions_of_others_are_opened_only_if_they_are_trusted(
+    preprocessor: Preprocessor, tmp_path: Path, in_another_process: Callable[[], None]
+):
     fitted = Preprocessor.deserialize(preprocessor.serialize(), trusted=True).fit(BATCH)
     save(fitted, tmp_path)
+    text = fitted.serialize()
+    in_another_process()
     message = r"holds a pickle; opening it runs code\. .* open it with trusted=True"
     with pytest.raises(CheckpointError, match=message):
         load(tmp_path)
     with pytest.raises(CheckpointError, match=message):
-        Preprocessor.deserialize(fitted.serialize())
+        Preprocessor.deserialize(text)
     assert_same(load(tmp_path, trusted=True).transform_batch(BATCH), fitted.transform_batch(BATCH))
 
 
-def test_a_class_of_ones_own_is_stored_and_needs_trust(tmp_path: Path):
+@pytest.mark.parametrize("preprocessor", NEED_TRUST, ids=lambda p: type(p).__name__)
+def test_what_this_process_has_pickled_it_opens(preprocessor: Preprocessor, tmp_path: Path):
+    fitted = Preprocessor.deserialize(preprocessor.serialize()).fit(BATCH)
+    save(fitted, tmp_path)
+    assert_same(load(tmp_path).transform_batch(BATCH), fitted.transform_batch(BATCH))
+
+
+def test_one_changed_byte_makes_a_pickle_that_of_somebody_else(tmp_path: Path):
+    text = BatchMapper(np.copy, batch_format="numpy").serialize()
+    content = json.loads(text)
+    ((name, stored),) = content["arrays"].items()
+    changed = np.load(io.BytesIO(base64.b64decode(stored)))
+    changed = np.append(changed, np.uint8(0))
+    new = storage._digest(changed)
+    forged = text.replace(name, new).replace(stored, storage._array_text(changed))
+    with pytest.raises(CheckpointError, match="holds a pickle"):
+        Preprocessor.deserialize(forged)
+    Preprocessor.deserialize(text)
+
+
+def test_a_class_of_ones_own_is_stored_and_needs_trust_elsewhere(
+    tmp_path: Path, in_another_process: Callable[[], None]
+):
     class Doubler(ColumnPreprocessor):
         def __init__(self, columns: list[str]) -> None:
             self.columns = columns
@@ -152,6 +182,7 @@ def test_a_class_of_ones_own_is_stored_and_needs_trust(tmp_path: Path):
             return {name: values * self._stats["factor"] for name, values in columns.items()}
 
     save(Doubler(["x"]).fit(BATCH), tmp_path)
+    in_another_process()
     with pytest.raises(CheckpointError, match="trusted=True"):
         load(tmp_path)
     made = load(tmp_path, trusted=True).transform_batch({"x": np.array([1.5])})

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -252,20 +253,28 @@ def test_what_cannot_work_is_refused_before_the_run_is_started(
         trainer(tmp_path, preprocessor=preprocessor, datasets=datasets)
 
 
-def test_a_function_is_stored_but_opened_only_if_it_is_trusted(
-    tmp_path: Path, columns: dict[str, np.ndarray]
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_function_is_stored_and_opened_elsewhere_only_if_it_is_trusted(
+    tmp_path: Path,
+    columns: dict[str, np.ndarray],
+    num_workers: int,
+    in_another_process: Callable[[], None],
 ):
     def shifted(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return {**batch, "x": batch["x"] + 1}
 
     result = trainer(
         tmp_path,
-        num_workers=0,
+        num_workers=num_workers,
         datasets={"train": from_numpy(columns)},
         preprocessor=Chain(BatchMapper(shifted), StandardScaler(["x"])),
     ).fit()
     assert result.checkpoint is not None
     json.loads((result.checkpoint.path / "preprocessor.json").read_bytes())
+    # The ranks have written what this process has sent them.
+    mine: Any = result.checkpoint.get_preprocessor()
+    assert len(mine.transform_batch({"x": columns["x"][:2]})["x"]) == 2
+    in_another_process()
     with pytest.raises(
         CheckpointError, match=r"holds a pickle; opening it runs code\. .*trusted=True"
     ):

@@ -12,9 +12,18 @@ import pandas
 import pytest
 
 import hpctrain
-from hpctrain import CheckpointError, ConfigError, RunConfig, ScalingConfig
+from hpctrain import Checkpoint, CheckpointError, ConfigError, RunConfig, ScalingConfig
 from hpctrain.data import from_pandas
-from hpctrain.preprocessors import Chain, Preprocessor, StandardScaler, load, save
+from hpctrain.predict import BatchPredictor, Predictor
+from hpctrain.preprocessors import (
+    BatchMapper,
+    Chain,
+    Preprocessor,
+    StandardScaler,
+    load,
+    save,
+    storage,
+)
 
 FRAME = pandas.DataFrame({"a": [1.0, 2.0, 4.0], "b": [10.0, 20.0, 40.0]})
 
@@ -77,8 +86,11 @@ def test_a_chain_mixes_them_with_ours():
     np.testing.assert_allclose(made["sum"], (sums - sums.mean()) / sums.std())
 
 
-def test_what_was_learned_is_stored(tmp_path: Path):
+def test_what_was_learned_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     save(Chain(LargestIsOne("a")).fit(FRAME), tmp_path)
+    assert load(tmp_path).transform_batch(FRAME)["a"].tolist() == [0.25, 0.5, 1.0]
+    # As in a process that has pickled nothing yet.
+    monkeypatch.setattr(storage, "_own", set())
     with pytest.raises(CheckpointError, match="trusted=True"):
         load(tmp_path)
     made = load(tmp_path, trusted=True).transform_batch(FRAME)
@@ -113,3 +125,26 @@ def test_ranks_are_given_what_rank_0_learned_from_all_rows(tmp_path: Path):
     ).fit()
     # Rank 0 has not the largest: it is in the second half.
     assert result.return_value[0] == 0.25
+
+
+class Sums(Predictor):
+    @classmethod
+    def from_checkpoint(cls, checkpoint):
+        return cls(checkpoint.get_preprocessor())
+
+    def _predict_numpy(self, data):
+        return {"made": data["a"] + 0.5}
+
+
+def test_ranks_that_score_open_what_the_process_that_sent_them_has_pickled(tmp_path: Path):
+    def tenfold(df):
+        return df * 10
+
+    checkpoint = Checkpoint.from_dict({"unused": 1})
+    checkpoint.set_preprocessor(BatchMapper(tenfold, batch_format="pandas"))
+    made = BatchPredictor.from_checkpoint(checkpoint, Sums).predict(
+        from_pandas(pandas.DataFrame({"a": [1.0, 2.0, 4.0]})),
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(name="score", storage_path=tmp_path, verbose=0),
+    )
+    assert sorted(row["made"] for row in made.iter_rows()) == [10.5, 20.5, 40.5]
