@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from typing import Any
+
+_LIKENESS_OF_TYPOS = 0.85
 
 
 def at_first_use(
@@ -13,7 +15,8 @@ def at_first_use(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return ``__getattr__`` and ``__dir__`` of a package (PEP 562). Not collective.
 
-    A name of Ray Train that hpctrain does not have raises an error that says what to use instead.
+    A name of Ray Train that hpctrain does not have raises an error that says what to use instead,
+    and so does one that is almost a name of the package.
 
     Parameters
     ----------
@@ -26,7 +29,7 @@ def at_first_use(
 
     def import_name(name: str) -> Any:
         if name not in home_of:
-            raise _missing(package, name)
+            raise _missing(package, name, list_names())
         home, _, attribute = home_of[name].partition(":")
         value = getattr(import_module(f".{home}", package), attribute or name)
         setattr(sys.modules[package], name, value)
@@ -38,12 +41,16 @@ def at_first_use(
     return import_name, list_names
 
 
-def _missing(package: str, name: str) -> Exception:
+def _missing(package: str, name: str, names: Iterable[str]) -> Exception:
+    from hpctrain.errors import UnavailableNameError
     from hpctrain.ray_names import INSTEAD
 
-    if (instead := INSTEAD.get(package, {}).get(name)) is None:
-        return AttributeError(f"module {package!r} has no attribute {name!r}")
-    from hpctrain.errors import UnavailableNameError
-
     # No AttributeError: `from package import name` would replace it by one without the way out.
-    return UnavailableNameError(f"{package} has no {name}: {instead}")
+    if (instead := INSTEAD.get(package, {}).get(name)) is not None:
+        return UnavailableNameError(f"{package} has no {name}: {instead}")
+    # Tools ask modules for names of their own, such as setup_module of pytest: those are not meant.
+    import difflib
+
+    if close := difflib.get_close_matches(name, names, n=1, cutoff=_LIKENESS_OF_TYPOS):
+        return UnavailableNameError(f"{package} has no {name}. Did you mean {close[0]!r}?")
+    return AttributeError(f"module {package!r} has no attribute {name!r}")
