@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hpctrain.checks import show_changes
-from hpctrain.errors import ConfigError
+from hpctrain.checks import show_changes, shown
+from hpctrain.errors import ConfigError, WrongTypeError
 from hpctrain.rules import checked, or_default, several, text, with_value
 
 
@@ -15,7 +15,11 @@ def _datasets(what: str, value: Any) -> Any:
     if isinstance(value, str) and value == "all":
         return value
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise ConfigError(f"{with_value(what, value)}: 'all', or a list of dataset names.")
+        instead = f" Give [{shown(value)}]." if isinstance(value, str) else ""
+        # Ray Train's is a TypeError, which this is too.
+        raise WrongTypeError(
+            f"{with_value(what, value)}: 'all', or a list of dataset names.{instead}"
+        )
     return several(text)(what, value)
 
 

@@ -5,6 +5,7 @@
     HpctrainError
     ├── ConfigError            a value is impossible; raised before anything is submitted or started
     │   ├── UnknownFieldError      a keyword that a configuration, trainer or predictor lacks
+    │   ├── WrongTypeError         a value of another type, where Ray Train raises a TypeError
     │   ├── MissingDatasetError    a dataset that a trainer needs was not given
     │   └── UnavailableNameError   a name of Ray Train that hpctrain does not have
     ├── LaunchError            the scheduler, MPI or a node refused; ``transient``: try again
@@ -59,6 +60,10 @@ class ConfigError(HpctrainError, ValueError):
 
 class UnknownFieldError(ConfigError, TypeError):
     """A keyword that a configuration, trainer or predictor does not have: also a TypeError."""
+
+
+class WrongTypeError(ConfigError, TypeError):
+    """A value of another type, where Ray Train raises a TypeError: also a TypeError."""
 
 
 class MissingDatasetError(ConfigError, KeyError):
