@@ -210,6 +210,7 @@ class ScalingConfig:
 
 @checked(
     max_failures=or_default(count(-1)),
+    fail_fast=or_default(choice(False, True, "raise")),
     controller_failure_limit=or_default(count(-1)),
     max_preemption_failures=or_default(count(-1)),
     hang_timeout=optional(seconds),
@@ -228,6 +229,8 @@ class FailureConfig:
 
     max_failures: int = 0
     """Restarts after a failed rank, from the newest checkpoint."""
+    fail_fast: bool | Literal["raise"] = False
+    """Ray Tune's: True and ``"raise"`` only say that `max_failures` is 0."""
     controller_failure_limit: int = -1
     """Restarts after ranks could not be started for a passing reason, or their executor died."""
     max_preemption_failures: int = -1
@@ -244,6 +247,14 @@ class FailureConfig:
     fitted, each batch of a rank is progress, and a rank may wait so long for the others."""
     node_timeout_s: float = 30.0
     """Seconds of silence after which a node is given up; its agent says something every two."""
+
+    def __post_init__(self) -> None:
+        """Check the fields against each other."""
+        if self.fail_fast and self.max_failures:
+            raise ConfigError(
+                f"FailureConfig(fail_fast={self.fail_fast!r}, max_failures={self.max_failures}): a "
+                f"run that ends at its first failure has none to survive. Leave one of them out."
+            )
 
     __repr__ = show_changes
 

@@ -176,7 +176,6 @@ _SYNC = "checkpoints go straight to storage_path; SyncConfig(scratch_dir=...) is
 
 INSTEAD_OF_FIELDS: Mapping[str, Mapping[str, str]] = {
     "FailureConfig": {
-        "fail_fast": "it is Ray Tune's; a run without max_failures ends at its first failure.",
         "preemption_grace_s": "set SlurmConfig(stop_notice_s=...) for the time before the end.",
         "relax_collectives_on_preemption": "all ranks stop at the same report; there is no other "
         "way to end.",

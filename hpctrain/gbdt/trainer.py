@@ -18,6 +18,15 @@ if TYPE_CHECKING:
     from hpctrain.gbdt.checkpoint import ModelCheckpoint
     from hpctrain.preprocessors import Preprocessor
 
+_GIVE_ONE = "it is Ray Train's name of dataset_params, which is there too. Give one of them."
+# Arguments of xgboost_ray's matrix that name a column.
+_COLUMNS_OF_MATRIX = {
+    "group": "group_column=",
+    "label": "label_column=",
+    "qid": "group_column=",
+    "weight": "weight_column=",
+}
+
 
 class GBDTTrainer(DataParallelTrainer):
     """Grows trees on every worker's part of ``datasets["train"]``.
@@ -54,6 +63,8 @@ class GBDTTrainer(DataParallelTrainer):
         that form stays on the node's disk, where the library can do that.
     dataset_params
         Further arguments of the library's dataset.
+    dmatrix_params
+        The same by name of a dataset, as Ray Train 2.6 has it: each dataset has the same.
     train_kwargs
         Further arguments of the library's ``train()``.
     scaling_config, dataset_config, run_config, metadata, resume_from_checkpoint, preprocessor
@@ -68,6 +79,7 @@ class GBDTTrainer(DataParallelTrainer):
     """
 
     _boosting_cls: ClassVar[type[Boosting]]
+    _instead_of_dmatrix_params: ClassVar[str] = ""
 
     def __init__(
         self,
@@ -85,6 +97,7 @@ class GBDTTrainer(DataParallelTrainer):
         early_stopping: EarlyStopping | None = None,
         ingest: Ingest = "memory",
         dataset_params: Mapping[str, Any] | None = None,
+        dmatrix_params: Mapping[str, Mapping[str, Any]] | None = None,
         train_kwargs: Mapping[str, Any] | None = None,
         scaling_config: ScalingConfig | None = None,
         dataset_config: DataConfig | None = None,
@@ -103,6 +116,7 @@ class GBDTTrainer(DataParallelTrainer):
             "early_stopping": early_stopping,
             "ingest": None if ingest == "memory" else ingest,
             "dataset_params": dataset_params,
+            "dmatrix_params": dmatrix_params,
             "train_kwargs": train_kwargs,
         }
         given = sorted(name for name, value in own.items() if value is not None)
@@ -127,6 +141,8 @@ class GBDTTrainer(DataParallelTrainer):
             run = given_or_default("run_config", run_config, RunConfig)
             scaling = given_or_default("scaling_config", scaling_config, ScalingConfig)
             checkpoints = run.checkpoint_config
+            if dmatrix_params is not None:
+                dataset_params = self._of_all_datasets(dmatrix_params, dataset_params, datasets)
             train_loop_per_worker = self._boosting_cls(
                 params=dict(params),
                 num_boost_round=10 if num_boost_round is None else num_boost_round,
@@ -164,6 +180,39 @@ class GBDTTrainer(DataParallelTrainer):
             # One that is gone may not be needed: the run may have its own by now.
             if resume_from_checkpoint is not None and resume_from_checkpoint.path.exists():
                 self._checkpoint_cls().check(resume_from_checkpoint.path)
+
+    @classmethod
+    def _of_all_datasets(
+        cls,
+        dmatrix_params: Mapping[str, Mapping[str, Any]],
+        dataset_params: Mapping[str, Any] | None,
+        datasets: Mapping[str, Any] | None,
+    ) -> Mapping[str, Any] | None:
+        """Return the dataset_params that stand for Ray Train's dmatrix_params. Not collective."""
+        names = list(datasets or {})
+        if unknown := [name for name in dmatrix_params if name not in names]:
+            raise MissingDatasetError(
+                f"dmatrix_params has {unknown[0]!r}, and datasets has {names}. Give arguments by "
+                f"the name of a dataset."
+            )
+        by_name = {name: dict(dmatrix_params.get(name) or {}) for name in names}
+        if not any(by_name.values()):
+            return dataset_params
+        instead = cls._instead_of_dmatrix_params
+        if dataset_params is not None or instead:
+            raise ConfigError(f"dmatrix_params={dict(dmatrix_params)!r}: {instead or _GIVE_ONE}")
+        params = by_name[names[0]]
+        if columns := sorted(_COLUMNS_OF_MATRIX.keys() & params.keys()):
+            raise ConfigError(
+                f"dmatrix_params has {columns[0]!r}: give the trainer "
+                f"{_COLUMNS_OF_MATRIX[columns[0]]}, a column of the datasets."
+            )
+        if any(of_one != params for of_one in by_name.values()):
+            raise ConfigError(
+                f"dmatrix_params={dict(dmatrix_params)!r}: datasets {names} have the same "
+                f"arguments here. Give dataset_params=, or the same to each."
+            )
+        return params
 
     @classmethod
     @abc.abstractmethod

@@ -44,6 +44,8 @@ class LightGBMTrainer(GBDTTrainer):
         As in `hpctrain.gbdt.GBDTTrainer`.
     dataset_params
         Parameters of ``lightgbm.Dataset``, such as ``max_bin``, as in its ``params``.
+    dmatrix_params
+        Ray Train's, by name of a dataset. Only empty ones have a meaning here.
     train_kwargs
         Further arguments of ``lightgbm.train()``: ``feval``, ``callbacks``.
     scaling_config, dataset_config, run_config, metadata, resume_from_checkpoint, preprocessor
@@ -69,6 +71,9 @@ class LightGBMTrainer(GBDTTrainer):
 
     _backend_argument: ClassVar[str] = "lightgbm_config"
     _boosting_cls: ClassVar[type[Boosting]] = LightGBMBoosting
+    _instead_of_dmatrix_params: ClassVar[str] = (
+        "lightgbm.Dataset has other arguments. Give dataset_params=, its parameters."
+    )
 
     def __init__(
         self,
@@ -86,6 +91,7 @@ class LightGBMTrainer(GBDTTrainer):
         early_stopping: EarlyStopping | None = None,
         ingest: Ingest = "memory",
         dataset_params: Mapping[str, Any] | None = None,
+        dmatrix_params: Mapping[str, Mapping[str, Any]] | None = None,
         train_kwargs: Mapping[str, Any] | None = None,
         scaling_config: ScalingConfig | None = None,
         dataset_config: DataConfig | None = None,
@@ -108,6 +114,7 @@ class LightGBMTrainer(GBDTTrainer):
             early_stopping=early_stopping,
             ingest=ingest,
             dataset_params=dataset_params,
+            dmatrix_params=dmatrix_params,
             train_kwargs=train_kwargs,
             scaling_config=scaling_config,
             dataset_config=dataset_config,

@@ -149,6 +149,7 @@ class LightningConfigBuilder:
         monitor: str | None = None,
         mode: Literal["min", "max"] = "min",
         save_top_k: int | None = None,
+        save_last: bool | Literal["link"] | None = None,
         every_n_epochs: int = 1,
         every_n_train_steps: int = 0,
         report_every_n_steps: int = 0,
@@ -164,6 +165,8 @@ class LightningConfigBuilder:
             Whether small or large values are good.
         save_top_k
             How many are kept, beside the newest; None or -1 keeps all.
+        save_last
+            Without effect, as in Ray Train: the newest is kept in any case.
         every_n_epochs, every_n_train_steps
             Epochs, and optimizer steps, between two checkpoints. 0 is none.
         report_every_n_steps, save_weights_only

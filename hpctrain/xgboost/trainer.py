@@ -43,6 +43,8 @@ class XGBoostTrainer(GBDTTrainer):
     dataset_params
         Further arguments of ``xgboost.QuantileDMatrix``, such as ``max_bin``, but none that have a
         value for each row.
+    dmatrix_params
+        As in `hpctrain.gbdt.GBDTTrainer`.
     train_kwargs
         Further arguments of ``xgboost.train()``: ``obj``, ``custom_metric``, ``callbacks``.
     scaling_config, dataset_config, run_config, metadata, resume_from_checkpoint, preprocessor
@@ -85,6 +87,7 @@ class XGBoostTrainer(GBDTTrainer):
         early_stopping: EarlyStopping | None = None,
         ingest: Ingest = "memory",
         dataset_params: Mapping[str, Any] | None = None,
+        dmatrix_params: Mapping[str, Mapping[str, Any]] | None = None,
         train_kwargs: Mapping[str, Any] | None = None,
         scaling_config: ScalingConfig | None = None,
         dataset_config: DataConfig | None = None,
@@ -107,6 +110,7 @@ class XGBoostTrainer(GBDTTrainer):
             early_stopping=early_stopping,
             ingest=ingest,
             dataset_params=dataset_params,
+            dmatrix_params=dmatrix_params,
             train_kwargs=train_kwargs,
             scaling_config=scaling_config,
             dataset_config=dataset_config,

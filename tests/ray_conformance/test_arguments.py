@@ -4,17 +4,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lightning.pytorch import LightningModule
 from sklearn.linear_model import LinearRegression
 
 from hpctrain import (
     Checkpoint,
     ConfigError,
+    DataConfig,
     DataParallelTrainer,
     FailureConfig,
     RunConfig,
     ScalingConfig,
 )
 from hpctrain.data import from_numpy
+from hpctrain.lightgbm import LightGBMTrainer
+from hpctrain.lightning import LightningConfigBuilder
 from hpctrain.predict import BatchPredictor, Predictor
 from hpctrain.predict.scoring_workers import take_scaling
 from hpctrain.preprocessors import StandardScaler
@@ -100,3 +104,52 @@ def test_boosters_by_rays_names():
     assert checkpoint.get_model().num_boosted_rounds() == 2
     with pytest.raises(ConfigError, match="takes one model"):
         XGBoostCheckpoint.from_model()
+
+
+def test_fail_fast_says_that_no_failure_is_survived():
+    assert FailureConfig(fail_fast=False, max_failures=2).max_failures == 2
+    for value in (True, "raise"):
+        assert FailureConfig(fail_fast=value).fail_fast == value
+        with pytest.raises(ValueError, match="has none to survive"):
+            FailureConfig(fail_fast=value, max_failures=1)
+    with pytest.raises(ValueError, match="fail_fast"):
+        FailureConfig(fail_fast="sometimes")
+
+
+def test_datasets_to_split_is_a_list():
+    with pytest.raises(TypeError, match=r"Give \['train'\]") as refusal:
+        DataConfig(datasets_to_split="train")
+    assert isinstance(refusal.value, ConfigError)
+    assert DataConfig(datasets_to_split=["train"]).datasets_to_split == ("train",)
+
+
+@pytest.mark.parametrize("kind", [LightGBMTrainer, XGBoostTrainer])
+def test_dmatrix_params_name_datasets(kind):
+    data = from_numpy({"x": np.arange(4.0), "y": np.arange(4.0)})
+    given = {"datasets": {"train": data, "valid": data}, "label_column": "y", "params": {}}
+    kind(**given, dmatrix_params={"train": {}})
+    with pytest.raises(KeyError, match="dmatrix_params has 'data', and datasets has"):
+        kind(**given, dmatrix_params={"data": {}})
+    with pytest.raises(ConfigError, match="dataset_params"):
+        kind(**given, dmatrix_params={"train": {"max_bin": 4}})
+    with pytest.raises(ConfigError, match="dmatrix_params"):
+        kind(lambda: None, dmatrix_params={"train": {}})
+
+
+def test_dmatrix_params_of_all_datasets_are_dataset_params():
+    data = from_numpy({"x": np.arange(4.0), "y": np.arange(4.0)})
+    given = {"datasets": {"train": data, "valid": data}, "label_column": "y", "params": {}}
+    same = {"train": {"max_bin": 4}, "valid": {"max_bin": 4}}
+    trainer = XGBoostTrainer(**given, dmatrix_params=same)
+    assert trainer.train_loop_per_worker.dataset_params == {"max_bin": 4}
+    with pytest.raises(ConfigError, match="Give one of them"):
+        XGBoostTrainer(**given, dmatrix_params=same, dataset_params={})
+    with pytest.raises(ConfigError, match="give the trainer weight_column="):
+        XGBoostTrainer(**given, dmatrix_params={name: {"weight": "y"} for name in same})
+
+
+def test_the_last_checkpoint_of_lightning_is_kept_in_any_case():
+    builder = LightningConfigBuilder
+    for value in (None, False, True, "link"):
+        made = builder().module(LightningModule).checkpointing(save_last=value).build()
+        assert made == builder().module(LightningModule).checkpointing().build()
