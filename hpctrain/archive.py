@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import io
 import tarfile
+from collections.abc import Container
 from os import PathLike
 from pathlib import Path
 
 from hpctrain.errors import CheckpointError
 
 
-def pack_files(directory: str | PathLike[str], *, leave_out: str) -> bytes:
-    """Return what is in a directory as a tar archive, but for one name. Not collective."""
+def pack_files(directory: str | PathLike[str], *, leave_out: Container[str]) -> bytes:
+    """Return what is in a directory as a tar archive, but for some names. Not collective."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w:") as archive:
         for path in sorted(Path(directory).iterdir()):
-            if path.name != leave_out:
+            if path.name not in leave_out:
                 archive.add(path, arcname=path.name)
     return content.getvalue()
 

@@ -17,7 +17,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hpctrain.constants import PREPROCESSOR_KEY
+from hpctrain.constants import FS_CHECKPOINT_KEY, PREPROCESSOR_KEY
 from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.path_string import PathString, local_filesystem
 from hpctrain.regular_file import open_regular
@@ -98,15 +98,24 @@ class Checkpoint:
         """Return a handle on a new temporary directory that holds `data`, pickled.
 
         Not collective. The directory lives as long as this handle. A preprocessor at
-        ``constants.PREPROCESSOR_KEY`` is stored with `set_preprocessor`. Tensors are on the
-        CPU when they are read, so that ranks with different GPUs save the same.
+        ``constants.PREPROCESSOR_KEY`` is stored with `set_preprocessor`; what `to_dict` made of a
+        directory becomes its files again. Tensors are on the CPU when they are read, so that ranks
+        with different GPUs save the same.
         """
         from hpctrain.plan import spec
 
         checkpoint = cls._make()
         own = {key: value for key, value in data.items() if key != PREPROCESSOR_KEY}
-        content = spec.pack(own, what="the checkpoint", canonical=True)
-        (checkpoint.path / DICT_NAME).write_bytes(content)
+        files = own.get(FS_CHECKPOINT_KEY)
+        if isinstance(files, bytes):
+            from hpctrain.archive import unpack_files
+
+            unpack_files(files, checkpoint.path)
+            # Said without the bytes, which are there as files.
+            own[FS_CHECKPOINT_KEY] = None
+        if not isinstance(files, bytes) or len(own) > 1:
+            content = spec.pack(own, what="the checkpoint", canonical=True)
+            (checkpoint.path / DICT_NAME).write_bytes(content)
         if data.get(PREPROCESSOR_KEY) is not None:
             checkpoint.set_preprocessor(data[PREPROCESSOR_KEY])
         return checkpoint
@@ -141,7 +150,7 @@ class Checkpoint:
         from hpctrain.archive import pack_files
 
         with self.as_directory() as directory:
-            return pack_files(directory, leave_out=MANIFEST_NAME)
+            return pack_files(directory, leave_out={MANIFEST_NAME})
 
     @classmethod
     def from_uri(cls: type[C], uri: str) -> C:
@@ -184,25 +193,30 @@ class Checkpoint:
         return checkpoint
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what `from_dict` was given, but for a preprocessor. Not collective.
+        """Return what `from_dict` was given, or else all files as bytes, under one key.
 
-        This unpickles: open only checkpoints that you trust.
-
-        Raises
-        ------
-        CheckpointError
-            If the checkpoint was not made by `from_dict`.
+        Not collective. This unpickles what `from_dict` was given, its preprocessor included: open
+        only checkpoints that you trust. Of another checkpoint nothing is opened: the value at
+        ``constants.FS_CHECKPOINT_KEY`` has its files, and `from_dict` makes them again.
         """
-        try:
-            content = (self.path / DICT_NAME).read_bytes()
-        except FileNotFoundError as error:
-            raise CheckpointError(
-                f"{self.path} was not made by Checkpoint.from_dict(): it has no {DICT_NAME}. Read "
-                f"its files with as_directory()."
-            ) from error
+        path = self.path / DICT_NAME
+        if not path.exists():
+            files = _FilesAsDict({FS_CHECKPOINT_KEY: self.to_bytes()})
+            files.path = str(self.path)
+            return files
         from hpctrain.plan import spec
 
-        data: dict[str, Any] = spec.unpack(content)
+        data: dict[str, Any] = spec.unpack(path.read_bytes())
+        if not isinstance(data, dict):
+            # Somebody else has written the file.
+            return data
+        if FS_CHECKPOINT_KEY in data and data[FS_CHECKPOINT_KEY] is None:
+            from hpctrain.archive import pack_files
+
+            leave_out = {MANIFEST_NAME, DICT_NAME}
+            data[FS_CHECKPOINT_KEY] = pack_files(self.path, leave_out=leave_out)
+        elif (preprocessor := self.get_preprocessor(trusted=True)) is not None:
+            data[PREPROCESSOR_KEY] = preprocessor
         return data
 
     def to_directory(self, path: str | PathLike[str] | None = None) -> str:
@@ -339,6 +353,18 @@ class CheckpointUploadMode(Enum):
     NO_UPLOAD = "no_upload"
     """Committed before ``report()`` returns without a second copy: it lies on the filesystem of the
     run already, and its files get a second name there."""
+
+
+class _FilesAsDict(dict[str, Any]):
+    """What `Checkpoint.to_dict` makes of a directory: says so where another key is looked for."""
+
+    path: str = "the checkpoint"
+
+    def __missing__(self, key: str) -> Any:
+        raise KeyError(
+            f"{key!r}: {self.path} was not made by Checkpoint.from_dict(), so its dict has its "
+            f"files at {FS_CHECKPOINT_KEY!r} only. Read them with as_directory()."
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

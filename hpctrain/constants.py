@@ -9,6 +9,8 @@ TRAIN_DATASET_KEY: Final = "train"
 
 PREPROCESSOR_KEY: Final = "_preprocessor"
 """Key of a preprocessor in what `Checkpoint.from_dict` is given."""
+FS_CHECKPOINT_KEY: Final = "fs_checkpoint"
+"""Key of the files, as bytes, in what `Checkpoint.to_dict` makes of a directory."""
 MODEL_KEY: Final = "model"
 """Key of the model in what `Checkpoint.from_dict` is given."""
 MAX_REPR_LENGTH: Final = 120
