@@ -99,9 +99,16 @@ def _encode_other(value: Any) -> Any:
         return value.item()
     if isinstance(value, Mapping):
         return dict(value)
+    if hasattr(value, "iloc"):
+        # Of pandas: a frame has no tolist().
+        instead = "use .to_dict()"
+    elif hasattr(value, "tolist") or hasattr(value, "item"):
+        instead = "use .item() or .tolist()"
+    else:
+        instead = "save it in the directory of a checkpoint, or report what it has of these"
     raise TypeError(
         f"metrics hold {value!r:.80} of type {kind.__module__}.{kind.__qualname__}. Metrics are "
-        f"numbers, strings, lists and dicts: use .item() or .tolist()."
+        f"numbers, strings, lists and dicts: {instead}."
     )
 
 

@@ -190,6 +190,17 @@ def test_an_array_is_refused():
         encode_metrics({"losses": numpy.zeros(3)})
 
 
+def test_a_frame_and_other_objects_are_refused_with_what_to_do():
+    pandas = pytest.importorskip("pandas")
+    for value in (pandas.DataFrame({"a": [1]}), pandas.Series([1])):
+        with pytest.raises(ConfigError, match=r"of type pandas\..*: use \.to_dict\(\)"):
+            encode_metrics({"table": value})
+    with pytest.raises(
+        ConfigError, match=r"of type builtins\.set\. .*: save it in the directory of"
+    ):
+        encode_metrics({"seen": {1}})
+
+
 def test_metrics_that_hold_themselves_are_refused():
     metrics: dict[str, Any] = {}
     metrics["self"] = metrics
