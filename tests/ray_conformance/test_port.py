@@ -1,9 +1,13 @@
 """The port of Ray's programs changes import lines and prefixes, and the rule of what applies."""
 
+from pathlib import Path
+from xml.sax.saxutils import quoteattr
+
 import pytest
 
 from tests.ray_conformance.applies import Program, reason_of_script
 from tests.ray_conformance.port import blocks_of, port
+from tests.ray_conformance.tests_of_ray import _read
 
 PROGRAM = """\
 import ray
@@ -81,3 +85,26 @@ def test_a_test_does_not_apply_if_what_it_uses_does_not() -> None:
     )
     reasons = [program.reason(node) for node in program.tree.body]
     assert reasons[2:] == ["actors and tasks", "GPUs or several nodes", None]
+
+
+def test_cases_that_need_a_gpu_do_not_hide_those_that_do_not(tmp_path: Path) -> None:
+    def case(name: str, failure: str = "") -> str:
+        inner = f"<failure message={quoteattr(failure)}/>" if failure else ""
+        return f"<testcase name={quoteattr(name)}>{inner}</testcase>"
+
+    no_gpu = "hpctrain.errors.ConfigError: use_gpu=True, and torch sees no GPU here."
+    cases = [
+        case("test_both[False]"),
+        case("test_both[True]", no_gpu),
+        case("test_gpu", no_gpu),
+        case("test_wrong[True]", no_gpu),
+        case("test_wrong[False]", "AssertionError"),
+        case("test_wrong[None]"),
+    ]
+    junit = tmp_path / "junit.xml"
+    junit.write_text(f"<testsuite>{''.join(cases)}</testsuite>")
+    assert _read(junit) == {
+        "test_both": "passed",
+        "test_gpu": "not applicable: needs a GPU",
+        "test_wrong": "failed: AssertionError",
+    }
