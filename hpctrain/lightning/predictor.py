@@ -32,6 +32,7 @@ class LightningPredictor(TorchPredictor):
         trust_preprocessor: bool = False,
         *,
         model_class: Callable[..., torch.nn.Module] | None = None,
+        preprocessor: Any = None,
         **load_from_checkpoint_kwargs: Any,
     ) -> LightningPredictor:
         """Return a predictor with the module of a checkpoint.
@@ -51,6 +52,8 @@ class LightningPredictor(TorchPredictor):
             Whether functions and objects in its preprocessor may be unpickled, which runs code.
         model_class
             Another name for `model`.
+        preprocessor
+            In place of the checkpoint's.
         **load_from_checkpoint_kwargs
             As in `LightningCheckpoint.get_model`.
 
@@ -68,8 +71,10 @@ class LightningPredictor(TorchPredictor):
                 f"{cls.__name__} needs model=: a checkpoint holds weights and no code. Give the "
                 f"class of the LightningModule."
             )
+        if preprocessor is None:
+            preprocessor = checkpoint.get_preprocessor(trusted=trust_preprocessor)
         return cls(
             load_model(checkpoint, wanted, **load_from_checkpoint_kwargs),
-            preprocessor=checkpoint.get_preprocessor(trusted=trust_preprocessor),
+            preprocessor=preprocessor,
             use_gpu=use_gpu,
         )

@@ -121,7 +121,8 @@ class Predictor(NamedArguments, abc.ABC):
         ----------
         data
             A NumPy array, a dict of arrays, a pandas DataFrame or a pyarrow Table. Rows of a bare
-            array are predicted to a bare array, if the model has one output.
+            array are predicted to a bare array, if the model has one output;
+            ``["predictions"]`` of it, or the output's name, is the same array.
         **kwargs
             For the hook of the class.
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
 
+import numpy as np
+
 from hpctrain.checks import check_choice, check_count
 from hpctrain.errors import ConfigError
 from hpctrain.preprocessors.batches import (
@@ -129,7 +131,8 @@ class BatchMapper(Preprocessor):
     fn
         Is given a batch and returns one. How the rows are divided into batches is not known to it.
     batch_format
-        What it is given: ``"numpy"``, a dict of arrays, ``"pandas"`` or ``"pyarrow"``.
+        What it is given: ``"numpy"``, a dict of arrays, or a bare array where a predictor is given
+        one; ``"pandas"`` or ``"pyarrow"``.
     batch_size
         Rows that it is given at most; None leaves that to the reader.
     """
@@ -160,9 +163,20 @@ class BatchMapper(Preprocessor):
         return "numpy"
 
     def _transform(self, batch: Any) -> Any:
+        if isinstance(batch, np.ndarray) and self.batch_format == "numpy":
+            return self._transform_array(batch)
         given = to_format(batch, self.batch_format)
         made = concatenate([self.fn(part) for part in slices_of(given, self.batch_size)])
         return to_format(made, format_of(batch))
+
+    def _transform_array(self, array: np.ndarray[Any, Any]) -> Any:
+        """Return what the function makes of a bare array, which predictors take too."""
+        size = self.batch_size or max(1, len(array))
+        starts = range(0, max(1, len(array)), size)
+        made = [self.fn(array[start : start + size]) for start in starts]
+        if len(made) == 1:
+            return made[0]
+        return np.concatenate(made) if isinstance(made[0], np.ndarray) else concatenate(made)
 
 
 def _mapped(rows: Rows, preprocessor: Preprocessor) -> Rows:

@@ -1,12 +1,19 @@
 """Predictors as the documentation of Ray 2.6 shows how to write them."""
 
+import pickle
+from pathlib import Path
+
 import numpy as np
 import pandas
 import pytest
+import torch
+from lightning.pytorch import LightningModule
 
 from hpctrain import Checkpoint, ConfigError
+from hpctrain.lightning import LightningCheckpoint, LightningPredictor
 from hpctrain.predict import Predictor
 from hpctrain.preprocessors import BatchMapper
+from hpctrain.torch import TorchPredictor
 
 
 class Scaled(Predictor):
@@ -53,3 +60,50 @@ def test_one_that_forgets_its_base_says_so():
 
     with pytest.raises(ConfigError, match=r"call super\(\)\.__init__\(preprocessor\)"):
         Forgetful().predict({"x": np.array([1])})
+
+
+def test_the_only_output_for_an_array_is_an_array_and_found_by_its_name():
+    predictor = TorchPredictor(torch.nn.Identity())
+    made = predictor.predict(np.array([[1.0], [2.0]]))
+    assert made.tolist() == made["predictions"].tolist() == [[1.0], [2.0]]
+    assert type(made["predictions"]) is np.ndarray
+    assert made[0].tolist() == [1.0]
+    with pytest.raises(IndexError):
+        made["other"]
+    assert type(pickle.loads(pickle.dumps(made))) is np.ndarray
+    named = ScaledArrays.from_checkpoint(Checkpoint.from_dict({"factor": 3}))
+    assert named.predict(np.array([1, 2]))["made"].tolist() == [3, 6]
+
+
+class Twice(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def forward(self, batch):
+        return batch * 2
+
+
+def test_lightning_s_predictor_takes_another_preprocessor(tmp_path: Path):
+    module = Twice()
+    content = {"state_dict": module.state_dict(), "pytorch-lightning_version": "2.0.0"}
+    torch.save(content, tmp_path / "last.ckpt")
+    checkpoint = LightningCheckpoint.from_path(tmp_path / "last.ckpt")
+    plus_one = BatchMapper(lambda array: array + 1, batch_format="numpy")
+    predictor = LightningPredictor.from_checkpoint(
+        checkpoint, model_class=Twice, preprocessor=plus_one
+    )
+    assert predictor.predict(np.ones((2, 1), np.float32))["predictions"].tolist() == [[4.0]] * 2
+
+
+def test_a_function_is_given_a_bare_array_in_batches():
+    assert BatchMapper(lambda array: array * 2).transform_batch(np.arange(3)).tolist() == [0, 2, 4]
+    sizes = []
+    mapper = BatchMapper(lambda array: sizes.append(len(array)) or array, batch_size=2)
+    assert mapper.transform_batch(np.arange(5)).tolist() == [0, 1, 2, 3, 4]
+    assert sizes == [2, 2, 1]
+    as_columns = BatchMapper(lambda array: {"x": array}, batch_size=2)
+    assert as_columns.transform_batch(np.arange(3))["x"].tolist() == [0, 1, 2]
+    assert mapper.transform_batch(np.empty((0, 2))).shape == (0, 2)
+    with pytest.raises(ConfigError, match="no columns with names"):
+        BatchMapper(lambda df: df, batch_format="pandas").transform_batch(np.arange(3))
