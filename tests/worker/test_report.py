@@ -195,9 +195,7 @@ def test_a_frame_and_other_objects_are_refused_with_what_to_do():
     for value in (pandas.DataFrame({"a": [1]}), pandas.Series([1])):
         with pytest.raises(ConfigError, match=r"of type pandas\..*: use \.to_dict\(\)"):
             encode_metrics({"table": value})
-    with pytest.raises(
-        ConfigError, match=r"of type builtins\.set\. .*: save it in the directory of"
-    ):
+    with pytest.raises(ConfigError, match=r"of type builtins\.set\. .*: save it in the dir"):
         encode_metrics({"seen": {1}})
 
 
