@@ -17,7 +17,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hpctrain.constants import FS_CHECKPOINT_KEY, PREPROCESSOR_KEY
+from hpctrain.constants import FS_CHECKPOINT_KEY, MODEL_KEY, PREPROCESSOR_KEY
 from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.path_string import PathString, local_filesystem
 from hpctrain.regular_file import open_regular
@@ -56,6 +56,11 @@ class Checkpoint:
     ConfigError
         If it does not exist, or is not a directory.
     """
+
+    _architecture: Any = None
+    """The model of torch that the handle was made of; the weights are in the directory."""
+    _model_digest: str | None = None
+    """Of the pickle that this very handle has written, if that holds a model of torch."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path = PathString(Path(path).absolute())
@@ -116,6 +121,10 @@ class Checkpoint:
         if not isinstance(files, bytes) or len(own) > 1:
             content = spec.pack(own, what="the checkpoint", canonical=True)
             (checkpoint.path / DICT_NAME).write_bytes(content)
+            if hasattr(own.get(MODEL_KEY), "load_state_dict"):
+                import hashlib
+
+                checkpoint._model_digest = hashlib.sha256(content).hexdigest()
         if data.get(PREPROCESSOR_KEY) is not None:
             checkpoint.set_preprocessor(data[PREPROCESSOR_KEY])
         return checkpoint
@@ -124,6 +133,8 @@ class Checkpoint:
     def from_checkpoint(cls: type[C], other: Checkpoint) -> C:
         """Return a handle of this class on the same directory. Not collective."""
         checkpoint = cls(other.path)
+        checkpoint._architecture = other._architecture
+        checkpoint._model_digest = other._model_digest
         # A temporary directory lives as long as the handle that made it.
         weakref.finalize(checkpoint, lambda _: None, other)
         return checkpoint

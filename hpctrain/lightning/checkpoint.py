@@ -13,7 +13,7 @@ import hpctrain
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.errors import CheckpointError, ConfigError, HpctrainError
 from hpctrain.predict.features import describe_model
-from hpctrain.torch.checkpoint import TorchCheckpoint
+from hpctrain.torch.checkpoint import TorchCheckpoint, load_own_model
 
 if TYPE_CHECKING:
     import torch
@@ -72,7 +72,7 @@ class LightningCheckpoint(TorchCheckpoint):
 
     def get_model(
         self,
-        model: torch.nn.Module | Callable[[], torch.nn.Module],
+        model: torch.nn.Module | Callable[[], torch.nn.Module] | None = None,
         **load_from_checkpoint_kwargs: Any,
     ) -> torch.nn.Module:
         """Return a module with the weights of the checkpoint.
@@ -91,7 +91,11 @@ class LightningCheckpoint(TorchCheckpoint):
         ------
         CheckpointError
             If the weights are not those of this architecture, or reading them would run code.
+        ConfigError
+            If `model` is missing.
         """
+        if model is None:
+            return load_own_model(self)
         return load_model(self, model, **load_from_checkpoint_kwargs)
 
 

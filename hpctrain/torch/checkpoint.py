@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -9,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from hpctrain.bulk.index import INDEX_NAME
 from hpctrain.checkpoint import DICT_NAME, Checkpoint
+from hpctrain.constants import MODEL_KEY
 from hpctrain.errors import CheckpointError, ConfigError
+from hpctrain.plan import spec
 from hpctrain.predict.features import describe_model
 
 if TYPE_CHECKING:
@@ -54,10 +58,16 @@ class TorchCheckpoint(Checkpoint):
         label
             Column that the model predicts.
         """
-        state = getattr(model, "module", model).state_dict()
-        return cls.from_state_dict(
-            state, path=path, preprocessor=preprocessor, features=features, label=label
+        unwrapped = getattr(model, "module", model)
+        checkpoint = cls.from_state_dict(
+            unwrapped.state_dict(),
+            path=path,
+            preprocessor=preprocessor,
+            features=features,
+            label=label,
         )
+        checkpoint._architecture = unwrapped
+        return checkpoint
 
     @classmethod
     def from_state_dict(
@@ -112,7 +122,9 @@ class TorchCheckpoint(Checkpoint):
         """
         return read_state_dict(self)
 
-    def get_model(self, model: torch.nn.Module | Callable[[], torch.nn.Module]) -> torch.nn.Module:
+    def get_model(
+        self, model: torch.nn.Module | Callable[[], torch.nn.Module] | None = None
+    ) -> torch.nn.Module:
         """Return a model with the weights of the checkpoint.
 
         Not collective.
@@ -121,14 +133,16 @@ class TorchCheckpoint(Checkpoint):
         ----------
         model
             A model of the same architecture, whose weights are replaced, or a function that makes
-            one. A checkpoint holds no code.
+            one. A checkpoint holds no code; None is for the very handle that was made of a model.
 
         Raises
         ------
         CheckpointError
             If the weights are not those of this architecture.
+        ConfigError
+            If `model` is missing.
         """
-        return load_model(self, model)
+        return load_model(self, model) if model is not None else load_own_model(self)
 
 
 def write_state_dict(state_dict: Mapping[str, torch.Tensor], directory: Path) -> None:
@@ -185,6 +199,30 @@ def read_state_dict(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
     if not isinstance(content, Mapping):
         raise CheckpointError(f"{pickled} holds a {type(content).__name__}, not a state_dict().")
     return dict(content)
+
+
+def load_own_model(checkpoint: Checkpoint) -> torch.nn.Module:
+    """Return a copy of the model that a handle was made of, as it was then. Not collective.
+
+    No pickle is opened but what this handle has written, byte by byte.
+
+    Raises
+    ------
+    ConfigError
+        If the handle was not made of a model.
+    """
+    if checkpoint._architecture is not None:
+        return load_model(checkpoint, copy.deepcopy(checkpoint._architecture))
+    if checkpoint._model_digest is not None:
+        with checkpoint.as_directory() as directory:
+            content = Path(directory, DICT_NAME).read_bytes()
+        if hashlib.sha256(content).hexdigest() == checkpoint._model_digest:
+            made: torch.nn.Module = spec.unpack(content)[MODEL_KEY]
+            return made
+    raise ConfigError(
+        f"{checkpoint!r} needs model=: a checkpoint holds weights and no code. Give the "
+        f"architecture, or a function that makes it."
+    )
 
 
 def load_model(

@@ -12,7 +12,7 @@ from hpctrain.checkpoint import DICT_NAME, Checkpoint
 from hpctrain.errors import ConfigError
 from hpctrain.predict.predictor import Predictor
 from hpctrain.predict.tensors import from_output, to_inputs
-from hpctrain.torch.checkpoint import PICKLED_NAME, SAFETENSORS_NAME, load_model
+from hpctrain.torch.checkpoint import PICKLED_NAME, SAFETENSORS_NAME, load_model, load_own_model
 from hpctrain.worker import context
 
 if TYPE_CHECKING:
@@ -79,7 +79,8 @@ class TorchPredictor(Predictor):
             With ``model.safetensors`` or ``model.pt``, of `hpctrain.torch.report_state`, or of
             ``Checkpoint.from_dict({"model": model.state_dict()})``.
         model
-            A model of the same architecture, or a function without arguments that makes one.
+            A model of the same architecture, or a function without arguments that makes one. None
+            is for the very handle that was made of a model.
         use_gpu
             Whether to compute on a GPU.
         trust_preprocessor
@@ -95,15 +96,9 @@ class TorchPredictor(Predictor):
             If the weights are not those of `model`.
         """
         features = cls.check_checkpoint(checkpoint)
-        if model is None:
-            raise ConfigError(
-                f"{cls.__name__} needs model=: a checkpoint holds weights and no code. Give the "
-                f"architecture, or a function that makes it."
-            )
+        loaded = load_own_model(checkpoint) if model is None else load_model(checkpoint, model)
         preprocessor = checkpoint.get_preprocessor(trusted=trust_preprocessor)
-        predictor = cls(
-            load_model(checkpoint, model), preprocessor=preprocessor, use_gpu=use_gpu, **kwargs
-        )
+        predictor = cls(loaded, preprocessor=preprocessor, use_gpu=use_gpu, **kwargs)
         if features is not None:
             predictor.features, predictor.label = features.features, features.label
         return predictor

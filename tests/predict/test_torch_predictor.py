@@ -131,8 +131,9 @@ def test_weights_of_another_architecture_are_refused(net):
 
 
 def test_a_checkpoint_holds_no_architecture(net):
+    checkpoint = TorchCheckpoint.from_model(net)
     with pytest.raises(ConfigError, match="needs model="):
-        TorchPredictor.from_checkpoint(TorchCheckpoint.from_model(net))
+        TorchPredictor.from_checkpoint(TorchCheckpoint(checkpoint.path))
 
 
 def test_a_checkpoint_without_a_model_says_what_it_has(tmp_path):

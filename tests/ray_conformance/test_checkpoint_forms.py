@@ -1,6 +1,7 @@
 """Forms of a checkpoint that Ray 2.6 has: bytes, URIs, other classes, a dict with weights."""
 
 import gc
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -89,3 +90,41 @@ def test_a_result_knows_the_config_and_its_context_has_trials_names(tmp_path: Pa
     ).fit()
     assert result.config == {"train_loop_config": {"lr": 0.5}}
     assert hpctrain.Result.from_path(result.path).config == result.config
+
+
+def test_the_handle_that_was_made_of_a_model_knows_it():
+    model = linear()
+    checkpoint = TorchCheckpoint.from_model(model)
+    with torch.no_grad():
+        model.weight.fill_(5.0)
+    inputs = np.array([[2.0]], np.float32)
+    assert TorchPredictor.from_checkpoint(checkpoint).predict(inputs).tolist() == [[7.0]]
+    assert checkpoint.get_model() is not model
+    assert TorchCheckpoint.from_checkpoint(checkpoint).get_model().weight.item() == 3.0
+    for other in (TorchCheckpoint(checkpoint.path), pickle.loads(pickle.dumps(checkpoint))):
+        with pytest.raises(ConfigError, match="needs model="):
+            TorchPredictor.from_checkpoint(other)
+
+
+def test_the_handle_that_was_made_of_a_dict_with_a_model_knows_it():
+    model = linear()
+    checkpoint = Checkpoint.from_dict({"model": model})
+    with torch.no_grad():
+        model.weight.fill_(5.0)
+    inputs = np.array([[2.0]], np.float32)
+    assert TorchPredictor.from_checkpoint(checkpoint).predict(inputs).tolist() == [[7.0]]
+    assert TorchCheckpoint.from_checkpoint(checkpoint).get_model().weight.item() == 3.0
+    with pytest.raises(ConfigError, match="needs model="):
+        TorchPredictor.from_checkpoint(Checkpoint(checkpoint.path))
+
+
+def test_a_file_that_somebody_else_put_in_its_place_is_not_opened(tmp_path: Path):
+    class Trap:
+        def __reduce__(self):
+            return Path.touch, (tmp_path / "ran",)
+
+    checkpoint = Checkpoint.from_dict({"model": linear()})
+    (checkpoint.path / "dict_checkpoint.pkl").write_bytes(pickle.dumps({"model": Trap()}))
+    with pytest.raises(ConfigError, match="needs model="):
+        TorchPredictor.from_checkpoint(checkpoint)
+    assert not (tmp_path / "ran").exists()
