@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hpctrain.backend import BackendConfig
 from hpctrain.checkpoint import Checkpoint
-from hpctrain.checks import NamedArguments, check_type, given_or_default
+from hpctrain.checks import NamedArguments, check_type, given_or_default, shown
 from hpctrain.config import DataConfig, RunConfig, ScalingConfig
 from hpctrain.errors import ConfigError, DamagedFileError
 from hpctrain.rundir.paths import RunPaths
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from hpctrain.preprocessors import Preprocessor
     from hpctrain.result import Result
 
+# Types of what is no dataset for sure, such as the path of one.
+_NO_DATASET = (str, bytes, int, float, type(None))
 TrainLoop = Callable[[], Any] | Callable[[dict[str, Any]], Any]
 
 
@@ -74,7 +76,18 @@ class BaseTrainer(NamedArguments, abc.ABC):
     ) -> None:
         self.scaling_config = given_or_default("scaling_config", scaling_config, ScalingConfig)
         self.run_config = given_or_default("run_config", run_config, RunConfig)
+        if datasets is not None and not isinstance(datasets, Mapping):
+            raise ConfigError(
+                f"datasets={shown(datasets)} is a {type(datasets).__name__}. Give datasets by "
+                f"name: datasets={{'train': ...}}."
+            )
         self.datasets = dict(datasets or {})
+        for name, dataset in self.datasets.items():
+            if isinstance(dataset, _NO_DATASET) and self._is_split(name):
+                raise ConfigError(
+                    f"datasets={{{name!r}: {shown(dataset)}}} is a {type(dataset).__name__} and "
+                    f"has no rows. Give what hpctrain.data makes of it, read_parquet() for example."
+                )
         self.metadata = dict(metadata or {})
         self.resume_from_checkpoint = resume_from_checkpoint
         self.preprocessor = preprocessor
@@ -90,6 +103,10 @@ class BaseTrainer(NamedArguments, abc.ABC):
 
             check_preprocessor(preprocessor, self.datasets)
         self._check_scaling_config()
+
+    def _is_split(self, name: str) -> bool:
+        """Return whether each worker is given a part of a dataset."""
+        return True
 
     def __repr__(self) -> str:
         """Return a short line."""
@@ -233,6 +250,7 @@ class DataParallelTrainer(BaseTrainer):
         resume_from_checkpoint: Checkpoint | None = None,
         preprocessor: Preprocessor | None = None,
     ) -> None:
+        self.dataset_config = given_or_default("dataset_config", dataset_config, DataConfig)
         super().__init__(
             scaling_config=scaling_config,
             run_config=run_config,
@@ -249,7 +267,6 @@ class DataParallelTrainer(BaseTrainer):
             )
         self.train_loop_config = None if train_loop_config is None else dict(train_loop_config)
         self.backend_config = given_or_default("backend_config", backend_config, BackendConfig)
-        self.dataset_config = given_or_default("dataset_config", dataset_config, DataConfig)
         self._takes_config = takes_config(train_loop_per_worker)
         _check_names(self.dataset_config.datasets_to_split, self.datasets)
         checkpoints = self.run_config.checkpoint_config
@@ -260,6 +277,10 @@ class DataParallelTrainer(BaseTrainer):
                 "that have the loop. This one runs a training function, which saves by "
                 "report(metrics, checkpoint)."
             )
+
+    def _is_split(self, name: str) -> bool:
+        split = self.dataset_config.datasets_to_split
+        return not self._assigns_datasets() and (split == "all" or name in split)
 
     def _assigns_datasets(self) -> bool:
         """Return whether a function of the user's says which worker gets what."""

@@ -8,6 +8,7 @@ from lightning.pytorch import LightningModule
 from sklearn.linear_model import LinearRegression
 
 from hpctrain import (
+    BaseTrainer,
     Checkpoint,
     ConfigError,
     DataConfig,
@@ -153,3 +154,26 @@ def test_the_last_checkpoint_of_lightning_is_kept_in_any_case():
     for value in (None, False, True, "link"):
         made = builder().module(LightningModule).checkpointing(save_last=value).build()
         assert made == builder().module(LightningModule).checkpointing().build()
+
+
+class Idle(BaseTrainer):
+    def training_loop(self):
+        pass
+
+
+@pytest.mark.parametrize("kind", [Idle, DataParallelTrainer])
+def test_datasets_are_datasets_by_name(kind):
+    loop = (lambda: None,) if kind is DataParallelTrainer else ()
+    for value in (False, "rows", [1]):
+        with pytest.raises(ValueError, match=r"Give datasets by name: datasets=\{'train'"):
+            kind(*loop, datasets=value)
+    for value in ("rows.parquet", 3, None):
+        with pytest.raises(ValueError, match=r"datasets=\{'train': .* has no rows"):
+            kind(*loop, datasets={"train": value})
+    kind(*loop, datasets={"train": np.ones(3), "valid": lambda: np.ones(3)})
+
+
+def test_each_worker_may_be_given_any_object():
+    whole = DataConfig(datasets_to_split=[])
+    trainer = DataParallelTrainer(lambda: None, datasets={"a": "rows"}, dataset_config=whole)
+    assert trainer.datasets == {"a": "rows"}
