@@ -1,4 +1,4 @@
-"""What `hpctrain.data.GroupedData.aggregate` is given, in Ray Data's names: Arrow computes it."""
+"""What `hpctrain.data.Dataset.aggregate` is given, in Ray Data's names: Arrow computes it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any, ClassVar
 
 from hpctrain.lazy_names import at_first_use
 
-__all__ = ["Count", "CountDistinct", "Max", "Mean", "Min", "Std", "Sum"]
+__all__ = ["ColumnAggregate", "Count", "CountDistinct", "Max", "Mean", "Min", "Std", "Sum"]
 
 __getattr__, _ = at_first_use(__name__, {})
 
 
 @dataclass(frozen=True)
-class _OfColumn:
+class ColumnAggregate:
     """An aggregate of a column; its value has the name ``sum(x)`` or `alias_name`."""
 
     on: str
@@ -39,38 +39,38 @@ class _OfColumn:
         )
 
 
-class Sum(_OfColumn):
+class Sum(ColumnAggregate):
     """The sum."""
 
     word, function = "sum", "sum"
 
 
-class Mean(_OfColumn):
+class Mean(ColumnAggregate):
     """The mean."""
 
     word, function = "mean", "mean"
 
 
-class Min(_OfColumn):
+class Min(ColumnAggregate):
     """The smallest value."""
 
     word, function = "min", "min"
 
 
-class Max(_OfColumn):
+class Max(ColumnAggregate):
     """The largest value."""
 
     word, function = "max", "max"
 
 
-class CountDistinct(_OfColumn):
+class CountDistinct(ColumnAggregate):
     """The number of different values."""
 
     word, function = "count_distinct", "count_distinct"
 
 
 @dataclass(frozen=True)
-class Std(_OfColumn):
+class Std(ColumnAggregate):
     """The standard deviation; of one row it is not a number."""
 
     word, function = "std", "stddev"
@@ -86,7 +86,7 @@ class Std(_OfColumn):
 
 
 @dataclass(frozen=True)
-class Count(_OfColumn):
+class Count(ColumnAggregate):
     """The number of rows, or of the values of a column."""
 
     word: ClassVar[str] = "count"
