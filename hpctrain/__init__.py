@@ -47,6 +47,9 @@ if TYPE_CHECKING:
     from hpctrain.slurm_config import SlurmConfig as SlurmConfig
     from hpctrain.trainer import BaseTrainer as BaseTrainer
     from hpctrain.trainer import DataParallelTrainer as DataParallelTrainer
+    from hpctrain.validation_config import ValidationConfig as ValidationConfig
+    from hpctrain.validation_config import ValidationFn as ValidationFn
+    from hpctrain.validation_config import ValidationTaskConfig as ValidationTaskConfig
     from hpctrain.worker.context import PreemptionInfo as PreemptionInfo
     from hpctrain.worker.context import TrainContext as TrainContext
     from hpctrain.worker.context import artifact_dir as artifact_dir
@@ -108,6 +111,9 @@ _HOME_OF = {
     "TrainingFailedError": "errors",
     "UnavailableNameError": "errors",
     "UserCallback": "callback",
+    "ValidationConfig": "validation_config",
+    "ValidationFn": "validation_config",
+    "ValidationTaskConfig": "validation_config",
     "WorkerContextError": "errors",
     "WorkerError": "errors",
     "WorkerGroup": "execute.worker_group",

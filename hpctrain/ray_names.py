@@ -5,10 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _TRAIN_FUNCTION = "call the library in the training function of hpctrain.torch.TorchTrainer."
-_VALIDATION = (
-    "validate in the training function, and report the metrics with the checkpoint: "
-    "report(metrics, checkpoint)."
-)
 _PLACEMENT = "say what each worker needs with ScalingConfig; Slurm places the workers."
 _DATASET_CONFIG = (
     "use DataConfig(datasets_to_split=[...]); shuffle with iter_batches(shuffle=...), and "
@@ -42,9 +38,6 @@ INSTEAD: Mapping[str, Mapping[str, str]] = {
         "status.",
         "TrainingIterator": "call fit(), and read Result.metrics_history; to see each report while "
         "the run lasts, give RunConfig(callbacks=[...]) a UserCallback.",
-        "ValidationConfig": _VALIDATION,
-        "ValidationFn": _VALIDATION,
-        "ValidationTaskConfig": _VALIDATION,
         "WandbLoggerCallback": _TRACKER,
         "format_datasets_for_repr": "repr() of a trainer gives a short line.",
         "setup_mlflow": _TRACKER,
@@ -200,6 +193,11 @@ INSTEAD_OF_FIELDS: Mapping[str, Mapping[str, str]] = {
         "sync_period": _SYNC,
         "syncer": _SYNC,
         "upload_dir": "give RunConfig(storage_path=...).",
+    },
+    "ValidationConfig": {
+        "ray_remote_kwargs": "the validation runs in a process of its own on the node of the "
+        "executor; set use_gpu=True if it needs GPUs, and task_config=ValidationTaskConfig("
+        "timeout_s=...) if it is to end in time.",
     },
     "TorchConfig": {
         "lighthouse_kwargs": "use ScalingConfig(num_workers=(fewest, most)).",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -277,8 +278,19 @@ class Result:
     @functools.cached_property
     def _reports(self) -> list[dict[str, Any]]:
         reports = read_reports(self._paths)
+        self._add_validated(reports)
         say_if_cut(self._paths, self.status, last=reports[-1]["report"] if reports else 0)
         return reports
+
+    def _add_validated(self, reports: Sequence[dict[str, Any]]) -> None:
+        """Add to the metrics of reports what validations of their checkpoints found."""
+        found = {
+            (event.get("report"), event.get("attempt")): event.get("metrics", {})
+            for event in read_events(self._paths)
+            if event["event"] == "validation-ended"
+        }
+        for report in reports if found else ():
+            report["metrics"].update(found.get((report["report"], report["attempt"]), {}))
 
     @functools.cached_property
     def _manifests(self) -> list[Manifest]:

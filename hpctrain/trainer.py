@@ -21,11 +21,12 @@ from hpctrain.errors import ConfigError, DamagedFileError
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.plan import read_plan
 from hpctrain.train_function import takes_config
+from hpctrain.validation_config import ValidationConfig, check_validation_config
 
 if TYPE_CHECKING:
     from hpctrain.launch.handle import RunHandle
     from hpctrain.launch.request import Request
-    from hpctrain.plan.spec import WorkerSpec
+    from hpctrain.plan.spec import RunSpec, WorkerSpec
     from hpctrain.preprocessors import Preprocessor
     from hpctrain.result import Result
 
@@ -223,6 +224,8 @@ class DataParallelTrainer(BaseTrainer):
         nothing.
     dataset_config
         Which datasets are split over the ranks.
+    validation_config
+        How checkpoints are validated that are reported with ``report(..., validation=True)``.
     scaling_config, run_config, datasets, metadata, resume_from_checkpoint, preprocessor
         As in `BaseTrainer`.
 
@@ -243,6 +246,7 @@ class DataParallelTrainer(BaseTrainer):
         train_loop_config: Mapping[str, Any] | None = None,
         backend_config: BackendConfig | None = None,
         dataset_config: DataConfig | None = None,
+        validation_config: ValidationConfig | None = None,
         scaling_config: ScalingConfig | None = None,
         run_config: RunConfig | None = None,
         datasets: Mapping[str, Any] | None = None,
@@ -267,6 +271,8 @@ class DataParallelTrainer(BaseTrainer):
             )
         self.train_loop_config = None if train_loop_config is None else dict(train_loop_config)
         self.backend_config = given_or_default("backend_config", backend_config, BackendConfig)
+        check_validation_config(validation_config)
+        self.validation_config = validation_config
         self._takes_config = takes_config(train_loop_per_worker)
         _check_names(self.dataset_config.datasets_to_split, self.datasets)
         checkpoints = self.run_config.checkpoint_config
@@ -361,6 +367,7 @@ class DataParallelTrainer(BaseTrainer):
                 metadata=self.metadata,
             ),
             resume_from=resume_from,
+            validation_config=self.validation_config,
         )
 
     @classmethod
@@ -431,6 +438,7 @@ class DataParallelTrainer(BaseTrainer):
             "preprocessor": stored.preprocessor if preprocessor is None else preprocessor,
             "scaling_config": scaling_config or _stored_scaling(plan),
             "resume_from_checkpoint": begun_with,
+            **_stored_validation(run_spec),
             **changes,
             "run_config": run_config,
         }
@@ -442,6 +450,22 @@ class DataParallelTrainer(BaseTrainer):
     @classmethod
     def _rebuild(cls, train_loop: TrainLoop, arguments: dict[str, Any]) -> DataParallelTrainer:
         return cls(train_loop, **arguments)
+
+
+def _stored_validation(run_spec: RunSpec) -> dict[str, ValidationConfig]:
+    """Return the argument of a trainer whose run validates its checkpoints."""
+    stored = run_spec.validation
+    if stored is None:
+        return {}
+    from hpctrain.plan import spec
+
+    config = ValidationConfig(
+        fn=spec.unpack(stored.fn),
+        task_config=stored.task_config,
+        use_gpu=stored.use_gpu,
+        wait_timeout_s=stored.wait_timeout_s,
+    )
+    return {"validation_config": config}
 
 
 def _check_names(to_split: str | Sequence[str], datasets: Mapping[str, Any]) -> None:

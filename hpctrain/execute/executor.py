@@ -135,6 +135,7 @@ class Executor:
                         await_room(self._paths, may_wait=self._may_wait)
                     recorder.raise_if_stopped(self._journal.status.reports)
                     self._run_attempt()
+                    recorder.finish_validations(self._departure.step)
                     break
                 except Resize as resize:
                     self._note_restart(str(resize))
@@ -152,6 +153,7 @@ class Executor:
             recorder.end(error)
             raise
         finally:
+            recorder.validations.close()
             self._agents.close(_AGENTS_PATIENCE_S)
         recorder.end(None)
         return True

@@ -32,6 +32,7 @@ from hpctrain.execute.run_checkpoints import RunCheckpoints
 from hpctrain.execute.stop_rule import StopRule
 from hpctrain.execute.tracker import AttemptTracker, ReportRound
 from hpctrain.execute.turns import Turns
+from hpctrain.execute.validations import PHASE, Validations
 from hpctrain.log import log
 from hpctrain.result import Result
 from hpctrain.rundir.files import insist, make_directory, write_atomic
@@ -75,6 +76,8 @@ class Recorder:
         """The status and the ledger."""
         self.checkpoints = RunCheckpoints(self.journal, run_config.checkpoint_config)
         """What ranks have saved."""
+        self.validations = Validations(self.journal, self.checkpoints)
+        """What validates it beside the training."""
         self.stop: StopNotice | None = None
         """That the run should stop, once it should."""
         self._goal: tuple[int, StopNotice] | None = None
@@ -109,7 +112,8 @@ class Recorder:
             self.stop = None
 
     def tick(self, *, phase: str, reports: int) -> None:
-        """Write the status if it is old, and look for a request to stop."""
+        """Write the status if it is old, and look for a request to stop; go on validating."""
+        self.validations.step()
         if not self.journal.is_status_old:
             return
         metrics: dict[str, Any] = {"metrics": self.progress()} if self._last_line else {}
@@ -169,6 +173,8 @@ class Recorder:
         if manifest is not None and not self._expected.is_settled:
             for known in self.checkpoints.store.manifests():
                 self._expected.note(known.metrics)
+        if manifest is not None:
+            self.validations.add(self.checkpoints.store.manifests())
         checkpoint = self.checkpoints.latest
         if checkpoint is None and resume_from is not None:
             if not resume_from.is_dir():
@@ -245,11 +251,14 @@ class Recorder:
             self._expected.check(
                 round_.report,
                 round_.metrics(),
-                has_checkpoint=bool(round_.parts),
+                # What is validated has its score later.
+                has_checkpoint=bool(round_.parts) and not round_.is_validated,
                 lacks=round_.lacks,
             )
         if checkpoint is not None:
-            self.checkpoints.retain(checkpoint, round_.metrics())
+            if round_.is_validated:
+                self.validations.add_committed(checkpoint.path)
+            self.checkpoints.retain(checkpoint, round_.metrics(), is_pending=round_.is_validated)
         self._recorded = round_.report
         if self._config.callbacks:
             metrics = [round_.metrics(rank) for rank in sorted(round_.lines)]
@@ -365,8 +374,40 @@ class Recorder:
                 f"{self.checkpoint_path() or 'its beginning'} at the next fit()."
             )
 
+    def finish_validations(self, step: Callable[[], None]) -> None:
+        """Wait for what is validated yet, once the training has ended.
+
+        Parameters
+        ----------
+        step
+            Looks whether the job is about to end.
+
+        Raises
+        ------
+        RunStoppedError
+            If the run is to stop meanwhile: it resumes with what is pending.
+        """
+        reports = self.journal.status.reports
+
+        def goes_on() -> bool:
+            step()
+            self.tick(phase=PHASE, reports=reports)
+            return not self._is_stopped
+
+        if self.validations.has_pending():
+            self.journal.change(phase=PHASE)
+            self.validations.wait(goes_on)
+            if self._is_stopped:
+                self.raise_if_stopped(reports)
+
+    @property
+    def _is_stopped(self) -> bool:
+        """Whether the run is to stop for another reason than that it has met its goal."""
+        return self.stop is not None and self.stop.kind is not StopKind.GOAL
+
     def end(self, error: BaseException | None) -> None:
         """Write down how the run ended, and tell the callbacks."""
+        self.validations.close()
         if isinstance(error, TrainingFailedError) and not isinstance(error, RunStoppedError):
             name_next_step(error, run=self.paths.root, checkpoint=self.checkpoint_path())
         message: str | None = None

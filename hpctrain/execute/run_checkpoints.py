@@ -144,10 +144,32 @@ class RunCheckpoints:
         journal.change_later(checkpoint=checkpoint.path.name)
         return checkpoint
 
-    def retain(self, checkpoint: Checkpoint, metrics: Mapping[str, Any]) -> None:
-        """Delete what is not to be kept beside a new one."""
-        self._tell_of_missing_score(checkpoint.path.name, metrics)
+    def retain(
+        self, checkpoint: Checkpoint, metrics: Mapping[str, Any], *, is_pending: bool = False
+    ) -> None:
+        """Delete what is not to be kept beside a new one.
+
+        Parameters
+        ----------
+        is_pending
+            Whether it is to be validated, which may give its score.
+        """
+        if not is_pending:
+            self._tell_of_missing_score(checkpoint.path.name, metrics)
         self._retain()
+
+    def end_validation(self, manifest: Manifest, metrics: Mapping[str, Any]) -> bool:
+        """Give a checkpoint what its validation found, and rank it; return whether it is there.
+
+        Raises
+        ------
+        OSError
+            If it cannot be written.
+        """
+        if not self.store.end_validation(manifest, metrics):
+            return False
+        self.retain(self.store.open(manifest), {**manifest.metrics, **metrics})
+        return True
 
     def describe(self) -> bytes:
         """Return all that there are, in the form that ranks read."""

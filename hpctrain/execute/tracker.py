@@ -30,6 +30,11 @@ class ReportRound:
         partial: str | bool | None = json.loads(self.lines[0]).get("partial")
         return partial if isinstance(partial, str) else ("" if partial else None)
 
+    @property
+    def is_validated(self) -> bool:
+        """Whether a validation of its checkpoint is asked for, which gives more metrics."""
+        return any(part.validation is not None for part in self.parts.values())
+
     def metrics(self, rank: int = 0) -> dict[str, Any]:
         """Return the metrics of a rank."""
         metrics: dict[str, Any] = json.loads(self.lines[rank])["metrics"]

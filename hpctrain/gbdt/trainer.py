@@ -17,6 +17,7 @@ from hpctrain.trainer import DataParallelTrainer, TrainLoop
 if TYPE_CHECKING:
     from hpctrain.gbdt.checkpoint import ModelCheckpoint
     from hpctrain.preprocessors import Preprocessor
+    from hpctrain.validation_config import ValidationConfig
 
 _GIVE_ONE = "it is Ray Train's name of dataset_params, which is there too. Give one of them."
 # Arguments of xgboost_ray's matrix that name a column.
@@ -67,6 +68,8 @@ class GBDTTrainer(DataParallelTrainer):
         The same by name of a dataset, as Ray Train 2.6 has it: each dataset has the same.
     train_kwargs
         Further arguments of the library's ``train()``.
+    validation_config
+        As in `hpctrain.DataParallelTrainer`; for a `train_loop_per_worker`.
     scaling_config, dataset_config, run_config, metadata, resume_from_checkpoint, preprocessor
         As in `hpctrain.BaseTrainer`. ``CheckpointConfig(checkpoint_frequency=...)`` saves in
         between, ``checkpoint_at_end=False`` not even at the end.
@@ -101,6 +104,7 @@ class GBDTTrainer(DataParallelTrainer):
         train_kwargs: Mapping[str, Any] | None = None,
         scaling_config: ScalingConfig | None = None,
         dataset_config: DataConfig | None = None,
+        validation_config: ValidationConfig | None = None,
         run_config: RunConfig | None = None,
         metadata: Mapping[str, Any] | None = None,
         resume_from_checkpoint: Checkpoint | None = None,
@@ -165,6 +169,7 @@ class GBDTTrainer(DataParallelTrainer):
             train_loop_config=train_loop_config,
             backend_config=backend_config,
             dataset_config=dataset_config,
+            validation_config=validation_config,
             scaling_config=scaling_config,
             run_config=run_config,
             datasets=datasets,

@@ -16,6 +16,7 @@ from hpctrain.trainer import DataParallelTrainer, TrainLoop
 
 if TYPE_CHECKING:
     from hpctrain.preprocessors import Preprocessor
+    from hpctrain.validation_config import ValidationConfig
 
 
 class HorovodTrainer(DataParallelTrainer):
@@ -28,7 +29,7 @@ class HorovodTrainer(DataParallelTrainer):
         ``hvd.init()`` in it does no harm.
     horovod_config
         How Horovod is set up.
-    train_loop_config, dataset_config
+    train_loop_config, dataset_config, validation_config
         As in `hpctrain.DataParallelTrainer`.
     scaling_config, run_config, datasets, metadata, resume_from_checkpoint, preprocessor
         As in `hpctrain.BaseTrainer`. Elastic runs have no datasets.
@@ -48,6 +49,7 @@ class HorovodTrainer(DataParallelTrainer):
         horovod_config: HorovodConfig | None = None,
         train_loop_config: Mapping[str, Any] | None = None,
         dataset_config: DataConfig | None = None,
+        validation_config: ValidationConfig | None = None,
         scaling_config: ScalingConfig | None = None,
         run_config: RunConfig | None = None,
         datasets: Mapping[str, Any] | None = None,
@@ -78,6 +80,7 @@ class HorovodTrainer(DataParallelTrainer):
             backend_config=horovod_config,
             scaling_config=scaling_config,
             dataset_config=dataset_config,
+            validation_config=validation_config,
             run_config=run_config,
             datasets=datasets,
             metadata=metadata,

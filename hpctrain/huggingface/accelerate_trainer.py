@@ -17,6 +17,7 @@ from hpctrain.trainer import TrainLoop
 if TYPE_CHECKING:
     from hpctrain.huggingface.accelerate_config import AccelerateFile
     from hpctrain.preprocessors import Preprocessor
+    from hpctrain.validation_config import ValidationConfig
 
 # With FSDP, what is offloaded or gathered lies on the CPU.
 _BOTH_DEVICES = "cpu:gloo,cuda:nccl"
@@ -32,7 +33,7 @@ class AccelerateTrainer(TorchTrainer):
     ----------
     train_loop_per_worker
         The training function: no argument, or one, which is `train_loop_config`.
-    train_loop_config, dataset_config
+    train_loop_config, dataset_config, validation_config
         As in `hpctrain.DataParallelTrainer`.
     accelerate_config
         A file that ``accelerate config`` wrote, or what would be in it: precision, DeepSpeed, FSDP,
@@ -57,6 +58,7 @@ class AccelerateTrainer(TorchTrainer):
         *,
         train_loop_config: Mapping[str, Any] | None = None,
         dataset_config: DataConfig | None = None,
+        validation_config: ValidationConfig | None = None,
         accelerate_config: AccelerateFile | None = None,
         torch_config: TorchConfig | None = None,
         scaling_config: ScalingConfig | None = None,
@@ -71,6 +73,7 @@ class AccelerateTrainer(TorchTrainer):
             torch_config=torch_config,
             train_loop_config=train_loop_config,
             dataset_config=dataset_config,
+            validation_config=validation_config,
             scaling_config=scaling_config,
             run_config=run_config,
             datasets=datasets,

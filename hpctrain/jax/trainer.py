@@ -13,6 +13,7 @@ from hpctrain.trainer import DataParallelTrainer, TrainLoop
 
 if TYPE_CHECKING:
     from hpctrain.preprocessors import Preprocessor
+    from hpctrain.validation_config import ValidationConfig
 
 
 class JaxTrainer(DataParallelTrainer):
@@ -27,7 +28,7 @@ class JaxTrainer(DataParallelTrainer):
         The training function: no argument, or one, which is `train_loop_config`.
     jax_config
         How JAX's processes find each other.
-    train_loop_config, dataset_config
+    train_loop_config, dataset_config, validation_config
         As in `hpctrain.DataParallelTrainer`.
     scaling_config, run_config, datasets, metadata, resume_from_checkpoint, preprocessor
         As in `hpctrain.BaseTrainer`.
@@ -47,6 +48,7 @@ class JaxTrainer(DataParallelTrainer):
         jax_config: JaxConfig | None = None,
         train_loop_config: Mapping[str, Any] | None = None,
         dataset_config: DataConfig | None = None,
+        validation_config: ValidationConfig | None = None,
         scaling_config: ScalingConfig | None = None,
         run_config: RunConfig | None = None,
         datasets: Mapping[str, Any] | None = None,
@@ -60,6 +62,7 @@ class JaxTrainer(DataParallelTrainer):
             backend_config=given_or_default("jax_config", jax_config, JaxConfig),
             scaling_config=scaling_config,
             dataset_config=dataset_config,
+            validation_config=validation_config,
             run_config=run_config,
             datasets=datasets,
             metadata=metadata,

@@ -103,6 +103,7 @@ class Coordinator(threading.Thread):
         error: BaseException | None = None
         try:
             self._watch()
+            self._recorder.finish_validations(self._departure.step)
         except BaseException as raised:
             error = raised
         self._recorder.end_attempt(error=error, reports=self._tracker.reports)

@@ -126,6 +126,7 @@ def _run_attempt(
         recorder.keep_return_value(pack_return_value(world, value))
         journal.change(reports=tracker.reports, phase="done")
         recorder.raise_if_unfinished(tracker.reports, told=session.was_told)
+        recorder.finish_validations(departure.step)
     except BaseException as raised:
         error = raised
         raise

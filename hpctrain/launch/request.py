@@ -33,12 +33,14 @@ from hpctrain.plan.spec import (
     LARGE_PICKLE_BYTES,
     RankSettings,
     RunSpec,
+    ValidationSpec,
     WorkerSpec,
     explain_large_pickle,
     make_fingerprint,
     pack,
 )
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.validation_config import ValidationConfig
 from hpctrain.worker.bootstrap import visible_gpus
 from hpctrain.worker.mpi import initialized_world_size
 
@@ -62,6 +64,8 @@ class Request:
     worker_spec: WorkerSpec
     resume_from: Path | None
     """Checkpoint of another run to begin with."""
+    validation_config: ValidationConfig | None = None
+    """How checkpoints are validated beside the training."""
 
     @property
     def paths(self) -> RunPaths:
@@ -257,6 +261,18 @@ def make_spec(request: Request, plan: LaunchPlan, *, in_background: bool = False
         ),
         worker=worker,
         executor=_pack_for_executor(request, plan, must=in_background),
+        validation=_make_validation_spec(request.validation_config),
+    )
+
+
+def _make_validation_spec(config: ValidationConfig | None) -> ValidationSpec | None:
+    if config is None:
+        return None
+    return ValidationSpec(
+        fn=pack(config.fn, what="the validation function"),
+        task_config=config.task_config,
+        use_gpu=config.use_gpu,
+        wait_timeout_s=config.wait_timeout_s,
     )
 
 

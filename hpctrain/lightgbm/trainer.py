@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from hpctrain.lightgbm.checkpoint import LightGBMCheckpoint
     from hpctrain.preprocessors import Preprocessor
+    from hpctrain.validation_config import ValidationConfig
 
 
 class LightGBMTrainer(GBDTTrainer):
@@ -48,6 +49,8 @@ class LightGBMTrainer(GBDTTrainer):
         Ray Train's, by name of a dataset. Only empty ones have a meaning here.
     train_kwargs
         Further arguments of ``lightgbm.train()``: ``feval``, ``callbacks``.
+    validation_config
+        As in `hpctrain.DataParallelTrainer`; for a `train_loop_per_worker`.
     scaling_config, dataset_config, run_config, metadata, resume_from_checkpoint, preprocessor
         As in `hpctrain.gbdt.GBDTTrainer`.
 
@@ -95,6 +98,7 @@ class LightGBMTrainer(GBDTTrainer):
         train_kwargs: Mapping[str, Any] | None = None,
         scaling_config: ScalingConfig | None = None,
         dataset_config: DataConfig | None = None,
+        validation_config: ValidationConfig | None = None,
         run_config: RunConfig | None = None,
         metadata: Mapping[str, Any] | None = None,
         resume_from_checkpoint: Checkpoint | None = None,
@@ -118,6 +122,7 @@ class LightGBMTrainer(GBDTTrainer):
             train_kwargs=train_kwargs,
             scaling_config=scaling_config,
             dataset_config=dataset_config,
+            validation_config=validation_config,
             run_config=run_config,
             metadata=metadata,
             resume_from_checkpoint=resume_from_checkpoint,

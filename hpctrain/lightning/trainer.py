@@ -17,6 +17,7 @@ from hpctrain.torch.trainer import TorchTrainer
 
 if TYPE_CHECKING:
     from hpctrain.preprocessors import Preprocessor
+    from hpctrain.validation_config import ValidationConfig
 
 
 class LightningTrainer(TorchTrainer):
@@ -31,7 +32,7 @@ class LightningTrainer(TorchTrainer):
         What `LightningConfigBuilder` built.
     torch_config
         How torch.distributed is set up.
-    scaling_config, dataset_config, run_config
+    scaling_config, dataset_config, validation_config, run_config
         As in `hpctrain.DataParallelTrainer`.
     datasets
         ``train``, and ``val`` or not, in place of the loaders of ``fit_params()``.
@@ -66,6 +67,7 @@ class LightningTrainer(TorchTrainer):
         torch_config: TorchConfig | None = None,
         scaling_config: ScalingConfig | None = None,
         dataset_config: DataConfig | None = None,
+        validation_config: ValidationConfig | None = None,
         run_config: RunConfig | None = None,
         datasets: Mapping[str, Any] | None = None,
         datasets_iter_config: Mapping[str, Any] | None = None,
@@ -88,6 +90,7 @@ class LightningTrainer(TorchTrainer):
             torch_config=torch_config,
             scaling_config=scaling_config,
             dataset_config=dataset_config,
+            validation_config=validation_config,
             run_config=_keep(
                 given_or_default("run_config", run_config, RunConfig),
                 lightning_config.checkpoint_config,

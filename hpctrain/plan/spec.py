@@ -12,6 +12,7 @@ from types import CodeType, FunctionType
 from typing import Any, Literal
 
 from hpctrain.errors import ConfigError
+from hpctrain.validation_config import ValidationTaskConfig
 
 LARGE_PICKLE_BYTES = 10 * 2**20
 """A training function above this size makes `pack` name what makes it large."""
@@ -42,6 +43,17 @@ class RankSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ValidationSpec:
+    """How a run validates its checkpoints."""
+
+    fn: bytes
+    """The function, pickled: only the process that calls it imports what it needs."""
+    task_config: ValidationTaskConfig
+    use_gpu: bool
+    wait_timeout_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunSpec:
     """What a run runs.
 
@@ -67,6 +79,9 @@ class RunSpec:
     executor: bytes
     """Pickled RunConfig, plan and checkpoint to begin with, for a job's executor and for
     ``restore()``. Empty where they cannot be pickled and need not be."""
+    validation: ValidationSpec | None = None
+    """How checkpoints are validated; None if the trainer has no ValidationConfig. Another one makes
+    no other run."""
 
     def to_bytes(self) -> bytes:
         """Return the content of ``spec.pkl``."""

@@ -82,6 +82,7 @@ _RULES: Mapping[str, Callable[[Any], bool]] = {
     "reports": lambda value: value is None or _is_count(value),
     "restarts": _is_count,
     "until": is_time,
+    "metrics": lambda value: isinstance(value, dict),
     "job_id": lambda value: value is None or is_job_id(value),
     "kind": lambda value: value is None or value in [kind.value for kind in FailureKind],
     "nodes": lambda value: isinstance(value, (list, str)),

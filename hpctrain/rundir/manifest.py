@@ -36,6 +36,9 @@ class Manifest:
     """Seconds since the epoch."""
     versions: Mapping[str, str]
     """Of hpctrain and Python, and of torch if the rank that saved had imported it."""
+    validation: Mapping[str, Any] | None = None
+    """Of a validation that is pending: ``fn_kwargs`` and ``timeout_s``. None if there is none, or
+    it has ended."""
 
     @property
     def size(self) -> int:
@@ -65,6 +68,8 @@ def encode_manifest(manifest: Manifest) -> bytes:
         "created_at": manifest.created_at,
         "versions": dict(manifest.versions),
     }
+    if manifest.validation is not None:
+        content["validation"] = dict(manifest.validation)
     return json.dumps({**content, "checksum": _checksum(content)}, indent=1).encode()
 
 
@@ -115,6 +120,7 @@ def _decode(name: str, content: Mapping[str, Any]) -> Manifest:
         "metrics": content["metrics"],
         "created_at": content["created_at"],
         "versions": content.get("versions", {}),
+        "validation": content.get("validation"),
     }
     files = tuple(StagedFile(*file) for file in content["files"])
     wrong = misfits(Manifest, known) or [n for f in files for n in misfits(StagedFile, vars(f))]

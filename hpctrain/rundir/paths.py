@@ -101,6 +101,14 @@ class RunPaths:
         """Output of srun or mpiexec, and of ranks before they know their number."""
         return self.logs(attempt) / "launcher.out"
 
+    def validation_log(self, attempt: int, report: int) -> Path:
+        """Output of the validation of a report's checkpoint."""
+        return self.logs(attempt) / f"validation-{report:06d}.out"
+
+    def validation_result(self, attempt: int, report: int) -> Path:
+        """Its metrics, until the executor has taken them in."""
+        return self.validation_log(attempt, report).with_suffix(".json")
+
     def stacks(self, attempt: int) -> Path:
         """Directory of where ranks were when they made no progress."""
         return self.root / "stacks" / str(attempt)

@@ -19,13 +19,17 @@ def kept_names(manifests: Sequence[Manifest], config: CheckpointConfig) -> set[s
     Parameters
     ----------
     manifests
-        Oldest first. The last always stays: a restart needs it.
+        Oldest first. The last always stays: a restart needs it. So do those whose validation is
+        pending, and by score they rank only when it has ended.
     """
     if config.num_to_keep is None and config.keep_every_s is None:
         return {manifest.name for manifest in manifests}
-    ranked = rank_checkpoints(manifests, config)
+    by_score = config.checkpoint_score_attribute is not None
+    pending = [manifest for manifest in manifests if manifest.validation is not None]
+    scored = [m for m in manifests if m.validation is None] if by_score else manifests
+    ranked = rank_checkpoints(scored, config)
     keep = {manifest.name for manifest in ranked[: config.num_to_keep or 0]}
-    keep.update(manifest.name for manifest in manifests[-1:])
+    keep.update(manifest.name for manifest in (*manifests[-1:], *pending))
     if config.keep_every_s is not None:
         # From the oldest on, so that the choice does not change when others are deleted.
         due = -math.inf

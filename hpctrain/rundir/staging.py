@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import hpctrain
 from hpctrain.bulk.verify import state_file_digest
@@ -63,6 +63,8 @@ class StagedPart:
     """Of what it was saved with."""
     error: str | None = None
     """Why there are no files. Then the checkpoint is not committed."""
+    validation: Mapping[str, Any] | None = None
+    """How the checkpoint is to be validated, as of `Manifest`; None if it is not."""
 
     def to_bytes(self) -> bytes:
         """Return the form in which it travels."""
@@ -73,6 +75,7 @@ class StagedPart:
             "name": self.name,
             "versions": dict(self.versions),
             "error": self.error,
+            "validation": None if self.validation is None else dict(self.validation),
         }
         return json.dumps(content).encode()
 
@@ -86,6 +89,7 @@ class StagedPart:
             name=loaded["name"],
             versions=loaded["versions"],
             error=loaded["error"],
+            validation=loaded["validation"],
         )
 
 

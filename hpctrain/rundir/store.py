@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,12 @@ from hpctrain.bulk.unreadable import UnreadableError, is_passing
 from hpctrain.checkpoint import MANIFEST_NAME, Checkpoint, hold_for_deletion
 from hpctrain.errors import CheckpointError
 from hpctrain.own_files import DIRECTORY_MODE
-from hpctrain.rundir.files import fsync_directory, make_directory, write_unseen
+from hpctrain.rundir.files import (
+    fsync_directory,
+    make_directory,
+    write_atomic,
+    write_unseen,
+)
 from hpctrain.rundir.manifest import (
     DamagedManifestError,
     Manifest,
@@ -126,6 +131,7 @@ class CheckpointStore:
             files=tuple(files[path] for path in sorted(files)),
             created_at=time.time(),
             versions=first.versions,
+            validation=next((v for r in sorted(parts) if (v := parts[r].validation)), None),
         )
         write_unseen(merged / MANIFEST_NAME, encode_manifest(manifest))
         folders = {folder for path in files for folder in (merged / path).parents}
@@ -145,6 +151,33 @@ class CheckpointStore:
         except OSError:
             # Something is left: of a file that several ranks had, of a directory in one of them.
             shutil.rmtree(temporary, ignore_errors=True)
+
+    def end_validation(self, manifest: Manifest, metrics: Mapping[str, Any]) -> bool:
+        """Write down that a pending validation has ended. Not collective.
+
+        Parameters
+        ----------
+        manifest
+            Of the checkpoint, as it was when the validation began.
+        metrics
+            What it gave; none if it failed. They replace metrics of the same name.
+
+        Returns
+        -------
+        bool
+            Whether the checkpoint is still there, and its validation pending: it may have been
+            deleted, set aside or made anew by another attempt.
+        """
+        path = self._directory / manifest.name
+        try:
+            present = read_manifest(path)
+        except DamagedManifestError:
+            return False
+        if present.validation is None or present.created_at != manifest.created_at:
+            return False
+        ended = replace(present, metrics={**present.metrics, **metrics}, validation=None)
+        write_atomic(path / MANIFEST_NAME, encode_manifest(ended), durable=True)
+        return True
 
     def abandon(self, *, attempt: int, report: int) -> None:
         """Delete what ranks staged with a report, and is not committed. Not collective."""

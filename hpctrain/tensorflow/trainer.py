@@ -13,6 +13,7 @@ from hpctrain.trainer import DataParallelTrainer, TrainLoop
 
 if TYPE_CHECKING:
     from hpctrain.preprocessors import Preprocessor
+    from hpctrain.validation_config import ValidationConfig
 
 
 class TensorflowTrainer(DataParallelTrainer):
@@ -24,7 +25,7 @@ class TensorflowTrainer(DataParallelTrainer):
         The training function: no argument, or one, which is `train_loop_config`.
     tensorflow_config
         How TensorFlow is set up.
-    train_loop_config, dataset_config
+    train_loop_config, dataset_config, validation_config
         As in `hpctrain.DataParallelTrainer`.
     scaling_config, run_config, datasets, metadata, resume_from_checkpoint, preprocessor
         As in `hpctrain.BaseTrainer`.
@@ -44,6 +45,7 @@ class TensorflowTrainer(DataParallelTrainer):
         tensorflow_config: TensorflowConfig | None = None,
         train_loop_config: Mapping[str, Any] | None = None,
         dataset_config: DataConfig | None = None,
+        validation_config: ValidationConfig | None = None,
         scaling_config: ScalingConfig | None = None,
         run_config: RunConfig | None = None,
         datasets: Mapping[str, Any] | None = None,
@@ -59,6 +61,7 @@ class TensorflowTrainer(DataParallelTrainer):
             ),
             scaling_config=scaling_config,
             dataset_config=dataset_config,
+            validation_config=validation_config,
             run_config=run_config,
             datasets=datasets,
             metadata=metadata,

@@ -15,6 +15,7 @@ from hpctrain.world import Communicator, World
 
 if TYPE_CHECKING:
     from hpctrain.preprocessors import Preprocessor
+    from hpctrain.validation_config import ValidationTaskConfig
     from hpctrain.worker.upload import UploadFunction
 
 
@@ -129,6 +130,8 @@ class ActiveWorker:
     """Fitted; applied to every dataset."""
     assigned: Mapping[str, Any] | None = None
     """This rank's datasets, where a ``configure()`` of the user's assigns them."""
+    validation: ValidationTaskConfig | None = None
+    """How checkpoints are validated by default; None if the trainer has no ValidationConfig."""
 
 
 _active: ActiveWorker | None = None
@@ -173,6 +176,7 @@ def report(
     checkpoint_upload_mode: CheckpointUploadMode = CheckpointUploadMode.SYNC,
     delete_local_checkpoint_after_upload: bool | None = None,
     checkpoint_upload_fn: UploadFunction | None = None,
+    validation: bool | ValidationTaskConfig = False,
 ) -> None:
     """Report metrics, and a checkpoint with them or not.
 
@@ -205,18 +209,26 @@ def report(
         Copies the part instead of hpctrain. It is given the checkpoint and a directory, relative to
         ``get_context().get_storage()``, which exists and is empty; it fills that, and returns it
         as a Checkpoint.
+    validation
+        Whether the checkpoint is validated beside the training, once it is committed, by the
+        function of ``ValidationConfig(fn=...)``; a ValidationTaskConfig has arguments for it. One
+        of the ranks that give a part of the checkpoint has to ask; the lowest one's arguments
+        count.
 
     Raises
     ------
     ConfigError
-        If the metrics are not a dict, or hold tensors; if the name is impossible.
+        If the metrics are not a dict, or hold tensors; if the name is impossible; if a validation
+        is wanted, and there is no checkpoint or no ValidationConfig.
     CheckpointError
         If the checkpoint could not be written (a full disk) or committed. Every rank that gave a
         part is told. The report has been made: who catches this on all ranks may go on.
     WorkerContextError
         Outside of a training function.
     """
-    session = active_worker("report()").session
+    worker = active_worker("report()")
+    session = worker.session
+    task = None if validation is False else _validation_task(worker, validation, checkpoint)
     if checkpoint is None:
         session.report(metrics)
         return
@@ -228,8 +240,30 @@ def report(
         mode=checkpoint_upload_mode,
         delete_local=bool(delete_local_checkpoint_after_upload),
         upload_fn=checkpoint_upload_fn,
+        validation=task,
     )
     session.report(metrics, upload)
+
+
+def _validation_task(
+    worker: ActiveWorker, given: object, checkpoint: Checkpoint | None
+) -> Mapping[str, Any]:
+    """Return how a checkpoint is to be validated, in the form that is stored with it."""
+    # Whoever asks for no validation need not load it.
+    from hpctrain.validation_config import ValidationTaskConfig, merge_task
+
+    task = merge_task(worker.validation or ValidationTaskConfig(), given)
+    if worker.validation is None:
+        raise ConfigError(
+            f"report(validation={given!r}): the trainer has no function for it. Give it one: "
+            f"validation_config=ValidationConfig(fn=...)."
+        )
+    if checkpoint is None and worker.context.world.world_size == 1:
+        raise ConfigError(
+            f"report(validation={given!r}) has no checkpoint, and that is what is validated. Give "
+            f"one, or leave validation out."
+        )
+    return {"fn_kwargs": dict(task.fn_kwargs), "timeout_s": task.timeout_s}
 
 
 def heartbeat() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -428,13 +429,14 @@ class Session:
             if self.world.world_rank == 0 and upload.source == shared:
                 make_below(shared, make_present)
             with self.writing.turn():
-                return upload.stage(
+                part = upload.stage(
                     own,
                     shared=shared,
                     paths=self._paths,
                     beside=self.beside,
                     bulk=self.writing.bulk,
                 )
+            return replace(part, validation=upload.validation)
         except BaseException as error:
             self._drop(upload)
             if upload.writer is not None:

@@ -85,6 +85,7 @@ def run_training(
         datasets_to_split=worker_spec.datasets_to_split,
         preprocessor=preprocessor,
         assigned=assign_datasets(worker_spec, session.world, comm, preprocessor),
+        validation=None if run_spec.validation is None else run_spec.validation.task_config,
     )
     if worker_spec.metadata:
         session.beside.append(metadata_of_run(worker_spec.metadata))

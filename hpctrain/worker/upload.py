@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from hpctrain.checkpoint import Checkpoint, CheckpointUploadMode
 from hpctrain.errors import ConfigError
@@ -62,6 +62,8 @@ class Upload:
     upload_fn: UploadFunction | None = None
     writer: PartWriter | None = None
     """Makes the checkpoint."""
+    validation: Mapping[str, Any] | None = None
+    """How the checkpoint is to be validated, as of `Manifest`; None if it is not."""
 
     @property
     def is_behind(self) -> bool:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import xgboost
 
     from hpctrain.preprocessors import Preprocessor
+    from hpctrain.validation_config import ValidationConfig
     from hpctrain.xgboost.checkpoint import XGBoostCheckpoint
 
 
@@ -47,6 +48,8 @@ class XGBoostTrainer(GBDTTrainer):
         As in `hpctrain.gbdt.GBDTTrainer`.
     train_kwargs
         Further arguments of ``xgboost.train()``: ``obj``, ``custom_metric``, ``callbacks``.
+    validation_config
+        As in `hpctrain.DataParallelTrainer`; for a `train_loop_per_worker`.
     scaling_config, dataset_config, run_config, metadata, resume_from_checkpoint, preprocessor
         As in `hpctrain.gbdt.GBDTTrainer`.
 
@@ -91,6 +94,7 @@ class XGBoostTrainer(GBDTTrainer):
         train_kwargs: Mapping[str, Any] | None = None,
         scaling_config: ScalingConfig | None = None,
         dataset_config: DataConfig | None = None,
+        validation_config: ValidationConfig | None = None,
         run_config: RunConfig | None = None,
         metadata: Mapping[str, Any] | None = None,
         resume_from_checkpoint: Checkpoint | None = None,
@@ -114,6 +118,7 @@ class XGBoostTrainer(GBDTTrainer):
             train_kwargs=train_kwargs,
             scaling_config=scaling_config,
             dataset_config=dataset_config,
+            validation_config=validation_config,
             run_config=run_config,
             metadata=metadata,
             resume_from_checkpoint=resume_from_checkpoint,

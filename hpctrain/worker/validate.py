@@ -1,0 +1,73 @@
+"""The process of one validation: ``python -m hpctrain.worker.validate RUN NAME RESULT SPEC PID``.
+
+It calls the validation function of the run with one checkpoint, and writes the metrics into a file
+that its executor, the process PID, reads. What it prints is its log.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+from hpctrain.errors import ConfigError
+from hpctrain.log import log
+from hpctrain.plan import spec
+from hpctrain.plan.spec import RunSpec
+from hpctrain.rundir.files import write_atomic
+from hpctrain.rundir.manifest import read_manifest
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.trust import read_spec
+from hpctrain.worker.metrics import encode_metrics
+from hpctrain.worker.train import export_thread_counts, settle
+
+_NICENESS = 10
+_LOOK_INTERVAL_S = 1.0
+# As of a rank: BSD's EX_UNAVAILABLE.
+_EXIT_EXECUTOR_LOST = 69
+
+
+def run_validation(argv: list[str]) -> None:
+    """Validate a checkpoint, as the command line says. Not collective."""
+    root, name, result, digest, executor = argv
+    _leave_with(int(executor))
+    # The training has the same cores.
+    os.nice(_NICENESS)
+    paths = RunPaths(Path(root))
+    run_spec = RunSpec.from_bytes(read_spec(paths, digest=digest))
+    assert run_spec.validation is not None
+    settle(run_spec.settings)
+    export_thread_counts(run_spec.settings)
+    from hpctrain.checkpoint import Checkpoint
+
+    directory = paths.checkpoints / name
+    task = read_manifest(directory).validation or {}
+    validate = spec.unpack(run_spec.validation.fn)
+    checkpoint = Checkpoint(directory)
+    metrics = validate(checkpoint, **task.get("fn_kwargs", {}))
+    if not isinstance(metrics, dict):
+        raise ConfigError(
+            f"the validation function returned {metrics!r:.80} of type {type(metrics).__name__}. "
+            f"Return a dict of metrics, such as {{'accuracy': 0.9}}."
+        )
+    write_atomic(Path(result), encode_metrics(metrics))
+
+
+def _leave_with(executor: int) -> None:
+    """End this process when its executor is gone: nobody would read the metrics."""
+
+    def watch() -> None:
+        while os.getppid() == executor:
+            time.sleep(_LOOK_INTERVAL_S)
+        log("the executor is gone; this validation leaves.")
+        os._exit(_EXIT_EXECUTOR_LOST)
+
+    threading.Thread(target=watch, name="hpctrain-executor-watch", daemon=True).start()
+
+
+if __name__ == "__main__":
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    run_validation(sys.argv[1:])

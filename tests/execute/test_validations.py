@@ -1,0 +1,369 @@
+"""Validation beside training, with real ranks and validators in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hpctrain
+from hpctrain import (
+    Checkpoint,
+    CheckpointConfig,
+    ConfigError,
+    DataParallelTrainer,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    ValidationConfig,
+    ValidationTaskConfig,
+)
+from hpctrain.rundir.ledger import read_events
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.store import CheckpointStore
+
+TIMEOUT_S = 60.0
+
+
+def _wait_for(path: str) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not os.path.exists(path):
+        assert time.monotonic() < deadline, path
+        time.sleep(0.02)
+
+
+def _train(config: dict[str, Any]) -> None:
+    """Save a checkpoint in each step; rank 0 waits for a file before some steps."""
+    rank = hpctrain.get_context().get_world_rank()
+    found = hpctrain.get_checkpoint()
+    for step in range(1 if found is None else found.to_dict()["step"] + 1, config["steps"] + 1):
+        if path := config.get("before", {}).get(step):
+            _wait_for(path)
+        mine = Checkpoint.from_dict({"step": step}) if rank == 0 else None
+        how = config.get("validation", True)
+        hpctrain.report({"step": step, "score": -1.0}, checkpoint=mine, validation=how)
+    if path := config.get("at_end"):
+        _wait_for(path)
+
+
+def _validate(checkpoint: Checkpoint, factor: int = 1) -> dict[str, Any]:
+    step = checkpoint.to_dict()["step"]
+    print(f"validating {step}")
+    return {
+        "score": {1: 0.5, 2: 0.9, 3: 0.1}.get(step, 0.0) * factor,
+        "niceness": os.nice(0),
+        "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "pid": os.getpid(),
+    }
+
+
+def _fit(path: Path, validate: Any = _validate, workers: int = 2, **options: Any) -> Result:
+    names = ("task_config", "wait_timeout_s", "use_gpu")
+    given = {name: options.pop(name) for name in names if name in options}
+    checkpoint_config = options.pop("checkpoint_config", CheckpointConfig())
+    return DataParallelTrainer(
+        _train,
+        train_loop_config={"steps": 3, **options},
+        scaling_config=ScalingConfig(num_workers=workers),
+        run_config=RunConfig(
+            name="run",
+            storage_path=path,
+            verbose=0,
+            launcher="local" if workers else "auto",
+            checkpoint_config=checkpoint_config,
+        ),
+        validation_config=ValidationConfig(fn=validate, **given),
+    ).fit()
+
+
+def _events(result: Result | Path, kind: str) -> list[dict[str, Any]]:
+    root = result if isinstance(result, Path) else Path(result.path)
+    return [event for event in read_events(RunPaths(root)) if event["event"] == kind]
+
+
+def _scores(result: Result) -> list[float]:
+    return [metrics["score"] for _, metrics in result.best_checkpoints]
+
+
+BEST = CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="score")
+
+
+@pytest.mark.mpi
+def test_what_a_validation_finds_reaches_the_checkpoint_the_history_and_the_ranking(
+    tmp_path: Path,
+) -> None:
+    result = _fit(tmp_path, checkpoint_config=BEST)
+    # The best one, and the newest.
+    assert [metrics["step"] for _, metrics in result.best_checkpoints] == [3, 2]
+    assert _scores(result) == [0.1, 0.9]
+    assert [metrics["score"] for metrics in result.metrics_history] == [0.5, 0.9, 0.1]
+    (_, metrics) = result.best_checkpoints[0]
+    assert metrics["niceness"] >= 10
+    assert metrics["gpus"] == ""
+    assert metrics["pid"] != os.getpid()
+    log = RunPaths(tmp_path / "run").validation_log(1, 3)
+    assert log.read_text() == "validating 3\n"
+    assert not log.with_suffix(".json").exists()
+    assert [event["error"] for event in _events(result, "validation-ended")] == [None] * 3
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.mpi)])
+def test_fit_waits_for_what_is_pending(tmp_path: Path, workers: int) -> None:
+    released = tmp_path / "released"
+
+    def validate(checkpoint: Checkpoint) -> dict[str, Any]:
+        # The training has ended long before.
+        status = json.loads((tmp_path / "run" / "status.json").read_text())
+        if checkpoint.to_dict()["step"] == 3:
+            released.touch()
+        return {"score": 1.0, "phase": status["phase"]}
+
+    result = _fit(tmp_path, validate, workers)
+    assert released.exists()
+    assert _scores(result) == [1.0, 1.0, 1.0]
+    assert result.metrics["phase"] == "validating"
+    assert result.status.phase != "validating" or result.state == "finished"
+
+
+@pytest.mark.mpi
+def test_a_pending_checkpoint_is_kept_whatever_the_others_score(tmp_path: Path) -> None:
+    third = tmp_path / "run" / "checkpoints" / "000003"
+
+    def validate(checkpoint: Checkpoint) -> dict[str, Any]:
+        step = checkpoint.to_dict()["step"]
+        if step == 1:
+            # Two more are committed beside it, and only one is to be kept.
+            deadline = time.monotonic() + TIMEOUT_S
+            while not third.exists():
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+        return {"score": float(step)}
+
+    result = _fit(tmp_path, validate, checkpoint_config=BEST)
+    assert [event["error"] for event in _events(result, "validation-ended")] == [None] * 3
+    assert [metrics["score"] for metrics in result.metrics_history] == [1.0, 2.0, 3.0]
+    assert _scores(result) == [3.0]
+
+
+@pytest.mark.mpi
+def test_a_validator_that_raises_or_is_killed_disturbs_nobody(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def validate(checkpoint: Checkpoint) -> dict[str, Any]:
+        step = checkpoint.to_dict()["step"]
+        if step == 1:
+            raise ValueError("no such data")
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"score": 0.3}
+
+    result = _fit(tmp_path, validate)
+    assert result.state == "finished"
+    assert _scores(result) == [-1.0, -1.0, 0.3]
+    told = capfd.readouterr().err
+    log = RunPaths(tmp_path / "run").validation_log(1, 1)
+    assert (
+        "the validation of checkpoint 000001 failed: it ended with status 1: ValueError: no such data. The"
+        in told
+    )
+    assert f"Its log: {log}" in told
+    assert "ValueError: no such data" in log.read_text()
+    assert "000002 failed: it was killed by SIGKILL" in told
+    assert not [
+        m for m in CheckpointStore(tmp_path / "run" / "checkpoints").manifests() if m.validation
+    ]
+
+
+@pytest.mark.mpi
+def test_what_is_no_dict_or_takes_too_long_is_a_failure(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def validate(checkpoint: Checkpoint, seconds: float) -> Any:
+        if checkpoint.to_dict()["step"] == 1:
+            return 0.5
+        time.sleep(seconds)
+        return {"score": 1.0}
+
+    task = ValidationTaskConfig(fn_kwargs={"seconds": 100}, timeout_s=5.0)
+    _fit(tmp_path, validate, steps=2, task_config=task)
+    first, second = _events(tmp_path / "run", "validation-ended")
+    assert "the validation function returned 0.5 of type float" in first["error"]
+    assert second["error"] == "it took longer than timeout_s=5"
+    log = RunPaths(tmp_path / "run").validation_log(1, 1)
+    assert "Return a dict of metrics" in log.read_text()
+
+
+@pytest.mark.mpi
+def test_fit_waits_no_longer_than_it_was_told(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def validate(checkpoint: Checkpoint) -> dict[str, Any]:
+        time.sleep(TIMEOUT_S)
+        return {"score": 1.0}
+
+    result = _fit(tmp_path, validate, wait_timeout_s=0.5)
+    assert result.state == "finished"
+    assert _scores(result) == [-1.0] * 3
+    assert "ValidationConfig(wait_timeout_s=...)" in capfd.readouterr().err
+
+
+@pytest.mark.mpi
+def test_a_report_has_arguments_of_its_own(tmp_path: Path) -> None:
+    result = _fit(
+        tmp_path,
+        validation=ValidationTaskConfig(fn_kwargs={"factor": 2}),
+        task_config=ValidationTaskConfig(fn_kwargs={"factor": 10}),
+    )
+    assert _scores(result) == [1.0, 1.8, 0.2]
+
+
+SCRIPT = """
+import os, sys, time
+from pathlib import Path
+import hpctrain
+from hpctrain import Checkpoint, DataParallelTrainer, RunConfig, ScalingConfig, ValidationConfig
+
+HERE = Path(sys.argv[1])
+
+def train():
+    found = hpctrain.get_checkpoint()
+    rank = hpctrain.get_context().get_world_rank()
+    for step in range(1 if found is None else 2, 3):
+        mine = Checkpoint.from_dict({"step": step}) if rank == 0 else None
+        hpctrain.report({"step": step}, checkpoint=mine, validation=step == 1)
+        while step == 1 and not (HERE / "go").exists():
+            time.sleep(0.05)
+
+def validate(checkpoint):
+    (HERE / "pids").mkdir(exist_ok=True)
+    (HERE / "pids" / str(os.getpid())).touch()
+    while not (HERE / "go").exists():
+        time.sleep(0.05)
+    return {"score": 0.7}
+
+if __name__ == "__main__":
+    DataParallelTrainer(
+        train,
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(name="run", storage_path=HERE, verbose=0, launcher="local"),
+        validation_config=ValidationConfig(fn=validate),
+    ).fit()
+"""
+
+
+def _await_gone(pid: int) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while (
+        os.path.exists(f"/proc/{pid}")
+        and "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    ):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.mpi
+def test_a_run_whose_executor_was_killed_validates_again(tmp_path: Path) -> None:
+    script, pids = tmp_path / "script.py", tmp_path / "pids"
+    script.write_text(SCRIPT)
+    argv = [sys.executable, str(script), str(tmp_path)]
+    first = subprocess.Popen(argv)
+    deadline = time.monotonic() + TIMEOUT_S
+    while not (pids.is_dir() and any(pids.iterdir())):
+        assert first.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    first.kill()
+    first.wait()
+    (pid,) = (int(path.name) for path in pids.iterdir())
+    _await_gone(pid)
+    (tmp_path / "go").touch()
+    assert subprocess.run(argv, timeout=TIMEOUT_S).returncode == 0
+    result = Result.from_path(tmp_path / "run")
+    assert [m.get("score") for m in result.metrics_history] == [0.7, None]
+    assert len(_events(result, "validation-started")) == 2
+    assert len(list(pids.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"fn": 3}, r"ValidationConfig\(fn=3\): a function is needed"),
+        ({}, "ValidationConfig needs fn"),
+        ({"fn": print, "wait_timeout_s": 0}, r"ValidationConfig\(wait_timeout_s=...\) is 0"),
+        ({"fn": print, "task_config": {}}, "A ValidationTaskConfig is needed"),
+        ({"fn": print, "ray_remote_kwargs": {"num_gpus": 1}}, "use_gpu=True"),
+    ],
+)
+def test_a_wrong_configuration_is_refused(arguments: Mapping[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        ValidationConfig(**arguments)
+
+
+def test_arguments_are_json_values_and_none_is_called_checkpoint() -> None:
+    with pytest.raises(ConfigError, match="stored as JSON"):
+        ValidationTaskConfig(fn_kwargs={"data": object()})
+    with pytest.raises(ConfigError, match="'checkpoint'"):
+        ValidationTaskConfig(fn_kwargs={"checkpoint": 1})
+
+
+def test_a_trainer_takes_no_function_for_a_configuration() -> None:
+    with pytest.raises(ConfigError, match="A ValidationConfig is needed"):
+        DataParallelTrainer(_train, validation_config=_validate)  # type: ignore[arg-type]
+
+
+def _fit_inline(path: Path, train: Any, config: ValidationConfig | None) -> Result:
+    return DataParallelTrainer(
+        train,
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(name="run", storage_path=path, verbose=0),
+        validation_config=config,
+    ).fit()
+
+
+@pytest.mark.parametrize(
+    ("validation", "has_config", "has_checkpoint", "complaint"),
+    [
+        ("yes", True, True, "True, False or a ValidationTaskConfig"),
+        (1, True, True, "True, False or a ValidationTaskConfig"),
+        (True, False, True, "validation_config=ValidationConfig"),
+        (True, True, False, "has no checkpoint"),
+    ],
+)
+def test_a_wrong_report_is_refused(
+    tmp_path: Path, validation: Any, has_config: bool, has_checkpoint: bool, complaint: str
+) -> None:
+    def train() -> None:
+        checkpoint = Checkpoint.from_dict({"step": 1}) if has_checkpoint else None
+        hpctrain.report({"step": 1}, checkpoint=checkpoint, validation=validation)
+
+    config = ValidationConfig(fn=_validate) if has_config else None
+    with pytest.raises(ConfigError, match=complaint):
+        _fit_inline(tmp_path, train, config)
+
+
+def test_a_pending_validation_survives_a_failure_and_a_restored_trainer_makes_it(
+    tmp_path: Path,
+) -> None:
+    marker = tmp_path / "failed"
+
+    def train() -> None:
+        if not marker.exists():
+            marker.touch()
+            checkpoint = Checkpoint.from_dict({"step": 2})
+            hpctrain.report({"step": 2}, checkpoint=checkpoint, validation=True)
+            raise RuntimeError("a failure")
+
+    with pytest.raises(RuntimeError, match="a failure"):
+        _fit_inline(tmp_path, train, ValidationConfig(fn=_validate))
+    (pending,) = CheckpointStore(tmp_path / "run" / "checkpoints").manifests()
+    assert pending.validation == {"fn_kwargs": {}, "timeout_s": None}
+    result = DataParallelTrainer.restore(tmp_path / "run").fit()
+    assert _scores(result) == [0.9]
