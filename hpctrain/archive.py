@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import Container
+from collections.abc import Collection
 from os import PathLike
 from pathlib import Path
 
 from hpctrain.errors import CheckpointError
 
 
-def pack_files(directory: str | PathLike[str], *, leave_out: Container[str]) -> bytes:
+def pack_files(directory: str | PathLike[str], *, leave_out: Collection[str]) -> bytes:
     """Return what is in a directory as a tar archive, but for some names. Not collective."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w:") as archive:

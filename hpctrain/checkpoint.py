@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound="Checkpoint")
 
 MANIFEST_NAME = ".hpctrain-manifest.json"
+VALIDATION_NAME = ".hpctrain-validation.json"
+"""What a validation of a committed checkpoint found: it is of the run, as the manifest is."""
+OF_THE_RUN = (MANIFEST_NAME, VALIDATION_NAME)
+"""Files that are in no copy of a checkpoint."""
 """Written by the commit; not part of what the user saved."""
 _METADATA_NAME = ".metadata.json"
 _METADATA_OF_RUN_NAME = ".run-metadata.json"
@@ -161,7 +165,7 @@ class Checkpoint:
         from hpctrain.archive import pack_files
 
         with self.as_directory() as directory:
-            return pack_files(directory, leave_out={MANIFEST_NAME})
+            return pack_files(directory, leave_out=OF_THE_RUN)
 
     @classmethod
     def from_uri(cls: type[C], uri: str) -> C:
@@ -224,7 +228,7 @@ class Checkpoint:
         if FS_CHECKPOINT_KEY in data and data[FS_CHECKPOINT_KEY] is None:
             from hpctrain.archive import pack_files
 
-            leave_out = {MANIFEST_NAME, DICT_NAME}
+            leave_out = {*OF_THE_RUN, DICT_NAME}
             data[FS_CHECKPOINT_KEY] = pack_files(self.path, leave_out=leave_out)
         elif (preprocessor := self.get_preprocessor(trusted=True)) is not None:
             data[PREPROCESSOR_KEY] = preprocessor
@@ -247,7 +251,7 @@ class Checkpoint:
         target = Path(tempfile.mkdtemp(prefix=_COPY) if path is None else path)
         with self.as_directory() as source:
             shutil.copytree(
-                source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST_NAME)
+                source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*OF_THE_RUN)
             )
         return str(target)
 

@@ -34,8 +34,8 @@ INSTEAD: Mapping[str, Mapping[str, str]] = {
         "directory, in logs/.",
         "MLflowLoggerCallback": _TRACKER,
         "RayTrainCallback": "subclass UserCallback.",
-        "ReportedCheckpointStatus": "each ReportedCheckpoint is committed; there is no other "
-        "status.",
+        "ReportedCheckpointStatus": "each ReportedCheckpoint is committed; its metrics have what "
+        "a validation found, once that has ended.",
         "TrainingIterator": "call fit(), and read Result.metrics_history; to see each report while "
         "the run lasts, give RunConfig(callbacks=[...]) a UserCallback.",
         "WandbLoggerCallback": _TRACKER,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
 from hpctrain.bulk.unreadable import UnreadableError, is_passing
-from hpctrain.checkpoint import MANIFEST_NAME
+from hpctrain.checkpoint import MANIFEST_NAME, VALIDATION_NAME
 from hpctrain.errors import CheckpointError
 from hpctrain.rundir import FORMAT
 from hpctrain.rundir.reading import is_time, misfits, read_content
@@ -30,7 +30,7 @@ class Manifest:
     attempt: int
     world_size: int
     metrics: Mapping[str, Any]
-    """Rank 0's metrics of the report."""
+    """Rank 0's metrics of the report, and what a validation of the checkpoint found since."""
     files: tuple[StagedFile, ...]
     created_at: float
     """Seconds since the epoch."""
@@ -67,9 +67,8 @@ def encode_manifest(manifest: Manifest) -> bytes:
         "files": [astuple(file) for file in manifest.files],
         "created_at": manifest.created_at,
         "versions": dict(manifest.versions),
+        "validation": None if manifest.validation is None else dict(manifest.validation),
     }
-    if manifest.validation is not None:
-        content["validation"] = dict(manifest.validation)
     return json.dumps({**content, "checksum": _checksum(content)}, indent=1).encode()
 
 
@@ -84,7 +83,7 @@ def read_manifest(directory: Path) -> Manifest:
         If it is of a newer format; `UnreadableError` if it cannot be read just now.
     """
     try:
-        content = json.loads(read_content(directory / MANIFEST_NAME, most=MOST_BYTES))
+        content = _read_json(directory / MANIFEST_NAME)
         version = content["format"]
         if type(version) is not int:
             raise DamagedManifestError("its manifest is torn")
@@ -99,7 +98,7 @@ def read_manifest(directory: Path) -> Manifest:
             raise DamagedManifestError("its manifest was altered: it has no checksum")
         if checksum not in (None, _checksum(content)):
             raise DamagedManifestError("its manifest was altered: the checksum differs")
-        return _decode(directory.name, content)
+        return _with_validation(_decode(directory.name, content), directory)
     except FileNotFoundError as error:
         raise DamagedManifestError("its manifest is missing") from error
     except OSError as error:
@@ -110,6 +109,42 @@ def read_manifest(directory: Path) -> Manifest:
         raise DamagedManifestError(f"its manifest cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedManifestError("its manifest is torn") from error
+
+
+def encode_validation(manifest: Manifest, metrics: Mapping[str, Any]) -> bytes:
+    """Return the content of the file that says that a validation has ended. Not collective.
+
+    The manifest does not change: who reads the checkpoint holds a lock on it.
+    """
+    content = {"created_at": manifest.created_at, "metrics": dict(metrics)}
+    return json.dumps({**content, "checksum": _checksum(content)}, indent=1).encode()
+
+
+def _with_validation(manifest: Manifest, directory: Path) -> Manifest:
+    """Add what a validation has found; without a word of it that is whole, it is pending."""
+    if manifest.validation is None:
+        return manifest
+    try:
+        content = _read_json(directory / VALIDATION_NAME)
+        checksum = content.pop("checksum")
+        # A copy of another checkpoint's, which a training function has put there, says nothing.
+        is_of_this = content["created_at"] == manifest.created_at
+        if checksum == _checksum(content) and is_of_this and isinstance(content["metrics"], dict):
+            metrics = {**manifest.metrics, **content["metrics"]}
+            return replace(manifest, metrics=metrics, validation=None)
+    except FileNotFoundError:
+        return manifest
+    except OSError as error:
+        if is_passing(error):
+            raise
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        pass
+    # It is damaged: the validation is made again.
+    return manifest
+
+
+def _read_json(path: Path) -> Any:
+    return json.loads(read_content(path, most=MOST_BYTES))
 
 
 def _decode(name: str, content: Mapping[str, Any]) -> Manifest:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from hpctrain.checkpoint import MANIFEST_NAME
+from hpctrain.checkpoint import OF_THE_RUN
 from hpctrain.errors import CheckpointError
 from hpctrain.own_files import create_file
 from hpctrain.rundir.bulk import BULK, Bulk, clone
@@ -140,7 +140,7 @@ class SharedStaging:
         for entry in entries:
             if entry.is_dir():
                 self._walk(entry, f"{inside}{entry.name}/", add)
-            elif entry.name != MANIFEST_NAME:
+            elif entry.name not in OF_THE_RUN:
                 add(f"{inside}{entry.name}", entry)
 
 

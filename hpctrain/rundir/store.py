@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,12 @@ from typing import TYPE_CHECKING, Any
 from hpctrain.bulk.digest import digest_file
 from hpctrain.bulk.reader import verify_state_file
 from hpctrain.bulk.unreadable import UnreadableError, is_passing
-from hpctrain.checkpoint import MANIFEST_NAME, Checkpoint, hold_for_deletion
+from hpctrain.checkpoint import (
+    MANIFEST_NAME,
+    VALIDATION_NAME,
+    Checkpoint,
+    hold_for_deletion,
+)
 from hpctrain.errors import CheckpointError
 from hpctrain.own_files import DIRECTORY_MODE
 from hpctrain.rundir.files import (
@@ -31,6 +36,7 @@ from hpctrain.rundir.manifest import (
     DamagedManifestError,
     Manifest,
     encode_manifest,
+    encode_validation,
     read_manifest,
 )
 from hpctrain.rundir.retention import kept_names
@@ -175,8 +181,7 @@ class CheckpointStore:
             return False
         if present.validation is None or present.created_at != manifest.created_at:
             return False
-        ended = replace(present, metrics={**present.metrics, **metrics}, validation=None)
-        write_atomic(path / MANIFEST_NAME, encode_manifest(ended), durable=True)
+        write_atomic(path / VALIDATION_NAME, encode_validation(present, metrics), durable=True)
         return True
 
     def abandon(self, *, attempt: int, report: int) -> None:

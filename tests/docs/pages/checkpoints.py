@@ -8,7 +8,16 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hpctrain
 import hpctrain.torch
-from hpctrain import Checkpoint, CheckpointUploadMode, RunConfig, ScalingConfig
+from hpctrain import (
+    Checkpoint,
+    CheckpointConfig,
+    CheckpointUploadMode,
+    DataParallelTrainer,
+    RunConfig,
+    ScalingConfig,
+    ValidationConfig,
+    ValidationTaskConfig,
+)
 from hpctrain.torch import TorchTrainer
 
 
@@ -85,3 +94,17 @@ assert (states.checkpoint.path / "model.pt").exists()
 # block: checkpoints-elsewhere
 
 assert set(safetensors.torch.load_file("model.safetensors")) == {"weight", "bias"}
+
+
+def train_epoch(epoch):
+    return {"epoch": epoch}
+
+
+def accuracy(model, folds):
+    return [0.5, 0.9, 0.7][model["epoch"]] * folds / 4
+
+
+# block: checkpoints-validate
+
+assert [metrics["accuracy"] for metrics in result.metrics_history] == [0.5, 0.9, 0.7]
+assert [metrics["accuracy"] for _, metrics in result.best_checkpoints] == [0.7, 0.9]
