@@ -30,9 +30,10 @@ from hpctrain.xgboost import XGBoostTrainer
 
 
 def test_a_field_that_is_not_there_says_what_to_use_instead():
-    from hpctrain import SyncConfig
+    from hpctrain import SyncConfig, ValidationConfig
 
-    kinds = {k.__name__: k for k in (FailureConfig, RunConfig, ScalingConfig, SyncConfig)}
+    configs = (FailureConfig, RunConfig, ScalingConfig, SyncConfig, ValidationConfig)
+    kinds = {k.__name__: k for k in configs}
     kinds["TorchConfig"] = TorchConfig
     for kind, instead in INSTEAD_OF_FIELDS.items():
         for name, way_out in instead.items():

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from hpctrain.bulk.unreadable import UnreadableError
-from hpctrain.checkpoint import MANIFEST_NAME, Checkpoint
+from hpctrain.checkpoint import MANIFEST_NAME, VALIDATION_NAME, Checkpoint
 from hpctrain.config import CheckpointConfig
 from hpctrain.errors import CheckpointError
 from hpctrain.rundir.retention import rank_checkpoints
@@ -49,6 +49,7 @@ def commit(
     metrics: Mapping[str, Any] | None = None,
     name: str | None = None,
     versions: Mapping[str, str] | None = None,
+    validation: Mapping[str, Any] | None = None,
 ) -> tuple[Checkpoint, list[str]]:
     """Stage parts as ranks do, and commit them."""
     staged = {}
@@ -58,7 +59,9 @@ def commit(
         for path, content in files.items():
             (part / path).parent.mkdir(parents=True, exist_ok=True)
             (part / path).write_bytes(content)
-        staged[rank] = StagedPart(files=tuple(seal(part)), name=name, versions=versions or {})
+        staged[rank] = StagedPart(
+            files=tuple(seal(part)), name=name, versions=versions or {}, validation=validation
+        )
     return CheckpointStore(directory).commit(
         attempt=attempt,
         report=report,
@@ -620,3 +623,78 @@ def test_a_kill_at_any_step_of_a_commit_leaves_the_old_or_the_new_checkpoint(
     assert call > 15
     assert good.attempt == 2
     assert ends == {1, 2}
+
+
+TASK = {"fn_kwargs": {"folds": 3}, "timeout_s": None}
+
+
+def test_a_validation_is_pending_until_its_end_is_written(directory: Path, store: CheckpointStore):
+    checkpoint, _ = commit(directory, 1, metrics={"loss": 2.0, "acc": 0.0}, validation=TASK)
+    manifest_before = (checkpoint.path / MANIFEST_NAME).read_bytes()
+    (pending,) = store.manifests()
+    assert pending.validation == TASK
+    assert store.end_validation(pending, {"acc": 0.9})
+    (ended,) = store.manifests()
+    assert ended.validation is None
+    assert ended.metrics == {"loss": 2.0, "acc": 0.9}
+    # Who reads the checkpoint holds a lock on it.
+    assert (checkpoint.path / MANIFEST_NAME).read_bytes() == manifest_before
+    assert not store.end_validation(pending, {"acc": 0.1})
+    store.verify(ended)
+
+
+def test_a_validation_of_a_checkpoint_that_was_made_anew_or_deleted_is_not_taken(
+    directory: Path, store: CheckpointStore
+):
+    commit(directory, 1, validation=TASK)
+    (first,) = store.manifests()
+    checkpoint, _ = commit(directory, 1, validation=TASK, attempt=2)
+    assert not store.end_validation(first, {"acc": 0.9})
+    (second,) = store.manifests()
+    assert second.validation == TASK
+    shutil.rmtree(checkpoint.path)
+    assert not store.end_validation(second, {"acc": 0.9})
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content[:-20],
+        lambda content: content.replace(b"0.9", b"0.8"),
+        lambda content: b"[]",
+        # Copied from another checkpoint into this one.
+        lambda content: content.replace(b'"created_at": 1', b'"created_at": 2'),
+    ],
+)
+def test_a_validation_whose_end_is_damaged_is_made_again(
+    directory: Path, store: CheckpointStore, damage: Callable[[bytes], bytes]
+):
+    checkpoint, _ = commit(directory, 1, metrics={"acc": 0.0}, validation=TASK)
+    (pending,) = store.manifests()
+    assert store.end_validation(pending, {"acc": 0.9})
+    path = checkpoint.path / VALIDATION_NAME
+    path.write_bytes(damage(path.read_bytes()))
+    (again,) = store.manifests()
+    assert (again.validation, again.metrics) == (TASK, {"acc": 0.0})
+
+
+def test_what_is_pending_is_kept_and_displaces_no_other(directory: Path, store: CheckpointStore):
+    config = CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="acc")
+    commit(directory, 1, metrics={"acc": 0.5})
+    # By what was reported it would be the best.
+    commit(directory, 2, metrics={"acc": 0.9}, validation=TASK)
+    commit(directory, 3, metrics={"acc": 0.1})
+    store.retain(config)
+    assert names(directory) == ["000001", "000002", "000003"]
+    (pending,) = [m for m in store.manifests() if m.validation is not None]
+    store.end_validation(pending, {"acc": 0.2})
+    store.retain(config)
+    assert names(directory) == ["000001", "000003"]
+
+
+def test_a_copy_of_a_checkpoint_has_nothing_of_its_run(directory: Path, store: CheckpointStore):
+    checkpoint, _ = commit(directory, 1, validation=TASK)
+    store.end_validation(*store.manifests(), {"acc": 0.9})
+    copied = Path(checkpoint.to_directory(directory.parent / "copy"))
+    assert names(copied) == ["model.bin"]
+    assert names(Path(Checkpoint.from_bytes(checkpoint.to_bytes()).path)) == ["model.bin"]
