@@ -256,6 +256,21 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.mpi
+def test_ranks_that_were_started_elsewhere_wait_for_it_too(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    # More than ranks wait for the last word of one that has failed.
+    slow = SCRIPT.replace('return {"score": 0.7}', 'time.sleep(6); return {"score": 0.7}')
+    script.write_text(slow.replace(', launcher="local"', ""))
+    (tmp_path / "go").touch()
+    mpiexec = str(Path(sys.executable).with_name("mpiexec"))
+    argv = [mpiexec, "-n", "2", sys.executable, str(script), str(tmp_path)]
+    assert subprocess.run(argv, timeout=TIMEOUT_S).returncode == 0
+    result = Result.from_path(tmp_path / "run")
+    assert result.status.launcher == "spmd"
+    assert [m.get("score") for m in result.metrics_history] == [0.7, None]
+
+
 def _await_gone(pid: int) -> None:
     deadline = time.monotonic() + TIMEOUT_S
     while (
