@@ -32,6 +32,7 @@ PHASE = "validating"
 _POLL_S = 0.25
 _KILL_PATIENCE_S = 1.0
 _LONGEST_LINE = 200
+_WARNINGS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,8 @@ class _Ended:
     error: str | None
     log: Path | None = None
     seconds: float | None = None
+    is_taken_away: bool = False
+    """Whether a warning of Slurm, which goes to all of a job, came before it could ignore it."""
 
 
 class Validations:
@@ -72,6 +75,7 @@ class Validations:
         self._queue: deque[Manifest] = deque()
         self._running: _Running | None = None
         self._ended: _Ended | None = None
+        self._begun_again: list[Manifest] = []
         self._spec: tuple[ValidationSpec | None, str] | None = None
 
     def has_pending(self) -> bool:
@@ -104,7 +108,12 @@ class Validations:
             ended = self._look_at(self._running)
             if ended is None:
                 return
-            self._running, self._ended = None, ended
+            self._running = None
+            if ended.is_taken_away and ended.manifest not in self._begun_again:
+                self._begun_again.append(ended.manifest)
+                self._queue.appendleft(ended.manifest)
+                return
+            self._ended = ended
         if self._ended is not None:
             self._take_in(self._ended)
         elif self._queue:
@@ -223,6 +232,7 @@ class Validations:
             error=error,
             log=running.process.log,
             seconds=time.monotonic() - running.began_at,
+            is_taken_away=status is not None and -status in _WARNINGS,
         )
 
     def _take_in(self, ended: _Ended) -> None:

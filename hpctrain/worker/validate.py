@@ -7,6 +7,7 @@ that its executor, the process PID, reads. What it prints is its log.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -67,7 +68,14 @@ def _leave_with(executor: int) -> None:
     threading.Thread(target=watch, name="hpctrain-executor-watch", daemon=True).start()
 
 
+def _ignore_warnings_of_slurm() -> None:
+    """Leave it to the executor what follows from them: Slurm sends them to all of a job."""
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+
+
 if __name__ == "__main__":
+    _ignore_warnings_of_slurm()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     run_validation(sys.argv[1:])

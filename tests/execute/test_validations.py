@@ -29,6 +29,7 @@ from hpctrain import (
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.store import CheckpointStore
+from hpctrain.testing.slurm import VirtualCluster
 
 TIMEOUT_S = 60.0
 
@@ -179,6 +180,19 @@ def test_a_validator_that_raises_or_is_killed_disturbs_nobody(
     ]
 
 
+def test_a_validation_that_a_warning_of_slurm_ended_is_begun_again_once(tmp_path: Path) -> None:
+    def validate(checkpoint: Checkpoint) -> dict[str, Any]:
+        # As if it came before the process could ignore it.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return {}
+
+    result = _fit(tmp_path, validate, workers=0, steps=1)
+    assert len(_events(result, "validation-started")) == 2
+    (ended,) = _events(result, "validation-ended")
+    assert ended["error"] == "it was killed by SIGTERM"
+
+
 @pytest.mark.mpi
 def test_what_is_no_dict_or_takes_too_long_is_a_failure(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -241,7 +255,7 @@ def train():
 
 def validate(checkpoint):
     (HERE / "pids").mkdir(exist_ok=True)
-    (HERE / "pids" / str(os.getpid())).touch()
+    (HERE / "pids" / f"{os.getpid()}-{time.time_ns()}").touch()
     while not (HERE / "go").exists():
         time.sleep(0.05)
     return {"score": 0.7}
@@ -294,7 +308,7 @@ def test_a_run_whose_executor_was_killed_validates_again(tmp_path: Path) -> None
         time.sleep(0.05)
     first.kill()
     first.wait()
-    (pid,) = (int(path.name) for path in pids.iterdir())
+    (pid,) = (int(path.name.partition("-")[0]) for path in pids.iterdir())
     _await_gone(pid)
     (tmp_path / "go").touch()
     assert subprocess.run(argv, timeout=TIMEOUT_S).returncode == 0
@@ -302,6 +316,33 @@ def test_a_run_whose_executor_was_killed_validates_again(tmp_path: Path) -> None
     assert [m.get("score") for m in result.metrics_history] == [0.7, None]
     assert len(_events(result, "validation-started")) == 2
     assert len(list(pids.iterdir())) == 2
+
+
+@pytest.mark.slurm
+def test_a_job_that_is_queued_again_validates_again(
+    tmp_path: Path, virtual_slurm: VirtualCluster
+) -> None:
+    script, pids = tmp_path / "script.py", tmp_path / "pids"
+    script.write_text(SCRIPT.replace('launcher="local"', 'launcher="slurm"'))
+    environment = {**os.environ, **virtual_slurm.environ}
+    driver = subprocess.Popen([sys.executable, str(script), str(tmp_path)], env=environment)
+    deadline = time.monotonic() + TIMEOUT_S
+    while not (pids.is_dir() and any(pids.iterdir())):
+        assert driver.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    job_id = Result.from_path(tmp_path / "run").status.job_id
+    subprocess.run(["scontrol", "requeue", str(job_id)], env=environment, check=True)
+    while len(list(pids.iterdir())) < 2:
+        assert driver.poll() is None
+        assert time.monotonic() < deadline + TIMEOUT_S
+        time.sleep(0.05)
+    (tmp_path / "go").touch()
+    assert driver.wait(TIMEOUT_S) == 0
+    result = Result.from_path(tmp_path / "run")
+    assert result.job_ids == [job_id]
+    assert [m.get("score") for m in result.metrics_history] == [0.7, None]
+    assert [e["error"] for e in _events(result, "validation-ended")] == [None]
 
 
 @pytest.mark.parametrize(
