@@ -129,8 +129,7 @@ class Validations:
         """
         if not self.has_pending():
             return
-        spec, _ = self._read_spec()
-        deadline = Deadline(0.0 if spec is None else spec.wait_timeout_s)
+        deadline = Deadline(self._wait_timeout_s())
         while self.has_pending() and goes_on():
             self.step()
             if self.has_pending() and deadline.is_over:
@@ -149,10 +148,8 @@ class Validations:
         self._queue.clear()
 
     def _give_up(self) -> None:
-        spec, _ = self._read_spec()
-        waited = 0.0 if spec is None else spec.wait_timeout_s
         why = (
-            f"it had not ended {waited:g} s after the training: "
+            f"it had not ended {self._wait_timeout_s():g} s after the training: "
             f"ValidationConfig(wait_timeout_s=...) sets how long to wait"
         )
         left, running = list(self._queue), self._running
@@ -274,6 +271,14 @@ class Validations:
 
     def _log_of(self, manifest: Manifest) -> Path:
         return self._journal.paths.validation_log(self._journal.status.attempt, manifest.report)
+
+    def _wait_timeout_s(self) -> float:
+        """Return how long to wait at the end; not at all where nobody says how to validate."""
+        try:
+            spec, _ = self._read_spec()
+        except (OSError, ConfigError):
+            return 0.0
+        return 0.0 if spec is None else spec.wait_timeout_s
 
     def _read_spec(self) -> tuple[ValidationSpec | None, str]:
         """Return how this run validates, and the digest of what says so. Read once, if needed."""
