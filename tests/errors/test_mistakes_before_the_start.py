@@ -228,7 +228,8 @@ ONE_LINE = [
         'DataParallelTrainer(print, {"lr": 0.1})',
         "UnknownFieldError: DataParallelTrainer(): too many positional arguments. By position: "
         "train_loop_per_worker. By name: train_loop_config, backend_config, dataset_config, "
-        "scaling_config, run_config, datasets, metadata, resume_from_checkpoint, preprocessor.",
+        "validation_config, scaling_config, run_config, datasets, metadata, "
+        "resume_from_checkpoint, preprocessor.",
     ),
     (
         'hpctrain.SlurmConfig(time="two hours")',
