@@ -14,7 +14,7 @@ from hpctrain.checkpoint import MANIFEST_NAME
 from hpctrain.config import CheckpointConfig, RunConfig, Stop
 from hpctrain.errors import ConfigError
 from hpctrain.plan.modules import combine, reached_modules
-from hpctrain.plan.spec import WorkerSpec, make_fingerprint, pack
+from hpctrain.plan.spec import ValidationSpec, WorkerSpec, make_fingerprint, pack
 from hpctrain.rundir.manifest import MOST_BYTES
 from hpctrain.rundir.reading import read_content
 
@@ -34,6 +34,7 @@ def digest_parts(
     run_config: RunConfig,
     num_workers: int | tuple[int, int],
     resume_from: Path | None,
+    validation: ValidationSpec | None,
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return digests of what decides the result, and of the user's modules among it by file.
 
@@ -45,7 +46,8 @@ def digest_parts(
         What ranks open, and its pickle.
     """
     stop = _pack_stop(run_config.stop)
-    modules = reached_modules(worker, stop)
+    validate = b"" if validation is None else validation.fn
+    modules = reached_modules(worker, stop, *([validate] if validate else []))
     digests = {
         "training function": make_fingerprint(pack(spec.train_loop, what="the training function")),
         "train_loop_config": make_fingerprint(pack(spec.train_loop_config, what="the config")),
@@ -56,6 +58,7 @@ def digest_parts(
         "checkpoint_config": json.dumps(
             _changed_fields(run_config.checkpoint_config), sort_keys=True
         ),
+        "validation_config": _digest_validation(validation),
         **_identify_files(spec.datasets),
     }
     resumed = _identify_checkpoint(resume_from)
@@ -104,6 +107,14 @@ def _changed_fields(config: CheckpointConfig) -> dict[str, Any]:
         for field in fields(config)
         if getattr(config, field.name) != getattr(default, field.name)
     }
+
+
+def _digest_validation(validation: ValidationSpec | None) -> str:
+    """Return a digest of what decides the metrics of a validation; not of where it runs."""
+    if validation is None:
+        return "None"
+    arguments = json.dumps(dict(validation.task_config.fn_kwargs), sort_keys=True)
+    return make_fingerprint(validation.fn, arguments.encode())
 
 
 def _pack_stop(stop: Stop | None) -> bytes:

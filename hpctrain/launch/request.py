@@ -237,7 +237,8 @@ def make_spec(request: Request, plan: LaunchPlan, *, in_background: bool = False
         "num_workers": scaling.num_workers,
         "resume_from": request.resume_from,
     }
-    digests, modules = digest_parts(spec, worker, **rest)
+    validation = _make_validation_spec(request.validation_config)
+    digests, modules = digest_parts(spec, worker, **rest, validation=validation)
     # The same as in runs of older versions: what else decides has digests of its own.
     files = (digests[name].encode() for name in digests if name == FILES)
     return RunSpec(
@@ -261,7 +262,7 @@ def make_spec(request: Request, plan: LaunchPlan, *, in_background: bool = False
         ),
         worker=worker,
         executor=_pack_for_executor(request, plan, must=in_background),
-        validation=_make_validation_spec(request.validation_config),
+        validation=validation,
     )
 
 

@@ -13,6 +13,7 @@ import xxhash
 from hpctrain.bulk.unreadable import UnreadableError, is_passing
 from hpctrain.checkpoint import MANIFEST_NAME, VALIDATION_NAME
 from hpctrain.errors import CheckpointError
+from hpctrain.log import log
 from hpctrain.rundir import FORMAT
 from hpctrain.rundir.reading import is_time, misfits, read_content
 from hpctrain.rundir.staging import StagedFile
@@ -139,7 +140,10 @@ def _with_validation(manifest: Manifest, directory: Path) -> Manifest:
             raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
-    # It is damaged: the validation is made again.
+    log(
+        f"warning: {directory / VALIDATION_NAME}: what a validation found is damaged, and left "
+        f"out; a fit() that goes on with the run validates the checkpoint again."
+    )
     return manifest
 
 

@@ -116,6 +116,27 @@ def test_what_a_validation_finds_reaches_the_checkpoint_the_history_and_the_rank
     assert [event["error"] for event in _events(result, "validation-ended")] == [None] * 3
 
 
+def test_a_finished_run_is_not_taken_for_one_that_validates_otherwise(tmp_path: Path) -> None:
+    assert _scores(_fit(tmp_path, workers=0)) == [0.5, 0.9, 0.1]
+    assert _scores(_fit(tmp_path, workers=0)) == [0.5, 0.9, 0.1]
+    with pytest.raises(ConfigError, match=r"asks for something else:\n  validation_config"):
+        _fit(tmp_path, lambda _: {"score": 0.0}, workers=0)
+    other = ValidationTaskConfig(fn_kwargs={"factor": 2})
+    with pytest.raises(ConfigError, match=r"asks for something else:\n  validation_config"):
+        _fit(tmp_path, workers=0, task_config=other)
+
+
+def test_what_is_damaged_of_a_validation_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = _fit(tmp_path, workers=0).path
+    damaged = Path(path, "checkpoints/000003/.hpctrain-validation.json")
+    damaged.write_bytes(damaged.read_bytes().replace(b"0.1", b"0.7"))
+    capsys.readouterr()
+    assert _scores(Result.from_path(path)) == [0.5, 0.9, -1.0]
+    assert f"{damaged}: what a validation found is damaged" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.mpi)])
 def test_fit_waits_for_what_is_pending(tmp_path: Path, workers: int) -> None:
     released = tmp_path / "released"
