@@ -1,15 +1,17 @@
-"""`AttemptExecutor`: one attempt, from starting the ranks to the end of their training function."""
+"""`AttemptExecutor`: one attempt, from the start of the training function to its end."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 
+from hpctrain.control.wire import Frame
 from hpctrain.errors import LaunchError
 from hpctrain.execute.progress import Progress
+from hpctrain.execute.ranks import Ranks
 from hpctrain.execute.tracker import AttemptTracker, ReportRound
-from hpctrain.execute.worker_group import START_TIMEOUT_S, WorkerGroup
 
 # After the first sign of a failure others are still listened to, since the rank that is to blame is
 # not always the first that is heard of: until none has failed for so long, but not for ever. Who
@@ -21,14 +23,15 @@ _LISTEN_S = 0.02
 
 
 class AttemptExecutor:
-    """Runs a training function once on a worker group. The backend's hooks run on the ranks.
+    """Runs a training function once on ranks. The backend's hooks run on the ranks.
 
     Parameters
     ----------
-    worker_group
-        The ranks; started by `start`.
+    ranks
+        They need not have come yet.
     spec_digest
-        Of the ``spec.pkl`` that the ranks are to run, and no other.
+        Of the ``spec.pkl`` that the ranks are to run, and no other; None where they do not wait for
+        a word to begin.
     first_report
         Number of the report that the attempt resumes from, 0 at a fresh start.
     checkpoint
@@ -37,16 +40,16 @@ class AttemptExecutor:
 
     def __init__(
         self,
-        worker_group: WorkerGroup,
+        ranks: Ranks,
         *,
-        spec_digest: str,
+        spec_digest: str | None = None,
         first_report: int = 0,
         checkpoint: Path | None = None,
     ) -> None:
-        self.worker_group = worker_group
-        self.tracker = AttemptTracker(world_size=len(worker_group), first_report=first_report)
+        self.ranks = ranks
+        self.tracker = AttemptTracker(world_size=len(ranks), first_report=first_report)
         self.progress = Progress(
-            world_size=len(worker_group), first_report=first_report, now=time.monotonic()
+            world_size=len(ranks), first_report=first_report, now=time.monotonic()
         )
         self._first_report = first_report
         self._checkpoint = checkpoint
@@ -56,14 +59,9 @@ class AttemptExecutor:
         self._heard = 0
         self._heard_at = 0.0
 
-    def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Start the ranks and wait until they are one world."""
-        self.worker_group.start(timeout_s)
-        self.progress.listen(time.monotonic())
-
     def start_training(self) -> None:
         """Let every rank set the backend up and call the training function."""
-        self.worker_group.broadcast(
+        self.ranks.broadcast(
             "train",
             first_report=self._first_report,
             checkpoint=None if self._checkpoint is None else str(self._checkpoint),
@@ -75,12 +73,15 @@ class AttemptExecutor:
         if not self._rounds:
             if self._failed_at is not None:
                 timeout_s = min(timeout_s, _LISTEN_S)
-            frames = self.worker_group.poll(timeout_s)
-            self.progress.listen(time.monotonic())
-            for frame in frames:
-                self.progress.feed(frame)
-                self._rounds.extend(self.tracker.feed(frame))
+            self.take(self.ranks.poll(timeout_s))
         return self._rounds.popleft() if self._rounds else None
+
+    def take(self, frames: Iterable[Frame]) -> None:
+        """Take in what ranks have sent."""
+        self.progress.listen(time.monotonic())
+        for frame in frames:
+            self.progress.feed(frame)
+            self._rounds.extend(self.tracker.feed(frame))
 
     def is_finished(self) -> bool:
         """Return whether every rank has returned, or one has failed and the others were heard."""
@@ -89,7 +90,7 @@ class AttemptExecutor:
         if self.tracker.is_done:
             return True
         if self._failed_at is None:
-            gone = self.worker_group.exit_status() is not None
+            gone = self.ranks.exit_status() is not None
             if self.tracker.has_failed or gone or self.tracker.unmatched_calls():
                 self._failed_at = time.monotonic()
             return False
@@ -97,7 +98,7 @@ class AttemptExecutor:
         if self._heard != (heard := self.tracker.num_ended):
             self._heard, self._heard_at = heard, now
         return (
-            heard == len(self.worker_group)
+            heard == len(self.ranks)
             or now - max(self._failed_at, self._heard_at) > self._quiet_s()
             or now - self._failed_at > _COLLECT_S
         )
@@ -116,11 +117,7 @@ class AttemptExecutor:
         """
         if not self.tracker.is_done and not self.tracker.has_failed:
             raise LaunchError(
-                f"the step of the ranks ended with status {self.worker_group.exit_status()}, and "
-                f"no rank said why. It said:\n{self.worker_group.launcher_output()}"
+                f"the step of the ranks ended with status {self.ranks.exit_status()}, and "
+                f"no rank said why. It said:\n{self.ranks.launcher_output()}"
             )
         return self.tracker.return_value
-
-    def shutdown(self, *, graceful: bool) -> None:
-        """End the ranks."""
-        self.worker_group.shutdown(patience_s=10.0 if graceful else 0.0)

@@ -211,12 +211,12 @@ class BackendExecutor:
             round_ = attempt.get_next_results(_POLL_S)
             if round_ is None:
                 continue
-            metrics = [round_.metrics(rank) for rank in range(len(attempt.worker_group))]
+            metrics = [round_.metrics(rank) for rank in range(len(attempt.ranks))]
             if round_.parts:
                 self._commit(attempt, round_)
             return metrics
         if attempt.tracker.has_failed:
-            group = attempt.worker_group
+            group = attempt.ranks
             error = explain_failure(
                 attempt.tracker,
                 workers=group.workers,
@@ -268,7 +268,7 @@ class BackendExecutor:
             checkpoint, _ = self._store.commit(
                 attempt=_ATTEMPT,
                 report=round_.report,
-                world_size=len(attempt.worker_group),
+                world_size=len(attempt.ranks),
                 metrics=round_.metrics(),
                 parts=round_.parts,
             )
@@ -276,7 +276,7 @@ class BackendExecutor:
         except (OSError, CheckpointError) as error:
             self._store.abandon(attempt=_ATTEMPT, report=round_.report)
             reason = str(error)
-        attempt.worker_group.broadcast("committed", report=round_.report, path=path, error=reason)
+        attempt.ranks.broadcast("committed", report=round_.report, path=path, error=reason)
 
     def _paths(self) -> RunPaths:
         assert self._root is not None

@@ -13,15 +13,13 @@ from hpctrain.errors import (
     NodeLostError,
     TrainingFailedError,
     WorkerError,
-    WorkerHangError,
 )
 from hpctrain.execute.allotment import Allotment
 from hpctrain.execute.attempt_executor import AttemptExecutor
+from hpctrain.execute.attempt_loop import AttemptLoop
 from hpctrain.execute.departure import Departure
-from hpctrain.execute.explain import explain_failure, names_a_death
 from hpctrain.execute.failure_policy import Decision, classify_failure, decide, describe_cause
 from hpctrain.execute.growth import Growth, Resize
-from hpctrain.execute.hang import HangWatch
 from hpctrain.execute.health import bad_nodes
 from hpctrain.execute.host_nodes import HostNodes
 from hpctrain.execute.journal import initial_status
@@ -38,9 +36,9 @@ from hpctrain.rundir.reading import read_end
 from hpctrain.rundir.status import RunState
 from hpctrain.slurm.nodes import SlurmNodes
 
-_POLL_S = 0.25
 _SAID_BYTES = 2**20
 _AGENTS_PATIENCE_S = 5.0
+_END_PATIENCE_S = 10.0
 
 
 class Executor:
@@ -262,7 +260,7 @@ class Executor:
             attempt=start.attempt,
             log_to_file=self._run_config.log_to_file,
         )
-        backend = AttemptExecutor(
+        attempt = AttemptExecutor(
             group,
             first_report=start.first_report,
             checkpoint=None if start.checkpoint is None else start.checkpoint.path,
@@ -271,7 +269,7 @@ class Executor:
         error: BaseException | None = None
         try:
             try:
-                backend.start(self._run_config.failure_config.start_timeout)
+                group.start(self._run_config.failure_config.start_timeout)
             finally:
                 self._journal.note_health(group.health.verdict())
             self._mpi = self._plan.mpi
@@ -281,96 +279,45 @@ class Executor:
                 nodes=group.hostnames,
                 phase="importing",
             )
-            self._watch(backend)
-            self._conclude(backend)
+            self._watch(attempt, group)
         except BaseException as raised:
             error = raised
             recorder.withdraw_goal()
-            self._departure.look_after_failure(backend.tracker)
+            self._departure.look_after_failure(attempt.tracker)
             if isinstance(raised, WorkerError) and (lost := self._allotment.losses(group)):
                 error = self._blame_nodes(lost, raised)
                 raise error from raised
             raise
         finally:
-            backend.shutdown(graceful=error is None or isinstance(error, Resize))
+            is_graceful = error is None or isinstance(error, Resize)
+            group.shutdown(patience_s=_END_PATIENCE_S if is_graceful else 0.0)
             self._allotment.watch(group)
             # First of all, since a full disk is a usual reason: what is half written goes.
             recorder.checkpoints.clear()
-            recorder.keep_failures(backend.tracker.failures.values())
-            recorder.end_attempt(error=error, reports=backend.tracker.reports)
+            recorder.keep_failures(attempt.tracker.failures.values())
+            recorder.end_attempt(error=error, reports=attempt.tracker.reports)
 
-    def _watch(self, backend: AttemptExecutor) -> None:
-        backend.start_training()
-        broadcast = backend.worker_group.broadcast
+    def _watch(self, attempt: AttemptExecutor, group: WorkerGroup) -> None:
         ranks_of: dict[str, list[int]] = {}
-        for worker in backend.worker_group.workers:
+        for worker in group.workers:
             ranks_of.setdefault(worker.hostname, []).append(worker.rank)
         stop = StopAgreement(
             self.recorder,
-            backend.tracker,
-            broadcast,
+            attempt.tracker,
+            group.broadcast,
             interpret=self._departure.interpret,
             nodes=ranks_of,
         )
-        hang = HangWatch(
-            backend.progress,
-            config=self._run_config.failure_config,
-            broadcast=broadcast,
-            examine=backend.worker_group.examine,
-            workers=backend.worker_group.workers,
-            paths=self._paths,
-            attempt=self._journal.status.attempt,
-            checkpoint=self.recorder.checkpoint_path,
-            note=self._journal.note,
-        )
-        with Growth(self.recorder, backend.tracker, self._allotment, stop) as growth:
-            while not backend.is_finished():
-                round_ = backend.get_next_results(_POLL_S)
-                if round_ is not None:
-                    self.recorder.record(round_, broadcast)
-                self.recorder.answer(backend.tracker, broadcast)
-                self.recorder.tick(phase=backend.tracker.phase, reports=backend.tracker.reports)
-                self._departure.step()
-                self._allotment.watch(backend.worker_group)
-                growth.step()
-                self._look_for_hangs(hang, backend)
-            growth.conclude()
-
-    def _look_for_hangs(self, hang: HangWatch, backend: AttemptExecutor) -> None:
-        try:
-            if not backend.tracker.has_failed:
-                hang.step()
-        except WorkerHangError as error:
-            for failure in hang.failures(error):
-                backend.tracker.failures.setdefault(failure.rank, failure)
-            self.recorder.call("after_exception", error.worker_failures)
-            raise
-        if hang.stalled != self._journal.status.stalled:
-            self._journal.change(stalled=hang.stalled)
-
-    def _conclude(self, backend: AttemptExecutor) -> None:
-        tracker = backend.tracker
-        if complaint := tracker.unmatched_calls():
-            raise TrainingFailedError(complaint)
-        value = backend.finish_training()
-        if tracker.has_failed:
-            # The launcher says how a silent rank died: srun at once, others after they cleaned up,
-            # none where a node is silent.
-            silent = set(tracker.lost) - set(tracker.failures)
-            if silent and not any(backend.worker_group.lost_nodes.values()):
-                # Meanwhile the others can leave.
-                backend.worker_group.broadcast("end")
-                backend.worker_group.await_launcher(5.0, until=names_a_death)
-            error = explain_failure(
-                tracker,
-                workers=backend.worker_group.workers,
-                paths=self._paths,
-                attempt=self._journal.status.attempt,
-                checkpoint=self.recorder.checkpoint_path(),
-                launcher_output=backend.worker_group.launcher_output(),
+        with Growth(self.recorder, attempt.tracker, self._allotment, stop) as growth:
+            loop = AttemptLoop(
+                self.recorder,
+                attempt,
+                departure=self._departure,
+                stopping=growth,
+                failure_config=self._run_config.failure_config,
+                in_each_turn=lambda: self._allotment.watch(group),
             )
-            self.recorder.call("after_exception", error.worker_failures)
-            raise error from error.worker_failures.get(error.rank)
-        self.recorder.raise_if_unfinished(tracker.reports, told=tracker.was_told)
-        self.recorder.keep_return_value(value)
-        self._journal.change(phase="done", reports=tracker.reports)
+            attempt.start_training()
+            loop.run()
+            growth.conclude()
+        loop.conclude()

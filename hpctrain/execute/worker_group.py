@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from hpctrain.control.wire import Frame
 from hpctrain.errors import LaunchError, WorkerError
 from hpctrain.execute.calls import Calls, CallsFunctions
 from hpctrain.execute.examine import Examiner
+from hpctrain.execute.explain import names_a_death
 from hpctrain.execute.health import Health
 from hpctrain.execute.node_agents import LOST_NODE_PATIENCE_S, NodeAgents
 from hpctrain.execute.node_report import describe_node, examine_storage
@@ -38,6 +39,7 @@ from hpctrain.worker.leftovers import unlink_mapped_segments
 START_TIMEOUT_S = 600.0
 # A rank that computes in C without giving way does not hear that it is to end.
 _END_PATIENCE_S = 0.5
+_DEATH_NOTICE_PATIENCE_S = 5.0
 _POLL_S = 0.1
 _LOOK_AGAIN_S = 0.01
 
@@ -215,6 +217,11 @@ class WorkerGroup(CallsFunctions):
             self.shutdown(patience_s=0)
             raise
 
+    @property
+    def share_a_terminal(self) -> bool:
+        """Whether Ctrl-C reaches all ranks: they are in sessions of their own."""
+        return False
+
     def broadcast(self, op: str, body: bytes = b"", **details: Any) -> None:
         """Send a command to every rank."""
         self._started_hub().send(op, body, **details)
@@ -255,12 +262,13 @@ class WorkerGroup(CallsFunctions):
         """Return the last lines that srun or mpiexec printed."""
         return "" if self._step is None else self._step.last_lines()
 
-    def await_launcher(self, timeout_s: float, *, until: Callable[[str], bool]) -> None:
-        """Wait until srun or mpiexec has ended, as after a death, or printed what is wanted."""
+    def await_death_notice(self) -> None:
+        """Let ranks leave; wait for what srun or mpiexec says of one that died without a word."""
         assert self._step is not None
-        deadline = Deadline(timeout_s)
+        self.broadcast("end")
+        deadline = Deadline(_DEATH_NOTICE_PATIENCE_S)
         while self._step.returncode() is None and not deadline.is_over:
-            if until(self._step.last_lines()):
+            if names_a_death(self._step.last_lines()):
                 return
             self._step.wait(_LOOK_AGAIN_S)
 

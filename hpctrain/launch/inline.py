@@ -2,78 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import tempfile
 from pathlib import Path
-from typing import Any
 
-from hpctrain.control.wire import Frame
 from hpctrain.errors import HpctrainError, WorkerError
+from hpctrain.execute.attempt_executor import AttemptExecutor
+from hpctrain.execute.attempt_loop import AttemptLoop
 from hpctrain.execute.departure import Departure
 from hpctrain.execute.recorder import AttemptStart, Recorder
-from hpctrain.execute.tracker import AttemptTracker
 from hpctrain.frames import format_user_traceback
+from hpctrain.launch.inline_ranks import InlineChannel, InlineRanks, StopAtOnce
 from hpctrain.launch.interrupt import explain_interrupt
 from hpctrain.launch.only_attempt import begin_only_attempt
 from hpctrain.launch.request import Submission
 from hpctrain.rundir.status import RunState
 from hpctrain.temporary_checkpoint import remove_dead_checkpoints
 from hpctrain.uncaught import show_as
-from hpctrain.worker.commits import Verdict
 from hpctrain.worker.report import Session
 from hpctrain.worker.train import pack_return_value, run_training
 from hpctrain.world import SerialComm, World
-
-
-class InlineChannel:
-    """Reports that reach their recorder by a function call."""
-
-    def __init__(self, recorder: Recorder, tracker: AttemptTracker, departure: Departure) -> None:
-        self._recorder = recorder
-        self._departure = departure
-        self._tracker = tracker
-        self.session: Session | None = None
-
-    def report(self, line: bytes) -> None:
-        """Record a report."""
-        self._feed({"op": "report", "rank": 0}, line)
-
-    def announce(self, line: bytes) -> None:
-        """Take note of a report whose part of a checkpoint follows."""
-        self._feed({"op": "report", "rank": 0, "part_follows": True}, line)
-
-    def part(self, report: int, part: bytes) -> None:
-        """Record the report whose part this is."""
-        self._feed({"op": "part", "rank": 0, "report": report}, part)
-
-    def ask(self, report: int) -> None:
-        """Answer with all checkpoints."""
-        self._feed({"op": "checkpoints", "rank": 0, "report": report}, b"")
-
-    def turn(self, number: int, wanted: bool) -> None:
-        """Let the only rank write."""
-        if wanted and self.session is not None:
-            self.session.writing.begin(number)
-
-    def progress(self, op: str, **details: str | int) -> None:
-        """Do nothing: who would watch this process from inside it."""
-
-    def _feed(self, header: dict[str, Any], body: bytes) -> None:
-        for round_ in self._tracker.feed(Frame(header, body, b"")):
-            self._recorder.record(round_, self._broadcast)
-        self._recorder.answer(self._tracker, self._broadcast)
-        self._recorder.tick(phase="training", reports=self._tracker.reports)
-        self._departure.step()
-        if self._recorder.stop is not None and self.session is not None:
-            self.session.stop_after(self._tracker.reports)
-
-    def _broadcast(self, op: str, body: bytes = b"", **details: Any) -> None:
-        assert self.session is not None
-        if op == "checkpoints":
-            self.session.hear_checkpoints(details["report"], json.loads(body))
-        if op == "committed":
-            self.session.decide(details["report"], Verdict(details["path"], details["error"]))
 
 
 def run_inline(submission: Submission) -> None:
@@ -103,9 +51,18 @@ def _run_attempt(
         hostname=socket.gethostname(),
     )
     journal.change(state=RunState.RUNNING, world_size=1, nodes=(world.hostname,), phase="training")
-    tracker = AttemptTracker(world_size=1, first_report=start.first_report)
-    channel = InlineChannel(recorder, tracker, departure)
-    session = channel.session = Session(
+    ranks = InlineRanks()
+    attempt = AttemptExecutor(ranks, first_report=start.first_report)
+    loop = AttemptLoop(
+        recorder,
+        attempt,
+        departure=departure,
+        stopping=StopAtOnce(recorder, attempt, ranks),
+        failure_config=request.run_config.failure_config,
+        may_end_hangs=False,
+    )
+    channel = InlineChannel(attempt, loop)
+    session = ranks.session = Session(
         world=world,
         paths=request.paths,
         channel=channel,
@@ -121,17 +78,16 @@ def _run_attempt(
             paths=request.paths,
             session=session,
             comm=SerialComm(),
-            on_phase=lambda _: None,
+            on_phase=channel.enter,
         )
-        recorder.keep_return_value(pack_return_value(world, value))
-        journal.change(reports=tracker.reports, phase="done")
-        recorder.raise_if_unfinished(tracker.reports, told=session.was_told)
+        channel.done(pack_return_value(world, value), told=session.was_told)
+        loop.conclude()
         recorder.finish_validations(departure.step)
     except BaseException as raised:
         error = raised
         raise
     finally:
-        recorder.end_attempt(error=error, reports=tracker.reports)
+        recorder.end_attempt(error=error, reports=attempt.tracker.reports)
         failure = as_failure(error, world, checkpoint=recorder.checkpoint_path())
         recorder.end(failure)
         if isinstance(error, KeyboardInterrupt):

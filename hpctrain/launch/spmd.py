@@ -198,8 +198,8 @@ def _open(request: Request, world: World) -> tuple[_Opening, Coordinator | None]
         paths=request.paths,
         start=coordinator.attempt_start,
         content=submission.spec_content,
-        addresses=coordinator.addresses,
-        secret=coordinator.secret,
+        addresses=coordinator.ranks.addresses,
+        secret=coordinator.ranks.secret,
     )
     return opening, coordinator
 

@@ -1,0 +1,175 @@
+"""`AttemptLoop`: the loop over one attempt, the same in every home."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from hpctrain.config import FailureConfig
+from hpctrain.errors import RunStoppedError, TrainingFailedError, WorkerError, WorkerHangError
+from hpctrain.execute.attempt_executor import AttemptExecutor
+from hpctrain.execute.departure import Departure
+from hpctrain.execute.explain import explain_failure
+from hpctrain.execute.hang import HangWatch
+from hpctrain.execute.recorder import Recorder
+from hpctrain.execute.tracker import ReportRound
+
+_POLL_S = 0.25
+
+
+class Stopping(Protocol):
+    """What lets the ranks stop once they should: `StopAgreement`, or `Growth` around it."""
+
+    def step(self) -> None:
+        """Take the next step, if there is one to take."""
+
+
+class AttemptLoop:
+    """Takes in what the ranks of one attempt send, records it, and ends the attempt.
+
+    Parameters
+    ----------
+    recorder
+        Writes it down, and knows whether the run should stop.
+    attempt
+        The ranks, and what they have said.
+    departure
+        Knows when the run has to leave its job.
+    stopping
+        Lets the ranks stop.
+    failure_config
+        When ranks hang.
+    may_end_hangs
+        Whether ranks that hang are ended, or only named.
+    in_each_turn
+        What this home does besides.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        attempt: AttemptExecutor,
+        *,
+        departure: Departure,
+        stopping: Stopping,
+        failure_config: FailureConfig,
+        may_end_hangs: bool = True,
+        in_each_turn: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._recorder = recorder
+        self._attempt = attempt
+        self._ranks = attempt.ranks
+        self._departure = departure
+        self._stopping = stopping
+        self._failure_config = failure_config
+        self._may_end_hangs = may_end_hangs
+        self._in_each_turn = in_each_turn
+        self._hang: HangWatch | None = None
+
+    def run(self) -> None:
+        """Return once all ranks have returned, or some have failed and the others were heard.
+
+        Raises
+        ------
+        RunStoppedError
+            If ranks do not return that were told to.
+        Resize
+            If the next attempt is to have more workers.
+        WorkerHangError
+            If ranks hang, and may be ended for it.
+        """
+        while not self._attempt.is_finished():
+            self.turn(self._attempt.get_next_results(_POLL_S))
+
+    def turn(self, round_: ReportRound | None) -> None:
+        """Record a report, if there is one, and do all else that is due."""
+        recorder, tracker = self._recorder, self._attempt.tracker
+        if round_ is not None:
+            recorder.record(round_, self._ranks.broadcast)
+        recorder.answer(tracker, self._ranks.broadcast)
+        recorder.tick(phase=tracker.phase, reports=tracker.reports)
+        self._departure.step()
+        self._in_each_turn()
+        self._stopping.step()
+        self._look_for_hangs()
+
+    def conclude(self) -> None:
+        """Store what the training function returned, or raise why it did not.
+
+        Raises
+        ------
+        RunStoppedError
+            If the ranks have returned because the run was to stop.
+        TrainingFailedError
+            If ranks failed, or did not make the same calls.
+        LaunchError
+            If what started the ranks ended without a reason.
+        """
+        recorder, tracker = self._recorder, self._attempt.tracker
+        if complaint := tracker.unmatched_calls():
+            raise TrainingFailedError(complaint)
+        value = self._attempt.finish_training()
+        if tracker.has_failed:
+            error = self._explain()
+            recorder.call("after_exception", error.worker_failures)
+            raise error from error.worker_failures.get(error.rank)
+        # A run that is stopped has no return value: that of its last attempt counts.
+        recorder.raise_if_unfinished(tracker.reports, told=tracker.was_told)
+        recorder.keep_return_value(value)
+        recorder.journal.change(phase="done", reports=tracker.reports)
+
+    def _explain(self) -> WorkerError:
+        recorder, ranks, tracker = self._recorder, self._ranks, self._attempt.tracker
+        failures = tracker.failures.values()
+        if ranks.share_a_terminal and any(f.type == "KeyboardInterrupt" for f in failures):
+            # mpiexec and srun send Ctrl-C to every rank. No cause is to be fixed.
+            raise RunStoppedError(
+                f"the run was interrupted (Ctrl-C) after report {tracker.reports}; fit() with "
+                f"name={recorder.journal.status.name!r} and the same storage_path resumes from "
+                f"{recorder.checkpoint_path() or 'its beginning'}."
+            )
+        # The launcher says how a silent rank died: srun at once, others after they cleaned up, none
+        # where a node is silent.
+        silent = set(tracker.lost) - set(tracker.failures)
+        if silent and not any(ranks.lost_nodes.values()):
+            ranks.await_death_notice()
+        return explain_failure(
+            tracker,
+            workers=ranks.workers,
+            paths=recorder.paths,
+            attempt=recorder.journal.status.attempt,
+            checkpoint=recorder.checkpoint_path(),
+            launcher_output=ranks.launcher_output(),
+        )
+
+    def _look_for_hangs(self) -> None:
+        tracker, journal = self._attempt.tracker, self._recorder.journal
+        if self._hang is None:
+            if len(self._ranks.workers) < len(self._ranks):
+                return
+            self._hang = self._make_hang_watch()
+        try:
+            if not tracker.has_failed:
+                self._hang.step()
+        except WorkerHangError as error:
+            for failure in self._hang.failures(error):
+                tracker.failures.setdefault(failure.rank, failure)
+            self._recorder.call("after_exception", error.worker_failures)
+            raise
+        if self._hang.stalled != journal.status.stalled:
+            journal.change(stalled=self._hang.stalled)
+
+    def _make_hang_watch(self) -> HangWatch:
+        journal, ranks = self._recorder.journal, self._ranks
+        return HangWatch(
+            self._attempt.progress,
+            config=self._failure_config,
+            broadcast=ranks.broadcast,
+            examine=ranks.examine,
+            workers=ranks.workers,
+            paths=self._recorder.paths,
+            attempt=journal.status.attempt,
+            checkpoint=self._recorder.checkpoint_path,
+            note=journal.note,
+            may_end=self._may_end_hangs,
+        )

@@ -1,0 +1,49 @@
+"""`Ranks`: how the loop over an attempt reaches the ranks, whoever has started them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from hpctrain.control.wire import Frame
+from hpctrain.execute.roll_call import WorkerMetadata
+
+
+class Ranks(Protocol):
+    """The ranks of one attempt: `WorkerGroup` started them, others were there already."""
+
+    def __len__(self) -> int:
+        """Return the number of ranks."""
+
+    @property
+    def workers(self) -> Sequence[WorkerMetadata]:
+        """Where each rank lives, by rank; fewer until all of them have come."""
+
+    @property
+    def lost_nodes(self) -> Mapping[str, bool]:
+        """Nodes that are lost; true if they are silent, false if their agent is gone."""
+
+    @property
+    def share_a_terminal(self) -> bool:
+        """Whether Ctrl-C reaches all of them, and is no failure of theirs."""
+
+    def broadcast(self, op: str, body: bytes = b"", **details: Any) -> None:
+        """Send a command to every rank."""
+
+    def poll(self, timeout_s: float) -> list[Frame]:
+        """Return what ranks have sent since the last call; wait for it up to `timeout_s`."""
+
+    def examine(self, pids: Mapping[int, int], silent: Sequence[int]) -> None:
+        """Ask for a look at ranks from outside; frames ``examined`` come back."""
+
+    def exit_status(self) -> int | None:
+        """Return the exit status of what started the ranks; None while it runs or is not ours."""
+
+    def launcher_output(self) -> str | None:
+        """Return the last lines of what started the ranks; None if it is not ours."""
+
+    def await_death_notice(self) -> None:
+        """Wait until the launcher says how a rank died that said nothing itself.
+
+        Meanwhile the others can leave. Returns at once where nobody says it.
+        """

@@ -1,0 +1,104 @@
+"""`FakeRanks`: ranks that are not there, for tests of the loop over an attempt."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hpctrain.control.wire import Frame
+from hpctrain.execute.roll_call import WorkerMetadata
+from hpctrain.worker.failure import RankFailure
+
+
+class FakeRanks:
+    """What a test lets ranks send, and what they are sent; there are no processes.
+
+    Parameters
+    ----------
+    size
+        Number of ranks.
+    share_a_terminal
+        As of `Ranks`.
+    """
+
+    def __init__(self, size: int, *, share_a_terminal: bool = False) -> None:
+        self.share_a_terminal = share_a_terminal
+        self.lost_nodes: Mapping[str, bool] = {}
+        self.status: int | None = None
+        """Exit status of the launcher."""
+        self.said: str | None = None
+        """What the launcher has printed."""
+        self.sent: list[tuple[str, dict[str, Any]]] = []
+        """What ranks were sent: the word, and its details."""
+        self._size = size
+        self._frames: deque[Frame] = deque()
+
+    def __len__(self) -> int:
+        """Return the number of ranks."""
+        return self._size
+
+    @property
+    def workers(self) -> Sequence[WorkerMetadata]:
+        """Ranks on one node each."""
+        return [
+            WorkerMetadata(
+                rank=rank,
+                hostname=f"node{rank}",
+                pid=rank + 1,
+                tmp="/tmp",
+                node_rank=rank,
+                local_rank=0,
+            )
+            for rank in range(self._size)
+        ]
+
+    def send(self, op: str, rank: int, body: bytes = b"", **details: Any) -> None:
+        """Let a rank send a frame, which the next `poll` returns."""
+        self._frames.append(Frame({"op": op, "rank": rank, **details}, body, b""))
+
+    def report(self, rank: int, **metrics: Any) -> None:
+        """Let a rank make a report."""
+        self.send("report", rank, json.dumps({"metrics": metrics}).encode() + b"\n")
+
+    def fail(self, rank: int, message: str, *, kind: str = "ValueError") -> None:
+        """Let a rank fail with an exception."""
+        failure = RankFailure(
+            rank=rank,
+            hostname=f"node{rank}",
+            pid=rank + 1,
+            report=0,
+            phase="training",
+            type=kind,
+            message=message,
+            traceback="",
+            time=0.0,
+        )
+        self.send("failed", rank, json.dumps(failure.to_json()).encode())
+
+    def broadcast(self, op: str, body: bytes = b"", **details: Any) -> None:
+        """Take note of it."""
+        self.sent.append((op, details))
+
+    def poll(self, timeout_s: float) -> list[Frame]:
+        """Return what the test let ranks send."""
+        frames = list(self._frames)
+        self._frames.clear()
+        return frames
+
+    def examine(self, pids: Mapping[int, int], silent: Sequence[int]) -> None:
+        """Take note of it."""
+        self.sent.append(("examine", {"pids": pids, "silent": silent}))
+
+    def exit_status(self) -> int | None:
+        """Return what the test has set."""
+        return self.status
+
+    def launcher_output(self) -> str | None:
+        """Return what the test has set."""
+        return self.said
+
+    def await_death_notice(self) -> None:
+        """Take note of it."""
+        self.sent.append(("await_death_notice", {}))

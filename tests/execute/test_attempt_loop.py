@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.callback import RunContext, UserCallback
+from hpctrain.config import RunConfig
+from hpctrain.errors import LaunchError, RunStoppedError, TrainingFailedError, WorkerError
+from hpctrain.execute.attempt_executor import AttemptExecutor
+from hpctrain.execute.attempt_loop import AttemptLoop
+from hpctrain.execute.failure_policy import StopKind, StopNotice
+from hpctrain.execute.recorder import Recorder
+from hpctrain.execute.stop import StopAgreement
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.status import RunState, RunStatus
+from hpctrain.testing.fake_ranks import FakeRanks
+
+
+class Failures(UserCallback):
+    """A callback that takes note of failures."""
+
+    def __init__(self) -> None:
+        self.ranks: list[list[int]] = []
+
+    def after_exception(self, run_context: RunContext, worker_exceptions: Any) -> None:
+        self.ranks.append(sorted(worker_exceptions))
+
+
+class NoDeparture:
+    """Stands for a `Departure` of a run that is in no job."""
+
+    def step(self) -> None:
+        """Do nothing."""
+
+
+class Attempt:
+    """An attempt of two ranks that are not there."""
+
+    def __init__(self, tmp_path: Path, *, share_a_terminal: bool = False) -> None:
+        paths = RunPaths(tmp_path / "run")
+        paths.checkpoints.mkdir(parents=True)
+        self.seen = Failures()
+        config = RunConfig(name="run", callbacks=[self.seen])
+        status = RunStatus(name="run", state=RunState.RUNNING, launcher="local", attempt=1)
+        self.paths = paths
+        self.ranks = FakeRanks(2, share_a_terminal=share_a_terminal)
+        self.recorder = Recorder(paths=paths, run_config=config, status=status)
+        self.executor = AttemptExecutor(self.ranks)
+        tracker = self.executor.tracker
+        self.does: Callable[[], None] = lambda: None
+        self.loop = AttemptLoop(
+            self.recorder,
+            self.executor,
+            departure=NoDeparture(),  # type: ignore[arg-type]
+            stopping=StopAgreement(self.recorder, tracker, self.ranks.broadcast),
+            failure_config=config.failure_config,
+            in_each_turn=lambda: self.does(),
+        )
+
+    def end(self, *, value: bytes = b"", told: bool = False) -> None:
+        """Let the training function return on both ranks."""
+        for rank in (0, 1):
+            self.ranks.send("done", rank, value, told=told)
+
+    def run(self) -> None:
+        self.loop.run()
+        self.loop.conclude()
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> Attempt:
+    return Attempt(tmp_path)
+
+
+def test_reports_are_recorded_and_the_value_is_stored_once_all_have_returned(attempt: Attempt):
+    for loss in (3, 2):
+        for rank in (1, 0):
+            attempt.ranks.report(rank, loss=loss)
+    attempt.end(value=b"value")
+    attempt.run()
+    assert attempt.recorder.progress() == {"loss": 2}
+    assert attempt.paths.return_value.read_bytes() == b"value"
+    assert attempt.recorder.journal.status.phase == "done"
+    assert attempt.recorder.journal.status.reports == 2
+
+
+def test_a_run_that_was_stopped_stores_no_value(attempt: Attempt):
+    attempt.recorder.ask_to_stop(StopNotice(kind=StopKind.REQUEST, why="it was asked to"))
+    attempt.end(value=b"value", told=True)
+    with pytest.raises(RunStoppedError, match="it was asked to"):
+        attempt.run()
+    assert not attempt.paths.return_value.exists()
+
+
+def test_a_failed_rank_is_named_and_callbacks_see_all_that_failed(attempt: Attempt):
+    attempt.ranks.fail(1, "no such file")
+    attempt.ranks.fail(0, "closed by peer")
+    with pytest.raises(WorkerError, match="no such file") as raised:
+        attempt.run()
+    assert raised.value.rank == 1
+    assert attempt.seen.ranks == [[0, 1]]
+    assert ("await_death_notice", {}) not in attempt.ranks.sent
+
+
+def test_of_a_rank_that_died_without_a_word_the_launcher_is_asked(attempt: Attempt):
+    attempt.ranks.send("lost", 1)
+    attempt.ranks.said = "srun: error: node1: task 1: Exited with exit code 7"
+    with pytest.raises(WorkerError, match="exited with status 7") as raised:
+        attempt.run()
+    assert raised.value.rank == 1
+    assert ("await_death_notice", {}) in attempt.ranks.sent
+
+
+def test_nobody_waits_for_the_launcher_of_a_node_that_is_silent(attempt: Attempt):
+    attempt.ranks.lost_nodes = {"node1": True}
+    attempt.ranks.send("lost", 1, agent=True)
+    with pytest.raises(WorkerError):
+        attempt.run()
+    assert ("await_death_notice", {}) not in attempt.ranks.sent
+
+
+@pytest.mark.parametrize(
+    ("share_a_terminal", "error"), [(True, RunStoppedError), (False, WorkerError)]
+)
+def test_ctrl_c_is_no_failure_where_all_ranks_get_it(
+    tmp_path: Path, share_a_terminal: bool, error: type[Exception]
+):
+    attempt = Attempt(tmp_path, share_a_terminal=share_a_terminal)
+    for rank in (0, 1):
+        attempt.ranks.fail(rank, "", kind="KeyboardInterrupt")
+    with pytest.raises(TrainingFailedError) as raised:
+        attempt.run()
+    assert type(raised.value) is error
+
+
+def test_ranks_that_report_unlike_often_are_told(attempt: Attempt):
+    attempt.ranks.report(0)
+    attempt.ranks.send("returned", 0, reports=1, meetings=0)
+    attempt.ranks.send("returned", 1, reports=0, meetings=0)
+    attempt.end()
+    with pytest.raises(TrainingFailedError, match="rank 1 returned after 0 reports"):
+        attempt.run()
+
+
+def test_a_launcher_that_ends_without_a_reason_is_a_failed_start(attempt: Attempt):
+    attempt.ranks.status, attempt.ranks.said = 3, "out of licences"
+    with pytest.raises(LaunchError, match=r"ended with status 3(.|\n)*out of licences"):
+        attempt.run()
+
+
+def test_ranks_that_are_told_to_stop_leave_in_the_middle(attempt: Attempt):
+    for rank in (0, 1):
+        attempt.ranks.send("phase", rank, phase="training")
+        attempt.ranks.report(rank, loss=1)
+
+    def answer() -> None:
+        words = [op for op, _ in attempt.ranks.sent]
+        if "stop" in words:
+            attempt.end(told=True)
+        elif "freeze" in words:
+            for rank in (0, 1):
+                attempt.ranks.send("frozen", rank, report=1)
+        else:
+            attempt.recorder.ask_to_stop(StopNotice(kind=StopKind.REQUEST, why="asked"))
+
+    attempt.does = answer
+    with pytest.raises(RunStoppedError, match="because asked, at report 1"):
+        attempt.run()
+    assert [op for op, _ in attempt.ranks.sent] == ["freeze", "stop"]
