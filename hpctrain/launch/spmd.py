@@ -7,8 +7,6 @@ nothing is restarted: that is the business of whoever started the ranks.
 from __future__ import annotations
 
 import atexit
-import json
-import os
 import signal
 import tempfile
 import threading
@@ -38,17 +36,10 @@ from hpctrain.temporary_checkpoint import remove_dead_checkpoints
 from hpctrain.uncaught import exit_code
 from hpctrain.worker import mpi
 from hpctrain.worker.bootstrap import hello_details, join_world, see_gpus
-from hpctrain.worker.failure import describe_exception
 from hpctrain.worker.leftovers import remove_dead_segments, remove_dead_segments_of_step
-from hpctrain.worker.link_channel import LinkChannel, connect_session
-from hpctrain.worker.report import Session
+from hpctrain.worker.linked_training import LinkedTraining
 from hpctrain.worker.stacks import answer_with_stacks
-from hpctrain.worker.train import (
-    export_thread_counts,
-    pack_return_value,
-    run_training,
-    settle,
-)
+from hpctrain.worker.train import export_thread_counts, settle
 from hpctrain.world import World
 
 if TYPE_CHECKING:
@@ -259,44 +250,24 @@ def _run_rank(opening: _Opening, world: World, comm: Comm) -> Result:
     sock, seal = connect_tcp(opening.addresses, credentials, timeout_s=_CONNECT_TIMEOUT_S)
     link = Link(sock, attempt=start.attempt, on_lost=verdict.hear_nothing_more, seal=seal)
     link.handle("run-failed", verdict.hear)
-    session = Session(
+    training = LinkedTraining(
+        link,
         world=world,
         paths=opening.paths,
-        channel=LinkChannel(link),
+        run_spec=run_spec,
         first_report=start.first_report,
         checkpoint=start.checkpoint,
-        commit_timeout_s=settings.commit_timeout_s,
     )
-    connect_session(link, session)
     answer_with_stacks(link, opening.paths, world)
     link.introduce(world.world_rank, hello_details(world))
-    phase = "importing"
-
-    def enter(name: str) -> None:
-        nonlocal phase
-        phase = name
-        link.post("phase", phase=name)
-
     previous = _forward_signals(link)
     try:
         _await_connections(comm)
         settle(settings)
-        value = run_training(
-            run_spec, paths=opening.paths, session=session, comm=comm, on_phase=enter
-        )
-        link.post("done", pack_return_value(world, value), told=session.was_told)
+        training.run(comm)
         answer = link.next_command()
     except BaseException as error:
-        failure = describe_exception(
-            error,
-            rank=world.world_rank,
-            hostname=world.hostname,
-            pid=os.getpid(),
-            report=session.reports,
-            phase=phase,
-        )
-        link.post("failed", json.dumps(failure.to_json()).encode())
-        raise verdict.error(failure.message) from error
+        raise verdict.error(training.post_failure(error)) from error
     finally:
         if previous is not None:
             signal.signal(signal.SIGUSR2, previous)

@@ -32,14 +32,13 @@ from hpctrain.temporary_checkpoint import remove_temporary_checkpoints
 from hpctrain.worker import mpi
 from hpctrain.worker.bootstrap import hello_details, join_world
 from hpctrain.worker.failure import LAST_WORDS, describe_exception
-from hpctrain.worker.link_channel import LinkChannel, connect_session
 from hpctrain.worker.node_socket import node_socket_name
 from hpctrain.worker.stacks import answer_with_stacks
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
 
-    from hpctrain.worker.report import Session
+    from hpctrain.worker.linked_training import LinkedTraining
     from hpctrain.world import World
 
 CONNECT_TIMEOUT_S = 60.0
@@ -55,8 +54,7 @@ class Rank:
         self._paths = paths
         self._attempt = attempt
         self._link = link
-        self._phase = "mpi"
-        self._session: Session | None = None
+        self._training: LinkedTraining | None = None
         self._world: World | None = None
 
     def join(self, *, size: int, inherit_output: bool) -> Comm:
@@ -103,16 +101,19 @@ class Rank:
 
     def fail(self, error: BaseException) -> None:
         """Say why this rank fails, in its log and to the executor, and leave."""
-        failure = describe_exception(
-            error,
-            rank=self._world.world_rank if self._world else -1,
-            hostname=socket.gethostname(),
-            pid=os.getpid(),
-            report=self._session.reports if self._session else 0,
-            phase=self._phase,
-        )
         # First of all: the sockets of this process close when it ends, and then its peers fail too.
-        self._link.post("failed", json.dumps(failure.to_json()).encode())
+        if self._training is not None:
+            self._training.post_failure(error)
+        else:
+            failure = describe_exception(
+                error,
+                rank=self._world.world_rank if self._world else -1,
+                hostname=socket.gethostname(),
+                pid=os.getpid(),
+                report=0,
+                phase="mpi",
+            )
+            self._link.post("failed", json.dumps(failure.to_json()).encode())
         self._link.drain(timeout_s=5.0)
         log(LAST_WORDS)
         log_traceback(error)
@@ -135,8 +136,8 @@ class Rank:
 
     def _train(self, command: Frame, comm: Comm) -> None:
         from hpctrain.checkpoint import Checkpoint
-        from hpctrain.worker.report import Session
-        from hpctrain.worker.train import pack_return_value, run_training, settle
+        from hpctrain.worker.linked_training import LinkedTraining
+        from hpctrain.worker.train import settle
 
         # One rank reads; the others get it through MPI, whatever their number.
         content = comm.bcast(self._read_spec(command) if comm.rank == 0 else None)
@@ -144,29 +145,20 @@ class Rank:
         settle(run_spec.settings)
         assert self._world is not None
         resumed = command.header["checkpoint"]
-        self._session = session = Session(
+        self._training = LinkedTraining(
+            self._link,
             world=self._world,
             paths=self._paths,
-            channel=LinkChannel(self._link),
+            run_spec=run_spec,
             first_report=command.header["first_report"],
             checkpoint=None if resumed is None else Checkpoint(resumed),
-            commit_timeout_s=run_spec.settings.commit_timeout_s,
         )
-        connect_session(self._link, session)
-        value = run_training(
-            run_spec, paths=self._paths, session=session, comm=comm, on_phase=self._enter
-        )
-        body = pack_return_value(self._world, value)
-        self._link.post("done", body, told=session.was_told)
+        self._training.run(comm)
 
     def _read_spec(self, command: Frame) -> bytes:
         from hpctrain.rundir.trust import read_spec
 
         return read_spec(self._paths, digest=command.header["spec"])
-
-    def _enter(self, phase: str) -> None:
-        self._phase = phase
-        self._link.post("phase", phase=phase)
 
 
 def run_rank(argv: list[str]) -> None:
