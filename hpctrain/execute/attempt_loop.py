@@ -113,9 +113,9 @@ class AttemptLoop:
             error = self._explain()
             recorder.call("after_exception", error.worker_failures)
             raise error from error.worker_failures.get(error.rank)
-        # A run that is stopped has no return value: that of its last attempt counts.
-        recorder.raise_if_unfinished(tracker.reports, told=tracker.was_told)
+        # Also of a run that is stopped: until another attempt returns, it is the newest there is.
         recorder.keep_return_value(value)
+        recorder.raise_if_unfinished(tracker.reports, told=tracker.was_told)
         recorder.journal.change(phase="done", reports=tracker.reports)
 
     def _explain(self) -> WorkerError:

@@ -87,12 +87,12 @@ def test_reports_are_recorded_and_the_value_is_stored_once_all_have_returned(att
     assert attempt.recorder.journal.status.reports == 2
 
 
-def test_a_run_that_was_stopped_stores_no_value(attempt: Attempt):
+def test_the_value_of_a_run_that_was_stopped_is_stored_too(attempt: Attempt):
     attempt.recorder.ask_to_stop(StopNotice(kind=StopKind.REQUEST, why="it was asked to"))
     attempt.end(value=b"value", told=True)
     with pytest.raises(RunStoppedError, match="it was asked to"):
         attempt.run()
-    assert not attempt.paths.return_value.exists()
+    assert attempt.paths.return_value.read_bytes() == b"value"
 
 
 def test_a_failed_rank_is_named_and_callbacks_see_all_that_failed(attempt: Attempt):
