@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,80 +18,10 @@ from hpctrain.execute.stop import StopAgreement
 from hpctrain.execute.tracker import AttemptTracker
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunState, RunStatus
-from hpctrain.worker.report_count import LeaveTraining, ReportCount
+from hpctrain.testing.scripted_rank import ScriptedRank
 
 MAX_TURNS = 20_000
 REASONS = (StopKind.GOAL, StopKind.REQUEST, StopKind.TIME_LIMIT, StopKind.TOTAL_TIME)
-
-
-class Rank:
-    """A rank whose training function, and the thread of whose link, take a step when asked to."""
-
-    def __init__(self, number: int, *, steps: int, asks_every: int, obeys: bool, saves: bool):
-        self._number = number
-        self._count = ReportCount(rank=number, first=0, timeout_s=0)
-        self._commands: deque[tuple[str, dict[str, Any]]] = deque()
-        self._frames: deque[Frame] = deque()
-        self.did: list[tuple[str, int]] = []
-        self.is_frozen = False
-        self._training = self._train(steps, asks_every, obeys, saves)
-
-    def send(self, op: str, **details: Any) -> None:
-        self._commands.append((op, details))
-
-    def _say(self, op: str, **details: Any) -> None:
-        body = b'{"metrics":{}}' if op == "report" else b""
-        self._frames.append(Frame({"op": op, "rank": self._number, **details}, body, b""))
-
-    def _report(self) -> Iterator[None]:
-        while self.is_frozen:
-            yield
-        self._count.begin()
-        self._say("report")
-        yield
-
-    def _train(self, steps: int, asks_every: int, obeys: bool, saves: bool) -> Iterator[None]:
-        try:
-            for step in range(1, steps + 1):
-                yield from self._report()
-                if not asks_every or step % asks_every:
-                    continue
-                is_told = self._count.should_stop_after(self._count.begun)
-                self.did.append(("was told" if is_told else "goes on", step))
-                yield
-                if is_told and obeys:
-                    if saves:
-                        yield from self._report()
-                    self.did.append(("left", self._count.begun))
-                    return
-            self.did.append(("came to its end", self._count.begun))
-        except LeaveTraining:
-            self.did.append(("was unwound", self._count.begun))
-
-    def train(self) -> bool:
-        """Go on by a little; return whether the training function has returned."""
-        try:
-            next(self._training)
-        except StopIteration:
-            self._say("returned", reports=self._count.begun, meetings=0)
-            self._say("done", told=self._count.was_told)
-            return True
-        return False
-
-    def hear(self) -> None:
-        """Take in the next command."""
-        if not self._commands:
-            return
-        op, details = self._commands.popleft()
-        if op == "freeze":
-            self.is_frozen = True
-            self._say("frozen", report=self._count.freeze())
-        else:
-            self._count.stop_after(details["report"], unwind=details["unwind"])
-            self.is_frozen = False
-
-    def take_frame(self) -> Frame | None:
-        return self._frames.popleft() if self._frames else None
 
 
 class NodesComeBack:
@@ -115,7 +43,7 @@ def run_in_some_order(seed: int, recorder: Recorder) -> None:
         "obeys": draw.random() < 0.7,
         "saves": draw.random() < 0.5,
     }
-    ranks = [Rank(number, **how) for number in range(draw.randint(1, 4))]
+    ranks = [ScriptedRank(number, **how) for number in range(draw.randint(1, 4))]
     speeds = [0.05 + draw.random() for _ in ranks]
     tracker = AttemptTracker(world_size=len(ranks), first_report=0)
     for number, _ in enumerate(ranks):
