@@ -68,7 +68,7 @@ def _meet(call: str, timeout_s: float) -> Any:
     from hpctrain.worker.mpi import wait_barrier
 
     started = time.monotonic()
-    with worker.session.meeting(call) as waits:
+    with worker.session.collective(call) as waits:
         has_come = wait_barrier(comm, timeout_s=timeout_s, meanwhile=waits)
     if not has_come:
         raise TrainingFailedError(

@@ -8,9 +8,9 @@ from typing import Protocol
 from hpctrain.config import FailureConfig
 from hpctrain.errors import RunStoppedError, TrainingFailedError, WorkerError, WorkerHangError
 from hpctrain.execute.attempt_executor import AttemptExecutor
-from hpctrain.execute.departure import Departure
 from hpctrain.execute.explain import explain_failure
 from hpctrain.execute.hang import HangWatch
+from hpctrain.execute.preemption import Preemption
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.tracker import ReportRound
 
@@ -18,7 +18,7 @@ _POLL_S = 0.25
 
 
 class Stopping(Protocol):
-    """What lets the ranks stop once they should: `StopAgreement`, or `Growth` around it."""
+    """What lets the ranks stop once they should: `StopAgreement`, or `ScalingPolicy` around it."""
 
     def step(self) -> None:
         """Take the next step, if there is one to take."""
@@ -33,7 +33,7 @@ class AttemptLoop:
         Writes it down, and knows whether the run should stop.
     attempt
         The ranks, and what they have said.
-    departure
+    preemption
         Knows when the run has to leave its job.
     stopping
         Lets the ranks stop.
@@ -50,7 +50,7 @@ class AttemptLoop:
         recorder: Recorder,
         attempt: AttemptExecutor,
         *,
-        departure: Departure,
+        preemption: Preemption,
         stopping: Stopping,
         failure_config: FailureConfig,
         may_end_hangs: bool = True,
@@ -59,7 +59,7 @@ class AttemptLoop:
         self._recorder = recorder
         self._attempt = attempt
         self._ranks = attempt.ranks
-        self._departure = departure
+        self._preemption = preemption
         self._stopping = stopping
         self._failure_config = failure_config
         self._may_end_hangs = may_end_hangs
@@ -88,7 +88,7 @@ class AttemptLoop:
             recorder.record(round_, self._ranks.broadcast)
         recorder.answer(tracker, self._ranks.broadcast)
         recorder.tick(phase=tracker.phase, reports=tracker.reports)
-        self._departure.step()
+        self._preemption.step()
         self._in_each_turn()
         self._stopping.step()
         self._look_for_hangs()

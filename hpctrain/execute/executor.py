@@ -14,21 +14,21 @@ from hpctrain.errors import (
     TrainingFailedError,
     WorkerError,
 )
-from hpctrain.execute.allotment import Allotment
 from hpctrain.execute.attempt_executor import AttemptExecutor
 from hpctrain.execute.attempt_loop import AttemptLoop
-from hpctrain.execute.departure import Departure
 from hpctrain.execute.failure_policy import Decision, classify_failure, decide, describe_cause
-from hpctrain.execute.growth import Growth, Resize
 from hpctrain.execute.health import bad_nodes
 from hpctrain.execute.host_nodes import HostNodes
 from hpctrain.execute.journal import initial_status
 from hpctrain.execute.node_agents import NodeAgents
-from hpctrain.execute.node_pool import NodeSource
+from hpctrain.execute.node_pool import NodePool
+from hpctrain.execute.preemption import Preemption
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.room import await_room
+from hpctrain.execute.scaling_policy import Resize, ScalingPolicy
 from hpctrain.execute.step_launcher import explain_wrong_pmi, find_mpiexec, other_mpi
 from hpctrain.execute.stop import StopAgreement
+from hpctrain.execute.usable_nodes import NodeSource
 from hpctrain.execute.worker_group import WorkerGroup
 from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.rundir.paths import RunPaths
@@ -79,7 +79,7 @@ class Executor:
             paths=paths, run_config=run_config, status=initial_status(paths, plan, run_config)
         )
         self._journal = self.recorder.journal
-        self._departure = Departure(
+        self._preemption = Preemption(
             plan=plan, run_config=run_config, recorder=self.recorder, signals=self.signals
         )
         mpiexec = find_mpiexec(plan.mpi) if plan.launcher == "mpiexec" else None
@@ -94,7 +94,7 @@ class Executor:
         source: NodeSource | None = None if job_id is None else SlurmNodes(job_id)
         if mpiexec is not None:
             source = HostNodes(tuple(plan.node_slots), mpiexec)
-        self._allotment = Allotment(
+        self._node_pool = NodePool(
             plan,
             source=source,
             note=self._journal.note,
@@ -123,7 +123,7 @@ class Executor:
     def _run_attempts(self) -> bool:
         recorder = self.recorder
         try:
-            self._departure.begin()
+            self._preemption.begin()
             self._go_on_after_the_last_executor()
             while True:
                 try:
@@ -133,7 +133,7 @@ class Executor:
                         await_room(self._paths, may_wait=self._may_wait)
                     recorder.raise_if_stopped(self._journal.status.reports)
                     self._run_attempt()
-                    recorder.finish_validations(self._departure.step)
+                    recorder.finish_validations(self._preemption.step)
                     break
                 except Resize as resize:
                     self._note_restart(str(resize))
@@ -144,7 +144,7 @@ class Executor:
                     if recorder.stop is not None:
                         # Nobody is to take the end of this process for the loss of its node.
                         self._agents.close()
-                    if self._departure.leave(error):
+                    if self._preemption.leave(error):
                         return False
                     self._decide_on(error)
         except BaseException as error:
@@ -158,14 +158,14 @@ class Executor:
 
     def _may_wait(self) -> bool:
         """Return whether nothing wants the run to stop, between two attempts."""
-        self._departure.step()
+        self._preemption.step()
         self.recorder.look_for_request()
         return self.recorder.stop is None
 
     def _blame_nodes(self, lost: Mapping[str, str], error: WorkerError) -> NodeLostError:
         told = "; ".join(f"node {node} is lost: {reason}" for node, reason in lost.items())
         if not self._plan.job_nodes.survives_loss:
-            self._departure.give_job_up(told)
+            self._preemption.give_job_up(told)
         lost_node = NodeLostError(
             f"{told}. {error}",
             rank=error.rank,
@@ -209,7 +209,7 @@ class Executor:
         if isinstance(error, LaunchError) and (reason := self._explain_wrong_pmi()):
             raise LaunchError(f"{error}\n{reason}") from error
         kind = classify_failure(error)
-        can_leave_out = self._allotment.can_leave_out(error)
+        can_leave_out = self._node_pool.can_leave_out(error)
         is_final = isinstance(error, LaunchError) and not (error.transient or can_leave_out)
         if kind is None or is_final:
             raise error
@@ -219,7 +219,7 @@ class Executor:
         decision = decide(kind, self._journal.history, self._run_config.failure_config)
         if not decision.restart:
             self._journal.note("gave-up", reason=decision.reason)
-            if self._journal.history.fruitless > 1:
+            if self._journal.history.without_progress > 1:
                 # What is printed and stored: the last failure alone would not say why it was fatal.
                 error.args = (f"{error}\n{decision.reason}",)
             raise error
@@ -240,11 +240,11 @@ class Executor:
     def _run_attempt(self) -> None:
         recorder = self.recorder
         try:
-            placement, idle_nodes = self._allotment.place()
+            placement, idle_nodes = self._node_pool.place()
         except NodeLostError as shortage:
             if not self._plan.in_job:
                 raise LaunchError(str(shortage)) from shortage
-            self._departure.give_job_up(str(shortage))
+            self._preemption.give_job_up(str(shortage))
             raise
         start = recorder.begin_attempt(self._resume_from)
         group = WorkerGroup(
@@ -283,15 +283,15 @@ class Executor:
         except BaseException as raised:
             error = raised
             recorder.withdraw_goal()
-            self._departure.look_after_failure(attempt.tracker)
-            if isinstance(raised, WorkerError) and (lost := self._allotment.losses(group)):
+            self._preemption.look_after_failure(attempt.tracker)
+            if isinstance(raised, WorkerError) and (lost := self._node_pool.losses(group)):
                 error = self._blame_nodes(lost, raised)
                 raise error from raised
             raise
         finally:
             is_graceful = error is None or isinstance(error, Resize)
             group.shutdown(patience_s=_END_PATIENCE_S if is_graceful else 0.0)
-            self._allotment.watch(group)
+            self._node_pool.watch(group)
             # First of all, since a full disk is a usual reason: what is half written goes.
             recorder.checkpoints.clear()
             recorder.keep_failures(attempt.tracker.failures.values())
@@ -305,19 +305,19 @@ class Executor:
             self.recorder,
             attempt.tracker,
             group.broadcast,
-            interpret=self._departure.interpret,
+            interpret=self._preemption.interpret,
             nodes=ranks_of,
         )
-        with Growth(self.recorder, attempt.tracker, self._allotment, stop) as growth:
+        with ScalingPolicy(self.recorder, attempt.tracker, self._node_pool, stop) as scaling_policy:
             loop = AttemptLoop(
                 self.recorder,
                 attempt,
-                departure=self._departure,
-                stopping=growth,
+                preemption=self._preemption,
+                stopping=scaling_policy,
                 failure_config=self._run_config.failure_config,
-                in_each_turn=lambda: self._allotment.watch(group),
+                in_each_turn=lambda: self._node_pool.watch(group),
             )
             attempt.start_training()
             loop.run()
-            growth.conclude()
+            scaling_policy.conclude()
         loop.conclude()

@@ -9,7 +9,7 @@ from typing import Any
 
 from hpctrain.errors import TrainingFailedError, WorkerError
 from hpctrain.execute.out_of_memory import advise_more_memory, describe_kill
-from hpctrain.execute.roll_call import WorkerMetadata
+from hpctrain.execute.rendezvous import WorkerMetadata
 from hpctrain.execute.tracker import AttemptTracker
 from hpctrain.frames import user_part_of_stack
 from hpctrain.plan.spec import RunSpec

@@ -18,7 +18,7 @@ from hpctrain.rundir.display import one_line, shorten
 from hpctrain.rundir.history import FailureKind, History
 from hpctrain.slurm.output import Job
 
-MAX_FRUITLESS_ATTEMPTS = 5
+MAX_ATTEMPTS_WITHOUT_PROGRESS = 5
 """A run that fails so often in a row without a newer checkpoint is stopped, whatever it may."""
 
 _FIRST_DELAY_S = 0.5
@@ -88,13 +88,13 @@ def decide(kind: FailureKind, history: History, config: FailureConfig) -> Decisi
     config
         The budgets.
     """
-    if history.fruitless >= MAX_FRUITLESS_ATTEMPTS:
+    if history.without_progress >= MAX_ATTEMPTS_WITHOUT_PROGRESS:
         return Decision(
             restart=False,
-            reason=f"{history.fruitless} attempts in a row ended without a newer checkpoint, and "
-            f"a run that makes no progress is stopped whatever its budgets. Look at why they "
-            f"ended (hpctrain status, logs/), or report a checkpoint earlier; fit() with the same "
-            f"name tries again.",
+            reason=f"{history.without_progress} attempts in a row ended without a newer "
+            f"checkpoint, and a run that makes no progress is stopped whatever its budgets. Look "
+            f"at why they ended (hpctrain status, logs/), or report a checkpoint earlier; fit() "
+            f"with the same name tries again.",
         )
     if kind not in _BUDGETS:
         return Decision(restart=True, reason=f"the end of the job ({kind.value}) costs no budget")
@@ -103,7 +103,7 @@ def decide(kind: FailureKind, history: History, config: FailureConfig) -> Decisi
     count = history.failures.get(kind, 0)
     delay_s = 0.0
     if kind is FailureKind.START:
-        delay_s = _FIRST_DELAY_S * 2 ** max(0, history.fruitless - 1)
+        delay_s = _FIRST_DELAY_S * 2 ** max(0, history.without_progress - 1)
     if budget == -1:
         reason = f"{kind.value} failure {count}, without a limit"
         return Decision(restart=True, reason=reason, delay_s=delay_s, number=count)

@@ -14,7 +14,7 @@ from hpctrain.config import FailureConfig
 from hpctrain.errors import WorkerHangError
 from hpctrain.execute.left_behind import LEFT_BEHIND_AFTER_S, describe_left_behind
 from hpctrain.execute.progress import Progress
-from hpctrain.execute.roll_call import WorkerMetadata
+from hpctrain.execute.rendezvous import WorkerMetadata
 from hpctrain.frames import user_part_of_stack
 from hpctrain.rundir.files import make_directory
 from hpctrain.rundir.paths import RunPaths

@@ -1,108 +1,167 @@
-"""`NodePool`: which nodes of the allocation can be used now."""
+"""`NodePool`: which nodes of the job an attempt gets."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from typing import Protocol
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 
-from hpctrain.errors import LaunchError
-
-
-class NodeSource(Protocol):
-    """What knows the nodes of an allocation."""
-
-    def usable(self) -> Mapping[str, bool]:
-        """Return the nodes that are not known to be down, in order; true where it is in doubt.
-
-        Raises
-        ------
-        LaunchError
-            If that cannot be found out now.
-        """
-
-    def starts_a_process(self, node: str) -> bool:
-        """Return whether a process starts on a node."""
+from hpctrain.errors import LaunchError, NodeLostError
+from hpctrain.execute.usable_nodes import NodeSource, UsableNodes
+from hpctrain.execute.worker_group import WorkerGroup
+from hpctrain.plan.launch_plan import LaunchPlan
+from hpctrain.plan.resources import Placement, place_on_nodes
+from hpctrain.slurm.nodes import allocated_hosts
 
 
 class NodePool:
-    """The nodes of the allocation of this process. Used from one thread, but for `look_again`.
-
-    Slurm believes in a dead node for as long as SlurmdTimeout says, five minutes as a rule; the
-    silence of its agent says it earlier. So both are heard, and a node is lost if either says so.
+    """The placement of each attempt on the nodes that live.
 
     Parameters
     ----------
+    plan
+        On what the run runs at full size.
     source
-        What knows the nodes.
+        What knows the nodes; None on one machine, where there is nothing to choose.
+    note
+        Writes an event into the ledger.
     bad
-        Nodes that are not to be used, although they live, and why.
+        Nodes that an earlier executor of this job found bad, and why.
     """
 
-    def __init__(self, source: NodeSource, *, bad: Mapping[str, str] | None = None) -> None:
-        self._source = source
-        self._bad = dict(bad or {})
-        self._known: tuple[str, ...] = ()
-        self._lost: dict[str, str] = {}
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        *,
+        source: NodeSource | None,
+        note: Callable[..., None],
+        bad: Mapping[str, str] | None = None,
+    ) -> None:
+        self._plan = plan
+        self._nodes = None if source is None else UsableNodes(source, bad=bad)
+        self._note = note
+        self._suspects: set[str] = set()
+        self._used: set[str] = set()
+        self._missing_workers = 0
+        self._look_at = 0.0
+        self._look: threading.Thread | None = None
+        self._found: set[str] = set()
 
-    @property
-    def lost(self) -> dict[str, str]:
-        """Nodes that are not used any more, and why."""
-        return {**self._lost, **self._bad}
-
-    def give_up(self, node: str, reason: str) -> bool:
-        """Use a node no more; return whether that is news. Not collective."""
-        if node in self.lost:
-            return False
-        self._lost[node] = reason
-        return True
-
-    def leave_out(self, bad: Mapping[str, str]) -> None:
-        """Never use nodes again, although they live. Not collective."""
-        self._bad.update(bad)
-
-    def take_back(self, nodes: Collection[str]) -> None:
-        """Use nodes again. Not collective."""
-        for node in nodes:
-            self._lost.pop(node, None)
-
-    def living(self) -> tuple[str, ...]:
-        """Return the nodes that can be used, in Slurm's order. Not collective.
-
-        If Slurm does not answer, those that it named last.
+    def place(self) -> tuple[Placement, tuple[str, ...]]:
+        """Return how the workers lie on nodes now, and the nodes of the job that have none.
 
         Raises
         ------
-        LaunchError
-            If it has never answered.
+        NodeLostError
+            If the nodes that are left are too few.
         """
-        try:
-            usable = self._source.usable()
-        except LaunchError:
-            if not self._known:
-                raise
-            usable = {node: False for node in self._known if node not in self._lost}
-        for node in self._known:
-            if node not in usable:
-                self.give_up(node, "Slurm says that it is down")
-        self._known = tuple(dict.fromkeys((*usable, *self._known)))
-        self.test(node for node, doubtful in usable.items() if doubtful and node not in self._lost)
-        lost = self.lost
-        return tuple(node for node in self._known if node not in lost)
+        self._used.clear()
+        full, job_nodes = self._plan.placement, self._plan.job_nodes
+        if self._nodes is None:
+            return full, ()
+        if job_nodes.survives_loss or self._nodes.lost or self._suspects:
+            living = self._ask_for_living(self._nodes)
+        elif full.is_even or full.nodes:
+            return full, ()
+        else:
+            # What starts ranks need not share them out over nodes as it is planned.
+            living = tuple(allocated_hosts())
+        most = full.max_tasks_per_node
+        slots = {node: self._plan.node_slots.get(node, most) for node in living}
+        placement = place_on_nodes(full, slots, fewest=job_nodes.min_workers)
+        if placement is None:
+            raise NodeLostError(self._explain_shortage(slots))
+        self._used = set(living)
+        self._missing_workers = full.num_workers - placement.num_workers
+        self._look_at = time.monotonic() + self._plan.resize_interval_s
+        return placement, tuple(node for node in living if node not in placement.nodes)
 
-    def test(self, nodes: Iterable[str]) -> None:
-        """Give up those of some nodes on which no process starts. Not collective."""
-        for node in nodes:
-            if not self._source.starts_a_process(node):
-                self.give_up(node, "no process starts there")
+    def watch(self, group: WorkerGroup) -> None:
+        """Take note of the nodes that a group has lost. Not collective."""
+        if self._nodes is None:
+            return
+        if self._plan.job_nodes.survives_loss:
+            # The ledger has them already.
+            self._nodes.leave_out(group.health.verdict().bad)
+        for node, is_silent in group.lost_nodes.items():
+            if is_silent:
+                if self._nodes.give_up(node, "silent"):
+                    self._note("node-lost", node=node, reason="silent")
+            elif node not in self._nodes.lost:
+                # The agent alone may have died.
+                self._suspects.add(node)
+        self._suspects.update(group.missing_nodes)
 
-    def look_again(self) -> set[str]:
-        """Return the nodes that were given up, and work after all. Not collective.
+    def losses(self, group: WorkerGroup) -> dict[str, str]:
+        """Return the nodes that an attempt which has failed has lost, and why. Not collective."""
+        if self._nodes is None:
+            return {}
+        self.watch(group)
+        if self._plan.job_nodes.survives_loss:
+            with suppress(LaunchError):
+                self._ask_for_living(self._nodes)
+            return {node: why for node, why in self._nodes.lost.items() if node in self._used}
+        # Otherwise Slurm itself ends the job with a node that it knows to be down.
+        return {node: "silent" for node, is_silent in group.lost_nodes.items() if is_silent}
 
-        A node that Slurm itself has taken from the job does not come back to it.
+    def _ask_for_living(self, nodes: UsableNodes) -> tuple[str, ...]:
+        known = nodes.lost
+        nodes.test(self._suspects)
+        self._suspects.clear()
+        living = nodes.living()
+        for node, reason in nodes.lost.items():
+            if node not in known:
+                self._note("node-lost", node=node, reason=reason)
+        return living
+
+    def can_leave_out(self, error: Exception) -> bool:
+        """Return whether the ranks could not be started for want of nodes that are not needed.
+
+        Not collective.
         """
-        try:
-            usable = self._source.usable()
-        except LaunchError:
-            return set()
-        lost = [node for node in self._lost if node in usable and node not in self._bad]
-        return {node for node in lost if self._source.starts_a_process(node)}
+        return (
+            isinstance(error, LaunchError)
+            and self._nodes is not None
+            and self._plan.job_nodes.survives_loss
+            and bool(self._suspects or self._nodes.lost.keys() & self._used)
+        )
+
+    def can_grow(self) -> bool:
+        """Return whether nodes that the run lacks are back; looks in a thread, now and then.
+
+        Not collective.
+        """
+        if self._nodes is None or not self._missing_workers or not self._nodes.lost:
+            return False
+        if self._look is not None and not self._look.is_alive():
+            self._look = None
+            if self._found:
+                self._nodes.take_back(self._found)
+                self._note("nodes-back", nodes=sorted(self._found))
+                return True
+        if self._look is None and time.monotonic() > self._look_at:
+            self._look_at = time.monotonic() + self._plan.resize_interval_s
+            self._look = threading.Thread(target=self._look_again, daemon=True)
+            self._look.start()
+        return False
+
+    def _look_again(self) -> None:
+        assert self._nodes is not None
+        self._found = self._nodes.look_again()
+
+    def _explain_shortage(self, slots: Mapping[str, int]) -> str:
+        assert self._nodes is not None
+        lost = "; ".join(f"{node}: {reason}" for node, reason in self._nodes.lost.items())
+        job_nodes = self._plan.job_nodes
+        way_out = (
+            ""
+            if job_nodes.survives_loss
+            else " A run with ScalingConfig(num_workers=(fewest, most)) or "
+            "SlurmConfig(spare_nodes=1) goes on in its job."
+        )
+        return (
+            f"{len(slots)} of {job_nodes.most} nodes of this job are left, with room for "
+            f"{sum(slots.values())} workers, and the run needs {job_nodes.min_workers} ({lost}). "
+            f"fit() with the same name resumes it in another job.{way_out}"
+        )

@@ -31,8 +31,8 @@ from hpctrain.execute.journal import Journal
 from hpctrain.execute.run_checkpoints import RunCheckpoints
 from hpctrain.execute.stop_rule import StopRule
 from hpctrain.execute.tracker import AttemptTracker, ReportRound
-from hpctrain.execute.turns import Turns
 from hpctrain.execute.validations import PHASE, Validations
+from hpctrain.execute.write_slots import WriteSlots
 from hpctrain.log import log
 from hpctrain.result import Result
 from hpctrain.rundir.files import insist, make_directory, write_atomic
@@ -86,7 +86,7 @@ class Recorder:
         self._rule = StopRule(run_config.stop)
         self._last_line = b""
         self._recorded = 0
-        self._turns = Turns(None)
+        self._slots = WriteSlots(None)
 
     @property
     def wants_stop(self) -> str | None:
@@ -192,7 +192,7 @@ class Recorder:
         self._rule.begin_attempt(
             first_report=start.first_report, seconds_before=journal.attempt_seconds
         )
-        self._turns = Turns(self._config.sync_config.max_writers)
+        self._slots = WriteSlots(self._config.sync_config.max_writers)
         journal.change(
             state=RunState.STARTING,
             attempt=attempt,
@@ -270,16 +270,16 @@ class Recorder:
                 self.ask_to_stop(self._goal[1])
 
     def answer(self, tracker: AttemptTracker, broadcast: Callable[..., None]) -> None:
-        """Answer ranks that ask for a turn to write, or for the checkpoints that there are.
+        """Answer ranks that ask for a write slot, or for the checkpoints that there are.
 
         The latter once all reports that they made are recorded.
         """
-        if tracker.turns:
-            for rank, number, wanted in tracker.turns:
-                self._turns.hear(rank, number, wanted=wanted)
-            tracker.turns.clear()
-            for rank, number in self._turns.grant().items():
-                broadcast("turn", ranks=[rank], number=number)
+        if tracker.slots:
+            for rank, number, wanted in tracker.slots:
+                self._slots.hear(rank, number, wanted=wanted)
+            tracker.slots.clear()
+            for rank, number in self._slots.grant().items():
+                broadcast("slot", ranks=[rank], number=number)
         due = {report for report in tracker.asked if report <= self._recorded}
         if due:
             try:

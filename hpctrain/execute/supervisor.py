@@ -42,8 +42,8 @@ def supervise(run_dir: str, spec_digest: str | None = None) -> None:
         log(f"{paths.root} is run by {owner.value}, not by job {job_id}.", to=sys.stdout)
         return
     directory = HeldDirectory(paths)
-    attempts, fruitless = count_attempts(paths), 0
-    while fruitless <= _MAX_RESTARTS and _is_here(directory):
+    attempts, without_progress = count_attempts(paths), 0
+    while without_progress <= _MAX_RESTARTS and _is_here(directory):
         fence = Fence(paths)
         pid = os.fork()
         if pid == 0:
@@ -73,7 +73,7 @@ def supervise(run_dir: str, spec_digest: str | None = None) -> None:
             break
         # One that could begin an attempt has looked at the budgets; one that could not, has not.
         attempts, before = count_attempts(paths), attempts
-        fruitless = 0 if attempts > before else fruitless + 1
+        without_progress = 0 if attempts > before else without_progress + 1
     raise SystemExit(1)
 
 

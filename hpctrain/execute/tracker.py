@@ -62,7 +62,7 @@ class AttemptTracker:
         self._parts: dict[int, dict[int, StagedPart | None]] = {}
         self._phases = dict.fromkeys(range(world_size), "mpi")
         self._done: set[int] = set()
-        # Reports and meetings of each; in which meeting ranks wait, or 0: see `Session.meeting`.
+        # Reports and collectives of each; in which one ranks wait, or 0: see `Session.collective`.
         self._returned: dict[int, tuple[int, int]] = {}
         self._waits: dict[int, tuple[int, str]] = {}
         self._frozen: dict[int, int] = {}
@@ -77,8 +77,8 @@ class AttemptTracker:
         """Signals that ranks have passed on."""
         self.asked: set[int] = set()
         """Reports whose checkpoints ranks want to know of; whoever answers removes them."""
-        self.turns: list[tuple[int, int, bool]] = []
-        """Ranks, the numbers of their turns to write, and whether these are wanted, or over;
+        self.slots: list[tuple[int, int, bool]] = []
+        """Ranks, the numbers of their write slots, and whether these are wanted, or over;
         whoever answers removes them."""
         self.was_told = False
         """Whether a rank that returned knew that it should."""
@@ -137,8 +137,8 @@ class AttemptTracker:
         if frame.op == "checkpoints":
             self.asked.add(frame.header["report"])
             return []
-        if frame.op == "turn":
-            self.turns.append((rank, frame.header["number"], frame.header["wanted"]))
+        if frame.op == "slot":
+            self.slots.append((rank, frame.header["number"], frame.header["wanted"]))
         elif frame.op == "phase":
             self._phases[rank] = frame.header["phase"]
         elif frame.op == "done":
@@ -154,9 +154,9 @@ class AttemptTracker:
             if memory := frame.header.get("memory"):
                 self.memory[rank] = memory
         elif frame.op == "returned":
-            self._returned[rank] = frame.header["reports"], frame.header["meetings"]
+            self._returned[rank] = frame.header["reports"], frame.header["collectives"]
         elif frame.op == "waits":
-            self._waits[rank] = frame.header["meeting"], frame.header["stage"]
+            self._waits[rank] = frame.header["collective"], frame.header["stage"]
         elif frame.op == "frozen":
             self._frozen[rank] = frame.header["report"]
         elif frame.op == "signal":
@@ -171,10 +171,10 @@ class AttemptTracker:
 
     def _unmatched_wait(self) -> str | None:
         gone = min(self._returned, key=lambda rank: self._returned[rank][1])
-        for rank, (meeting, stage) in self._waits.items():
+        for rank, (collective, stage) in self._waits.items():
             # Who has returned himself may wait in the end of his backend, for all of them. The
             # number tells a wait in vain from one that has ended, of which no word has come yet.
-            if rank not in self._returned and meeting > self._returned[gone][1]:
+            if rank not in self._returned and collective > self._returned[gone][1]:
                 return (
                     f"rank {gone} returned, but rank {rank} waits for all ranks in {stage}. Every "
                     f"rank must make the same calls in the same order: move it out of conditions "

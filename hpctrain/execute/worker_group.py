@@ -25,7 +25,7 @@ from hpctrain.execute.health import Health
 from hpctrain.execute.node_agents import LOST_NODE_PATIENCE_S, NodeAgents
 from hpctrain.execute.node_report import describe_node, examine_storage
 from hpctrain.execute.process import StepProcess
-from hpctrain.execute.roll_call import RollCall, WorkerMetadata
+from hpctrain.execute.rendezvous import Rendezvous, WorkerMetadata
 from hpctrain.execute.step_launcher import find_mpiexec, find_step_launcher, launcher_variables
 from hpctrain.own_time import Deadline
 from hpctrain.plan.argv import STEP_VARIABLES, worker_argv, worker_step_argv
@@ -197,7 +197,7 @@ class WorkerGroup(CallsFunctions):
                 launcher = self._agents.mpiexec or find_step_launcher(self._mpi)
                 self._start_step(launcher, self._agents.socket, local=False)
             assert self._step is not None
-            roll_call = RollCall(
+            rendezvous = Rendezvous(
                 self.poll,
                 examine=self.examine,
                 step=self._step,
@@ -206,8 +206,8 @@ class WorkerGroup(CallsFunctions):
                 stacks=self._paths.stacks(self.attempt),
                 health=self.health,
             )
-            self._workers = roll_call.workers
-            roll_call.wait(timeout_s)
+            self._workers = rendezvous.workers
+            rendezvous.wait(timeout_s)
             if self._step.pidfd is not None:
                 self._hub.watch(self._step.pidfd, lambda: None)
                 self._is_watched = True

@@ -37,7 +37,7 @@ class Coordinator(threading.Thread):
     def __init__(self, submission: Submission, world: World) -> None:
         super().__init__(name="hpctrain-coordinator", daemon=True)
         request = submission.request
-        self._recorder, self._departure, self.attempt_start = begin_only_attempt(submission)
+        self._recorder, self._preemption, self.attempt_start = begin_only_attempt(submission)
         self._journal = self._recorder.journal
         self.ranks = ExistingRanks(
             request.paths,
@@ -51,7 +51,7 @@ class Coordinator(threading.Thread):
         self._loop = AttemptLoop(
             self._recorder,
             self._attempt,
-            departure=self._departure,
+            preemption=self._preemption,
             stopping=StopAgreement(self._recorder, self._attempt.tracker, self.ranks.broadcast),
             failure_config=request.run_config.failure_config,
             may_end_hangs=False,
@@ -75,7 +75,7 @@ class Coordinator(threading.Thread):
         try:
             self._loop.run()
             self._loop.conclude()
-            self._recorder.finish_validations(self._departure.step)
+            self._recorder.finish_validations(self._preemption.step)
         except BaseException as raised:
             error = raised
         self._recorder.keep_failures(tracker.failures.values())

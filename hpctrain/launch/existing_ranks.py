@@ -10,7 +10,7 @@ from hpctrain.control.hub import SECRET_BYTES, Hub
 from hpctrain.control.proof import Credentials
 from hpctrain.control.wire import Frame
 from hpctrain.execute.examine import Examiner
-from hpctrain.execute.roll_call import WorkerMetadata
+from hpctrain.execute.rendezvous import WorkerMetadata
 from hpctrain.own_time import Deadline
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.world import World

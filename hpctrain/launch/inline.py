@@ -9,7 +9,7 @@ from pathlib import Path
 from hpctrain.errors import HpctrainError, WorkerError
 from hpctrain.execute.attempt_executor import AttemptExecutor
 from hpctrain.execute.attempt_loop import AttemptLoop
-from hpctrain.execute.departure import Departure
+from hpctrain.execute.preemption import Preemption
 from hpctrain.execute.recorder import AttemptStart, Recorder
 from hpctrain.frames import format_user_traceback
 from hpctrain.launch.inline_ranks import InlineChannel, InlineRanks, StopAtOnce
@@ -31,13 +31,13 @@ def run_inline(submission: Submission) -> None:
     stops where it happened; the run is marked failed.
     """
     remove_dead_checkpoints(tempfile.gettempdir())
-    recorder, departure, start = begin_only_attempt(submission)
+    recorder, preemption, start = begin_only_attempt(submission)
     with recorder.journal.kept_alive():
-        _run_attempt(submission, recorder, departure, start)
+        _run_attempt(submission, recorder, preemption, start)
 
 
 def _run_attempt(
-    submission: Submission, recorder: Recorder, departure: Departure, start: AttemptStart
+    submission: Submission, recorder: Recorder, preemption: Preemption, start: AttemptStart
 ) -> None:
     request, journal = submission.request, recorder.journal
     world = World(
@@ -56,7 +56,7 @@ def _run_attempt(
     loop = AttemptLoop(
         recorder,
         attempt,
-        departure=departure,
+        preemption=preemption,
         stopping=StopAtOnce(recorder, attempt, ranks),
         failure_config=request.run_config.failure_config,
         may_end_hangs=False,
@@ -82,7 +82,7 @@ def _run_attempt(
         )
         channel.done(pack_return_value(world, value), told=session.was_told)
         loop.conclude()
-        recorder.finish_validations(departure.step)
+        recorder.finish_validations(preemption.step)
     except BaseException as raised:
         error = raised
         raise

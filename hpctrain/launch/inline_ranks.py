@@ -10,7 +10,7 @@ from hpctrain.control.wire import Frame
 from hpctrain.execute.attempt_executor import AttemptExecutor
 from hpctrain.execute.attempt_loop import AttemptLoop
 from hpctrain.execute.recorder import Recorder
-from hpctrain.execute.roll_call import WorkerMetadata
+from hpctrain.execute.rendezvous import WorkerMetadata
 from hpctrain.worker.commits import Verdict
 from hpctrain.worker.report import Session
 
@@ -37,7 +37,7 @@ class InlineRanks:
             self.session.hear_checkpoints(details["report"], json.loads(body))
         elif op == "committed":
             self.session.decide(details["report"], Verdict(details["path"], details["error"]))
-        elif op == "turn":
+        elif op == "slot":
             self.session.writing.begin(details["number"])
 
     def poll(self, timeout_s: float) -> list[Frame]:
@@ -80,9 +80,9 @@ class InlineChannel:
         """Answer with all checkpoints."""
         self._send("checkpoints", report=report)
 
-    def turn(self, number: int, wanted: bool) -> None:
+    def slot(self, number: int, wanted: bool) -> None:
         """Let the only rank write."""
-        self._send("turn", number=number, wanted=wanted)
+        self._send("slot", number=number, wanted=wanted)
 
     def progress(self, op: str, **details: str | int) -> None:
         """Do nothing: who would watch this process from inside it."""

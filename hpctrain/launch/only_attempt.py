@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from hpctrain.execute.departure import Departure
 from hpctrain.execute.journal import initial_status
+from hpctrain.execute.preemption import Preemption
 from hpctrain.execute.recorder import AttemptStart, Recorder
 from hpctrain.launch.request import Submission
 
 
-def begin_only_attempt(submission: Submission) -> tuple[Recorder, Departure, AttemptStart]:
+def begin_only_attempt(submission: Submission) -> tuple[Recorder, Preemption, AttemptStart]:
     """Write down that a run begins here; return who records it, when it must leave, and its start.
 
     Not collective.
@@ -24,16 +24,16 @@ def begin_only_attempt(submission: Submission) -> tuple[Recorder, Departure, Att
         run_config=request.run_config,
         status=initial_status(request.paths, submission.plan, request.run_config),
     )
-    departure = Departure(
+    preemption = Preemption(
         plan=submission.plan, run_config=request.run_config, recorder=recorder, signals=[]
     )
     recorder.journal.begin()
     try:
         with recorder.journal.kept_alive():
-            departure.begin()
+            preemption.begin()
             start = recorder.begin_attempt(request.resume_from)
     except BaseException as error:
         # Or this process would seem to be at work on it for as long as it lives.
         recorder.end(error)
         raise
-    return recorder, departure, start
+    return recorder, preemption, start

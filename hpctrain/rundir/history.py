@@ -27,7 +27,7 @@ class History:
 
     failures: Mapping[FailureKind, int] = field(default_factory=dict)
     """How many of each kind."""
-    fruitless: int = 0
+    without_progress: int = 0
     """Attempts in a row, the last included, that failed and left no newer checkpoint."""
     used_s: float = 0.0
     """Running time of all executors that have ended, in seconds."""
@@ -40,14 +40,14 @@ def read_history(events: Iterable[Mapping[str, Any]]) -> History:
     started again goes on by itself (``continues``) does not.
     """
     failures: dict[FailureKind, int] = {}
-    fruitless = 0
+    without_progress = 0
     current: set[int] = set()
     first_report: dict[int, int] = {}
     used_s = 0.0
     begun: float | None = None
     for event in events:
         if event["event"] == "fit" and not event.get("continues"):
-            failures, fruitless, current = {}, 0, set()
+            failures, without_progress, current = {}, 0, set()
             used_s, begun = 0.0, None
         elif event["event"] == "executor-started":
             begun = event["time"]
@@ -63,8 +63,8 @@ def read_history(events: Iterable[Mapping[str, Any]]) -> History:
             kind = FailureKind(event["kind"])
             failures[kind] = failures.get(kind, 0) + 1
             progressed = event.get("saved", 0) > first_report[event["attempt"]]
-            fruitless = 0 if progressed else fruitless + 1
-    return History(failures=failures, fruitless=fruitless, used_s=used_s)
+            without_progress = 0 if progressed else without_progress + 1
+    return History(failures=failures, without_progress=without_progress, used_s=used_s)
 
 
 def has_open_executor(events: Iterable[Mapping[str, Any]]) -> bool:

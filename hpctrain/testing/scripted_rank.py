@@ -77,7 +77,7 @@ class ScriptedRank:
         try:
             next(self._training)
         except StopIteration:
-            self._say("returned", reports=self._count.begun, meetings=0)
+            self._say("returned", reports=self._count.begun, collectives=0)
             self._say("done", told=self._count.was_told)
             return True
         return False

@@ -32,9 +32,9 @@ class LinkChannel:
         """Ask for all checkpoints up to a report."""
         self._link.post("checkpoints", report=report)
 
-    def turn(self, number: int, wanted: bool) -> None:
-        """Ask for a turn to write, or give it back."""
-        self._link.post("turn", number=number, wanted=wanted)
+    def slot(self, number: int, wanted: bool) -> None:
+        """Ask for a slot to write, or give it back."""
+        self._link.post("slot", number=number, wanted=wanted)
 
     def progress(self, op: str, **details: str | int) -> None:
         """Pass on how far this rank is."""
@@ -55,7 +55,7 @@ def connect_session(link: Link, session: Session) -> None:
         header = frame.header
         session.decide(header["report"], Verdict(header["path"], header["error"]))
 
-    def begin_turn(frame: Frame) -> None:
+    def begin_slot(frame: Frame) -> None:
         session.writing.begin(frame.header["number"])
 
     link.handle("freeze", freeze)
@@ -64,6 +64,6 @@ def connect_session(link: Link, session: Session) -> None:
     def list_checkpoints(frame: Frame) -> None:
         session.hear_checkpoints(frame.header["report"], json.loads(frame.body))
 
-    link.handle("turn", begin_turn)
+    link.handle("slot", begin_slot)
     link.handle("committed", decide)
     link.handle("checkpoints", list_checkpoints)

@@ -45,8 +45,8 @@ class Channel(Protocol):
     def ask(self, report: int) -> None:
         """Ask for all checkpoints up to a report."""
 
-    def turn(self, number: int, wanted: bool) -> None:
-        """Ask for a turn to write, or give it back."""
+    def slot(self, number: int, wanted: bool) -> None:
+        """Ask for a slot to write, or give it back."""
 
     def progress(self, op: str, **details: str | int) -> None:
         """Pass on that this rank goes on: ``heartbeat``, ``phase``; ``waits``; or ``returned``."""
@@ -95,12 +95,12 @@ class Session:
             newest=(first_report, None if checkpoint is None else str(checkpoint.path)),
             timeout_s=commit_timeout_s,
         )
-        self.writing = Writing(rank=world.world_rank, timeout_s=commit_timeout_s, ask=channel.turn)
+        self.writing = Writing(rank=world.world_rank, timeout_s=commit_timeout_s, ask=channel.slot)
         """How this rank writes what it shares with others."""
         self.commit_timeout_s = commit_timeout_s
         """Seconds to wait for whatever a commit needs."""
         self._in_background = in_background
-        self._meetings = 0
+        self._collectives = 0
         self.beside: list[Mapping[str, bytes]] = []
         """Files by name, in groups, that go into every checkpoint: preprocessor, metadata."""
         self._leave: Mapping[str, Any] | None = None
@@ -196,23 +196,23 @@ class Session:
             self._channel.progress("heartbeat")
 
     @contextmanager
-    def meeting(self, stage: str) -> Iterator[Callable[[], None]]:
+    def collective(self, stage: str) -> Iterator[Callable[[], None]]:
         """Count a call that needs all ranks; give what is to be called while this one waits there.
 
         The executor is told of a long wait, and ends it if a rank has returned without that call.
         """
-        self._meetings += 1
+        self._collectives += 1
         begun_at, is_told = time.monotonic(), False
 
         def wait() -> None:
             nonlocal is_told
             if not is_told and time.monotonic() - begun_at > _LONG_WAIT_S:
                 is_told = True
-                self._channel.progress("waits", meeting=self._meetings, stage=stage)
+                self._channel.progress("waits", collective=self._collectives, stage=stage)
 
         yield wait
         if is_told:
-            self._channel.progress("waits", meeting=0, stage=stage)
+            self._channel.progress("waits", collective=0, stage=stage)
 
     def should_stop(self) -> bool:
         """Return whether this rank has reached the report at which all ranks stop."""
@@ -274,7 +274,7 @@ class Session:
             self._finish_background("what was written to the scratch directory")
         self._commits.look(finished=True)
         # Before the end of the backend, where this rank may wait for one that waits for it.
-        self._channel.progress("returned", reports=self.reports, meetings=self._meetings)
+        self._channel.progress("returned", reports=self.reports, collectives=self._collectives)
 
     # Called from the thread of the link.
 
@@ -428,7 +428,7 @@ class Session:
         try:
             if self.world.world_rank == 0 and upload.source == shared:
                 make_below(shared, make_present)
-            with self.writing.turn():
+            with self.writing.slot():
                 part = upload.stage(
                     own,
                     shared=shared,

@@ -1,4 +1,4 @@
-"""`Writing`: how fast a rank writes its parts of checkpoints, and when it is its turn."""
+"""`Writing`: how fast a rank writes its parts of checkpoints, and when it has a slot for it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Writing:
     rank
         World rank.
     timeout_s
-        Seconds to wait for a turn.
+        Seconds to wait for a slot.
     ask
-        Tells the executor the number of a turn, and whether it is wanted, or over.
+        Tells the executor the number of a slot, and whether it is wanted, or over.
     """
 
     def __init__(self, *, rank: int, timeout_s: float, ask: Callable[[int, bool], None]) -> None:
@@ -64,10 +64,10 @@ class Writing:
         return self._bulk
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
+    def slot(self) -> Iterator[None]:
         """Write inside of this: it waits until fewer than `max_writers` ranks do.
 
-        Not collective, and nothing in it may wait for other ranks: it may be their turn only after
+        Not collective, and nothing in it may wait for other ranks: they may get a slot only after
         this one's.
 
         Raises
@@ -88,18 +88,18 @@ class Writing:
                 self._ask(self._asked, False)
 
     def begin(self, number: int) -> None:
-        """Take note that it is this rank's turn; called from the thread of the link."""
+        """Take note that this rank has its slot; called from the thread of the link."""
         with self._change:
             self._granted = number
             self._change.notify_all()
 
     def _wait(self) -> None:
         with self._change:
-            # What is granted after the timeout is not for the next turn.
+            # What is granted after the timeout is not for the next slot.
             if wait_for(self._change, lambda: self._granted == self._asked, self._timeout_s):
                 return
         raise CheckpointError(
-            f"rank {self._rank} waited {self._timeout_s:.0f} s for its turn to write: "
+            f"rank {self._rank} waited {self._timeout_s:.0f} s for a slot to write: "
             f"{self._max_writers} others did, SyncConfig(max_writers={self._max_writers}). "
             f"SyncConfig(sync_timeout=...) sets how long to wait."
         )

@@ -29,8 +29,8 @@ class Failures(UserCallback):
         self.ranks.append(sorted(worker_exceptions))
 
 
-class NoDeparture:
-    """Stands for a `Departure` of a run that is in no job."""
+class NoPreemption:
+    """Stands for a `Preemption` of a run that is in no job."""
 
     def step(self) -> None:
         """Do nothing."""
@@ -54,7 +54,7 @@ class Attempt:
         self.loop = AttemptLoop(
             self.recorder,
             self.executor,
-            departure=NoDeparture(),  # type: ignore[arg-type]
+            preemption=NoPreemption(),  # type: ignore[arg-type]
             stopping=StopAgreement(self.recorder, tracker, self.ranks.broadcast),
             failure_config=config.failure_config,
             in_each_turn=lambda: self.does(),
@@ -138,8 +138,8 @@ def test_ctrl_c_is_no_failure_where_all_ranks_get_it(
 
 def test_ranks_that_report_unlike_often_are_told(attempt: Attempt):
     attempt.ranks.report(0)
-    attempt.ranks.send("returned", 0, reports=1, meetings=0)
-    attempt.ranks.send("returned", 1, reports=0, meetings=0)
+    attempt.ranks.send("returned", 0, reports=1, collectives=0)
+    attempt.ranks.send("returned", 1, reports=0, collectives=0)
     attempt.end()
     with pytest.raises(TrainingFailedError, match="rank 1 returned after 0 reports"):
         attempt.run()

@@ -120,7 +120,7 @@ class RanksInSomeOrder(FakeRanks):
 
 
 class Reasons:
-    """Stands for a `Departure`: at some time the run is to leave."""
+    """Stands for a `Preemption`: at some time the run is to leave."""
 
     def __init__(self, draw: random.Random, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -148,7 +148,7 @@ def run_in_some_order(seed: int, root: Path, monkeypatch: pytest.MonkeyPatch) ->
     loop = AttemptLoop(
         recorder,
         attempt,
-        departure=Reasons(draw, recorder),  # type: ignore[arg-type]
+        preemption=Reasons(draw, recorder),  # type: ignore[arg-type]
         stopping=StopAgreement(recorder, attempt.tracker, ranks.broadcast),
         failure_config=config.failure_config,
     )

@@ -9,7 +9,7 @@ import pytest
 from hpctrain.control.wire import Frame
 from hpctrain.errors import WorkerError
 from hpctrain.execute.explain import explain_failure, first_failure
-from hpctrain.execute.roll_call import WorkerMetadata
+from hpctrain.execute.rendezvous import WorkerMetadata
 from hpctrain.execute.tracker import AttemptTracker
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.worker.failure import RankFailure

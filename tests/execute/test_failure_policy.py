@@ -5,7 +5,7 @@ import pytest
 from hpctrain.config import FailureConfig
 from hpctrain.errors import ConfigError, LaunchError, RunStoppedError, WorkerError
 from hpctrain.execute.failure_policy import (
-    MAX_FRUITLESS_ATTEMPTS,
+    MAX_ATTEMPTS_WITHOUT_PROGRESS,
     Decision,
     classify_failure,
     decide,
@@ -42,7 +42,9 @@ def test_failures_of_another_kind_cost_nothing():
 
 
 def test_a_budget_without_end_never_runs_out_as_long_as_there_is_progress():
-    history = History(failures={FailureKind.WORKER: 1000}, fruitless=MAX_FRUITLESS_ATTEMPTS - 1)
+    history = History(
+        failures={FailureKind.WORKER: 1000}, without_progress=MAX_ATTEMPTS_WITHOUT_PROGRESS - 1
+    )
     decision = decide(FailureKind.WORKER, history, FailureConfig(max_failures=-1))
     assert decision.restart
     assert decision.reason == "worker failure 1000, without a limit"
@@ -51,7 +53,7 @@ def test_a_budget_without_end_never_runs_out_as_long_as_there_is_progress():
 @pytest.mark.parametrize("kind", FailureKind)
 def test_a_run_without_progress_is_stopped_whatever_the_budget(kind: FailureKind):
     config = FailureConfig(max_failures=-1, controller_failure_limit=-1, max_preemption_failures=-1)
-    history = History(failures={kind: 5}, fruitless=MAX_FRUITLESS_ATTEMPTS)
+    history = History(failures={kind: 5}, without_progress=MAX_ATTEMPTS_WITHOUT_PROGRESS)
     decision = decide(kind, history, config)
     assert not decision.restart
     assert decision.reason.startswith("5 attempts in a row ended without a newer checkpoint")
@@ -59,13 +61,15 @@ def test_a_run_without_progress_is_stopped_whatever_the_budget(kind: FailureKind
 
 def test_starts_that_fail_in_a_row_are_tried_later_and_later():
     delays = [
-        decide(FailureKind.START, History(fruitless=fruitless), FailureConfig()).delay_s
-        for fruitless in range(1, MAX_FRUITLESS_ATTEMPTS)
+        decide(
+            FailureKind.START, History(without_progress=without_progress), FailureConfig()
+        ).delay_s
+        for without_progress in range(1, MAX_ATTEMPTS_WITHOUT_PROGRESS)
     ]
     assert delays == [0.5, 1.0, 2.0, 4.0]
-    assert decide(FailureKind.WORKER, History(fruitless=3), FailureConfig(max_failures=9)) == (
-        Decision(restart=True, reason="worker failure 0 of max_failures=9", number=0, budget=9)
-    )
+    assert decide(
+        FailureKind.WORKER, History(without_progress=3), FailureConfig(max_failures=9)
+    ) == (Decision(restart=True, reason="worker failure 0 of max_failures=9", number=0, budget=9))
 
 
 def test_the_end_of_the_time_limit_costs_no_budget():

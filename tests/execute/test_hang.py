@@ -12,7 +12,7 @@ from hpctrain.control.wire import Frame
 from hpctrain.errors import WorkerHangError
 from hpctrain.execute.hang import HangWatch, find_culprits
 from hpctrain.execute.progress import Progress
-from hpctrain.execute.roll_call import WorkerMetadata
+from hpctrain.execute.rendezvous import WorkerMetadata
 from hpctrain.rundir.paths import RunPaths
 
 COMPUTES = '  File "/x/train.py", line 12 in step\n  File "/x/train.py", line 3 in train'

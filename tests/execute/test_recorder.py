@@ -188,25 +188,25 @@ def test_who_asks_for_checkpoints_is_answered_once_its_reports_are_recorded(
     assert tracker.asked == {2}
 
 
-def test_who_asks_for_a_turn_to_write_gets_it_when_there_is_room(
+def test_who_asks_for_a_slot_to_write_gets_it_when_there_is_room(
     paths: RunPaths, broadcasts: Broadcasts
 ):
     recorder = make_recorder(paths, sync_config=SyncConfig(max_writers=1))
     recorder.begin_attempt(None)
     tracker = AttemptTracker(world_size=3, first_report=0)
     for rank in (2, 0):
-        tracker.feed(Frame({"op": "turn", "rank": rank, "number": 1, "wanted": True}, b"", b""))
+        tracker.feed(Frame({"op": "slot", "rank": rank, "number": 1, "wanted": True}, b"", b""))
     recorder.answer(tracker, broadcasts)
     recorder.answer(tracker, broadcasts)
-    assert broadcasts == [("turn", {"ranks": [2], "number": 1})]
-    tracker.feed(Frame({"op": "turn", "rank": 2, "number": 1, "wanted": False}, b"", b""))
+    assert broadcasts == [("slot", {"ranks": [2], "number": 1})]
+    tracker.feed(Frame({"op": "slot", "rank": 2, "number": 1, "wanted": False}, b"", b""))
     recorder.answer(tracker, broadcasts)
-    assert broadcasts[1:] == [("turn", {"ranks": [0], "number": 1})]
+    assert broadcasts[1:] == [("slot", {"ranks": [0], "number": 1})]
     # Whoever wrote when an attempt ended writes no more.
     recorder.begin_attempt(None)
-    tracker.feed(Frame({"op": "turn", "rank": 1, "number": 1, "wanted": True}, b"", b""))
+    tracker.feed(Frame({"op": "slot", "rank": 1, "number": 1, "wanted": True}, b"", b""))
     recorder.answer(tracker, broadcasts)
-    assert broadcasts[2:] == [("turn", {"ranks": [1], "number": 1})]
+    assert broadcasts[2:] == [("slot", {"ranks": [1], "number": 1})]
 
 
 def test_a_name_that_is_taken_is_told_to_every_rank(paths: RunPaths, broadcasts: Broadcasts):

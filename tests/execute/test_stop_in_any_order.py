@@ -12,8 +12,8 @@ from hpctrain.config import RunConfig
 from hpctrain.control.wire import Frame
 from hpctrain.execute import stop as stop_module
 from hpctrain.execute.failure_policy import StopKind, StopNotice
-from hpctrain.execute.growth import Growth, Resize
 from hpctrain.execute.recorder import Recorder
+from hpctrain.execute.scaling_policy import Resize, ScalingPolicy
 from hpctrain.execute.stop import StopAgreement
 from hpctrain.execute.tracker import AttemptTracker
 from hpctrain.rundir.paths import RunPaths
@@ -25,7 +25,7 @@ REASONS = (StopKind.GOAL, StopKind.REQUEST, StopKind.TIME_LIMIT, StopKind.TOTAL_
 
 
 class NodesComeBack:
-    """Stands for an `Allotment`; it says so once, at some time."""
+    """Stands for an `NodePool`; it says so once, at some time."""
 
     def __init__(self, after: float) -> None:
         self._looks_left = after
@@ -55,7 +55,7 @@ def run_in_some_order(seed: int, recorder: Recorder) -> None:
 
     agreement = StopAgreement(recorder, tracker, broadcast)
     nodes = NodesComeBack(draw.randint(1, 30))
-    growth = Growth(recorder, tracker, nodes, agreement)  # type: ignore[arg-type]
+    scaling_policy = ScalingPolicy(recorder, tracker, nodes, agreement)  # type: ignore[arg-type]
     reasons = {kind: draw.randint(0, 600) for kind in draw.sample(REASONS, draw.randint(0, 2))}
     signal_at = draw.choice([None, None, None, draw.randint(0, 300)])
     trains = set(range(len(ranks)))
@@ -78,14 +78,14 @@ def run_in_some_order(seed: int, recorder: Recorder) -> None:
                     recorder.ask_to_stop(StopNotice(kind=kind, why=kind.value))
             if signal_at is not None and turn >= signal_at and not tracker.signals:
                 tracker.feed(Frame({"op": "signal", "rank": 0, "name": "SIGTERM"}, b"", b""))
-            growth.step()
+            scaling_policy.step()
 
     did = ranks[0].did
     assert [rank.did for rank in ranks] == [did] * len(ranks)
     assert tracker.unmatched_calls() is None
     makes_room = False
     try:
-        growth.conclude()
+        scaling_policy.conclude()
     except Resize:
         makes_room = True
     if did[-1][0] != "came to its end":

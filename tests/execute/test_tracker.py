@@ -13,8 +13,8 @@ def frame(op: str, rank: int, body: bytes = b"", **details: Any) -> Frame:
     return Frame({"op": op, "rank": rank, **details}, body, b"")
 
 
-def returned(tracker: AttemptTracker, rank: int, *, reports: int, meetings: int = 0) -> None:
-    tracker.feed(frame("returned", rank, reports=reports, meetings=meetings))
+def returned(tracker: AttemptTracker, rank: int, *, reports: int, collectives: int = 0) -> None:
+    tracker.feed(frame("returned", rank, reports=reports, collectives=collectives))
 
 
 def report(tracker: AttemptTracker, rank: int, **metrics: Any) -> list[ReportRound]:
@@ -211,9 +211,9 @@ def test_a_rank_that_left_with_fewer_reports_is_named_while_a_part_is_under_way(
 
 def test_a_rank_that_waits_for_one_that_has_left_is_noticed():
     tracker = AttemptTracker(world_size=2, first_report=0)
-    tracker.feed(frame("waits", 0, meeting=2, stage="load_state()"))
+    tracker.feed(frame("waits", 0, collective=2, stage="load_state()"))
     assert tracker.unmatched_calls() is None
-    returned(tracker, 1, reports=0, meetings=1)
+    returned(tracker, 1, reports=0, collectives=1)
     complaint = tracker.unmatched_calls()
     assert complaint is not None
     assert "rank 1 returned, but rank 0 waits for all ranks in load_state()." in complaint
@@ -221,23 +221,23 @@ def test_a_rank_that_waits_for_one_that_has_left_is_noticed():
 
 def test_a_wait_that_ended_since_is_no_cause_for_complaint():
     tracker = AttemptTracker(world_size=2, first_report=0)
-    tracker.feed(frame("waits", 0, meeting=2, stage="load_state()"))
-    returned(tracker, 1, reports=0, meetings=2)
+    tracker.feed(frame("waits", 0, collective=2, stage="load_state()"))
+    returned(tracker, 1, reports=0, collectives=2)
     assert tracker.unmatched_calls() is None
 
 
 def test_a_wait_that_was_given_up_is_no_cause_for_complaint():
     tracker = AttemptTracker(world_size=2, first_report=0)
-    tracker.feed(frame("waits", 0, meeting=2, stage="barrier()"))
-    tracker.feed(frame("waits", 0, meeting=0, stage="barrier()"))
-    returned(tracker, 1, reports=0, meetings=1)
+    tracker.feed(frame("waits", 0, collective=2, stage="barrier()"))
+    tracker.feed(frame("waits", 0, collective=0, stage="barrier()"))
+    returned(tracker, 1, reports=0, collectives=1)
     assert tracker.unmatched_calls() is None
 
 
 def test_ranks_that_have_returned_may_wait_for_each_other():
     tracker = AttemptTracker(world_size=2, first_report=0)
-    returned(tracker, 0, reports=0, meetings=1)
-    tracker.feed(frame("waits", 0, meeting=2, stage="barrier()"))
+    returned(tracker, 0, reports=0, collectives=1)
+    tracker.feed(frame("waits", 0, collective=2, stage="barrier()"))
     assert tracker.unmatched_calls() is None
-    returned(tracker, 1, reports=0, meetings=1)
+    returned(tracker, 1, reports=0, collectives=1)
     assert tracker.unmatched_calls() is None

@@ -16,7 +16,7 @@ from hpctrain import (
     ScalingConfig,
     WorkerError,
 )
-from hpctrain.execute.failure_policy import MAX_FRUITLESS_ATTEMPTS
+from hpctrain.execute.failure_policy import MAX_ATTEMPTS_WITHOUT_PROGRESS
 
 pytestmark = pytest.mark.mpi
 
@@ -50,12 +50,12 @@ def test_a_run_that_makes_no_progress_is_stopped_whatever_its_budget_and_says_so
 
     with pytest.raises(WorkerError, match="always here") as caught:
         fit(train, tmp_path, max_failures=-1)
-    said = f"{MAX_FRUITLESS_ATTEMPTS} attempts in a row ended without a newer checkpoint"
+    said = f"{MAX_ATTEMPTS_WITHOUT_PROGRESS} attempts in a row ended without a newer checkpoint"
     assert said in str(caught.value)
     result = Result.from_path(tmp_path / "run")
     assert said in str(result.error)
     # The first one did make progress.
-    assert len(result.attempts) == 1 + MAX_FRUITLESS_ATTEMPTS
+    assert len(result.attempts) == 1 + MAX_ATTEMPTS_WITHOUT_PROGRESS
 
 
 def test_a_run_that_makes_progress_may_fail_as_often_as_its_budget_allows(tmp_path: Path) -> None:

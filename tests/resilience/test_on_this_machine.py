@@ -27,7 +27,7 @@ from hpctrain import (
 )
 from hpctrain.errors import RunStoppedError
 from hpctrain.execute import journal, stop
-from hpctrain.execute.allotment import Allotment
+from hpctrain.execute.node_pool import NodePool
 from hpctrain.execute.process import process_start_time
 from hpctrain.rundir.history import read_history
 from hpctrain.rundir.ledger import read_events
@@ -293,7 +293,7 @@ def test_nobody_who_asks_for_the_end_of_the_job_alone_is_unwound_for_more_worker
                 return
 
     nodes_are_back = iter([True])
-    monkeypatch.setattr(Allotment, "can_grow", lambda _: next(nodes_are_back, False))
+    monkeypatch.setattr(NodePool, "can_grow", lambda _: next(nodes_are_back, False))
     result = fit(train, tmp_path)
     assert len(result.attempts) == 1
     assert result.metrics["step"] == 39
@@ -323,7 +323,7 @@ def test_nobody_who_does_not_ask_is_unwound_for_more_workers(
 
     nodes_are_back = iter([True])
     # Nodes that are lost and come back are a matter of Slurm; what follows is that of any run.
-    monkeypatch.setattr(Allotment, "can_grow", lambda _: next(nodes_are_back, False))
+    monkeypatch.setattr(NodePool, "can_grow", lambda _: next(nodes_are_back, False))
     monkeypatch.setattr(stop, "STOP_PATIENCE_S", 1.0)
     result = fit(train, tmp_path, loop_config={"saves": saves})
     history = [(m["attempt"], m["step"]) for m in result.metrics_history]

@@ -48,9 +48,9 @@ def test_a_newer_checkpoint_is_progress_and_a_further_report_is_not():
         *attempt(3, "worker", begins=7, saved=7),
         *attempt(4, "start", begins=7, saved=7),
     ]
-    assert read_history(events[:3]).fruitless == 1
-    assert read_history(events[:5]).fruitless == 0
-    assert read_history(events).fruitless == 2
+    assert read_history(events[:3]).without_progress == 1
+    assert read_history(events[:5]).without_progress == 0
+    assert read_history(events).without_progress == 2
 
 
 def test_a_ledger_of_before_there_were_kinds_counts_nothing():

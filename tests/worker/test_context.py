@@ -26,7 +26,7 @@ class SilentChannel:
     def stage(self, report: int, line: bytes, parts: bytes) -> None:
         """Take a report with a checkpoint."""
 
-    def turn(self, number: int, wanted: bool) -> None:
+    def slot(self, number: int, wanted: bool) -> None:
         raise AssertionError("nobody need ask")
 
     def progress(self, op: str, **details: str | int) -> None:

@@ -50,7 +50,7 @@ class FakeExecutor:
         self.found: list[tuple[str, dict[str, Any]]] = []
         self.signs: list[str] = []
         self.waits: list[Any] = []
-        self.turns: list[tuple[int, bool]] = []
+        self.slots: list[tuple[int, bool]] = []
         self.decide: Callable[[int], Verdict | None] = lambda number: None
 
     def report(self, line: bytes) -> None:
@@ -72,8 +72,8 @@ class FakeExecutor:
         assert self.session is not None
         self.session.hear_checkpoints(report, self.found)
 
-    def turn(self, number: int, wanted: bool) -> None:
-        self.turns.append((number, wanted))
+    def slot(self, number: int, wanted: bool) -> None:
+        self.slots.append((number, wanted))
         if wanted:
             assert self.session is not None
             self.session.writing.begin(number)
@@ -81,7 +81,7 @@ class FakeExecutor:
     def progress(self, op: str, **details: str | int) -> None:
         self.signs.append(str(details.get("phase", op)))
         if op == "waits":
-            self.waits.append(details["meeting"])
+            self.waits.append(details["collective"])
 
 
 Start = Callable[..., Session]
@@ -433,7 +433,7 @@ def test_a_writer_whose_turn_does_not_come_lets_go_of_what_it_kept(
     start: Start, executor: FakeExecutor, paths: RunPaths, monkeypatch: pytest.MonkeyPatch
 ):
     executor.decide = commit_to(paths.checkpoints)
-    monkeypatch.setattr(executor, "turn", lambda *_: None)
+    monkeypatch.setattr(executor, "slot", lambda *_: None)
     session = start(commit_timeout_s=1.0)
     session.writing.limit(max_writers=1, max_bytes_per_s=None)
     mode = CheckpointUploadMode.ASYNC
@@ -441,7 +441,7 @@ def test_a_writer_whose_turn_does_not_come_lets_go_of_what_it_kept(
         writer = Writer(directory)
         session.report({}, Upload(checkpoint=None, dir_name=None, mode=mode, writer=writer))
     assert writer.discarded.wait(PATIENCE_S)
-    with pytest.raises(CheckpointError, match="for its turn to write"):
+    with pytest.raises(CheckpointError, match="for a slot to write"):
         session.drain()
     assert writer.calls == ["capture", "discard"]
 
@@ -485,13 +485,13 @@ def test_a_rank_writes_in_its_turn_and_asks_for_none_where_all_may_write(
     executor.decide = commit_to(paths.checkpoints)
     session = start()
     session.report({}, part_of(model))
-    assert executor.turns == []
+    assert executor.slots == []
     session.writing.limit(max_writers=1, max_bytes_per_s=None)
     session.report({}, part_of(model))
     session.report({}, part_of(model, ASYNC))
     session.report({})
     session.drain()
-    assert executor.turns == [(1, True), (1, False), (2, True), (2, False)]
+    assert executor.slots == [(1, True), (1, False), (2, True), (2, False)]
 
 
 def test_a_full_disk_under_the_metrics_is_told_with_the_file(
@@ -1030,11 +1030,11 @@ def test_only_a_long_wait_for_all_ranks_is_told_and_that_it_is_over(
     start: Start, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
 ):
     session = start()
-    with session.meeting("barrier()") as waits:
+    with session.collective("barrier()") as waits:
         waits()
     assert executor.signs == []
     monkeypatch.setattr(report, "_LONG_WAIT_S", -1.0)
-    with session.meeting("barrier()") as waits:
+    with session.collective("barrier()") as waits:
         waits()
         waits()
         assert executor.waits == [2]

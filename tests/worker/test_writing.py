@@ -21,7 +21,7 @@ def test_without_a_limit_nobody_is_asked():
         raise AssertionError("asked")
 
     writing = Writing(rank=0, timeout_s=PATIENCE_S, ask=ask)
-    with writing.turn():
+    with writing.slot():
         pass
 
 
@@ -35,20 +35,20 @@ def test_a_turn_is_asked_for_and_given_back_also_after_an_error():
 
     writing = Writing(rank=0, timeout_s=PATIENCE_S, ask=ask)
     writing.limit(max_writers=1, max_bytes_per_s=None)
-    with writing.turn():
+    with writing.slot():
         assert said == [(1, True)]
-    with pytest.raises(OSError, match="full"), writing.turn():
+    with pytest.raises(OSError, match="full"), writing.slot():
         raise OSError("full")
     assert said == [(1, True), (1, False), (2, True), (2, False)]
 
 
 def test_a_turn_that_does_not_come_is_an_error_and_one_that_comes_too_late_is_not_used():
     said: list[tuple[int, bool]] = []
-    writing = Writing(rank=5, timeout_s=0.05, ask=lambda *turn: said.append(turn))
+    writing = Writing(rank=5, timeout_s=0.05, ask=lambda *slot: said.append(slot))
     writing.limit(max_writers=16, max_bytes_per_s=None)
-    message = r"rank 5 waited 0 s for its turn to write: 16 others did.*sync_timeout=\.\.\.\) sets"
+    message = r"rank 5 waited 0 s for a slot to write: 16 others did.*sync_timeout=\.\.\.\) sets"
     for number in (1, 2):
-        with pytest.raises(CheckpointError, match=message), writing.turn():
+        with pytest.raises(CheckpointError, match=message), writing.slot():
             raise AssertionError("wrote")
         writing.begin(1)
         assert said[-1] == (number, False)
@@ -70,7 +70,7 @@ def test_threads_of_a_rank_take_one_turn_after_the_other():
     most: list[int] = []
 
     def write() -> None:
-        with writing.turn():
+        with writing.slot():
             most.append(len(open_turns))
 
     threads = [threading.Thread(target=write) for _ in range(3)]

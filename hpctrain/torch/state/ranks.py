@@ -106,7 +106,7 @@ def _gathered(ranks: Communicator, stage: str, told: Any) -> list[Any]:
     if is_active():
         session = active_worker("hpctrain.torch.state").session
         timeout_s = session.commit_timeout_s
-        with session.meeting(stage) as waits:
+        with session.collective(stage) as waits:
             contents = allgather_in_time(comm, content, timeout_s=timeout_s, meanwhile=waits)
     else:
         timeout_s = _TIMEOUT_S

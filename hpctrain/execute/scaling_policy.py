@@ -1,11 +1,11 @@
-"""`Growth`: end an attempt at a good moment, so that the next one has more workers."""
+"""`ScalingPolicy`: end an attempt at a good moment, so that the next one has more workers."""
 
 from __future__ import annotations
 
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.errors import RunStoppedError
-from hpctrain.execute.allotment import Allotment
 from hpctrain.execute.failure_policy import StopKind, StopNotice
+from hpctrain.execute.node_pool import NodePool
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.stop import StopAgreement
 from hpctrain.execute.tracker import AttemptTracker
@@ -17,7 +17,7 @@ class Resize(Exception):  # noqa: N818 - nothing is wrong
     """An attempt has ended so that the next one has more workers."""
 
 
-class Growth:
+class ScalingPolicy:
     """Looks for nodes that are back, and lets the ranks leave after a report that they agree on.
 
     Ranks that ask ``should_stop()`` save and return. Others are ended after a checkpoint that they
@@ -29,7 +29,7 @@ class Growth:
         Knows whether a stop is wanted, and the newest checkpoint.
     tracker
         What the ranks have said.
-    allotment
+    node_pool
         Knows whether there are more nodes.
     stop
         Asks the ranks.
@@ -39,12 +39,12 @@ class Growth:
         self,
         recorder: Recorder,
         tracker: AttemptTracker,
-        allotment: Allotment,
+        node_pool: NodePool,
         stop: StopAgreement,
     ) -> None:
         self._recorder = recorder
         self._tracker = tracker
-        self._allotment = allotment
+        self._node_pool = node_pool
         self._stop = stop
         self._patience_over = False
         self._checkpoint: Checkpoint | None = None
@@ -59,7 +59,7 @@ class Growth:
         RunStoppedError
             If ranks do not leave that must.
         """
-        if self._recorder.stop is None and self._allotment.can_grow():
+        if self._recorder.stop is None and self._node_pool.can_grow():
             self._recorder.ask_to_stop(_WISH)
         try:
             self._stop.step()
@@ -75,7 +75,7 @@ class Growth:
                 if self._recorder.stop is _WISH:
                     raise Resize(_WISH.why) from None
 
-    def __enter__(self) -> Growth:
+    def __enter__(self) -> ScalingPolicy:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""`Departure`: notices that a run has to leave its job, and lets it go on in another."""
+"""`Preemption`: notices that a run has to leave its job, and lets it go on in another."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from hpctrain.slurm_config import time_limit_minutes
 _CONTROLLER_PATIENCE_S = 60.0
 
 
-class Departure:
+class Preemption:
     """When a run must leave, and what becomes of it then. One for an executor.
 
     That it must is said to the recorder (``ask_to_stop``), and acted upon elsewhere. Where the run

@@ -11,8 +11,8 @@ from hpctrain.control.wire import Frame
 from hpctrain.errors import RunStoppedError
 from hpctrain.execute import stop as stop_module
 from hpctrain.execute.failure_policy import StopKind, StopNotice
-from hpctrain.execute.growth import Growth, Resize
 from hpctrain.execute.recorder import Recorder
+from hpctrain.execute.scaling_policy import Resize, ScalingPolicy
 from hpctrain.execute.stop import StopAgreement
 from hpctrain.execute.tracker import AttemptTracker
 from hpctrain.rundir.paths import RunPaths
@@ -20,7 +20,7 @@ from hpctrain.rundir.status import RunState, RunStatus
 
 
 class NodesAreBack:
-    """Stands for an `Allotment`; it says so once."""
+    """Stands for an `NodePool`; it says so once."""
 
     def __init__(self, back: bool = True) -> None:
         self._back = back
@@ -39,7 +39,7 @@ class Attempt:
         self.say("phase", phase="training")
         self.sent: list[str] = []
         stop = StopAgreement(self.recorder, self.tracker, lambda op, **_: self.sent.append(op))
-        self.growth = Growth(self.recorder, self.tracker, NodesAreBack(back), stop)  # type: ignore[arg-type]
+        self.scaling_policy = ScalingPolicy(self.recorder, self.tracker, NodesAreBack(back), stop)  # type: ignore[arg-type]
 
     def say(self, op: str, **details: Any) -> None:
         for rank in (0, 1):
@@ -47,9 +47,9 @@ class Attempt:
             self.tracker.feed(Frame({"op": op, "rank": rank, **details}, body, b""))
 
     def agree_on(self, report: int) -> None:
-        self.growth.step()
+        self.scaling_policy.step()
         self.say("frozen", report=report - 1)
-        self.growth.step()
+        self.scaling_policy.step()
         assert self.sent == ["freeze", "stop"]
 
 
@@ -63,30 +63,30 @@ def test_ranks_that_return_where_they_were_told_make_room(attempt: Attempt):
     attempt.say("report")
     attempt.say("done", reports=1, told=True)
     with pytest.raises(Resize):
-        attempt.growth.conclude()
+        attempt.scaling_policy.conclude()
     assert attempt.recorder.stop is None
 
 
 def test_ranks_that_come_to_their_end_before_have_finished(attempt: Attempt):
     attempt.agree_on(1)
     attempt.say("done", reports=0)
-    attempt.growth.conclude()
+    attempt.scaling_policy.conclude()
     assert attempt.recorder.stop is None
 
 
 def test_a_rank_that_fails_meanwhile_leaves_no_wish_to_stop_behind(attempt: Attempt):
-    with attempt.growth:
-        attempt.growth.step()
+    with attempt.scaling_policy:
+        attempt.scaling_policy.step()
         assert attempt.recorder.stop is not None
     assert attempt.recorder.stop is None
 
 
 def test_a_signal_from_outside_comes_before_the_wish_to_grow(attempt: Attempt):
-    attempt.growth.step()
+    attempt.scaling_policy.step()
     attempt.tracker.feed(Frame({"op": "signal", "rank": 0, "name": "SIGUSR2"}, b"", b""))
-    attempt.growth.step()
+    attempt.scaling_policy.step()
     attempt.say("done", reports=0)
-    attempt.growth.conclude()
+    attempt.scaling_policy.conclude()
     assert attempt.recorder.stop is not None
     assert attempt.recorder.stop.kind is StopKind.PREEMPTION
 
@@ -96,9 +96,9 @@ def test_ranks_that_get_a_signal_while_they_make_room_have_not_finished(attempt:
     attempt.say("report")
     attempt.tracker.feed(Frame({"op": "signal", "rank": 0, "name": "SIGTERM"}, b"", b""))
     # Before it is sure that the signal is not srun's, which one whose rank has died sends.
-    attempt.growth.step()
+    attempt.scaling_policy.step()
     attempt.say("done", reports=1, told=True)
-    attempt.growth.conclude()
+    attempt.scaling_policy.conclude()
     with pytest.raises(RunStoppedError, match="its ranks got SIGTERM"):
         attempt.recorder.raise_if_unfinished(1, told=attempt.tracker.was_told)
 
@@ -108,20 +108,20 @@ def test_ranks_that_never_ask_are_ended_after_a_checkpoint_of_their_own(
 ):
     monkeypatch.setattr(stop_module, "STOP_PATIENCE_S", -1.0)
     for _ in range(3):
-        attempt.growth.step()
+        attempt.scaling_policy.step()
     attempt.recorder.checkpoints.latest = Checkpoint(tmp_path)
     with pytest.raises(Resize):
-        attempt.growth.step()
+        attempt.scaling_policy.step()
 
 
 def test_a_checkpoint_in_the_moment_of_a_signal_makes_no_room(
     attempt: Attempt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(stop_module, "STOP_PATIENCE_S", -1.0)
-    attempt.growth.step()
+    attempt.scaling_policy.step()
     attempt.tracker.feed(Frame({"op": "signal", "rank": 0, "name": "SIGTERM"}, b"", b""))
     attempt.recorder.checkpoints.latest = Checkpoint(tmp_path)
-    attempt.growth.step()
+    attempt.scaling_policy.step()
     assert attempt.recorder.wants_stop == "its ranks got SIGTERM"
 
 
@@ -129,7 +129,7 @@ def test_ranks_that_have_come_to_their_end_need_no_reason(tmp_path: Path):
     attempt = Attempt(tmp_path, back=False)
     attempt.tracker.feed(Frame({"op": "signal", "rank": 0, "name": "SIGTERM"}, b"", b""))
     attempt.say("done", reports=0)
-    attempt.growth.conclude()
+    attempt.scaling_policy.conclude()
     assert attempt.recorder.stop is None
 
 
@@ -138,4 +138,4 @@ def test_without_a_wish_to_grow_a_stop_is_a_stop(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(stop_module, "STOP_PATIENCE_S", -1.0)
     attempt.recorder.ask_to_stop(StopNotice(kind=StopKind.REQUEST, why="it was asked to"))
     with pytest.raises(RunStoppedError):
-        attempt.growth.step()
+        attempt.scaling_policy.step()

@@ -7,8 +7,8 @@ import pytest
 
 from hpctrain import RunConfig, ScalingConfig
 from hpctrain.execute import time_limit
-from hpctrain.execute.departure import Departure
 from hpctrain.execute.failure_policy import StopKind, StopNotice
+from hpctrain.execute.preemption import Preemption
 from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.plan.resources import NodeShape, node_range, place_workers
 from hpctrain.slurm.output import Job
@@ -29,7 +29,7 @@ class Wishes:
         self.stop = notice
 
 
-def departure(launcher: Any, recorder: Wishes) -> Departure:
+def preemption(launcher: Any, recorder: Wishes) -> Preemption:
     scaling = ScalingConfig()
     placement = place_workers(scaling, NodeShape(cpus=4, gpus=0))
     plan = LaunchPlan(
@@ -46,7 +46,7 @@ def departure(launcher: Any, recorder: Wishes) -> Departure:
         stop_notice_s=100,
     )
     recorded: Any = recorder
-    return Departure(plan=plan, run_config=RunConfig(), recorder=recorded, signals=[])
+    return Preemption(plan=plan, run_config=RunConfig(), recorder=recorded, signals=[])
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_job_that_no_warning_came_to_is_left_before_its_limit(
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
     recorder = Wishes()
-    of_run = departure(launcher, recorder)
+    of_run = preemption(launcher, recorder)
     of_run.begin()
     assert recorder.status == {"deadline": 2000.0 if leaves else None}
     for later in (1899.0, 1901.0):

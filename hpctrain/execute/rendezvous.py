@@ -69,7 +69,7 @@ class WorkerMetadata:
         )
 
 
-class RollCall:
+class Rendezvous:
     """The ranks of a group that have joined so far.
 
     Parameters

@@ -1,0 +1,108 @@
+"""`UsableNodes`: which nodes of the allocation can be used now."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Protocol
+
+from hpctrain.errors import LaunchError
+
+
+class NodeSource(Protocol):
+    """What knows the nodes of an allocation."""
+
+    def usable(self) -> Mapping[str, bool]:
+        """Return the nodes that are not known to be down, in order; true where it is in doubt.
+
+        Raises
+        ------
+        LaunchError
+            If that cannot be found out now.
+        """
+
+    def starts_a_process(self, node: str) -> bool:
+        """Return whether a process starts on a node."""
+
+
+class UsableNodes:
+    """The nodes of the allocation of this process. Used from one thread, but for `look_again`.
+
+    Slurm believes in a dead node for as long as SlurmdTimeout says, five minutes as a rule; the
+    silence of its agent says it earlier. So both are heard, and a node is lost if either says so.
+
+    Parameters
+    ----------
+    source
+        What knows the nodes.
+    bad
+        Nodes that are not to be used, although they live, and why.
+    """
+
+    def __init__(self, source: NodeSource, *, bad: Mapping[str, str] | None = None) -> None:
+        self._source = source
+        self._bad = dict(bad or {})
+        self._known: tuple[str, ...] = ()
+        self._lost: dict[str, str] = {}
+
+    @property
+    def lost(self) -> dict[str, str]:
+        """Nodes that are not used any more, and why."""
+        return {**self._lost, **self._bad}
+
+    def give_up(self, node: str, reason: str) -> bool:
+        """Use a node no more; return whether that is news. Not collective."""
+        if node in self.lost:
+            return False
+        self._lost[node] = reason
+        return True
+
+    def leave_out(self, bad: Mapping[str, str]) -> None:
+        """Never use nodes again, although they live. Not collective."""
+        self._bad.update(bad)
+
+    def take_back(self, nodes: Collection[str]) -> None:
+        """Use nodes again. Not collective."""
+        for node in nodes:
+            self._lost.pop(node, None)
+
+    def living(self) -> tuple[str, ...]:
+        """Return the nodes that can be used, in Slurm's order. Not collective.
+
+        If Slurm does not answer, those that it named last.
+
+        Raises
+        ------
+        LaunchError
+            If it has never answered.
+        """
+        try:
+            usable = self._source.usable()
+        except LaunchError:
+            if not self._known:
+                raise
+            usable = {node: False for node in self._known if node not in self._lost}
+        for node in self._known:
+            if node not in usable:
+                self.give_up(node, "Slurm says that it is down")
+        self._known = tuple(dict.fromkeys((*usable, *self._known)))
+        self.test(node for node, doubtful in usable.items() if doubtful and node not in self._lost)
+        lost = self.lost
+        return tuple(node for node in self._known if node not in lost)
+
+    def test(self, nodes: Iterable[str]) -> None:
+        """Give up those of some nodes on which no process starts. Not collective."""
+        for node in nodes:
+            if not self._source.starts_a_process(node):
+                self.give_up(node, "no process starts there")
+
+    def look_again(self) -> set[str]:
+        """Return the nodes that were given up, and work after all. Not collective.
+
+        A node that Slurm itself has taken from the job does not come back to it.
+        """
+        try:
+            usable = self._source.usable()
+        except LaunchError:
+            return set()
+        lost = [node for node in self._lost if node in usable and node not in self._bad]
+        return {node for node in lost if self._source.starts_a_process(node)}
