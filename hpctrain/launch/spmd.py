@@ -50,6 +50,8 @@ _CONNECT_TIMEOUT_S = 60.0
 _RANK_0_FIRST_S = 2.0
 
 _joined: tuple[World, Comm] | None = None
+# Of its own, so that no collective of a training function is taken for the last barrier.
+_comm_to_leave: Comm | None = None
 _failed: BaseException | None = None
 
 
@@ -121,11 +123,12 @@ def fit_spmd(request: Request) -> Result:
 def _join(scaling: ScalingConfig) -> tuple[World, Comm]:
     """Join the world once; a second ``fit()`` uses the same."""
     fewest, most = scaling.min_workers, scaling.max_workers
-    global _joined
+    global _joined, _comm_to_leave
     if _joined is None:
         if mpi.initialized_world_size() is None:
             remove_dead_segments_of_step()
         _joined = join_world(attempt=0, fewest=fewest, most=most, started_elsewhere=True)
+        _comm_to_leave = _joined[1].Dup()
         atexit.register(_leave)
         if _joined[0].local_rank == 0:
             remove_dead_checkpoints(tempfile.gettempdir())
@@ -145,11 +148,11 @@ def _leave() -> None:
     if _failed is not None:
         flush_output()
         assert _joined is not None
+        assert _comm_to_leave is not None
         # The abort ends all of them, also one that is still printing why it failed.
-        world, comm = _joined
-        mpi.wait_barrier(comm, timeout_s=GRACE_S)
-        if world.world_rank > 0:
-            # Others may have taken that barrier for one of the training function.
+        all_are_here = mpi.wait_barrier(_comm_to_leave, timeout_s=GRACE_S)
+        if not all_are_here and _joined[0].world_rank > 0:
+            # Rank 0 hangs in a collective, and shows why after as long.
             time.sleep(GRACE_S)
         # MPI_Finalize would wait for ranks that will not come.
         mpi.abort(exit_code(_failed))

@@ -108,12 +108,15 @@ def test_in_this_interpreter(run_script: Any, command: list[str]) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-def test_ranks_that_somebody_else_started_show_it_once(run_script: Any, rank: int) -> None:
+def test_ranks_that_somebody_else_started_show_it_once(
+    run_script: Any, rank: int, tmp_path: Path
+) -> None:
     mpiexec = Path(sys.executable).with_name("mpiexec")
     if not mpiexec.exists():
         pytest.skip("no MPI wheel here")
     # All come to a collective in which those that did not fail wait.
     waits = "    from hpctrain import collective\n    collective.barrier()\n"
+    waits += '    open("went on", "w").close()\n'
     body = script(workers=4, rank=rank).replace('    hpctrain.report({"loss": 1.0})\n', waits)
     outcome = run_script(body, command=[str(mpiexec), "-n", "4", sys.executable])
     # MPICH's own word of an abort.
@@ -126,6 +129,7 @@ def test_ranks_that_somebody_else_started_show_it_once(run_script: Any, rank: in
     )
     assert outcome.status == WorkerError.exit_code
     assert outcome.seconds < SECONDS
+    assert not (tmp_path / "went on").exists(), "a barrier that one rank never came to was left"
 
 
 def test_a_mistake_in_the_script_of_many_ranks_is_shown_once(run_script: Any) -> None:
