@@ -17,7 +17,7 @@ from hpctrain.control import local_socket
 from hpctrain.control.hub import Hub
 from hpctrain.control.link import Link
 from hpctrain.execute.tracker import AttemptTracker
-from hpctrain.execute.turns import Turns
+from hpctrain.execute.write_slots import WriteSlots
 from hpctrain.worker.writing import Writing
 
 LIMIT = 8
@@ -40,15 +40,15 @@ def main() -> None:
 
 def serve(hub: Hub, ranks: int) -> None:
     """Do what an executor does."""
-    tracker, turns = AttemptTracker(world_size=ranks, first_report=0), Turns(LIMIT)
+    tracker, slots = AttemptTracker(world_size=ranks, first_report=0), WriteSlots(LIMIT)
     while True:
         for frame in hub.poll(0.25):
             tracker.feed(frame)
-        for rank, number, wanted in tracker.turns:
-            turns.hear(rank, number, wanted=wanted)
-        tracker.turns.clear()
-        for rank, number in turns.grant().items():
-            hub.send("turn", ranks=[rank], number=number)
+        for rank, number, wanted in tracker.slots:
+            slots.hear(rank, number, wanted=wanted)
+        tracker.slots.clear()
+        for rank, number in slots.grant().items():
+            hub.send("slot", ranks=[rank], number=number)
 
 
 def join(name: str, rank: int, limit: int | None) -> Writing:
@@ -58,10 +58,10 @@ def join(name: str, rank: int, limit: int | None) -> Writing:
     writing = Writing(
         rank=rank,
         timeout_s=60,
-        ask=lambda number, wanted: link.post("turn", number=number, wanted=wanted),
+        ask=lambda number, wanted: link.post("slot", number=number, wanted=wanted),
     )
     writing.limit(max_writers=limit, max_bytes_per_s=None)
-    link.handle("turn", lambda frame: writing.begin(frame.header["number"]))
+    link.handle("slot", lambda frame: writing.begin(frame.header["number"]))
     return writing
 
 
@@ -69,7 +69,7 @@ def write(everyone: list[Writing]) -> None:
     """Let all ranks write nothing at the same moment."""
 
     def take(writing: Writing) -> None:
-        with writing.turn():
+        with writing.slot():
             pass
 
     threads = [threading.Thread(target=take, args=[writing]) for writing in everyone]
