@@ -17,6 +17,9 @@ _MAX_BODY_BYTES = 2**30
 _READ_BYTES = 2**18
 _MAX_READS = 16
 
+PROTOCOL = 2
+"""Number of what frames are called and hold: another one with each change of it."""
+
 UNKNOWN_RANK = -1
 """Stands for a rank that has begun and does not know its number yet."""
 

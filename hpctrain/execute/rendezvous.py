@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpctrain.control.wire import Frame
+from hpctrain.control.wire import PROTOCOL, Frame
 from hpctrain.errors import LaunchError
 from hpctrain.execute.health import Health, explain_bad_nodes
 from hpctrain.execute.out_of_memory import advise_more_memory, describe_kill
@@ -58,7 +58,19 @@ class WorkerMetadata:
 
     @staticmethod
     def from_hello(header: Mapping[str, Any]) -> WorkerMetadata:
-        """Return what a rank said of itself when it introduced itself."""
+        """Return what a rank said of itself when it introduced itself.
+
+        Raises
+        ------
+        LaunchError
+            If it does not speak as this process does.
+        """
+        if header.get("protocol") != PROTOCOL:
+            raise LaunchError(
+                f"rank {header['rank']} on {header['hostname']} imports another hpctrain than its "
+                f"executor: it was installed anew while the run was on. fit() with the same name "
+                f"resumes the run with the new one."
+            )
         return WorkerMetadata(
             rank=header["rank"],
             hostname=header["hostname"],

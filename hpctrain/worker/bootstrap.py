@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hpctrain import environ
+from hpctrain.control.wire import PROTOCOL
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.plan.gpus import SeenGpus, assign_gpus
 from hpctrain.worker import mpi
@@ -131,6 +132,7 @@ def check_collective(comm: Comm, *, timeout_s: float) -> None:
 def hello_details(world: World) -> dict[str, Any]:
     """Return what a rank says of itself when it introduces itself. Not collective."""
     return {
+        "protocol": PROTOCOL,
         "pid": os.getpid(),
         "tmp": tempfile.gettempdir(),
         "hostname": world.hostname,
