@@ -25,7 +25,7 @@ REASONS = (StopKind.GOAL, StopKind.REQUEST, StopKind.TIME_LIMIT, StopKind.TOTAL_
 
 
 class NodesComeBack:
-    """Stands for an `NodePool`; it says so once, at some time."""
+    """Stands for a `NodePool`; it says so once, at some time."""
 
     def __init__(self, after: float) -> None:
         self._looks_left = after
