@@ -26,7 +26,7 @@ from hpctrain.launch.coordinator import GRACE_S, Coordinator
 from hpctrain.launch.existing import Existing
 from hpctrain.launch.record import write_plan_and_spec
 from hpctrain.launch.request import Request, Submission, make_plan, make_spec
-from hpctrain.log import flush_output, log, log_traceback
+from hpctrain.log import drain_output, log, log_traceback
 from hpctrain.plan import spec
 from hpctrain.plan.gpus import check_gpus_of_ranks
 from hpctrain.result import Result
@@ -146,13 +146,14 @@ def _join(scaling: ScalingConfig) -> tuple[World, Comm]:
 def _leave() -> None:
     """Leave MPI at the end of the script: together after success, at once after a failure."""
     if _failed is not None:
-        flush_output()
+        # An abort ends also what a launcher has not read yet of rank 0's output.
+        drain_output()
         assert _joined is not None
         assert _comm_to_leave is not None
         # The abort ends all of them, also one that is still printing why it failed.
-        all_are_here = mpi.wait_barrier(_comm_to_leave, timeout_s=GRACE_S)
-        if not all_are_here and _joined[0].world_rank > 0:
-            # Rank 0 hangs in a collective, and shows why after as long.
+        mpi.wait_barrier(_comm_to_leave, timeout_s=GRACE_S)
+        if _joined[0].world_rank > 0:
+            # Rank 0 aborts first. Where it hangs in a collective, it shows why after as long.
             time.sleep(GRACE_S)
         # MPI_Finalize would wait for ranks that will not come.
         mpi.abort(exit_code(_failed))
