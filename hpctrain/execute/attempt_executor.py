@@ -71,10 +71,16 @@ class AttemptExecutor:
     def get_next_results(self, timeout_s: float) -> ReportRound | None:
         """Return the next report that all ranks have made, or None if there is none in time."""
         if not self._rounds:
-            if self._failed_at is not None:
-                timeout_s = min(timeout_s, _LISTEN_S)
-            self.take(self.ranks.poll(timeout_s))
+            self._listen(timeout_s)
         return self._rounds.popleft() if self._rounds else None
+
+    def poll(self, timeout_s: float) -> list[ReportRound]:
+        """Return all reports that all ranks have made; wait for one if there is none."""
+        if not self._rounds:
+            self._listen(timeout_s)
+        rounds = [*self._rounds]
+        self._rounds.clear()
+        return rounds
 
     def take(self, frames: Iterable[Frame]) -> None:
         """Take in what ranks have sent."""
@@ -103,7 +109,15 @@ class AttemptExecutor:
             or now - self._failed_at > _COLLECT_S
         )
 
+    def _listen(self, timeout_s: float) -> None:
+        if self._failed_at is not None:
+            timeout_s = min(timeout_s, _LISTEN_S)
+        self.take(self.ranks.poll(timeout_s))
+
     def _quiet_s(self) -> float:
+        if self.ranks.share_a_terminal:
+            # Ctrl-C comes to each node by its own way, and what fails first may be a connection.
+            return _COLLECT_S
         died_silently = set(self.tracker.lost) - set(self.tracker.failures)
         return _SILENT_QUIET_S if died_silently else _QUIET_S
 

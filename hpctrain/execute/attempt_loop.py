@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from hpctrain.config import FailureConfig
@@ -79,12 +79,12 @@ class AttemptLoop:
             If ranks hang, and may be ended for it.
         """
         while not self._attempt.is_finished():
-            self.turn(self._attempt.get_next_results(_POLL_S))
+            self.turn(self._attempt.poll(_POLL_S))
 
-    def turn(self, round_: ReportRound | None) -> None:
-        """Record a report, if there is one, and do all else that is due."""
+    def turn(self, rounds: Iterable[ReportRound]) -> None:
+        """Record the reports that are there, and do all else that is due, once for all of them."""
         recorder, tracker = self._recorder, self._attempt.tracker
-        if round_ is not None:
+        for round_ in rounds:
             recorder.record(round_, self._ranks.broadcast)
         recorder.answer(tracker, self._ranks.broadcast)
         recorder.tick(phase=tracker.phase, reports=tracker.reports)
@@ -110,11 +110,13 @@ class AttemptLoop:
             raise TrainingFailedError(complaint)
         value = self._attempt.finish_training()
         if tracker.has_failed:
+            # Before callbacks, which may read them.
+            recorder.keep_failures(tracker.failures.values())
             error = self._explain()
             recorder.call("after_exception", error.worker_failures)
             raise error from error.worker_failures.get(error.rank)
         # Also of a run that is stopped: until another attempt returns, it is the newest there is.
-        recorder.keep_return_value(value)
+        recorder.keep_return_value(value, told=tracker.was_told)
         recorder.raise_if_unfinished(tracker.reports, told=tracker.was_told)
         recorder.journal.change(phase="done", reports=tracker.reports)
 
@@ -154,6 +156,7 @@ class AttemptLoop:
         except WorkerHangError as error:
             for failure in self._hang.failures(error):
                 tracker.failures.setdefault(failure.rank, failure)
+            self._recorder.keep_failures(tracker.failures.values())
             self._recorder.call("after_exception", error.worker_failures)
             raise
         if self._hang.stalled != journal.status.stalled:

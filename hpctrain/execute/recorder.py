@@ -314,8 +314,17 @@ class Recorder:
         """Return rank 0's last metrics."""
         return dict(json.loads(self._last_line)["metrics"]) if self._last_line else {}
 
-    def keep_return_value(self, content: bytes) -> None:
+    def keep_return_value(self, content: bytes, *, told: bool) -> None:
         """Store what rank 0's training function returned.
+
+        Of a run that is to stop it is tried once: to leave the job in time matters more.
+
+        Parameters
+        ----------
+        content
+            Pickled.
+        told
+            As of `raise_if_unfinished`.
 
         Raises
         ------
@@ -323,13 +332,17 @@ class Recorder:
             If another executor has taken the run over.
         """
         self.journal.check_fence()
-        if content:
-            insist(
-                lambda: write_atomic(
-                    self.journal.directory.paths.return_value, content, mode=0o600
-                ),
-                patience_s=_LAST_WORD_PATIENCE_S,
-            )
+        if not content:
+            return
+        path = self.journal.directory.paths.return_value
+        is_to_stop = self._is_unfinished(told) and self.stop is not None
+        patience_s = 0.0 if is_to_stop else _LAST_WORD_PATIENCE_S
+        try:
+            insist(lambda: write_atomic(path, content, mode=0o600), patience_s=patience_s)
+        except OSError as error:
+            if not is_to_stop:
+                raise
+            self.journal.complain(path.name, error)
 
     def keep_failures(self, failures: Iterable[RankFailure]) -> None:
         """Store what failed ranks said of themselves."""
@@ -357,8 +370,11 @@ class Recorder:
         RunStoppedError
             With what the run resumes from.
         """
-        if told and self._goal is None:
+        if self._is_unfinished(told):
             self.raise_if_stopped(reports)
+
+    def _is_unfinished(self, told: bool) -> bool:
+        return told and self._goal is None
 
     def raise_if_stopped(self, reports: int) -> None:
         """Raise if the run is to stop, with what it resumes from.

@@ -78,7 +78,6 @@ class Coordinator(threading.Thread):
             self._recorder.finish_validations(self._preemption.step)
         except BaseException as raised:
             error = raised
-        self._recorder.keep_failures(tracker.failures.values())
         self._recorder.end_attempt(error=error, reports=tracker.reports)
         self._recorder.end(error)
         self._follow(final=True)

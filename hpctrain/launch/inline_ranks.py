@@ -97,7 +97,7 @@ class InlineChannel:
 
     def _send(self, op: str, body: bytes = b"", **details: Any) -> None:
         self._attempt.take([Frame({"op": op, "rank": 0, **details}, body, b"")])
-        self._loop.turn(self._attempt.get_next_results(0.0))
+        self._loop.turn(self._attempt.poll(0.0))
 
 
 class StopAtOnce:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from hpctrain.callback import RunContext, UserCallback
 from hpctrain.config import RunConfig
 from hpctrain.errors import LaunchError, RunStoppedError, TrainingFailedError, WorkerError
+from hpctrain.execute import attempt_executor, recorder
 from hpctrain.execute.attempt_executor import AttemptExecutor
 from hpctrain.execute.attempt_loop import AttemptLoop
 from hpctrain.execute.failure_policy import StopKind, StopNotice
@@ -22,11 +24,14 @@ from hpctrain.testing.fake_ranks import FakeRanks
 class Failures(UserCallback):
     """A callback that takes note of failures."""
 
-    def __init__(self) -> None:
+    def __init__(self, paths: RunPaths) -> None:
+        self.paths = paths
         self.ranks: list[list[int]] = []
+        self.files: list[int] = []
 
     def after_exception(self, run_context: RunContext, worker_exceptions: Any) -> None:
         self.ranks.append(sorted(worker_exceptions))
+        self.files.append(sum(self.paths.failure(1, rank).exists() for rank in (0, 1)))
 
 
 class NoPreemption:
@@ -42,7 +47,7 @@ class Attempt:
     def __init__(self, tmp_path: Path, *, share_a_terminal: bool = False) -> None:
         paths = RunPaths(tmp_path / "run")
         paths.checkpoints.mkdir(parents=True)
-        self.seen = Failures()
+        self.seen = Failures(paths)
         config = RunConfig(name="run", callbacks=[self.seen])
         status = RunStatus(name="run", state=RunState.RUNNING, launcher="local", attempt=1)
         self.paths = paths
@@ -95,6 +100,67 @@ def test_the_value_of_a_run_that_was_stopped_is_stored_too(attempt: Attempt):
     assert attempt.paths.return_value.read_bytes() == b"value"
 
 
+def test_a_full_disk_does_not_keep_a_run_that_is_to_stop(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+):
+    write = recorder.write_atomic
+
+    def fail(path: Path, content: bytes, **how: Any) -> None:
+        if path == attempt.paths.return_value:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, content, **how)
+
+    monkeypatch.setattr(recorder, "write_atomic", fail)
+    # Which would wait for minutes.
+    monkeypatch.setattr(recorder, "insist", lambda call, *, patience_s: patience_s == 0 and call())
+    attempt.recorder.ask_to_stop(StopNotice(kind=StopKind.PREEMPTION, why="it is preempted"))
+    attempt.end(value=b"value", told=True)
+    with pytest.raises(RunStoppedError, match="it is preempted"):
+        attempt.run()
+
+
+def test_what_is_due_in_a_turn_is_done_once_for_all_reports_that_are_there(attempt: Attempt):
+    turns = []
+    attempt.does = lambda: turns.append(1)
+    for loss in range(100):
+        for rank in (0, 1):
+            attempt.ranks.report(rank, loss=loss)
+    attempt.end()
+    attempt.run()
+    assert attempt.recorder.journal.status.reports == 100
+    assert len(turns) == 1
+
+
+class Clock:
+    """Stands for `time`; `FakeRanks` answer at once, so that each look takes no time."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_ctrl_c_that_comes_late_to_a_node_is_none_of_its_failures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    clock = Clock()
+    monkeypatch.setattr(attempt_executor, "time", clock)
+    attempt = Attempt(tmp_path, share_a_terminal=True)
+    attempt.ranks.fail(0, "closed by peer")
+    turns = []
+
+    def pass_time() -> None:
+        turns.append(1)
+        clock.now += 0.1
+        if len(turns) == 4:
+            attempt.ranks.fail(1, "", kind="KeyboardInterrupt")
+
+    attempt.does = pass_time
+    with pytest.raises(RunStoppedError, match="interrupted"):
+        attempt.run()
+
+
 def test_a_failed_rank_is_named_and_callbacks_see_all_that_failed(attempt: Attempt):
     attempt.ranks.fail(1, "no such file")
     attempt.ranks.fail(0, "closed by peer")
@@ -102,6 +168,7 @@ def test_a_failed_rank_is_named_and_callbacks_see_all_that_failed(attempt: Attem
         attempt.run()
     assert raised.value.rank == 1
     assert attempt.seen.ranks == [[0, 1]]
+    assert attempt.seen.files == [2], "callbacks may read what ranks said of their failures"
     assert ("await_death_notice", {}) not in attempt.ranks.sent
 
 

@@ -675,7 +675,7 @@ def test_the_end_is_written_down_and_told_to_callbacks(
 
 def test_the_return_value_is_readable_by_its_user_only(paths: RunPaths):
     recorder = make_recorder(paths)
-    recorder.keep_return_value(b"")
+    recorder.keep_return_value(b"", told=False)
     assert not paths.return_value.exists()
-    recorder.keep_return_value(b"pickle")
+    recorder.keep_return_value(b"pickle", told=False)
     assert paths.return_value.stat().st_mode & 0o777 == 0o600
