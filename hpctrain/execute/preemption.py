@@ -57,25 +57,23 @@ class Preemption:
         self._journal = recorder.journal
         self._signals = signals
         self._total_deadline: float | None = None
+        self._total_end: float | None = None
+        self._noted_end: float | None = None
         # Slurm warns, if it was asked to, the steps that there are: in a short job, which it may
         # look at only once before its end, that can be before the first.
         self._time_limit = TimeLimit(notice_s=plan.stop_notice_s) if plan.in_job else None
 
     def begin(self) -> None:
         """Find out when the time of the job and of the whole run ends."""
-        ends = []
         if self._time_limit is not None:
             self._time_limit.begin()
-            ends.append(self._time_limit.end)
         total = self._run_config.total_time
         left = math.inf
         if total is not None:
             left = time_limit_minutes(total) * 60 - self._journal.history.used_s
             self._total_deadline = time.monotonic() + left
-            ends.append(time.time() + left)
-        self._journal.change_later(
-            deadline=min((end for end in ends if end is not None), default=None)
-        )
+            self._total_end = time.time() + left
+        self._journal.change_later(deadline=self._note_end())
         if left <= 0:
             self._stop_for_total_time()
 
@@ -87,6 +85,8 @@ class Preemption:
             notice = self._time_limit.step()
             if notice is not None:
                 self._recorder.ask_to_stop(notice)
+            elif self._time_limit.end != self._noted_end:
+                self._journal.change(deadline=self._note_end())
         if self._total_deadline is not None and time.monotonic() > self._total_deadline:
             self._stop_for_total_time()
 
@@ -191,6 +191,12 @@ class Preemption:
                 )
             )
         return True
+
+    def _note_end(self) -> float | None:
+        """Remember when the job ends; return when the first of the ends comes."""
+        self._noted_end = None if self._time_limit is None else self._time_limit.end
+        ends = (self._noted_end, self._total_end)
+        return min((end for end in ends if end is not None), default=None)
 
     def _requeue(self, job: Job, *, why: str, patience_s: float) -> LaunchError | None:
         """Let Slurm queue the job again; return why it did not."""

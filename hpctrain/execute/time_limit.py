@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable
 
 from hpctrain import environ
 from hpctrain.errors import LaunchError
@@ -11,6 +13,8 @@ from hpctrain.log import log
 from hpctrain.slurm.job import read_own_job
 
 _PATIENCE_S = 10.0
+# A controller that many jobs ask at once gets rest; it may be away for a night.
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 5.0, 600.0
 
 
 class TimeLimit:
@@ -24,11 +28,17 @@ class TimeLimit:
     notice_s
         Seconds before the end at which it is noticed; a quarter of the time that is left at the
         beginning, if that is less.
+    clock
+        Says how long ago Slurm was asked.
     """
 
-    def __init__(self, *, notice_s: float) -> None:
+    def __init__(self, *, notice_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._notice_s = notice_s
+        self._clock = clock
         self._end: float | None = None
+        self._question: _Question | None = None
+        self._pause_s = _FIRST_PAUSE_S
+        self._ask_at: float | None = None
 
     @property
     def end(self) -> float | None:
@@ -36,15 +46,17 @@ class TimeLimit:
         return self._end
 
     def begin(self) -> None:
-        """Find out when the job ends. Not collective."""
+        """Begin to find out when the job ends; does not wait for Slurm. Not collective."""
         # Slurm 23.02 and newer.
         given = environ.variable("SLURM_JOB_END_TIME")
-        self._end = float(given) if given is not None and given.isdigit() else _ask(None)
-        if self._end is not None:
-            self._notice_s = min(self._notice_s, max(0.0, self._end - time.time()) / 4)
+        if given is not None and given.isdigit():
+            self._take(float(given))
+        else:
+            self._question = _Question()
 
     def step(self) -> StopNotice | None:
         """Return that the run is to stop, once, when it is time. Not collective."""
+        self._look_for_answer()
         if self._end is None or time.time() < self._end - self._notice_s:
             return None
         # An administrator may have moved it.
@@ -54,6 +66,49 @@ class TimeLimit:
         end, self._end = self._end, None
         why = f"the time limit of job {environ.variable('SLURM_JOB_ID')} ends"
         return StopNotice(kind=StopKind.TIME_LIMIT, why=why, deadline=end)
+
+    def _look_for_answer(self) -> None:
+        """Take the answer to the first question; ask again, less and less often, without one."""
+        if self._ask_at is not None and self._clock() >= self._ask_at:
+            self._ask_at, self._question = None, _Question()
+        if self._question is None or self._question.is_open:
+            return
+        question, self._question = self._question, None
+        if question.error is None:
+            self._take(question.end)
+            return
+        if self._pause_s == _FIRST_PAUSE_S:
+            log(f"when the time limit of this job ends is not known yet: {question.error}")
+        self._ask_at = self._clock() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, _LAST_PAUSE_S)
+
+    def _take(self, end: float | None) -> None:
+        self._end = end
+        if end is not None:
+            self._notice_s = min(self._notice_s, max(0.0, end - time.time()) / 4)
+
+
+class _Question:
+    """Asks Slurm once when the job ends, on a thread of its own."""
+
+    def __init__(self) -> None:
+        # None is an answer: that of a job without a time limit.
+        self.end: float | None = None
+        self.error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="hpctrain-time-limit", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_open(self) -> bool:
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            job = read_own_job(patience_s=_PATIENCE_S)
+            self.end = None if job is None else job.end_time
+        # Whatever it is, it must not pass for an answer.
+        except Exception as error:
+            self.error = error
 
 
 def _ask(known: float | None) -> float | None:

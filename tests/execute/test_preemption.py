@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +21,7 @@ class Wishes:
     def __init__(self) -> None:
         self.stop: StopNotice | None = None
         self.status: dict[str, Any] = {}
-        self.journal = SimpleNamespace(change_later=self.status.update)
+        self.journal = SimpleNamespace(change=self.status.update, change_later=self.status.update)
 
     def would_heed(self, kind: StopKind) -> bool:
         return self.stop is None or kind.weight > self.stop.kind.weight
@@ -56,7 +57,9 @@ def test_a_job_that_no_warning_came_to_is_left_before_its_limit(
     monkeypatch: pytest.MonkeyPatch, launcher: str, leaves: bool
 ):
     times = [1000.0]
-    monkeypatch.setattr(time_limit, "time", SimpleNamespace(time=lambda: times[-1]))
+    monkeypatch.setattr(
+        time_limit, "time", SimpleNamespace(time=lambda: times[-1], monotonic=lambda: times[-1])
+    )
     job = Job(job_id="7", state="RUNNING", end_time=2000.0)
     monkeypatch.setattr(time_limit, "read_own_job", lambda **_: job)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
@@ -64,6 +67,10 @@ def test_a_job_that_no_warning_came_to_is_left_before_its_limit(
     recorder = Wishes()
     of_run = preemption(launcher, recorder)
     of_run.begin()
+    for thread in threading.enumerate():
+        if thread.name == "hpctrain-time-limit":
+            thread.join(30)
+    of_run.step()
     assert recorder.status == {"deadline": 2000.0 if leaves else None}
     for later in (1899.0, 1901.0):
         assert recorder.stop is None

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import threading
+from itertools import pairwise
+
 import pytest
 
 from hpctrain.errors import LaunchError
@@ -14,6 +17,7 @@ class Slurm:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, end: float | None) -> None:
         self.now, self.end, self.asked, self.is_away = 1000.0, end, 0, False
+        self.failures = 0
         monkeypatch.setattr(module.time, "time", lambda: self.now)
         monkeypatch.setattr(module, "read_own_job", self.read)
         monkeypatch.setenv("SLURM_JOB_ID", "7")
@@ -21,7 +25,7 @@ class Slurm:
 
     def read(self, *, patience_s: float) -> Job:
         self.asked += 1
-        if self.is_away:
+        if self.is_away or self.asked <= self.failures:
             raise LaunchError("the controller is away", transient=True)
         return Job(job_id="7", state="RUNNING", end_time=self.end)
 
@@ -29,7 +33,17 @@ class Slurm:
 def begun(notice_s: float) -> TimeLimit:
     limit = TimeLimit(notice_s=notice_s)
     limit.begin()
+    answer()
+    limit.step()
     return limit
+
+
+def answer() -> None:
+    """Wait until Slurm has answered, or has not."""
+    for thread in threading.enumerate():
+        if thread.name == "hpctrain-time-limit":
+            thread.join(30)
+            assert not thread.is_alive()
 
 
 def test_a_run_is_told_once_before_its_job_ends(monkeypatch: pytest.MonkeyPatch):
@@ -92,3 +106,64 @@ def test_a_controller_that_is_away_at_the_beginning_ends_no_run(
     limit = begun(notice_s=100)
     assert limit.step() is None
     assert "when the time limit of this job ends is not known" in capsys.readouterr().err
+
+
+def test_it_asks_again_less_and_less_often_until_there_is_an_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    slurm = Slurm(monkeypatch, end=1e6)
+    slurm.failures = 9
+    limit = TimeLimit(notice_s=100, clock=lambda: slurm.now)
+    limit.begin()
+    asked_at = [slurm.now]
+    while limit.end is None:
+        answer()
+        assert limit.step() is None
+        before = slurm.asked
+        slurm.now += 5
+        assert limit.step() is None
+        answer()
+        if slurm.asked > before:
+            asked_at.append(slurm.now)
+        assert slurm.now < 1e4
+    gaps = [later - earlier for earlier, later in pairwise(asked_at)]
+    assert gaps == [5, 10, 20, 40, 80, 160, 320, 600, 600]
+    slurm.now = 5e5
+    assert limit.step() is None
+    answer()
+    assert slurm.asked == 10
+    slurm.now = 1e6 - 100
+    notice = limit.step()
+    assert notice is not None
+    assert notice.deadline == 1e6
+    assert capsys.readouterr().err.count("not known") == 1
+
+
+def test_no_limit_is_an_answer(monkeypatch: pytest.MonkeyPatch):
+    slurm = Slurm(monkeypatch, end=None)
+    limit = TimeLimit(notice_s=100, clock=lambda: slurm.now)
+    limit.begin()
+    for _ in range(5):
+        answer()
+        assert limit.step() is None
+        slurm.now += 1000
+    assert slurm.asked == 1
+
+
+def test_nobody_waits_for_a_controller_that_is_busy(monkeypatch: pytest.MonkeyPatch):
+    slurm = Slurm(monkeypatch, end=2000.0)
+    answers = threading.Event()
+
+    def read(*, patience_s: float) -> Job:
+        assert answers.wait(30)
+        return slurm.read(patience_s=patience_s)
+
+    monkeypatch.setattr(module, "read_own_job", read)
+    limit = TimeLimit(notice_s=100)
+    limit.begin()
+    assert limit.step() is None
+    assert (limit.end, slurm.asked) == (None, 0)
+    answers.set()
+    answer()
+    assert limit.step() is None
+    assert (limit.end, slurm.asked) == (2000.0, 1)
