@@ -12,28 +12,41 @@ from hpctrain.plan.visibility import EXIT_INVISIBLE, explain_invisible
 from hpctrain.slurm.client import ask_slurm, insist, run_slurm
 from hpctrain.slurm.output import Job, parse_commands, parse_job, parse_queue, parse_scripts
 
+_TIMEOUT_S = 30.0
 _OWN_JOB_TIMEOUT_S = 10.0
 # squeue gives a controller up that is away after some seconds.
 _QUEUE_TIMEOUT_S = 10.0
 
 
-def find_job(job_id: str) -> Job | None:
+def find_job(
+    job_id: str, *, timeout_s: float = _TIMEOUT_S, with_details: bool = False
+) -> Job | None:
     """Return what Slurm's controller knows of a job, or None if it has forgotten it.
 
     Not collective. Works without accounting; the controller forgets a job some minutes after its
     end (MinJobAge).
+
+    Parameters
+    ----------
+    with_details
+        Whether to ask also for what the job has of each of its nodes: `Job.gpus`.
 
     Raises
     ------
     LaunchError
         If the controller does not answer.
     """
-    answer = run_slurm(_show_job_argv(job_id))
-    if answer.returncode != 0:
-        if "Invalid job id" in answer.stderr + answer.stdout:
-            return None
-        raise LaunchError(f"scontrol show job {job_id}: {answer.stderr.strip()}", transient=True)
-    return parse_job(answer.stdout)
+    details = ["--details"] if with_details else []
+    answer = run_slurm(
+        ["scontrol", *details, "--oneliner", "show", "job", job_id], timeout_s=timeout_s
+    )
+    if answer.returncode != 0 and "Invalid job id" in answer.stderr + answer.stdout:
+        return None
+    job = parse_job(answer.stdout) if answer.returncode == 0 else None
+    if job is None:
+        said = answer.stderr.strip() or f"no job in {answer.stdout.strip()[:200]!r}."
+        raise LaunchError(f"scontrol show job {job_id}: {said}", transient=True)
+    return job
 
 
 def find_jobs_of_script(script: Path) -> list[Job]:
@@ -122,12 +135,9 @@ def read_own_job(*, patience_s: float) -> Job | None:
         return None
 
     def ask() -> Job:
-        output = ask_slurm(_show_job_argv(job_id), timeout_s=_OWN_JOB_TIMEOUT_S)
-        job = parse_job(output)
+        job = find_job(job_id, timeout_s=_OWN_JOB_TIMEOUT_S)
         if job is None:
-            raise LaunchError(
-                f"scontrol show job {job_id}: no job in {output.strip()[:200]!r}.", transient=True
-            )
+            raise LaunchError(f"Slurm has forgotten job {job_id}, which SLURM_JOB_ID names.")
         return job
 
     return insist(ask, patience_s=patience_s)
@@ -231,7 +241,3 @@ def explain_end(job: Job, *, storage: str, log_path: str, log: str) -> str:
     if log:
         lines.append(f"It said:\n{log}")
     return " ".join(lines)
-
-
-def _show_job_argv(job_id: str) -> list[str]:
-    return ["scontrol", "--oneliner", "show", "job", job_id]

@@ -6,7 +6,8 @@ from hpctrain import environ
 from hpctrain.errors import LaunchError
 from hpctrain.plan.argv import node_test_argv
 from hpctrain.slurm.client import ask_slurm, insist
-from hpctrain.slurm.output import parse_job_nodes, parse_node_states
+from hpctrain.slurm.job import find_job
+from hpctrain.slurm.output import parse_node_states
 
 _TIMEOUT_S = 15.0
 _TEST_TIMEOUT_S = 10.0
@@ -39,9 +40,11 @@ class SlurmNodes:
         LaunchError
             If Slurm does not answer.
         """
-        nodes = parse_job_nodes(_ask("show", "job", self._job_id))
-        hosts = expand_hosts(nodes)
-        states = parse_node_states(_ask("show", "node", nodes))
+        job = find_job(self._job_id, timeout_s=_TIMEOUT_S)
+        if job is None or not job.nodes:
+            raise LaunchError(f"Slurm says that job {self._job_id} has no nodes.", transient=True)
+        hosts = expand_hosts(job.nodes)
+        states = parse_node_states(_ask("show", "node", job.nodes))
         known = {host: states.get(host, set()) for host in hosts}
         return {host: _DOUBTFUL in state for host, state in known.items() if not state & _UNUSABLE}
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from hpctrain.errors import ConfigError, LaunchError
+from hpctrain.errors import ConfigError
 from hpctrain.plan.allocation import AllocatedNode
 from hpctrain.plan.resources import NodeShape
 
@@ -45,6 +45,8 @@ class Job:
     is_preempted: bool = False
     end_time: float | None = None
     """Seconds since the epoch; None where it has no limit."""
+    gpus: Mapping[str, int] = field(default_factory=dict)
+    """By groups of nodes, as Slurm writes them; empty where not asked for, or not counted."""
 
     @property
     def is_running(self) -> bool:
@@ -74,6 +76,11 @@ def parse_job(output: str) -> Job | None:
     """Return the job that ``scontrol --oneliner show job`` prints; None if it prints none.
 
     Not collective.
+
+    Examples
+    --------
+    >>> parse_job("JobId=7 JobState=RUNNING ReqNodeList=(null) NodeList=node[1-2,4]").nodes
+    'node[1-2,4]'
     """
     fields = _job_fields(output)
     if "JobId" not in fields:
@@ -83,12 +90,13 @@ def parse_job(output: str) -> Job | None:
         state=fields["JobState"],
         reason=fields.get("Reason", ""),
         exit_code=fields.get("ExitCode", ""),
-        nodes=fields.get("NodeList", ""),
+        nodes=fields.get("NodeList", "").replace("(null)", ""),
         restarts=int(fields.get("Restarts", 0)),
         may_requeue=fields.get("Requeue") == "1",
         is_batch=fields.get("BatchFlag") == "1",
         is_preempted=fields.get("PreemptTime", "None") not in ("None", ""),
         end_time=_epoch(fields.get("EndTime", "")),
+        gpus=_job_gpus(output),
     )
 
 
@@ -135,43 +143,6 @@ def parse_commands(output: str) -> dict[str, str]:
     """
     rows = [line.split("|", 2) for line in output.splitlines() if line.count("|") >= 2]
     return {job_id: command for job_id, _, command in rows}
-
-
-def parse_job_nodes(output: str) -> str:
-    """Return the nodes of a job, as ``scontrol --oneliner show job`` prints them.
-
-    Not collective.
-
-    Examples
-    --------
-    >>> parse_job_nodes("JobId=7 ReqNodeList=(null) NodeList=node[1-2,4] NumNodes=3")
-    'node[1-2,4]'
-    """
-    nodes = _job_fields(output).get("NodeList", "(null)")
-    if nodes == "(null)":
-        raise LaunchError("Slurm says that this job has no nodes.", transient=True)
-    return nodes
-
-
-def parse_job_gpus(output: str) -> dict[str, int]:
-    """Return the GPUs of a job from ``scontrol --details --oneliner show job``.
-
-    Not collective.
-
-    Returns
-    -------
-    dict[str, int]
-        By groups of nodes, as Slurm writes them. Empty where Slurm counts no GPUs.
-
-    Examples
-    --------
-    >>> nodes = "Nodes=a1 CPU_IDs=0-2 Mem=6 GRES=gpu:3(IDX:0-2) Nodes=a[2-3] CPU_IDs=0 Mem=2 GRES="
-    >>> parse_job_gpus(f"JobId=7 NodeList=a[1-3] {nodes} MinCPUsNode=1")
-    {'a1': 3, 'a[2-3]': 0}
-    """
-    found = re.findall(r"(?<!\S)Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)", output)
-    gpus = {nodes: _count_gpus(gres) for nodes, gres in found}
-    return gpus if any(gpus.values()) else {}
 
 
 def parse_counts(text: str) -> tuple[int, ...]:
@@ -327,6 +298,13 @@ def _job_fields(output: str) -> dict[str, str]:
     for name, value in re.findall(r"(?<!\S)(\w+)=(\S*)", text):
         fields.setdefault(name, value)
     return fields
+
+
+def _job_gpus(output: str) -> dict[str, int]:
+    """Return the GPUs of each group of nodes, which ``scontrol --details`` adds."""
+    found = re.findall(r"(?<!\S)Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)", output)
+    gpus = {nodes: _count_gpus(gres) for nodes, gres in found}
+    return gpus if any(gpus.values()) else {}
 
 
 def _count_gpus(gres: str) -> int:

@@ -13,10 +13,10 @@ from hpctrain.plan.allocation import AllocatedNode
 from hpctrain.plan.resources import NodeShape, Placement, node_range, place_workers
 from hpctrain.plan.site import Site, known_shape
 from hpctrain.slurm.client import run_slurm
+from hpctrain.slurm.job import find_job
 from hpctrain.slurm.nodes import allocated_hosts, expand_hosts
 from hpctrain.slurm.output import (
     Partition,
-    parse_job_gpus,
     parse_partitions,
     parse_pmi_types,
     read_allocation,
@@ -153,7 +153,7 @@ def allocation_nodes(*, with_gpus: bool) -> dict[str, AllocatedNode]:
     Raises
     ------
     LaunchError
-        If this process is not inside an allocation.
+        If this process is not inside an allocation, or Slurm's controller does not answer.
     """
     hosts = allocated_hosts()
     gpus = _gpus_by_node() if with_gpus else {}
@@ -161,9 +161,8 @@ def allocation_nodes(*, with_gpus: bool) -> dict[str, AllocatedNode]:
 
 
 def _gpus_by_node() -> dict[str, int]:
-    job_id = environ.variable("SLURM_JOB_ID") or ""
-    answer = run_slurm(["scontrol", "--details", "--oneliner", "show", "job", job_id])
-    groups = parse_job_gpus(answer.stdout)
+    job = find_job(environ.variable("SLURM_JOB_ID") or "", with_details=True)
+    groups = {} if job is None else job.gpus
     return {host: count for nodes, count in groups.items() for host in expand_hosts(nodes)}
 
 

@@ -8,6 +8,7 @@ import pytest
 from hpctrain.errors import LaunchError
 from hpctrain.slurm import job as job_module
 from hpctrain.slurm.job import explain_end, find_job, read_own_job
+from hpctrain.slurm.nodes import SlurmNodes
 from hpctrain.slurm.output import Job, parse_job
 
 # scontrol --oneliner show job, Slurm 22.05.
@@ -68,7 +69,7 @@ def answer_with(monkeypatch: pytest.MonkeyPatch, returncode: int, out: str, err:
     monkeypatch.setattr(
         job_module,
         "run_slurm",
-        lambda argv: subprocess.CompletedProcess(argv, returncode, out, err),
+        lambda argv, **_: subprocess.CompletedProcess(argv, returncode, out, err),
     )
 
 
@@ -93,9 +94,25 @@ def test_a_controller_that_is_away_does_not_mean_that_the_job_is(monkeypatch: py
 
 def test_an_answer_without_a_job_is_an_error_that_passes(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(job_module.environ, "variable", lambda _: "12")
-    monkeypatch.setattr(job_module, "ask_slurm", lambda *_, **__: "No jobs in the system\n")
+    answer_with(monkeypatch, 0, "No jobs in the system\n")
     with pytest.raises(LaunchError, match="show job 12: no job in 'No jobs in the") as raised:
         read_own_job(patience_s=0)
+    assert raised.value.transient
+
+
+def test_a_forgotten_job_of_this_process_is_asked_for_only_once(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(job_module.environ, "variable", lambda _: "12")
+    answer_with(monkeypatch, 1, "", "slurm_load_jobs error: Invalid job id specified\n")
+    with pytest.raises(LaunchError, match="has forgotten job 12") as raised:
+        read_own_job(patience_s=3600)
+    assert not raised.value.transient
+
+
+@pytest.mark.parametrize("said", ["NodeList=(null)", ""])
+def test_a_job_without_nodes_has_none_that_are_usable(monkeypatch: pytest.MonkeyPatch, said: str):
+    answer_with(monkeypatch, 0, RUNNING.replace("NodeList=n[1-2]", said))
+    with pytest.raises(LaunchError, match="job 12 has no nodes") as raised:
+        SlurmNodes("12").usable()
     assert raised.value.transient
 
 

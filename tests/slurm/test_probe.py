@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hpctrain.plan.allocation import AllocatedNode
 from hpctrain.plan.resources import NodeShape, Placement
 from hpctrain.slurm import probe
 from hpctrain.slurm.client import run_slurm
-from hpctrain.slurm.output import Partition, parse_job_gpus, parse_partitions, read_allocation
+from hpctrain.slurm.output import Partition, parse_job, parse_partitions, read_allocation
 from hpctrain.slurm.probe import (
     allocation_nodes,
     can_submit,
@@ -257,20 +258,27 @@ def test_what_an_allocation_has_is_read_from_its_variables(
 
 # scontrol --details --oneliner show job, Slurm 22.05: salloc -N2 -n4 --gpus=4.
 DETAILS = (
-    "JobId=24 JobName=bash JOB_GRES=gpu:4 Nodes=node1 CPU_IDs=0-2 Mem=6144 GRES=gpu:3(IDX:0-2) "
+    "JobId=24 JobName=bash JobState=RUNNING JOB_GRES=gpu:4 "
+    "Nodes=node1 CPU_IDs=0-2 Mem=6144 GRES=gpu:3(IDX:0-2) "
     "Nodes=node2 CPU_IDs=0 Mem=2048 GRES=gpu:1(IDX:0) MinCPUsNode=1 MinMemoryCPU=2G"
 )
 
 
+def read_gpus(output: str) -> Mapping[str, int]:
+    job = parse_job(output)
+    assert job is not None
+    return job.gpus
+
+
 def test_the_gpus_of_each_node_are_read_from_the_details_of_a_job():
-    assert parse_job_gpus(DETAILS) == {"node1": 3, "node2": 1}
+    assert read_gpus(DETAILS) == {"node1": 3, "node2": 1}
     typed = DETAILS.replace("gpu:3(IDX:0-2)", "gpu:a100:2(IDX:0-1),gpu:v100:1(IDX:2)")
-    assert parse_job_gpus(typed) == {"node1": 3, "node2": 1}
+    assert read_gpus(typed) == {"node1": 3, "node2": 1}
 
 
 def test_where_slurm_counts_no_gpus_their_number_is_unknown():
     without = DETAILS.replace("gpu:3(IDX:0-2)", "").replace("gpu:1(IDX:0)", "craynetwork:1")
-    assert parse_job_gpus(without) == {}
+    assert read_gpus(without) == {}
 
 
 def test_outside_of_an_allocation_there_is_no_shape(monkeypatch: pytest.MonkeyPatch):

@@ -10,7 +10,6 @@ import pytest
 
 from hpctrain.slurm.output import (
     parse_job,
-    parse_job_nodes,
     parse_node_states,
     parse_partitions,
     parse_pmi_types,
@@ -31,7 +30,7 @@ def test_no_word_of_a_user_is_taken_for_a_field_of_the_job(recorded: Path) -> No
     job = parse_job(output)
     assert job is not None
     assert job.state == "RUNNING"
-    assert job.nodes == parse_job_nodes(output) == "node[1-2]"
+    assert job.nodes == "node[1-2]"
     assert (job.restarts, job.reason, job.exit_code) == (0, "None", "0:0")
     assert job.is_batch
     assert job.may_requeue
