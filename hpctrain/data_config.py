@@ -16,9 +16,10 @@ def _datasets(what: str, value: Any) -> Any:
         return value
     if isinstance(value, str) or not isinstance(value, Sequence):
         instead = f" Give [{shown(value)}]." if isinstance(value, str) else ""
-        # Ray Train's is a TypeError, which this is too.
+        # Ray Train's is a TypeError, which this is too, and its tests look for the words.
         raise WrongTypeError(
-            f"{with_value(what, value)}: 'all', or a list of dataset names.{instead}"
+            f"{with_value(what, value)}: `datasets_to_split` should be 'all' or a list of dataset "
+            f"names.{instead}"
         )
     return several(text)(what, value)
 

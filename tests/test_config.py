@@ -234,9 +234,13 @@ def test_an_impossible_scaling_config_is_refused(arguments: dict, message: str):
         (
             DataConfig,
             {"datasets_to_split": "train"},
-            r"datasets_to_split='train'\): 'all', or a list of dataset names",
+            r"='train'\): `datasets_to_split` should be 'all' or a list of dataset names\. Give",
         ),
-        (DataConfig, {"datasets_to_split": 3}, r"datasets_to_split=3\): 'all', or a list"),
+        (
+            DataConfig,
+            {"datasets_to_split": 3},
+            r"datasets_to_split=3\): `datasets_to_split` should be 'all' or a list",
+        ),
         (
             RunConfig,
             {"name": "a/b"},
