@@ -54,6 +54,8 @@ NOT_HERE = {
 WORDS = {
     "Tuner": "Tune",
     "TuneConfig": "Tune",
+    # It returns a class of Tune's, for the placement of actors.
+    "as_placement_group_factory": "Tune",
     "RLTrainer": "RLlib",
     "RLPredictor": "RLlib",
     "MosaicTrainer": "Mosaic",

@@ -16,7 +16,8 @@ import numpy as np
 # What is changed in every program, besides import lines and prefixes.
 EDITS = {
     r"\[55000, 5000\]": "[800, 224]",
-    r"use_gpu=True": "use_gpu=False",
+    # Beside GPUs of a worker it stays: False would contradict them.
+    r'use_gpu=True(?!,\s*resources_per_worker=\{[^}]*["\']GPU["\'])': "use_gpu=False",
     r'("use_gpu",) ?[\[(](?:True, False|False, True),?[\])]': r"\1 [False]",
     r"num_workers=([5-9]|\d\d+)\b": "num_workers=2",
     r"s3://anonymous@\w+-example-data/([\w.]+)": r"@FOLDER@/data/\1",

@@ -7,6 +7,7 @@ import pytest
 
 from tests.ray_conformance.applies import Program, reason_of_script
 from tests.ray_conformance.port import blocks_of, port
+from tests.ray_conformance.stand_ins import shrink
 from tests.ray_conformance.tests_of_ray import _read
 
 PROGRAM = """\
@@ -108,3 +109,16 @@ def test_cases_that_need_a_gpu_do_not_hide_those_that_do_not(tmp_path: Path) -> 
         "test_gpu": "not applicable: needs a GPU",
         "test_wrong": "failed: AssertionError",
     }
+
+
+def test_use_gpu_stays_beside_the_gpus_of_a_worker() -> None:
+    alone = 'Scaling(use_gpu=True, resources_per_worker={"CPU": 2})'
+    both = 'Scaling(\n    use_gpu=True,\n    resources_per_worker={"CPU": 1, "GPU": n},\n)'
+    assert shrink(alone) == alone.replace("True", "False")
+    assert shrink(both) == both
+    assert shrink(both.replace('"', "'")) == both.replace('"', "'")
+
+
+def test_what_asks_for_a_placement_group_is_tunes() -> None:
+    program = Program("def test_group(config): config.as_placement_group_factory()\n")
+    assert program.reason(program.tree.body[0]) == "Tune"
