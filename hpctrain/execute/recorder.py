@@ -24,6 +24,7 @@ from hpctrain.errors import (
     RunStoppedError,
     TrainingFailedError,
 )
+from hpctrain.execute.asked_validations import warn_of_validations
 from hpctrain.execute.expected_metrics import ExpectedMetrics
 from hpctrain.execute.explain import name_next_step
 from hpctrain.execute.failure_policy import StopKind, StopNotice, classify_failure, describe_cause
@@ -81,6 +82,7 @@ class Recorder:
         self.stop: StopNotice | None = None
         """That the run should stop, once it should."""
         self._goal: tuple[int, StopNotice] | None = None
+        self._warned: set[str] = set()
         self._config = run_config
         self._expected = ExpectedMetrics(run_config)
         self._rule = StopRule(run_config.stop)
@@ -246,6 +248,7 @@ class Recorder:
     def record(self, round_: ReportRound, broadcast: Callable[..., None]) -> None:
         """Take in a report of all ranks: commit its checkpoint, call callbacks, apply the rule."""
         self._last_line = round_.lines[0]
+        warn_of_validations(round_, self._warned)
         checkpoint = self.checkpoints.commit(round_, broadcast) if round_.parts else None
         if not self._expected.is_settled:
             self._expected.check(

@@ -124,6 +124,7 @@ class RunCheckpoints:
                 world_size=journal.status.world_size,
                 metrics=round_.metrics(),
                 parts=round_.parts,
+                validation=round_.validation,
             )
         except (OSError, CheckpointError) as error:
             reason = str(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from hpctrain.control.wire import Frame
@@ -30,10 +31,31 @@ class ReportRound:
         partial: str | bool | None = json.loads(self.lines[0]).get("partial")
         return partial if isinstance(partial, str) else ("" if partial else None)
 
+    @cached_property
+    def validations(self) -> Mapping[int, Mapping[str, Any]]:
+        """How ranks want its checkpoint validated, as of `Manifest`, by world rank, in order."""
+        asked = {}
+        for rank in sorted(self.lines):
+            part = self.parts.get(rank)
+            if part is not None:
+                validation = part.validation
+            elif b'"validation":' in self.lines[rank]:
+                validation = json.loads(self.lines[rank]).get("validation")
+            else:
+                validation = None
+            if validation is not None:
+                asked[rank] = validation
+        return asked
+
+    @property
+    def validation(self) -> Mapping[str, Any] | None:
+        """How its checkpoint is validated: as the lowest rank that asks wants; None: not at all."""
+        return next(iter(self.validations.values()), None)
+
     @property
     def is_validated(self) -> bool:
         """Whether a validation of its checkpoint is asked for, which gives more metrics."""
-        return any(part.validation is not None for part in self.parts.values())
+        return bool(self.parts) and bool(self.validations)
 
     def metrics(self, rank: int = 0) -> dict[str, Any]:
         """Return the metrics of a rank."""

@@ -194,9 +194,11 @@ class Keeper:
         # A worker that went back to its last commit makes reports again that were made before.
         return report <= self._session.reports
 
-    def _answer_report(self, number: int, metrics: Mapping[str, Any], upload: Any) -> None:
+    def _answer_report(
+        self, number: int, metrics: Mapping[str, Any], upload: Any, validation: Any
+    ) -> None:
         if not self._is_made(number):
-            self._session.report(metrics, upload)
+            self._session.report(metrics, upload, validation=validation)
 
     def _answer_should_stop(self, reports: int) -> bool:
         return self._session.should_stop_after(reports)

@@ -52,7 +52,13 @@ class WorkerSession:
         self._staging: Path | None = None
         self._spare: TemporaryDirectory[str] | None = None
 
-    def report(self, metrics: Mapping[str, Any], upload: Upload | None = None) -> None:
+    def report(
+        self,
+        metrics: Mapping[str, Any],
+        upload: Upload | None = None,
+        *,
+        validation: Mapping[str, Any] | None = None,
+    ) -> None:
         """Report metrics, and a checkpoint with them or not."""
         if not self.is_counted:
             raise ConfigError(
@@ -64,7 +70,7 @@ class WorkerSession:
         number = self.reports + 1
         if upload is not None:
             upload = self._staged(number, upload)
-        self._ask("report", number, dict(metrics), upload)
+        self._ask("report", number, dict(metrics), upload, validation)
         self.reports = number
 
     def heartbeat(self) -> None:

@@ -95,6 +95,7 @@ class CheckpointStore:
         world_size: int,
         metrics: Mapping[str, Any],
         parts: Mapping[int, StagedPart],
+        validation: Mapping[str, Any] | None = None,
     ) -> tuple[Checkpoint, list[str]]:
         """Make one checkpoint out of what ranks staged.
 
@@ -107,6 +108,8 @@ class CheckpointStore:
             What each contributing rank staged and made durable, by world rank. A file that several
             ranks staged is kept from the lowest of them, and so are the name and the versions. A
             rank may have staged nothing, but not all of them.
+        validation
+            How it is to be validated, as of `Manifest`; None if it is not.
 
         Returns
         -------
@@ -137,7 +140,7 @@ class CheckpointStore:
             files=tuple(files[path] for path in sorted(files)),
             created_at=time.time(),
             versions=first.versions,
-            validation=next((v for r in sorted(parts) if (v := parts[r].validation)), None),
+            validation=validation,
         )
         write_unseen(merged / MANIFEST_NAME, encode_manifest(manifest))
         folders = {folder for path in files for folder in (merged / path).parents}

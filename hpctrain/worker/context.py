@@ -211,9 +211,9 @@ def report(
         as a Checkpoint.
     validation
         Whether the checkpoint is validated beside the training, once it is committed, by the
-        function of ``ValidationConfig(fn=...)``; a ValidationTaskConfig has arguments for it. One
-        of the ranks that give a part of the checkpoint has to ask; the lowest one's arguments
-        count.
+        function of ``ValidationConfig(fn=...)``; a ValidationTaskConfig has arguments for it. Any
+        rank may ask, with a part of the checkpoint or without; where ranks ask for different
+        validations, the lowest one's counts, and a warning names the ranks.
 
     Raises
     ------
@@ -230,7 +230,10 @@ def report(
     session = worker.session
     task = None if validation is False else _validation_task(worker, validation, checkpoint)
     if checkpoint is None:
-        session.report(metrics)
+        if task is None:
+            session.report(metrics)
+        else:
+            session.report(metrics, validation=task)
         return
     from hpctrain.worker.upload import Upload
 

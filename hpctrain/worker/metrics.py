@@ -54,7 +54,13 @@ class MetricsFile:
 
 
 def encode_line(
-    report: int, attempt: int, checkpoint: bytes, metrics: bytes, *, lacks: str | None = None
+    report: int,
+    attempt: int,
+    checkpoint: bytes,
+    metrics: bytes,
+    *,
+    lacks: str | None = None,
+    validation: Mapping[str, Any] | None = None,
 ) -> bytes:
     """Return the line of a report, of parts that are JSON already. Not collective.
 
@@ -62,13 +68,16 @@ def encode_line(
     ----------
     lacks
         As of `PartialMetrics`; None if all metrics are measured.
+    validation
+        How a rank that gives no part of the checkpoint wants it validated, as of `Manifest`.
     """
-    return b'{"report":%d,"attempt":%d,"time":%.6f,"checkpoint":%s,%s"metrics":%s}\n' % (
+    return b'{"report":%d,"attempt":%d,"time":%.6f,"checkpoint":%s,%s%s"metrics":%s}\n' % (
         report,
         attempt,
         time.time(),
         checkpoint,
         b"" if lacks is None else b'"partial":%s,' % json.dumps(lacks or True).encode(),
+        b"" if validation is None else b'"validation":%s,' % _encode(validation).encode(),
         metrics,
     )
 

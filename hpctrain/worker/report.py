@@ -153,8 +153,17 @@ class Session:
         self._paths.artifacts.mkdir(DIRECTORY_MODE, exist_ok=True)
         return self._paths.artifacts
 
-    def report(self, metrics: Mapping[str, Any], upload: Upload | None = None) -> None:
-        """Report metrics, and a checkpoint with them or not."""
+    def report(
+        self,
+        metrics: Mapping[str, Any],
+        upload: Upload | None = None,
+        *,
+        validation: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Report metrics, and a checkpoint with them or not.
+
+        Without an upload, `validation` says how the checkpoint of the other ranks is validated.
+        """
         content = encode_metrics(metrics)
         lacks = metrics.lacks if isinstance(metrics, PartialMetrics) else None
         if upload is not None:
@@ -167,6 +176,16 @@ class Session:
         if upload is None:
             line = encode_line(number, self.world.attempt, b"null", content, lacks=lacks)
             self._append(line)
+            if validation is not None:
+                # Of the checkpoint, whose manifest keeps it: metrics.jsonl does not.
+                line = encode_line(
+                    number,
+                    self.world.attempt,
+                    b"null",
+                    content,
+                    lacks=lacks,
+                    validation=validation,
+                )
             self._channel.report(line)
         else:
             self._report_checkpoint(number, content, upload, lacks=lacks)

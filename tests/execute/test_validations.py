@@ -257,6 +257,59 @@ def test_a_report_has_arguments_of_its_own(tmp_path: Path) -> None:
     assert _scores(result) == [1.0, 1.8, 0.2]
 
 
+def _fit_two(path: Path, train: Any) -> Result:
+    return DataParallelTrainer(
+        train,
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(name="run", storage_path=path, verbose=0, launcher="local"),
+        validation_config=ValidationConfig(fn=_validate),
+    ).fit()
+
+
+@pytest.mark.mpi
+def test_a_rank_without_a_checkpoint_may_ask_for_the_validation(tmp_path: Path) -> None:
+    def train() -> None:
+        rank = hpctrain.get_context().get_world_rank()
+        mine = Checkpoint.from_dict({"step": 2}) if rank == 0 else None
+        hpctrain.report({"step": 2}, checkpoint=mine, validation=rank == 1)
+
+    result = _fit_two(tmp_path, train)
+    assert _scores(result) == [0.9]
+    assert "validation" not in (tmp_path / "run" / "metrics.jsonl").read_text()
+
+
+@pytest.mark.mpi
+def test_ranks_that_ask_for_different_validations_are_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def train() -> None:
+        rank = hpctrain.get_context().get_world_rank()
+        task = ValidationTaskConfig(fn_kwargs={"factor": rank + 2})
+        for _ in range(2):
+            mine = Checkpoint.from_dict({"step": 2}) if rank == 1 else None
+            hpctrain.report({"step": 2}, checkpoint=mine, validation=task)
+
+    result = _fit_two(tmp_path, train)
+    # Rank 0 gives no part, and is the lowest that asks.
+    assert _scores(result) == [1.8, 1.8]
+    told = capfd.readouterr().err
+    assert told.count("ranks asked for different validations") == 1
+    assert 'report 1: ranks asked for different validations: rank 0 for {"fn_kwargs"' in told
+    assert "; rank 1 for {" in told
+    assert "That of rank 0, the lowest, counts." in told
+
+
+@pytest.mark.mpi
+def test_a_validation_that_no_rank_gives_a_checkpoint_for_is_a_warning(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def train() -> None:
+        hpctrain.report({"step": 1}, validation=hpctrain.get_context().get_world_rank() == 1)
+
+    _fit_two(tmp_path, train)
+    assert "report 1: rank 1 asked for a validation, but no rank gave" in capfd.readouterr().err
+
+
 SCRIPT = """
 import os, sys, time
 from pathlib import Path

@@ -59,15 +59,14 @@ def commit(
         for path, content in files.items():
             (part / path).parent.mkdir(parents=True, exist_ok=True)
             (part / path).write_bytes(content)
-        staged[rank] = StagedPart(
-            files=tuple(seal(part)), name=name, versions=versions or {}, validation=validation
-        )
+        staged[rank] = StagedPart(files=tuple(seal(part)), name=name, versions=versions or {})
     return CheckpointStore(directory).commit(
         attempt=attempt,
         report=report,
         world_size=4,
         metrics=metrics or {},
         parts=staged,
+        validation=validation,
     )
 
 
