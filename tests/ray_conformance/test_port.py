@@ -8,7 +8,7 @@ import pytest
 from tests.ray_conformance.applies import Program, reason_of_script
 from tests.ray_conformance.port import blocks_of, port
 from tests.ray_conformance.stand_ins import shrink
-from tests.ray_conformance.tests_of_ray import _read
+from tests.ray_conformance.tests_of_ray import _read, of_support
 
 PROGRAM = """\
 import ray
@@ -122,3 +122,22 @@ def test_use_gpu_stays_beside_the_gpus_of_a_worker() -> None:
 def test_what_asks_for_a_placement_group_is_tunes() -> None:
     program = Program("def test_group(config): config.as_placement_group_factory()\n")
     assert program.reason(program.tree.body[0]) == "Tune"
+
+
+def test_one_private_name_in_a_helper_module_does_not_take_its_other_functions() -> None:
+    helper = """\
+import ray.cloudpickle as pickled
+from ray.train import Checkpoint
+from ray.train._internal.storage import Context
+
+def written(folder) -> Checkpoint:
+    pickled.dumps(1)
+    return Checkpoint.from_directory(folder)
+
+def inside() -> Context:
+    return Context()
+"""
+    names: dict[str, object] = {}
+    exec(port(of_support(helper)), names)
+    assert callable(names["written"])
+    assert "inside" not in names

@@ -59,7 +59,7 @@ def run_tests(
         source = stand_ins.shrink(port(guarded(kept, program))).replace("@FOLDER@", name)
         (folder / f"{module}.py").write_text(source)
         for name, helper in support.items():
-            (folder / f"{name}.py").write_text(stand_ins.shrink(port(helper)))
+            (folder / f"{name}.py").write_text(stand_ins.shrink(port(of_support(helper))))
         fixtures = sorted(set(re.findall(r"\bray_\w+|shutdown_only", text)))
         (folder / "conftest.py").write_text(CONFTEST.format(fixtures=fixtures))
         (folder / "pytest.ini").write_text("[pytest]\naddopts = --timeout=60\n")
@@ -123,6 +123,12 @@ def guarded(kept: list[ast.stmt], program: Program) -> str:
         else:
             lines.append(ast.unparse(node))
     return "\n".join(lines) + "\n"
+
+
+def of_support(text: str) -> str:
+    """Return what of a helper module applies, so that one private name does not take the rest."""
+    program = Program(text)
+    return guarded([one for one in program.tree.body if program.reason(one) is None], program)
 
 
 def _read(junit: Path) -> dict[str, str]:
