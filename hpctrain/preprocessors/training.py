@@ -105,7 +105,11 @@ def fit_for_training(
     dataset = _made(datasets[FIT_ON])
     _check_form(FIT_ON, dataset)
     if preprocessor._learns_from_whole():
-        fitted = preprocessor.fit(dataset).serialize() if comm.rank == 0 else None
+        fitted = None
+        if comm.rank == 0:
+            # A fit() of one's own need not return the preprocessor.
+            returned: Preprocessor | None = preprocessor.fit(dataset)
+            fitted = (preprocessor if returned is None else returned).serialize()
         return storage.deserialize(comm.bcast(fitted), trusted=True)
     columns = preprocessor._columns_to_read()
     if is_dataset(dataset) and columns is not None:

@@ -148,3 +148,30 @@ def test_ranks_that_score_open_what_the_process_that_sent_them_has_pickled(tmp_p
         run_config=RunConfig(name="score", storage_path=tmp_path, verbose=0),
     )
     assert sorted(row["made"] for row in made.iter_rows()) == [10.5, 20.5, 40.5]
+
+
+class Counted(Preprocessor):
+    """Has a ``fit()`` of its own, which returns nothing."""
+
+    def fit(self, ds):
+        self.rows_ = ds.count()
+
+    def _transform_pandas(self, df):
+        return df
+
+
+def test_a_trainer_takes_a_fit_that_returns_nothing(tmp_path: Path):
+    def save_something():
+        with hpctrain.checkpoint_dir() as directory:
+            Path(directory, "one").write_text("1")
+            hpctrain.report({}, Checkpoint.from_directory(directory))
+
+    result = hpctrain.DataParallelTrainer(
+        save_something,
+        scaling_config=ScalingConfig(num_workers=1),
+        run_config=RunConfig(storage_path=tmp_path),
+        datasets={"train": from_pandas(FRAME)},
+        preprocessor=Counted(),
+    ).fit()
+    assert result.checkpoint is not None
+    assert result.checkpoint.get_preprocessor(trusted=True).rows_ == 3
