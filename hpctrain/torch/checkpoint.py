@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 SAFETENSORS_NAME = "model.safetensors"
 PICKLED_NAME = "model.pt"
+# DistributedDataParallel puts it before the names of the weights.
+_WRAPPED = "module."
 
 
 class TorchCheckpoint(Checkpoint):
@@ -246,10 +248,20 @@ def load_model(
             f"function without arguments that makes one."
         )
     try:
-        made.load_state_dict(read_state_dict(checkpoint))
+        made.load_state_dict(_named_as_in(made, read_state_dict(checkpoint)))
     except RuntimeError as error:
         raise CheckpointError(
             f"the weights in {checkpoint.path} are not those of {type(made).__name__}: {error} "
             f"Give model= the architecture that was trained."
         ) from error
     return made
+
+
+def _named_as_in(
+    model: torch.nn.Module, weights: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Return weights that DistributedDataParallel has named, with the names of its inner model."""
+    stripped = {name.removeprefix(_WRAPPED): tensor for name, tensor in weights.items()}
+    is_wrapped = all(name.startswith(_WRAPPED) for name in weights)
+    # A model may have one part of its own, called "module": its names are right as they are.
+    return stripped if is_wrapped and not weights.keys() <= model.state_dict().keys() else weights

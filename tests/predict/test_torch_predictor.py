@@ -155,3 +155,31 @@ def test_what_is_no_tensor_is_refused():
 def test_without_a_gpu_none_is_promised(net):
     with pytest.raises(ConfigError, match="torch sees no GPU here"):
         TorchPredictor(net, use_gpu=True)
+
+
+def test_weights_named_by_distributed_data_parallel_fit_the_model(net):
+    named = {f"module.{name}": tensor for name, tensor in net.state_dict().items()}
+    checkpoint = TorchCheckpoint.from_state_dict(named)
+    predicted = TorchPredictor.from_checkpoint(checkpoint, model=Net).predict(X)
+    assert np.array_equal(predicted, by_hand(net))
+
+
+class Shell(torch.nn.Module):
+    """Has one part, which is called as DistributedDataParallel calls its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.module = Net()
+
+
+def test_a_model_whose_only_part_is_called_module_keeps_its_names():
+    shell = Shell()
+    loaded = TorchCheckpoint.from_state_dict(shell.state_dict()).get_model(Shell)
+    assert torch.equal(loaded.module.linear.weight, shell.module.linear.weight)
+
+
+def test_weights_that_are_not_all_of_distributed_data_parallel_are_refused(net):
+    state = net.state_dict()
+    mixed = {"module.linear.weight": state["linear.weight"], "linear.bias": state["linear.bias"]}
+    with pytest.raises(CheckpointError, match=r"module\.linear\.weight"):
+        TorchCheckpoint.from_state_dict(mixed).get_model(Net)
