@@ -17,6 +17,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hpctrain.checkpoint_class import DictOf, choose_class, read_class, write_class
 from hpctrain.constants import FS_CHECKPOINT_KEY, MODEL_KEY, PREPROCESSOR_KEY
 from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.path_string import PathString, local_filesystem
@@ -98,22 +99,36 @@ class Checkpoint:
         return Checkpoint, (self.path,)
 
     @classmethod
-    def from_directory(cls, path: str | PathLike[str]) -> Checkpoint:
-        """Return a handle on `path`, which stays the caller's. Not collective."""
-        return cls(path)
+    def from_directory(cls: type[C], path: str | PathLike[str]) -> C:
+        """Return a handle on `path`, which stays the caller's. Not collective.
+
+        It is of the class whose `from_dict` made the directory, if this process has that.
+
+        Raises
+        ------
+        ConfigError
+            If it is no directory, or that class has nothing to do with this one.
+        """
+        return choose_class(cls, read_class(Checkpoint, Path(path)))(path)
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Checkpoint:
+    def from_dict(cls: type[C], data: Mapping[str, Any]) -> C:
         """Return a handle on a new temporary directory that holds `data`, pickled.
 
         Not collective. The directory lives as long as this handle. A preprocessor at
         ``constants.PREPROCESSOR_KEY`` is stored with `set_preprocessor`; what `to_dict` made of a
         directory becomes its files again. Tensors are on the CPU when they are read, so that ranks
-        with different GPUs save the same.
+        with different GPUs save the same. What `to_dict` of a subclass gave becomes that again.
+
+        Raises
+        ------
+        ConfigError
+            If it was given by a class that has nothing to do with this one.
         """
         from hpctrain.plan import spec
 
-        checkpoint = cls._make()
+        chosen = choose_class(cls, getattr(data, "of", None) if isinstance(data, DictOf) else None)
+        checkpoint = chosen._make()
         own = {key: value for key, value in data.items() if key != PREPROCESSOR_KEY}
         files = own.get(FS_CHECKPOINT_KEY)
         if isinstance(files, bytes):
@@ -129,6 +144,8 @@ class Checkpoint:
                 import hashlib
 
                 checkpoint._model_digest = hashlib.sha256(content).hexdigest()
+        if chosen is not Checkpoint:
+            write_class(chosen, checkpoint.path)
         if data.get(PREPROCESSOR_KEY) is not None:
             checkpoint.set_preprocessor(data[PREPROCESSOR_KEY])
         return checkpoint
@@ -218,6 +235,7 @@ class Checkpoint:
         if not path.exists():
             files = _FilesAsDict({FS_CHECKPOINT_KEY: self.to_bytes()})
             files.path = str(self.path)
+            files.of = self._own_class()
             return files
         from hpctrain.plan import spec
 
@@ -232,7 +250,15 @@ class Checkpoint:
             data[FS_CHECKPOINT_KEY] = pack_files(self.path, leave_out=leave_out)
         elif (preprocessor := self.get_preprocessor(trusted=True)) is not None:
             data[PREPROCESSOR_KEY] = preprocessor
-        return data
+        if (of := self._own_class()) is None:
+            return data
+        named = DictOf(data)
+        named.of = of
+        return named
+
+    def _own_class(self) -> type[Checkpoint] | None:
+        """Return the class of the handle, None for that of all."""
+        return None if type(self) is Checkpoint else type(self)
 
     def to_directory(self, path: str | PathLike[str] | None = None) -> str:
         """Copy the checkpoint into a directory of its own and return that.
@@ -370,7 +396,7 @@ class CheckpointUploadMode(Enum):
     run already, and its files get a second name there."""
 
 
-class _FilesAsDict(dict[str, Any]):
+class _FilesAsDict(DictOf):
     """What `Checkpoint.to_dict` makes of a directory: says so where another key is looked for."""
 
     path: str = "the checkpoint"

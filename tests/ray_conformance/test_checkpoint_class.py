@@ -1,0 +1,65 @@
+"""A checkpoint of a class of one's own stays of that class, as in Ray 2.6."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hpctrain import Checkpoint, ConfigError
+from hpctrain.checkpoint_class import CLASS_NAME
+
+
+class Kept(Checkpoint):
+    def __init__(self, path):
+        self.opened = True
+        super().__init__(path)
+
+
+class Other(Checkpoint):
+    pass
+
+
+def test_a_dict_becomes_its_class_again():
+    data = Kept.from_dict({"x": 1}).to_dict()
+    assert data == {"x": 1}
+    made = Checkpoint.from_dict(data)
+    assert isinstance(made, Kept)
+    assert made.opened
+    assert isinstance(Kept.from_dict(Checkpoint.from_dict({"x": 1}).to_dict()), Kept)
+    assert type(Checkpoint.from_dict({"x": 1}).to_dict()) is dict
+    with pytest.raises(ConfigError, match="made as a Kept, which is no Other"):
+        Other.from_dict(data)
+
+
+def test_a_directory_becomes_its_class_again(tmp_path: Path):
+    Kept.from_dict({"x": 1}).to_directory(tmp_path)
+    assert type(Checkpoint.from_directory(tmp_path)) is Kept
+    assert type(Kept.from_directory(Checkpoint.from_dict({"x": 1}).to_directory())) is Kept
+    with pytest.raises(ConfigError, match="made as a Kept, which is no Other"):
+        Other.from_directory(tmp_path)
+    again = Checkpoint.from_dict(Kept(tmp_path).to_dict())
+    assert type(again) is Kept
+    assert again.to_dict() == {"x": 1}
+
+
+def test_a_directory_of_files_goes_through_a_dict_as_its_class(tmp_path: Path):
+    (tmp_path / "weights.txt").write_text("1")
+    made = Checkpoint.from_dict(Kept.from_directory(tmp_path).to_dict())
+    assert type(made) is Kept
+    assert (made.path / "weights.txt").read_text() == "1"
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "7", '{"class": 3}', '{"class": "os:system"}', '{"class": "no:No"}']
+)
+def test_a_name_that_is_no_class_here_is_passed_over(tmp_path: Path, content: str):
+    (tmp_path / CLASS_NAME).write_text(content)
+    assert type(Checkpoint.from_directory(tmp_path)) is Checkpoint
+
+
+def test_no_module_is_imported_for_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "trap_module.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / CLASS_NAME).write_text(json.dumps({"class": "trap_module:Trap"}))
+    assert type(Checkpoint.from_directory(tmp_path)) is Checkpoint
+    assert not (tmp_path / "ran").exists()
