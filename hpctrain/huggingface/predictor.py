@@ -52,7 +52,7 @@ class TransformersPredictor(Predictor):
     Parameters
     ----------
     pipeline
-        The pipeline.
+        The pipeline. None is for a predictor that is given its `pipeline` later.
     preprocessor
         What batches go through before the pipeline.
     use_gpu
@@ -69,13 +69,15 @@ class TransformersPredictor(Predictor):
 
     def __init__(
         self,
-        pipeline: transformers.Pipeline,
+        pipeline: transformers.Pipeline | None = None,
         preprocessor: Any = None,
         use_gpu: bool = False,
     ) -> None:
         super().__init__(preprocessor)
         self.device = predict_device(use_gpu)
         self.pipeline = pipeline
+        if pipeline is None:
+            return
         pipeline.model.to(self.device).eval()
         pipeline.device = self.device
 
@@ -160,6 +162,11 @@ class TransformersPredictor(Predictor):
         feature_columns: Sequence[str] | None = None,
         **kwargs: Any,
     ) -> Any:
+        if self.pipeline is None:
+            raise ConfigError(
+                f"{type(self).__name__} has no pipeline. Give it transformers.pipeline(...), or "
+                f"use from_checkpoint()."
+            )
         inputs = _inputs(data, feature_columns)
         tokenizer = getattr(self.pipeline, "tokenizer", None)
         # Without a token to fill rows with, they cannot be computed together.
