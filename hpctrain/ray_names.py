@@ -154,8 +154,6 @@ INSTEAD: Mapping[str, Mapping[str, str]] = {
         "Callback": "use ReportCheckpointCallback.",
     },
     "hpctrain.torch": {
-        "TorchDetectionPredictor": "subclass TorchPredictor, and return the boxes, labels and "
-        "scores from call_model() as a dict of tensors with one row for each image.",
         "TorchWorkerProfiler": "use torch.profiler.profile() in the training function, and write "
         "its traces into hpctrain.artifact_dir().",
         "TorchXLAConfig": "ranks compute on GPUs and CPUs; use TorchConfig.",

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from hpctrain.torch.amp import prepare_optimizer as prepare_optimizer
     from hpctrain.torch.checkpoint import TorchCheckpoint as TorchCheckpoint
     from hpctrain.torch.config import TorchConfig as TorchConfig
+    from hpctrain.torch.detection_predictor import (
+        TorchDetectionPredictor as TorchDetectionPredictor,
+    )
     from hpctrain.torch.device import get_device as get_device
     from hpctrain.torch.device import get_devices as get_devices
     from hpctrain.torch.loop import LoopState as LoopState
@@ -40,6 +43,7 @@ _HOME_OF = {
     "TorchBackend": "process_group",
     "TorchCheckpoint": "checkpoint",
     "TorchConfig": "config",
+    "TorchDetectionPredictor": "detection_predictor",
     "TorchPredictor": "predictor",
     "TorchTrainer": "trainer",
     "accelerate": "amp",
