@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.errors import CheckpointError
 from hpctrain.predict.features import FEATURES_NAME, ModelFeatures
-from hpctrain.torch.checkpoint import SAFETENSORS_NAME, load_model, write_state_dict
+from hpctrain.torch.checkpoint import SAFETENSORS_NAME, load_model, unwrap, write_state_dict
 
 if TYPE_CHECKING:
     import torch
@@ -61,7 +61,7 @@ class TransformersCheckpoint(Checkpoint):
         """
         checkpoint = cls._make(path)
         directory = checkpoint.path
-        plain: Any = getattr(model, "module", model)
+        plain: Any = unwrap(model)
         if hasattr(plain, "save_pretrained"):
             plain.save_pretrained(directory)
         else:

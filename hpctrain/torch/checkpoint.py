@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hpctrain.bulk.index import INDEX_NAME
 from hpctrain.checkpoint import DICT_NAME, Checkpoint
@@ -23,6 +23,14 @@ SAFETENSORS_NAME = "model.safetensors"
 PICKLED_NAME = "model.pt"
 # DistributedDataParallel puts it before the names of the weights.
 _WRAPPED = "module."
+_WRAPPERS = frozenset(
+    [
+        ("torch", "DataParallel"),
+        ("torch", "DistributedDataParallel"),
+        ("torch", "FullyShardedDataParallel"),
+        ("deepspeed", "DeepSpeedEngine"),
+    ]
+)
 
 
 class TorchCheckpoint(Checkpoint):
@@ -60,7 +68,7 @@ class TorchCheckpoint(Checkpoint):
         label
             Column that the model predicts.
         """
-        unwrapped = getattr(model, "module", model)
+        unwrapped = unwrap(model)
         checkpoint = cls.from_state_dict(
             unwrapped.state_dict(),
             path=path,
@@ -255,6 +263,13 @@ def load_model(
             f"Give model= the architecture that was trained."
         ) from error
     return made
+
+
+def unwrap(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the model that a wrapper for distributed training holds, or itself. Not collective."""
+    # By name: importing them costs a start. A model of the user may have a part called "module".
+    kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(model).__mro__}
+    return cast("torch.nn.Module", model.module) if kinds & _WRAPPERS else model
 
 
 def _named_as_in(

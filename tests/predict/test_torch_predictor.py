@@ -183,3 +183,14 @@ def test_weights_that_are_not_all_of_distributed_data_parallel_are_refused(net):
     mixed = {"module.linear.weight": state["linear.weight"], "linear.bias": state["linear.bias"]}
     with pytest.raises(CheckpointError, match=r"module\.linear\.weight"):
         TorchCheckpoint.from_state_dict(mixed).get_model(Net)
+
+
+def test_a_model_with_a_part_called_module_is_kept_whole():
+    shell = Shell()
+    kept = TorchCheckpoint.from_model(shell).get_model(Shell())
+    assert torch.equal(kept.module.linear.weight, shell.module.linear.weight)
+
+
+def test_a_wrapped_model_is_kept_without_its_wrapper(net):
+    kept = TorchCheckpoint.from_model(torch.nn.DataParallel(net)).get_model(Net())
+    assert kept.state_dict().keys() == net.state_dict().keys()
