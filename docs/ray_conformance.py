@@ -98,7 +98,9 @@ def _tests(tests: dict[str, dict[str, Any]]) -> str:
         passed = sum(state == "passed" for state in states)
         passed_of_all, applicable_of_all = passed_of_all + passed, applicable_of_all + len(states)
         if states:
-            rows.append([f"``{name}``", f"{passed} of {len(states)}"])
+            # Where that one could not be had; its functions are those of the release it is near to.
+            version = f" ({one['version']} of the file)" if "version" in one else ""
+            rows.append([f"``{name}``{version}", f"{passed} of {len(states)}"])
     total = ["all", f"{passed_of_all} of {applicable_of_all}"]
     return _table(["test file of Ray", "test functions that pass"], [total, *rows])
 
