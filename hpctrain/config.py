@@ -5,6 +5,7 @@ The names are Ray Train's where Ray Train has the field and Slurm's where Slurm 
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from hpctrain.callback import UserCallback
 from hpctrain.checks import check_count, check_type, did_you_mean, is_number, show_changes, shown
 from hpctrain.data_config import DataConfig as DataConfig
 from hpctrain.errors import ConfigError
+from hpctrain.log import log
 from hpctrain.rules import (
     checked,
     choice,
@@ -129,7 +131,7 @@ class ScalingConfig:
     """Features that every node must have; ``{"cpu": "milan"}`` gives ``--constraint=milan``."""
     trainer_resources: Mapping[str, float] = field(default_factory=dict)
     """Ray Train's resources of the coordinator. Here it runs beside the workers of the first node
-    and needs next to nothing, so only an empty mapping or ``{"CPU": 0}`` is accepted."""
+    and needs next to nothing: CPUs and memory are only logged, GPUs refused."""
     elastic_resize_monitor_interval_s: float = 60.0
     """Seconds after which a run that is not at its full size looks again whether it can grow."""
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
@@ -160,11 +162,16 @@ class ScalingConfig:
                 f"ScalingConfig(accelerator_type={shown(self.accelerator_type)}) needs "
                 f"use_gpu=True."
             )
-        if any(amount > 0 for amount in self.trainer_resources.values()):
+        if self.trainer_resources.get("GPU", 0) > 0:
             raise ConfigError(
-                f"ScalingConfig(trainer_resources={dict(self.trainer_resources)}): the coordinator "
-                f"has no allocation of its own; it runs on the first node beside the workers. Drop "
-                f"it, or give the workers more with resources_per_worker."
+                f"ScalingConfig(trainer_resources={dict(self.trainer_resources)}): only workers "
+                f"have GPUs. Drop it, and set use_gpu=True."
+            )
+        if any(self.trainer_resources.values()):
+            _log_once(
+                f"ScalingConfig(trainer_resources={dict(self.trainer_resources)}) has no meaning "
+                f"here: the coordinator runs on the first node beside the workers. "
+                f"resources_per_worker gives the workers more."
             )
 
     @property
@@ -426,3 +433,9 @@ class RunConfig:
     ``HPCTRAIN_EXISTING`` win over this."""
 
     __repr__ = show_changes
+
+
+@functools.cache
+def _log_once(message: str) -> None:
+    """Log a message once: a configuration is made again wherever it is changed or read."""
+    log(message)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pickle
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import FrozenInstanceError, fields, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -179,8 +179,8 @@ def test_an_impossible_slurm_config_is_refused(arguments: dict, message: str):
         ),
         ({"accelerator_type": "a100"}, r"accelerator_type='a100'\) needs use_gpu=True"),
         (
-            {"trainer_resources": {"CPU": 2}},
-            r"trainer_resources=\{'CPU': 2\}\): the coordinator has no allocation of its own",
+            {"trainer_resources": {"CPU": 2, "GPU": 1}},
+            r"trainer_resources=\{'CPU': 2, 'GPU': 1\}\): only workers have GPUs",
         ),
     ],
 )
@@ -317,6 +317,14 @@ def test_a_worker_has_one_cpu_and_with_use_gpu_one_gpu_unless_told_otherwise():
 
 def test_a_debugger_run_has_the_resources_of_one_worker():
     assert ScalingConfig(num_workers=0).total_resources == {"CPU": 1}
+
+
+def test_resources_of_the_coordinator_are_taken_and_said_once_to_mean_nothing(capfd):
+    config = ScalingConfig(num_workers=2, trainer_resources={"CPU": 7, "memory": 123})
+    replace(config, num_workers=3)
+    said = capfd.readouterr().err
+    assert said.count("trainer_resources={'CPU': 7, 'memory': 123}) has no meaning here") == 1
+    assert config.total_resources == {"CPU": 2}
 
 
 def test_a_configuration_keeps_its_own_copy_of_what_it_was_given():

@@ -32,7 +32,6 @@ RESULTS = HERE / "results.json"
 DOCUMENTED = {
     r"\bdmatrix_params=": "dataset_params=",
     r"\blocal_dir=": "storage_path=",
-    r"\btrainer_resources=\{[^}]*\},?": "",
     r"from hpctrain.huggingface import RayTrainReportCallback": (
         "from hpctrain.huggingface import ReportCallback as RayTrainReportCallback"
     ),
@@ -57,7 +56,6 @@ OUTSIDE = {
 # Errors that the page lists as refused, each with the way out.
 REFUSED = (
     "UnavailableNameError",
-    "trainer_resources=",
     "Metrics are numbers, strings",
     "needs model=: a checkpoint holds weights",
     "was not committed: its directory holds no file",
