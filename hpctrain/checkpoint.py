@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from hpctrain.checkpoint_class import DictOf, choose_class, read_class, write_class
 from hpctrain.constants import FS_CHECKPOINT_KEY, MODEL_KEY, PREPROCESSOR_KEY
@@ -352,9 +352,11 @@ class Checkpoint:
         """
         from hpctrain.preprocessors import storage
 
-        if not storage.has_preprocessor(self.path):
-            return None
-        return storage.load(self.path, trusted=trusted)
+        if storage.has_preprocessor(self.path):
+            return storage.load(self.path, trusted=trusted)
+        # Ray Train 2.0 to 2.6 pickle it into a file of this name.
+        foreign = self.path / PREPROCESSOR_KEY
+        return _unpickle_preprocessor(foreign, trusted=trusted) if foreign.is_file() else None
 
     def set_preprocessor(self, preprocessor: Preprocessor) -> None:
         """Store a preprocessor beside the model. Not collective.
@@ -377,6 +379,28 @@ class Checkpoint:
                 f"{self.path} is committed and does not change. Set {what} before report(), or "
                 f"copy it with to_directory()."
             )
+
+
+def _unpickle_preprocessor(path: Path, *, trusted: bool) -> Preprocessor:
+    import pickle
+
+    from hpctrain.preprocessors import storage
+
+    if not trusted:
+        raise CheckpointError(
+            f"{path} is a pickled preprocessor, as Ray Train writes it; opening it runs code. If "
+            f"you trust where it comes from, open it with get_preprocessor(trusted=True)."
+        )
+    try:
+        preprocessor = pickle.loads(path.read_bytes())
+        storage.check_is_preprocessor(preprocessor)
+    # Whatever its bytes do.
+    except Exception as error:
+        raise CheckpointError(
+            f"{path} holds no preprocessor that can be used here: {type(error).__name__}: {error}. "
+            f"Fit it again with hpctrain.preprocessors, and keep it with set_preprocessor()."
+        ) from error
+    return cast("Preprocessor", preprocessor)
 
 
 def metadata_of_run(metadata: Mapping[str, Any]) -> dict[str, bytes]:

@@ -5,11 +5,14 @@ import pickle
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 import hpctrain
 from hpctrain import Checkpoint, CheckpointError, ConfigError, RunConfig, ScalingConfig
+from hpctrain.data import from_pandas
+from hpctrain.preprocessors import StandardScaler
 from hpctrain.torch import TorchCheckpoint, TorchPredictor
 
 
@@ -128,3 +131,21 @@ def test_a_file_that_somebody_else_put_in_its_place_is_not_opened(tmp_path: Path
     with pytest.raises(ConfigError, match="needs model="):
         TorchPredictor.from_checkpoint(checkpoint)
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_preprocessor_that_ray_pickled_is_not_passed_over(tmp_path: Path) -> None:
+    scaler = StandardScaler(columns=["a"]).fit(from_pandas(pd.DataFrame({"a": [1.0, 3.0]})))
+    (tmp_path / "_preprocessor").write_bytes(pickle.dumps(scaler))
+    checkpoint = Checkpoint.from_directory(tmp_path)
+    with pytest.raises(CheckpointError, match=r"_preprocessor is a pickled.*trusted=True"):
+        checkpoint.get_preprocessor()
+    read = checkpoint.get_preprocessor(trusted=True)
+    assert read is not None
+    assert read.transform_batch(pd.DataFrame({"a": [2.0]}))["a"].tolist() == [0.0]
+
+
+@pytest.mark.parametrize("content", [b"", pickle.dumps(3), b"cno.such.module\nThing\n."])
+def test_a_pickle_of_something_else_says_what_to_do(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "_preprocessor").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"can be used here: .* Fit it again"):
+        Checkpoint.from_directory(tmp_path).get_preprocessor(trusted=True)
