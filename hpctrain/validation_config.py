@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 class ValidationFn(Protocol):
     """A function that validates a checkpoint."""
 
-    def __call__(self, checkpoint: Checkpoint, **kwargs: Any) -> Mapping[str, Any]:
+    # With both, type checkers take a function with any further arguments, or none.
+    def __call__(self, checkpoint: Checkpoint, *args: Any, **kwargs: Any) -> Mapping[str, Any]:
         """Return the metrics of a checkpoint. Not collective."""
 
 
