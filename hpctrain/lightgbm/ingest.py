@@ -97,7 +97,7 @@ class DatasetMaker:
         self, kind: type[lightgbm.Dataset], source: Any, reference: Any, **columns: Any
     ) -> lightgbm.Dataset:
         names, categories = self._features.names, self._features.categories
-        return kind(
+        made = kind(
             source,
             feature_name=list(names),
             categorical_feature=[i for i, name in enumerate(names) if name in categories],
@@ -105,6 +105,9 @@ class DatasetMaker:
             params=self._params,
             **columns,
         )
+        # LightGBM keeps them in the model, and codes the categories of a data frame by them.
+        made.pandas_categorical = [list(categories[n]) for n in names if n in categories] or None
+        return made
 
 
 class _Bins(lightgbm.Dataset):
