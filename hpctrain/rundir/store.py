@@ -219,7 +219,7 @@ class CheckpointStore:
 
     def open(self, manifest: Manifest) -> Checkpoint:
         """Return the handle on a checkpoint. Not collective."""
-        return Checkpoint(self._directory / manifest.name)
+        return Checkpoint.from_directory(self._directory / manifest.name)
 
     def newest_good(self, *, doubtful: Collection[str] = ()) -> tuple[Manifest | None, list[str]]:
         """Return the newest checkpoint whose files are what its manifest says.

@@ -134,7 +134,7 @@ class Session:
             if path is None:
                 return None
             try:
-                return Checkpoint(path)
+                return Checkpoint.from_directory(path)
             except ConfigError:
                 if not self._commits.wait_for_newer(newest):
                     raise
@@ -279,7 +279,7 @@ class Session:
         """Return the run's checkpoints, oldest first, once those reported so far are decided on."""
         found = self._commits.list_all(self.reports, ask=self._channel.ask, timeout_s=timeout_s)
         return [
-            ReportedCheckpoint(checkpoint=Checkpoint(path), metrics=metrics)
+            ReportedCheckpoint(checkpoint=Checkpoint.from_directory(path), metrics=metrics)
             for path, metrics in found
         ]
 

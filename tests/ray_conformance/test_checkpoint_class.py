@@ -5,7 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain import Checkpoint, ConfigError
+import hpctrain
+from hpctrain import (
+    Checkpoint,
+    ConfigError,
+    DataParallelTrainer,
+    Result,
+    RunConfig,
+    ScalingConfig,
+)
 from hpctrain.checkpoint_class import CLASS_NAME
 
 
@@ -63,3 +71,18 @@ def test_no_module_is_imported_for_a_name(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / CLASS_NAME).write_text(json.dumps({"class": "trap_module:Trap"}))
     assert type(Checkpoint.from_directory(tmp_path)) is Checkpoint
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_checkpoint_of_a_run_is_of_its_class(tmp_path: Path):
+    def train():
+        hpctrain.report({"x": 1}, Kept.from_dict({"x": 1}))
+        assert type(hpctrain.get_checkpoint()).__name__ == "Kept"
+
+    run = RunConfig(storage_path=tmp_path, name="run", verbose=0)
+    trainer = DataParallelTrainer(
+        train, scaling_config=ScalingConfig(num_workers=0), run_config=run
+    )
+    result = trainer.fit()
+    assert type(result.checkpoint) is Kept
+    assert [type(one) for one, _ in result.best_checkpoints] == [Kept]
+    assert type(Result.from_path(tmp_path / "run").checkpoint) is Kept
