@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 
 from hpctrain import environ
-from hpctrain.errors import LaunchError
 from hpctrain.execute.failure_policy import StopKind, StopNotice
 from hpctrain.log import log
 from hpctrain.slurm.job import read_own_job
@@ -37,6 +36,7 @@ class TimeLimit:
         self._clock = clock
         self._end: float | None = None
         self._question: _Question | None = None
+        self._check: _Question | None = None
         self._pause_s = _FIRST_PAUSE_S
         self._ask_at: float | None = None
 
@@ -55,17 +55,28 @@ class TimeLimit:
             self._question = _Question()
 
     def step(self) -> StopNotice | None:
-        """Return that the run is to stop, once, when it is time. Not collective."""
+        """Return that the run is to stop, once, when it is time; never waits. Not collective."""
         self._look_for_answer()
-        if self._end is None or time.time() < self._end - self._notice_s:
+        if not self._is_due():
             return None
         # An administrator may have moved it.
-        self._end = _ask(self._end)
-        if self._end is None or time.time() < self._end - self._notice_s:
+        if self._check is None:
+            self._check = _Question()
+        if self._check.is_open:
             return None
+        check, self._check = self._check, None
+        if check.error is None:
+            self._end = check.end
+            if not self._is_due():
+                return None
+        else:
+            log(f"whether the time limit of this job was moved is not known: {check.error}")
         end, self._end = self._end, None
         why = f"the time limit of job {environ.variable('SLURM_JOB_ID')} ends"
         return StopNotice(kind=StopKind.TIME_LIMIT, why=why, deadline=end)
+
+    def _is_due(self) -> bool:
+        return self._end is not None and time.time() >= self._end - self._notice_s
 
     def _look_for_answer(self) -> None:
         """Take the answer to the first question; ask again, less and less often, without one."""
@@ -109,13 +120,3 @@ class _Question:
         # Whatever it is, it must not pass for an answer.
         except Exception as error:
             self.error = error
-
-
-def _ask(known: float | None) -> float | None:
-    """Return when the job ends; what is known where Slurm does not answer."""
-    try:
-        job = read_own_job(patience_s=_PATIENCE_S)
-    except LaunchError as error:
-        log(f"when the time limit of this job ends is not known: {error}")
-        return known
-    return None if job is None else job.end_time

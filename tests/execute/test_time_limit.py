@@ -7,7 +7,7 @@ import pytest
 
 from hpctrain.errors import LaunchError
 from hpctrain.execute import time_limit as module
-from hpctrain.execute.failure_policy import StopKind
+from hpctrain.execute.failure_policy import StopKind, StopNotice
 from hpctrain.execute.time_limit import TimeLimit
 from hpctrain.slurm.output import Job
 
@@ -38,6 +38,13 @@ def begun(notice_s: float) -> TimeLimit:
     return limit
 
 
+def step(limit: TimeLimit) -> StopNotice | None:
+    """Return what a step gives once Slurm has answered what it asks."""
+    notice = limit.step()
+    answer()
+    return limit.step() if notice is None else notice
+
+
 def answer() -> None:
     """Wait until Slurm has answered, or has not."""
     for thread in threading.enumerate():
@@ -50,43 +57,43 @@ def test_a_run_is_told_once_before_its_job_ends(monkeypatch: pytest.MonkeyPatch)
     slurm = Slurm(monkeypatch, end=2000.0)
     limit = begun(notice_s=100)
     slurm.now = 1899.0
-    assert limit.step() is None
+    assert step(limit) is None
     slurm.now = 1900.0
-    notice = limit.step()
+    notice = step(limit)
     assert notice is not None
     assert (notice.kind, notice.deadline) == (StopKind.TIME_LIMIT, 2000.0)
     assert notice.why == "the time limit of job 7 ends"
-    assert limit.step() is None
+    assert step(limit) is None
     assert slurm.asked == 2
 
 
 def test_of_a_short_job_a_quarter_is_kept(monkeypatch: pytest.MonkeyPatch):
     slurm = Slurm(monkeypatch, end=1040.0)
     limit = begun(notice_s=120)
-    assert limit.step() is None
+    assert step(limit) is None
     slurm.now = 1030.0
-    assert limit.step() is not None
+    assert step(limit) is not None
 
 
 def test_a_limit_that_was_moved_is_waited_for(monkeypatch: pytest.MonkeyPatch):
     slurm = Slurm(monkeypatch, end=2000.0)
     limit = begun(notice_s=100)
     slurm.now, slurm.end = 1950.0, 3000.0
-    assert limit.step() is None
+    assert step(limit) is None
     slurm.now = 2899.0
-    assert limit.step() is None
+    assert step(limit) is None
     slurm.now = 2900.0
-    assert limit.step() is not None
+    assert step(limit) is not None
 
 
 def test_what_the_environment_says_is_asked_about_at_the_end_only(monkeypatch: pytest.MonkeyPatch):
     slurm = Slurm(monkeypatch, end=2000.0)
     monkeypatch.setenv("SLURM_JOB_END_TIME", "2000")
     limit = begun(notice_s=100)
-    assert limit.step() is None
+    assert step(limit) is None
     assert slurm.asked == 0
     slurm.now, slurm.is_away = 1900.0, True
-    notice = limit.step()
+    notice = step(limit)
     assert notice is not None
     assert notice.deadline == 2000.0
 
@@ -95,7 +102,7 @@ def test_a_job_without_an_end_has_none(monkeypatch: pytest.MonkeyPatch):
     slurm = Slurm(monkeypatch, end=None)
     limit = begun(notice_s=100)
     slurm.now = 1e12
-    assert limit.step() is None
+    assert step(limit) is None
 
 
 def test_a_controller_that_is_away_at_the_beginning_ends_no_run(
@@ -104,7 +111,7 @@ def test_a_controller_that_is_away_at_the_beginning_ends_no_run(
     slurm = Slurm(monkeypatch, end=2000.0)
     slurm.is_away = True
     limit = begun(notice_s=100)
-    assert limit.step() is None
+    assert step(limit) is None
     assert "when the time limit of this job ends is not known" in capsys.readouterr().err
 
 
@@ -118,10 +125,10 @@ def test_it_asks_again_less_and_less_often_until_there_is_an_answer(
     asked_at = [slurm.now]
     while limit.end is None:
         answer()
-        assert limit.step() is None
+        assert step(limit) is None
         before = slurm.asked
         slurm.now += 5
-        assert limit.step() is None
+        assert step(limit) is None
         answer()
         if slurm.asked > before:
             asked_at.append(slurm.now)
@@ -129,11 +136,11 @@ def test_it_asks_again_less_and_less_often_until_there_is_an_answer(
     gaps = [later - earlier for earlier, later in pairwise(asked_at)]
     assert gaps == [5, 10, 20, 40, 80, 160, 320, 600, 600]
     slurm.now = 5e5
-    assert limit.step() is None
+    assert step(limit) is None
     answer()
     assert slurm.asked == 10
     slurm.now = 1e6 - 100
-    notice = limit.step()
+    notice = step(limit)
     assert notice is not None
     assert notice.deadline == 1e6
     assert capsys.readouterr().err.count("not known") == 1
@@ -145,7 +152,7 @@ def test_no_limit_is_an_answer(monkeypatch: pytest.MonkeyPatch):
     limit.begin()
     for _ in range(5):
         answer()
-        assert limit.step() is None
+        assert step(limit) is None
         slurm.now += 1000
     assert slurm.asked == 1
 
@@ -167,3 +174,24 @@ def test_nobody_waits_for_a_controller_that_is_busy(monkeypatch: pytest.MonkeyPa
     answer()
     assert limit.step() is None
     assert (limit.end, slurm.asked) == (2000.0, 1)
+
+
+def test_a_controller_that_is_busy_at_the_end_holds_up_nothing(monkeypatch: pytest.MonkeyPatch):
+    slurm = Slurm(monkeypatch, end=2000.0)
+    limit = begun(notice_s=100)
+    answers = threading.Event()
+
+    def read(*, patience_s: float) -> Job:
+        assert answers.wait(30)
+        return slurm.read(patience_s=patience_s)
+
+    monkeypatch.setattr(module, "read_own_job", read)
+    slurm.now = 1900.0
+    assert limit.step() is None
+    slurm.now, slurm.is_away = 1915.0, True
+    assert limit.step() is None
+    answers.set()
+    answer()
+    notice = limit.step()
+    assert notice is not None
+    assert notice.deadline == 2000.0
