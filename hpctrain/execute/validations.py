@@ -26,6 +26,7 @@ from hpctrain.printable import show_controls
 from hpctrain.rundir.files import make_directory
 from hpctrain.rundir.manifest import DamagedManifestError, Manifest, read_manifest
 from hpctrain.rundir.trust import digest_spec, read_spec
+from hpctrain.worker.failure import RankFailure
 
 PHASE = "validating"
 """What the status says while only validations are left to wait for."""
@@ -49,6 +50,8 @@ class _Ended:
     manifest: Manifest
     metrics: Mapping[str, Any]
     error: str | None
+    traceback: str = ""
+    """Of the validation function, if it raised."""
     log: Path | None = None
     seconds: float | None = None
     is_taken_away: bool = False
@@ -177,6 +180,7 @@ class Validations:
         result = paths.validation_result(attempt, manifest.report)
         make_directory(result.parent, below=paths.root)
         result.unlink(missing_ok=True)
+        self._failure_of(manifest).unlink(missing_ok=True)
         environment = environ.without_launcher_variables(environ.environment())
         # What the function starts by itself stays on this machine.
         environment[environ.RANK_MARKER] = "1"
@@ -208,6 +212,7 @@ class Validations:
         if status is None and (running.deadline is None or not running.deadline.is_over):
             return None
         error: str | None = None
+        traceback = ""
         # What it has started may be there still.
         running.process.kill(_KILL_PATIENCE_S)
         metrics: Mapping[str, Any] = {}
@@ -215,7 +220,9 @@ class Validations:
             timeout_s = (running.manifest.validation or {}).get("timeout_s")
             error = f"it took longer than timeout_s={timeout_s:g}"
         elif status != 0:
-            error = _explain_status(status, running.process.last_lines(1))
+            error, traceback = _explain_status(
+                status, running.process.last_lines(1), self._failure_of(running.manifest)
+            )
         if error is None:
             try:
                 metrics = json.loads(running.result.read_bytes())
@@ -227,6 +234,7 @@ class Validations:
             manifest=running.manifest,
             metrics=metrics,
             error=error,
+            traceback=traceback,
             log=running.process.log,
             seconds=time.monotonic() - running.began_at,
             is_taken_away=status is not None and -status in _WARNINGS,
@@ -258,6 +266,7 @@ class Validations:
             log(
                 f"warning: the validation of checkpoint {manifest.name} failed: {ended.error}. The "
                 f"checkpoint keeps the metrics that it was reported with.{told}"
+                + (f"\n{ended.traceback.rstrip()}" if ended.traceback else "")
             )
         journal.note(
             "validation-ended",
@@ -271,6 +280,9 @@ class Validations:
 
     def _log_of(self, manifest: Manifest) -> Path:
         return self._journal.paths.validation_log(self._journal.status.attempt, manifest.report)
+
+    def _failure_of(self, manifest: Manifest) -> Path:
+        return self._journal.paths.validation_failure(self._journal.status.attempt, manifest.report)
 
     def _wait_timeout_s(self) -> float:
         """Return how long to wait at the end; not at all where nobody says how to validate."""
@@ -288,10 +300,18 @@ class Validations:
         return self._spec
 
 
-def _explain_status(status: int, last_line: str) -> str:
+def _explain_status(status: int, last_line: str, kept: Path) -> tuple[str, str]:
+    """Return why a validation failed, and the traceback of its function, if it raised."""
     if status < 0:
         # signal.Signals has no names of real-time signals.
         names = {number.value: number.name for number in signal.Signals}
-        return f"it was killed by {names.get(-status, f'signal {-status}')}"
+        return f"it was killed by {names.get(-status, f'signal {-status}')}", ""
+    try:
+        failure = RankFailure.from_json(json.loads(kept.read_bytes()))
+    except (OSError, ValueError, TypeError, RecursionError):
+        # It failed before, or did not get as far.
+        pass
+    else:
+        return f"{failure.type}: {failure.message}", failure.traceback
     said = f": {show_controls(last_line.strip()[:_LONGEST_LINE])}" if last_line.strip() else ""
-    return f"it ended with status {status}{said}"
+    return f"it ended with status {status}{said}", ""

@@ -106,8 +106,12 @@ class RunPaths:
         return self.logs(attempt) / f"validation-{report:06d}.out"
 
     def validation_result(self, attempt: int, report: int) -> Path:
-        """Its metrics, until the executor has taken them in."""
+        """The metrics it found, until the executor has taken them in."""
         return self.validation_log(attempt, report).with_suffix(".json")
+
+    def validation_failure(self, attempt: int, report: int) -> Path:
+        """Why it failed: what its function raised."""
+        return self.validation_log(attempt, report).with_suffix(".failure.json")
 
     def stacks(self, attempt: int) -> Path:
         """Directory of where ranks were when they made no progress."""

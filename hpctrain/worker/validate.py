@@ -6,11 +6,14 @@ that its executor, the process PID, reads. What it prints is its log.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from hpctrain.errors import ConfigError
@@ -47,13 +50,35 @@ def run_validation(argv: list[str]) -> None:
     task = read_manifest(directory).validation or {}
     validate = spec.unpack(run_spec.validation.fn)
     checkpoint = Checkpoint(directory)
-    metrics = validate(checkpoint, **task.get("fn_kwargs", {}))
-    if not isinstance(metrics, dict):
-        raise ConfigError(
-            f"the validation function returned {metrics!r:.80} of type {type(metrics).__name__}. "
-            f"Return a dict of metrics, such as {{'accuracy': 0.9}}."
-        )
-    write_atomic(Path(result), encode_metrics(metrics))
+    try:
+        metrics = validate(checkpoint, **task.get("fn_kwargs", {}))
+        if not isinstance(metrics, dict):
+            raise ConfigError(
+                f"the validation function returned {metrics!r:.80} of type "
+                f"{type(metrics).__name__}. Return a dict of metrics, such as {{'accuracy': 0.9}}."
+            )
+        content = encode_metrics(metrics)
+    except Exception as error:
+        _keep_failure(error, Path(result).with_suffix(".failure.json"))
+        raise
+    write_atomic(Path(result), content)
+
+
+def _keep_failure(error: Exception, path: Path) -> None:
+    """Write down what the validation function raised, for the executor and for people."""
+    from hpctrain.worker.failure import describe_exception
+
+    failure = describe_exception(
+        error,
+        rank=-1,
+        hostname=socket.gethostname(),
+        pid=os.getpid(),
+        report=0,
+        phase="validating",
+    )
+    # Without it the log has the whole traceback still.
+    with suppress(OSError):
+        write_atomic(path, json.dumps(failure.to_json()).encode())
 
 
 def _leave_with(executor: int) -> None:
