@@ -140,6 +140,11 @@ class ModelCheckpoint(Checkpoint, abc.ABC):
     def get_model(self) -> Any:
         """Return the model. Not collective.
 
+        It takes the matrix that ``get_features().matrix(batch)`` gives. A data frame with columns
+        of pandas' category type is coded alike by LightGBM's model, which knows the categories.
+        XGBoost's does not: there the frame has to have the categories of ``get_features()``, in
+        that order.
+
         Raises
         ------
         CheckpointError
