@@ -106,7 +106,7 @@ class RunPaths:
         return self.logs(attempt) / f"validation-{report:06d}.out"
 
     def validation_result(self, attempt: int, report: int) -> Path:
-        """The metrics it found, until the executor has taken them in."""
+        """Its metrics, until the executor has taken them in."""
         return self.validation_log(attempt, report).with_suffix(".json")
 
     def validation_failure(self, attempt: int, report: int) -> Path:
