@@ -55,6 +55,8 @@ class Checkpoint:
     ----------
     path
         The directory. It must exist.
+    filesystem
+        Of Arrow, as in Ray Train: None or the local one, since all nodes see the directory.
 
     Raises
     ------
@@ -67,7 +69,15 @@ class Checkpoint:
     _model_digest: str | None = None
     """Of the pickle that this very handle has written, if that holds a model of torch."""
 
-    def __init__(self, path: str | PathLike[str]) -> None:
+    def __init__(
+        self, path: str | PathLike[str], filesystem: pyarrow.fs.FileSystem | None = None
+    ) -> None:
+        if filesystem is not None and getattr(filesystem, "type_name", None) != "local":
+            raise ConfigError(
+                f"Checkpoint({str(path)!r}, filesystem={filesystem!r}): a checkpoint is a "
+                f"directory that all nodes see. Copy it to such a filesystem, and leave filesystem "
+                f"out."
+            )
         self.path = PathString(Path(path).absolute())
         """The directory: a string, as in Ray Train, that works as a ``pathlib.Path`` too."""
         if not self.path.is_dir():

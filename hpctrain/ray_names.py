@@ -50,7 +50,6 @@ INSTEAD: Mapping[str, Mapping[str, str]] = {
     },
     "hpctrain.air.config": {"DatasetConfig": _DATASET_CONFIG},
     "hpctrain.data": {
-        "ActorPoolStrategy": "a class given to map_batches() is constructed once in each rank.",
         "ArrowTensorType": "arrays are columns as they are, tensors in batches of Arrow.",
         "ArrowVariableShapedTensorType": "arrays of unlike shape are objects.",
         "BlockBasedFileDatasink": _WRITERS,
@@ -78,7 +77,6 @@ INSTEAD: Mapping[str, Mapping[str, str]] = {
         "RowBasedFileDatasink": "loop over iter_rows(), and write a file for each.",
         "SaveMode": "writers refuse a path that exists.",
         "SinkMode": "writers refuse a path that exists.",
-        "TaskPoolStrategy": "leave compute= out.",
         "configure_logging": _NO_CLUSTER,
         "from_arrow_refs": _NO_OBJECTS,
         "from_blocks": _NO_OBJECTS,

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from hpctrain.data.created import range_tensor as range_tensor
     from hpctrain.data.dataset import Dataset as Dataset
     from hpctrain.data.iterator import DataIterator as DataIterator
+    from hpctrain.data.operations.scheduling import ActorPoolStrategy as ActorPoolStrategy
+    from hpctrain.data.operations.scheduling import TaskPoolStrategy as TaskPoolStrategy
     from hpctrain.data.read import from_arrow as from_arrow
     from hpctrain.data.read import from_dask as from_dask
     from hpctrain.data.read import from_huggingface as from_huggingface
@@ -35,11 +37,13 @@ if TYPE_CHECKING:
     from hpctrain.data.source import Source as Source
 
 _HOME_OF = {
+    "ActorPoolStrategy": "operations.scheduling",
     "Column": "schema",
     "DataIterator": "iterator",
     "Dataset": "dataset",
     "Schema": "schema",
     "Source": "source",
+    "TaskPoolStrategy": "operations.scheduling",
     "from_arrow": "read",
     "from_dask": "read",
     "from_items": "created",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow.fs
 import pytest
 import torch
 
@@ -149,3 +150,12 @@ def test_a_pickle_of_something_else_says_what_to_do(tmp_path: Path, content: byt
     (tmp_path / "_preprocessor").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"can be used here: .* Fit it again"):
         Checkpoint.from_directory(tmp_path).get_preprocessor(trusted=True)
+
+
+def test_a_checkpoint_is_opened_with_the_filesystem_of_another(tmp_path: Path) -> None:
+    made = Checkpoint(tmp_path)
+    assert TorchCheckpoint(path=made.path, filesystem=made.filesystem) == made
+    assert Checkpoint(tmp_path, filesystem=None) == made
+    for other in (pyarrow.fs.SubTreeFileSystem("/", made.filesystem), "s3"):
+        with pytest.raises(ConfigError, match="leave filesystem out"):
+            Checkpoint(tmp_path, filesystem=other)

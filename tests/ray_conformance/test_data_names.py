@@ -12,6 +12,7 @@ import pytest
 
 import hpctrain.data
 from hpctrain.data import Dataset, from_items
+from hpctrain.data.operations import scheduling
 from hpctrain.data.operations.refused import INSTEAD as METHODS_INSTEAD
 from hpctrain.errors import ConfigError, UnavailableNameError
 from hpctrain.ray_names import INSTEAD
@@ -44,3 +45,17 @@ def test_what_is_refused_is_not_there():
     assert not set(METHODS_INSTEAD) & set(dir(Dataset))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = from_items([1]).nothing
+
+
+def test_strategies_of_actors_and_tasks_are_taken_and_said_to_mean_nothing(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(scheduling, "_said", set())
+    rows = from_items([{"x": 1}])
+    for compute in (
+        hpctrain.data.ActorPoolStrategy(min_size=1, max_size=4),
+        hpctrain.data.ActorPoolStrategy(size=2),
+        hpctrain.data.TaskPoolStrategy(3),
+    ):
+        assert rows.map_batches(lambda batch: batch, compute=compute).count() == 1
+    assert capfd.readouterr().err.count("compute has no meaning here") == 1

@@ -3,11 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from hpctrain.log import log
 
 _said: set[str] = set()
+
+
+@dataclass(frozen=True)
+class TaskPoolStrategy:
+    """Ray Data's wish for tasks, as ``compute=`` of ``map_batches()``. Has no meaning here."""
+
+    size: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorPoolStrategy:
+    """Ray Data's wish for actors, as ``compute=`` of ``map_batches()``. Has no meaning here.
+
+    A class that is given to ``map_batches()`` is constructed once in each rank.
+    """
+
+    size: int | None = None
+    min_size: int | None = None
+    max_size: int | None = None
+    initial_size: int | None = None
+    max_tasks_in_flight_per_actor: int | None = None
 
 
 def say_no_meaning(where: str, given: Mapping[str, Any]) -> None:
