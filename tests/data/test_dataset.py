@@ -13,6 +13,7 @@ import pytest
 from hpctrain.data import (
     Dataset,
     from_arrow,
+    from_items,
     from_numpy,
     from_pandas,
     read_csv,
@@ -270,3 +271,16 @@ def test_columns_of_arrays_stay_what_they_are_in_data_frames_without_rows():
     some = dataset.filter(lambda b: b["y"] == 2).map_batches(lambda f: f, batch_format="pandas")
     batches = [b for r in range(4) for b in some.shard(rank=r, world_size=4).iter_batches()]
     assert np.concatenate([batch["x"] for batch in batches]).shape == (1, 2, 3)
+
+
+class FirstRow:
+    def __call__(self, batch):
+        return {name: array[:1] for name, array in batch.items()}
+
+
+def test_rows_are_counted_that_a_class_or_a_function_returns():
+    rows = from_items([{"x": x} for x in range(9)])
+    for fn in (FirstRow, lambda batch: {"x": batch["x"][batch["x"] < 5]}):
+        with pytest.raises(ConfigError, match=r"rows went in and \d came out.*keeps_rows=False"):
+            rows.map_batches(fn, batch_size=3).count()
+        assert rows.map_batches(fn, batch_size=3, keeps_rows=False).count() in (3, 5)

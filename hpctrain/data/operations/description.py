@@ -14,7 +14,7 @@ from hpctrain.data.memory import MemorySource
 from hpctrain.data.prefetch import prefetch, spare_threads
 from hpctrain.data.schema import Schema
 from hpctrain.data.source import Source, memory_bytes, read_rows
-from hpctrain.data.steps import Step, check_kept
+from hpctrain.data.steps import MapBatches, Step, check_kept
 from hpctrain.data.stream import Task, rebatch, tasks_in_order
 from hpctrain.data.window import Memory
 from hpctrain.errors import ConfigError
@@ -119,7 +119,7 @@ class Description:
 
         Not collective.
         """
-        if self.keeps_rows:
+        if all(_surely_keeps_rows(step) for step in self.steps):
             return self.source.num_rows
         return sum(num_rows(piece) for piece in self.pieces([range(self.source.num_rows)]))
 
@@ -176,3 +176,11 @@ class Description:
             self.source, ranges, self.columns_read, memory=Memory(), batch_size=batch_size
         )
         return prefetch(self.with_steps(tasks), threads=0 if self.is_instant else spare_threads())
+
+
+def _surely_keeps_rows(step: Step) -> bool:
+    """Return whether a step says itself that it keeps the number of rows.
+
+    Of a class it is only assumed: it is not constructed, with its model, to try it on some rows.
+    """
+    return step.keeps_rows is True and not (isinstance(step, MapBatches) and step.call.is_class)
