@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -29,6 +29,8 @@ class CheckpointView:
     manifest: Manifest | None = None
     complaint: str | None = None
     """Why it is damaged or unreadable."""
+    validation: str | None = None
+    """``pending``, ``done`` or ``failed``; None where none was asked for."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints."""
@@ -45,6 +47,7 @@ class CheckpointView:
                 "created_at": manifest.created_at,
                 "versions": dict(manifest.versions),
                 "metrics": dict(manifest.metrics),
+                "validation": self.validation,
             }
         )
         return {"name": self.name, "state": self.state, "complaint": self.complaint, **known}
@@ -102,7 +105,7 @@ def render(views: list[CheckpointView], resumes_from: str | None, *, verified: b
     from hpctrain.printable import show_controls
     from hpctrain.rundir.display import format_metrics
 
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for view in views:
         manifest = view.manifest
         if manifest is None:
@@ -121,7 +124,14 @@ def render(views: list[CheckpointView], resumes_from: str | None, *, verified: b
                 format_metrics(manifest.metrics, most=3),
             )
         )
-    lines = [render_rows(rows, _COLUMNS)] if rows else []
+    columns: tuple[str, ...] = _COLUMNS
+    if any(view.validation is not None for view in views):
+        columns = (*_COLUMNS[:-1], "VALIDATION", _COLUMNS[-1])
+        rows = [
+            (*row[:-1], view.validation or "", row[-1])
+            for row, view in zip(rows, views, strict=True)
+        ]
+    lines = [render_rows(rows, columns)] if rows else []
     lines += [view.complaint for view in views if view.complaint is not None]
     if resumes_from is None and any(view.state == "unreadable" for view in views):
         lines.append("fit() would not resume before what is unreadable can be read.")
@@ -144,7 +154,31 @@ def format_size(num_bytes: int) -> str:
     return f"{size:.4g} TiB"
 
 
+def _validations(paths: RunPaths) -> dict[tuple[str, int], str]:
+    """Return how validations have ended, by checkpoint and report."""
+    from hpctrain.rundir.ledger import read_events
+
+    return {
+        (event["checkpoint"], event["report"]): "failed" if event.get("error") else "done"
+        for event in read_events(paths)
+        if event["event"] == "validation-ended" and "checkpoint" in event and "report" in event
+    }
+
+
 def _views(paths: RunPaths, *, verify: bool) -> Iterator[CheckpointView]:
+    """Return what there is to say of each checkpoint, and of its validation."""
+    ended = _validations(paths)
+    for view in _checked(paths, verify=verify):
+        manifest = view.manifest
+        if manifest is None:
+            yield view
+        elif manifest.validation is not None:
+            yield replace(view, validation="pending")
+        else:
+            yield replace(view, validation=ended.get((manifest.name, manifest.report)))
+
+
+def _checked(paths: RunPaths, *, verify: bool) -> Iterator[CheckpointView]:
     from hpctrain.bulk.unreadable import UnreadableError
     from hpctrain.errors import CheckpointError
     from hpctrain.rundir.store import CheckpointStore

@@ -70,6 +70,11 @@ _CHECKPOINT = (
     ("created_at?", "number", "when it was committed"),
     ("versions?", "object", "of hpctrain, Python and torch"),
     ("metrics?", "object", "rank 0's metrics of the report"),
+    (
+        "validation?",
+        "string|null",
+        "``pending``, ``done`` or ``failed``; null where none was asked for",
+    ),
 )
 _NOTE = (
     ("time", "number", "when"),

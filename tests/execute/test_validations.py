@@ -201,6 +201,16 @@ def test_a_validator_that_raises_or_is_killed_disturbs_nobody(
     assert f"Its log: {log}" in told
     assert "ValueError: no such data" in log.read_text()
     assert "000002 failed: it was killed by SIGKILL" in told
+    shown = subprocess.run(
+        [sys.executable, "-m", "hpctrain.cli", "checkpoints", str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    ).stdout
+    header, *rows = shown.splitlines()
+    assert header.split()[-2:] == ["VALIDATION", "METRICS"]
+    assert ["failed" in row for row in rows[:3]] == [True, True, False]
+    assert "done" in rows[2]
     assert not [
         m for m in CheckpointStore(tmp_path / "run" / "checkpoints").manifests() if m.validation
     ]
