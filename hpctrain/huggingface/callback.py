@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -12,6 +12,9 @@ from hpctrain.checkpoint import Checkpoint, CheckpointUploadMode
 from hpctrain.collective import barrier
 from hpctrain.huggingface.checkpoint import describe
 from hpctrain.metric_names import PartialMetrics
+
+if TYPE_CHECKING:
+    from hpctrain.validation_config import ValidationTaskConfig
 
 
 class ReportCallback(TrainerCallback):  # type: ignore[misc]  # no types are looked at
@@ -28,15 +31,21 @@ class ReportCallback(TrainerCallback):  # type: ignore[misc]  # no types are loo
     ----------
     checkpoint_upload_mode
         As in `hpctrain.report`.
+    validation
+        Whether, and how, checkpoints are validated beside the training, as in `hpctrain.report`.
     """
 
     CHECKPOINT_NAME = "."
     """Where in a checkpoint the files are. In Ray Train's it is a folder."""
 
     def __init__(
-        self, checkpoint_upload_mode: CheckpointUploadMode = CheckpointUploadMode.SYNC
+        self,
+        checkpoint_upload_mode: CheckpointUploadMode = CheckpointUploadMode.SYNC,
+        *,
+        validation: bool | ValidationTaskConfig = False,
     ) -> None:
         self._mode = checkpoint_upload_mode
+        self._validation = validation
         self._metrics: dict[str, Any] = {}
         self._has_logged = self._has_evaluated = False
         self._is_due = False
@@ -142,6 +151,7 @@ class ReportCallback(TrainerCallback):  # type: ignore[misc]  # no types are loo
             self._known(args),
             None if part is None else Checkpoint.from_directory(part),
             checkpoint_upload_mode=self._mode,
+            validation=self._validation if part is not None else False,
         )
         if state.best_global_step == state.global_step:
             state.best_model_checkpoint = _find_checkpoint(state.global_step)

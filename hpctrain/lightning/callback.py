@@ -23,6 +23,8 @@ from hpctrain.torch.device import get_devices
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.callbacks import Checkpoint as CheckpointCallback
+
+    from hpctrain.validation_config import ValidationTaskConfig
 else:
     # Of this class, so that all other callbacks have had their turn when a checkpoint is saved.
     CheckpointCallback = import_pytorch("callbacks").Checkpoint
@@ -49,6 +51,8 @@ class ReportCallback(CheckpointCallback):
         Whether checkpoints are for predictions only; they cannot be resumed from then.
     checkpoint_upload_mode
         As in `hpctrain.report`.
+    validation
+        Whether, and how, checkpoints are validated beside the training, as in `hpctrain.report`.
 
     Raises
     ------
@@ -66,6 +70,7 @@ class ReportCallback(CheckpointCallback):
         report_every_n_steps: int = 0,
         save_weights_only: bool = False,
         checkpoint_upload_mode: CheckpointUploadMode = CheckpointUploadMode.SYNC,
+        validation: bool | ValidationTaskConfig = False,
     ) -> None:
         super().__init__()
         for name, count in (
@@ -79,6 +84,7 @@ class ReportCallback(CheckpointCallback):
         self._report_every_n_steps = report_every_n_steps
         self._save_weights_only = save_weights_only
         self._upload_mode = checkpoint_upload_mode
+        self._validation = validation
         self._step = 0
         self._is_stopping = False
         self._has_validated = False
@@ -190,6 +196,7 @@ class ReportCallback(CheckpointCallback):
                 metrics,
                 Checkpoint.from_directory(directory),
                 checkpoint_upload_mode=self._upload_mode,
+                validation=self._validation,
             )
 
     def _keep_sigterm(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hpctrain
 from hpctrain.data.optional import require
@@ -12,6 +12,9 @@ from hpctrain.errors import ConfigError
 from hpctrain.metric_names import PartialMetrics
 from hpctrain.tensorflow.checkpoint import TensorflowCheckpoint
 from hpctrain.worker.context import active_worker
+
+if TYPE_CHECKING:
+    from hpctrain.validation_config import ValidationTaskConfig
 
 
 def _keras_callback() -> type[Any]:
@@ -53,6 +56,8 @@ class ReportCheckpointCallback(_keras_callback()):  # type: ignore[misc]  # know
     metrics
         What is reported: None is all that Keras tells, a list of names, or a mapping of new names
         to them.
+    validation
+        Whether, and how, checkpoints are validated beside the training, as in `hpctrain.report`.
 
     Raises
     ------
@@ -65,8 +70,11 @@ class ReportCheckpointCallback(_keras_callback()):  # type: ignore[misc]  # know
         checkpoint_on: str | Sequence[str] = "epoch_end",
         report_metrics_on: str | Sequence[str] = "epoch_end",
         metrics: str | Sequence[str] | Mapping[str, str] | None = None,
+        *,
+        validation: bool | ValidationTaskConfig = False,
     ) -> None:
         super().__init__()
+        self._validation = validation
         self._checkpoint_on = _events(checkpoint_on, "checkpoint_on")
         self._metrics = metrics
         checkpoint = hpctrain.get_checkpoint()
@@ -132,7 +140,7 @@ class ReportCheckpointCallback(_keras_callback()):  # type: ignore[misc]  # know
         with hpctrain.checkpoint_dir() as directory:
             checkpoint = TensorflowCheckpoint.from_model(self.model, path=directory)
             checkpoint.set_metadata({"epoch": self._epoch})
-            hpctrain.report(metrics, checkpoint)
+            hpctrain.report(metrics, checkpoint, validation=self._validation)
 
     def _selected(self, logs: Mapping[str, Any], *, may_lack_validation: bool) -> dict[str, Any]:
         wanted = self._metrics

@@ -228,7 +228,7 @@ def report(
     """
     worker = active_worker("report()")
     session = worker.session
-    task = None if validation is False else _validation_task(worker, validation, checkpoint)
+    task = validation_task(worker, validation, has_checkpoint=checkpoint is not None)
     if checkpoint is None:
         if task is None:
             session.report(metrics)
@@ -248,10 +248,20 @@ def report(
     session.report(metrics, upload)
 
 
-def _validation_task(
-    worker: ActiveWorker, given: object, checkpoint: Checkpoint | None
-) -> Mapping[str, Any]:
-    """Return how a checkpoint is to be validated, in the form that is stored with it."""
+def validation_task(
+    worker: ActiveWorker, given: object, *, has_checkpoint: bool
+) -> Mapping[str, Any] | None:
+    """Return how a checkpoint is to be validated, in the form that is stored with it.
+
+    Not collective. None where `given`, the argument of `report`, is False.
+
+    Raises
+    ------
+    ConfigError
+        If there is no checkpoint or no ValidationConfig.
+    """
+    if given is False:
+        return None
     # Whoever asks for no validation need not load it.
     from hpctrain.validation_config import ValidationTaskConfig, merge_task
 
@@ -261,7 +271,7 @@ def _validation_task(
             f"report(validation={given!r}): the trainer has no function for it. Give it one: "
             f"validation_config=ValidationConfig(fn=...)."
         )
-    if checkpoint is None and worker.context.world.world_size == 1:
+    if not has_checkpoint and worker.context.world.world_size == 1:
         raise ConfigError(
             f"report(validation={given!r}) has no checkpoint, and that is what is validated. Give "
             f"one, or leave validation out."

@@ -9,13 +9,28 @@ import numpy as np
 import pytest
 import tf_keras
 
-from hpctrain import CheckpointConfig, ConfigError, Result, RunConfig, ScalingConfig
+from hpctrain import (
+    Checkpoint,
+    CheckpointConfig,
+    ConfigError,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    ValidationConfig,
+    ValidationTaskConfig,
+)
 from hpctrain.tensorflow import ReportCheckpointCallback, TensorflowTrainer
 
 X = np.random.default_rng(0).normal(size=(8, 2)).astype("float32")
 
 
-def fit(storage: Path, *, stop: Any = None, **arguments: Any) -> Result:
+def fit(
+    storage: Path,
+    *,
+    stop: Any = None,
+    validation_config: ValidationConfig | None = None,
+    **arguments: Any,
+) -> Result:
     def train() -> int:
         model = tf_keras.Sequential([tf_keras.layers.Input((2,)), tf_keras.layers.Dense(1)])
         model.compile("sgd", "mse", metrics=["mae"])
@@ -27,6 +42,7 @@ def fit(storage: Path, *, stop: Any = None, **arguments: Any) -> Result:
         train,
         scaling_config=ScalingConfig(num_workers=0),
         run_config=RunConfig(storage_path=storage, name="run", verbose=0, stop=stop),
+        validation_config=validation_config,
     ).fit()
 
 
@@ -126,3 +142,12 @@ def test_an_event_or_a_metric_that_does_not_exist_is_named(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         fit(tmp_path, **arguments)
+
+
+def test_the_models_are_validated(tmp_path: Path) -> None:
+    def validate(checkpoint: Checkpoint, factor: int) -> dict[str, Any]:
+        return {"validated": factor}
+
+    task = ValidationTaskConfig(fn_kwargs={"factor": 7})
+    result = fit(tmp_path, validation_config=ValidationConfig(fn=validate), validation=task)
+    assert [metrics["validated"] for _, metrics in result.best_checkpoints] == [7, 7, 7]

@@ -21,7 +21,7 @@ from hpctrain.torch.state.optimizer_state import optimizers_of
 from hpctrain.torch.state.plan import StatePlan, plan_state
 from hpctrain.torch.state.ranks import telling_failure
 from hpctrain.torch.state.save import shared_ring
-from hpctrain.worker.context import active_worker
+from hpctrain.worker.context import active_worker, validation_task
 from hpctrain.worker.upload import Upload
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from hpctrain.torch.loop import LoopState
     from hpctrain.torch.state.snapshot import Snapshot, Snapshots
+    from hpctrain.validation_config import ValidationTaskConfig
     from hpctrain.worker.report import Session
 
 
@@ -40,6 +41,7 @@ def report_state(
     loop: LoopState | None = None,
     checkpoint_dir_name: str | None = None,
     mode: CheckpointUploadMode = CheckpointUploadMode.SYNC,
+    validation: bool | ValidationTaskConfig = False,
     **others: Any,
 ) -> None:
     """Report metrics, and a checkpoint with the state of model, optimizer and all else.
@@ -67,14 +69,17 @@ def report_state(
         use SYNC there. NO_UPLOAD is SYNC. Steps that a CUDA graph replays run no Python and cannot
         wait: an optimizer with ``capturable=True`` has SYNC in place of it, and if you capture the
         steps of another one, ask for SYNC.
+    validation
+        Whether, and how, the checkpoint is validated beside the training, as in `hpctrain.report`.
     **others
         What else there is, by name, as in `hpctrain.torch.save_state`.
 
     Raises
     ------
     ConfigError
-        If something of it cannot be saved, or the metrics are not a dict of plain values. Of what
-        cannot be saved other ranks raise a CheckpointError, and no rank has made the report.
+        If something of it cannot be saved, the metrics are not a dict of plain values, or a
+        validation is wanted and the trainer has no ValidationConfig. Of what cannot be saved other
+        ranks raise a CheckpointError, and no rank has made the report.
     CheckpointError
         If the checkpoint could not be written, on all ranks: the checkpoints before it are whole,
         the report has been made, and who catches this on all ranks may go on. With ASYNC the next
@@ -105,6 +110,7 @@ def report_state(
             f"report_state(mode={mode!r}): CheckpointUploadMode.SYNC or CheckpointUploadMode.ASYNC."
         )
     session = worker.session
+    task = validation_task(worker, validation, has_checkpoint=True)
     with session.shared_staging() as directory:
         # Ranks that have made fewer reports than others would save a state of several moments.
         stage = f"report_state() of report {session.reports + 1}"
@@ -123,6 +129,7 @@ def report_state(
                 checkpoint=None,
                 dir_name=checkpoint_dir_name,
                 mode=mode,
+                validation=task,
                 writer=ShareWriter(
                     plan,
                     directory=directory,
