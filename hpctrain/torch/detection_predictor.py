@@ -19,14 +19,7 @@ class TorchDetectionPredictor(TorchPredictor):
     and what else it returns, an array for each image. A `hpctrain.predict.BatchPredictor` has no
     output for arrays of several shapes: for that, let a subclass give each image as many objects.
 
-    Parameters
-    ----------
-    model
-        The model; it is put into evaluation mode.
-    preprocessor
-        What batches go through before the model.
-    use_gpu
-        Whether to compute on this rank's GPU, outside of a run on the first that is visible.
+    Its arguments are those of `hpctrain.torch.TorchPredictor`.
     """
 
     def _predict_numpy(self, data: Any, dtype: Any = None, **kwargs: Any) -> Any:
