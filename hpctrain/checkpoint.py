@@ -112,14 +112,24 @@ class Checkpoint:
     def from_directory(cls: type[C], path: str | PathLike[str]) -> C:
         """Return a handle on `path`, which stays the caller's. Not collective.
 
-        It is of the class whose `from_dict` made the directory, if this process has that.
+        It is of the class whose `from_dict` made the directory, if this process has that, and it
+        still takes a path.
 
         Raises
         ------
         ConfigError
             If it is no directory, or that class has nothing to do with this one.
         """
-        return choose_class(cls, read_class(Checkpoint, Path(path)))(path)
+        chosen = choose_class(cls, read_class(Checkpoint, Path(path)))
+        try:
+            return chosen(path)
+        except ConfigError:
+            raise
+        except Exception:
+            # A class that was edited since is no reason to lose a model, or a run.
+            if chosen is cls:
+                raise
+            return cls(path)
 
     @classmethod
     def from_dict(cls: type[C], data: Mapping[str, Any]) -> C:

@@ -161,7 +161,9 @@ def _validations(paths: RunPaths) -> dict[tuple[str, int], str]:
     return {
         (event["checkpoint"], event["report"]): "failed" if event.get("error") else "done"
         for event in read_events(paths)
-        if event["event"] == "validation-ended" and "checkpoint" in event and "report" in event
+        if event["event"] == "validation-ended"
+        and isinstance(event.get("checkpoint"), str)
+        and isinstance(event.get("report"), int)
     }
 
 

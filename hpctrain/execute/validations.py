@@ -33,6 +33,7 @@ PHASE = "validating"
 _POLL_S = 0.25
 _KILL_PATIENCE_S = 1.0
 _LONGEST_LINE = 200
+_LONGEST_MESSAGE, _LONGEST_TRACEBACK = 2000, 10_000
 _WARNINGS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -312,6 +313,10 @@ def _explain_status(status: int, last_line: str, kept: Path) -> tuple[str, str]:
         # It failed before, or did not get as far.
         pass
     else:
-        return f"{failure.type}: {failure.message}", failure.traceback
+        # It stands in one line of the ledger; the file has all of it.
+        message = str(failure.message)
+        more = " ..." if len(message) > _LONGEST_MESSAGE else ""
+        raised = f"{failure.type}: {message[:_LONGEST_MESSAGE]}{more}"
+        return raised, str(failure.traceback)[:_LONGEST_TRACEBACK]
     said = f": {show_controls(last_line.strip()[:_LONGEST_LINE])}" if last_line.strip() else ""
     return f"it ended with status {status}{said}", ""

@@ -86,3 +86,20 @@ def test_a_checkpoint_of_a_run_is_of_its_class(tmp_path: Path):
     assert type(result.checkpoint) is Kept
     assert [type(one) for one, _ in result.best_checkpoints] == [Kept]
     assert type(Result.from_path(tmp_path / "run").checkpoint) is Kept
+
+
+def test_a_class_that_takes_more_than_a_path_by_now_loses_no_run(tmp_path: Path):
+    class Edited(Checkpoint):
+        pass
+
+    Edited.from_dict({"x": 1}).to_directory(tmp_path)
+
+    def init(self: Edited, path: Path, needed: int) -> None:
+        raise AssertionError
+
+    Edited.__init__ = init  # type: ignore[assignment,method-assign]
+    opened = Checkpoint.from_directory(tmp_path)
+    assert type(opened) is Checkpoint
+    assert opened.to_dict() == {"x": 1}
+    with pytest.raises(TypeError, match="needed"):
+        Edited.from_directory(tmp_path)
