@@ -314,9 +314,9 @@ def _explain_status(status: int, last_line: str, kept: Path) -> tuple[str, str]:
         pass
     else:
         # It stands in one line of the ledger; the file has all of it.
-        message = str(failure.message)
+        message = show_controls(str(failure.message))
         more = " ..." if len(message) > _LONGEST_MESSAGE else ""
         raised = f"{failure.type}: {message[:_LONGEST_MESSAGE]}{more}"
-        return raised, str(failure.traceback)[:_LONGEST_TRACEBACK]
+        return raised, show_controls(str(failure.traceback)[:_LONGEST_TRACEBACK])
     said = f": {show_controls(last_line.strip()[:_LONGEST_LINE])}" if last_line.strip() else ""
     return f"it ended with status {status}{said}", ""

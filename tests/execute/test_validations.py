@@ -182,7 +182,7 @@ def test_a_validator_that_raises_or_is_killed_disturbs_nobody(
     def validate(checkpoint: Checkpoint) -> dict[str, Any]:
         step = checkpoint.to_dict()["step"]
         if step == 1:
-            raise ValueError("no such data:\n  rows 3 to 5" + 5000 * " and 6")
+            raise ValueError("no such data:\n  rows 3 to 5\x1b[31m" + 5000 * " and 6")
         if step == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         return {"score": 0.3}
@@ -192,7 +192,8 @@ def test_a_validator_that_raises_or_is_killed_disturbs_nobody(
     assert _scores(result) == [-1.0, -1.0, 0.3]
     told = capfd.readouterr().err
     log = RunPaths(tmp_path / "run").validation_log(1, 1)
-    assert "000001 failed: ValueError: no such data:\n  rows 3 to 5 and 6" in told
+    assert "000001 failed: ValueError: no such data:\n  rows 3 to 5" in told
+    assert "\x1b" not in told
     assert len(_events(result, "validation-ended")[0]["error"]) < 2100
     # The frames of the function, and not those of hpctrain around it.
     assert 'raise ValueError("no such data' in told
