@@ -18,10 +18,6 @@ from hpctrain import (
 from hpctrain.torch import TorchTrainer, report_state
 
 
-def validate(checkpoint: Checkpoint, factor: int = 1) -> dict[str, Any]:
-    return {"validated": factor}
-
-
 def fit(path: Path, train: Any, validation_config: Any) -> list[Any]:
     """Return what validations have found, checkpoint by checkpoint."""
     result = TorchTrainer(
@@ -114,6 +110,11 @@ def test_its_checkpoints_are_validated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+
+    # Not of this module: the process that validates cannot import it.
+    def validate(checkpoint: Checkpoint, factor: int = 1) -> dict[str, Any]:
+        return {"validated": factor}
+
     task = ValidationTaskConfig(fn_kwargs={"factor": 7})
     assert fit(tmp_path, lambda: report(task), ValidationConfig(fn=validate)) == found
 
