@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from hpctrain import uncaught as _uncaught
 from hpctrain.lazy_names import at_first_use
+from hpctrain.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from hpctrain.backend import Backend as Backend
@@ -71,8 +72,6 @@ if TYPE_CHECKING:
     SessionMisuseError = WorkerContextError
     WorkerGroupError = WorkerError
     NCCLHangError = WorkerHangError
-
-__version__ = "0.1.0"
 
 _HOME_OF = {
     "Backend": "backend",

@@ -14,7 +14,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import hpctrain
 from hpctrain import environ
 from hpctrain.launch.existing import was_begun_by_this_job
 from hpctrain.launch.request import Submission
@@ -26,6 +25,7 @@ from hpctrain.rundir.history import has_open_executor
 from hpctrain.rundir.ledger import append_event, read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunStatus, read_status
+from hpctrain.version import __version__
 
 # plan.json has the mode of the umask, unlike spec.pkl and the batch script, in which they are.
 _HIDDEN = "not shown"
@@ -123,7 +123,7 @@ def installed_versions() -> dict[str, str]:
     Not collective. ``importlib.metadata`` would say the same, and take as long as the rest of a
     start together.
     """
-    versions = {"hpctrain": hpctrain.__version__, "python": platform.python_version()}
+    versions = {"hpctrain": __version__, "python": platform.python_version()}
     for folder in sys.path:
         try:
             names = os.listdir(folder) if folder.endswith("-packages") else []

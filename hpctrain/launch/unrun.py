@@ -16,15 +16,13 @@ from pathlib import Path
 from types import FrameType, FunctionType, MappingProxyType, ModuleType
 from typing import Any
 
-import hpctrain
-
 # By name: a script without a prediction has not imported the second.
 _STARTERS = ("hpctrain.trainer.BaseTrainer", "hpctrain.predict.batch_predictor.BatchPredictor")
 _METHODS = ("fit", "submit", "predict")
 _NOT_THE_USERS = tuple(
     os.path.realpath(path) + os.sep
     for path in (
-        str(Path(hpctrain.__file__).parent),
+        str(Path(__file__).parents[1]),
         sysconfig.get_path("stdlib"),
         sysconfig.get_path("purelib"),
     )

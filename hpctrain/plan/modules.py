@@ -16,15 +16,15 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
-import hpctrain
 from hpctrain.plan.fingerprint import Node, build_pickle, is_code_type
 
 _MOST_FILES = 2000
 _FOREIGN = ("site-packages", "dist-packages")
 _STDLIB = os.path.dirname(os.__file__) + os.sep
-_HPCTRAIN = os.path.dirname(hpctrain.__file__) + os.sep
+_HPCTRAIN = str(Path(__file__).parents[1]) + os.sep
 _IMPORT_NAME, _EXTENDED_ARG = dis.opmap["IMPORT_NAME"], dis.opmap["EXTENDED_ARG"]
 # Arguments of types.CodeType, in all Pythons: bytecode, constants, names.
 _BYTECODE, _CONSTANTS, _NAMES = 6, 7, 8

@@ -25,6 +25,7 @@ from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.plan import spec
 from hpctrain.preprocessors.batches import Array
 from hpctrain.preprocessors.preprocessor import Preprocessor
+from hpctrain.version import __version__
 
 JSON_NAME = "preprocessor.json"
 ARRAYS_NAME = "preprocessor.npz"
@@ -212,13 +213,11 @@ def _without_stats(value: Any) -> Any:
 
 
 def _encode(preprocessor: Preprocessor) -> tuple[dict[str, Any], dict[str, Array]]:
-    import hpctrain
-
     check_is_preprocessor(preprocessor)
     writer = _Writer()
     encoded = writer.encode(preprocessor)
     return (
-        {"format": _FORMAT, "hpctrain": hpctrain.__version__, "preprocessor": encoded},
+        {"format": _FORMAT, "hpctrain": __version__, "preprocessor": encoded},
         writer.arrays,
     )
 

@@ -18,12 +18,12 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-import hpctrain
 from hpctrain.bulk.verify import state_file_digest
 from hpctrain.errors import CheckpointError
 from hpctrain.own_files import DIRECTORY_MODE
 from hpctrain.rundir.bulk import BULK, Bulk
 from hpctrain.rundir.files import fsync_file, make_directory
+from hpctrain.version import __version__
 
 T = TypeVar("T")
 
@@ -173,7 +173,7 @@ def check_name(name: str, *, report: int) -> str | None:
 def versions() -> dict[str, str]:
     """Return the versions of what this process saves with. Not collective."""
     python = ".".join(map(str, sys.version_info[:3]))
-    found = {"hpctrain": hpctrain.__version__, "python": python}
+    found = {"hpctrain": __version__, "python": python}
     if "torch" in sys.modules:
         found["torch"] = str(sys.modules["torch"].__version__)
     return found
