@@ -148,7 +148,10 @@ def normalize(text: str) -> str:
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of this checkout, made without a network, from a copy: nothing is written there."""
+    """The wheel of this checkout, made by way of the source distribution, from a copy.
+
+    Without a network, and nothing is written into the checkout.
+    """
     copy = tmp_path_factory.mktemp("source")
     skip = shutil.ignore_patterns("__pycache__")
     for name in ("hpctrain", "slurm_templates"):
@@ -156,7 +159,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("pyproject.toml", "setup.cfg", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(CHECKOUT / name, copy)
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps"]
-    subprocess.run([*pip, "--no-index", "-w", copy / "dist", copy], check=True, timeout=120)
+    # What a build front end calls; none is installed everywhere.
+    hook = "from setuptools import build_meta; build_meta.build_sdist('dist')"
+    subprocess.run(
+        [sys.executable, "-c", hook], cwd=copy, check=True, timeout=120, stdout=subprocess.DEVNULL
+    )
+    (source,) = (copy / "dist").glob("hpctrain-*.tar.gz")
+    subprocess.run([*pip, "--no-index", "-w", copy / "dist", source], check=True, timeout=120)
     (built,) = (copy / "dist").glob("hpctrain-*.whl")
     return built
 
