@@ -10,6 +10,7 @@ import figures
 import plots
 import ray_conformance
 from tested_with import read_results, render
+from timeout_table import render_settings, render_timeouts
 
 # What pages include.
 generated = Path(__file__).with_name("generated")
@@ -19,6 +20,8 @@ plots.draw(generated)
 results = ray_conformance.read_results()
 (generated / "ray-conformance.txt").write_text(ray_conformance.render(results))
 (generated / "tested-with.txt").write_text(render(read_results()))
+(generated / "timeout-settings.txt").write_text(render_settings())
+(generated / "timeouts.txt").write_text(render_timeouts())
 
 project = "hpctrain"
 author = "the hpctrain developers"

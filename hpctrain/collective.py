@@ -9,16 +9,16 @@ from __future__ import annotations
 import time
 from typing import Any, TypeVar
 
+from hpctrain import timeouts
 from hpctrain.errors import TrainingFailedError
 from hpctrain.worker.context import active_worker
 
 __all__ = ["barrier", "broadcast_from_rank_zero"]
 
 T = TypeVar("T")
-_TIMEOUT_S = 1800.0
 
 
-def barrier(*, timeout_s: float = _TIMEOUT_S) -> None:
+def barrier(*, timeout_s: float = timeouts.BARRIER_S) -> None:
     """Return when every rank has called. Collective.
 
     Parameters
@@ -36,7 +36,7 @@ def barrier(*, timeout_s: float = _TIMEOUT_S) -> None:
     _meet("barrier()", timeout_s)
 
 
-def broadcast_from_rank_zero(data: T, *, timeout_s: float = _TIMEOUT_S) -> T:
+def broadcast_from_rank_zero(data: T, *, timeout_s: float = timeouts.BARRIER_S) -> T:
     """Return rank 0's `data` on every rank. Collective.
 
     Parameters

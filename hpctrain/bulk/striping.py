@@ -10,13 +10,14 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
+from hpctrain import timeouts
+
 LUSTRE = 0x0BD00BD0
 """What ``statfs`` calls it (lustre_user.h: LL_SUPER_MAGIC)."""
 STRIPE_SHARE_BYTES = 4 * 2**30
 """Of a file, for each server that it is spread over."""
 MAX_STRIPES = 8
 """Beyond which one client gains nothing, as it cannot send more."""
-_TIMEOUT_S = 30.0
 _COUNT = re.compile(r"stripe_count:\s*(-?\d+)")
 
 
@@ -67,7 +68,11 @@ def _is_by_default(layout: str | None) -> bool:
 def _run(*command: str) -> str | None:
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeouts.STRIPING_S,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

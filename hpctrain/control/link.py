@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from hpctrain import timeouts
 from hpctrain.control.interfaces import address_of_name, is_loopback
 from hpctrain.control.wire import Frame, FrameSocket, ProtocolError, encode_frame, join_frame
 from hpctrain.own_time import Deadline
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 _FLUSH_INTERVAL_S = 0.02
 _MAX_PENDING_BYTES = 16 * 2**20
 _RETRY_INTERVAL_S = 0.01
-_CONNECT_TIMEOUT_S = 3.0
-_PROOF_TIMEOUT_S = 3.0
 
 
 class LinkTimeoutError(Exception):
@@ -102,7 +101,7 @@ class Link:
             elif not self._armed:
                 self._arm()
         if self._frames.pending_bytes > _MAX_PENDING_BYTES:
-            self.drain(timeout_s=60.0)
+            self.drain(timeout_s=timeouts.FULL_LINK_S)
 
     def post_signal(self, name: str) -> None:
         """Pass a signal on. Not collective. Safe in a signal handler: takes no lock."""
@@ -126,14 +125,14 @@ class Link:
         """Wait for a command; None means that the executor is gone. Not collective."""
         return self._commands.get()
 
-    def close(self, *, timeout_s: float = 5.0) -> None:
+    def close(self, *, timeout_s: float = timeouts.LAST_FRAMES_S) -> None:
         """Send what is left and close. Not collective."""
         if self._closing:
             return
         self._closing = True
         self.drain(timeout_s=timeout_s)
         os.write(self._wake_writer, b"x")
-        self._thread.join(timeout=1.0)
+        self._thread.join(timeout=timeouts.THREAD_END_S)
         self._frames.close()
         os.close(self._wake_reader)
         os.close(self._wake_writer)
@@ -222,13 +221,17 @@ def connect_tcp(
     LinkTimeoutError
         If the executor answers at none of them in time.
     """
-    deadline = Deadline(timeout_s, longest_gap_s=_CONNECT_TIMEOUT_S + _PROOF_TIMEOUT_S + 1.0)
+    deadline = Deadline(
+        timeout_s, longest_gap_s=timeouts.TCP_CONNECTION_S + timeouts.PEER_PROOF_S + 1.0
+    )
     errors: dict[str, str] = {}
     while not deadline.is_over:
         for address in addresses:
             host, _, port = address.rpartition(":")
             try:
-                sock = socket.create_connection((_resolve(host), int(port)), _CONNECT_TIMEOUT_S)
+                sock = socket.create_connection(
+                    (_resolve(host), int(port)), timeouts.TCP_CONNECTION_S
+                )
             except OSError as error:
                 errors[address] = str(error)
                 continue
@@ -239,7 +242,7 @@ def connect_tcp(
                 errors[address] = str(error)
         select.select([], [], [], 0.1)
     raise LinkTimeoutError(
-        f"{socket.gethostname()} cannot reach the executor after {timeout_s:.0f} s: "
+        f"{socket.gethostname()} cannot reach the executor after {timeouts.describe(timeout_s)}: "
         + "; ".join(f"{address}: {error}" for address, error in errors.items())
     )
 
@@ -258,7 +261,7 @@ def _shake_hands(sock: socket.socket, credentials: Credentials) -> Seal:
     from hpctrain.control.proof import AGENT, EXECUTOR, NONCE_BYTES, PROOF_BYTES
 
     # In all: whoever sends a byte now and then must not keep others from being tried.
-    deadline = Deadline(_PROOF_TIMEOUT_S, longest_gap_s=_PROOF_TIMEOUT_S)
+    deadline = Deadline(timeouts.PEER_PROOF_S, longest_gap_s=timeouts.PEER_PROOF_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     own = os.urandom(NONCE_BYTES)
     nonces = _receive_exactly(sock, NONCE_BYTES, deadline) + own

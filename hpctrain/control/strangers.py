@@ -7,13 +7,13 @@ import selectors
 import socket
 from collections.abc import Callable
 
+from hpctrain import timeouts
 from hpctrain.control.listener import accept
 from hpctrain.control.proof import AGENT, EXECUTOR, NONCE_BYTES, PROOF_BYTES, Credentials, Seal
 
 MAX_STRANGERS = 128
 """Connections that may wait for a proof at the same time. Those of a run's own processes do so for
 a round trip, and try again if they had to give way."""
-AUTH_TIMEOUT_S = 10.0
 """Seconds in which whoever connects over TCP has to prove that it knows the secret."""
 
 
@@ -66,7 +66,7 @@ class Strangers:
     def drop_silent(self, now: float) -> None:
         """Free the descriptors of those that have proved nothing for too long."""
         for sock, since in list(self._since.items()):
-            if now - since <= AUTH_TIMEOUT_S:
+            if now - since <= timeouts.STRANGER_S:
                 return
             self._drop(sock)
 

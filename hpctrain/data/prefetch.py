@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 
+from hpctrain import timeouts
 from hpctrain.data.open_files import kept_open
 from hpctrain.errors import HpctrainError
 from hpctrain.own_time import LOOK_INTERVAL_S, Deadline
@@ -46,7 +47,7 @@ def prefetch(
     *,
     threads: int = 1,
     ahead: int = 0,
-    timeout_s: float = 600.0,
+    timeout_s: float = timeouts.ROWS_READ_S,
 ) -> Iterator[_T]:
     """Yield what tasks return, in order, while the next ones are worked on. Not collective.
 
@@ -183,8 +184,9 @@ def _help_until_done(job: _Job[_T], queue: SimpleQueue[_Job[_T] | None], timeout
         deadline = deadline or Deadline(timeout_s)
         if not job.wait(min(deadline.left_s, LOOK_INTERVAL_S)) and deadline.is_over:
             raise HpctrainError(
-                f"the next rows were not read within {timeout_s:g} s. The file system may hang: "
-                f"look at it from this node."
+                f"the next rows were not read within "
+                f"{timeouts.describe(timeout_s)}. The file system may hang: look at it from this "
+                f"node."
             )
 
 

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpctrain import environ
+from hpctrain import environ, timeouts
 from hpctrain.control import local_socket
 from hpctrain.control.link import LinkTimeoutError, connect_tcp
 from hpctrain.control.memory import MemoryWatch
@@ -33,11 +33,8 @@ if TYPE_CHECKING:
     from hpctrain.control.proof import Seal
     from hpctrain.execute.examine import Examiner
 
-_CONNECT_TIMEOUT_S = 60.0
 _BEAT_INTERVAL_S = 2.0
 _BACKLOG = 1024
-# A client of NFS may take that long to see what another machine has just written.
-_SECRET_PATIENCE_S = 5.0
 
 
 class Agent:
@@ -285,7 +282,7 @@ def run_agent(argv: list[str]) -> None:
 
     credentials = Credentials(secret, run=str(run_dir), attempt=int(attempt))
     try:
-        uplink, seal = connect_tcp(addresses, credentials, timeout_s=_CONNECT_TIMEOUT_S)
+        uplink, seal = connect_tcp(addresses, credentials, timeout_s=timeouts.EXECUTOR_CONNECTION_S)
     except LinkTimeoutError as error:
         raise SystemExit(f"hpctrain: {name} cannot be used: {error}") from error
     executor, here = uplink.getpeername(), uplink.getsockname()
@@ -308,7 +305,7 @@ def run_agent(argv: list[str]) -> None:
 
 
 def _read_secret(path: Path, *, name: str) -> bytes:
-    deadline = Deadline(_SECRET_PATIENCE_S)
+    deadline = Deadline(timeouts.SECRET_FILE_S)
     while True:
         try:
             return path.read_bytes()

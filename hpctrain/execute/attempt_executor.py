@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 
+from hpctrain import timeouts
 from hpctrain.control.wire import Frame
 from hpctrain.errors import LaunchError
 from hpctrain.execute.progress import Progress
@@ -18,7 +19,6 @@ from hpctrain.execute.tracker import AttemptTracker, ReportRound
 # died without a word was not brought down by a complaint that comes later.
 _QUIET_S = 0.15
 _SILENT_QUIET_S = 0.03
-_COLLECT_S = 0.5
 _LISTEN_S = 0.02
 
 
@@ -106,7 +106,7 @@ class AttemptExecutor:
         return (
             heard == len(self.ranks)
             or now - max(self._failed_at, self._heard_at) > self._quiet_s()
-            or now - self._failed_at > _COLLECT_S
+            or now - self._failed_at > timeouts.FURTHER_FAILURES_S
         )
 
     def _listen(self, timeout_s: float) -> None:
@@ -117,7 +117,7 @@ class AttemptExecutor:
     def _quiet_s(self) -> float:
         if self.ranks.share_a_terminal:
             # Ctrl-C comes to each node by its own way, and what fails first may be a connection.
-            return _COLLECT_S
+            return timeouts.FURTHER_FAILURES_S
         died_silently = set(self.tracker.lost) - set(self.tracker.failures)
         return _SILENT_QUIET_S if died_silently else _QUIET_S
 

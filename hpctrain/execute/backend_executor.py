@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from hpctrain import timeouts
 from hpctrain.backend import BackendConfig
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.execute.attempt_executor import AttemptExecutor
 from hpctrain.execute.explain import explain_failure
-from hpctrain.execute.worker_group import START_TIMEOUT_S, WorkerGroup
+from hpctrain.execute.worker_group import WorkerGroup
 from hpctrain.plan import spec
 from hpctrain.plan.resources import Placement
 from hpctrain.plan.spec import RankSettings, RunSpec, WorkerSpec
@@ -27,7 +28,6 @@ from hpctrain.train_function import takes_config
 from hpctrain.worker.context import active_worker
 
 _POLL_S = 0.1
-_COMMIT_TIMEOUT_S = 1800.0
 _ATTEMPT = 1
 
 
@@ -87,7 +87,7 @@ class BackendExecutor:
         self,
         initialization_hook: Callable[[], Any] | None = None,
         *,
-        timeout_s: float = START_TIMEOUT_S,
+        timeout_s: float = timeouts.START_OF_WORKER_GROUP_S,
     ) -> None:
         """Start the workers; call a function on each of them, if one is given. Not collective.
 
@@ -180,7 +180,7 @@ class BackendExecutor:
                 sys_path=tuple(str(Path(p).absolute()) for p in sys.path),
                 cpus_per_worker=group.placement.cpus_per_task,
                 gpus_per_worker=group.placement.gpus_per_task,
-                commit_timeout_s=_COMMIT_TIMEOUT_S,
+                commit_timeout_s=timeouts.COMMIT_OF_EXECUTOR_S,
             ),
             worker=spec.pack(worker, what="the training function"),
             executor=b"",

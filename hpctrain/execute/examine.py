@@ -11,14 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain import environ
+from hpctrain import environ, timeouts
 from hpctrain.control.wire import Frame
 from hpctrain.log import log
 from hpctrain.own_files import open_log
 from hpctrain.rundir.files import make_directory
 from hpctrain.rundir.paths import RunPaths
 
-_PY_SPY_TIMEOUT_S = 10.0
 _MAX_STACK_BYTES = 2**16
 # man 5 proc, field State of /proc/PID/status.
 _REASONS = {
@@ -130,7 +129,7 @@ def _py_spy(pid: int, *, is_stopped: bool = False) -> str:
             [str(program), "dump", how, "--pid", str(pid)],
             capture_output=True,
             text=True,
-            timeout=_PY_SPY_TIMEOUT_S,
+            timeout=timeouts.PY_SPY_S,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"it did not work: {error}"

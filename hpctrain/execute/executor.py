@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from hpctrain import environ
+from hpctrain import environ, timeouts
 from hpctrain.config import RunConfig
 from hpctrain.errors import (
     LaunchError,
@@ -37,8 +37,6 @@ from hpctrain.rundir.status import RunState
 from hpctrain.slurm.nodes import SlurmNodes
 
 _SAID_BYTES = 2**20
-_AGENTS_PATIENCE_S = 5.0
-_END_PATIENCE_S = 10.0
 
 
 class Executor:
@@ -152,7 +150,7 @@ class Executor:
             raise
         finally:
             recorder.validations.close()
-            self._agents.close(_AGENTS_PATIENCE_S)
+            self._agents.close(timeouts.AGENTS_END_S)
         recorder.end(None)
         return True
 
@@ -290,7 +288,7 @@ class Executor:
             raise
         finally:
             is_graceful = error is None or isinstance(error, Resize)
-            group.shutdown(patience_s=_END_PATIENCE_S if is_graceful else 0.0)
+            group.shutdown(patience_s=timeouts.RANKS_END_S if is_graceful else 0.0)
             self._node_pool.watch(group)
             # First of all, since a full disk is a usual reason: what is half written goes.
             recorder.checkpoints.clear()

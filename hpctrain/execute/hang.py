@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hpctrain import timeouts
 from hpctrain.config import FailureConfig
 from hpctrain.errors import WorkerHangError
-from hpctrain.execute.left_behind import LEFT_BEHIND_AFTER_S, describe_left_behind
+from hpctrain.execute.left_behind import describe_left_behind
 from hpctrain.execute.progress import Progress
 from hpctrain.execute.rendezvous import WorkerMetadata
 from hpctrain.frames import user_part_of_stack
@@ -20,11 +21,8 @@ from hpctrain.rundir.files import make_directory
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.worker.failure import RankFailure
 
-SUSPICIOUS_AFTER_S = 1800.0
 """Seconds without progress after which the stacks are written where no `hang_timeout` is set."""
 _LOOK_INTERVAL_S = 0.5
-_ANSWER_PATIENCE_S = 5.0
-_EXAMINE_PATIENCE_S = 30.0
 _MAX_NAMED = 8
 # Functions in which a rank waits for others: those of hpctrain, of torch.distributed, ...
 _WAITS_IN_PYTHON = re.compile(
@@ -95,7 +93,7 @@ class HangWatch:
         self._progress = progress
         self._may_end = may_end
         self._ends = config.hang_timeout is not None
-        self._training_s = config.hang_timeout or SUSPICIOUS_AFTER_S
+        self._training_s = config.hang_timeout or timeouts.SUSPICIOUS_SILENCE_S
         self._others_s = config.start_timeout
         self._broadcast = broadcast
         self._examine = examine
@@ -127,7 +125,7 @@ class HangWatch:
             self._continue(self._inquiry, now)
             return
         stalled = tuple(self._stalled())
-        behind = self._progress.left_behind(LEFT_BEHIND_AFTER_S)
+        behind = self._progress.left_behind(timeouts.LEFT_BEHIND_S)
         if not stalled:
             self._told = ()
             if not behind:
@@ -154,7 +152,7 @@ class HangWatch:
         asked = inquiry.stalled if inquiry.is_left_behind else progress.unfinished()
         silent = [rank for rank in asked if rank not in progress.stacks]
         if not inquiry.examined:
-            if silent and waited_s < _ANSWER_PATIENCE_S:
+            if silent and waited_s < timeouts.STACKS_S:
                 return
             looks_at_all = self._will_end() and not inquiry.is_left_behind
             examined = tuple(asked if looks_at_all else silent)
@@ -162,7 +160,7 @@ class HangWatch:
                 self._inquiry = replace(inquiry, asked_at=now, examined=examined)
                 self._examine({rank: self._workers[rank].pid for rank in examined}, silent)
                 return
-        elif set(inquiry.examined) - set(progress.seen) and waited_s < _EXAMINE_PATIENCE_S:
+        elif set(inquiry.examined) - set(progress.seen) and waited_s < timeouts.EXAMINATION_S:
             return
         self._inquiry = None
         if inquiry.is_left_behind:
@@ -180,7 +178,7 @@ class HangWatch:
 
     def _say_who_is_left_behind(self, now: float) -> None:
         progress = self._progress
-        behind = progress.left_behind(LEFT_BEHIND_AFTER_S)
+        behind = progress.left_behind(timeouts.LEFT_BEHIND_S)
         if not behind:
             return
         self._left_behind.update(behind)

@@ -11,6 +11,7 @@ from typing import Any
 from hpctrain.plan.visibility import NOT_SEEN, explain_invisible
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.timeouts import describe
 
 LEAST_FREE_BYTES = 16 * 2**20
 """A node with less room than this is bad: in ``/tmp`` or ``/dev/shm``, where MPI and data loaders
@@ -180,7 +181,7 @@ class Health:
     def give_up(self, nodes: Collection[str], *, after_s: float) -> None:
         """Take it that the storage of nodes hangs."""
         for node in nodes:
-            reason = f"its storage does not answer, {after_s:.0f} s after its ranks have begun"
+            reason = f"its storage does not answer, {describe(after_s)} after its ranks have begun"
             self.reports[node]["complaint"] = reason
 
     def verdict(self) -> Verdict:

@@ -5,14 +5,10 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Sequence
 
-from hpctrain import environ
+from hpctrain import environ, timeouts
 from hpctrain.execute.step_launcher import launcher_variables
 from hpctrain.plan.argv import host_test_argv
 from hpctrain.plan.launch_plan import StepLauncher
-
-_TEST_TIMEOUT_S = 10.0
-# mpiexec ends what it has started on SIGTERM, and is given this long for it.
-_END_PATIENCE_S = 2.0
 
 
 class HostNodes:
@@ -46,11 +42,11 @@ class HostNodes:
             start_new_session=True,
         )
         try:
-            return process.wait(_TEST_TIMEOUT_S) == 0
+            return process.wait(timeouts.HOST_TEST_S) == 0
         except subprocess.TimeoutExpired:
             process.terminate()
             try:
-                process.wait(_END_PATIENCE_S)
+                process.wait(timeouts.HOST_TEST_END_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from hpctrain import environ
+from hpctrain import environ, timeouts
 from hpctrain.config import RunConfig
 from hpctrain.execute.fence import Fence
 from hpctrain.execute.health import Verdict
@@ -38,8 +38,6 @@ STATUS_INTERVAL_S = 2.0
 # nothing for one of them is taken for dead.
 _LIFE_INTERVAL_S = 4.0
 _COMPLAINT_INTERVAL_S = 10.0
-# A server of a parallel filesystem that fails over is away for about as long.
-_READ_PATIENCE_S = 20.0
 
 
 class Journal:
@@ -60,11 +58,11 @@ class Journal:
         self.directory = HeldDirectory(paths)
         """The directory that the run has begun in."""
         self._fence = Fence(paths)
-        self._previous = insist(lambda: read_status(paths), patience_s=_READ_PATIENCE_S)
+        self._previous = insist(lambda: read_status(paths), patience_s=timeouts.STORAGE_FAILOVER_S)
         self._written_at = 0.0
         self._writing = threading.Lock()
         # Kept here too: with a full disk the ledger does not grow, and what is counted must.
-        self._events = insist(lambda: read_events(paths), patience_s=_READ_PATIENCE_S)
+        self._events = insist(lambda: read_events(paths), patience_s=timeouts.STORAGE_FAILOVER_S)
         self.status = status.with_changes(
             last_restart=next(reversed(announcements(self._events)), "")
         )

@@ -11,6 +11,7 @@ import socket
 import time
 from pathlib import Path
 
+from hpctrain import timeouts
 from hpctrain.own_time import OwnTime
 from hpctrain.rundir.ledger import append_event
 from hpctrain.rundir.paths import RunPaths
@@ -21,17 +22,12 @@ from hpctrain.slurm.submit import submit_successor
 from hpctrain.worker.node_socket import node_name
 
 _LOOK_INTERVAL_S = 2.0
-# A supervisor starts an executor again at once. A node that answers for so long, and nobody writes
-# the status of the run, was booted again.
-_RESTART_PATIENCE_S = 60.0
-_CONNECT_TIMEOUT_S = 3.0
-_CONTROLLER_PATIENCE_S = 60.0
 
 
 def is_reachable(address: tuple[str, int]) -> bool:
     """Return whether a host answers, be it with a refusal. Not collective."""
     try:
-        socket.create_connection(address, timeout=_CONNECT_TIMEOUT_S).close()
+        socket.create_connection(address, timeout=timeouts.LEASE_CONNECTION_S).close()
     except ConnectionRefusedError:
         return True
     except OSError:
@@ -57,7 +53,9 @@ def take_over(run_dir: Path, address: tuple[str, int], *, lease_s: float) -> Non
     before = read_status(paths)
     if before is not None and before.state.is_final:
         return
-    own = OwnTime(time.monotonic(), longest_gap_s=_LOOK_INTERVAL_S + _CONNECT_TIMEOUT_S + 1.0)
+    own = OwnTime(
+        time.monotonic(), longest_gap_s=_LOOK_INTERVAL_S + timeouts.LEASE_CONNECTION_S + 1.0
+    )
     patience_s = lease_s
     while own.look(time.monotonic()) < patience_s:
         present = read_status(paths)
@@ -65,7 +63,7 @@ def take_over(run_dir: Path, address: tuple[str, int], *, lease_s: float) -> Non
             return
         if is_reachable(address):
             # The executor's supervisor, or Slurm, sees to it as a rule.
-            patience_s = max(lease_s, _RESTART_PATIENCE_S)
+            patience_s = max(lease_s, timeouts.EXECUTOR_RESTART_S)
         time.sleep(_LOOK_INTERVAL_S)
     attempt = 0 if before is None else before.attempt
     if not _is_first(paths, attempt):
@@ -86,20 +84,20 @@ def _is_first(paths: RunPaths, attempt: int) -> bool:
 
 def _continue_elsewhere(paths: RunPaths) -> None:
     """Let the run go on in this job, queued again, or in another one."""
-    job = read_own_job(patience_s=_CONTROLLER_PATIENCE_S)
+    job = read_own_job(patience_s=timeouts.CONTROLLER_S)
     if job is None or not job.is_running:
         # Slurm has noticed by itself.
         return
     plan = read_plan(paths, needs=["launch_plan"])["launch_plan"]
     if plan["requeue"] and job.is_batch and job.may_requeue:
         # This process ends with the job.
-        requeue(job.job_id, patience_s=_CONTROLLER_PATIENCE_S)
+        requeue(job.job_id, patience_s=timeouts.CONTROLLER_S)
         return
     if plan["launcher"] == "slurm":
         present = read_status(paths)
         successor = submit_successor(
             paths,
-            patience_s=_CONTROLLER_PATIENCE_S,
+            patience_s=timeouts.CONTROLLER_S,
             why="",
             checkpoint=None if present is None else present.checkpoint,
         )

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from hpctrain import environ
+from hpctrain import environ, timeouts
 from hpctrain.control.hub import AGENT_SILENCE_S, SECRET_BYTES, Hub
 from hpctrain.control.local_socket import new_socket_name
 from hpctrain.control.proof import Credentials
@@ -20,7 +20,6 @@ from hpctrain.plan.launch_plan import StepLauncher
 from hpctrain.plan.resources import Placement
 from hpctrain.rundir.paths import RunPaths
 
-LOST_NODE_PATIENCE_S = 1.0
 """Seconds that srun has to end: it waits for a node that is lost, and those that live have ended
 their processes by then."""
 
@@ -104,7 +103,7 @@ class NodeAgents:
         if step is not None:
             is_lost = hub is not None and bool(hub.lost_nodes)
             step.wait(0.0 if is_lost else patience_s)
-            step.kill(**({"patience_s": LOST_NODE_PATIENCE_S} if is_lost else {}))
+            step.kill(**({"patience_s": timeouts.LOST_NODE_STEP_S} if is_lost else {}))
         if self._secret_file is not None:
             with suppress(OSError):
                 self._secret_file.unlink()

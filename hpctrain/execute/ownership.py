@@ -8,13 +8,10 @@ from contextlib import suppress
 from enum import Enum
 from typing import Any
 
-from hpctrain import environ
+from hpctrain import environ, timeouts
 from hpctrain.own_time import Deadline
 from hpctrain.rundir.ledger import append_event, read_events
 from hpctrain.rundir.paths import RunPaths
-
-# sbatch has returned long before: this is for a process that died between sbatch and the ledger.
-_OWNER_PATIENCE_S = 60.0
 
 
 class Ownership(Enum):
@@ -26,7 +23,7 @@ class Ownership(Enum):
     UNDECIDED = "not written down yet"
 
 
-def await_ownership(paths: RunPaths, *, patience_s: float = _OWNER_PATIENCE_S) -> Ownership:
+def await_ownership(paths: RunPaths, *, patience_s: float = timeouts.OWNERSHIP_S) -> Ownership:
     """Return whether the job of this process owns the run. Not collective.
 
     Parameters

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 
-from hpctrain import environ
+from hpctrain import environ, timeouts
 from hpctrain.config import RunConfig
 from hpctrain.errors import LaunchError, PreemptionError, RunStoppedError, TrainingFailedError
 from hpctrain.execute.failure_policy import (
@@ -25,9 +25,6 @@ from hpctrain.slurm.job import read_own_job, requeue
 from hpctrain.slurm.output import Job
 from hpctrain.slurm.submit import submit_successor
 from hpctrain.slurm_config import time_limit_minutes
-
-# A controller that is restarted is away for some seconds, one that fails over for a minute.
-_CONTROLLER_PATIENCE_S = 60.0
 
 
 class Preemption:
@@ -158,7 +155,7 @@ class Preemption:
             f"fit() with the same name resumes it from "
             f"{recorder.checkpoint_path() or 'its beginning'}."
         )
-        left = _CONTROLLER_PATIENCE_S
+        left: float = timeouts.CONTROLLER_S
         if notice.deadline is not None:
             left = max(1.0, min(left, notice.deadline - time.time()))
         job = read_own_job(patience_s=left)
@@ -223,7 +220,7 @@ class Preemption:
         if not self._plan.in_job:
             return None
         try:
-            return read_own_job(patience_s=_CONTROLLER_PATIENCE_S)
+            return read_own_job(patience_s=timeouts.CONTROLLER_S)
         except LaunchError as error:
             log(str(error))
             return None

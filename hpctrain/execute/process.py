@@ -12,15 +12,12 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from hpctrain import environ
+from hpctrain import environ, timeouts
 from hpctrain.errors import LaunchError
 from hpctrain.own_files import open_log
 from hpctrain.own_time import Deadline
 from hpctrain.slurm.steps import end_marked_steps
 
-_TERMINATE_PATIENCE_S = 5.0
-# An srun that has not ended by then has lost the SIGTERM: its step is ended for it.
-_SRUN_PATIENCE_S = 1.0
 _LOOK_INTERVAL_S = 0.02
 _LOOK_ONLY = os.WEXITED | os.WNOHANG | os.WNOWAIT
 
@@ -116,7 +113,7 @@ class StepProcess:
         while not deadline.is_over and self.returncode() is None:
             time.sleep(_LOOK_INTERVAL_S)
 
-    def kill(self, patience_s: float = _TERMINATE_PATIENCE_S) -> None:
+    def kill(self, patience_s: float = timeouts.LAUNCHER_END_S) -> None:
         """End it and all that it has started: first politely, then not.
 
         That is what it has started here, and the steps of its job.
@@ -126,7 +123,7 @@ class StepProcess:
             return
         has_ended = self.returncode() is not None
         # Of a job, the rest of the patience is for its steps.
-        polite_s = min(patience_s / 2, _SRUN_PATIENCE_S) if self._job_id else patience_s
+        polite_s = min(patience_s / 2, timeouts.SRUN_END_S) if self._job_id else patience_s
         # hydra's ssh to a node that is gone stays, in a process group of its own.
         below = [] if has_ended else _open_pidfds(descendants(self.pid))
         if not has_ended:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hpctrain import timeouts
 from hpctrain.callback import RunContext
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.config import RunConfig
@@ -41,9 +42,6 @@ from hpctrain.rundir.history import FailureKind
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunState, RunStatus
 from hpctrain.worker.failure import RankFailure
-
-# A run that nobody has written down as ended has to be run again.
-_LAST_WORD_PATIENCE_S = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +169,7 @@ class Recorder:
         self._look_for_goal()
         # Of an attempt that was stopped: this one may return nothing.
         returned = self.paths.return_value
-        insist(lambda: returned.unlink(missing_ok=True), patience_s=_LAST_WORD_PATIENCE_S)
+        insist(lambda: returned.unlink(missing_ok=True), patience_s=timeouts.LAST_WRITE_S)
         if manifest is not None and not self._expected.is_settled:
             for known in self.checkpoints.store.manifests():
                 self._expected.note(known.metrics)
@@ -339,7 +337,7 @@ class Recorder:
             return
         path = self.journal.directory.paths.return_value
         is_to_stop = self._is_unfinished(told) and self.stop is not None
-        patience_s = 0.0 if is_to_stop else _LAST_WORD_PATIENCE_S
+        patience_s = 0.0 if is_to_stop else timeouts.LAST_WRITE_S
         try:
             insist(lambda: write_atomic(path, content, mode=0o600), patience_s=patience_s)
         except OSError as error:
@@ -442,7 +440,7 @@ class Recorder:
             ours = isinstance(error, HpctrainError)
             message = str(error) if ours else f"{type(error).__name__}: {error}"
         self.journal.change(
-            patience_s=_LAST_WORD_PATIENCE_S,
+            patience_s=timeouts.LAST_WRITE_S,
             state=state,
             stalled="",
             error=message,

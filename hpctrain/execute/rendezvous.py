@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpctrain import timeouts
 from hpctrain.control.wire import PROTOCOL, Frame
 from hpctrain.errors import LaunchError
 from hpctrain.execute.health import Health, explain_bad_nodes
@@ -21,22 +22,12 @@ from hpctrain.worker.failure import RankFailure
 
 _POLL_S = 0.1
 _LOOK_INTERVAL_S = 1.0
-_EXAMINE_PATIENCE_S = 15.0
 _MAX_NAMED = 8
-# How long Slurm is asked for a step that it refuses for what another one still holds. Ranks wait
-# a little longer for the agent of their node (CONNECT_TIMEOUT_S of hpctrain.worker.main).
-_REFUSAL_PATIENCE_S = 45.0
 _ASK_INTERVAL_S = 0.5
 _WHOSE_MEMORY = (
     "Another step of this job holds the memory ('squeue --steps' names it): start such a step with "
     "srun --overlap."
 )
-# How long nodes are waited for that have not said yet whether they can use the storage: when all
-# ranks are there, and when the start has failed, for which a bad node may be the reason.
-_STORAGE_PATIENCE_S = 30.0
-_LAST_WORDS_S = 1.0
-# What some nodes do not see is their fault, what none sees is not: so the others are waited for.
-_UNANIMOUS_S = 10.0
 _NUM_LINES = 200
 # What Slurm and MPI libraries print when ranks cannot find each other. Some then hang for ever.
 _MPI_START_ERROR = re.compile(
@@ -134,12 +125,12 @@ class Rendezvous:
         """
         try:
             self._await_ranks(timeout_s)
-            self._await_storage(_STORAGE_PATIENCE_S)
+            self._await_storage(timeouts.NODE_STORAGE_S)
         except LaunchError as error:
             self._await_last_words()
             self._refuse_bad_nodes(error)
             raise
-        self._health.give_up(self._health.unanswered(), after_s=_STORAGE_PATIENCE_S)
+        self._health.give_up(self._health.unanswered(), after_s=timeouts.NODE_STORAGE_S)
         self._refuse_bad_nodes(None)
 
     def _refuse_bad_nodes(self, error: LaunchError | None) -> None:
@@ -157,7 +148,8 @@ class Rendezvous:
     def _await_last_words(self) -> None:
         begun = time.monotonic()
         while not self._health.is_complete():
-            patience_s = _UNANIMOUS_S if self._health.is_unanimous() else _LAST_WORDS_S
+            is_unanimous = self._health.is_unanimous()
+            patience_s = timeouts.NODE_REASONS_S if is_unanimous else timeouts.LAST_NODE_REPORTS_S
             if time.monotonic() > begun + patience_s:
                 return
             for frame in self._poll(_POLL_S):
@@ -177,7 +169,7 @@ class Rendezvous:
 
     def _await_ranks(self, timeout_s: float) -> None:
         deadline = Deadline(timeout_s)
-        asking = Deadline(min(timeout_s, _REFUSAL_PATIENCE_S))
+        asking = Deadline(min(timeout_s, timeouts.STEP_REFUSAL_S))
         look_at = time.monotonic() + _LOOK_INTERVAL_S
         while len(self.workers) < self._size:
             ended = self._step.returncode() is not None
@@ -254,8 +246,8 @@ class Rendezvous:
         if reasons:
             where += f". Stacks: {self._stacks}"
         return (
-            f"{len(self.workers)} of {self._size} ranks joined within {timeout_s:.0f} s; "
-            f"{len(self._begun)} processes had begun{where}."
+            f"{len(self.workers)} of {self._size} ranks joined within "
+            f"{timeouts.describe(timeout_s)}; {len(self._begun)} processes had begun{where}."
         )
 
     def _look_at(self, pids: Mapping[int, int]) -> dict[int, str]:
@@ -264,7 +256,7 @@ class Rendezvous:
         if not pids:
             return reasons
         self._examine(pids, list(pids))
-        deadline = Deadline(_EXAMINE_PATIENCE_S)
+        deadline = Deadline(timeouts.LATE_RANKS_STACKS_S)
         while len(reasons) < len(pids) and not deadline.is_over:
             for frame in self._poll(_POLL_S):
                 if frame.op == "examined":

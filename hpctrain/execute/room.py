@@ -7,19 +7,19 @@ import os
 import time
 from collections.abc import Callable
 
+from hpctrain import timeouts
 from hpctrain.log import log
 from hpctrain.own_files import create_file, name_beside
 from hpctrain.rundir.files import may_pass
 from hpctrain.rundir.paths import RunPaths
 
-ROOM_PATIENCE_S = 600.0
 """Seconds after which ranks are started all the same. They then say what they cannot write."""
 _LOOK_INTERVAL_S = 1.0
 _PROBE_BYTES = 64 * 1024
 
 
 def await_room(
-    paths: RunPaths, *, may_wait: Callable[[], bool], patience_s: float = ROOM_PATIENCE_S
+    paths: RunPaths, *, may_wait: Callable[[], bool], patience_s: float = timeouts.FREE_SPACE_S
 ) -> None:
     """Return once a file can be written into the run directory. Not collective.
 
@@ -39,7 +39,7 @@ def await_room(
             is_told = True
             log(
                 f"{paths.root} cannot be written to: {error.strerror}. The ranks are started again "
-                f"once it can, in {patience_s:.0f} s at the latest."
+                f"once it can, in {timeouts.describe(patience_s)} at the latest."
             )
         if time.monotonic() > deadline or not may_wait():
             return

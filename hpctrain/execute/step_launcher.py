@@ -9,12 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hpctrain import environ
+from hpctrain import environ, timeouts
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.plan.launch_plan import StepLauncher
 from hpctrain.slurm.probe import offered_pmi_types
 
-_PROBE_TIMEOUT_S = 30.0
 # What `srun --mpi=X` must be for ranks to find each other, best first (measured with Slurm 22.05).
 _PMI_OF = {
     "mpich": ("pmi2",),
@@ -178,7 +177,7 @@ def _mpi_library() -> str:
         [sys.executable, "-m", "mpi4py", "--mpi-lib-version"],
         capture_output=True,
         text=True,
-        timeout=_PROBE_TIMEOUT_S,
+        timeout=timeouts.LAUNCHER_PROBE_S,
         env=environ.without_launcher_variables(environ.environment()),
     )
     return "openmpi" if "Open MPI" in answer.stdout else "mpich"
@@ -192,7 +191,10 @@ def _is_library_named() -> bool:
 def _mpiexec_kind(program: Path) -> str:
     try:
         answer = subprocess.run(
-            [str(program), "--version"], capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S
+            [str(program), "--version"],
+            capture_output=True,
+            text=True,
+            timeout=timeouts.LAUNCHER_PROBE_S,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(f"{program} --version does not work: {error}.") from error

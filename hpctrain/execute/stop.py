@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from hpctrain import timeouts
 from hpctrain.errors import RunStoppedError
 from hpctrain.execute.failure_policy import StopKind, StopNotice
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.tracker import AttemptTracker
 from hpctrain.own_time import LONGEST_GAP_S, Deadline
 
-STOP_PATIENCE_S = 75.0
 """Seconds that ranks have to reach a report, save and return once a stop is wanted, where no end of
 the job sets the limit."""
 _RESERVE_S = 20.0
@@ -60,7 +60,7 @@ class StopAgreement:
         self._nodes = dict(nodes or {})
         self._signalled_at: float | None = None
         self._notice: StopNotice | None = None
-        self._patience_s = STOP_PATIENCE_S
+        self._patience_s: float = timeouts.STOP_AGREEMENT_S
         self._deadline = Deadline(self._patience_s)
         self._asked = False
         self._agreed_on: StopNotice | None = None
@@ -89,7 +89,7 @@ class StopAgreement:
         if self._deadline.is_over:
             raise RunStoppedError(
                 f"the run was to stop because {notice.why}, but its ranks did not return within "
-                f"{self._patience_s:.0f} s. They were ended; the run resumes from "
+                f"{timeouts.describe(self._patience_s)}. They were ended; the run resumes from "
                 f"{recorder.checkpoint_path() or 'its beginning'}. A training function that asks "
                 f"should_stop() after each report() can save first."
             )
@@ -144,11 +144,11 @@ def patience_s(notice: StopNotice, *, now: float) -> float:
     if notice.kind is StopKind.GOAL:
         return math.inf
     if notice.deadline is None:
-        return STOP_PATIENCE_S
+        return timeouts.STOP_AGREEMENT_S
     left = max(0.0, notice.deadline - now)
     patience = max(left / 2, left - _RESERVE_S)
     # Only for the end of the job ranks have all the time up to it.
-    return patience if notice.kind.failure is not None else min(patience, STOP_PATIENCE_S)
+    return patience if notice.kind.failure is not None else min(patience, timeouts.STOP_AGREEMENT_S)
 
 
 def _unwinds(notice: StopNotice) -> bool:

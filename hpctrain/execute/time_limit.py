@@ -6,12 +6,11 @@ import threading
 import time
 from collections.abc import Callable
 
-from hpctrain import environ
+from hpctrain import environ, timeouts
 from hpctrain.execute.failure_policy import StopKind, StopNotice
 from hpctrain.log import log
 from hpctrain.slurm.job import read_own_job
 
-_PATIENCE_S = 10.0
 # A controller that many jobs ask at once gets rest; it may be away for a night.
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 5.0, 600.0
 
@@ -115,7 +114,7 @@ class _Question:
 
     def _run(self) -> None:
         try:
-            job = read_own_job(patience_s=_PATIENCE_S)
+            job = read_own_job(patience_s=timeouts.TIME_LIMIT_QUESTION_S)
             self.end = None if job is None else job.end_time
         # Whatever it is, it must not pass for an answer.
         except Exception as error:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpctrain import environ
+from hpctrain import environ, timeouts
 from hpctrain.bulk.unreadable import UnreadableError
 from hpctrain.errors import CheckpointError, ConfigError, LaunchError
 from hpctrain.execute.journal import Journal
@@ -31,7 +31,6 @@ from hpctrain.worker.failure import RankFailure
 PHASE = "validating"
 """What the status says while only validations are left to wait for."""
 _POLL_S = 0.25
-_KILL_PATIENCE_S = 1.0
 _LONGEST_LINE = 200
 _LONGEST_MESSAGE, _LONGEST_TRACEBACK = 2000, 10_000
 _WARNINGS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -148,7 +147,7 @@ class Validations:
         """End what runs. It stays pending, for whoever goes on with the run."""
         running, self._running = self._running, None
         if running is not None:
-            running.process.kill(_KILL_PATIENCE_S)
+            running.process.kill(timeouts.VALIDATION_END_S)
         self._queue.clear()
 
     def _give_up(self) -> None:
@@ -215,7 +214,7 @@ class Validations:
         error: str | None = None
         traceback = ""
         # What it has started may be there still.
-        running.process.kill(_KILL_PATIENCE_S)
+        running.process.kill(timeouts.VALIDATION_END_S)
         metrics: Mapping[str, Any] = {}
         if status is None:
             timeout_s = (running.manifest.validation or {}).get("timeout_s")

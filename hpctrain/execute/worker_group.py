@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpctrain import environ
+from hpctrain import environ, timeouts
 from hpctrain.config import ScalingConfig
 from hpctrain.control.hub import Hub
 from hpctrain.control.local_socket import new_socket_name
@@ -22,7 +22,7 @@ from hpctrain.execute.calls import Calls, CallsFunctions
 from hpctrain.execute.examine import Examiner
 from hpctrain.execute.explain import names_a_death
 from hpctrain.execute.health import Health
-from hpctrain.execute.node_agents import LOST_NODE_PATIENCE_S, NodeAgents
+from hpctrain.execute.node_agents import NodeAgents
 from hpctrain.execute.node_report import describe_node, examine_storage
 from hpctrain.execute.process import StepProcess
 from hpctrain.execute.rendezvous import Rendezvous, WorkerMetadata
@@ -36,10 +36,6 @@ from hpctrain.temporary_checkpoint import remove_dead_checkpoints, remove_tempor
 from hpctrain.worker.bootstrap import thread_variables
 from hpctrain.worker.leftovers import unlink_mapped_segments
 
-START_TIMEOUT_S = 600.0
-# A rank that computes in C without giving way does not hear that it is to end.
-_END_PATIENCE_S = 0.5
-_DEATH_NOTICE_PATIENCE_S = 5.0
 _POLL_S = 0.1
 _LOOK_AGAIN_S = 0.01
 
@@ -163,7 +159,7 @@ class WorkerGroup(CallsFunctions):
             )
         )
 
-    def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
+    def start(self, timeout_s: float = timeouts.START_OF_WORKER_GROUP_S) -> None:
         """Start the ranks, or start them again, and wait until all have joined one MPI world.
 
         Raises
@@ -266,7 +262,7 @@ class WorkerGroup(CallsFunctions):
         """Let ranks leave; wait for what srun or mpiexec says of one that died without a word."""
         assert self._step is not None
         self.broadcast("end")
-        deadline = Deadline(_DEATH_NOTICE_PATIENCE_S)
+        deadline = Deadline(timeouts.DEATH_NOTICE_S)
         while self._step.returncode() is None and not deadline.is_over:
             if names_a_death(self._step.last_lines()):
                 return
@@ -294,7 +290,7 @@ class WorkerGroup(CallsFunctions):
                 unlink_mapped_segments(pid)
             # Ranks take a SIGTERM for Slurm's warning, and launchers are slow with SIGKILL.
             self._hub.send("end")
-            self._await_ends(_END_PATIENCE_S)
+            self._await_ends(timeouts.RANKS_EXIT_S)
         all_dead = patience_s == 0 and self._workers and self._hub.num_ranks == 0
         if self._step is not None:
             if self._is_watched and self._step.pidfd is not None:
@@ -304,7 +300,9 @@ class WorkerGroup(CallsFunctions):
                 # not wait. The interpreter does, as this is no daemon.
                 threading.Thread(target=self._step.kill).start()
             else:
-                self._step.kill(**({"patience_s": LOST_NODE_PATIENCE_S} if self.lost_nodes else {}))
+                self._step.kill(
+                    **({"patience_s": timeouts.LOST_NODE_STEP_S} if self.lost_nodes else {})
+                )
         if self._agents is None:
             self._hub.close()
             for worker in self._workers.values():

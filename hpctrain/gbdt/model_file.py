@@ -14,7 +14,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TypeVar
 
-from hpctrain import environ
+from hpctrain import environ, timeouts
 from hpctrain.bulk.digest import digest_file
 from hpctrain.checkpoint import MANIFEST_NAME
 from hpctrain.errors import CheckpointError, HpctrainError
@@ -26,8 +26,6 @@ T = TypeVar("T")
 COMPLAINT = "hpctrain: "
 """Begins the line in which the other process says what is wrong with a file."""
 _NEXT = "Take another checkpoint, or train again."
-# Neither does a file of gigabytes take as long, nor an import from a filesystem under load.
-_TIMEOUT_S = 600
 # Each thread takes memory, and a GPU's addresses are more than the process may have.
 _ALONE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
@@ -112,10 +110,12 @@ def _try_elsewhere(path: str | PathLike[str], framework: str) -> None:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_TIMEOUT_S,
+            timeout=timeouts.MODEL_FILE_S,
         )
     except subprocess.TimeoutExpired as error:
-        raise _damage(path, f"{framework} had not read it after {_TIMEOUT_S} s") from error
+        raise _damage(
+            path, f"{framework} had not read it after {timeouts.describe(timeouts.MODEL_FILE_S)}"
+        ) from error
     except OSError as error:
         raise CheckpointError(
             f"{path} has no digest, and the process that tries whether it is sound cannot be "

@@ -22,16 +22,13 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from hpctrain import environ
+from hpctrain import environ, timeouts
 from hpctrain.errors import ConfigError, HpctrainError, LaunchError
 from hpctrain.own_files import name_beside
 
 VERSION = "0.28.1"
 _CMAKE_AT_LEAST = (3, 21)  # the first that reads CMAKE_TOOLCHAIN_FILE from the environment
 _NEEDED = ("torch", "cffi", "cloudpickle", "packaging", "psutil", "pyyaml", "setuptools")
-_PROBE_TIMEOUT_S = 60.0
-_INSTALL_TIMEOUT_S = 300.0
-_CHECK_TIMEOUT_S = 180.0
 _SHOWN_LINES = 15
 
 _TOOLCHAIN = """\
@@ -234,7 +231,7 @@ def install_wheel(wheel: Path) -> None:
         what=f"installing {wheel}",
         variables={},
         log=Path(log),
-        timeout_s=_INSTALL_TIMEOUT_S,
+        timeout_s=timeouts.HOROVOD_INSTALL_S,
     )
     # Not where pip fails: the error names it.
     os.unlink(log)
@@ -259,11 +256,12 @@ def check_installed(target: Target) -> str:
             env=_clean_environment({}),
             capture_output=True,
             text=True,
-            timeout=_CHECK_TIMEOUT_S,
+            timeout=timeouts.HOROVOD_CHECK_S,
         )
     except subprocess.TimeoutExpired as error:
         raise LaunchError(
-            f"the Horovod that was installed does not start within {_CHECK_TIMEOUT_S:.0f} s. "
+            f"the Horovod that was installed does not start within "
+            f"{timeouts.describe(timeouts.HOROVOD_CHECK_S)}. "
             f"hpctrain install horovod --rebuild builds it anew."
         ) from error
     if done.returncode:
@@ -322,7 +320,7 @@ def _output_of(argv: Sequence[str]) -> str:
             env=_clean_environment({}),
             capture_output=True,
             text=True,
-            timeout=_PROBE_TIMEOUT_S,
+            timeout=timeouts.HOROVOD_PROBE_S,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(f"{argv[0]} cannot be asked: {error}") from error
@@ -359,7 +357,7 @@ def _pip(
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
             raise LaunchError(
-                f"{what} was stopped after {timeout_s:.0f} s. Last lines of {log}:\n"
+                f"{what} was stopped after {timeouts.describe(timeout_s)}. Last lines of {log}:\n"
                 f"{_last_lines(_read(log))}\n--timeout sets how long it may take, --jobs how many "
                 f"compilers run at a time."
             ) from error

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from hpctrain import environ
+from hpctrain import environ, timeouts
 from hpctrain.horovod.gloo import ask_rendezvous
 from hpctrain.log import log
 from hpctrain.plan import spec
@@ -26,8 +26,6 @@ from hpctrain.worker.report_count import LeaveTraining
 
 _WORKER = "hpctrain.horovod.elastic_worker"
 _LOOK_S = 0.2
-_TELL_TIMEOUT_S = 60.0
-_END_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +61,11 @@ class ElasticLoop:
                     if replacements == self.max_replacements:
                         raise
                     log(f"{error} It is replaced.")
-                    ask_rendezvous("PUT", f"/replaced/{rank}", timeout_s=_TELL_TIMEOUT_S)
+                    ask_rendezvous(
+                        "PUT", f"/replaced/{rank}", timeout_s=timeouts.HOROVOD_RENDEZVOUS_S
+                    )
                     continue
-                ask_rendezvous("PUT", f"/finished/{rank}", timeout_s=_TELL_TIMEOUT_S)
+                ask_rendezvous("PUT", f"/finished/{rank}", timeout_s=timeouts.HOROVOD_RENDEZVOUS_S)
                 # Until all have returned: one that leaves breaks the connections of the others.
                 worker.comm.barrier()
                 keeper.end()
@@ -151,7 +151,7 @@ class Keeper:
         """Let the worker leave, whose training function has returned. Not collective."""
         self._connection.close()
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_TIMEOUT_S)
+            self._process.wait(timeouts.HOROVOD_WORKER_END_S)
 
     def __enter__(self) -> Keeper:
         """Return itself."""
@@ -161,7 +161,7 @@ class Keeper:
         """End the worker, whatever it does."""
         self._connection.close()
         self._process.kill()
-        self._process.wait(_END_TIMEOUT_S)
+        self._process.wait(timeouts.HOROVOD_WORKER_END_S)
 
     def _receive(self) -> Any:
         # Looks at the process, too: its own children may hold the connection open for a while.
@@ -181,7 +181,7 @@ class Keeper:
 
     def _died(self) -> WorkerDiedError:
         try:
-            status = self._process.wait(_END_TIMEOUT_S)
+            status = self._process.wait(timeouts.HOROVOD_WORKER_END_S)
         except subprocess.TimeoutExpired:
             return WorkerDiedError(f"the worker of rank {self._rank} has closed its connection.")
         cause = f"signal {-status}" if status < 0 else f"exit status {status}"

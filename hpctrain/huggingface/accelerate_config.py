@@ -11,13 +11,12 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from hpctrain import timeouts
 from hpctrain.data.optional import require
 from hpctrain.errors import ConfigError
 
 AccelerateFile = Mapping[str, Any] | str | PathLike[str]
 
-# The import of torch, from a cold parallel filesystem.
-_TIMEOUT_S = 300.0
 # Here hpctrain decides: ScalingConfig says how many ranks there are, MPI how they find each other.
 _OURS: Mapping[str, Any] = {
     "num_processes": 1,
@@ -71,12 +70,12 @@ def read_variables(config: AccelerateFile, *, use_gpu: bool) -> dict[str, str]:
             input=json.dumps(content),
             capture_output=True,
             text=True,
-            timeout=_TIMEOUT_S,
+            timeout=timeouts.ACCELERATE_FILE_S,
         )
     except subprocess.TimeoutExpired as error:
         raise ConfigError(
-            f"Accelerate did not read {where} within {_TIMEOUT_S:.0f} s. Is the filesystem slow? "
-            f"Try again."
+            f"Accelerate did not read {where} within "
+            f"{timeouts.describe(timeouts.ACCELERATE_FILE_S)}. Is the filesystem slow? Try again."
         ) from error
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]

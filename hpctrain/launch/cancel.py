@@ -9,6 +9,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from hpctrain import timeouts
 from hpctrain.errors import ConfigError
 from hpctrain.execute.process import process_start_time
 from hpctrain.launch.settle import read_settled_status
@@ -18,9 +19,7 @@ from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunState, RunStatus, read_status, write_status
 from hpctrain.slurm.job import cancel_job, find_job, find_script_of_job
 
-_END_PATIENCE_S = 45.0
 """Slurm's KillWait is 30 s."""
-_BEGIN_PATIENCE_S = 5.0
 _POLL_S = 0.2
 
 
@@ -71,7 +70,7 @@ def withdraw_job(paths: RunPaths, job_id: str) -> str:
     """Take a job back that has not begun; return what was done. Not collective."""
     # It may begin at any moment; then it is not to be ended like this.
     cancel_job(job_id, only_pending=True)
-    if _has_job_ended(job_id, patience_s=_BEGIN_PATIENCE_S, may_run=False):
+    if _has_job_ended(job_id, patience_s=timeouts.CANCEL_BEGIN_S, may_run=False):
         return record_end(paths, f"job {job_id} was cancelled before it began")
     request_stop(paths)
     return f"job {job_id} has begun, and was asked to stop at its next report."
@@ -80,7 +79,7 @@ def withdraw_job(paths: RunPaths, job_id: str) -> str:
 def end_job(paths: RunPaths, job_id: str) -> str:
     """End the job of a run at once; return what was done. Not collective."""
     cancel_job(job_id)
-    if _has_job_ended(job_id, patience_s=_END_PATIENCE_S, may_run=True):
+    if _has_job_ended(job_id, patience_s=timeouts.CANCEL_END_S, may_run=True):
         return record_end(paths, f"job {job_id} was ended by hpctrain cancel --now")
     return f"Slurm has been asked to end job {job_id}, and has not done it yet."
 
@@ -110,12 +109,13 @@ def end_process(paths: RunPaths, status: RunStatus) -> str:
             signal.pidfd_send_signal(descriptor, signal.SIGTERM)
     finally:
         os.close(descriptor)
-    deadline = time.monotonic() + _END_PATIENCE_S
+    deadline = time.monotonic() + timeouts.CANCEL_END_S
     while process_start_time(status.owner_pid) == status.owner_start:
         if time.monotonic() > deadline:
             raise ConfigError(
-                f"process {status.owner_pid} was sent SIGTERM {_END_PATIENCE_S:.0f} s ago and "
-                f"still runs. kill -9 {status.owner_pid} ends it without its consent."
+                f"process {status.owner_pid} was sent SIGTERM and still runs after "
+                f"{timeouts.describe(timeouts.CANCEL_END_S)}. kill -9 {status.owner_pid} ends it "
+                f"without a checkpoint."
             )
         time.sleep(_POLL_S)
     return record_end(paths, "it was ended by hpctrain cancel --now")

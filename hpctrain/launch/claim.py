@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpctrain import timeouts
 from hpctrain.errors import LaunchError
 from hpctrain.execute.process import process_start_time
 from hpctrain.own_files import DIRECTORY_MODE, create_file
@@ -23,7 +24,6 @@ from hpctrain.rundir.files import fsync_directory
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.reading import is_time, parse_json, read_content
 
-CLAIM_PATIENCE_S = 300.0
 """Seconds to wait for a process of another host, of which nobody here can say if it lives. It holds
 its claim from its look at the run directory to its word in ``status.json``; an sbatch that has to
 wait for a busy controller lies in between."""
@@ -33,7 +33,7 @@ _OWNER = "owner"
 
 
 @contextlib.contextmanager
-def claimed(paths: RunPaths, *, patience_s: float = CLAIM_PATIENCE_S) -> Iterator[None]:
+def claimed(paths: RunPaths, *, patience_s: float = timeouts.CLAIM_S) -> Iterator[None]:
     """Hold the claim on a run, for the time between the look at it and the word that it begins.
 
     Not collective. The run directory is made if needed. Waits while another process holds the
@@ -221,5 +221,6 @@ def _explain_wait(paths: RunPaths, number: int, waited_s: float) -> str:
     return (
         f"process {owner['pid']} on {owner['host']} has been starting run {paths.root.name!r} in "
         f"{paths.root.parent} since {since}, and did not get further while this one waited for "
-        f"{waited_s:.0f} s. If that process is gone, rm -r {claim} and call fit() again."
+        f"{timeouts.describe(waited_s)}. If that process is gone, rm -r {claim} and call fit() "
+        f"again."
     )

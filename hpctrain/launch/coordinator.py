@@ -6,6 +6,7 @@ import socket
 import threading
 from typing import Any
 
+from hpctrain import timeouts
 from hpctrain.errors import HpctrainError, TrainingFailedError
 from hpctrain.execute.attempt_executor import AttemptExecutor
 from hpctrain.execute.attempt_loop import AttemptLoop
@@ -19,7 +20,6 @@ from hpctrain.result import Result
 from hpctrain.rundir.status import RunState
 from hpctrain.world import World
 
-GRACE_S = 5.0
 """Seconds that a rank whose peer has failed may take to notice it by itself, and to raise."""
 
 
@@ -66,7 +66,7 @@ class Coordinator(threading.Thread):
         except BaseException as error:
             # A run directory that is gone, a full disk: the ranks wait for a word all the same.
             op, body = "run-failed", spec.pack(_plain(error), what="the error")
-        self.ranks.dismiss(op, body, patience_s=GRACE_S)
+        self.ranks.dismiss(op, body, patience_s=timeouts.SPMD_END_S)
 
     def _outcome(self) -> tuple[str, bytes]:
         """Return what the ranks are told once the run has ended: which word, and its content."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
+from hpctrain import timeouts
 from hpctrain.host_list import compress_hosts
 from hpctrain.launch.status_line import ReportRate, StatusLine, render_status_line
 from hpctrain.launch.tail import Tail
@@ -130,7 +131,7 @@ class Follower:
             yield
         finally:
             ended.set()
-            thread.join(timeout=5.0)
+            thread.join(timeout=timeouts.FOLLOWER_END_S)
             self.step(final=True)
 
     def close(self) -> None:

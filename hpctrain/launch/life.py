@@ -6,7 +6,7 @@ import socket
 import time
 from collections.abc import Callable
 
-from hpctrain import environ
+from hpctrain import environ, timeouts
 from hpctrain.errors import DamagedFileError, LaunchError
 from hpctrain.execute.fence import read_owner
 from hpctrain.execute.process import process_start_time
@@ -16,9 +16,6 @@ from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.plan import read_plan
 from hpctrain.rundir.status import RunState, RunStatus, read_status
 
-SILENCE_S = 60.0
-"""Seconds without a change of ``status.json`` after which an executor on another host is given up,
-twice the default of ``FailureConfig(node_timeout_s=...)``."""
 _SHORTEST_SILENCE_S = 12.0
 """An executor writes its status every six seconds at least."""
 _LONGEST_SILENCE_S = 600.0
@@ -55,7 +52,7 @@ class LifeTest:
         self._given_s = silence_s
         self._seen: object = None
         self._own = OwnTime(0.0)
-        self._silence_s = SILENCE_S
+        self._silence_s: float = timeouts.EXECUTOR_SILENCE_S
         self._has_changed = False
 
     @property
@@ -156,7 +153,7 @@ class LifeTest:
             silence_s = 2 * float(config["node_timeout_s"])
             return min(max(_SHORTEST_SILENCE_S, silence_s), _LONGEST_SILENCE_S)
         except (OSError, DamagedFileError, KeyError, TypeError, ValueError):
-            return SILENCE_S
+            return timeouts.EXECUTOR_SILENCE_S
 
 
 def job_is_alive(job_id: str) -> bool | None:

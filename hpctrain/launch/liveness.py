@@ -6,8 +6,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from hpctrain import timeouts
 from hpctrain.errors import LaunchError, RunStoppedError
-from hpctrain.launch.claim import CLAIM_PATIENCE_S, Claim, find_claim
+from hpctrain.launch.claim import Claim, find_claim
 from hpctrain.launch.life import LifeTest, job_is_alive
 from hpctrain.launch.settle import read_settled_status
 from hpctrain.own_time import OwnTime
@@ -188,7 +189,7 @@ class Liveness:
             self._claimed = OwnTime(now, longest_gap_s=_LAST_LOOK_S)
         if claim is None:
             return False
-        return claim.is_here or self._claimed.look(now) < CLAIM_PATIENCE_S
+        return claim.is_here or self._claimed.look(now) < timeouts.CLAIM_S
 
     def _look_for_process(self, status: RunStatus, now: float) -> None:
         if self._is_time_to_look(now):

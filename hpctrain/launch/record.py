@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hpctrain import environ
+from hpctrain import environ, timeouts
 from hpctrain.launch.existing import was_begun_by_this_job
 from hpctrain.launch.request import Submission
 from hpctrain.own_files import DIRECTORY_MODE
@@ -145,7 +145,7 @@ def git_state() -> str | None:
             ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
             capture_output=True,
             text=True,
-            timeout=5,
+            timeout=timeouts.GIT_S,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from hpctrain import environ
+from hpctrain import environ, timeouts
 from hpctrain.config import ScalingConfig
 from hpctrain.control.link import Link, connect_tcp
 from hpctrain.control.proof import Credentials
@@ -22,7 +22,7 @@ from hpctrain.control.wire import Frame
 from hpctrain.errors import ConfigError, HpctrainError, LaunchError, TrainingFailedError
 from hpctrain.execute.recorder import AttemptStart
 from hpctrain.launch.begin import begin_or_find
-from hpctrain.launch.coordinator import GRACE_S, Coordinator
+from hpctrain.launch.coordinator import Coordinator
 from hpctrain.launch.existing import Existing
 from hpctrain.launch.record import write_plan_and_spec
 from hpctrain.launch.request import Request, Submission, make_plan, make_spec
@@ -45,7 +45,6 @@ from hpctrain.world import World
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
 
-_CONNECT_TIMEOUT_S = 60.0
 # Rank 0 shows why, and an abort ends it too.
 _RANK_0_FIRST_S = 2.0
 
@@ -151,10 +150,10 @@ def _leave() -> None:
         assert _joined is not None
         assert _comm_to_leave is not None
         # The abort ends all of them, also one that is still printing why it failed.
-        mpi.wait_barrier(_comm_to_leave, timeout_s=GRACE_S)
+        mpi.wait_barrier(_comm_to_leave, timeout_s=timeouts.SPMD_END_S)
         if _joined[0].world_rank > 0:
             # Rank 0 aborts first. Where it hangs in a collective, it shows why after as long.
-            time.sleep(GRACE_S)
+            time.sleep(timeouts.SPMD_END_S)
         # MPI_Finalize would wait for ranks that will not come.
         mpi.abort(exit_code(_failed))
     mpi.finalize()
@@ -222,7 +221,7 @@ class _Verdict:
 
     def error(self, otherwise: str) -> Exception:
         """Return the error to raise here, after a moment in which rank 0 can say what it is."""
-        self._heard.wait(GRACE_S)
+        self._heard.wait(timeouts.SPMD_END_S)
         self._noticed.set()
         if not self._body:
             return TrainingFailedError(otherwise)
@@ -231,7 +230,9 @@ class _Verdict:
 
     def _end_unless_noticed(self) -> None:
         is_first = self._world.world_rank == 0
-        if not self._noticed.wait(GRACE_S if is_first else GRACE_S + _RANK_0_FIRST_S):
+        if not self._noticed.wait(
+            timeouts.SPMD_END_S if is_first else timeouts.SPMD_END_S + _RANK_0_FIRST_S
+        ):
             code = TrainingFailedError.exit_code
             if is_first and self._body:
                 # Which waits in vain where it is, so that it cannot raise what it shows for all.
@@ -251,7 +252,9 @@ def _run_rank(opening: _Opening, world: World, comm: Comm) -> Result:
     export_thread_counts(settings)
     verdict = _Verdict(world)
     credentials = Credentials(opening.secret, run=str(opening.paths.root), attempt=start.attempt)
-    sock, seal = connect_tcp(opening.addresses, credentials, timeout_s=_CONNECT_TIMEOUT_S)
+    sock, seal = connect_tcp(
+        opening.addresses, credentials, timeout_s=timeouts.EXECUTOR_CONNECTION_S
+    )
     link = Link(sock, attempt=start.attempt, on_lost=verdict.hear_nothing_more, seal=seal)
     link.handle("run-failed", verdict.hear)
     training = LinkedTraining(
@@ -304,10 +307,11 @@ def _await_connections(comm: Comm) -> None:
     LaunchError
         If some of them are not in time; these say why.
     """
-    if not mpi.wait_barrier(comm, timeout_s=2 * _CONNECT_TIMEOUT_S):
+    if not mpi.wait_barrier(comm, timeout_s=timeouts.SPMD_RANKS_S):
         raise LaunchError(
-            f"not all {comm.size} ranks have reached rank 0 after {2 * _CONNECT_TIMEOUT_S:.0f} s. "
-            f"Those that have not say why in their output."
+            f"not all {comm.size} ranks have reached rank 0 after "
+            f"{timeouts.describe(timeouts.SPMD_RANKS_S)}. Those that have not say why in their "
+            f"output."
         )
 
 

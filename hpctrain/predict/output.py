@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from hpctrain import timeouts
 from hpctrain.data.dataset import Dataset
 from hpctrain.errors import ConfigError
 from hpctrain.own_files import DIRECTORY_MODE, create_file, name_beside
@@ -38,7 +39,6 @@ from hpctrain.rundir.trust import check_owner
 _PLAN_NAME = "_plan.json"
 _COLUMNS_NAME = "_columns.json"
 _COPY_BYTES = 8 * 2**20
-_LOCK_TIMEOUT_S = 120.0
 _LOCK_INTERVAL_S = 0.2
 
 _FORMATS: Mapping[str, type[PartFile]] = {
@@ -186,7 +186,7 @@ class Output:
         """
         self.parts.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
         descriptor = os.open(self.parts, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        deadline = time.monotonic() + _LOCK_TIMEOUT_S
+        deadline = time.monotonic() + timeouts.PREDICTION_LOCK_S
         try:
             check_owner(
                 os.fstat(descriptor), self.parts, what="directory", instead="another output"
@@ -194,7 +194,8 @@ class Output:
             while not _lock(descriptor):
                 if time.monotonic() > deadline:
                     raise ConfigError(
-                        f"another run writes {self.path} at this moment. Wait for it ('hpctrain "
+                        f"another run has written {self.path} for "
+                        f"{timeouts.describe(timeouts.PREDICTION_LOCK_S)}. Wait for it ('hpctrain "
                         f"list' shows runs), or choose another output."
                     )
                 time.sleep(_LOCK_INTERVAL_S)

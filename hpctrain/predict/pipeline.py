@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from hpctrain import timeouts
 from hpctrain.data.dataset import Dataset
 from hpctrain.data.formats import Batch
 from hpctrain.errors import WorkerError
@@ -20,7 +21,6 @@ _BATCHES_BEHIND = 32
 # So much may wait for a disk that is busy: each part has to be on it before it gets its name.
 _BYTES_BEHIND = 64 * 2**20
 _LOOK_INTERVAL_S = 1.0
-_END_TIMEOUT_S = 1800.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,17 +167,18 @@ class Writer(_Thread):
         """Wait until all is written, or stop at once after an exception."""
         if kind is None and not self._ended.is_set():
             self._put(None)
-            self._thread.join(_END_TIMEOUT_S)
+            self._thread.join(timeouts.LAST_PREDICTIONS_S)
             if self._thread.is_alive():
                 raise WorkerError(
-                    f"the last predictions could not be written within {_END_TIMEOUT_S:.0f} s: the "
+                    f"the last predictions could not be written within "
+                    f"{timeouts.describe(timeouts.LAST_PREDICTIONS_S)}: the "
                     f"filesystem of the output does not answer."
                 )
             if self._error is not None:
                 raise self._error
         else:
             self._ended.set()
-            self._thread.join(_END_TIMEOUT_S)
+            self._thread.join(timeouts.LAST_PREDICTIONS_S)
 
     def put(self, part: int, batch: Batch | None, *, is_last: bool) -> None:
         """Hand rows of a part over, in order. Not collective. Waits for a slow filesystem."""

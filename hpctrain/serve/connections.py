@@ -7,8 +7,9 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from hpctrain import timeouts
+
 MAX_CONNECTIONS = 256
-HEADER_TIMEOUT_S = 10.0
 """Seconds from one request, or the connection, to the header of the next."""
 
 
@@ -26,7 +27,7 @@ class BoundedProtocol(H11Protocol):
         """Take note of a connection. Not collective."""
         super().connection_made(transport)
         self._since = self.loop.time()
-        self.loop.call_later(HEADER_TIMEOUT_S, self._watch)
+        self.loop.call_later(timeouts.REQUEST_HEADERS_S, self._watch)
         others = [cast(BoundedProtocol, other) for other in self.connections]
         if len(others) > MAX_CONNECTIONS:
             waiting = [other for other in others if other.is_idle]
@@ -46,4 +47,4 @@ class BoundedProtocol(H11Protocol):
             self.transport.abort()
             return
         self._seen = self.cycle
-        self.loop.call_later(HEADER_TIMEOUT_S, self._watch)
+        self.loop.call_later(timeouts.REQUEST_HEADERS_S, self._watch)

@@ -13,6 +13,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpctrain import timeouts
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.config import RunConfig, ScalingConfig
 from hpctrain.data.optional import require
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 LOOPBACK = "127.0.0.1"
 _REPORT_INTERVAL_S = 5.0
 _LOOK_INTERVAL_S = 0.2
-_END_TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +129,7 @@ def serve_in_run(config: Mapping[str, Any]) -> dict[str, Any]:
                 report({"url": url, "ready": was_ready, "requests": model.requests})
             time.sleep(_LOOK_INTERVAL_S)
         server.should_exit = True
-        thread.join(_END_TIMEOUT_S)
+        thread.join(timeouts.SERVER_END_S)
     return {"url": url, "requests": model.requests}
 
 
@@ -204,7 +204,7 @@ def _bind(host: str, port: int) -> socket.socket:
 
 def _stop_if_broken(model: ServedModel, server: uvicorn.Server) -> None:
     try:
-        model.wait(timeout_s=3600.0)
+        model.wait(timeout_s=timeouts.SERVED_MODEL_S)
     except BaseException as error:
         log(f"the model cannot be loaded: {error}")
         server.should_exit = True

@@ -16,12 +16,11 @@ import numpy as np
 from joblib import parallel_config, register_parallel_backend
 from joblib.parallel import ParallelBackendBase
 
+from hpctrain import timeouts
 from hpctrain.collective import barrier
 from hpctrain.worker.context import active_worker
 
 BACKEND = "hpctrain"
-# Not a limit for folds: FailureConfig(hang_timeout=...) is there for those who want one.
-_TIMEOUT_S = 30 * 24 * 3600.0
 
 
 class _Task:
@@ -97,7 +96,7 @@ class MPIBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib has no ty
             if number % comm.size == comm.rank
         }
         # Ranks that have less to do wait here without using their CPU.
-        barrier(timeout_s=_TIMEOUT_S)
+        barrier(timeout_s=timeouts.FOLDS_S)
         for outcomes in comm.allgather(mine):
             for number, outcome in outcomes.items():
                 tasks[number].outcome = outcome

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from hpctrain import timeouts
 from hpctrain.errors import LaunchError
 
 T = TypeVar("T")
-_TIMEOUT_S = 30.0
 _RETRY_INTERVAL_S = 2.0
 # A step that has just died may still hold what the next one needs: "Unable to create step for job
 # 1: Memory required by task is not available" (seen with Slurm 22.05 in a job queued again).
@@ -29,7 +29,7 @@ _REFUSED_STEP = re.compile(
 def run_slurm(
     argv: Sequence[str],
     *,
-    timeout_s: float = _TIMEOUT_S,
+    timeout_s: float = timeouts.SLURM_COMMAND_S,
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command of Slurm and return what it printed. Not collective.
@@ -55,14 +55,15 @@ def run_slurm(
         ) from error
     except subprocess.TimeoutExpired as error:
         raise LaunchError(
-            f"'{' '.join(argv)}' did not answer within {timeout_s:.0f} s.", transient=True
+            f"'{' '.join(argv)}' did not answer within {timeouts.describe(timeout_s)}.",
+            transient=True,
         ) from error
 
 
 def ask_slurm(
     argv: Sequence[str],
     *,
-    timeout_s: float = _TIMEOUT_S,
+    timeout_s: float = timeouts.SLURM_COMMAND_S,
     environment: Mapping[str, str] | None = None,
     may_die: bool = False,
 ) -> str:

@@ -6,20 +6,15 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from hpctrain import environ
+from hpctrain import environ, timeouts
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.plan.visibility import EXIT_INVISIBLE, explain_invisible
 from hpctrain.slurm.client import ask_slurm, insist, run_slurm
 from hpctrain.slurm.output import Job, parse_commands, parse_job, parse_queue, parse_scripts
 
-_TIMEOUT_S = 30.0
-_OWN_JOB_TIMEOUT_S = 10.0
-# squeue gives a controller up that is away after some seconds.
-_QUEUE_TIMEOUT_S = 10.0
-
 
 def find_job(
-    job_id: str, *, timeout_s: float = _TIMEOUT_S, with_details: bool = False
+    job_id: str, *, timeout_s: float = timeouts.SLURM_COMMAND_S, with_details: bool = False
 ) -> Job | None:
     """Return what Slurm's controller knows of a job, or None if it has forgotten it.
 
@@ -79,7 +74,7 @@ def find_script_of_job(job_id: str, script: Path) -> str | None:
 def _print_scripts(script: Path) -> str:
     user = f"--user={script.parent.stat().st_uid}"
     argv = ["squeue", "--noheader", "--local", "--states=all", user, "--format=%A|%T|%o"]
-    return ask_slurm(argv, timeout_s=_QUEUE_TIMEOUT_S)
+    return ask_slurm(argv, timeout_s=timeouts.QUEUE_S)
 
 
 class Queue:
@@ -112,7 +107,7 @@ class Queue:
             users = ",".join(map(str, self._uids))
             argv = ["squeue", "--noheader", "--local", "--states=all", f"--user={users}"]
             try:
-                printed = ask_slurm([*argv, "--format=%A|%T|%r"], timeout_s=_QUEUE_TIMEOUT_S)
+                printed = ask_slurm([*argv, "--format=%A|%T|%r"], timeout_s=timeouts.QUEUE_S)
             except LaunchError as error:
                 self._error = error
                 raise
@@ -135,7 +130,7 @@ def read_own_job(*, patience_s: float) -> Job | None:
         return None
 
     def ask() -> Job:
-        job = find_job(job_id, timeout_s=_OWN_JOB_TIMEOUT_S)
+        job = find_job(job_id, timeout_s=timeouts.OWN_JOB_S)
         if job is None:
             raise LaunchError(f"Slurm has forgotten job {job_id}, which SLURM_JOB_ID names.")
         return job
@@ -183,7 +178,7 @@ def requeue(job_id: str, *, patience_s: float) -> None:
     """
     argv = ["scontrol", "requeue", job_id]
     insist(
-        lambda: ask_slurm(argv, timeout_s=_OWN_JOB_TIMEOUT_S, may_die=True), patience_s=patience_s
+        lambda: ask_slurm(argv, timeout_s=timeouts.OWN_JOB_S, may_die=True), patience_s=patience_s
     )
 
 

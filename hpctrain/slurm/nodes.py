@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from hpctrain import environ
+from hpctrain import environ, timeouts
 from hpctrain.errors import LaunchError
 from hpctrain.plan.argv import node_test_argv
 from hpctrain.slurm.client import ask_slurm, insist
 from hpctrain.slurm.job import find_job
 from hpctrain.slurm.output import parse_node_states
 
-_TIMEOUT_S = 15.0
-_TEST_TIMEOUT_S = 10.0
-_TEST_PATIENCE_S = 5.0
 # A node that is drained goes on with the job it has.
 _UNUSABLE = frozenset(["DOWN", "FAIL", "POWERING_DOWN", "POWERED_DOWN"])
 # Slurm says it of a node that did not answer once, until it asks again, minutes later.
@@ -40,7 +37,7 @@ class SlurmNodes:
         LaunchError
             If Slurm does not answer.
         """
-        job = find_job(self._job_id, timeout_s=_TIMEOUT_S)
+        job = find_job(self._job_id, timeout_s=timeouts.NODE_QUESTION_S)
         if job is None or not job.nodes:
             raise LaunchError(f"Slurm says that job {self._job_id} has no nodes.", transient=True)
         hosts = expand_hosts(job.nodes)
@@ -53,7 +50,10 @@ class SlurmNodes:
         argv = node_test_argv(node)
         try:
             # A step that is refused for what another one still holds tells nothing of the node.
-            insist(lambda: ask_slurm(argv, timeout_s=_TEST_TIMEOUT_S), patience_s=_TEST_PATIENCE_S)
+            insist(
+                lambda: ask_slurm(argv, timeout_s=timeouts.NODE_TEST_S),
+                patience_s=timeouts.NODE_TEST_RETRY_S,
+            )
         except LaunchError:
             return False
         return True
@@ -84,4 +84,4 @@ def expand_hosts(nodes: str) -> list[str]:
 
 
 def _ask(*words: str) -> str:
-    return ask_slurm(["scontrol", "--oneliner", *words], timeout_s=_TIMEOUT_S)
+    return ask_slurm(["scontrol", "--oneliner", *words], timeout_s=timeouts.NODE_QUESTION_S)

@@ -9,12 +9,11 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from hpctrain import environ
+from hpctrain import environ, timeouts
 from hpctrain.errors import LaunchError
 from hpctrain.slurm.client import run_slurm
 from hpctrain.slurm.output import parse_step_owners
 
-_TIMEOUT_S = 5.0
 _FIRST_LOOK_S = 0.02
 
 
@@ -57,7 +56,7 @@ def _cancel_steps(job_id: str, sruns: set[int]) -> bool:
     here = _short(socket.gethostname())
     try:
         shown = run_slurm(
-            ["scontrol", "--oneliner", "show", "step", job_id], timeout_s=_TIMEOUT_S
+            ["scontrol", "--oneliner", "show", "step", job_id], timeout_s=timeouts.STEP_QUESTION_S
         ).stdout
         steps = [
             step
@@ -65,7 +64,7 @@ def _cancel_steps(job_id: str, sruns: set[int]) -> bool:
             if pid in sruns and _short(host) == here
         ]
         if steps:
-            run_slurm(["scancel", *steps], timeout_s=_TIMEOUT_S)
+            run_slurm(["scancel", *steps], timeout_s=timeouts.STEP_QUESTION_S)
     except LaunchError:
         return False
     return True

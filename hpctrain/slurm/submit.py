@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from hpctrain import environ
+from hpctrain import environ, timeouts
 from hpctrain.config import ScalingConfig
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.plan.argv import supervisor_argv
@@ -26,7 +26,6 @@ from hpctrain.rundir.trust import check_run_directory
 from hpctrain.slurm.client import insist, is_passing
 from hpctrain.slurm.probe import explain_refusal
 
-_SUCCESSOR_TIMEOUT_S = 10
 # Exit statuses of coreutils' `timeout` and `env`.
 _TIMED_OUT = 124
 _NOT_FOUND = 127
@@ -160,7 +159,8 @@ def submit_successor(
     # Without it the new job takes itself for one that owns nothing.
     files.insist(lambda: append_event(paths, "handing-over", job_id=job_id), patience_s=patience_s)
     successor = insist(
-        lambda: _submit_stored(paths, {}, timeout_s=_SUCCESSOR_TIMEOUT_S), patience_s=patience_s
+        lambda: _submit_stored(paths, {}, timeout_s=int(timeouts.SUCCESSOR_SUBMISSION_S)),
+        patience_s=patience_s,
     )
     with suppress(OSError):
         # On a full disk: it waits for this word, and then does without.
@@ -202,7 +202,8 @@ def _submit_stored(
         if error.returncode == _NOT_FOUND:
             raise LaunchError("sbatch is not on PATH. Load Slurm's module.") from error
         if error.returncode == _TIMED_OUT and timeout_s is not None:
-            printed = f"sbatch did not answer within {timeout_s} s."
+            patience = timeouts.describe(timeouts.SUCCESSOR_SUBMISSION_S)
+            printed = f"sbatch did not answer within {patience}."
             raise LaunchError(printed, transient=True) from error
         printed = _last_words(error.printed) or f"sbatch ended with {error.returncode}."
         raise LaunchError(

@@ -7,7 +7,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hpctrain import environ
+from hpctrain import environ, timeouts
 from hpctrain.backend import Backend, BackendContext
 from hpctrain.control.interfaces import LOOPBACK, address_of_name, ipv4_addresses
 from hpctrain.errors import ConfigError, LaunchError
@@ -24,9 +24,6 @@ _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 # torch's own: "0" if env:// is not to use the store of libuv.
 _LIBUV = "USE_LIBUV"
 _LOCALHOST = "localhost"
-
-# All ranks come at the same time, after a broadcast: who cannot connect soon never will.
-_CONNECT_TIMEOUT_S = 60.0
 
 
 class TorchBackend(Backend):
@@ -200,7 +197,7 @@ def _open_store(context: BackendContext, timeout: timedelta) -> tuple[TCPStore, 
                 host,
                 port,
                 world.world_size,
-                timeout=timedelta(seconds=_CONNECT_TIMEOUT_S),
+                timeout=timedelta(seconds=timeouts.TORCH_STORE_S),
                 use_libuv=use_libuv,
             )
         except RuntimeError as error:

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+from hpctrain import timeouts
 from hpctrain.control.interfaces import LOOPBACK, address_of_name, ipv4_addresses, is_loopback
 from hpctrain.world import Communicator, World
 
-_CONNECT_TIMEOUT_S = 3.0
 _BACKLOG = 4096
 
 
@@ -73,7 +73,9 @@ def knock(door: Door) -> str | None:
     named = address_of_name(door.hostname)
     for address in sorted(door.addresses, key=lambda address: address != named):
         try:
-            with socket.create_connection((address, door.port), _CONNECT_TIMEOUT_S) as connection:
+            with socket.create_connection(
+                (address, door.port), timeouts.ADDRESS_TRIAL_S
+            ) as connection:
                 if connection.recv(len(door.token)) == door.token:
                     return address
         except OSError:
@@ -100,7 +102,7 @@ def _open_door() -> Iterator[Door]:
         finally:
             # Unlike close(), this wakes who waits in accept().
             listener.shutdown(socket.SHUT_RDWR)
-            answering.join(timeout=_CONNECT_TIMEOUT_S)
+            answering.join(timeout=timeouts.ADDRESS_TRIAL_S)
 
 
 def _answer(listener: socket.socket, token: bytes) -> None:

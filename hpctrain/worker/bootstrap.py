@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from hpctrain import environ
+from hpctrain import environ, timeouts
 from hpctrain.control.wire import PROTOCOL
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.plan.gpus import SeenGpus, assign_gpus
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from mpi4py.MPI import Comm
 
 
-_COLLECTIVE_TIMEOUT_S = 60.0
 _COLLECTIVE_ELEMENTS = 1024
 
 
@@ -62,7 +61,7 @@ def join_world(
             )
             raise LaunchError(complaint) if comm.size == 1 else ConfigError(complaint)
         environ.scrub_launcher_variables()
-        check_collective(comm, timeout_s=_COLLECTIVE_TIMEOUT_S)
+        check_collective(comm, timeout_s=timeouts.FIRST_COLLECTIVE_S)
     finally:
         # All ranks have taken part in the sum, so all have left MPI_Init; or this start has failed.
         unlink_mapped_segments()
@@ -117,8 +116,9 @@ def check_collective(comm: Comm, *, timeout_s: float) -> None:
     where = f"on rank {rank} of {size} ({socket.gethostname()})"
     if sums is None:
         raise LaunchError(
-            f"a sum over {size} ranks has not ended {where} within {timeout_s:.0f} s: the network "
-            f"between their nodes does not carry MPI's messages. Which network MPI uses is up to "
+            f"a sum over {size} ranks has not ended {where} within "
+            f"{timeouts.describe(timeout_s)}: the network between their nodes does not carry MPI's "
+            f"messages. Which network MPI uses is up to "
             f"UCX_NET_DEVICES, FI_PROVIDER or OMPI_MCA_btl, as the site's documentation says."
         )
     right = size * (size + 1) // 2

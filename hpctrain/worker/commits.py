@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hpctrain import timeouts
 from hpctrain.errors import CheckpointError
 from hpctrain.own_time import wait_for
 
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
 
 MAX_IN_FLIGHT = 2
 """Checkpoints of one rank that may be under way behind its training function."""
-# A newer checkpoint is committed before an older one is deleted; word of it is on its way.
-_NEWS_TIMEOUT_S = 30.0
 _LAST_MOMENT_S = 5.0
 
 
@@ -124,7 +123,7 @@ class Commits:
     def wait_for_newer(self, known: tuple[int, str | None]) -> bool:
         """Wait for a newer checkpoint than one that is deleted; return whether there is one."""
         with self._change:
-            return wait_for(self._change, lambda: self.newest != known, _NEWS_TIMEOUT_S)
+            return wait_for(self._change, lambda: self.newest != known, timeouts.NEWER_CHECKPOINT_S)
 
     def wait_for_room(self) -> None:
         """Wait until one more may be under way.

@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from hpctrain import environ
+from hpctrain import environ, timeouts
 from hpctrain.control import local_socket
 from hpctrain.control.link import Link, LinkTimeoutError
 from hpctrain.control.wire import Frame
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from hpctrain.worker.linked_training import LinkedTraining
     from hpctrain.world import World
 
-CONNECT_TIMEOUT_S = 60.0
-FINALIZE_TIMEOUT_S = 60.0
 # BSD's sysexits.h: EX_UNAVAILABLE. The executor is gone, so nobody reads it but a person.
 EXIT_EXECUTOR_LOST = 69
 
@@ -114,7 +112,7 @@ class Rank:
                 phase="mpi",
             )
             self._link.post("failed", json.dumps(failure.to_json()).encode())
-        self._link.drain(timeout_s=5.0)
+        self._link.drain(timeout_s=timeouts.LAST_FRAMES_S)
         log(LAST_WORDS)
         log_traceback(error)
         flush_output()
@@ -177,7 +175,7 @@ def run_rank(argv: list[str]) -> None:
         rank.fail(error)
     link.close()
     # A rank that was killed at this very moment does not come, and no thread could say so.
-    faulthandler.dump_traceback_later(FINALIZE_TIMEOUT_S, exit=True)
+    faulthandler.dump_traceback_later(timeouts.MPI_FINALIZE_S, exit=True)
     mpi.finalize()
     # What is registered for the end still happens, but the interpreter is not taken down module by
     # module, which costs half a second of CPU once torch is loaded.
@@ -191,7 +189,7 @@ def _connect(template: str) -> socket.socket:
     name = node_socket_name(template)
     # An agent may come later than the ranks. The executor listens before it starts them, so where
     # nobody does it is gone.
-    timeout_s = CONNECT_TIMEOUT_S if name != template else 0.0
+    timeout_s = timeouts.AGENT_OF_NODE_S if name != template else 0.0
     return local_socket.connect(name, timeout_s=timeout_s)
 
 

@@ -64,7 +64,7 @@ class ReportCount:
             if not wait_for(self._turn, lambda: not self._frozen, self._timeout_s):
                 raise CheckpointError(
                     f"rank {self._rank} waited {self._timeout_s:.0f} s for the executor to say "
-                    f"at which report to stop."
+                    f"at which report to stop. SyncConfig(sync_timeout=...) sets how long to wait."
                 )
             # Whoever has asked should_stop() may save in one more report.
             last = self._end_at if self._told_at is None else self._told_at + 1

@@ -138,7 +138,7 @@ def test_a_file_that_cannot_be_striped_is_written_all_the_same(
 ):
     install_lfs(tmp_path, monkeypatch, setstripe=setstripe)
     monkeypatch.setattr(striping, "STRIPE_SHARE_BYTES", 2**20)
-    monkeypatch.setattr(striping, "_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("hpctrain.timeouts.STRIPING_S", 0.2)
     (tmp_path / "source").write_bytes(b"x" * 3 * 2**20)
     Copier().copy(tmp_path / "source", lustre / "target")
     assert (lustre / "target").read_bytes() == b"x" * 3 * 2**20

@@ -258,7 +258,7 @@ def test_whoever_knows_the_secret_is_let_in_over_tcp(hub: Hub):
 def test_whoever_connects_and_proves_nothing_is_shut_out_after_a_while(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("hpctrain.control.strangers.AUTH_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("hpctrain.timeouts.STRANGER_S", 0.2)
     host, _, port = hub.listen_tcp(CREDENTIALS, only_here=True)[0].rpartition(":")
     for beginning in (b"", b"half a proof"):
         with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as sock:

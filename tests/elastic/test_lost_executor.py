@@ -159,7 +159,7 @@ def test_on_a_node_that_answers_the_executor_has_time_to_be_started_again(
 def test_a_node_that_was_booted_again_has_lost_its_executor(
     paths: RunPaths, acted, refusing, monkeypatch
 ):
-    monkeypatch.setattr(lease, "_RESTART_PATIENCE_S", 0.6)
+    monkeypatch.setattr("hpctrain.timeouts.EXECUTOR_RESTART_S", 0.6)
     lease.take_over(paths.root, refusing, **LEASE)
     assert acted == [paths]
 

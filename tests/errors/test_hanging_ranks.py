@@ -231,7 +231,7 @@ def test_after_a_hang_the_ranks_start_again_from_the_newest_checkpoint(tmp_path:
 def test_without_a_timeout_nothing_ends_but_the_stacks_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpctrain.execute.hang.SUSPICIOUS_AFTER_S", 2.0)
+    monkeypatch.setattr("hpctrain.timeouts.SUSPICIOUS_SILENCE_S", 2.0)
     released = tmp_path / "released"
 
     def train() -> None:

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from hpctrain.execute.left_behind import LEFT_BEHIND_AFTER_S
 from hpctrain.execute.step_launcher import find_mpiexec
+from hpctrain.timeouts import LEFT_BEHIND_S
 
 pytestmark = pytest.mark.mpi
 # Besides the time after which it is said: a busy machine.
@@ -150,7 +150,7 @@ def test_work_of_one_rank_is_named_and_let_be(start: Any, spmd: bool) -> None:
     begun = time.monotonic()
     run = start("work", "", ranks=2, spmd=spmd)
     stalled = run.stalled()
-    assert time.monotonic() - begun < LEFT_BEHIND_AFTER_S + PATIENCE_S / 2
+    assert time.monotonic() - begun < LEFT_BEHIND_S + PATIENCE_S / 2
     assert stalled.startswith("rank 1 has returned, but rank 0 on ")
     assert "waits for other ranks" not in stalled
     expected = "Ranks that somebody else started" if spmd else "hang_timeout=...) is not set"

@@ -96,8 +96,8 @@ def make_watch(
     progress: Progress, ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., HangWatch]:
     monkeypatch.setattr("hpctrain.execute.hang._LOOK_INTERVAL_S", 0.0)
-    monkeypatch.setattr("hpctrain.execute.hang._ANSWER_PATIENCE_S", 0.1)
-    monkeypatch.setattr("hpctrain.execute.hang.SUSPICIOUS_AFTER_S", 0.2)
+    monkeypatch.setattr("hpctrain.timeouts.STACKS_S", 0.1)
+    monkeypatch.setattr("hpctrain.timeouts.SUSPICIOUS_SILENCE_S", 0.2)
 
     def make(**limits: float | None) -> HangWatch:
         return HangWatch(
@@ -208,7 +208,7 @@ def test_who_is_left_behind_is_named_once_and_a_later_hang_is_still_one(
     make_watch: Callable[..., HangWatch],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hpctrain.execute.hang.LEFT_BEHIND_AFTER_S", 0.1)
+    monkeypatch.setattr("hpctrain.timeouts.LEFT_BEHIND_S", 0.1)
     ranks.answer = lambda: feed(progress, "stacks", 1, COMPUTES)
     watch = make_watch(hang_timeout=1.0)
     for rank in (0, 2):
@@ -235,9 +235,9 @@ def test_of_a_rank_left_behind_that_does_not_answer_the_agent_says_why(
     make_watch: Callable[..., HangWatch],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hpctrain.execute.hang.LEFT_BEHIND_AFTER_S", 0.1)
+    monkeypatch.setattr("hpctrain.timeouts.LEFT_BEHIND_S", 0.1)
     watch = make_watch(hang_timeout=None)
-    monkeypatch.setattr("hpctrain.execute.hang.SUSPICIOUS_AFTER_S", 100.0)
+    monkeypatch.setattr("hpctrain.timeouts.SUSPICIOUS_SILENCE_S", 100.0)
     watch._training_s = 100.0
     feed(progress, "done", 0)
     feed(progress, "report", 2)

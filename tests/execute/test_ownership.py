@@ -14,8 +14,9 @@ from hpctrain.execute.failure_policy import (
     interpret_signal,
 )
 from hpctrain.execute.ownership import Ownership, judge_ownership
-from hpctrain.execute.stop import STOP_PATIENCE_S, patience_s
+from hpctrain.execute.stop import patience_s
 from hpctrain.slurm.output import Job, parse_job
+from hpctrain.timeouts import STOP_AGREEMENT_S
 
 # Slurm 22.05, shortened: a job of low priority in its grace time.
 IN_GRACE = (
@@ -139,12 +140,12 @@ def test_ranks_have_as_long_as_the_job_leaves_them() -> None:
     def patience(deadline: float | None) -> float:
         return patience_s(replace(TIME_LIMIT, deadline=deadline), now=NOW)
 
-    assert patience(None) == STOP_PATIENCE_S
+    assert patience(None) == STOP_AGREEMENT_S
     assert patience(NOW + 120) == 100
     # Of a short grace time half is theirs.
     assert patience(NOW + 6) == 3
     assert patience(NOW - 6) == 0
     # Whoever is asked to go by a person does not wait for it.
     asked = replace(TIME_LIMIT, kind=StopKind.REQUEST, deadline=NOW + 1800)
-    assert patience_s(asked, now=NOW) == STOP_PATIENCE_S
+    assert patience_s(asked, now=NOW) == STOP_AGREEMENT_S
     assert patience_s(replace(asked, deadline=NOW + 60), now=NOW) == 40

@@ -9,7 +9,6 @@ from hpctrain.checkpoint import Checkpoint
 from hpctrain.config import RunConfig
 from hpctrain.control.wire import Frame
 from hpctrain.errors import RunStoppedError
-from hpctrain.execute import stop as stop_module
 from hpctrain.execute.failure_policy import StopKind, StopNotice
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.scaling_policy import Resize, ScalingPolicy
@@ -106,7 +105,7 @@ def test_ranks_that_get_a_signal_while_they_make_room_have_not_finished(attempt:
 def test_ranks_that_never_ask_are_ended_after_a_checkpoint_of_their_own(
     attempt: Attempt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(stop_module, "STOP_PATIENCE_S", -1.0)
+    monkeypatch.setattr("hpctrain.timeouts.STOP_AGREEMENT_S", -1.0)
     for _ in range(3):
         attempt.scaling_policy.step()
     attempt.recorder.checkpoints.latest = Checkpoint(tmp_path)
@@ -117,7 +116,7 @@ def test_ranks_that_never_ask_are_ended_after_a_checkpoint_of_their_own(
 def test_a_checkpoint_in_the_moment_of_a_signal_makes_no_room(
     attempt: Attempt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(stop_module, "STOP_PATIENCE_S", -1.0)
+    monkeypatch.setattr("hpctrain.timeouts.STOP_AGREEMENT_S", -1.0)
     attempt.scaling_policy.step()
     attempt.tracker.feed(Frame({"op": "signal", "rank": 0, "name": "SIGTERM"}, b"", b""))
     attempt.recorder.checkpoints.latest = Checkpoint(tmp_path)
@@ -135,7 +134,7 @@ def test_ranks_that_have_come_to_their_end_need_no_reason(tmp_path: Path):
 
 def test_without_a_wish_to_grow_a_stop_is_a_stop(tmp_path: Path, monkeypatch):
     attempt = Attempt(tmp_path, back=False)
-    monkeypatch.setattr(stop_module, "STOP_PATIENCE_S", -1.0)
+    monkeypatch.setattr("hpctrain.timeouts.STOP_AGREEMENT_S", -1.0)
     attempt.recorder.ask_to_stop(StopNotice(kind=StopKind.REQUEST, why="it was asked to"))
     with pytest.raises(RunStoppedError):
         attempt.scaling_policy.step()

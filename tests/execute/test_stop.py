@@ -8,7 +8,6 @@ import pytest
 from hpctrain.config import RunConfig
 from hpctrain.control.wire import Frame
 from hpctrain.errors import RunStoppedError
-from hpctrain.execute import stop as stop_module
 from hpctrain.execute.failure_policy import StopKind, StopNotice
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.stop import StopAgreement
@@ -100,7 +99,7 @@ def test_who_has_reached_his_goal_has_all_the_time_until_somebody_is_in_a_hurry(
     sent: Sent,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(stop_module, "STOP_PATIENCE_S", -1.0)
+    monkeypatch.setattr("hpctrain.timeouts.STOP_AGREEMENT_S", -1.0)
     recorder.ask_to_stop(StopNotice(kind=StopKind.GOAL, why="acc=0.9 reached 0.9"))
     agreement.step()
     for rank in (0, 1):
@@ -150,6 +149,6 @@ def test_ranks_that_never_ask_should_stop_are_ended_with_a_hint(
     agreement: StopAgreement, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ):
     recorder.ask_to_stop(StopNotice(kind=StopKind.REQUEST, why="it was asked to"))
-    monkeypatch.setattr(stop_module, "STOP_PATIENCE_S", -1.0)
+    monkeypatch.setattr("hpctrain.timeouts.STOP_AGREEMENT_S", -1.0)
     with pytest.raises(RunStoppedError, match=r"its ranks did not return .*asks should_stop\(\)"):
         agreement.step()

@@ -8,14 +8,13 @@ from dataclasses import replace
 import pytest
 
 from hpctrain import ConfigError
-from hpctrain.predict import output as output_module
 from hpctrain.predict.identity import Identity
 from hpctrain.predict.output import Output
 from hpctrain.predict.parts import MOST_PARTS, Claims, Partition
 
 
 def test_two_runs_do_not_write_one_output(tmp_path, monkeypatch):
-    monkeypatch.setattr(output_module, "_LOCK_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("hpctrain.timeouts.PREDICTION_LOCK_S", 0.1)
     output = Output.at(tmp_path / "s.h5")
     with (
         output.hold(),

@@ -26,7 +26,7 @@ from hpctrain import (
     UserCallback,
 )
 from hpctrain.errors import RunStoppedError
-from hpctrain.execute import journal, stop
+from hpctrain.execute import journal
 from hpctrain.execute.node_pool import NodePool
 from hpctrain.execute.process import process_start_time
 from hpctrain.rundir.history import read_history
@@ -197,7 +197,7 @@ def test_who_reaches_the_goal_has_all_the_time_to_end_the_epoch(
             hpctrain.report({"accuracy": 0.95})
         return epoch
 
-    monkeypatch.setattr(stop, "STOP_PATIENCE_S", 1.0)
+    monkeypatch.setattr("hpctrain.timeouts.STOP_AGREEMENT_S", 1.0)
     result = fit(train, tmp_path, stop={"accuracy": 0.9})
     assert (result.state, result.return_value) == ("finished", 2)
 
@@ -324,7 +324,7 @@ def test_nobody_who_does_not_ask_is_unwound_for_more_workers(
     nodes_are_back = iter([True])
     # Nodes that are lost and come back are a matter of Slurm; what follows is that of any run.
     monkeypatch.setattr(NodePool, "can_grow", lambda _: next(nodes_are_back, False))
-    monkeypatch.setattr(stop, "STOP_PATIENCE_S", 1.0)
+    monkeypatch.setattr("hpctrain.timeouts.STOP_AGREEMENT_S", 1.0)
     result = fit(train, tmp_path, loop_config={"saves": saves})
     history = [(m["attempt"], m["step"]) for m in result.metrics_history]
     second = 60 if saves else 80

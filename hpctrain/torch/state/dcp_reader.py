@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
+from hpctrain import timeouts
 from hpctrain.bulk.index import StateIndex
 from hpctrain.bulk.reader import read_layout
 from hpctrain.bulk.state_file import Piece
@@ -28,7 +29,7 @@ from hpctrain.torch.state.boxes import as_stored, live_kind
 from hpctrain.torch.state.exchange import plan_exchange
 from hpctrain.torch.state.find import find_index
 from hpctrain.torch.state.foreign import METADATA_NAME
-from hpctrain.torch.state.reading import TIMEOUT_S, ReadFile, StateReading, wants_of
+from hpctrain.torch.state.reading import ReadFile, StateReading, wants_of
 from hpctrain.torch.state.streams import wait_for_devices
 from hpctrain.torch.state.targets import FileTargets
 from hpctrain.torch.state.values import decode
@@ -154,7 +155,7 @@ class StateReader(StorageReader):
             plan_exchange([wants_of(targets)]),
             rank=0,
             transport=None,
-            timeout_s=TIMEOUT_S,
+            timeout_s=timeouts.STATE_READ_S,
         ) as reading:
             if reading.complaint is not None:
                 raise CheckpointError(reading.complaint)

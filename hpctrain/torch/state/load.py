@@ -9,6 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpctrain import timeouts
 from hpctrain.bulk.handover import prompt_handover
 from hpctrain.bulk.index import IndexedFile, StateIndex
 from hpctrain.bulk.reader import read_layout
@@ -23,7 +24,7 @@ from hpctrain.torch.state.gate import wait_for_all
 from hpctrain.torch.state.match import match
 from hpctrain.torch.state.optimizer_state import shard_again
 from hpctrain.torch.state.ranks import communicator, exchange, telling_failure
-from hpctrain.torch.state.reading import TIMEOUT_S, ReadFile, StateReading, wants_of
+from hpctrain.torch.state.reading import ReadFile, StateReading, wants_of
 from hpctrain.torch.state.streams import wait_for_devices
 from hpctrain.torch.state.targets import FileTargets
 from hpctrain.torch.state.transport import Transport, transport
@@ -145,7 +146,7 @@ def load_into(
     others: Mapping[str, Any],
     ranks: Communicator,
     carrier: Transport | None = None,
-    timeout_s: float = TIMEOUT_S,
+    timeout_s: float = timeouts.STATE_READ_S,
 ) -> Loaded:
     """Load a state; see `load_state`. Collective.
 

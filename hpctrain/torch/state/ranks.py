@@ -8,12 +8,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from hpctrain import timeouts
 from hpctrain.errors import CheckpointError
 from hpctrain.worker.context import active_worker, is_active
 from hpctrain.world import Communicator, SerialComm
 
-# Outside of a run. A rank may come later than others by as long as a large checkpoint takes.
-_TIMEOUT_S = 1800.0
 _TOGETHER = (
     "Every rank must make the same calls in the same order, never inside `if rank == 0`, with "
     "tensors of the same names, shapes and types."
@@ -109,12 +108,13 @@ def _gathered(ranks: Communicator, stage: str, told: Any) -> list[Any]:
         with session.collective(stage) as waits:
             contents = allgather_in_time(comm, content, timeout_s=timeout_s, meanwhile=waits)
     else:
-        timeout_s = _TIMEOUT_S
+        timeout_s = timeouts.CHECKPOINT_PARTS_S
         contents = allgather_in_time(comm, content, timeout_s=timeout_s)
     if contents is None:
         raise CheckpointError(
-            f"rank {ranks.rank} waited {timeout_s:.0f} s in {stage}, and not all {ranks.size} "
-            f"ranks came. {_TOGETHER} SyncConfig(sync_timeout=...) sets how long to wait."
+            f"rank {ranks.rank} waited {timeouts.describe(timeout_s)} in {stage}, and not "
+            f"all {ranks.size} ranks came. {_TOGETHER} "
+            f"SyncConfig(sync_timeout=...) sets how long to wait."
         )
     return [pickle.loads(content) for content in contents]
 

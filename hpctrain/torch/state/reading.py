@@ -11,6 +11,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
 
+from hpctrain import timeouts
 from hpctrain.bulk.reader import BlockReader, scratch_memory
 from hpctrain.bulk.state_file import StateFile
 from hpctrain.errors import CheckpointError
@@ -24,7 +25,6 @@ from hpctrain.torch.state.transport import Transport
 _THREADS = 4
 # That are read ahead for other ranks or on their way to them; as many may be on their way here.
 _PARTS = 6
-TIMEOUT_S = 1800.0
 """Seconds to wait for other ranks or the disk, if nothing moves meanwhile."""
 
 
@@ -242,7 +242,7 @@ class StateReading:
             self.bytes_read += stop - start
 
     def _late(self, awaited: Block | Transfer) -> CheckpointError:
-        waited = f"{self._timeout_s:.0f} s"
+        waited = timeouts.describe(self._timeout_s)
         if not isinstance(awaited, Transfer):
             number, block = awaited
             return CheckpointError(

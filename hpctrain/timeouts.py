@@ -1,0 +1,476 @@
+"""Every timeout of hpctrain in one table: what waits, how long, what its end does, what changes it.
+
+The documentation prints the table (docs/timeouts.rst), and an error after a timeout names its row.
+Waits that a setting bounds are rows of their own, `SETTINGS`. Intervals between two looks are no
+timeouts, and stay where they are used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class Timeout(float):
+    """Seconds that something may take at most, and its row of the table.
+
+    Examples
+    --------
+    >>> Timeout(30, "slurm_command", "a command of Slurm", "LaunchError") + 1
+    31.0
+    """
+
+    name: str
+    """The row's; that of the constant, in small letters and without its unit."""
+    waits_for: str
+    """What is waited for."""
+    then: str
+    """What its end does."""
+    setting: str
+    """What changes it; empty if nothing does."""
+
+    def __new__(  # noqa: D102
+        cls, seconds: float, name: str, waits_for: str, then: str, setting: str = ""
+    ) -> Timeout:
+        self = super().__new__(cls, seconds)
+        self.name, self.waits_for, self.then, self.setting = name, waits_for, then, setting
+        return self
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Travels as the number that it is.
+        return (float, (float(self),))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingRow:
+    """A timeout that is a field of a configuration."""
+
+    field: str
+    """The module, the class and its field: ``hpctrain:FailureConfig.start_timeout``."""
+    waits_for: str
+    """What is waited for."""
+    then: str
+    """What its end does."""
+
+    @property
+    def shown(self) -> str:
+        """As a user writes it: ``FailureConfig(start_timeout=...)``."""
+        owner, _, name = self.field.partition(":")[2].partition(".")
+        return f"{owner}({name}=...)"
+
+
+def describe(seconds: float) -> str:
+    """Return how long a wait was for a message, with the row of the table if it has one.
+
+    Not collective.
+
+    Examples
+    --------
+    >>> describe(SLURM_COMMAND_S)
+    '30 s (timeout slurm_command)'
+    >>> describe(2.5)
+    '2.5 s'
+    """
+    shown = f"{float(seconds):g} s"
+    return f"{shown} (timeout {seconds.name})" if isinstance(seconds, Timeout) else shown
+
+
+# --- Slurm ---
+SLURM_COMMAND_S = Timeout(
+    30.0,
+    "slurm_command",
+    "a command of Slurm (``scontrol``, ``squeue``, ``sbatch`` ...)",
+    "LaunchError; asked again while that can help",
+)
+OWN_JOB_S = Timeout(
+    10.0, "own_job", "the controller's answer about the job of this process", "it is asked again"
+)
+QUEUE_S = Timeout(
+    10.0,
+    "queue",
+    "``squeue``, which gives up a controller that is away after some seconds",
+    "the state of the job is shown as not known",
+)
+NODE_QUESTION_S = Timeout(
+    15.0,
+    "node_question",
+    "``scontrol show job`` and ``show node`` before an attempt",
+    "the nodes are taken as they were",
+)
+NODE_TEST_S = Timeout(
+    10.0,
+    "node_test",
+    "a step of one process on a node that Slurm says does not respond",
+    "the node is left out",
+)
+NODE_TEST_RETRY_S = Timeout(
+    5.0, "node_test_retry", "Slurm to take that step", "the node is left out"
+)
+GIT_S = Timeout(5.0, "git", "``git describe``, when a run begins", "its commit is not recorded")
+FOLLOWER_END_S = Timeout(5.0, "follower_end", "the thread that shows a run to end", "it is left")
+STEP_QUESTION_S = Timeout(
+    5.0,
+    "step_question",
+    "``scontrol show step`` and ``scancel JOB.STEP``",
+    "the step ends with its launcher or its job",
+)
+SUCCESSOR_SUBMISSION_S = Timeout(
+    10.0, "successor_submission", "``sbatch`` of a successor job", "it is tried again"
+)
+# A controller that is restarted is away for some seconds, one that fails over for a minute.
+CONTROLLER_S = Timeout(
+    60.0,
+    "controller",
+    "a controller that restarts or fails over, when a job ends",
+    "LaunchError: the run resumes at the next fit()",
+)
+TIME_LIMIT_QUESTION_S = Timeout(
+    10.0, "time_limit_question", "the answer when the job ends", "asked again, less and less often"
+)
+# sbatch has returned long before: this is for a process that died between sbatch and the ledger.
+OWNERSHIP_S = Timeout(
+    60.0,
+    "ownership",
+    "the ledger to name the job that has started",
+    "the job takes the run",
+)
+
+# --- Start of the ranks ---
+LAUNCHER_PROBE_S = Timeout(
+    30.0, "launcher_probe", "``srun --mpi=list`` and ``mpiexec --version``", "LaunchError"
+)
+HOST_TEST_S = Timeout(
+    10.0, "host_test", "``mpiexec`` on a host that was lost", "the host stays left out"
+)
+HOST_TEST_END_S = Timeout(2.0, "host_test_end", "that ``mpiexec`` to end on SIGTERM", "SIGKILL")
+# Ranks wait a little longer for the agent of their node.
+STEP_REFUSAL_S = Timeout(
+    45.0,
+    "step_refusal",
+    "Slurm to take a step that it refuses for what another one holds",
+    "LaunchError, which counts as a failed start",
+)
+AGENT_OF_NODE_S = Timeout(
+    60.0,
+    "agent_of_node",
+    "the agent of the node, when a rank starts",
+    "the rank ends; the start failed",
+)
+EXECUTOR_CONNECTION_S = Timeout(
+    60.0,
+    "executor_connection",
+    "a TCP connection from agents and ranks to the executor",
+    "LaunchError that names the addresses",
+)
+# A client of NFS may take that long to see what another machine has just written.
+SECRET_FILE_S = Timeout(
+    5.0, "secret_file", "the file with the secret of the attempt", "the agent ends"
+)
+START_OF_WORKER_GROUP_S = Timeout(
+    600.0,
+    "start_of_worker_group",
+    "the ranks of a ``WorkerGroup`` to join",
+    "LaunchError",
+    "``WorkerGroup.start(timeout_s=...)``",
+)
+FIRST_COLLECTIVE_S = Timeout(
+    60.0, "first_collective", "a first sum over all ranks", "LaunchError: the network between ranks"
+)
+NODE_STORAGE_S = Timeout(
+    30.0,
+    "node_storage",
+    "nodes that have not said whether they can use the storage",
+    "their storage counts as bad",
+)
+# What some nodes do not see is their fault, what none sees is not: so the others are waited for.
+NODE_REASONS_S = Timeout(
+    10.0,
+    "node_reasons",
+    "the other nodes, where all so far say the same of the storage",
+    "what is known is taken",
+)
+LAST_NODE_REPORTS_S = Timeout(
+    1.0,
+    "last_node_reports",
+    "the other nodes, after one has said that it is bad",
+    "what is known is taken",
+)
+LATE_RANKS_STACKS_S = Timeout(
+    15.0,
+    "late_ranks_stacks",
+    "what ranks that did not join do, seen from outside",
+    "LaunchError without it",
+)
+# All ranks come at the same time, after a broadcast: who cannot connect soon never will.
+TORCH_STORE_S = Timeout(
+    60.0, "torch_store", "connections of all ranks to torch's TCPStore", "WorkerError"
+)
+ADDRESS_TRIAL_S = Timeout(
+    3.0, "address_trial", "an address of a node that other nodes try", "the next address"
+)
+
+# --- Channels ---
+TCP_CONNECTION_S = Timeout(
+    3.0, "tcp_connection", "one TCP connection", "the next address, then again"
+)
+PEER_PROOF_S = Timeout(
+    3.0, "peer_proof", "the other end to prove itself", "it counts as a stranger"
+)
+STRANGER_S = Timeout(10.0, "stranger", "a new connection to prove itself", "it is closed")
+FULL_LINK_S = Timeout(
+    60.0,
+    "full_link",
+    "the executor to receive, where a rank has much to send",
+    "the rank continues",
+)
+LAST_FRAMES_S = Timeout(
+    5.0, "last_frames", "the executor to receive what a rank sent last", "it ends"
+)
+THREAD_END_S = Timeout(1.0, "thread_end", "the thread of a connection to end", "the rank ends")
+LEASE_CONNECTION_S = Timeout(
+    3.0, "lease_connection", "the host of an executor that agents cannot reach", "it counts as gone"
+)
+# Twice the default of node_timeout_s.
+EXECUTOR_SILENCE_S = Timeout(
+    60.0,
+    "executor_silence",
+    "an executor on another host to write the status of its run",
+    "it counts as dead; fit() takes the run over",
+    "``FailureConfig(node_timeout_s=...)``: twice that",
+)
+# A supervisor starts an executor again at once. A node that answers for so long, and nobody writes
+# the status of the run, was booted again.
+EXECUTOR_RESTART_S = Timeout(
+    60.0,
+    "executor_restart",
+    "an executor that is started again on its node",
+    "an agent requeues the job, or submits a successor",
+)
+
+# --- Training ---
+SUSPICIOUS_SILENCE_S = Timeout(
+    1800.0,
+    "suspicious_silence",
+    "progress of a rank, where ``hang_timeout`` is not set",
+    "stacks are written, nothing ends",
+    "``FailureConfig(hang_timeout=...)``",
+)
+STACKS_S = Timeout(5.0, "stacks", "ranks to write their stacks", "they are examined from outside")
+EXAMINATION_S = Timeout(
+    30.0, "examination", "agents to examine silent ranks", "WorkerHangError without it"
+)
+PY_SPY_S = Timeout(10.0, "py_spy", "``py-spy dump`` of one rank", "the hang is shown without it")
+LEFT_BEHIND_S = Timeout(
+    5.0,
+    "left_behind",
+    "progress of a rank after others have returned",
+    "it is named; nothing ends",
+    "``FailureConfig(hang_timeout=...)``",
+)
+BARRIER_S = Timeout(
+    1800.0,
+    "barrier",
+    "all ranks, in ``hpctrain.collective``",
+    "WorkerError",
+    "``barrier(timeout_s=...)``",
+)
+# FailureConfig(hang_timeout=...) is there for those who want a limit for folds.
+FOLDS_S = Timeout(
+    30 * 24 * 3600.0,
+    "folds",
+    "the folds of other ranks, in scikit-learn",
+    "WorkerError",
+    "``FailureConfig(hang_timeout=...)``",
+)
+
+# --- Stop and end ---
+STOP_AGREEMENT_S = Timeout(
+    75.0,
+    "stop_agreement",
+    "all ranks to reach the report at which they stop",
+    "they are ended; the run resumes from its newest checkpoint",
+)
+AGENTS_END_S = Timeout(5.0, "agents_end", "agents to end", "their step is cancelled")
+RANKS_END_S = Timeout(10.0, "ranks_end", "ranks to end after their function returned", "SIGTERM")
+# A rank that computes in C without giving way does not hear that it is to end.
+RANKS_EXIT_S = Timeout(0.5, "ranks_exit", "ranks that failed to end by themselves", "SIGTERM")
+LAUNCHER_END_S = Timeout(5.0, "launcher_end", "srun or mpiexec to end on SIGTERM", "SIGKILL")
+# An srun that has not ended by then has lost the SIGTERM: its step is ended for it.
+SRUN_END_S = Timeout(1.0, "srun_end", "srun to act on SIGTERM", "``scancel JOB.STEP``")
+LOST_NODE_STEP_S = Timeout(1.0, "lost_node_step", "a step on a node that is gone", "SIGKILL")
+DEATH_NOTICE_S = Timeout(
+    5.0,
+    "death_notice",
+    "the launcher to end after a connection to a rank has",
+    "the rank counts as lost",
+)
+FURTHER_FAILURES_S = Timeout(
+    0.5, "further_failures", "further ranks to fail, after the first", "the cause is named"
+)
+MPI_FINALIZE_S = Timeout(60.0, "mpi_finalize", "``MPI_Finalize``", "the rank ends with its stack")
+SPMD_END_S = Timeout(
+    5.0, "spmd_end", "other ranks to end, under a user's own srun", "the process ends"
+)
+SPMD_RANKS_S = Timeout(
+    120.0, "spmd_ranks", "all ranks to reach rank 0, under a user's own srun", "LaunchError"
+)
+CANCEL_BEGIN_S = Timeout(
+    5.0, "cancel_begin", "a cancelled job that has not begun to end", "it is shown"
+)
+CANCEL_END_S = Timeout(
+    45.0, "cancel_end", "a cancelled run to end", "LaunchError: how to end it at once"
+)
+
+# --- Files ---
+STORAGE_FAILOVER_S = Timeout(
+    20.0, "storage_failover", "a server of the filesystem, when an executor begins", "OSError"
+)
+# A run that nobody has written down as ended has to be run again.
+LAST_WRITE_S = Timeout(
+    300.0, "last_write", "the filesystem, when the end of a run is written", "the error is logged"
+)
+FREE_SPACE_S = Timeout(
+    600.0, "free_space", "free space on a full disk, before a restart", "the restart is tried"
+)
+CLAIM_S = Timeout(
+    300.0, "claim", "another process that begins the same run", "LaunchError that names the process"
+)
+NEWER_CHECKPOINT_S = Timeout(
+    30.0,
+    "newer_checkpoint",
+    "word of a newer checkpoint, where one is gone",
+    "the checkpoint counts as deleted",
+)
+CHECKPOINT_PARTS_S = Timeout(
+    1800.0,
+    "checkpoint_parts",
+    "the other ranks' parts of a state, outside of a run",
+    "CheckpointError",
+    "``SyncConfig(sync_timeout=...)`` in a run",
+)
+STATE_READ_S = Timeout(
+    1800.0,
+    "state_read",
+    "the other ranks, while a state is read",
+    "CheckpointError",
+    "``load_state(timeout_s=...)``",
+)
+COMMIT_OF_EXECUTOR_S = Timeout(
+    1800.0, "commit_of_executor", "a commit, with a ``BackendExecutor`` by itself", "WorkerError"
+)
+ROWS_READ_S = Timeout(600.0, "rows_read", "the next rows of a dataset", "HpctrainError")
+STRIPING_S = Timeout(30.0, "striping", "``lfs`` of Lustre", "the file is not striped")
+VALIDATION_END_S = Timeout(1.0, "validation_end", "a validation to end on SIGTERM", "SIGKILL")
+
+# --- Prediction, models and installation ---
+PREDICTION_LOCK_S = Timeout(
+    120.0, "prediction_lock", "another process that writes the same output", "ConfigError"
+)
+LAST_PREDICTIONS_S = Timeout(
+    1800.0, "last_predictions", "the last predictions to be written", "WorkerError"
+)
+# A file of gigabytes takes less, and so does an import from a filesystem under load.
+MODEL_FILE_S = Timeout(
+    600.0,
+    "model_file",
+    "a library to read a model of trees, in a process of its own",
+    "CheckpointError",
+)
+# The import of torch, from a cold parallel filesystem.
+ACCELERATE_FILE_S = Timeout(300.0, "accelerate_file", "Accelerate to read its file", "ConfigError")
+SERVED_MODEL_S = Timeout(3600.0, "served_model", "a model to be loaded by a server", "it ends")
+REQUEST_HEADERS_S = Timeout(10.0, "request_headers", "the headers of a request", "it is closed")
+SERVER_END_S = Timeout(
+    20.0, "server_end", "requests that are answered, when a server ends", "it ends"
+)
+HOROVOD_PROBE_S = Timeout(
+    60.0, "horovod_probe", "a compiler or MPI that is looked at", "it is not used"
+)
+HOROVOD_INSTALL_S = Timeout(
+    300.0, "horovod_install", "pip to install Horovod", "ConfigError with its log"
+)
+HOROVOD_CHECK_S = Timeout(180.0, "horovod_check", "a first sum of the new Horovod", "ConfigError")
+HOROVOD_RENDEZVOUS_S = Timeout(
+    60.0, "horovod_rendezvous", "the rendezvous to take what a rank says", "the rank ends"
+)
+HOROVOD_WORKER_END_S = Timeout(10.0, "horovod_worker_end", "a replaced worker to end", "SIGKILL")
+
+TIMEOUTS: tuple[Timeout, ...] = tuple(v for v in globals().values() if isinstance(v, Timeout))
+"""All rows with a fixed number of seconds."""
+
+SETTINGS: tuple[SettingRow, ...] = (
+    SettingRow(
+        field="hpctrain:FailureConfig.start_timeout",
+        waits_for="each phase around the training function: start, imports, set-up, end",
+        then="LaunchError or WorkerHangError; the ranks start again",
+    ),
+    SettingRow(
+        field="hpctrain:FailureConfig.hang_timeout",
+        waits_for="progress of a rank: a report, a heartbeat, a change of phase",
+        then="WorkerHangError with its stack; counts as a failed rank",
+    ),
+    SettingRow(
+        field="hpctrain:FailureConfig.node_timeout_s",
+        waits_for="a sign of life of a node",
+        then="NodeLostError; the run continues without the node",
+    ),
+    SettingRow(
+        field="hpctrain:SyncConfig.sync_timeout",
+        waits_for="the commit of a checkpoint",
+        then="WorkerError that names the ranks that have not written",
+    ),
+    SettingRow(
+        field="hpctrain:ValidationConfig.wait_timeout_s",
+        waits_for="validations, after the training",
+        then="the checkpoint keeps the metrics that it was reported with",
+    ),
+    SettingRow(
+        field="hpctrain:ValidationTaskConfig.timeout_s",
+        waits_for="one validation",
+        then="it is ended, and counts as failed",
+    ),
+    SettingRow(
+        field="hpctrain:SlurmConfig.stop_notice_s",
+        waits_for="ranks to save before the time limit of the job",
+        then="Slurm ends the job",
+    ),
+    SettingRow(
+        field="hpctrain:RunConfig.total_time",
+        waits_for="the run, over all its jobs",
+        then="RunStoppedError after a last checkpoint",
+    ),
+    SettingRow(
+        field="hpctrain.torch:TorchConfig.timeout_s",
+        waits_for="a collective of torch",
+        then="torch's error; with NCCL the rank ends",
+    ),
+    SettingRow(
+        field="hpctrain.horovod:HorovodConfig.timeout_s",
+        waits_for="a worker that is being replaced, in an elastic run",
+        then="the ranks start again",
+    ),
+    SettingRow(
+        field="hpctrain.horovod:HorovodConfig.gloo_timeout_s",
+        waits_for="a message of Gloo, below Horovod",
+        then="the ranks start again, or the dead one is replaced",
+    ),
+    SettingRow(
+        field="hpctrain.jax:JaxConfig.connect_timeout_s",
+        waits_for="connections of all ranks to JAX's coordinator",
+        then="WorkerError",
+    ),
+    SettingRow(
+        field="hpctrain.xgboost:XGBoostConfig.connect_timeout_s",
+        waits_for="connections of all ranks to XGBoost's tracker",
+        then="WorkerError",
+    ),
+    SettingRow(
+        field="hpctrain.xgboost:XGBoostConfig.timeout_s",
+        waits_for="a collective of XGBoost",
+        then="XGBoost's error",
+    ),
+    SettingRow(
+        field="hpctrain.lightgbm:LightGBMConfig.timeout_s",
+        waits_for="a message of LightGBM, over sockets",
+        then="LightGBM's error",
+    ),
+)

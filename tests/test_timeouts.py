@@ -1,0 +1,88 @@
+"""Every timeout is a row of one table."""
+
+from __future__ import annotations
+
+import ast
+import pickle
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import fields
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from hpctrain import timeouts
+from hpctrain.timeouts import SETTINGS, TIMEOUTS, SettingRow, Timeout
+
+PACKAGE = Path(timeouts.__file__).parent
+# Their seconds are of a scene that they play, and no user waits for them.
+LEFT_OUT = ("testing", "timeouts.py")
+KEYWORDS = re.compile(r"timeout(_s)?|patience_s")
+
+
+def modules() -> Iterator[tuple[Path, ast.Module]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if not set(path.relative_to(PACKAGE).parts) & set(LEFT_OUT):
+            yield path.relative_to(PACKAGE), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def test_a_row_is_named_as_its_constant() -> None:
+    for name, row in vars(timeouts).items():
+        if isinstance(row, Timeout):
+            assert name == f"{row.name.upper()}_S"
+            assert row.waits_for
+            assert row.then
+    assert not [name for name, n in Counter(row.name for row in TIMEOUTS).items() if n > 1]
+
+
+def test_no_module_has_a_timeout_of_its_own() -> None:
+    found = []
+    for path, tree in modules():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+                names = [t.id for t in node.targets if isinstance(t, ast.Name)]
+                found += [f"{path}: {n}" for n in names if re.search(r"TIMEOUT|PATIENCE", n)]
+            if isinstance(node, ast.Call):
+                for keyword in node.keywords:
+                    value = keyword.value
+                    if (
+                        KEYWORDS.fullmatch(keyword.arg or "")
+                        and isinstance(value, ast.Constant)
+                        and isinstance(value.value, (int, float))
+                        and value.value > 0
+                    ):
+                        found.append(f"{path}:{node.lineno}: {ast.unparse(keyword)}")
+    assert not found
+
+
+def test_every_row_is_used() -> None:
+    used = {
+        node.attr
+        for _, tree in modules()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "timeouts"
+    }
+    assert {f"{row.name.upper()}_S" for row in TIMEOUTS} - used == set()
+
+
+@pytest.mark.parametrize("row", SETTINGS, ids=lambda row: row.field)
+def test_a_setting_is_a_field(row: SettingRow) -> None:
+    module, _, path = row.field.partition(":")
+    owner, _, name = path.partition(".")
+    config = pytest.importorskip(module.partition(".")[0]) and import_module(module)
+    assert name in {field.name for field in fields(getattr(config, owner))}
+    assert row.shown == f"{owner}({name}=...)"
+
+
+def test_an_error_names_the_row() -> None:
+    assert timeouts.describe(timeouts.QUEUE_S) == "10 s (timeout queue)"
+    assert timeouts.describe(7200) == "7200 s"
+
+
+def test_a_timeout_is_a_number_elsewhere() -> None:
+    assert timeouts.QUEUE_S == 10.0
+    assert type(pickle.loads(pickle.dumps(timeouts.QUEUE_S))) is float
