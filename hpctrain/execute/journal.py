@@ -61,6 +61,8 @@ class Journal:
         self._previous = insist(lambda: read_status(paths), patience_s=timeouts.STORAGE_FAILOVER_S)
         self._written_at = 0.0
         self._writing = threading.Lock()
+        # Not held while a disk is waited for: who changes the status for later does not wait.
+        self._changing = threading.Lock()
         # Kept here too: with a full disk the ledger does not grow, and what is counted must.
         self._events = insist(lambda: read_events(paths), patience_s=timeouts.STORAGE_FAILOVER_S)
         self.status = status.with_changes(
@@ -176,11 +178,14 @@ class Journal:
     def _write_status(self) -> None:
         paths = self.directory.paths
         if self._fence.holds(paths):
-            self.status = write_status(paths, self.status)
+            written = write_status(paths, self.status)
+            # What was changed while it was written is in the next one.
+            self.change_later(updated_at=written.updated_at, damage=written.damage)
 
     def change_later(self, **changes: Any) -> None:
         """Change the status; it is written with the next change."""
-        self.status = self.status.with_changes(**changes)
+        with self._changing:
+            self.status = self.status.with_changes(**changes)
 
     def note(self, event: str, **details: Any) -> None:
         """Append an event to the ledger, and before it those for which there was no room."""

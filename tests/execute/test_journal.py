@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,33 @@ def test_the_status_shows_life_until_another_executor_may_write_it(
         # As long as ten signs of life.
         time.sleep(0.1)
     assert read_status(journal.paths) == successor
+
+
+def test_no_change_is_lost_to_a_write_of_the_sign_of_life(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+):
+    begun, may_end = threading.Event(), threading.Event()
+    write_status = journal_module.write_status
+
+    def slow_disk(*args: Any) -> RunStatus:
+        written = write_status(*args)
+        begun.set()
+        assert may_end.wait(30)
+        return written
+
+    monkeypatch.setattr(journal_module, "_LIFE_INTERVAL_S", 0.01)
+    monkeypatch.setattr(journal_module, "write_status", slow_disk)
+    with journal.kept_alive():
+        assert begun.wait(30)
+        # Nobody waits for the disk.
+        journal.change_later(deadline=2000.0, reports=3)
+        may_end.set()
+    assert (journal.status.deadline, journal.status.reports) == (2000.0, 3)
+    journal.change(phase="training")
+    written = read_status(journal.paths)
+    assert written is not None
+    assert (written.deadline, written.reports) == (2000.0, 3)
+    assert written == journal.status
 
 
 def test_what_is_changed_for_later_is_written_with_the_next_change(journal: Journal):
