@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from hpctrain import environ, timeouts
+from hpctrain.errors import LaunchError
 from hpctrain.execute.failure_policy import StopKind, StopNotice
 from hpctrain.log import log
 from hpctrain.slurm.job import read_own_job
@@ -106,7 +107,11 @@ class _Question:
         self.end: float | None = None
         self.error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="hpctrain-time-limit", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            # Where there may be no more threads at this moment.
+            self.error = error
 
     @property
     def is_open(self) -> bool:
@@ -115,6 +120,8 @@ class _Question:
     def _run(self) -> None:
         try:
             job = read_own_job(patience_s=timeouts.TIME_LIMIT_QUESTION_S)
+            if job is not None and job.end_time is None and not job.is_unlimited:
+                raise LaunchError(f"Slurm does not say when job {job.job_id} ends.")
             self.end = None if job is None else job.end_time
         # Whatever it is, it must not pass for an answer.
         except Exception as error:

@@ -33,7 +33,10 @@ def find_job(
     """
     details = ["--details"] if with_details else []
     answer = run_slurm(
-        ["scontrol", *details, "--oneliner", "show", "job", job_id], timeout_s=timeout_s
+        ["scontrol", *details, "--oneliner", "show", "job", job_id],
+        timeout_s=timeout_s,
+        # Users choose others for their eyes: "relative" leaves the date out.
+        environment={**environ.environment(), "SLURM_TIME_FORMAT": "standard"},
     )
     if answer.returncode != 0 and "Invalid job id" in answer.stderr + answer.stdout:
         return None

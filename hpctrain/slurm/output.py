@@ -44,7 +44,9 @@ class Job:
     """Whether it has a batch script that would run again."""
     is_preempted: bool = False
     end_time: float | None = None
-    """Seconds since the epoch; None where it has no limit."""
+    """Seconds since the epoch; None where it has no limit, or Slurm does not say."""
+    is_unlimited: bool = False
+    """Whether it has no time limit."""
     gpus: Mapping[str, int] = field(default_factory=dict)
     """By groups of nodes, as Slurm writes them; empty where not asked for, or not counted."""
 
@@ -96,6 +98,7 @@ def parse_job(output: str) -> Job | None:
         is_batch=fields.get("BatchFlag") == "1",
         is_preempted=fields.get("PreemptTime", "None") not in ("None", ""),
         end_time=_epoch(fields.get("EndTime", "")),
+        is_unlimited=fields.get("TimeLimit") == "UNLIMITED",
         gpus=_job_gpus(output),
     )
 

@@ -17,7 +17,7 @@ class Slurm:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, end: float | None) -> None:
         self.now, self.end, self.asked, self.is_away = 1000.0, end, 0, False
-        self.failures = 0
+        self.failures, self.is_unlimited = 0, end is None
         monkeypatch.setattr(module.time, "time", lambda: self.now)
         monkeypatch.setattr(module, "read_own_job", self.read)
         monkeypatch.setenv("SLURM_JOB_ID", "7")
@@ -27,7 +27,7 @@ class Slurm:
         self.asked += 1
         if self.is_away or self.asked <= self.failures:
             raise LaunchError("the controller is away", transient=True)
-        return Job(job_id="7", state="RUNNING", end_time=self.end)
+        return Job(job_id="7", state="RUNNING", end_time=self.end, is_unlimited=self.is_unlimited)
 
 
 def begun(notice_s: float) -> TimeLimit:
@@ -155,6 +155,56 @@ def test_no_limit_is_an_answer(monkeypatch: pytest.MonkeyPatch):
         assert step(limit) is None
         slurm.now += 1000
     assert slurm.asked == 1
+
+
+def test_an_end_that_slurm_does_not_say_yet_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    slurm = Slurm(monkeypatch, end=None)
+    slurm.is_unlimited = False
+    limit = TimeLimit(notice_s=100, clock=lambda: slurm.now)
+    limit.begin()
+    answer()
+    assert step(limit) is None
+    assert "is not known yet: Slurm does not say when job 7 ends." in capsys.readouterr().err
+    slurm.end, slurm.now = 2000.0, slurm.now + 5
+    assert step(limit) is None
+    assert (limit.end, slurm.asked) == (2000.0, 2)
+
+
+def test_an_end_that_slurm_does_not_say_any_more_does_not_pass_for_no_limit(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    slurm = Slurm(monkeypatch, end=2000.0)
+    limit = begun(notice_s=100)
+    slurm.now, slurm.end = 1900.0, None
+    notice = step(limit)
+    assert notice is not None
+    assert notice.deadline == 2000.0
+
+
+def test_a_limit_that_was_lifted_is_none_any_more(monkeypatch: pytest.MonkeyPatch):
+    slurm = Slurm(monkeypatch, end=2000.0)
+    limit = begun(notice_s=100)
+    slurm.now, slurm.end, slurm.is_unlimited = 1900.0, None, True
+    assert step(limit) is None
+    assert limit.end is None
+
+
+def test_where_there_is_no_room_for_a_thread_it_is_asked_later(monkeypatch: pytest.MonkeyPatch):
+    slurm = Slurm(monkeypatch, end=2000.0)
+    limit = TimeLimit(notice_s=100, clock=lambda: slurm.now)
+    with monkeypatch.context() as full:
+
+        def refuse(thread: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        full.setattr(threading.Thread, "start", refuse)
+        limit.begin()
+    assert limit.step() is None
+    slurm.now += 5
+    assert step(limit) is None
+    assert limit.end == 2000.0
 
 
 def test_nobody_waits_for_a_controller_that_is_busy(monkeypatch: pytest.MonkeyPatch):

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import os
 import subprocess
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -10,6 +13,7 @@ from hpctrain.slurm import job as job_module
 from hpctrain.slurm.job import explain_end, find_job, read_own_job
 from hpctrain.slurm.nodes import SlurmNodes
 from hpctrain.slurm.output import Job, parse_job
+from hpctrain.testing.slurm import VirtualCluster
 
 # scontrol --oneliner show job, Slurm 22.05.
 RUNNING = (
@@ -32,7 +36,21 @@ def test_a_job_is_read_from_what_scontrol_says():
         nodes="n[1-2]",
         may_requeue=True,
         is_batch=True,
+        is_unlimited=True,
     )
+
+
+def test_a_job_whose_end_is_not_known_is_not_one_without_a_limit():
+    known = RUNNING.replace("UNLIMITED", "00:10:00 EndTime=2025-01-01T00:10:00")
+    unknown = RUNNING.replace("UNLIMITED", "00:10:00 EndTime=Unknown")
+    of_partition = RUNNING.replace("UNLIMITED", "Partition_Limit EndTime=Unknown")
+    jobs = [parse_job(said) for said in (known, unknown, of_partition)]
+    end = time.mktime(time.strptime("2025-01-01 00:10", "%Y-%m-%d %H:%M"))
+    assert [(job.end_time, job.is_unlimited) for job in jobs if job is not None] == [
+        (end, False),
+        (None, False),
+        (None, False),
+    ]
 
 
 def test_no_job_is_read_from_something_else():
@@ -151,3 +169,53 @@ def test_a_job_that_ended_without_a_word_names_its_log_and_the_lines_before():
     message = explain_end(job, storage="/runs", log_path="/runs/12.out", log="")
     assert "ends with 3 and without a word: look at the lines of SlurmConfig(setup=...)" in message
     assert message.endswith("Its log: /runs/12.out")
+
+
+@pytest.fixture
+def run_job(
+    virtual_slurm: VirtualCluster, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[str], str]]:
+    """Return what runs a job with a time limit and returns its id once it runs."""
+    for name, value in virtual_slurm.environ.items():
+        monkeypatch.setenv(name, value)
+    job_ids: list[str] = []
+
+    def slurm(*argv: str) -> str:
+        # As Slurm prints by itself, whatever a test sets.
+        environment = {**os.environ, "SLURM_TIME_FORMAT": ""}
+        return subprocess.run(
+            argv, check=True, capture_output=True, text=True, env=environment, timeout=60
+        ).stdout
+
+    def run(limit: str) -> str:
+        options = ["--parsable", "--output=/dev/null", f"--time={limit}", "--wrap=sleep 100"]
+        job_ids.append(slurm("sbatch", *options).strip())
+        deadline = time.monotonic() + 60
+        while "RUNNING" not in slurm("squeue", "-h", f"--jobs={job_ids[-1]}", "--format=%T"):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        return job_ids[-1]
+
+    yield run
+    slurm("scancel", *job_ids)
+
+
+@pytest.mark.slurm
+def test_the_end_of_a_job_is_known_whichever_times_a_user_likes_to_read(
+    run_job: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+):
+    job_id = run_job("10")
+    for style in ("", "relative", "%s", "%c"):
+        monkeypatch.setenv("SLURM_TIME_FORMAT", style)
+        job = find_job(job_id)
+        assert job is not None
+        assert job.end_time is not None, style
+        assert 500 < job.end_time - time.time() <= 600
+        assert not job.is_unlimited
+
+
+@pytest.mark.slurm
+def test_a_job_without_a_limit_says_so(run_job: Callable[[str], str]):
+    job = find_job(run_job("UNLIMITED"))
+    assert job is not None
+    assert (job.end_time, job.is_unlimited) == (None, True)
