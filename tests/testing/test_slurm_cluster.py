@@ -191,6 +191,17 @@ def test_sbatch_runs_a_script(cluster):
 
 
 @pytest.mark.slurm
+def test_a_job_that_asks_for_no_time_has_a_limit_whichever_scheduler_starts_it(cluster):
+    # A job that waits has the limit that the main scheduler would leave it.
+    for partition, limit in (("main", "365-00:00:00"), ("short", "2:00")):
+        options = ["--hold", "--parsable", f"--partition={partition}", "--output=/dev/null"]
+        (job_id,) = lines(cluster.run_on("head", ["sbatch", *options, "--wrap=true"]))
+        shown = cluster.run_on("head", ["squeue", "-h", f"--jobs={job_id}", "--format=%l"])
+        assert lines(shown) == [limit]
+        assert not lines(cluster.run_on("head", ["scancel", job_id]))
+
+
+@pytest.mark.slurm
 def test_gpus_are_allocated(cluster):
     show = ["sh", "-c", "echo $CUDA_VISIBLE_DEVICES"]
     assert lines(cluster.run_on("head", ["srun", "--gres=gpu:2", *show])) == ["0,1"]

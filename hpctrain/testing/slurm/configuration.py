@@ -109,13 +109,16 @@ EnforcePartLimits={"ALL" if spec.enforce_part_limits else "NO"}
 {_accounting_lines(spec, layout, addresses)}
 {_node_lines(spec, addresses)}
 
-PartitionName=DEFAULT Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
+# Without a DefaultTime, a job that asks for no time gets 365 days if the backfill scheduler starts
+# it, and no limit if the main scheduler does (22.05).
+PartitionName=DEFAULT Nodes=ALL MaxTime=INFINITE DefaultTime=365-0 State=UP PriorityTier=10 \
+PreemptMode=OFF
 PartitionName=main Default=YES
 PartitionName=high PriorityTier=100
 PartitionName=low PriorityTier=1 PreemptMode=REQUEUE GraceTime=5
 # With PreemptMode=REQUEUE Slurm 22.05 accepts this, but a second job waits nevertheless.
 PartitionName=shared OverSubscribe=FORCE:4
-PartitionName=short MaxTime=2
+PartitionName=short MaxTime=2 DefaultTime=2
 PartitionName=down State=DOWN
 """
 
