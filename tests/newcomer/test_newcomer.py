@@ -123,6 +123,10 @@ def test_the_first_hour_on_a_cluster(
     login("until hpctrain status endless | grep -q checkpoint; do sleep 0.1; done")
     # When the job ends is asked in the background, of a controller that may be busy.
     login("timeout 120 sh -c 'until hpctrain status endless | grep -q left; do sleep 0.1; done'")
+    if "[exit code" in login.transcripts[80][-1]:
+        said = evidence(login, virtual_slurm, "endless")
+        virtual_slurm.run_on("head", ["scancel", "--name=endless"])
+        pytest.fail(f"no time left is shown:\n{said}")
     login("hpctrain list")
     login("hpctrain status endless")
     login("hpctrain cancel endless")
@@ -134,6 +138,15 @@ def test_the_first_hour_on_a_cluster(
         # Nodes that still end a job are not taken for the next one.
         lines[:] = [re.sub(r"\bnode\d\b", "nodeN", text) for text in lines]
     assert_golden("cluster", login.transcripts, request.config)
+
+
+def evidence(login: Any, cluster: Any, run: str) -> str:
+    """Return what a run, its executor and Slurm say of it."""
+    folder = login.home / "hpctrain_runs" / run
+    files = [folder / "status.json", folder / "ledger.jsonl", *folder.glob("slurm/*_log.out")]
+    said = [f"{file.name}:\n{file.read_text()}" for file in files if file.exists()]
+    jobs = cluster.run_on("head", ["scontrol", "show", "job"])
+    return "\n".join([*said, jobs.stdout + jobs.stderr])
 
 
 def how_far_is_left_out(text: str) -> str:
