@@ -30,7 +30,8 @@ from typing import Any
 from arms import PROGRAMS, describe_machine
 
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.status import RunState, RunStatus, write_status
+from hpctrain.rundir.states import RunState
+from hpctrain.rundir.status import RunStatus, write_status
 
 # RPCs of a command, as sdiag counts them (measured with Slurm 22.05).
 RPCS = {"sbatch": 1, "scancel": 1, "scontrol": 1, "sinfo": 2, "squeue": 2, "sacct": 1, "srun": 3}

@@ -36,7 +36,8 @@ from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.plan import read_plan
 from hpctrain.rundir.reading import damaged
 from hpctrain.rundir.retention import rank_checkpoints
-from hpctrain.rundir.status import RunState, RunStatus, explain_gap, read_status
+from hpctrain.rundir.states import RunState
+from hpctrain.rundir.status import RunStatus, explain_gap, read_status
 from hpctrain.rundir.store import CheckpointStore
 from hpctrain.rundir.trust import read_own, read_spec
 

@@ -23,7 +23,8 @@ from hpctrain.result import Result
 from hpctrain.rundir.ledger import append_event
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.staging import StagedPart, seal, staging_directory
-from hpctrain.rundir.status import RunState, RunStatus, write_status
+from hpctrain.rundir.states import RunState
+from hpctrain.rundir.status import RunStatus, write_status
 from hpctrain.rundir.store import CheckpointStore
 
 

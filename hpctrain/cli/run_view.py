@@ -18,7 +18,8 @@ from hpctrain.rundir.ledger import append_event, read_events
 from hpctrain.rundir.metrics import read_last_report
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.plan import read_plan
-from hpctrain.rundir.status import RunState, RunStatus, read_status
+from hpctrain.rundir.states import RunState
+from hpctrain.rundir.status import RunStatus, read_status
 from hpctrain.rundir.store import CheckpointStore
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from hpctrain.execute.worker_group import WorkerGroup
 from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.reading import read_end
-from hpctrain.rundir.status import RunState
+from hpctrain.rundir.states import RunEvent
 from hpctrain.slurm.nodes import SlurmNodes
 
 _SAID_BYTES = 2**20
@@ -271,8 +271,8 @@ class Executor:
             finally:
                 self._journal.note_health(group.health.verdict())
             self._mpi = self._plan.mpi
-            self._journal.change(
-                state=RunState.RUNNING,
+            self._journal.advance(
+                RunEvent.JOINED,
                 world_size=len(group),
                 nodes=group.hostnames,
                 phase="importing",

@@ -31,7 +31,8 @@ from hpctrain.rundir.history import (
 )
 from hpctrain.rundir.ledger import append_event, read_events
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.status import RunState, RunStatus, last_attempt, read_status, write_status
+from hpctrain.rundir.states import RunEvent, RunState
+from hpctrain.rundir.status import RunStatus, last_attempt, read_status, write_status
 
 STATUS_INTERVAL_S = 2.0
 # Ranks that start, a callback or Slurm's controller may take minutes, and an executor that writes
@@ -145,11 +146,31 @@ class Journal:
         """
         with self._writing:
             self.change_later(**changes)
-            self._written_at = time.monotonic()
-            try:
-                insist(self._write_status, patience_s=patience_s)
-            except OSError as error:
-                self.complain("status.json", error)
+            self._insist_on_writing(patience_s)
+
+    def advance(self, event: RunEvent, *, patience_s: float = 0.0, **changes: Any) -> None:
+        """Change the state of the run by an event, and write it as `change` does.
+
+        Parameters
+        ----------
+        event
+            What happened; `hpctrain.rundir.states` says which state follows.
+        patience_s
+            Seconds for which it is tried to write it.
+        **changes
+            Further fields of the status.
+        """
+        with self._writing:
+            with self._changing:
+                self.status = self.status.after(event, **changes)
+            self._insist_on_writing(patience_s)
+
+    def _insist_on_writing(self, patience_s: float) -> None:
+        self._written_at = time.monotonic()
+        try:
+            insist(self._write_status, patience_s=patience_s)
+        except OSError as error:
+            self.complain("status.json", error)
 
     @contextmanager
     def kept_alive(self) -> Iterator[None]:
@@ -230,7 +251,7 @@ class Journal:
             restarts=environ.restart_count(),
             number=self._fence.number,
         )
-        self.change(state=RunState.STARTING)
+        self.advance(RunEvent.STARTED)
 
     def name_successor(self, job_id: str) -> None:
         """Write down which job goes on, unless it has begun already: its word then stands."""

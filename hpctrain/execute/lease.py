@@ -16,7 +16,8 @@ from hpctrain.own_time import OwnTime
 from hpctrain.rundir.ledger import append_event
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.plan import read_plan
-from hpctrain.rundir.status import RunState, read_status, write_status
+from hpctrain.rundir.states import RunEvent
+from hpctrain.rundir.status import read_status, write_status
 from hpctrain.slurm.job import cancel_job, read_own_job, requeue
 from hpctrain.slurm.submit import submit_successor
 from hpctrain.worker.node_socket import node_name
@@ -103,5 +104,5 @@ def _continue_elsewhere(paths: RunPaths) -> None:
         )
         present = read_status(paths)
         if present is not None and present.job_id == job.job_id:
-            write_status(paths, present.with_changes(state=RunState.SUBMITTED, job_id=successor))
+            write_status(paths, present.after(RunEvent.SUBMITTED, job_id=successor))
     cancel_job(job.job_id)

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import socket
-import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -40,7 +39,8 @@ from hpctrain.result import Result
 from hpctrain.rundir.files import insist, make_directory, write_atomic
 from hpctrain.rundir.history import FailureKind
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.status import RunState, RunStatus
+from hpctrain.rundir.states import RunEvent
+from hpctrain.rundir.status import RunStatus
 from hpctrain.worker.failure import RankFailure
 
 
@@ -148,7 +148,7 @@ class Recorder:
         self.journal.check()
         self.journal.note("executor-ended")
         metrics = self.progress() or self.journal.status.metrics
-        self.journal.change(state=RunState.SUBMITTED, phase="", deadline=None, metrics=metrics)
+        self.journal.advance(RunEvent.SUBMITTED, phase="", deadline=None, metrics=metrics)
 
     def begin_attempt(self, resume_from: Path | None) -> AttemptStart:
         """Find what to resume from, and write the attempt into the ledger.
@@ -193,8 +193,8 @@ class Recorder:
             first_report=start.first_report, seconds_before=journal.attempt_seconds
         )
         self._slots = WriteSlots(self._config.sync_config.max_writers)
-        journal.change(
-            state=RunState.STARTING,
+        journal.advance(
+            RunEvent.STARTED,
             attempt=attempt,
             # Of the last attempt, and those of this one are known once its ranks are there.
             world_size=0,
@@ -202,9 +202,6 @@ class Recorder:
             phase="launch",
             checkpoint=None if manifest is None else manifest.name,
             reports=start.first_report,
-            error=None,
-            error_type=None,
-            ended_at=None,
         )
         journal.note(
             "attempt-started",
@@ -429,27 +426,25 @@ class Recorder:
             name_next_step(error, run=self.paths.root, checkpoint=self.checkpoint_path())
         message: str | None = None
         if error is None:
-            state = RunState.FINISHED
+            event = RunEvent.FINISHED
         elif isinstance(error, (RunStoppedError, KeyboardInterrupt, SystemExit)):
-            state = RunState.STOPPED
+            event = RunEvent.STOPPED
             message = (
                 str(error) or "it was interrupted (Ctrl-C); fit() with the same name resumes it"
             )
         else:
-            state = RunState.FAILED
+            event = RunEvent.FAILED
             ours = isinstance(error, HpctrainError)
             message = str(error) if ours else f"{type(error).__name__}: {error}"
-        self.journal.change(
+        self.journal.advance(
+            event,
             patience_s=timeouts.LAST_WRITE_S,
-            state=state,
-            stalled="",
             error=message,
             error_type=None if error is None else type(error).__name__,
-            ended_at=time.time(),
             metrics=self.progress() or self.journal.status.metrics,
         )
         self.journal.note("executor-ended")
-        self.journal.note("run-ended", state=state.value, error=message)
+        self.journal.note("run-ended", state=event.value, error=message)
         try:
             self.call("on_finish", self._result(error))
         finally:

@@ -22,7 +22,8 @@ from hpctrain.plan.spec import RunSpec
 from hpctrain.rundir.directory import HeldDirectory
 from hpctrain.rundir.ledger import append_event, count_attempts
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.status import RunState, read_status
+from hpctrain.rundir.states import RunState
+from hpctrain.rundir.status import read_status
 from hpctrain.rundir.trust import check_run_directory, digest_spec, read_spec
 
 _MAX_RESTARTS = 3

@@ -16,7 +16,8 @@ from hpctrain.launch.settle import read_settled_status
 from hpctrain.rundir.files import write_atomic
 from hpctrain.rundir.ledger import append_event
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.status import RunState, RunStatus, read_status, write_status
+from hpctrain.rundir.states import RunEvent, RunState
+from hpctrain.rundir.status import RunStatus, read_status, write_status
 from hpctrain.slurm.job import cancel_job, find_job, find_script_of_job
 
 """Slurm's KillWait is 30 s."""
@@ -181,10 +182,7 @@ def record_end(paths: RunPaths, reason: str) -> str:
     assert status is not None
     if not status.state.is_final:
         message = f"{reason}; the same command resumes it."
-        write_status(
-            paths,
-            status.with_changes(state=RunState.STOPPED, error=message, ended_at=time.time()),
-        )
+        write_status(paths, status.after(RunEvent.STOPPED, error=message))
         append_event(paths, "run-ended", state=RunState.STOPPED.value, error=message)
     return f"{paths.root.name} is over: {reason}."
 

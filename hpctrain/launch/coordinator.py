@@ -17,7 +17,7 @@ from hpctrain.launch.only_attempt import begin_only_attempt
 from hpctrain.launch.request import Submission
 from hpctrain.plan import spec
 from hpctrain.result import Result
-from hpctrain.rundir.status import RunState
+from hpctrain.rundir.states import RunEvent
 from hpctrain.world import World
 
 """Seconds that a rank whose peer has failed may take to notice it by itself, and to raise."""
@@ -92,8 +92,8 @@ class Coordinator(threading.Thread):
             self._follower.step(final=final)
 
     def _note_nodes(self, nodes: tuple[str, ...]) -> None:
-        self._journal.change(
-            state=RunState.RUNNING, world_size=len(self.ranks), nodes=nodes, phase="importing"
+        self._journal.advance(
+            RunEvent.JOINED, world_size=len(self.ranks), nodes=nodes, phase="importing"
         )
 
 

@@ -15,7 +15,8 @@ from hpctrain.plan.spec import RunSpec
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.plan import require_plan
-from hpctrain.rundir.status import RunState, read_status
+from hpctrain.rundir.states import RunState
+from hpctrain.rundir.status import read_status
 
 _RESTART = (
     "existing='restart' (in RunConfig, hpctrain run --existing restart, or "

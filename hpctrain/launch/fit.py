@@ -24,7 +24,8 @@ from hpctrain.launch.settle import read_settled_status
 from hpctrain.log import log
 from hpctrain.result import Result
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.status import RunState, read_status
+from hpctrain.rundir.states import RunState
+from hpctrain.rundir.status import read_status
 from hpctrain.rundir.trust import check_run_directory
 
 

@@ -22,7 +22,8 @@ from hpctrain.rundir.ledger import is_event
 from hpctrain.rundir.metrics import is_report, say_if_cut
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.reading import parse_json
-from hpctrain.rundir.status import RunState, RunStatus, read_status
+from hpctrain.rundir.states import RunState
+from hpctrain.rundir.status import RunStatus, read_status
 from hpctrain.uncaught import show_as
 from hpctrain.worker.failure import LAST_WORDS
 

@@ -16,7 +16,7 @@ from hpctrain.launch.inline_ranks import InlineChannel, InlineRanks, StopAtOnce
 from hpctrain.launch.interrupt import explain_interrupt
 from hpctrain.launch.only_attempt import begin_only_attempt
 from hpctrain.launch.request import Submission
-from hpctrain.rundir.status import RunState
+from hpctrain.rundir.states import RunEvent
 from hpctrain.temporary_checkpoint import remove_dead_checkpoints
 from hpctrain.uncaught import show_as
 from hpctrain.worker.report import Session
@@ -50,7 +50,7 @@ def _run_attempt(
         num_nodes=1,
         hostname=socket.gethostname(),
     )
-    journal.change(state=RunState.RUNNING, world_size=1, nodes=(world.hostname,), phase="training")
+    journal.advance(RunEvent.JOINED, world_size=1, nodes=(world.hostname,), phase="training")
     ranks = InlineRanks()
     attempt = AttemptExecutor(ranks, first_report=start.first_report)
     loop = AttemptLoop(

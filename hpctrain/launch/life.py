@@ -14,7 +14,8 @@ from hpctrain.log import log
 from hpctrain.own_time import OwnTime
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.plan import read_plan
-from hpctrain.rundir.status import RunState, RunStatus, read_status
+from hpctrain.rundir.states import RunState
+from hpctrain.rundir.status import RunStatus, read_status
 
 _SHORTEST_SILENCE_S = 12.0
 """An executor writes its status every six seconds at least."""

@@ -15,7 +15,8 @@ from hpctrain.own_time import OwnTime
 from hpctrain.rundir.directory import HeldDirectory
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.reading import read_end
-from hpctrain.rundir.status import RunState, RunStatus, read_status
+from hpctrain.rundir.states import RunState
+from hpctrain.rundir.status import RunStatus, read_status
 from hpctrain.slurm.job import explain_end, find_job
 from hpctrain.slurm.output import Job
 from hpctrain.slurm.waiting import explain_wait

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hpctrain.rundir.status import RunState, RunStatus
+from hpctrain.rundir.states import RunState
+from hpctrain.rundir.status import RunStatus
 
 _SHORTEST_S = 0.5
 _LONGEST_S = 2.0

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 
 from hpctrain.errors import LaunchError
 from hpctrain.launch.claim import is_claimed
 from hpctrain.rundir.ledger import append_event, read_events
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.status import RunState, RunStatus, read_status, write_status
+from hpctrain.rundir.states import RunEvent, RunState
+from hpctrain.rundir.status import RunStatus, read_status, write_status
 
 
 def read_settled_status(paths: RunPaths, *, believe_claim: bool = True) -> RunStatus | None:
@@ -99,24 +99,19 @@ def record_refusal(paths: RunPaths, status: RunStatus, error: LaunchError) -> No
         If it cannot be written.
     """
     message = str(error)
-    refused = status.with_changes(
-        state=RunState.REFUSED,
-        error=message,
-        error_type=type(error).__name__,
-        ended_at=time.time(),
+    write_status(
+        paths, status.after(RunEvent.REFUSED, error=message, error_type=type(error).__name__)
     )
-    write_status(paths, refused)
     append_event(paths, "refused", error=message)
 
 
 def _submitted(status: RunStatus, job_id: str) -> RunStatus:
-    return status.with_changes(state=RunState.SUBMITTED, job_id=job_id)
+    return status.after(RunEvent.SUBMITTED, job_id=job_id)
 
 
 def _interrupted(status: RunStatus) -> RunStatus:
-    return status.with_changes(
-        state=RunState.STOPPED,
+    return status.after(
+        RunEvent.STOPPED,
         error="fit() ended before the run was submitted or begun; the same command begins it.",
         error_type="RunStoppedError",
-        ended_at=time.time(),
     )

@@ -12,7 +12,8 @@ from hpctrain.launch.request import Submission
 from hpctrain.launch.settle import find_unrecorded_job, record_job, record_refusal
 from hpctrain.log import log
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.status import RunState, RunStatus, last_attempt, write_status
+from hpctrain.rundir.states import RunState
+from hpctrain.rundir.status import RunStatus, last_attempt, write_status
 from hpctrain.rundir.trust import digest_spec
 from hpctrain.slurm.submit import submit_executor
 

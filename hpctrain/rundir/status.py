@@ -9,7 +9,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -18,37 +17,7 @@ from hpctrain.rundir.files import write_atomic
 from hpctrain.rundir.ledger import count_attempts, read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.reading import damaged, is_job_id, is_time, misfits, read_object
-
-
-class RunState(str, Enum):
-    """Where a run is on its way."""
-
-    SUBMITTING = "submitting"
-    """A process asks Slurm for the job. Where it holds no claim on the run, it is gone."""
-    SUBMITTED = "submitted"
-    """Handed to Slurm; no executor has said hello yet."""
-    STARTING = "starting"
-    """An executor starts the ranks."""
-    RUNNING = "running"
-    """All ranks are in the training function."""
-    FINISHED = "finished"
-    """The training function returned on every rank."""
-    FAILED = "failed"
-    """The budget of failures is used up; ``fit()`` again resumes."""
-    STOPPED = "stopped"
-    """Stopped from outside; ``fit()`` again resumes."""
-    REFUSED = "refused"
-    """Slurm refused the job, and says why; ``fit()`` again submits it anew."""
-
-    @property
-    def is_final(self) -> bool:
-        """Whether no executor is at work any more."""
-        return self in (
-            RunState.FINISHED,
-            RunState.FAILED,
-            RunState.STOPPED,
-            RunState.REFUSED,
-        )
+from hpctrain.rundir.states import TRANSITIONS, Action, RunEvent, RunState, next_state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +80,27 @@ class RunStatus:
     def with_changes(self, **changes: Any) -> RunStatus:
         """Return a copy with some fields changed."""
         return replace(self, **changes)
+
+    def after(self, event: RunEvent, *, now: float | None = None, **changes: Any) -> RunStatus:
+        """Return the status after an event; the same one if the event comes too late.
+
+        Parameters
+        ----------
+        event
+            What happened.
+        now
+            When, in seconds since the epoch; None is now.
+        **changes
+            Further fields of the status.
+        """
+        if event not in TRANSITIONS[self.state]:
+            return self
+        state, action = next_state(self.state, event)
+        if action is Action.NOTE_END:
+            changes = {"ended_at": time.time() if now is None else now, "stalled": "", **changes}
+        else:
+            changes = {"ended_at": None, "error": None, "error_type": None, **changes}
+        return replace(self, state=state, **changes)
 
     def placed_in(self, root: Path) -> RunStatus:
         """Return a copy for a run that begins in a directory."""
@@ -243,33 +233,40 @@ def rebuild_status(paths: RunPaths, *, why: str) -> RunStatus:
 
 def _after(status: RunStatus, event: Mapping[str, Any]) -> RunStatus:
     """Return a status as it is after an event of the ledger."""
-    changes: dict[str, Any] = {"updated_at": event["time"]}
-    kind = event["event"]
+    now, kind = event["time"], event["event"]
+    job_id = event.get("job_id")
     if kind == "fit":
-        changes |= {"launcher": str(event.get("launcher", "")), "state": RunState.SUBMITTING}
-        changes |= {"error": None, "ended_at": None}
-        changes |= {} if status.started_at else {"started_at": event["time"]}
+        launcher = str(event.get("launcher", ""))
+        status = status.after(RunEvent.REQUESTED, launcher=launcher)
+        status = replace(status, started_at=status.started_at or now)
     elif kind in ("submitted", "successor", "requeued"):
-        changes |= {"state": RunState.SUBMITTED, "job_id": event.get("job_id")}
+        status = status.after(RunEvent.SUBMITTED, job_id=job_id)
     elif kind == "executor-started":
-        changes |= {"state": RunState.STARTING, "job_id": event.get("job_id")}
-        changes |= {"restarts": event.get("restarts", 0)}
+        restarts = event.get("restarts", 0)
+        status = status.after(RunEvent.STARTED, job_id=job_id, restarts=restarts)
     elif kind == "attempt-started":
         resumed_from = event.get("resumed_from")
-        changes |= {"state": RunState.RUNNING, "attempt": event["attempt"]}
-        changes |= {"reports": event.get("first_report", 0)}
-        changes |= {"checkpoint": os.path.basename(resumed_from) if resumed_from else None}
+        status = status.after(RunEvent.STARTED).after(
+            RunEvent.JOINED,
+            attempt=event["attempt"],
+            reports=event.get("first_report", 0),
+            checkpoint=os.path.basename(resumed_from) if resumed_from else None,
+        )
     elif kind == "attempt-ended":
         nodes = event.get("nodes")
-        changes |= {"nodes": tuple(map(str, nodes)) if isinstance(nodes, list) else ()}
-        changes |= {"reports": event.get("reports") or 0}
-        changes |= {"checkpoint": event.get("checkpoint")}
-    elif kind in ("run-ended", "refused"):
-        state = event.get("state", "refused")
-        known = [final.value for final in RunState if final.is_final]
-        changes |= {"state": RunState(state) if state in known else RunState.STOPPED}
-        changes |= {"error": event.get("error"), "ended_at": event["time"]}
-    return replace(status, **changes)
+        status = replace(
+            status,
+            nodes=tuple(map(str, nodes)) if isinstance(nodes, list) else (),
+            reports=event.get("reports") or 0,
+            checkpoint=event.get("checkpoint"),
+        )
+    elif kind == "refused":
+        status = status.after(RunEvent.REFUSED, now=now, error=event.get("error"))
+    elif kind == "run-ended":
+        known = {event.value: event for event in (RunEvent.FINISHED, RunEvent.FAILED)}
+        end = known.get(event.get("state", ""), RunEvent.STOPPED)
+        status = status.after(end, now=now, error=event.get("error"))
+    return replace(status, updated_at=now)
 
 
 def explain_gap(events: Sequence[Mapping[str, Any]], status: RunStatus) -> str | None:

@@ -28,7 +28,8 @@ from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.manifest import DamagedManifestError, _checksum, read_manifest
 from hpctrain.rundir.metrics import read_reports
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.status import RunState, RunStatus, read_status, write_status
+from hpctrain.rundir.states import RunState
+from hpctrain.rundir.status import RunStatus, read_status, write_status
 from hpctrain.rundir.store import CheckpointStore
 from hpctrain.trainer import DataParallelTrainer
 

@@ -23,7 +23,8 @@ from hpctrain import Result
 from hpctrain.errors import SupersededError
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.status import RunState, read_status
+from hpctrain.rundir.states import RunState
+from hpctrain.rundir.status import read_status
 
 PATIENCE_S = 90.0
 ELSEWHERE = "elsewhere"

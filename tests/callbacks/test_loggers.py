@@ -30,7 +30,8 @@ from hpctrain.callbacks import (
     WandbLoggerCallback,
 )
 from hpctrain.callbacks.mlflow import file_store
-from hpctrain.rundir.status import RunState, RunStatus
+from hpctrain.rundir.states import RunState
+from hpctrain.rundir.status import RunStatus
 from hpctrain.worker.metrics import encode_line, encode_metrics
 
 PARAMETERS = {"lr": 0.1, "opt": {"name": "sgd", "betas": [0.9, 0.99]}}

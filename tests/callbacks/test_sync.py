@@ -16,7 +16,8 @@ from hpctrain.callbacks import MLflowLoggerCallback, sync
 from hpctrain.callbacks.mlflow import file_store
 from hpctrain.cli.main import app
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.status import RunState, RunStatus, write_status
+from hpctrain.rundir.states import RunState
+from hpctrain.rundir.status import RunStatus, write_status
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,8 @@ from hpctrain.launch import follow
 from hpctrain.launch.follow import Follower
 from hpctrain.launch.tail import Tail
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.status import RunState, RunStatus, write_status
+from hpctrain.rundir.states import RunState
+from hpctrain.rundir.status import RunStatus, write_status
 
 
 class Terminal(io.StringIO):

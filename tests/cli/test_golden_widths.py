@@ -10,7 +10,8 @@ import pytest
 from hpctrain.cli.list_runs import _rows, fit_rows, render_rows
 from hpctrain.cli.run_view import RunView
 from hpctrain.launch.status_line import render_status_line
-from hpctrain.rundir.status import RunState, RunStatus
+from hpctrain.rundir.states import RunState
+from hpctrain.rundir.status import RunStatus
 
 NOW = 1_700_010_000.0
 RUNS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {

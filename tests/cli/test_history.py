@@ -11,7 +11,8 @@ import pytest
 from hpctrain.cli.history import render_history, to_json
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.status import RunState, RunStatus
+from hpctrain.rundir.states import RunState
+from hpctrain.rundir.status import RunStatus
 
 BEGAN = 1_700_000_000.0
 NODES = [f"node{n}" for n in range(1, 501)]

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.status import RunState, RunStatus, write_status
+from hpctrain.rundir.states import RunState
+from hpctrain.rundir.status import RunStatus, write_status
 from hpctrain.testing.slurm import VirtualCluster
 
 

@@ -14,7 +14,8 @@ import pytest
 from hpctrain.execute import lease
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.status import RunState, RunStatus, write_status
+from hpctrain.rundir.states import RunState
+from hpctrain.rundir.status import RunStatus, write_status
 from hpctrain.testing.slurm import VirtualCluster
 
 MakeCluster = Callable[..., VirtualCluster]

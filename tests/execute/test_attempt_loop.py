@@ -17,7 +17,8 @@ from hpctrain.execute.failure_policy import StopKind, StopNotice
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.stop import StopAgreement
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.status import RunState, RunStatus
+from hpctrain.rundir.states import RunState
+from hpctrain.rundir.status import RunStatus
 from hpctrain.testing.fake_ranks import FakeRanks
 
 

@@ -12,7 +12,8 @@ from hpctrain.execute.journal import Journal
 from hpctrain.rundir.history import FailureKind
 from hpctrain.rundir.ledger import append_event, read_events
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.status import RunState, RunStatus, read_status, write_status
+from hpctrain.rundir.states import RunState
+from hpctrain.rundir.status import RunStatus, read_status, write_status
 
 
 @pytest.fixture

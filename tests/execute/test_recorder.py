@@ -33,7 +33,8 @@ from hpctrain.result import Result
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.staging import StagedPart, seal, staging_directory
-from hpctrain.rundir.status import RunState, RunStatus, read_status
+from hpctrain.rundir.states import RunState
+from hpctrain.rundir.status import RunStatus, read_status
 from hpctrain.rundir.store import CheckpointStore
 
 

@@ -15,7 +15,8 @@ from hpctrain.execute.scaling_policy import Resize, ScalingPolicy
 from hpctrain.execute.stop import StopAgreement
 from hpctrain.execute.tracker import AttemptTracker
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.status import RunState, RunStatus
+from hpctrain.rundir.states import RunState
+from hpctrain.rundir.status import RunStatus
 
 
 class NodesAreBack:

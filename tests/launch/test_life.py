@@ -17,7 +17,8 @@ from hpctrain.execute.fence import Fence
 from hpctrain.execute.process import process_start_time
 from hpctrain.launch.life import LifeTest
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.status import RunState, RunStatus, write_status
+from hpctrain.rundir.states import RunState
+from hpctrain.rundir.status import RunStatus, write_status
 
 
 @pytest.fixture

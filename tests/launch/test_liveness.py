@@ -13,7 +13,8 @@ from hpctrain.errors import LaunchError, RunStoppedError
 from hpctrain.launch import liveness as liveness_module
 from hpctrain.launch.liveness import Liveness
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.status import RunState, RunStatus, write_status
+from hpctrain.rundir.states import RunState
+from hpctrain.rundir.status import RunStatus, write_status
 from hpctrain.slurm.output import Job
 
 

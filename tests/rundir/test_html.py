@@ -11,7 +11,8 @@ import pytest
 from hpctrain.result import Result
 from hpctrain.rundir.html import render_run
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.status import RunState, RunStatus, write_status
+from hpctrain.rundir.states import RunState
+from hpctrain.rundir.status import RunStatus, write_status
 
 HOSTILE = '<script>alert("x")</script>\'"&'
 _VOID = ("br", "polyline")

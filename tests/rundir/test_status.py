@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.status import RunState, RunStatus, read_status, write_status
+from hpctrain.rundir.states import RunState
+from hpctrain.rundir.status import RunStatus, read_status, write_status
 
 
 def test_a_status_comes_back_as_it_was_written_with_the_time(tmp_path: Path):

@@ -14,7 +14,8 @@ from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.metrics import is_report
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.reading import read_lines
-from hpctrain.rundir.status import RunState, read_status
+from hpctrain.rundir.states import RunState
+from hpctrain.rundir.status import read_status
 from hpctrain.rundir.store import CheckpointStore
 from hpctrain.testing.chaos.content import holds_the_same
 from hpctrain.testing.chaos.fault import Entry
