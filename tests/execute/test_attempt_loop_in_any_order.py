@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from hpctrain.rundir.status import RunStatus
 from hpctrain.testing.fake_ranks import FakeRanks
 from hpctrain.testing.scripted_rank import ScriptedRank
 
-ORDERS = 3_000
+ORDERS = 10_000
 MAX_POLLS = 5_000
 REASONS = (StopKind.REQUEST, StopKind.TIME_LIMIT, StopKind.TOTAL_TIME)
 
@@ -178,14 +179,21 @@ def run_in_some_order(seed: int, root: Path, monkeypatch: pytest.MonkeyPatch) ->
     return "finished"
 
 
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """A directory in memory: what is tried here is the order of things, not the disk."""
+    with TemporaryDirectory(dir="/dev/shm", prefix="hpctrain-test-") as name:
+        yield Path(name)
+
+
 def test_an_attempt_ends_once_and_rightly_in_whatever_order_things_happen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    memory: Path, monkeypatch: pytest.MonkeyPatch
 ):
     ends = dict.fromkeys(("failed", "stopped", "finished"), 0)
     for seed in range(ORDERS):
         with monkeypatch.context() as patch:
             try:
-                ends[run_in_some_order(seed, tmp_path, patch)] += 1
+                ends[run_in_some_order(seed, memory, patch)] += 1
             except Exception as error:
                 error.add_note(f"seed {seed}")
                 raise
