@@ -337,3 +337,16 @@ def test_the_citation_is_of_this_version() -> None:
     assert f"\nversion: {hpctrain.__version__}\n" in citation
     (license_name,) = re.findall(r"^license: (.*)$", citation, re.MULTILINE)
     assert f'license = "{license_name}"' in (CHECKOUT / "pyproject.toml").read_text()
+
+
+def test_where_to_look_names_files_and_names_that_are_there() -> None:
+    page = (CHECKOUT / "docs" / "design" / "where-to-look.rst").read_text(encoding="utf-8")
+    package = CHECKOUT / "hpctrain"
+    for question in re.split(r"\n\n(?=\S)", page):
+        files = re.findall(r"``(?:hpctrain/)?([a-z_/]+\.py)``", question)
+        sources = "".join((package / file).read_text(encoding="utf-8") for file in files)
+        if files:
+            named = re.findall(r"``([A-Za-z_]+(?:\.[a-z_]+)?)``", question)
+            names = [part for name in named for part in name.split(".")]
+            missing = {name for name in names if not re.search(rf"\b{name}\b", sources)}
+            assert not missing - {"status", "json", "hpctrain", "py"}, question
