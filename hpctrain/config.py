@@ -216,12 +216,13 @@ class ScalingConfig:
 
 
 @checked(
+    renamed={"hang_timeout": "hang_timeout_s", "start_timeout": "start_timeout_s"},
     max_failures=or_default(count(-1)),
     fail_fast=or_default(choice(False, True, "raise")),
     controller_failure_limit=or_default(count(-1)),
     max_preemption_failures=or_default(count(-1)),
-    hang_timeout=optional(seconds),
-    start_timeout=seconds,
+    hang_timeout_s=optional(seconds),
+    start_timeout_s=seconds,
     node_timeout_s=number(
         5, explain="seconds, 5 or more. Less would give up nodes that are only busy."
     ),
@@ -243,12 +244,12 @@ class FailureConfig:
     max_preemption_failures: int = -1
     """Restarts after the job was preempted, requeued, or taken away in another way. The end of the
     time limit does not count."""
-    hang_timeout: float | None = None
+    hang_timeout_s: float | None = None
     """Seconds without progress after which a rank hangs: the stacks of all ranks are written down,
     and they are ended, which counts as a failed rank. Progress is a report, a change of phase, or
     `hpctrain.heartbeat`, so it has to be longer than the longest step, validation and checkpoint.
     None ends nothing; after half an hour the stacks are written all the same."""
-    start_timeout: float = 1800.0
+    start_timeout_s: float = 1800.0
     """Seconds that each of the phases around the training function may take: the start of the ranks
     up to their MPI world, imports, the set-up of the backend and its end. While a preprocessor is
     fitted, each batch of a rank is progress, and a rank may wait so long for the others."""

@@ -7,6 +7,7 @@ refuses it with ConfigError: the value, the rule, the next step.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from os import PathLike, fspath
@@ -28,12 +29,22 @@ T = TypeVar("T")
 Rule = Callable[[str, Any], Any]
 
 
-def checked(**rules: Rule) -> Callable[[type[T]], type[T]]:
+def checked(
+    *, renamed: Mapping[str, str] | None = None, **rules: Rule
+) -> Callable[[type[T]], type[T]]:
     """Let a configuration, a dataclass, check what its fields are given; each needs a rule.
 
     Its ``__post_init__`` then checks its fields against each other. A keyword that it does not
     have is refused with its names; Python's own error would be a TypeError, of one name only.
+
+    Parameters
+    ----------
+    renamed
+        Former names of fields, which are still taken, with a FutureWarning.
+    **rules
+        Those of the fields.
     """
+    former = {**(renamed or {})}
 
     def decorate(kind: type[T]) -> type[T]:
         create = kind.__init__
@@ -45,6 +56,7 @@ def checked(**rules: Rule) -> Callable[[type[T]], type[T]]:
 
         @functools.wraps(create)
         def __init__(self: T, *args: object, **values: object) -> None:  # noqa: N807
+            values = _with_present_names(kind.__name__, former, values)
             unknown = [name for name in values if name not in names]
             missing = [name for name in required if name not in values]
             if missing and not args and not unknown:
@@ -60,9 +72,31 @@ def checked(**rules: Rule) -> Callable[[type[T]], type[T]]:
 
         kind.__init__ = __init__  # type: ignore[method-assign, assignment]
         kind._rules = all_rules  # type: ignore[attr-defined]
+        kind._former_names = former  # type: ignore[attr-defined]
+        for old, new in former.items():
+            setattr(kind, old, _former_name(kind.__name__, old, new))
         return kind
 
     return decorate
+
+
+def _with_present_names(
+    owner: str, former: Mapping[str, str], values: Mapping[str, Any]
+) -> dict[str, Any]:
+    for old in former.keys() & values.keys():
+        new = former[old]
+        if new in values:
+            raise ConfigError(f"{owner}({old}=..., {new}=...): both are the same. Leave out {old}.")
+        warnings.warn(f"{owner}({old}=...) is now {owner}({new}=...)", FutureWarning, stacklevel=3)
+    return {former.get(name, name): value for name, value in values.items()}
+
+
+def _former_name(owner: str, old: str, new: str) -> property:
+    def read(self: Any) -> Any:
+        warnings.warn(f"{owner}.{old} is now {owner}.{new}", FutureWarning, stacklevel=2)
+        return getattr(self, new)
+
+    return property(read, doc=f"Former name of ``{new}``.")
 
 
 def _is_required(field: Field[Any]) -> bool:

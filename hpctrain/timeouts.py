@@ -45,7 +45,7 @@ class SettingRow:
     """A timeout that is a field of a configuration."""
 
     field: str
-    """The module, the class and its field: ``hpctrain:FailureConfig.start_timeout``."""
+    """The module, the class and its field: ``hpctrain:FailureConfig.start_timeout_s``."""
     waits_for: str
     """What is waited for."""
     then: str
@@ -53,7 +53,7 @@ class SettingRow:
 
     @property
     def shown(self) -> str:
-        """As a user writes it: ``FailureConfig(start_timeout=...)``."""
+        """As a user writes it: ``FailureConfig(start_timeout_s=...)``."""
         owner, _, name = self.field.partition(":")[2].partition(".")
         return f"{owner}({name}=...)"
 
@@ -250,9 +250,9 @@ EXECUTOR_RESTART_S = Timeout(
 SUSPICIOUS_SILENCE_S = Timeout(
     1800.0,
     "suspicious_silence",
-    "progress of a rank, where ``hang_timeout`` is not set",
+    "progress of a rank, where ``hang_timeout_s`` is not set",
     "stacks are written, nothing ends",
-    "``FailureConfig(hang_timeout=...)``",
+    "``FailureConfig(hang_timeout_s=...)``",
 )
 STACKS_S = Timeout(5.0, "stacks", "ranks to write their stacks", "they are examined from outside")
 EXAMINATION_S = Timeout(
@@ -264,7 +264,7 @@ LEFT_BEHIND_S = Timeout(
     "left_behind",
     "progress of a rank after others have returned",
     "it is named; nothing ends",
-    "``FailureConfig(hang_timeout=...)``",
+    "``FailureConfig(hang_timeout_s=...)``",
 )
 BARRIER_S = Timeout(
     1800.0,
@@ -273,13 +273,13 @@ BARRIER_S = Timeout(
     "WorkerError",
     "``barrier(timeout_s=...)``",
 )
-# FailureConfig(hang_timeout=...) is there for those who want a limit for folds.
+# FailureConfig(hang_timeout_s=...) is there for those who want a limit for folds.
 FOLDS_S = Timeout(
     30 * 24 * 3600.0,
     "folds",
     "the folds of other ranks, in scikit-learn",
     "WorkerError",
-    "``FailureConfig(hang_timeout=...)``",
+    "``FailureConfig(hang_timeout_s=...)``",
 )
 
 # --- Stop and end ---
@@ -399,12 +399,12 @@ TIMEOUTS: tuple[Timeout, ...] = tuple(v for v in globals().values() if isinstanc
 
 SETTINGS: tuple[SettingRow, ...] = (
     SettingRow(
-        field="hpctrain:FailureConfig.start_timeout",
+        field="hpctrain:FailureConfig.start_timeout_s",
         waits_for="each phase around the training function: start, imports, set-up, end",
         then="LaunchError or WorkerHangError; the ranks start again",
     ),
     SettingRow(
-        field="hpctrain:FailureConfig.hang_timeout",
+        field="hpctrain:FailureConfig.hang_timeout_s",
         waits_for="progress of a rank: a report, a heartbeat, a change of phase",
         then="WorkerHangError with its stack; counts as a failed rank",
     ),

@@ -216,8 +216,12 @@ def test_an_impossible_scaling_config_is_refused(arguments: dict, message: str):
             {"checkpoint_score_order": "best"},
             r"score_order=\.\.\.\) is 'best'\. One of 'max', 'min' is needed",
         ),
-        (FailureConfig, {"hang_timeout": 0}, r"hang_timeout=\.\.\.\) is 0\. A number of seconds"),
-        (FailureConfig, {"start_timeout": None}, r"start_timeout=\.\.\.\) is None\. A number"),
+        (
+            FailureConfig,
+            {"hang_timeout_s": 0},
+            r"hang_timeout_s=\.\.\.\) is 0\. A number of seconds",
+        ),
+        (FailureConfig, {"start_timeout_s": None}, r"start_timeout_s=\.\.\.\) is None\. A number"),
         (SyncConfig, {"sync_timeout": 0}, r"SyncConfig\(sync_timeout=\.\.\.\) is 0\. A number"),
         (SyncConfig, {"sync_timeout": "1 h"}, r"sync_timeout=\.\.\.\) is '1 h'\. A number of"),
         (SyncConfig, {"sync_timeout": float("inf")}, r"sync_timeout=\.\.\.\) is inf\. A number of"),
@@ -408,3 +412,17 @@ def test_a_config_prints_what_differs_from_its_defaults(config: object, shown: s
 )
 def test_none_is_the_default_where_ray_train_takes_it(kind: type, names: str):
     assert kind(**dict.fromkeys(names.split())) == kind()
+
+
+@pytest.mark.parametrize("name", ["hang_timeout", "start_timeout"])
+def test_a_former_name_of_a_field_is_taken_with_a_warning(name: str) -> None:
+    with pytest.warns(
+        FutureWarning, match=rf"FailureConfig\({name}=...\) is now .*{name}_s="
+    ) as seen:
+        config = FailureConfig(**{name: 30.0})
+    assert seen[0].filename == __file__
+    assert config == FailureConfig(**{f"{name}_s": 30.0})
+    with pytest.warns(FutureWarning, match=f"{name}_s"):
+        assert getattr(config, name) == 30.0
+    with pytest.raises(ConfigError, match="both are the same"):
+        FailureConfig(**{name: 30.0, f"{name}_s": 30.0})

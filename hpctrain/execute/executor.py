@@ -267,7 +267,7 @@ class Executor:
         error: BaseException | None = None
         try:
             try:
-                group.start(self._run_config.failure_config.start_timeout)
+                group.start(self._run_config.failure_config.start_timeout_s)
             finally:
                 self._journal.note_health(group.health.verdict())
             self._mpi = self._plan.mpi

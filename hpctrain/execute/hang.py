@@ -21,7 +21,7 @@ from hpctrain.rundir.files import make_directory
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.worker.failure import RankFailure
 
-"""Seconds without progress after which the stacks are written where no `hang_timeout` is set."""
+"""Seconds without progress after which the stacks are written where no `hang_timeout_s` is set."""
 _LOOK_INTERVAL_S = 0.5
 _MAX_NAMED = 8
 # Functions in which a rank waits for others: those of hpctrain, of torch.distributed, ...
@@ -92,9 +92,9 @@ class HangWatch:
     ) -> None:
         self._progress = progress
         self._may_end = may_end
-        self._ends = config.hang_timeout is not None
-        self._training_s = config.hang_timeout or timeouts.SUSPICIOUS_SILENCE_S
-        self._others_s = config.start_timeout
+        self._ends = config.hang_timeout_s is not None
+        self._training_s = config.hang_timeout_s or timeouts.SUSPICIOUS_SILENCE_S
+        self._others_s = config.start_timeout_s
         self._broadcast = broadcast
         self._examine = examine
         self._workers = workers
@@ -201,11 +201,11 @@ class HangWatch:
         if not self._ends:
             return (
                 "It is not ended, as it may have work of its own: "
-                "FailureConfig(hang_timeout=...) is not set."
+                "FailureConfig(hang_timeout_s=...) is not set."
             )
         return (
             f"After {self._training_s:g} s without progress it is ended: "
-            f"FailureConfig(hang_timeout={self._training_s:g})."
+            f"FailureConfig(hang_timeout_s={self._training_s:g})."
         )
 
     def _will_end(self) -> bool:
@@ -245,7 +245,7 @@ class HangWatch:
             error.brief = what
             raise error
         why = (
-            "FailureConfig(hang_timeout=...) is not set"
+            "FailureConfig(hang_timeout_s=...) is not set"
             if self._may_end
             else "ranks that somebody else started are not ended"
         )

@@ -32,7 +32,7 @@ class HorovodConfig(BackendConfig):
     """Seconds that the workers of an elastic run wait for one that is being replaced."""
     gloo_timeout_s: float = 30.0
     """Seconds after which Gloo gives up on a rank that is silent; one that has died is noticed at
-    once. MPI waits for ever: ``FailureConfig(hang_timeout=...)``."""
+    once. MPI waits for ever: ``FailureConfig(hang_timeout_s=...)``."""
     max_replacements: int = 0
     """How many dead workers each rank replaces in an attempt, while the others keep their state.
     More than 0 is elastic: Gloo, and a training function that uses ``hvd.elastic.run``. With 0 an

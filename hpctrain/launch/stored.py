@@ -66,4 +66,5 @@ def _read_plan(paths: RunPaths, written: Mapping[str, Any]) -> RunConfig:
 
 def _known(kind: Any, written: Mapping[str, Any]) -> dict[str, Any]:
     names = {field.name for field in fields(kind)}
-    return {name: value for name, value in written.items() if name in names}
+    present = {kind._former_names.get(name, name): value for name, value in written.items()}
+    return {name: value for name, value in present.items() if name in names}

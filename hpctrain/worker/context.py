@@ -283,8 +283,8 @@ def heartbeat() -> None:
     """Say that this rank makes progress, where a step takes long and has nothing to report.
 
     Not collective. For validation, compilation or loading that takes longer than
-    ``FailureConfig(hang_timeout=...)``: call it in their loop. Costs next to nothing; one a second
-    is sent.
+    ``FailureConfig(hang_timeout_s=...)``: call it in their loop. Costs next to nothing; one a
+    second is sent.
 
     Raises
     ------

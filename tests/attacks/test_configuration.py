@@ -177,7 +177,7 @@ def test_every_odd_value_of_every_field_once():
         (ScalingConfig, {"label_selector": {"cpu": 3}}),
         (ScalingConfig, {"accelerator_type": 3, "use_gpu": True}),
         (ScalingConfig, {"num_workers": 10**400}),
-        (FailureConfig, {"hang_timeout": 10**400}),
+        (FailureConfig, {"hang_timeout_s": 10**400}),
         (DataConfig, {"datasets_to_split": [3]}),
         (DataConfig, {"datasets_to_split": np.array(["a", "b"])}),
     ],

@@ -51,7 +51,7 @@ def fit(
             verbose=0,
             launcher="local",
             failure_config=FailureConfig(
-                max_failures=max_failures, **{"hang_timeout": TIMEOUT_S, **failure}
+                max_failures=max_failures, **{"hang_timeout_s": TIMEOUT_S, **failure}
             ),
         ),
     ).fit()
@@ -262,7 +262,7 @@ def test_without_a_timeout_nothing_ends_but_the_stacks_are_written(
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    result = fit(train, tmp_path, hang_timeout=None)
+    result = fit(train, tmp_path, hang_timeout_s=None)
     watcher.join()
     assert result.state == "finished"
     assert len(result.attempts) == 1
@@ -270,7 +270,7 @@ def test_without_a_timeout_nothing_ends_but_the_stacks_are_written(
     assert seen[0].startswith("rank 1 of 3")
     assert result.status.stalled == ""
     assert set(stacks(tmp_path)) == {0, 1, 2}
-    assert "hang_timeout=...) is not set" in seen[0]
+    assert "hang_timeout_s=...) is not set" in seen[0]
 
 
 def test_heartbeats_are_progress(tmp_path: Path) -> None:
@@ -318,7 +318,7 @@ def test_a_backend_that_does_not_get_ready_is_named_with_its_phase(tmp_path: Pat
             name="run",
             verbose=0,
             launcher="local",
-            failure_config=FailureConfig(start_timeout=2.0),
+            failure_config=FailureConfig(start_timeout_s=2.0),
         ),
     )
     with pytest.raises(WorkerHangError, match=r"^rank 1 of 2 .* hangs in phase backend: no progr"):
@@ -372,7 +372,7 @@ if __name__ == "__main__":
         run_config=RunConfig(
             storage_path=sys.argv[1],
             name="run",
-            failure_config=FailureConfig(hang_timeout=4.0, max_failures=1),
+            failure_config=FailureConfig(hang_timeout_s=4.0, max_failures=1),
         ),
     ).fit().return_value)
 """

@@ -53,7 +53,7 @@ if __name__ == "__main__":
         run_config=RunConfig(
             name="run",
             storage_path=".",
-            failure_config=FailureConfig(hang_timeout=float(timeout) if timeout else None),
+            failure_config=FailureConfig(hang_timeout_s=float(timeout) if timeout else None),
         ),
     ).fit()
 """
@@ -129,7 +129,7 @@ def test_a_collective_of_one_rank_is_named_with_its_stack_and_ended_by_the_timeo
     if how == "torch":
         # Of MPI there is no frame of Python's.
         assert "move the call out of conditions such as 'if rank == 0'" in rest[0]
-    assert "  After 9 s without progress it is ended: FailureConfig(hang_timeout=9)." in rest
+    assert "  After 9 s without progress it is ended: FailureConfig(hang_timeout_s=9)." in rest
     frames = rest[rest.index("  Stack of rank 0, the most recent call first:") + 1 :]
     assert frames[-2].endswith("in save_alone")
     assert frames[-1].endswith("in train"), "frames of hpctrain are left out"
@@ -153,7 +153,7 @@ def test_work_of_one_rank_is_named_and_let_be(start: Any, spmd: bool) -> None:
     assert time.monotonic() - begun < LEFT_BEHIND_S + PATIENCE_S / 2
     assert stalled.startswith("rank 1 has returned, but rank 0 on ")
     assert "waits for other ranks" not in stalled
-    expected = "Ranks that somebody else started" if spmd else "hang_timeout=...) is not set"
+    expected = "Ranks that somebody else started" if spmd else "hang_timeout_s=...) is not set"
     assert expected in stalled
     assert "in save_alone" in stalled
     # What is said no longer holds once it goes on.

@@ -273,7 +273,7 @@ def test_a_hang(run_script: Any) -> None:
             hpctrain.report({"loss": 1.0})
             time.sleep(600)
 
-        fit(train, failure_config=FailureConfig(hang_timeout=1.0))
+        fit(train, failure_config=FailureConfig(hang_timeout_s=1.0))
         """
     )
     assert_failed(

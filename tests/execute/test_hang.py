@@ -136,7 +136,7 @@ def test_who_does_not_answer_is_looked_at_from_outside_and_named(
             feed(progress, "stacks", rank, WAITS)
 
     ranks.answer = answer
-    watch = make_watch(hang_timeout=0.2)
+    watch = make_watch(hang_timeout_s=0.2)
     with pytest.raises(WorkerHangError) as caught:
         step_for(watch, progress, 5.0)
     assert ranks.asked == ["dump-stacks", "examine [0, 1, 2] silent [1]"]
@@ -157,7 +157,7 @@ def test_who_stopped_a_little_later_than_those_that_wait_for_it_is_named(
             feed(progress, "stacks", rank, stack)
 
     ranks.answer = answer
-    watch = make_watch(hang_timeout=0.5)
+    watch = make_watch(hang_timeout_s=0.5)
     step_for(watch, progress, 0.2)
     feed(progress, "heartbeat", 1)
     with pytest.raises(WorkerHangError, match=r"^rank 1 of 3") as caught:
@@ -174,7 +174,7 @@ def test_ranks_that_go_on_while_they_are_asked_do_not_hang(
             feed(progress, "report", rank)
 
     ranks.answer = answer
-    watch = make_watch(hang_timeout=0.3)
+    watch = make_watch(hang_timeout_s=0.3)
     step_for(watch, progress, 1.0)
     assert len(ranks.asked) >= 2, "it is asked again at the next silence"
     assert watch.stalled == ""
@@ -183,7 +183,7 @@ def test_ranks_that_go_on_while_they_are_asked_do_not_hang(
 def test_a_suspicion_is_told_once_and_forgotten_when_all_go_on(
     progress: Progress, ranks: Ranks, make_watch: Callable[..., HangWatch]
 ) -> None:
-    watch = make_watch(hang_timeout=None)
+    watch = make_watch(hang_timeout_s=None)
     step_for(watch, progress, 1.0)
     assert ranks.asked == ["dump-stacks", "examine [0, 1, 2] silent [0, 1, 2]"]
     assert watch.stalled.startswith("all 3 ranks hang")
@@ -199,7 +199,7 @@ def test_a_start_that_takes_too_long_ends_even_where_a_hang_in_training_does_not
     for rank in (0, 1, 2):
         feed(progress, "phase", rank, phase="backend")
     with pytest.raises(WorkerHangError, match="in phase backend"):
-        step_for(make_watch(hang_timeout=None, start_timeout=0.2), progress, 5.0)
+        step_for(make_watch(hang_timeout_s=None, start_timeout_s=0.2), progress, 5.0)
 
 
 def test_who_is_left_behind_is_named_once_and_a_later_hang_is_still_one(
@@ -210,7 +210,7 @@ def test_who_is_left_behind_is_named_once_and_a_later_hang_is_still_one(
 ) -> None:
     monkeypatch.setattr("hpctrain.timeouts.LEFT_BEHIND_S", 0.1)
     ranks.answer = lambda: feed(progress, "stacks", 1, COMPUTES)
-    watch = make_watch(hang_timeout=1.0)
+    watch = make_watch(hang_timeout_s=1.0)
     for rank in (0, 2):
         feed(progress, "phase", rank, phase="shutdown")
     step_for(watch, progress, 0.4)
@@ -236,7 +236,7 @@ def test_of_a_rank_left_behind_that_does_not_answer_the_agent_says_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("hpctrain.timeouts.LEFT_BEHIND_S", 0.1)
-    watch = make_watch(hang_timeout=None)
+    watch = make_watch(hang_timeout_s=None)
     monkeypatch.setattr("hpctrain.timeouts.SUSPICIOUS_SILENCE_S", 100.0)
     watch._training_s = 100.0
     feed(progress, "done", 0)

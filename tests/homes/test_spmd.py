@@ -214,7 +214,7 @@ if __name__ == "__main__":
         train_loop_config={"run": sys.argv[1] + "/run"},
         scaling_config=ScalingConfig(num_workers=2),
         run_config=RunConfig(
-            storage_path=sys.argv[1], name="run", failure_config=FailureConfig(hang_timeout=2.0)
+            storage_path=sys.argv[1], name="run", failure_config=FailureConfig(hang_timeout_s=2.0)
         ),
     ).fit()
 """

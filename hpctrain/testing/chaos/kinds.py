@@ -150,7 +150,7 @@ KINDS: dict[str, Kind] = {
         ),
         Kind(
             name="stop-rank",
-            meaning="SIGSTOP a rank at a report; for runs with FailureConfig(hang_timeout=...)",
+            meaning="SIGSTOP a rank at a report; for runs with FailureConfig(hang_timeout_s=...)",
             points=reports,
             act="stop",
             usual=False,
