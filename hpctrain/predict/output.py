@@ -194,7 +194,7 @@ class Output:
             while not _lock(descriptor):
                 if time.monotonic() > deadline:
                     raise ConfigError(
-                        f"another run has written {self.path} for "
+                        f"another run writes {self.path}, and has for "
                         f"{timeouts.describe(timeouts.PREDICTION_LOCK_S)}. Wait for it ('hpctrain "
                         f"list' shows runs), or choose another output."
                     )
