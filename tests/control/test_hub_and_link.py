@@ -335,7 +335,8 @@ def test_an_executor_that_cannot_be_reached_is_named_with_every_address_that_was
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{bound.getsockname()[1]}"
-        message = rf"{socket.gethostname()} cannot reach the executor after 0.05 s: {address}: .*refus"
+        host = socket.gethostname()
+        message = rf"{host} cannot reach the executor after 0.05 s: {address}: .*refus"
         with pytest.raises(LinkTimeoutError, match=message):
             connect_tcp([address], CREDENTIALS, timeout_s=0.05)
 

@@ -194,7 +194,7 @@ def test_a_command_that_is_not_installed_is_told_with_the_next_step():
 
 
 def test_a_command_that_does_not_answer_may_answer_later():
-    with pytest.raises(LaunchError, match="'sleep 60' did not answer within 0.05 s") as raised:
+    with pytest.raises(LaunchError, match=r"within 0\.05 s") as raised:
         run_slurm(["sleep", "60"], timeout_s=0.05)
     assert raised.value.transient
 
