@@ -13,8 +13,8 @@ from hpctrain.errors import ConfigError, DamagedFileError
 from hpctrain.regular_file import open_regular
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.reading import damaged
+from hpctrain.writers import judge
 
-_ROOT = 0
 _INSTEAD = "another name or storage_path"
 _MOST_BYTES = 64 * 2**30
 
@@ -64,20 +64,15 @@ def check_owner(found: os.stat_result, path: Path, *, what: str, instead: str = 
 
 
 def _check(uid: int, mode: int, path: Path, *, what: str, instead: str = _INSTEAD) -> None:
-    is_foreign = uid not in (os.geteuid(), _ROOT)
-    if not (is_foreign or mode & (stat.S_IWGRP | stat.S_IWOTH)):
+    foreign = judge(uid, mode, path)
+    if foreign is None or environ.trusts_writers():
         return
-    if environ.trusts_writers():
-        return
-    if is_foreign:
-        state = f"belongs to {_name(uid)}, and this process to {_name(os.geteuid())}"
-        first = "Choose"
-    else:
-        state = f"can be written by others (mode {stat.S_IMODE(mode):04o})"
+    first = "Choose"
+    if foreign.is_mended_by_chmod:
         mend = f"chmod -R go-w {shlex.quote(str(path))}"
         first = f"If all in it is your own: {mend}\nOtherwise choose"
     raise ConfigError(
-        f"the {what} {path} {state}: what somebody else writes there would run as you.\n"
+        f"the {what} {path} {foreign.state}: what somebody else writes there would run as you.\n"
         f"{first} {instead}. Only if you trust all who can write there: set "
         f"HPCTRAIN_TRUST_WRITERS=1."
     )
@@ -140,12 +135,3 @@ def digest_spec(content: bytes) -> str:
     import hashlib
 
     return hashlib.sha256(content).hexdigest()
-
-
-def _name(uid: int) -> str:
-    import pwd
-
-    try:
-        return f"{pwd.getpwuid(uid).pw_name} (user {uid})"
-    except KeyError:
-        return f"user {uid}"

@@ -1,0 +1,227 @@
+"""Who can have written a file: the one rule for everything that runs what a file holds.
+
+A file is this user's own if it belongs to this user or to root, and neither its group nor others
+can write it. Access control lists count too: their mask stands in for the mode of the group.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+import stat
+from collections import deque
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+
+from hpctrain.regular_file import open_regular
+
+COPIED_NAME = ".hpctrain-copied"
+"""Marks a copy of files that somebody else may have written, while the copy is this user's own."""
+COPIED_CONTENT = b"Copied from where somebody else can write. Its pickles need trusted=True.\n"
+"""The same, whichever rank copies from whichever directory."""
+_ROOT = 0
+_OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
+# As the kernel has it.
+_MOST_LINKS = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class Foreign:
+    """Why somebody else can have written a file."""
+
+    path: Path
+    """What is not this user's own: the file, or a directory above it."""
+    state: str
+    """What is the matter with it, as the end of a sentence."""
+    is_mended_by_chmod: bool = False
+    """Whether it is enough to take a permission away."""
+
+    @property
+    def command(self) -> str:
+        """The command that mends it, if one does."""
+        return f"chmod go-w {shlex.quote(str(self.path))}" if self.is_mended_by_chmod else ""
+
+
+def judge(uid: int, mode: int, path: Path) -> Foreign | None:
+    """Return why somebody else can write a file, or into a directory; None if nobody can.
+
+    Not collective.
+    """
+    if uid not in (os.geteuid(), _ROOT):
+        state = f"belongs to {_name(uid)}, and this process to {_name(os.geteuid())}"
+        return Foreign(path=path, state=state)
+    if mode & _OTHERS_MAY_WRITE:
+        state = f"can be written by others (mode {stat.S_IMODE(mode):04o})"
+        return Foreign(path=path, state=state, is_mended_by_chmod=True)
+    return None
+
+
+def read_judged(path: Path) -> tuple[bytes, Foreign | None]:
+    """Return the content of a file, and what `open_judged` says of it. Not collective.
+
+    Raises
+    ------
+    OSError
+        If it cannot be read, or is not a regular file.
+    """
+    file, foreign = open_judged(path)
+    with file:
+        return file.readall(), foreign
+
+
+def open_judged(path: Path) -> tuple[FileIO, Foreign | None]:
+    """Open a regular file for reading; return why somebody else can have written it, or None.
+
+    Not collective. Every directory on the way counts, from the root on, and so does the owner of
+    every link. In a directory above that has the sticky bit, such as ``/tmp``, others can write but
+    not replace what is this user's. The walk goes from descriptor to descriptor: what is looked at
+    is what is opened, whatever is renamed meanwhile.
+
+    Raises
+    ------
+    OSError
+        If it cannot be opened, or is not a regular file.
+    """
+    walk = _Walk()
+    try:
+        file = walk.open(path.absolute())
+    except OSError as error:
+        # The walk knows it by its last part.
+        error.filename = str(path)
+        raise
+    finally:
+        walk.close()
+    foreign = walk.foreign
+    if foreign is None:
+        # The directory is this user's own, so nobody else has put it there or taken it away.
+        foreign = _judge_mark(path.parent)
+    return file, foreign
+
+
+def judge_tree(directory: Path) -> Foreign | None:
+    """Return why somebody else can have written a file in a directory that is to be copied.
+
+    Not collective. What is above it does not count; nor do permissions below a directory that only
+    its owner can enter.
+    """
+    try:
+        found = os.stat(directory)
+        marked = _judge_mark(directory)
+        return marked or _judge_tree(directory, found, is_closed=False)
+    except OSError as error:
+        # Whoever reads it says why it cannot be read.
+        return Foreign(path=directory, state=f"cannot be looked at: {error.strerror}")
+
+
+class _Walk:
+    """From the root down to a file, one open directory after the other."""
+
+    def __init__(self) -> None:
+        self.foreign: Foreign | None = None
+        self._directory = -1
+        self._at = Path("/")
+        self._found: os.stat_result | None = None
+
+    def open(self, path: Path) -> FileIO:
+        todo = deque(path.parts)
+        num_links = 0
+        while todo:
+            name = todo.popleft()
+            if name == "/":
+                self._enter(os.open("/", os.O_PATH | os.O_DIRECTORY), Path("/"))
+                continue
+            at = self._at / name
+            descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW, dir_fd=self._directory)
+            found = os.fstat(descriptor)
+            if stat.S_ISDIR(found.st_mode):
+                self._enter(descriptor, at)
+                continue
+            try:
+                if not stat.S_ISLNK(found.st_mode):
+                    if todo:
+                        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+                    return self._open_last(name)
+                num_links += 1
+                if num_links > _MOST_LINKS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+                # A link has no permissions of its own.
+                self._keep(judge(found.st_uid, 0, at))
+                todo.extendleft(reversed(Path(os.readlink("", dir_fd=descriptor)).parts))
+            finally:
+                os.close(descriptor)
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+
+    def _open_last(self, name: str) -> FileIO:
+        assert self._found is not None
+        # Here the sticky bit does not help: others could put further files beside this one.
+        self._keep(judge(self._found.st_uid, self._found.st_mode, self._at))
+        file = open_regular(Path(name), directory=self._directory)
+        found = os.fstat(file.fileno())
+        self._keep(judge(found.st_uid, found.st_mode, self._at / name))
+        return file
+
+    def close(self) -> None:
+        if self._directory >= 0:
+            os.close(self._directory)
+            self._directory = -1
+
+    def _enter(self, descriptor: int, at: Path) -> None:
+        self.close()
+        self._directory, self._at = descriptor, at
+        self._found = os.fstat(descriptor)
+        mode = self._found.st_mode
+        if mode & stat.S_ISVTX:
+            mode &= ~_OTHERS_MAY_WRITE
+        self._keep(judge(self._found.st_uid, mode, at))
+
+    def _keep(self, foreign: Foreign | None) -> None:
+        # The topmost one is to be mended first.
+        self.foreign = self.foreign or foreign
+
+
+def _judge_mark(directory: Path) -> Foreign | None:
+    mark = directory / COPIED_NAME
+    if not os.path.lexists(mark):
+        return None
+    return Foreign(path=mark, state="says that this is a copy of what somebody else can write")
+
+
+def _judge_tree(path: Path, found: os.stat_result, *, is_closed: bool) -> Foreign | None:
+    is_directory = stat.S_ISDIR(found.st_mode)
+    # A file with a second name can be reached by that.
+    counts = not is_closed or not (is_directory or found.st_nlink == 1)
+    if foreign := judge(found.st_uid, found.st_mode if counts else 0, path):
+        return foreign
+    if not is_directory:
+        return None
+    is_closed = is_closed or not found.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+    with os.scandir(path) as entries:
+        for entry in entries:
+            below = Path(entry.path)
+            if entry.is_symlink():
+                foreign = _judge_link(below)
+            else:
+                status = entry.stat(follow_symlinks=False)
+                foreign = _judge_tree(below, status, is_closed=is_closed)
+            if foreign:
+                return foreign
+    return None
+
+
+def _judge_link(path: Path) -> Foreign | None:
+    if path.is_dir():
+        return Foreign(path=path, state="is a link to a directory")
+    file, foreign = open_judged(path)
+    file.close()
+    return foreign
+
+
+def _name(uid: int) -> str:
+    import pwd
+
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} (user {uid})"
+    except KeyError:
+        return f"user {uid}"
