@@ -9,7 +9,7 @@ import fcntl
 import json
 import os
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -17,12 +17,15 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from hpctrain import pickle_trust
 from hpctrain.checkpoint_class import DictOf, choose_class, read_class, write_class
 from hpctrain.constants import FS_CHECKPOINT_KEY, MODEL_KEY, PREPROCESSOR_KEY
 from hpctrain.errors import CheckpointError, ConfigError
+from hpctrain.own_files import DIRECTORY_MODE, write_own
 from hpctrain.path_string import PathString, local_filesystem
 from hpctrain.regular_file import open_regular
 from hpctrain.temporary_checkpoint import temporary_prefix
+from hpctrain.writers import COPIED_CONTENT, COPIED_NAME, judge_tree, read_judged
 
 if TYPE_CHECKING:
     import pyarrow.fs
@@ -66,8 +69,8 @@ class Checkpoint:
 
     _architecture: Any = None
     """The model of torch that the handle was made of; the weights are in the directory."""
-    _model_digest: str | None = None
-    """Of the pickle that this very handle has written, if that holds a model of torch."""
+    _given: tuple[dict[str, Any], Callable[[], Any]] | None = None
+    """What the handle was made of, if that has a model of torch, and a weak reference to that."""
 
     def __init__(
         self, path: str | PathLike[str], filesystem: pyarrow.fs.FileSystem | None = None
@@ -152,18 +155,15 @@ class Checkpoint:
         own = {key: value for key, value in data.items() if key != PREPROCESSOR_KEY}
         files = own.get(FS_CHECKPOINT_KEY)
         if isinstance(files, bytes):
-            from hpctrain.archive import unpack_files
-
-            unpack_files(files, checkpoint.path)
+            checkpoint._unpack(files)
             # Said without the bytes, which are there as files.
             own[FS_CHECKPOINT_KEY] = None
         if not isinstance(files, bytes) or len(own) > 1:
             content = spec.pack(own, what="the checkpoint", canonical=True)
-            (checkpoint.path / DICT_NAME).write_bytes(content)
+            write_own(checkpoint.path / DICT_NAME, content)
             if hasattr(own.get(MODEL_KEY), "load_state_dict"):
-                import hashlib
-
-                checkpoint._model_digest = hashlib.sha256(content).hexdigest()
+                pickle_trust.remember(content)
+                checkpoint._given = (own | {MODEL_KEY: None}, weakref.ref(own[MODEL_KEY]))
         if chosen is not Checkpoint:
             write_class(chosen, checkpoint.path)
         if data.get(PREPROCESSOR_KEY) is not None:
@@ -175,7 +175,7 @@ class Checkpoint:
         """Return a handle of this class on the same directory. Not collective."""
         checkpoint = cls(other.path)
         checkpoint._architecture = other._architecture
-        checkpoint._model_digest = other._model_digest
+        checkpoint._given = other._given
         # A temporary directory lives as long as the handle that made it.
         weakref.finalize(checkpoint, lambda _: None, other)
         return checkpoint
@@ -184,25 +184,30 @@ class Checkpoint:
     def from_bytes(cls: type[C], data: bytes) -> C:
         """Return a handle on a new temporary directory with what `to_bytes` read.
 
-        Not collective. Nothing is unpickled. The directory lives as long as this handle.
+        Not collective. Nothing is unpickled. The directory lives as long as this handle. Pickles
+        in it have to be trusted, unless the bytes are what `to_bytes` gave in this process.
 
         Raises
         ------
         CheckpointError
             If they are no bytes of `to_bytes`.
         """
+        checkpoint = cls._make()
+        checkpoint._unpack(data)
+        return checkpoint
+
+    def _unpack(self, data: bytes) -> None:
+        """Write files that somebody else may have packed."""
         from hpctrain.archive import unpack_files
 
-        checkpoint = cls._make()
-        unpack_files(data, checkpoint.path)
-        return checkpoint
+        unpack_files(data, self.path)
+        if not pickle_trust.is_made_here(data):
+            write_own(self.path / COPIED_NAME, COPIED_CONTENT)
 
     def to_bytes(self) -> bytes:
         """Return all files of the checkpoint as bytes, a tar archive. Not collective."""
-        from hpctrain.archive import pack_files
-
         with self.as_directory() as directory:
-            return pack_files(directory, leave_out=OF_THE_RUN)
+            return _pack(Path(directory), leave_out=OF_THE_RUN)
 
     @classmethod
     def from_uri(cls: type[C], uri: str) -> C:
@@ -235,7 +240,7 @@ class Checkpoint:
         None makes a temporary one, which is deleted with the handle: also where the writing fails.
         """
         if path is not None:
-            Path(path).mkdir(parents=True, exist_ok=True)
+            Path(path).mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
             return cls(path)
         import shutil
         import tempfile
@@ -264,10 +269,7 @@ class Checkpoint:
             # Somebody else has written the file.
             return data
         if FS_CHECKPOINT_KEY in data and data[FS_CHECKPOINT_KEY] is None:
-            from hpctrain.archive import pack_files
-
-            leave_out = {*OF_THE_RUN, DICT_NAME}
-            data[FS_CHECKPOINT_KEY] = pack_files(self.path, leave_out=leave_out)
+            data[FS_CHECKPOINT_KEY] = _pack(self.path, leave_out=(*OF_THE_RUN, DICT_NAME))
         elif (preprocessor := self.get_preprocessor(trusted=True)) is not None:
             data[PREPROCESSOR_KEY] = preprocessor
         if (of := self._own_class()) is None:
@@ -283,7 +285,8 @@ class Checkpoint:
     def to_directory(self, path: str | PathLike[str] | None = None) -> str:
         """Copy the checkpoint into a directory of its own and return that.
 
-        Not collective.
+        Not collective. The copy of what somebody else can have written says so in a file: its
+        pickles have to be trusted as those of the original.
 
         Parameters
         ----------
@@ -296,6 +299,9 @@ class Checkpoint:
 
         target = Path(tempfile.mkdtemp(prefix=_COPY) if path is None else path)
         with self.as_directory() as source:
+            if judge_tree(Path(source)) is not None:
+                target.mkdir(parents=True, exist_ok=True)
+                write_own(target / COPIED_NAME, COPIED_CONTENT)
             shutil.copytree(
                 source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*OF_THE_RUN)
             )
@@ -362,13 +368,14 @@ class Checkpoint:
         Parameters
         ----------
         trusted
-            Whether functions and objects that are not hpctrain's own may be unpickled, though this
-            process has not pickled them itself. That runs code: allow it for what is your own.
+            Whether functions and objects that are not hpctrain's own may be unpickled, though
+            somebody else can have written them. That runs code.
 
         Raises
         ------
         CheckpointError
-            If it is damaged, or holds a pickle and is not trusted.
+            If it is damaged, or holds a pickle that somebody else can have written and is not
+            trusted.
         """
         from hpctrain.preprocessors import storage
 
@@ -401,18 +408,29 @@ class Checkpoint:
             )
 
 
+def _pack(directory: Path, *, leave_out: Collection[str]) -> bytes:
+    """Return the files of a directory; this process may open what nobody else can have written."""
+    from hpctrain.archive import pack_files
+
+    foreign = judge_tree(directory)
+    content = pack_files(directory, leave_out=leave_out)
+    if foreign is None:
+        pickle_trust.remember(content)
+    return content
+
+
 def _unpickle_preprocessor(path: Path, *, trusted: bool) -> Preprocessor:
     import pickle
 
     from hpctrain.preprocessors import storage
 
-    if not trusted:
-        raise CheckpointError(
-            f"{path} is a pickled preprocessor, as Ray Train writes it; opening it runs code. If "
-            f"you trust where it comes from, open it with get_preprocessor(trusted=True)."
-        )
+    content, foreign = read_judged(path)
+    if not (trusted or foreign is None):
+        what = "a pickled preprocessor, as Ray Train writes it"
+        argument = "get_preprocessor(trusted=True)"
+        raise pickle_trust.refusal(path, foreign, what=what, argument=argument)
     try:
-        preprocessor = pickle.loads(path.read_bytes())
+        preprocessor = pickle.loads(content)
         storage.check_is_preprocessor(preprocessor)
     # Whatever its bytes do.
     except Exception as error:

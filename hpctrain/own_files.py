@@ -33,6 +33,19 @@ def create_file(path: str | Path, flags: int = os.O_WRONLY, *, mode: int = FILE_
     return os.open(path, flags | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
 
 
+def write_own(path: str | Path, content: bytes) -> None:
+    """Write a file that neither its group nor others can write. Not collective.
+
+    What is there is replaced in place.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    with open(os.open(path, flags, FILE_MODE), "wb") as file:
+        found = os.fstat(file.fileno())
+        if found.st_mode & 0o022 and found.st_uid == os.geteuid():
+            os.fchmod(file.fileno(), found.st_mode & 0o7755)
+        file.write(content)
+
+
 def open_log(path: str | Path, flags: int = os.O_WRONLY) -> int:
     """Return a descriptor that appends to a file, which is made if needed. Not collective.
 

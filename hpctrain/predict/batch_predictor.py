@@ -10,7 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpctrain import environ
+from hpctrain import environ, pickle_trust
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.checks import check_count, given_or_default
 from hpctrain.config import CheckpointConfig, RunConfig, ScalingConfig
@@ -323,7 +323,7 @@ class BatchPredictor:
             predictor_kwargs=self._predictor_kwargs,
             predict_kwargs=predict_kwargs,
             preprocessor=self._preprocessor,
-            own_pickles=frozenset() if checkpoint is None else storage.recognized_in(checkpoint),
+            own_pickles=frozenset() if checkpoint is None else _own_pickles(checkpoint),
             feature_columns=columns,
             keep_columns=tuple(keep_columns),
             batch_size=batch_size,
@@ -390,6 +390,11 @@ def describe_result(result: Result) -> str:
         f"{metrics['of']} rows{resumed}, {metrics['seconds']:.1f} s on {ranks} ranks "
         f"({metrics['rows_per_s']} rows/s){failures}: {metrics['output']}"
     )
+
+
+def _own_pickles(checkpoint: Path) -> frozenset[str]:
+    """Return the digests of the pickles in a checkpoint that this process has made."""
+    return storage.recognized_in(checkpoint) | pickle_trust.made_here_in(checkpoint)
 
 
 def _only(label: str | None) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpctrain import pickle_trust
 from hpctrain.checkpoint import Checkpoint, CheckpointUploadMode
 from hpctrain.data.dataset import Dataset
 from hpctrain.data.formats import Batch, from_any, num_rows, slice_batch, to_pandas
@@ -105,9 +106,7 @@ class Scoring:
         with lean_import.without(cls.needless_packages if is_lean else ()):
             cls.import_framework()
         if self.own_pickles:
-            from hpctrain.preprocessors import storage
-
-            storage.recognize_digests(self.own_pickles)
+            pickle_trust.remember_digests(self.own_pickles)
         predictor = cls.from_checkpoint(checkpoint, **self.predictor_kwargs)
         if self.preprocessor is not None:
             predictor.set_preprocessor(self.preprocessor)

@@ -2,8 +2,8 @@
 
 Reading hpctrain's own classes runs no code. What else a preprocessor is made of is in the second
 file: estimators of scikit-learn in the format of skops, functions and other objects as pickles.
-Those are opened if this very process has pickled the same bytes, or the reader says that they are
-trusted.
+Those are opened if nobody but this user can have written them, this very process has pickled the
+same bytes, or the reader says that they are trusted (`hpctrain.pickle_trust`).
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ import io
 import json
 import math
 import zipfile
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hpctrain import pickle_trust
 from hpctrain.errors import CheckpointError, ConfigError
+from hpctrain.own_files import write_own
 from hpctrain.plan import spec
 from hpctrain.preprocessors.batches import Array
 from hpctrain.preprocessors.preprocessor import Preprocessor
 from hpctrain.version import __version__
+from hpctrain.writers import Foreign, read_judged
 
 JSON_NAME = "preprocessor.json"
 ARRAYS_NAME = "preprocessor.npz"
 _FORMAT = 1
-# Digests of what this process has pickled, or the one that sent it its work: no code runs that has
-# not run there already.
-_own: set[str] = set()
 # What Python raises for content that is not what was written.
 _DAMAGED = (
     OSError,
@@ -63,7 +63,7 @@ def save(preprocessor: Preprocessor, directory: str | PathLike[str]) -> None:
         If it is no preprocessor, or holds what cannot be pickled.
     """
     for name, content in to_files(preprocessor).items():
-        (Path(directory) / name).write_bytes(content)
+        write_own(Path(directory) / name, content)
 
 
 def load(directory: str | PathLike[str], *, trusted: bool = False) -> Preprocessor:
@@ -76,8 +76,8 @@ def load(directory: str | PathLike[str], *, trusted: bool = False) -> Preprocess
     directory
         A checkpoint's, for example.
     trusted
-        Whether functions and objects that are not hpctrain's own may be unpickled, though this
-        process has not pickled them itself. That runs code: allow it for what is your own.
+        Whether functions and objects that are not hpctrain's own may be unpickled, though somebody
+        else can have written them. That runs code.
 
     Raises
     ------
@@ -127,7 +127,7 @@ def deserialize(serialized: str, *, trusted: bool = False) -> Preprocessor:
             for name, text in content["arrays"].items()
         }
         return _decode_preprocessor(
-            content["preprocessor"], _Reader(arrays, where=where, trusted=trusted)
+            content["preprocessor"], _Reader(arrays, where=where, may_open=trusted)
         )
     except _DAMAGED as error:
         raise _damage(where, error) from error
@@ -148,7 +148,7 @@ def load_same(preprocessor: Preprocessor, directory: str | PathLike[str]) -> Pre
     folder = Path(directory)
     writer = _Writer()
     wanted = _without_stats(writer.encode(preprocessor))
-    if _without_stats(_read_json(folder)["preprocessor"]) != wanted:
+    if _without_stats(_read_json(folder)[0]["preprocessor"]) != wanted:
         return None
     return _load(folder, known=writer.arrays)
 
@@ -164,23 +164,18 @@ def recognize(preprocessor: Preprocessor) -> None:
 def recognized_in(directory: str | PathLike[str]) -> frozenset[str]:
     """Return the digests of the pickles in a directory that this process has made itself.
 
-    Not collective. `recognize_digests` lets another process open them too.
+    Not collective. `hpctrain.pickle_trust.remember_digests` lets another process open them too.
     """
     path = Path(directory) / ARRAYS_NAME
-    if not _own or not path.exists():
+    if not path.exists():
         return frozenset()
     try:
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as stored:
             contents = [stored[name] for name in stored.files]
     except _DAMAGED as error:
         raise _damage(directory, error) from error
-    digests = (_content_digest(array.tobytes()) for array in contents if array.dtype == np.uint8)
-    return frozenset(digest for digest in digests if digest in _own)
-
-
-def recognize_digests(digests: Iterable[str]) -> None:
-    """Let this process open what the one that sent it its work has pickled. Not collective."""
-    _own.update(digests)
+    pickles = (array.tobytes() for array in contents if array.dtype == np.uint8)
+    return frozenset(map(pickle_trust.digest, filter(pickle_trust.is_made_here, pickles)))
 
 
 def check_is_preprocessor(value: Any) -> None:
@@ -223,22 +218,25 @@ def _encode(preprocessor: Preprocessor) -> tuple[dict[str, Any], dict[str, Array
 
 
 def _load(folder: Path, *, trusted: bool = False, known: Container[str] = ()) -> Preprocessor:
-    content = _read_json(folder)
+    content, foreign = _read_json(folder)
     try:
         arrays: dict[str, Array] = {}
         if content["arrays"]:
-            stream = io.BytesIO((folder / ARRAYS_NAME).read_bytes())
-            with np.load(stream, allow_pickle=False) as stored:
+            stored_arrays, foreign_arrays = read_judged(folder / ARRAYS_NAME)
+            foreign = foreign or foreign_arrays
+            with np.load(io.BytesIO(stored_arrays), allow_pickle=False) as stored:
                 arrays = {name: stored[name] for name in content["arrays"]}
-        reader = _Reader(arrays, where=str(folder), trusted=trusted, known=known)
+        may_open = trusted or foreign is None
+        reader = _Reader(arrays, where=str(folder), may_open=may_open, foreign=foreign, known=known)
         return _decode_preprocessor(content["preprocessor"], reader)
     except _DAMAGED as error:
         raise _damage(folder, error) from error
 
 
-def _read_json(folder: Path) -> dict[str, Any]:
+def _read_json(folder: Path) -> tuple[dict[str, Any], Foreign | None]:
     try:
-        content: dict[str, Any] = json.loads((folder / JSON_NAME).read_bytes())
+        stored, foreign = read_judged(folder / JSON_NAME)
+        content: dict[str, Any] = json.loads(stored)
         _check_format(content, str(folder))
     except FileNotFoundError as error:
         raise CheckpointError(
@@ -247,7 +245,7 @@ def _read_json(folder: Path) -> dict[str, Any]:
         ) from error
     except _DAMAGED as error:
         raise _damage(folder, error) from error
-    return content
+    return content, foreign
 
 
 def _damage(where: object, error: Exception) -> CheckpointError:
@@ -276,10 +274,6 @@ def _digest(array: Array) -> str:
     digest = hashlib.sha256(f"{array.dtype.str}{array.shape}".encode())
     digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()[:32]
-
-
-def _content_digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
 
 
 def _own_classes() -> dict[str, type[Preprocessor]]:
@@ -354,10 +348,10 @@ class _Writer:
                 pass
             else:
                 # skops writes the same object to other bytes each time.
-                _own.add(_content_digest(dumped))
+                pickle_trust.remember(dumped)
                 stored = np.frombuffer(dumped, np.uint8)
                 return {"$skops": self._keep(stored, name=_digest(content))}
-        _own.add(_content_digest(pickled))
+        pickle_trust.remember(pickled)
         return {"$pickle": self._keep(content)}
 
     def _keep(self, array: Array, *, name: str | None = None) -> str:
@@ -374,12 +368,14 @@ class _Reader:
         arrays: Mapping[str, Array],
         *,
         where: str,
-        trusted: bool,
+        may_open: bool,
+        foreign: Foreign | None = None,
         known: Container[str] = (),
     ) -> None:
         self._arrays = arrays
         self._where = where
-        self._trusted = trusted
+        self._may_open_all = may_open
+        self._foreign = foreign
         self._known = known
         self._classes = _own_classes()
 
@@ -448,7 +444,7 @@ class _Reader:
         return skops.io.loads(content, trusted=unknown)
 
     def _may_open(self, content: bytes) -> bool:
-        return self._trusted or _content_digest(content) in _own
+        return self._may_open_all or pickle_trust.is_made_here(content)
 
     def _array(self, name: str) -> Array:
         array = self._arrays[name]
@@ -457,10 +453,7 @@ class _Reader:
         return array
 
     def _refusal(self, what: str) -> CheckpointError:
-        return CheckpointError(
-            f"{self._where} holds {what}; opening it runs code. If you trust where it comes from, "
-            f"open it with trusted=True."
-        )
+        return pickle_trust.refusal(self._where, self._foreign, what=what)
 
 
 def _decode_preprocessor(encoded: Any, reader: _Reader) -> Preprocessor:

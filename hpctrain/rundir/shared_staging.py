@@ -19,6 +19,7 @@ from hpctrain.rundir.staging import (
     make_below,
     make_present,
 )
+from hpctrain.writers import COPIED_CONTENT, COPIED_NAME, judge_tree
 
 T = TypeVar("T")
 
@@ -131,6 +132,9 @@ class SharedStaging:
 
     def _add_all(self, source: Path, add: Callable[[str, Path], object]) -> None:
         self._walk(source, "", add)
+        if self.paths and judge_tree(source) is not None:
+            # The copies belong to this user, whoever has written the files.
+            self.offer(COPIED_NAME, COPIED_CONTENT)
 
     def _walk(self, source: Path, inside: str, add: Callable[[str, Path], object]) -> None:
         # shutil.copytree would go on after an error, such as a full disk.

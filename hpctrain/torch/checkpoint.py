@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from hpctrain import pickle_trust
 from hpctrain.bulk.index import INDEX_NAME
 from hpctrain.checkpoint import DICT_NAME, Checkpoint
 from hpctrain.constants import MODEL_KEY
@@ -223,10 +223,10 @@ def load_own_model(checkpoint: Checkpoint) -> torch.nn.Module:
     """
     if checkpoint._architecture is not None:
         return load_model(checkpoint, copy.deepcopy(checkpoint._architecture))
-    if checkpoint._model_digest is not None:
+    if checkpoint._given is not None:
         with checkpoint.as_directory() as directory:
             content = Path(directory, DICT_NAME).read_bytes()
-        if hashlib.sha256(content).hexdigest() == checkpoint._model_digest:
+        if pickle_trust.is_made_here(content):
             made: torch.nn.Module = spec.unpack(content)[MODEL_KEY]
             return made
     raise ConfigError(

@@ -67,7 +67,9 @@ def hostile(marker: Path) -> bytes:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
+    """A directory that somebody else can write: what only this user can have written is opened."""
     (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint").chmod(0o777)
     return tmp_path / "checkpoint"
 
 
@@ -372,13 +374,14 @@ def test_parquet_types_of_python(tmp_path: Path, marker: Path, hostile: bytes) -
 
 
 def test_preprocessors(directory: Path, marker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hpctrain.preprocessors import BatchMapper, Preprocessor, storage
+    from hpctrain import pickle_trust
+    from hpctrain.preprocessors import BatchMapper, Preprocessor
 
     mapper = BatchMapper(Payload(marker), batch_format="numpy")  # type: ignore[arg-type]
     Checkpoint(directory).set_preprocessor(mapper)
     text = mapper.serialize()
     # This process has pickled it; whoever gets it from elsewhere has not.
-    monkeypatch.setattr(storage, "_own", set())
+    monkeypatch.setattr(pickle_trust, "_made", set())
     why = r"holds a pickle; opening it runs code.*trusted=True"
     refused(Checkpoint(directory).get_preprocessor, marker, why)
     refused(lambda: Preprocessor.deserialize(text), marker, why)

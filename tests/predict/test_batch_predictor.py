@@ -29,12 +29,13 @@ from hpctrain import (
     ScalingConfig,
     UserCallback,
     get_context,
+    pickle_trust,
 )
 from hpctrain.data import from_numpy, read_hdf5
 from hpctrain.lightgbm import LightGBMPredictor
 from hpctrain.predict import BatchPredictor, Predictor, scoring
 from hpctrain.predict.features import ModelFeatures
-from hpctrain.preprocessors import BatchMapper, storage
+from hpctrain.preprocessors import BatchMapper
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.xgboost import XGBoostPredictor
 
@@ -272,7 +273,12 @@ def test_the_preprocessor_in_the_checkpoint_is_applied_on_all_ranks(
     # Twice the numbers, and half of that again.
     copy.set_preprocessor(BatchMapper(lambda batch: {**batch, "x": batch["x"] / 2}, "numpy"))
     # As in a process that has pickled nothing yet.
-    monkeypatch.setattr(storage, "_own", set())
+    monkeypatch.setattr(pickle_trust, "_made", set())
+    mine = BatchPredictor.from_checkpoint(copy, XGBoostPredictor)
+    assert np.array_equal(
+        mine.predict(doubled, **two_ranks(tmp_path)).to_numpy()["predictions"], expected
+    )
+    Path(copy.path).chmod(0o775)
     with pytest.raises(CheckpointError, match="pickle"):
         BatchPredictor.from_checkpoint(copy, XGBoostPredictor).predict(doubled, **here(tmp_path))
     predictor = BatchPredictor.from_checkpoint(copy, XGBoostPredictor, trust_preprocessor=True)

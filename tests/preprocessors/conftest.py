@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from hpctrain.preprocessors import Preprocessor, SklearnPreprocessor, storage
+from hpctrain import pickle_trust
+from hpctrain.preprocessors import Preprocessor, SklearnPreprocessor
 from hpctrain.preprocessors.batches import slices_of
 from hpctrain.testing.thread_comm import ThreadComm, run_on_threads
 
@@ -15,9 +17,15 @@ ROWS_OF_A_BATCH = 100
 
 
 @pytest.fixture
-def in_another_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Go on as a process that has pickled nothing yet."""
-    return lambda: monkeypatch.setattr(storage, "_own", set())
+def in_another_process(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Go on as a process that has pickled nothing, where others can write into directories."""
+
+    def go_on(*shared: Path) -> None:
+        monkeypatch.setattr(pickle_trust, "_made", set())
+        for directory in shared:
+            directory.chmod(0o775)
+
+    return go_on
 
 
 @pytest.fixture(params=[1, 2, 3, 4])

@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -139,13 +140,17 @@ def test_functions_of_others_are_opened_only_if_they_are_trusted(
     fitted = Preprocessor.deserialize(preprocessor.serialize(), trusted=True).fit(BATCH)
     save(fitted, tmp_path)
     text = fitted.serialize()
-    in_another_process()
+    in_another_process(tmp_path)
     message = r"holds a pickle; opening it runs code\. .* open it with trusted=True"
-    with pytest.raises(CheckpointError, match=message):
+    why = rf"{tmp_path} can be written by others \(mode 0775\)\..* chmod -R go-w {tmp_path}\."
+    with pytest.raises(CheckpointError, match=message) as caught:
         load(tmp_path)
+    assert re.search(why, str(caught.value))
     with pytest.raises(CheckpointError, match=message):
         Preprocessor.deserialize(text)
     assert_same(load(tmp_path, trusted=True).transform_batch(BATCH), fitted.transform_batch(BATCH))
+    tmp_path.chmod(0o755)
+    assert_same(load(tmp_path).transform_batch(BATCH), fitted.transform_batch(BATCH))
 
 
 @pytest.mark.parametrize("preprocessor", NEED_TRUST, ids=lambda p: type(p).__name__)
@@ -169,7 +174,7 @@ def test_one_changed_byte_makes_a_pickle_that_of_somebody_else(tmp_path: Path):
 
 
 def test_a_class_of_ones_own_is_stored_and_needs_trust_elsewhere(
-    tmp_path: Path, in_another_process: Callable[[], None]
+    tmp_path: Path, in_another_process: Callable[..., None]
 ):
     class Doubler(ColumnPreprocessor):
         def __init__(self, columns: list[str]) -> None:
@@ -182,7 +187,7 @@ def test_a_class_of_ones_own_is_stored_and_needs_trust_elsewhere(
             return {name: values * self._stats["factor"] for name, values in columns.items()}
 
     save(Doubler(["x"]).fit(BATCH), tmp_path)
-    in_another_process()
+    in_another_process(tmp_path)
     with pytest.raises(CheckpointError, match="trusted=True"):
         load(tmp_path)
     made = load(tmp_path, trusted=True).transform_batch({"x": np.array([1.5])})

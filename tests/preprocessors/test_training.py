@@ -258,7 +258,7 @@ def test_a_function_is_stored_and_opened_elsewhere_only_if_it_is_trusted(
     tmp_path: Path,
     columns: dict[str, np.ndarray],
     num_workers: int,
-    in_another_process: Callable[[], None],
+    in_another_process: Callable[..., None],
 ):
     def shifted(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return {**batch, "x": batch["x"] + 1}
@@ -275,6 +275,9 @@ def test_a_function_is_stored_and_opened_elsewhere_only_if_it_is_trusted(
     mine: Any = result.checkpoint.get_preprocessor()
     assert len(mine.transform_batch({"x": columns["x"][:2]})["x"]) == 2
     in_another_process()
+    # It lies in a run directory of this user's own.
+    assert result.checkpoint.get_preprocessor() is not None
+    in_another_process(result.checkpoint.path)
     with pytest.raises(
         CheckpointError, match=r"holds a pickle; opening it runs code\. .*trusted=True"
     ):

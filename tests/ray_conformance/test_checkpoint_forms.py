@@ -138,11 +138,18 @@ def test_a_preprocessor_that_ray_pickled_is_not_passed_over(tmp_path: Path) -> N
     scaler = StandardScaler(columns=["a"]).fit(from_pandas(pd.DataFrame({"a": [1.0, 3.0]})))
     (tmp_path / "_preprocessor").write_bytes(pickle.dumps(scaler))
     checkpoint = Checkpoint.from_directory(tmp_path)
-    with pytest.raises(CheckpointError, match=r"_preprocessor is a pickled.*trusted=True"):
+    tmp_path.chmod(0o775)
+    with pytest.raises(CheckpointError, match=r"_preprocessor holds a pickled.*trusted=True"):
         checkpoint.get_preprocessor()
-    read = checkpoint.get_preprocessor(trusted=True)
-    assert read is not None
-    assert read.transform_batch(pd.DataFrame({"a": [2.0]}))["a"].tolist() == [0.0]
+    reads = [checkpoint.get_preprocessor(trusted=True)]
+    tmp_path.chmod(0o755)
+    reads.append(checkpoint.get_preprocessor())
+    # Packed and unpacked by this process, too.
+    reads.append(Checkpoint.from_dict(checkpoint.to_dict()).get_preprocessor())
+    reads.append(Checkpoint.from_directory(checkpoint.to_directory()).get_preprocessor())
+    for read in reads:
+        assert read is not None
+        assert read.transform_batch(pd.DataFrame({"a": [2.0]}))["a"].tolist() == [0.0]
 
 
 @pytest.mark.parametrize("content", [b"", pickle.dumps(3), b"cno.such.module\nThing\n."])

@@ -12,7 +12,14 @@ import pandas
 import pytest
 
 import hpctrain
-from hpctrain import Checkpoint, CheckpointError, ConfigError, RunConfig, ScalingConfig
+from hpctrain import (
+    Checkpoint,
+    CheckpointError,
+    ConfigError,
+    RunConfig,
+    ScalingConfig,
+    pickle_trust,
+)
 from hpctrain.data import from_pandas
 from hpctrain.predict import BatchPredictor, Predictor
 from hpctrain.preprocessors import (
@@ -22,7 +29,6 @@ from hpctrain.preprocessors import (
     StandardScaler,
     load,
     save,
-    storage,
 )
 
 FRAME = pandas.DataFrame({"a": [1.0, 2.0, 4.0], "b": [10.0, 20.0, 40.0]})
@@ -90,7 +96,9 @@ def test_what_was_learned_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     save(Chain(LargestIsOne("a")).fit(FRAME), tmp_path)
     assert load(tmp_path).transform_batch(FRAME)["a"].tolist() == [0.25, 0.5, 1.0]
     # As in a process that has pickled nothing yet.
-    monkeypatch.setattr(storage, "_own", set())
+    monkeypatch.setattr(pickle_trust, "_made", set())
+    assert load(tmp_path).transform_batch(FRAME)["a"].tolist() == [0.25, 0.5, 1.0]
+    tmp_path.chmod(0o775)
     with pytest.raises(CheckpointError, match="trusted=True"):
         load(tmp_path)
     made = load(tmp_path, trusted=True).transform_batch(FRAME)
