@@ -8,18 +8,25 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar
 
+from hpctrain import pickle_trust
+from hpctrain.constants import MODEL_KEY
 from hpctrain.data.optional import require
 from hpctrain.errors import CheckpointError
 from hpctrain.gbdt.checkpoint import ModelCheckpoint
 from hpctrain.gbdt.features import Features
 from hpctrain.gbdt.model_file import first_line, verify_digest
+from hpctrain.writers import read_judged
+
+PICKLED_NAME = MODEL_KEY
+"""Ray Train 2.0 to 2.6 pickle an estimator into a file of this name."""
 
 
 class SklearnCheckpoint(ModelCheckpoint):
     """A checkpoint that holds an estimator, in the format of skops.
 
-    Opening it makes objects of types that skops knows to be harmless and of scikit-learn's classes,
-    and of no others.
+    Opening it makes objects of types that skops knows to be harmless and of scikit-learn's classes.
+    Others, and the pickle ``model`` that Ray Train writes, run code: they are opened where nobody
+    but this user can have written them, or if they are trusted.
     """
 
     framework: ClassVar[str] = "sklearn"
@@ -33,15 +40,22 @@ class SklearnCheckpoint(ModelCheckpoint):
         skops_io.dump(model, path)
 
     @classmethod
-    def read_model(cls, path: Path, trusted: Sequence[str] = ()) -> Any:
+    def read_model(cls, path: Path, trusted: Sequence[str] | bool = ()) -> Any:
         """Return the estimator of a file. Not collective."""
+        if path.name == PICKLED_NAME:
+            return _unpickle(path, trusted=trusted is True)
         skops_io = require("skops.io", to="to load scikit-learn's models", extra="sklearn")
         verify_digest(path)
         try:
             asked = skops_io.get_untrusted_types(file=path)
-            known = {*trusted, *filter(_is_class_of_sklearn, asked)}
+            named = () if isinstance(trusted, bool) else trusted
+            known = {*named, *filter(_is_class_of_sklearn, asked)}
             if not (strange := sorted(set(asked) - known)):
                 return skops_io.load(path, trusted=sorted(known))
+            content, foreign = read_judged(path)
+            if trusted is True or foreign is None:
+                everything = skops_io.get_untrusted_types(data=content)
+                return skops_io.loads(content, trusted=everything)
         except Exception as error:  # whatever a damaged file brings about
             raise CheckpointError(
                 f"the estimator in {path} is damaged, or of another scikit-learn: "
@@ -49,8 +63,8 @@ class SklearnCheckpoint(ModelCheckpoint):
             ) from error
         raise CheckpointError(
             f"{path} holds the types {', '.join(strange)}, and making them would run their "
-            f"code. If you trust them, say so with trusted={strange!r}: SklearnCheckpoint."
-            f"get_estimator() and SklearnPredictor.from_checkpoint() take it."
+            f"code. {pickle_trust.advice(path.parent, foreign, argument=f'trusted={strange!r}')} "
+            f"SklearnCheckpoint.get_estimator() and SklearnPredictor.from_checkpoint() take it."
         )
 
     @classmethod
@@ -83,13 +97,29 @@ class SklearnCheckpoint(ModelCheckpoint):
         """
         return cls.from_model(estimator, preprocessor=preprocessor, path=path)
 
-    def get_estimator(self, trusted: Sequence[str] = ()) -> Any:
+    @classmethod
+    def check(cls, directory: str | PathLike[str], *, filename: str | None = None) -> Path:
+        """Return the path of the model's file. Not collective.
+
+        Raises
+        ------
+        CheckpointError
+            If there is none, or the directory belongs to another framework.
+        """
+        pickled = Path(directory) / PICKLED_NAME
+        is_of_ray = not (Path(directory) / cls.model_file).exists() and pickled.is_file()
+        if filename is None and is_of_ray:
+            return pickled
+        return super().check(directory, filename=filename)
+
+    def get_estimator(self, trusted: Sequence[str] | bool = ()) -> Any:
         """Return the estimator. Not collective.
 
         Parameters
         ----------
         trusted
-            Types, as ``module.Class``, that may be made beside those that skops knows.
+            Types, as ``module.Class``, that may be made beside those that skops knows though
+            somebody else can have written them. True allows all, and a pickle.
 
         Raises
         ------
@@ -98,6 +128,21 @@ class SklearnCheckpoint(ModelCheckpoint):
         """
         with self.as_directory() as directory:
             return self.read_model(self.check(directory), trusted)
+
+
+def _unpickle(path: Path, *, trusted: bool) -> Any:
+    from hpctrain.plan import spec
+
+    content, foreign = read_judged(path)
+    if not (trusted or foreign is None):
+        raise pickle_trust.refusal(path, foreign, what="a pickled estimator")
+    try:
+        return spec.unpack(content)
+    except Exception as error:  # whatever its code does
+        raise CheckpointError(
+            f"the estimator in {path} is damaged, or of another scikit-learn: "
+            f"{first_line(error)}. Take another checkpoint, or train again."
+        ) from error
 
 
 def _is_class_of_sklearn(name: str) -> bool:

@@ -11,7 +11,7 @@ from hpctrain.checkpoint import Checkpoint
 from hpctrain.predict.batches import PREDICTIONS
 from hpctrain.predict.features import feature_frame, select_columns, select_frame, select_matrix
 from hpctrain.predict.predictor import Predictor
-from hpctrain.sklearn.checkpoint import SklearnCheckpoint
+from hpctrain.sklearn.checkpoint import PICKLED_NAME, SklearnCheckpoint
 
 if TYPE_CHECKING:
     from sklearn.base import BaseEstimator
@@ -29,7 +29,7 @@ class SklearnPredictor(Predictor):
     """
 
     framework = "sklearn"
-    model_files = ("model.skops",)
+    model_files = ("model.skops", PICKLED_NAME)
 
     def __init__(self, estimator: BaseEstimator, preprocessor: Any = None) -> None:
         super().__init__(preprocessor)
@@ -42,20 +42,22 @@ class SklearnPredictor(Predictor):
     def from_checkpoint(
         cls,
         checkpoint: Checkpoint,
-        trusted: Sequence[str] = (),
+        trusted: Sequence[str] | bool = (),
         trust_preprocessor: bool = False,
         **kwargs: Any,
     ) -> SklearnPredictor:
         """Return a predictor with the estimator of a checkpoint.
 
-        Not collective. Nothing is unpickled: skops makes known types only.
+        Not collective. skops makes known types only, but where nobody except this user can have
+        written the file, or what is trusted.
 
         Parameters
         ----------
         checkpoint
-            With ``model.skops``.
+            With ``model.skops``, or the pickle ``model`` of Ray Train.
         trusted
-            Types to make besides those that skops knows, as ``module.Class``.
+            Types to make besides those that skops knows, as ``module.Class``, though somebody else
+            can have written them; True allows all, and a pickle.
         trust_preprocessor
             Whether functions and objects in its preprocessor may be unpickled, which runs code.
         **kwargs

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import pickle
 import textwrap
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -49,9 +51,31 @@ def test_an_estimator_that_knows_names_is_given_them(tmp_path):
 
 def test_types_that_are_not_trusted_are_named_and_not_made(tmp_path):
     checkpoint = save(FunctionTransformer(textwrap.dedent), tmp_path)
-    with pytest.raises(CheckpointError, match=r"trusted=\['textwrap.dedent'\]"):
+    # Nobody else can have written it.
+    SklearnPredictor.from_checkpoint(checkpoint)
+    Path(checkpoint.path).chmod(0o775)
+    why = r"can be written by others \(mode 0775\).*trusted=\['textwrap.dedent'\]"
+    with pytest.raises(CheckpointError, match=why):
         SklearnPredictor.from_checkpoint(checkpoint)
     SklearnPredictor.from_checkpoint(checkpoint, trusted=["textwrap.dedent"])
+    SklearnPredictor.from_checkpoint(checkpoint, trusted=True)
+
+
+def test_an_estimator_that_ray_pickled_is_opened_where_it_may_be(tmp_path):
+    estimator = LinearRegression().fit(X, Y)
+    path = tmp_path / "model"
+    path.write_bytes(pickle.dumps(estimator))
+    checkpoint = Checkpoint(tmp_path)
+    predictor = SklearnPredictor.from_checkpoint(checkpoint)
+    assert np.array_equal(predictor.predict(X), estimator.predict(X))
+    path.chmod(0o666)
+    with pytest.raises(CheckpointError, match=r"model holds a pickled estimator; .*trusted=True"):
+        SklearnPredictor.from_checkpoint(checkpoint)
+    assert SklearnPredictor.from_checkpoint(checkpoint, trusted=True) is not None
+    path.chmod(0o644)
+    path.write_bytes(b"nothing")
+    with pytest.raises(CheckpointError, match="is damaged, or of another scikit-learn"):
+        SklearnPredictor.from_checkpoint(checkpoint)
 
 
 def test_a_forest_needs_no_trust(tmp_path):

@@ -151,6 +151,8 @@ def test_an_estimator_that_runs_code_of_others_is_only_opened_if_it_is_trusted(
     tmp_path: Path,
 ) -> None:
     checkpoint = SklearnCheckpoint.from_estimator(FunctionTransformer(np.linalg.norm))
+    assert checkpoint.get_estimator().func is np.linalg.norm
+    Path(checkpoint.path).chmod(0o777)
     with pytest.raises(CheckpointError, match="making them would run their code") as raised:
         checkpoint.get_estimator()
     assert "trusted=['numpy.linalg.norm']" in str(raised.value)
