@@ -136,7 +136,13 @@ def make_fingerprint(*parts: bytes) -> str:
     return digest.hexdigest()
 
 
-def pack(value: Any, *, what: str, canonical: bool = False) -> bytes:
+def pack(
+    value: Any,
+    *,
+    what: str,
+    canonical: bool = False,
+    reference: Callable[[Any], Any] | None = None,
+) -> bytes:
     """Return `value` pickled, functions and classes of the main script included.
 
     Not collective.
@@ -150,6 +156,9 @@ def pack(value: Any, *, what: str, canonical: bool = False) -> bytes:
     canonical
         Whether equal tensors give equal bytes, in whichever process and from whichever device: they
         are on the CPU when they are unpickled.
+    reference
+        Returns what stands in the pickle for a part that is kept elsewhere, and None for all else:
+        `unpack` is given what makes the part again.
 
     Raises
     ------
@@ -157,7 +166,7 @@ def pack(value: Any, *, what: str, canonical: bool = False) -> bytes:
         If it cannot be pickled; the message names the variable that is at fault.
     """
     try:
-        content = _dump(value, canonical=canonical)
+        content = _dump(value, canonical=canonical, reference=reference)
     except Exception as error:
         culprits = _unpicklable(value)
         at_fault = f" At fault: {', '.join(culprits)}." if culprits else ""
@@ -172,17 +181,20 @@ def pack(value: Any, *, what: str, canonical: bool = False) -> bytes:
     return content
 
 
-def _dump(value: Any, *, canonical: bool) -> bytes:
+def _dump(value: Any, *, canonical: bool, reference: Callable[[Any], Any] | None) -> bytes:
     import cloudpickle
 
-    torch: Any = sys.modules.get("torch")
-    if torch is None or not canonical:
+    torch: Any = sys.modules.get("torch") if canonical else None
+    if torch is None and reference is None:
         plain: bytes = cloudpickle.dumps(value, protocol=5)
         return plain
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def persistent_id(self, obj: Any) -> Any:
+            return None if reference is None else reference(obj)
+
         def reducer_override(self, obj: Any) -> Any:
-            if not isinstance(obj, torch.storage.TypedStorage):
+            if torch is None or not isinstance(obj, torch.storage.TypedStorage):
                 return super().reducer_override(obj)
             storage = torch.storage.TypedStorage(
                 wrap_storage=obj._untyped_storage.cpu(), dtype=obj.dtype, _internal=True
@@ -197,9 +209,25 @@ def _dump(value: Any, *, canonical: bool) -> bytes:
     return file.getvalue()
 
 
-def unpack(content: bytes) -> Any:
-    """Return what `pack` was given. Not collective."""
-    return pickle.loads(content)
+def unpack(content: bytes, *, referred: Callable[[Any], Any] | None = None) -> Any:
+    """Return what `pack` was given. Not collective.
+
+    Parameters
+    ----------
+    content
+        The pickle.
+    referred
+        Returns the part for which the pickle has something that stands for it.
+    """
+    if referred is None:
+        return pickle.loads(content)
+    make = referred
+
+    class Unpickler(pickle.Unpickler):
+        def persistent_load(self, pid: Any) -> Any:
+            return make(pid)
+
+    return Unpickler(io.BytesIO(content)).load()
 
 
 def explain_large_pickle(value: Any, content: bytes) -> str | None:

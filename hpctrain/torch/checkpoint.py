@@ -1,8 +1,9 @@
-"""`TorchCheckpoint`: the weights of a model in a directory, without pickle."""
+"""`TorchCheckpoint`: the weights of a model in a directory, without pickle, and its module."""
 
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -11,10 +12,17 @@ from typing import TYPE_CHECKING, Any, cast
 from hpctrain import pickle_trust
 from hpctrain.bulk.index import INDEX_NAME
 from hpctrain.checkpoint import DICT_NAME, Checkpoint
+from hpctrain.checkpoint_class import write_class
 from hpctrain.constants import MODEL_KEY
 from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.plan import spec
 from hpctrain.predict.features import describe_model
+from hpctrain.torch.architecture import (
+    NoArchitectureError,
+    read_architecture,
+    write_architecture,
+)
+from hpctrain.writers import open_judged, read_judged
 
 if TYPE_CHECKING:
     import torch
@@ -39,6 +47,10 @@ class TorchCheckpoint(Checkpoint):
     Weights are ``model.safetensors``, which holds tensors and nothing that could run. A
     ``model.pt`` of a training function's own (``torch.save(model.state_dict(), ...)``) is read too,
     with ``weights_only``; and so is the ``model`` of `hpctrain.torch.report_state`.
+
+    The module itself, without its weights, is a pickle in ``model.architecture``, which
+    `from_model` writes. That runs code, as does a ``model.pt`` that holds a whole model: they are
+    opened where nobody but this user can have written them, or if they are trusted.
     """
 
     @classmethod
@@ -51,7 +63,7 @@ class TorchCheckpoint(Checkpoint):
         features: Sequence[str] | None = None,
         label: str | None = None,
     ) -> TorchCheckpoint:
-        """Return a checkpoint with the weights of a model.
+        """Return a checkpoint with the weights of a model, and its module beside them.
 
         Not collective.
 
@@ -69,13 +81,15 @@ class TorchCheckpoint(Checkpoint):
             Column that the model predicts.
         """
         unwrapped = unwrap(model)
+        weights = unwrapped.state_dict()
         checkpoint = cls.from_state_dict(
-            unwrapped.state_dict(),
+            weights,
             path=path,
             preprocessor=preprocessor,
             features=features,
             label=label,
         )
+        write_architecture(unwrapped, weights, checkpoint.path)
         checkpoint._architecture = unwrapped
         return checkpoint
 
@@ -113,6 +127,7 @@ class TorchCheckpoint(Checkpoint):
                 f"them in a file of their own beside {SAFETENSORS_NAME}."
             )
         checkpoint = cls._make(path)
+        write_class(cls, checkpoint.path)
         write_state_dict(state_dict, checkpoint.path)
         return describe_model(
             checkpoint,
@@ -133,7 +148,10 @@ class TorchCheckpoint(Checkpoint):
         return read_state_dict(self)
 
     def get_model(
-        self, model: torch.nn.Module | Callable[[], torch.nn.Module] | None = None
+        self,
+        model: torch.nn.Module | Callable[[], torch.nn.Module] | None = None,
+        *,
+        trusted: bool = False,
     ) -> torch.nn.Module:
         """Return a model with the weights of the checkpoint.
 
@@ -143,16 +161,20 @@ class TorchCheckpoint(Checkpoint):
         ----------
         model
             A model of the same architecture, whose weights are replaced, or a function that makes
-            one. A checkpoint holds no code; None is for the very handle that was made of a model.
+            one. None takes the module of the checkpoint.
+        trusted
+            Whether a pickle may be opened though somebody else can have written it. That runs code.
 
         Raises
         ------
         CheckpointError
             If the weights are not those of this architecture.
         ConfigError
-            If `model` is missing.
+            If `model` is None, and the checkpoint has no module, or none that may be opened.
         """
-        return load_model(self, model) if model is not None else load_own_model(self)
+        if model is not None:
+            return load_model(self, model, trusted=trusted)
+        return load_own_model(self, trusted=trusted)
 
 
 def write_state_dict(state_dict: Mapping[str, torch.Tensor], directory: Path) -> None:
@@ -164,8 +186,10 @@ def write_state_dict(state_dict: Mapping[str, torch.Tensor], directory: Path) ->
     save_file(tensors, directory / SAFETENSORS_NAME)
 
 
-def read_state_dict(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
-    """Return the weights in a checkpoint, on the CPU. Not collective.
+def read_state_dict(checkpoint: Checkpoint, *, trusted: bool = False) -> dict[str, torch.Tensor]:
+    """Return the weights in a checkpoint, on the CPU.
+
+    Not collective. Pickles of whole models are opened where they may be.
 
     Raises
     ------
@@ -193,50 +217,133 @@ def read_state_dict(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
         if Path(directory, DICT_NAME).exists():
             from hpctrain.torch.dict_checkpoint import read_weights_of_dict
 
-            return read_weights_of_dict(Path(directory, DICT_NAME))
+            path = Path(directory, DICT_NAME)
+            try:
+                return read_weights_of_dict(path)
+            except CheckpointError as error:
+                content, refusal = _open_dict(path, trusted=trusted)
+                if refusal:
+                    raise CheckpointError(f"{error} For the whole: {refusal}.") from error
+                if not isinstance(content, (torch.nn.Module, Mapping)):
+                    raise
+            return _as_weights(content, path)
         if not pickled.exists():
             raise CheckpointError(
                 f"{directory} has none of {SAFETENSORS_NAME}, {INDEX_NAME} and {PICKLED_NAME}. "
                 f"Write it with TorchCheckpoint.from_model() or hpctrain.torch.report_state()."
             )
-        try:
-            content = torch.load(pickled, map_location="cpu", weights_only=True)
-        except Exception as error:  # whatever a strange pickle brings about
-            raise CheckpointError(
-                f"{pickled} is damaged, or holds more than weights, and reading it would run code. "
-                f"Save model.state_dict(), or use TorchCheckpoint.from_model()."
-            ) from error
+        return _as_weights(_read_pickled(pickled, trusted=trusted), pickled)
+
+
+def _as_weights(content: Any, path: Path) -> dict[str, torch.Tensor]:
+    import torch
+
+    if isinstance(content, torch.nn.Module):
+        return dict(unwrap(content).state_dict())
     if not isinstance(content, Mapping):
-        raise CheckpointError(f"{pickled} holds a {type(content).__name__}, not a state_dict().")
+        raise CheckpointError(f"{path} holds a {type(content).__name__}, not a state_dict().")
     return dict(content)
 
 
-def load_own_model(checkpoint: Checkpoint) -> torch.nn.Module:
-    """Return a copy of the model that a handle was made of, as it was then. Not collective.
+def _read_pickled(path: Path, *, trusted: bool) -> Any:
+    """Return what a ``model.pt`` holds: whole models only where they may be opened."""
+    import torch
 
-    No pickle is opened but what this handle has written, byte by byte.
+    file, foreign = open_judged(path)
+    with io.BufferedReader(file) as stream:
+        try:
+            return torch.load(stream, map_location="cpu", weights_only=True)
+        except Exception as error:  # whatever a strange pickle brings about
+            if not (trusted or foreign is None):
+                raise CheckpointError(
+                    f"{path} is damaged, or holds more than weights, and reading it would run "
+                    f"code. {pickle_trust.advice(path.parent, foreign)} Or save "
+                    f"model.state_dict(), or use TorchCheckpoint.from_model()."
+                ) from error
+        stream.seek(0)
+        try:
+            return torch.load(stream, map_location="cpu", weights_only=False)
+        except Exception as error:  # whatever its code does
+            raise CheckpointError(
+                f"{path} cannot be opened here: {type(error).__name__}: {error}. Save "
+                f"model.state_dict(), or use TorchCheckpoint.from_model()."
+            ) from error
+
+
+def _open_dict(path: Path, *, trusted: bool) -> tuple[Any, str]:
+    """Return the model in a pickled dict, None if there is none, and why it may not be opened."""
+    content, foreign = read_judged(path)
+    if not (trusted or foreign is None or pickle_trust.is_made_here(content)):
+        told = pickle_trust.advice(path.parent, foreign).rstrip(".")
+        return None, f"its {path.name} holds a pickle; opening it runs code. {told}"
+    try:
+        data = spec.unpack(content)
+    except Exception as error:  # whatever its code does
+        told = f"{type(error).__name__}: {error}".rstrip(".")
+        return None, f"its {path.name} cannot be opened here ({told})"
+    return (data.get(MODEL_KEY), "") if isinstance(data, Mapping) else (None, "")
+
+
+def load_own_model(checkpoint: Checkpoint, *, trusted: bool = False) -> torch.nn.Module:
+    """Return the model of a checkpoint, as it was when it was saved. Not collective.
 
     Raises
     ------
+    CheckpointError
+        If its weights cannot be read.
     ConfigError
-        If the handle was not made of a model.
+        If the checkpoint has no module, or none that may be opened.
     """
     if checkpoint._architecture is not None:
         return load_model(checkpoint, copy.deepcopy(checkpoint._architecture))
-    if checkpoint._given is not None:
-        with checkpoint.as_directory() as directory:
-            content = Path(directory, DICT_NAME).read_bytes()
-        if pickle_trust.is_made_here(content):
-            made: torch.nn.Module = spec.unpack(content)[MODEL_KEY]
-            return made
-    raise ConfigError(
-        f"{checkpoint!r} needs model=: a checkpoint holds weights and no code. Give the "
-        f"architecture, or a function that makes it."
-    )
+    with checkpoint.as_directory() as name:
+        directory = Path(name)
+        try:
+            return _load_stored(checkpoint, directory, trusted=trusted)
+        except NoArchitectureError as error:
+            raise ConfigError(
+                f"{checkpoint!r} needs model=: {error}. Give the architecture, or a function that "
+                f"makes it."
+            ) from error.__cause__
+
+
+def _load_stored(checkpoint: Checkpoint, directory: Path, *, trusted: bool) -> torch.nn.Module:
+    import torch
+
+    made: Any = None
+    if (directory / SAFETENSORS_NAME).exists():
+        weights = read_state_dict(checkpoint)
+        return read_architecture(directory, weights, trusted=trusted)
+    if (directory / DICT_NAME).exists():
+        if (given := _given_unchanged(checkpoint)) is not None:
+            return given
+        made, refusal = _open_dict(directory / DICT_NAME, trusted=trusted)
+        if refusal:
+            raise NoArchitectureError(refusal)
+    elif (directory / PICKLED_NAME).exists():
+        made = _read_pickled(directory / PICKLED_NAME, trusted=trusted)
+    if not isinstance(made, torch.nn.Module):
+        raise NoArchitectureError("a checkpoint holds weights and no code")
+    return unwrap(made)
+
+
+def _given_unchanged(checkpoint: Checkpoint) -> torch.nn.Module | None:
+    """Return the very model that a handle was made of, if it is still what was stored."""
+    if checkpoint._given is None:
+        return None
+    others, model = checkpoint._given
+    if (given := model()) is None:
+        return None
+    content = spec.pack(others | {MODEL_KEY: given}, what="the checkpoint", canonical=True)
+    stored = (checkpoint.path / DICT_NAME).read_bytes()
+    return unwrap(given) if content == stored else None
 
 
 def load_model(
-    checkpoint: Checkpoint, model: torch.nn.Module | Callable[[], torch.nn.Module]
+    checkpoint: Checkpoint,
+    model: torch.nn.Module | Callable[[], torch.nn.Module],
+    *,
+    trusted: bool = False,
 ) -> torch.nn.Module:
     """Return a model with the weights in a checkpoint. Not collective.
 
@@ -256,7 +363,7 @@ def load_model(
             f"function without arguments that makes one."
         )
     try:
-        made.load_state_dict(_named_as_in(made, read_state_dict(checkpoint)))
+        made.load_state_dict(_named_as_in(made, read_state_dict(checkpoint, trusted=trusted)))
     except RuntimeError as error:
         raise CheckpointError(
             f"the weights in {checkpoint.path} are not those of {type(made).__name__}: {error} "

@@ -67,11 +67,14 @@ class TorchPredictor(Predictor):
         model: torch.nn.Module | Callable[[], torch.nn.Module] | None = None,
         use_gpu: bool = False,
         trust_preprocessor: bool = False,
+        *,
+        trusted: bool = False,
         **kwargs: Any,
     ) -> TorchPredictor:
         """Return a predictor with the weights of a checkpoint.
 
-        Not collective. Nothing is unpickled but tensors.
+        Not collective. A pickle is opened where nobody but this user can have written it, or if it
+        is trusted; otherwise nothing is unpickled but tensors.
 
         Parameters
         ----------
@@ -80,23 +83,31 @@ class TorchPredictor(Predictor):
             ``Checkpoint.from_dict({"model": model.state_dict()})``.
         model
             A model of the same architecture, or a function without arguments that makes one. None
-            is for the very handle that was made of a model.
+            takes the module that ``TorchCheckpoint.from_model()`` has stored, or the model of
+            ``Checkpoint.from_dict({"model": model})``.
         use_gpu
             Whether to compute on a GPU.
         trust_preprocessor
-            Whether functions and objects in its preprocessor may be unpickled, which runs code.
+            Whether functions and objects in its preprocessor may be unpickled though somebody else
+            can have written them, which runs code.
+        trusted
+            The same for the model.
         **kwargs
             Further arguments of the class.
 
         Raises
         ------
         ConfigError
-            If the checkpoint is that of another framework, or `model` is missing.
+            If the checkpoint is that of another framework, or `model` is None and the checkpoint
+            has no module, or none that may be opened.
         CheckpointError
             If the weights are not those of `model`.
         """
         features = cls.check_checkpoint(checkpoint)
-        loaded = load_own_model(checkpoint) if model is None else load_model(checkpoint, model)
+        if model is None:
+            loaded = load_own_model(checkpoint, trusted=trusted)
+        else:
+            loaded = load_model(checkpoint, model, trusted=trusted)
         preprocessor = checkpoint.get_preprocessor(trusted=trust_preprocessor)
         predictor = cls(loaded, preprocessor=preprocessor, use_gpu=use_gpu, **kwargs)
         if features is not None:

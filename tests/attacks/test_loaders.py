@@ -101,7 +101,37 @@ def test_torch_model_pt(directory: Path, marker: Path, hostile: bytes) -> None:
         else:
             (directory / "model.pt").write_bytes(content)
         refused(TorchCheckpoint(directory).get_state_dict, marker, why)
+        refused(TorchCheckpoint(directory).get_model, marker, why)
         refused(lambda: TorchPredictor.from_checkpoint(checkpoint, model=net), marker, why)
+
+
+def test_torch_model_architecture(
+    directory: Path, marker: Path, hostile: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from hpctrain import pickle_trust
+    from hpctrain.torch import TorchCheckpoint, TorchPredictor
+
+    TorchCheckpoint.from_model(torch.nn.Linear(2, 1), path=directory)
+    path = directory / "model.architecture"
+    header = path.read_bytes().partition(b"\n")[0]
+    monkeypatch.setattr(pickle_trust, "_made", set())
+    path.write_bytes(header + b"\n" + hostile)
+    checkpoint = TorchCheckpoint(directory)
+    checkpoint.get_model(torch.nn.Linear(2, 1))
+    why = "needs model=: .*opening it runs code.*trusted=True"
+    refused(checkpoint.get_model, marker, why)
+    refused(lambda: TorchPredictor.from_checkpoint(checkpoint), marker, why)
+
+
+def test_a_pickled_estimator(directory: Path, marker: Path, hostile: bytes) -> None:
+    from hpctrain.sklearn import SklearnCheckpoint, SklearnPredictor
+
+    (directory / "model").write_bytes(hostile)
+    why = "holds a pickled estimator; opening it runs code.*trusted=True"
+    refused(SklearnCheckpoint(directory).get_estimator, marker, why)
+    refused(lambda: SklearnPredictor.from_checkpoint(Checkpoint(directory)), marker, why)
 
 
 def test_safetensors(directory: Path, marker: Path, hostile: bytes) -> None:

@@ -36,7 +36,12 @@ def by_hand(net: Net) -> np.ndarray:
 
 def test_the_weights_come_back_without_pickle(net, tmp_path):
     checkpoint = TorchCheckpoint.from_model(net, path=tmp_path, features=["a", "b", "c"], label="y")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["features.json", "model.safetensors"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        ".checkpoint-class.json",
+        "features.json",
+        "model.architecture",
+        "model.safetensors",
+    ]
     assert json.loads((tmp_path / "features.json").read_text()) == {
         "framework": "torch",
         "features": ["a", "b", "c"],
@@ -118,10 +123,30 @@ def test_a_state_dict_that_torch_saved_is_read_too(net, tmp_path):
     assert np.array_equal(predictor.predict(X), by_hand(net))
 
 
-def test_a_pickled_model_is_not_opened(net, tmp_path):
+def test_a_pickled_model_of_ones_own_is_opened_and_another_only_if_it_is_trusted(net, tmp_path):
     torch.save(net, tmp_path / "model.pt")
-    with pytest.raises(CheckpointError, match=r"would run code.*model.state_dict\(\)"):
-        TorchPredictor.from_checkpoint(Checkpoint(tmp_path), model=Net)
+    checkpoint = Checkpoint(tmp_path)
+    for model in (None, Net):
+        predictor = TorchPredictor.from_checkpoint(checkpoint, model=model)
+        assert np.array_equal(predictor.predict(X), by_hand(net))
+    tmp_path.chmod(0o775)
+    for model in (None, Net):
+        why = r"would run code.*can be written by others.*chmod -R go-w.*model.state_dict\(\)"
+        with pytest.raises(CheckpointError, match=why):
+            TorchPredictor.from_checkpoint(checkpoint, model=model)
+        predictor = TorchPredictor.from_checkpoint(checkpoint, model=model, trusted=True)
+        assert np.array_equal(predictor.predict(X), by_hand(net))
+
+
+def test_a_state_dict_holds_no_architecture(net, tmp_path):
+    torch.save(net.state_dict(), tmp_path / "model.pt")
+    for checkpoint in (
+        Checkpoint(tmp_path),
+        TorchCheckpoint.from_state_dict(net.state_dict()),
+        Checkpoint.from_dict({"model": net.state_dict()}),
+    ):
+        with pytest.raises(ConfigError, match="needs model=: a checkpoint holds weights and no"):
+            TorchPredictor.from_checkpoint(checkpoint)
 
 
 def test_weights_of_another_architecture_are_refused(net):
@@ -130,10 +155,10 @@ def test_weights_of_another_architecture_are_refused(net):
         TorchPredictor.from_checkpoint(checkpoint, model=lambda: Net(4))
 
 
-def test_a_checkpoint_holds_no_architecture(net):
+def test_a_checkpoint_of_a_model_brings_its_module(net):
     checkpoint = TorchCheckpoint.from_model(net)
-    with pytest.raises(ConfigError, match="needs model="):
-        TorchPredictor.from_checkpoint(TorchCheckpoint(checkpoint.path))
+    other = TorchCheckpoint(checkpoint.path)
+    assert np.array_equal(TorchPredictor.from_checkpoint(other).predict(X), by_hand(net))
 
 
 def test_a_checkpoint_without_a_model_says_what_it_has(tmp_path):

@@ -59,6 +59,7 @@ def test_a_dict_that_would_run_code_is_not_opened(tmp_path: Path):
             return Path.touch, (tmp_path / "ran",)
 
     checkpoint = Checkpoint.from_dict({"model": linear().state_dict(), "extra": Trap()})
+    Path(checkpoint.path).chmod(0o777)
     with pytest.raises(CheckpointError, match="reading it would run code: it holds"):
         TorchPredictor.from_checkpoint(checkpoint, model=linear())
     assert not (tmp_path / "ran").exists()
@@ -106,8 +107,7 @@ def test_the_handle_that_was_made_of_a_model_knows_it():
     assert checkpoint.get_model() is not model
     assert TorchCheckpoint.from_checkpoint(checkpoint).get_model().weight.item() == 3.0
     for other in (TorchCheckpoint(checkpoint.path), pickle.loads(pickle.dumps(checkpoint))):
-        with pytest.raises(ConfigError, match="needs model="):
-            TorchPredictor.from_checkpoint(other)
+        assert TorchPredictor.from_checkpoint(other).predict(inputs).tolist() == [[7.0]]
 
 
 def test_the_handle_that_was_made_of_a_dict_with_a_model_knows_it():
@@ -118,8 +118,21 @@ def test_the_handle_that_was_made_of_a_dict_with_a_model_knows_it():
     inputs = np.array([[2.0]], np.float32)
     assert TorchPredictor.from_checkpoint(checkpoint).predict(inputs).tolist() == [[7.0]]
     assert TorchCheckpoint.from_checkpoint(checkpoint).get_model().weight.item() == 3.0
-    with pytest.raises(ConfigError, match="needs model="):
-        TorchPredictor.from_checkpoint(Checkpoint(checkpoint.path))
+    other = Checkpoint(checkpoint.path)
+    assert TorchPredictor.from_checkpoint(other).predict(inputs).tolist() == [[7.0]]
+
+
+def test_a_model_that_is_as_it_was_given_comes_back_itself():
+    model = linear()
+    checkpoint = Checkpoint.from_dict({"epoch": 1, "model": model})
+    assert TorchPredictor.from_checkpoint(checkpoint).model is model
+    # Its weights are the same, and it is in another mode by now.
+    assert TorchPredictor.from_checkpoint(checkpoint).model is not model
+    model.train()
+    assert TorchCheckpoint.from_checkpoint(checkpoint).get_model() is model
+    del model
+    gc.collect()
+    assert TorchCheckpoint.from_checkpoint(checkpoint).get_model().weight.item() == 3.0
 
 
 def test_a_file_that_somebody_else_put_in_its_place_is_not_opened(tmp_path: Path):
@@ -129,7 +142,8 @@ def test_a_file_that_somebody_else_put_in_its_place_is_not_opened(tmp_path: Path
 
     checkpoint = Checkpoint.from_dict({"model": linear()})
     (checkpoint.path / "dict_checkpoint.pkl").write_bytes(pickle.dumps({"model": Trap()}))
-    with pytest.raises(ConfigError, match="needs model="):
+    Path(checkpoint.path).chmod(0o777)
+    with pytest.raises(ConfigError, match=r"needs model=: its dict_checkpoint\.pkl holds a pickle"):
         TorchPredictor.from_checkpoint(checkpoint)
     assert not (tmp_path / "ran").exists()
 
