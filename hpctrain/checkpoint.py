@@ -71,6 +71,8 @@ class Checkpoint:
     """The model of torch that the handle was made of; the weights are in the directory."""
     _given: tuple[dict[str, Any], Callable[[], Any]] | None = None
     """What the handle was made of, if that has a model of torch, and a weak reference to that."""
+    _given_preprocessor: Callable[[], Preprocessor | None] | None = None
+    """A weak reference to what the handle was given."""
 
     def __init__(
         self, path: str | PathLike[str], filesystem: pyarrow.fs.FileSystem | None = None
@@ -176,6 +178,7 @@ class Checkpoint:
         checkpoint = cls(other.path)
         checkpoint._architecture = other._architecture
         checkpoint._given = other._given
+        checkpoint._given_preprocessor = other._given_preprocessor
         # A temporary directory lives as long as the handle that made it.
         weakref.finalize(checkpoint, lambda _: None, other)
         return checkpoint
@@ -363,7 +366,7 @@ class Checkpoint:
     def get_preprocessor(self, *, trusted: bool = False) -> Preprocessor | None:
         """Return the fitted preprocessor that is stored beside the model, or None.
 
-        Not collective.
+        Not collective. The handle that was given one returns that itself, if it has not changed.
 
         Parameters
         ----------
@@ -380,6 +383,9 @@ class Checkpoint:
         from hpctrain.preprocessors import storage
 
         if storage.has_preprocessor(self.path):
+            given = None if self._given_preprocessor is None else self._given_preprocessor()
+            if given is not None and storage.is_stored(given, self.path):
+                return given
             return storage.load(self.path, trusted=trusted)
         # Ray Train 2.0 to 2.6 pickle it into a file of this name.
         foreign = self.path / PREPROCESSOR_KEY
@@ -399,6 +405,7 @@ class Checkpoint:
         from hpctrain.preprocessors import storage
 
         storage.save(preprocessor, self.path)
+        self._given_preprocessor = weakref.ref(preprocessor)
 
     def _refuse_if_committed(self, what: str) -> None:
         if (self.path / MANIFEST_NAME).exists():

@@ -6,7 +6,9 @@ import tempfile
 import threading
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from hpctrain.checkpoint import MANIFEST_NAME, Checkpoint
@@ -127,6 +129,21 @@ def test_a_committed_checkpoint_refuses_metadata(committed: Checkpoint):
 def test_a_committed_checkpoint_refuses_a_preprocessor(committed: Checkpoint):
     with pytest.raises(CheckpointError, match="Set the preprocessor before report"):
         committed.set_preprocessor(Normalizer(["x"]))
+
+
+def test_a_preprocessor_that_is_as_it_was_given_comes_back_itself(tmp_path: Path):
+    scaler = StandardScaler(["x"]).fit({"x": np.array([1.0, 3.0])})
+    checkpoint = Checkpoint(tmp_path)
+    checkpoint.set_preprocessor(scaler)
+    assert checkpoint.get_preprocessor() is scaler
+    other = Checkpoint.from_dict({"epoch": 1, "_preprocessor": scaler})
+    assert other.get_preprocessor() is scaler
+    assert Checkpoint.from_checkpoint(other).get_preprocessor() is scaler
+    assert Checkpoint(tmp_path).get_preprocessor() is not scaler
+    scaler.stats_ = {"mean(x)": 4.0, "std(x)": 1.0}
+    before: Any = checkpoint.get_preprocessor()
+    assert before is not scaler
+    assert before.stats_["mean(x)"] == 2.0
 
 
 def test_a_preprocessor_travels_with_its_checkpoint(tmp_path: Path):

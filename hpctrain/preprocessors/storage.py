@@ -92,6 +92,20 @@ def has_preprocessor(directory: str | PathLike[str]) -> bool:
     return (Path(directory) / JSON_NAME).exists()
 
 
+def is_stored(preprocessor: Preprocessor, directory: str | PathLike[str]) -> bool:
+    """Return whether a directory holds a preprocessor as it is now, byte by byte.
+
+    Not collective.
+    """
+    try:
+        return all(
+            (Path(directory) / name).read_bytes() == content
+            for name, content in to_files(preprocessor).items()
+        )
+    except (OSError, ConfigError):
+        return False
+
+
 def to_files(preprocessor: Preprocessor) -> dict[str, bytes]:
     """Return the content of the files that hold a preprocessor, by name. Not collective."""
     content, arrays = _encode(preprocessor)
