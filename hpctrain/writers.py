@@ -110,9 +110,9 @@ def judge_tree(directory: Path) -> Foreign | None:
         found = os.stat(directory)
         marked = _judge_mark(directory)
         return marked or _judge_tree(directory, found, is_closed=False)
-    except OSError as error:
+    except (OSError, RecursionError) as error:
         # Whoever reads it says why it cannot be read.
-        return Foreign(path=directory, state=f"cannot be looked at: {error.strerror}")
+        return Foreign(path=directory, state=f"cannot be looked at: {error}")
 
 
 class _Walk:

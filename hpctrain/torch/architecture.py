@@ -17,6 +17,7 @@ from hpctrain import pickle_trust
 from hpctrain.errors import ConfigError
 from hpctrain.own_files import write_own
 from hpctrain.plan import spec
+from hpctrain.printable import show_controls
 from hpctrain.writers import read_judged
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 ARCHITECTURE_NAME = "model.architecture"
 _FORMAT = 1
+_MOST_SHOWN = 200
 
 
 class NoArchitectureError(Exception):
@@ -87,7 +89,8 @@ def read_architecture(
         whole, foreign = read_judged(path)
         line, _, content = whole.partition(b"\n")
         header = dict(json.loads(line))
-        written = {name: str(header[name]) for name in _versions()}
+        # Somebody else may have written them.
+        written = {name: show_controls(str(header[name]))[:_MOST_SHOWN] for name in _versions()}
     except FileNotFoundError:
         raise NoArchitectureError("a checkpoint holds weights and no code") from None
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
@@ -95,7 +98,7 @@ def read_architecture(
     if header.get("format") != _FORMAT:
         raise NoArchitectureError(f"its {path.name} is of another version of hpctrain")
     if "missing" in header:
-        raise NoArchitectureError(str(header["missing"])[:200])
+        raise NoArchitectureError(show_controls(str(header["missing"]))[:_MOST_SHOWN])
     if written != _versions():
         raise NoArchitectureError(
             f"its {path.name} was written with {_join(written)}, and this is {_join(_versions())}"

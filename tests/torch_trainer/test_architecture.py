@@ -11,11 +11,22 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from hpctrain import Checkpoint, CheckpointError, ConfigError, pickle_trust
-from hpctrain.torch import TorchCheckpoint, TorchPredictor
+import hpctrain
+from hpctrain import (
+    Checkpoint,
+    CheckpointError,
+    ConfigError,
+    RunConfig,
+    ScalingConfig,
+    pickle_trust,
+)
+from hpctrain.data import from_numpy
+from hpctrain.predict import BatchPredictor
+from hpctrain.torch import TorchCheckpoint, TorchPredictor, TorchTrainer
 from hpctrain.torch.architecture import ARCHITECTURE_NAME
 
 ANOTHER_USER = 65534
@@ -122,6 +133,60 @@ def test_another_process_needs_neither_the_script_nor_its_classes(tmp_path: Path
     assert predictor.predict(torch.tensor([[1.0]]).numpy()).tolist() == [[8.0]]
 
 
+def trained(folder: Path) -> Checkpoint:
+    """Return the checkpoint of a run whose function reported one of a wrapped model."""
+
+    def train() -> None:
+        model = hpctrain.torch.prepare_model(torch.nn.Linear(1, 1))
+        with torch.no_grad():
+            for part in model.parameters():
+                part.fill_(3.0)
+        hpctrain.report({"loss": 1.0}, checkpoint=TorchCheckpoint.from_model(model))
+
+    result = TorchTrainer(
+        train,
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(storage_path=folder, verbose=0, launcher="local"),
+    ).fit()
+    assert result.checkpoint is not None
+    return result.checkpoint
+
+
+def score(checkpoint: Checkpoint, folder: Path) -> list[float]:
+    predictor = BatchPredictor.from_checkpoint(checkpoint, TorchPredictor)
+    scores = predictor.predict(
+        from_numpy({"x": np.arange(4, dtype=np.float32)[:, None]}),
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(storage_path=folder, verbose=0, launcher="local"),
+    )
+    return [float(value) for value in scores.to_numpy()["predictions"].ravel()]
+
+
+@pytest.mark.mpi
+def test_the_checkpoint_of_a_run_brings_its_module_to_the_script_and_to_ranks(
+    tmp_path: Path,
+) -> None:
+    checkpoint: Any = trained(tmp_path)
+    model = checkpoint.get_model()
+    assert type(model) is torch.nn.Linear
+    assert model.weight.item() == 3.0
+    assert score(checkpoint, tmp_path) == [3.0, 6.0, 9.0, 12.0]
+
+
+@pytest.mark.mpi
+def test_ranks_open_what_the_script_has_made_wherever_it_lies(tmp_path: Path) -> None:
+    """As where the directory for temporary files is one that a group shares."""
+    model = torch.nn.Linear(1, 1)
+    with torch.no_grad():
+        model.weight.fill_(2.0)
+        model.bias.fill_(0.0)
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o2775)
+    checkpoint = TorchCheckpoint.from_model(model, path=shared / "checkpoint")
+    assert score(checkpoint, tmp_path) == [0.0, 2.0, 4.0, 6.0]
+
+
 def refused(checkpoint: Checkpoint, why: str) -> None:
     with pytest.raises(ConfigError, match=rf"(?s)needs model=: .*{why}.* Give the architecture"):
         TorchCheckpoint.from_checkpoint(checkpoint).get_model()
@@ -160,6 +225,9 @@ def test_one_of_another_version_is_not_opened(tmp_path: Path, name: str) -> None
     header = {**json.loads(line), name: "1.13"}
     path.write_bytes(json.dumps(header).encode() + b"\n" + content)
     refused(checkpoint, "was written with .*1.13.*and this is torch")
+    header["missing"] = "\x1b[2J"
+    path.write_bytes(json.dumps(header).encode() + b"\n" + content)
+    refused(checkpoint, r"\\x1b\[2J")
 
 
 @pytest.mark.parametrize(
