@@ -165,7 +165,8 @@ class Checkpoint:
             write_own(checkpoint.path / DICT_NAME, content)
             if hasattr(own.get(MODEL_KEY), "load_state_dict"):
                 pickle_trust.remember(content)
-                checkpoint._given = (own | {MODEL_KEY: None}, weakref.ref(own[MODEL_KEY]))
+                with suppress(TypeError):
+                    checkpoint._given = (own | {MODEL_KEY: None}, weakref.ref(own[MODEL_KEY]))
         if chosen is not Checkpoint:
             write_class(chosen, checkpoint.path)
         if data.get(PREPROCESSOR_KEY) is not None:
@@ -431,7 +432,10 @@ def _unpickle_preprocessor(path: Path, *, trusted: bool) -> Preprocessor:
 
     from hpctrain.preprocessors import storage
 
-    content, foreign = read_judged(path)
+    try:
+        content, foreign = read_judged(path)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
     if not (trusted or foreign is None):
         what = "a pickled preprocessor, as Ray Train writes it"
         argument = "get_preprocessor(trusted=True)"

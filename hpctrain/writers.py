@@ -103,13 +103,14 @@ def open_judged(path: Path) -> tuple[FileIO, Foreign | None]:
 def judge_tree(directory: Path) -> Foreign | None:
     """Return why somebody else can have written a file in a directory that is to be copied.
 
-    Not collective. What is above it does not count; nor do permissions below a directory that only
-    its owner can enter.
+    Not collective. Who can write above it does not count; nor do permissions below a directory that
+    only this user can enter.
     """
     try:
         found = os.stat(directory)
         marked = _judge_mark(directory)
-        return marked or _judge_tree(directory, found, is_closed=False)
+        is_closed = any(_is_closed(os.stat(above)) for above in directory.resolve().parents)
+        return marked or _judge_tree(directory, found, is_closed=is_closed)
     except (OSError, RecursionError) as error:
         # Whoever reads it says why it cannot be read.
         return Foreign(path=directory, state=f"cannot be looked at: {error}")
@@ -196,7 +197,7 @@ def _judge_tree(path: Path, found: os.stat_result, *, is_closed: bool) -> Foreig
         return foreign
     if not is_directory:
         return None
-    is_closed = is_closed or not found.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+    is_closed = is_closed or _is_closed(found)
     with os.scandir(path) as entries:
         for entry in entries:
             below = Path(entry.path)
@@ -208,6 +209,11 @@ def _judge_tree(path: Path, found: os.stat_result, *, is_closed: bool) -> Foreig
             if foreign:
                 return foreign
     return None
+
+
+def _is_closed(found: os.stat_result) -> bool:
+    is_entered = found.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+    return found.st_uid in (os.geteuid(), _ROOT) and not is_entered
 
 
 def _judge_link(path: Path) -> Foreign | None:

@@ -230,8 +230,11 @@ def test_a_directory_to_copy_is_judged_by_all_that_is_in_it(file: Path) -> None:
     assert found is not None
     assert found.path == below / "weights"
     # Nobody else gets there, whatever the umask was: the usual directory for temporary files.
+    for closed in (file.parent, file.parent.parent):
+        closed.chmod(0o700)
+        assert judge_tree(file.parent) is None
+        closed.chmod(0o755)
     file.parent.chmod(0o700)
-    assert judge_tree(file.parent) is None
     os.link(below / "weights", file.parent.parent / "second name")
     assert judge_tree(file.parent) is not None
 

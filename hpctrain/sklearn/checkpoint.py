@@ -133,7 +133,10 @@ class SklearnCheckpoint(ModelCheckpoint):
 def _unpickle(path: Path, *, trusted: bool) -> Any:
     from hpctrain.plan import spec
 
-    content, foreign = read_judged(path)
+    try:
+        content, foreign = read_judged(path)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
     if not (trusted or foreign is None):
         raise pickle_trust.refusal(path, foreign, what="a pickled estimator")
     try:

@@ -18,6 +18,7 @@ from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.plan import spec
 from hpctrain.predict.features import describe_model
 from hpctrain.torch.architecture import (
+    ARCHITECTURE_NAME,
     NoArchitectureError,
     read_architecture,
     write_architecture,
@@ -128,6 +129,8 @@ class TorchCheckpoint(Checkpoint):
             )
         checkpoint = cls._make(path)
         write_class(cls, checkpoint.path)
+        # The module of other weights, which were there before.
+        (checkpoint.path / ARCHITECTURE_NAME).unlink(missing_ok=True)
         write_state_dict(state_dict, checkpoint.path)
         return describe_model(
             checkpoint,
@@ -249,7 +252,10 @@ def _read_pickled(path: Path, *, trusted: bool) -> Any:
     """Return what a ``model.pt`` holds: whole models only where they may be opened."""
     import torch
 
-    file, foreign = open_judged(path)
+    try:
+        file, foreign = open_judged(path)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
     with io.BufferedReader(file) as stream:
         try:
             return torch.load(stream, map_location="cpu", weights_only=True)
@@ -272,7 +278,10 @@ def _read_pickled(path: Path, *, trusted: bool) -> Any:
 
 def _open_dict(path: Path, *, trusted: bool) -> tuple[Any, str]:
     """Return the model in a pickled dict, None if there is none, and why it may not be opened."""
-    content, foreign = read_judged(path)
+    try:
+        content, foreign = read_judged(path)
+    except OSError as error:
+        return None, f"its {path.name} cannot be read ({error.strerror})"
     if not (trusted or foreign is None or pickle_trust.is_made_here(content)):
         told = pickle_trust.advice(path.parent, foreign).rstrip(".")
         return None, f"its {path.name} holds a pickle; opening it runs code. {told}"

@@ -88,6 +88,25 @@ def test_modules_of_torch_do(model: torch.nn.Module, tmp_path: Path) -> None:
     assert all(torch.equal(weights[n], tensor) for n, tensor in model.state_dict().items())
 
 
+def test_a_module_goes_with_its_weights(tmp_path: Path) -> None:
+    stored(torch.nn.Linear(2, 1), tmp_path)
+    other = torch.nn.Linear(3, 1)
+    checkpoint = TorchCheckpoint.from_state_dict(other.state_dict(), path=tmp_path)
+    refused(checkpoint, "a checkpoint holds weights and no code")
+
+
+@pytest.mark.parametrize("name", ["model.pt", "_preprocessor", "model.architecture"])
+def test_what_is_no_file_hangs_nobody(tmp_path: Path, name: str) -> None:
+    if name == "model.architecture":
+        stored(torch.nn.Linear(2, 1), tmp_path)
+        (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    checkpoint = TorchCheckpoint(tmp_path)
+    assert checkpoint.get_preprocessor() is None
+    with pytest.raises((CheckpointError, ConfigError)):
+        checkpoint.get_model()
+
+
 def test_no_weight_is_stored_twice(tmp_path: Path) -> None:
     stored(torch.nn.Linear(1000, 1000), tmp_path)
     assert (tmp_path / "model.safetensors").stat().st_size > 4_000_000
