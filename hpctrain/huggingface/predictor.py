@@ -174,7 +174,12 @@ class TransformersPredictor(Predictor):
         if not alone and getattr(self.pipeline, "_batch_size", None) is None:
             # By itself a pipeline computes one row at a time.
             kwargs.setdefault("batch_size", _ROWS_AT_A_TIME)
-        return _columns(self.pipeline(inputs, **kwargs)) if inputs else {PREDICTIONS: np.empty(0)}
+        if not inputs:
+            return np.empty(0)
+        columns = _columns(self.pipeline(inputs, **kwargs))
+        # As in Ray Train, whose predictor makes a frame: its only column is an array again.
+        is_alone = isinstance(data, np.ndarray) and len(columns) == 1
+        return next(iter(columns.values())) if is_alone else columns
 
 
 def _inputs(data: Any, feature_columns: Sequence[str] | None) -> list[Any]:

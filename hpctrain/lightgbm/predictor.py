@@ -12,7 +12,6 @@ from hpctrain.data.formats import from_any
 from hpctrain.data.optional import require
 from hpctrain.gbdt.model_file import read_model_file
 from hpctrain.gbdt.predictor import BoosterPredictor
-from hpctrain.predict.batches import PREDICTIONS
 from hpctrain.predict.features import select_frame
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ class LightGBMPredictor(BoosterPredictor):
         **kwargs: Any,
     ) -> Any:
         matrix = self._select_matrix(data, feature_columns)
-        return {PREDICTIONS: self.model.predict(matrix, **kwargs)}
+        return self.model.predict(matrix, **kwargs)
 
     def _predict_pandas(
         self,
@@ -75,4 +74,4 @@ class LightGBMPredictor(BoosterPredictor):
         if self.categories:
             return self._predict_numpy(from_any(data), feature_columns, **kwargs)
         frame = select_frame(data, self.features, feature_columns)
-        return {PREDICTIONS: self.model.predict(frame, **kwargs)}
+        return self.model.predict(frame, **kwargs)

@@ -120,9 +120,11 @@ class Predictor(NamedArguments, abc.ABC):
         Parameters
         ----------
         data
-            A NumPy array, a dict of arrays, a pandas DataFrame or a pyarrow Table. Rows of a bare
-            array are predicted to a bare array, if the model has one output;
-            ``["predictions"]`` of it, or the output's name, is the same array.
+            A NumPy array, a dict of arrays, a pandas DataFrame or a pyarrow Table. For a bare array
+            predictors of tensors (torch, TensorFlow, JAX) return a dict,
+            ``{"predictions": array}`` if the model does not name its output, and predictors of
+            trees and estimators an array. Of a class of your own, an array that ``_predict_numpy``
+            returns stays an array, and a dict a dict.
         **kwargs
             For the hook of the class.
 
@@ -168,6 +170,8 @@ class Predictor(NamedArguments, abc.ABC):
         if rows == 0 and (row := self._made_up_row()) is not None:
             kwargs.pop("feature_columns", None)
             of_one = self._predict_numpy(row, **kwargs)
+            if isinstance(of_one, np.ndarray):
+                return of_one[:0]
             return {name: values[:0] for name, values in name_outputs(of_one).items()}
         if kwargs.get("feature_columns") is None:
             batch = self._without_label(batch)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpctrain.checkpoint import Checkpoint
-from hpctrain.predict.batches import PREDICTIONS
 from hpctrain.predict.features import feature_frame, select_columns, select_frame, select_matrix
 from hpctrain.predict.predictor import Predictor
 from hpctrain.sklearn.checkpoint import PICKLED_NAME, SklearnCheckpoint
@@ -120,7 +119,7 @@ class SklearnPredictor(Predictor):
     def _call(self, method: str, data: Any, num_cpus: int | None, kwargs: dict[str, Any]) -> Any:
         if num_cpus is not None and "n_jobs" in self.estimator.get_params(deep=False):
             self.estimator.set_params(n_jobs=num_cpus)
-        return {PREDICTIONS: getattr(self.estimator, method)(data, **kwargs)}
+        return getattr(self.estimator, method)(data, **kwargs)
 
 
 def _has_unlike_types(data: Any) -> bool:

@@ -12,7 +12,6 @@ from hpctrain.data.formats import from_any
 from hpctrain.data.optional import require
 from hpctrain.gbdt.model_file import read_model_file
 from hpctrain.gbdt.predictor import BoosterPredictor
-from hpctrain.predict.batches import PREDICTIONS
 from hpctrain.predict.features import select_frame
 
 if TYPE_CHECKING:
@@ -72,9 +71,9 @@ class XGBoostPredictor(BoosterPredictor):
         matrix = self._select_matrix(data, feature_columns)
         kwargs.setdefault("iteration_range", self._rounds)
         if dmatrix_kwargs or not set(kwargs) <= {"iteration_range", "predict_type", "base_margin"}:
-            return {PREDICTIONS: self._predict_dmatrix(matrix, dmatrix_kwargs, kwargs)}
+            return self._predict_dmatrix(matrix, dmatrix_kwargs, kwargs)
         # Without a DMatrix, which would be a copy. The features have been compared already.
-        return {PREDICTIONS: self.model.inplace_predict(matrix, validate_features=False, **kwargs)}
+        return self.model.inplace_predict(matrix, validate_features=False, **kwargs)
 
     def _predict_pandas(
         self,
@@ -88,7 +87,7 @@ class XGBoostPredictor(BoosterPredictor):
         frame = select_frame(data, self.features, feature_columns)
         kwargs.setdefault("iteration_range", self._rounds)
         options = {"enable_categorical": True, **(dmatrix_kwargs or {})}
-        return {PREDICTIONS: self._predict_dmatrix(frame, options, kwargs)}
+        return self._predict_dmatrix(frame, options, kwargs)
 
     def _predict_dmatrix(
         self, data: Any, dmatrix_kwargs: Mapping[str, Any] | None, kwargs: Mapping[str, Any]

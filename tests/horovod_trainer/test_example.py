@@ -57,7 +57,7 @@ def test_the_checkpoint_predicts_on_this_process_and_on_ranks(
 ) -> None:
     pixels, labels = (tensor.numpy() for tensor in example["load_digits"]()[2:])
     predictor = TorchPredictor.from_checkpoint(trained.checkpoint, example["make_network"])
-    scores = predictor.predict(pixels)
+    scores = predictor.predict(pixels)["predictions"]
     accuracy = (scores.argmax(1) == labels).mean()
     assert accuracy == pytest.approx(trained.metrics["accuracy"])
     assert accuracy > 0.8

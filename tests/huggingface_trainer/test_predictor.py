@@ -84,6 +84,16 @@ def test_what_is_a_list_a_row_is_json_and_numbers_are_an_array(
     assert embedded["predictions"].shape[-1] == 16
 
 
+def test_the_only_output_for_an_array_is_an_array(checkpoint: TransformersCheckpoint) -> None:
+    from transformers import AutoModel
+
+    predictor = TransformersPredictor.from_checkpoint(
+        checkpoint, model_cls=AutoModel, task="feature-extraction"
+    )
+    assert predictor.predict(np.array(["1 2", "3 4"])).shape[0] == 2
+    assert predictor.predict(np.array([], dtype=str)).tolist() == []
+
+
 def test_a_checkpoint_gives_back_the_model_the_tokenizer_and_nothing_else(
     checkpoint: TransformersCheckpoint, make_model: Callable[[], Any], tmp_path: Path
 ) -> None:

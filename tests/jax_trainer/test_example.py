@@ -123,7 +123,7 @@ def test_its_checkpoint_predicts_what_it_has_learnt(
     images, labels = (images[held_out] / 16).astype("f4"), labels[held_out]
     checkpoint = Result.from_path(on_two_ranks).checkpoint
     predictor = JaxPredictor.from_checkpoint(checkpoint, model=sharded_digits.predict_digits)
-    scores = predictor.predict(images)
+    scores = predictor.predict(images)["predictions"]
     accuracy = (scores.argmax(axis=1) == labels).mean()
     assert accuracy == pytest.approx(reported(on_two_ranks)[-1]["accuracy"])
 

@@ -95,7 +95,7 @@ def test_a_checkpoint_holds_numbers_and_what_the_model_takes(tmp_path: Path) -> 
 def test_a_function_or_a_module_scores_with_the_parameters(model: Any) -> None:
     for state in (PARAMS, {"params": PARAMS, "step": 3}):
         predictor = JaxPredictor.from_checkpoint(JaxCheckpoint.from_state(state), model=model)
-        assert np.allclose(predictor.predict(X), X @ PARAMS["weights"] + 0.5)
+        assert np.allclose(predictor.predict(X)["predictions"], X @ PARAMS["weights"] + 0.5)
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8", ">f8"])
@@ -128,8 +128,8 @@ def test_numbers_that_numpy_has_not_come_back_as_float32() -> None:
         return (x * params).astype(jax.numpy.bfloat16)
 
     predictor = JaxPredictor(halve, jax.numpy.bfloat16(0.5))
-    assert predictor.predict(np.array([2.0, 4.0])).tolist() == [1, 2]
-    assert predictor.predict(np.array([2.0, 4.0])).dtype == np.float32
+    assert predictor.predict(np.array([2.0, 4.0]))["predictions"].tolist() == [1, 2]
+    assert predictor.predict(np.array([2.0, 4.0]))["predictions"].dtype == np.float32
 
 
 def test_what_cannot_be_a_prediction_is_refused() -> None:
@@ -212,5 +212,5 @@ def test_integers_reach_a_model_of_floats() -> None:
     weights = np.array([[1.5], [2.0]], dtype=np.float32)
     predictor = JaxPredictor(lambda params, x: x @ params["w"], {"w": weights})
     rows = np.array([[1, 2], [3, 4]])
-    assert np.array_equal(predictor.predict(rows), rows @ weights)
-    assert predictor.predict(rows[:0]).shape == (0, 1)
+    assert np.array_equal(predictor.predict(rows)["predictions"], rows @ weights)
+    assert predictor.predict(rows[:0])["predictions"].shape == (0, 1)

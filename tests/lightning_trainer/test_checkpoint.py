@@ -73,7 +73,7 @@ def test_reading_a_checkpoint_runs_no_code_unless_it_is_trusted(tmp_path: Path) 
         checkpoint.get_state_dict()
     predictor = LightningPredictor.from_checkpoint(checkpoint, Net, weights_only=False)
     with torch.inference_mode():
-        assert np.array_equal(predictor.predict(X), net(torch.from_numpy(X)).numpy())
+        assert np.array_equal(predictor.predict(X)["predictions"], net(torch.from_numpy(X)).numpy())
     other = Net(activation=Activation())
     loaded = checkpoint.get_model(other, weights_only=False)
     assert loaded is other

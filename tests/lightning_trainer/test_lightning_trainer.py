@@ -190,7 +190,7 @@ def test_predictions_come_from_the_checkpoint_of_a_run(result: Result, tmp_path:
         expected = module(torch.from_numpy(X)).numpy()
     for model in (Net, Net(width=5), lambda: Net(width=5)):
         predictor = LightningPredictor.from_checkpoint(checkpoint, model)
-        assert np.array_equal(predictor.predict(X), expected)
+        assert np.array_equal(predictor.predict(X)["predictions"], expected)
     with h5py.File(tmp_path / "rows.h5", "w") as file:
         file["x"] = X
     BatchPredictor.from_checkpoint(checkpoint, LightningPredictor, model_class=Net).predict(

@@ -122,7 +122,7 @@ def test_a_batch_without_rows_has_as_many_predictions_of_their_type_and_shape(
         assert made.dtypes.equals(frame.dtypes)
         assert len(made) == 0
     predictor.set_preprocessor(None)
-    made = predictor.predict(X[:0])
+    made = predictions(predictor.predict(X[:0]))
     assert (made.dtype, made.shape) == (some.dtype, (0, *some.shape[1:]))
 
 
@@ -145,7 +145,7 @@ def test_integers_reach_a_torch_model_that_takes_no_integers():
     expected = model(torch.tensor(rows, dtype=torch.float32)).detach().numpy()
     for _ in range(2):
         assert np.array_equal(predictor.predict(columns)["predictions"], expected)
-        assert np.array_equal(predictor.predict(rows), expected)
+        assert np.array_equal(predictor.predict(rows)["predictions"], expected)
     with pytest.raises(RuntimeError, match="must have the same dtype"):
         predictor.predict(rows, dtype=torch.int64)
 
@@ -154,7 +154,7 @@ def test_integers_stay_integers_for_a_torch_model_that_takes_them():
     model = torch.nn.Sequential(torch.nn.Embedding(5, 2), torch.nn.Flatten(), torch.nn.Linear(4, 1))
     rows = np.array([[0, 4], [3, 1]])
     expected = model(torch.tensor(rows)).detach().numpy()
-    assert np.array_equal(TorchPredictor(model).predict(rows), expected)
+    assert np.array_equal(TorchPredictor(model).predict(rows)["predictions"], expected)
     with pytest.raises(IndexError):
         TorchPredictor(model).predict(rows + 9)
 

@@ -54,7 +54,8 @@ def test_the_weights_come_back_without_pickle(net, tmp_path):
 def test_a_model_is_scored_in_evaluation_mode(net):
     checkpoint = TorchCheckpoint.from_model(net)
     predicted = TorchPredictor.from_checkpoint(checkpoint, model=Net).predict(X)
-    assert np.array_equal(predicted, by_hand(net))
+    assert list(predicted) == ["predictions"]
+    assert np.array_equal(predicted["predictions"], by_hand(net))
 
 
 def test_weights_that_share_memory_are_kept():
@@ -87,7 +88,8 @@ def test_the_only_column_is_the_input(net):
 def test_memory_that_must_not_be_written_to_is_no_matter(net):
     frozen = X.copy()
     frozen.flags.writeable = False
-    assert np.array_equal(TorchPredictor(net).predict(frozen), by_hand(net))
+    predicted = TorchPredictor(net).predict(frozen)
+    assert np.array_equal(predicted["predictions"], by_hand(net))
 
 
 def test_several_columns_without_names_of_features_are_a_dict_of_tensors():
@@ -114,13 +116,13 @@ def test_a_model_that_returns_something_else_gets_a_next_step():
         def call_model(self, inputs):
             return super().call_model(inputs)[0]
 
-    assert np.array_equal(First(Pair()).predict(X), X)
+    assert np.array_equal(First(Pair()).predict(X)["predictions"], X)
 
 
 def test_a_state_dict_that_torch_saved_is_read_too(net, tmp_path):
     torch.save(net.state_dict(), tmp_path / "model.pt")
     predictor = TorchPredictor.from_checkpoint(Checkpoint(tmp_path), model=Net)
-    assert np.array_equal(predictor.predict(X), by_hand(net))
+    assert np.array_equal(predictor.predict(X)["predictions"], by_hand(net))
 
 
 def test_a_pickled_model_of_ones_own_is_opened_and_another_only_if_it_is_trusted(net, tmp_path):
@@ -186,7 +188,8 @@ def test_weights_named_by_distributed_data_parallel_fit_the_model(net):
     named = {f"module.{name}": tensor for name, tensor in net.state_dict().items()}
     checkpoint = TorchCheckpoint.from_state_dict(named)
     predicted = TorchPredictor.from_checkpoint(checkpoint, model=Net).predict(X)
-    assert np.array_equal(predicted, by_hand(net))
+    assert list(predicted) == ["predictions"]
+    assert np.array_equal(predicted["predictions"], by_hand(net))
 
 
 class Shell(torch.nn.Module):

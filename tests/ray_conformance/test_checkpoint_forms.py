@@ -50,7 +50,8 @@ def test_a_dict_with_weights_makes_a_predictor():
     assert set(weights) == {"module.weight", "module.bias"}
     checkpoint = Checkpoint.from_dict({"model": weights, "epoch": 3})
     predictor = TorchPredictor.from_checkpoint(checkpoint, model=torch.nn.Linear(1, 1))
-    assert predictor.predict(np.array([[2.0]], np.float32)).tolist() == [[7.0]]
+    predicted = predictor.predict(np.array([[2.0]], np.float32))
+    assert predicted["predictions"].tolist() == [[7.0]]
 
 
 def test_a_dict_that_would_run_code_is_not_opened(tmp_path: Path):
@@ -103,7 +104,8 @@ def test_the_handle_that_was_made_of_a_model_knows_it():
     with torch.no_grad():
         model.weight.fill_(5.0)
     inputs = np.array([[2.0]], np.float32)
-    assert TorchPredictor.from_checkpoint(checkpoint).predict(inputs).tolist() == [[7.0]]
+    predicted = TorchPredictor.from_checkpoint(checkpoint).predict(inputs)
+    assert predicted["predictions"].tolist() == [[7.0]]
     assert checkpoint.get_model() is not model
     assert TorchCheckpoint.from_checkpoint(checkpoint).get_model().weight.item() == 3.0
     for other in (TorchCheckpoint(checkpoint.path), pickle.loads(pickle.dumps(checkpoint))):
@@ -116,7 +118,8 @@ def test_the_handle_that_was_made_of_a_dict_with_a_model_knows_it():
     with torch.no_grad():
         model.weight.fill_(5.0)
     inputs = np.array([[2.0]], np.float32)
-    assert TorchPredictor.from_checkpoint(checkpoint).predict(inputs).tolist() == [[7.0]]
+    predicted = TorchPredictor.from_checkpoint(checkpoint).predict(inputs)
+    assert predicted["predictions"].tolist() == [[7.0]]
     assert TorchCheckpoint.from_checkpoint(checkpoint).get_model().weight.item() == 3.0
     other = Checkpoint(checkpoint.path)
     assert TorchPredictor.from_checkpoint(other).predict(inputs).tolist() == [[7.0]]

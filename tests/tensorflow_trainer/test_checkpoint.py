@@ -76,7 +76,7 @@ def test_a_saved_model_is_taken(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"can run code.*trusted=True"):
         TensorflowPredictor.from_checkpoint(checkpoint)
     predictor = TensorflowPredictor.from_checkpoint(checkpoint, trusted=True)
-    assert np.array_equal(predictor.predict(X), model(X).numpy())
+    assert np.array_equal(predictor.predict(X)["predictions"], model(X).numpy())
 
 
 def test_a_class_of_ones_own_needs_its_definition() -> None:
@@ -127,7 +127,7 @@ def test_a_predictor_scores_without_dropout_in_the_form_that_it_is_given(
     expected = model(X, training=False).numpy()
     assert find_predictor(checkpoint) is TensorflowPredictor
     predictor = TensorflowPredictor.from_checkpoint(checkpoint, trusted=package is tf_keras)
-    assert np.array_equal(predictor.predict(X), expected)
+    assert np.array_equal(predictor.predict(X)["predictions"], expected)
     frame = pd.DataFrame({"c": X[:, 2], "b": X[:, 1].astype(">f8"), "a": X[:, 0]})
     assert np.allclose(predictor.predict(frame).to_numpy(), expected)
     with pytest.raises(ConfigError, match="has no 'b'"):

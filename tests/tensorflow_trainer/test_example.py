@@ -51,4 +51,6 @@ def test_a_job_on_two_nodes_trains_and_predicts_what_a_laptop_does(
     images = load_digits().images[::5, :, :, None] / 16
     predictor = TensorflowPredictor.from_checkpoint(laptop.checkpoint, trusted=True)
     # Of other batches, with as many threads as this machine has cores.
-    np.testing.assert_allclose(scores[0], predictor.predict(images), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        scores[0], predictor.predict(images)["predictions"], rtol=1e-4, atol=1e-4
+    )

@@ -89,7 +89,7 @@ def test_a_predictor_loads_the_model_that_ranks_reported_together(reported: Chec
     rows = np.arange(12, dtype=np.float32).reshape(4, 3)
     predictor = TorchPredictor.from_checkpoint(reported, model=lambda: nn.Linear(3, 2))
     expected = rows @ weights["weight"].numpy().T + weights["bias"].numpy()
-    assert np.allclose(predictor.predict(rows), expected)
+    assert np.allclose(predictor.predict(rows)["predictions"], expected)
 
 
 @pytest.mark.mpi
