@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from hpctrain import pickle_trust
 from hpctrain.checkpoint_class import DictOf, choose_class, read_class, write_class
@@ -57,16 +57,26 @@ class Checkpoint:
     Parameters
     ----------
     path
-        The directory. It must exist.
+        The directory. It may be made later: whatever reads it, ``report()``,
+        ``resume_from_checkpoint=`` and predictors refuse one that does not exist.
     filesystem
         Of Arrow, as in Ray Train: None or the local one, since all nodes see the directory.
+    local_path, data_dict, uri
+        As in Ray Train 2.6, one of them in place of `path`: a directory that exists, a dict as for
+        `from_dict`, or a URI as for `from_uri`.
 
     Raises
     ------
     ConfigError
-        If it does not exist, or is not a directory.
+        If it is not a directory.
     """
 
+    _may_be_made_later: ClassVar[bool] = True
+    """Whether a handle can be had before its directory."""
+    _is_temporary = False
+    """Whether this process made the directory for the handle."""
+    _uri: str | None = None
+    """Where the directory was copied from."""
     _architecture: Any = None
     """The model of torch that the handle was made of; the weights are in the directory."""
     _given: tuple[dict[str, Any], Callable[[], Any]] | None = None
@@ -75,8 +85,32 @@ class Checkpoint:
     """A weak reference to what the handle was given."""
 
     def __init__(
-        self, path: str | PathLike[str], filesystem: pyarrow.fs.FileSystem | None = None
+        self,
+        path: str | PathLike[str] | None = None,
+        filesystem: pyarrow.fs.FileSystem | None = None,
+        *,
+        local_path: str | PathLike[str] | None = None,
+        data_dict: Mapping[str, Any] | None = None,
+        uri: str | None = None,
     ) -> None:
+        self.path: PathString
+        """The directory: a string, as in Ray Train, that works as a ``pathlib.Path`` too."""
+        given = [one for one in (path, local_path, data_dict, uri) if one is not None]
+        if len(given) != 1:
+            raise ConfigError(
+                f"Checkpoint() was given {len(given)} of path, local_path, data_dict and uri. "
+                f"Give it one of them."
+            )
+        if data_dict is not None:
+            self._take(Checkpoint.from_dict(data_dict))
+            if type(self) is not Checkpoint:
+                write_class(type(self), self.path)
+            return
+        if uri is not None:
+            self._take(Checkpoint.from_uri(uri))
+            return
+        path = local_path if path is None else path
+        assert path is not None
         if filesystem is not None and getattr(filesystem, "type_name", None) != "local":
             raise ConfigError(
                 f"Checkpoint({str(path)!r}, filesystem={filesystem!r}): a checkpoint is a "
@@ -84,13 +118,9 @@ class Checkpoint:
                 f"out."
             )
         self.path = PathString(Path(path).absolute())
-        """The directory: a string, as in Ray Train, that works as a ``pathlib.Path`` too."""
-        if not self.path.is_dir():
-            found = "is not a directory" if self.path.exists() else "does not exist"
-            raise ConfigError(
-                f"Checkpoint({str(path)!r}): {self.path} {found}. Save into a directory first, and "
-                f"give that directory."
-            )
+        self._was_seen = self.path.is_dir()
+        if local_path is not None or not self._may_be_made_later or self.path.exists():
+            self._refuse_missing()
 
     @property
     def filesystem(self) -> pyarrow.fs.LocalFileSystem:
@@ -111,7 +141,22 @@ class Checkpoint:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the path only: a copy of the handle does not own the directory."""
-        return Checkpoint, (self.path,)
+        return _reopen if self._was_seen else Checkpoint, (self.path,)
+
+    def _take(self, made: Checkpoint) -> None:
+        """Become a handle on the directory that another one has just made."""
+        vars(self).update(vars(made))
+        # The directory lives as long as the handle that made it.
+        weakref.finalize(self, lambda _: None, made)
+
+    def _refuse_missing(self) -> None:
+        """Refuse a directory that this handle has never seen."""
+        self._was_seen = self._was_seen or self.path.is_dir()
+        if not self._was_seen:
+            found = "is not a directory" if self.path.exists() else "does not exist"
+            raise ConfigError(
+                f"{self!r} {found}. Save into a directory first, and give that directory."
+            )
 
     @classmethod
     def from_directory(cls: type[C], path: str | PathLike[str]) -> C:
@@ -127,14 +172,16 @@ class Checkpoint:
         """
         chosen = choose_class(cls, read_class(Checkpoint, Path(path)))
         try:
-            return chosen(path)
+            checkpoint = chosen(path)
         except ConfigError:
             raise
         except Exception:
             # A class that was edited since is no reason to lose a model, or a run.
             if chosen is cls:
                 raise
-            return cls(path)
+            checkpoint = cls(path)
+        checkpoint._refuse_missing()
+        return checkpoint
 
     @classmethod
     def from_dict(cls: type[C], data: Mapping[str, Any]) -> C:
@@ -180,6 +227,7 @@ class Checkpoint:
         checkpoint._architecture = other._architecture
         checkpoint._given = other._given
         checkpoint._given_preprocessor = other._given_preprocessor
+        checkpoint._is_temporary, checkpoint._uri = other._is_temporary, other._uri
         # A temporary directory lives as long as the handle that made it.
         weakref.finalize(checkpoint, lambda _: None, other)
         return checkpoint
@@ -215,27 +263,59 @@ class Checkpoint:
 
     @classmethod
     def from_uri(cls: type[C], uri: str) -> C:
-        """Return a handle on the directory of a ``file://`` URI. Not collective.
+        """Return a handle on what is at a ``file://`` or a ``memory://`` URI.
+
+        Not collective. A file's is the directory itself; one in memory is copied, and the copy
+        lives as long as this handle. Its class is chosen as by `from_directory`.
 
         Raises
         ------
         ConfigError
-            If it is another URI, or there is no such directory.
+            If it is another URI, or there is no such checkpoint.
         """
-        from urllib.parse import unquote, urlsplit
-
-        parts = urlsplit(uri)
-        if parts.scheme != "file":
+        scheme, path = _split_uri(uri, "from_uri")
+        if scheme == "file":
+            return cls.from_directory(path)
+        if uri.rstrip("/") not in _in_memory:
             raise ConfigError(
-                f"Checkpoint.from_uri({uri!r}): a checkpoint is a directory that all nodes see. "
-                f"Copy it to such a filesystem, and give its path to Checkpoint.from_directory()."
+                f"Checkpoint.from_uri({uri!r}): this process has put no checkpoint there. "
+                f"memory:// is within one process; use a directory to hand it to another."
             )
-        return cls(unquote(parts.path))
+        stored = _in_memory[uri.rstrip("/")]
+        copy = choose_class(cls, read_class(Checkpoint, stored.path))._make()
+        stored.to_directory(copy.path)
+        copy._uri = uri
+        return copy
+
+    def to_uri(self, uri: str) -> str:
+        """Copy the checkpoint to a ``file://`` or ``memory://`` URI and return where it is.
+
+        Not collective. As in Ray Train, a ``file://`` URI returns the directory. What is in memory
+        is a temporary directory, which this process keeps until it ends.
+
+        Raises
+        ------
+        ConfigError
+            If it is another URI.
+        """
+        scheme, path = _split_uri(uri, "to_uri")
+        if scheme == "file":
+            return self.to_directory(path)
+        copy = Checkpoint._make()
+        self.to_directory(copy.path)
+        _in_memory[uri.rstrip("/")] = copy
+        return uri
 
     @property
-    def uri(self) -> str:
-        """The directory as a ``file://`` URI."""
-        return Path(self.path).as_uri()
+    def uri(self) -> str | None:
+        """The directory as a ``file://`` URI, or the one that it was copied from.
+
+        None if there is no such directory, or if it lives as long as the handle only: that of
+        `from_dict` and `from_bytes`. Copy it with `to_uri` or `to_directory` to have one.
+        """
+        if self._uri is not None:
+            return self._uri
+        return None if self._is_temporary or not self.path.is_dir() else Path(self.path).as_uri()
 
     @classmethod
     def _make(cls: type[C], path: str | PathLike[str] | None = None) -> C:
@@ -250,6 +330,7 @@ class Checkpoint:
         import tempfile
 
         checkpoint = cls(tempfile.mkdtemp(prefix=temporary_prefix()))
+        checkpoint._is_temporary = True
         weakref.finalize(checkpoint, shutil.rmtree, checkpoint.path, ignore_errors=True)
         return checkpoint
 
@@ -322,7 +403,10 @@ class Checkpoint:
         ------
         CheckpointError
             If the run has deleted the checkpoint (``num_to_keep``).
+        ConfigError
+            If there has never been such a directory.
         """
+        self._refuse_missing()
         with _hold_for_reading(self.path):
             yield str(self.path)
 
@@ -331,6 +415,7 @@ class Checkpoint:
 
         What was set for this checkpoint wins over what the trainer was given as `metadata`.
         """
+        self._refuse_missing()
         return {**self._read_metadata(_METADATA_OF_RUN_NAME), **self._read_metadata(_METADATA_NAME)}
 
     def _read_metadata(self, name: str) -> dict[str, Any]:
@@ -381,6 +466,7 @@ class Checkpoint:
             If it is damaged, or holds a pickle that somebody else can have written and is not
             trusted.
         """
+        self._refuse_missing()
         from hpctrain.preprocessors import storage
 
         if storage.has_preprocessor(self.path):
@@ -409,6 +495,7 @@ class Checkpoint:
         self._given_preprocessor = weakref.ref(preprocessor)
 
     def _refuse_if_committed(self, what: str) -> None:
+        self._refuse_missing()
         if (self.path / MANIFEST_NAME).exists():
             raise CheckpointError(
                 f"{self.path} is committed and does not change. Set {what} before report(), or "
@@ -425,6 +512,41 @@ def _pack(directory: Path, *, leave_out: Collection[str]) -> bytes:
     if foreign is None:
         pickle_trust.remember(content)
     return content
+_in_memory: dict[str, Checkpoint] = {}
+"""What `Checkpoint.to_uri` put at ``memory://`` URIs, without the last slash."""
+
+
+def _split_uri(uri: str, method: str) -> tuple[str, str]:
+    """Return the scheme and the path of a URI; a path without a scheme is one of a file."""
+    from urllib.parse import unquote, urlsplit
+
+    parts = urlsplit(uri)
+    if parts.scheme in ("", "file"):
+        return "file", unquote(parts.path) if parts.scheme else uri
+    if parts.scheme != "memory":
+        raise ConfigError(
+            f"Checkpoint.{method}({uri!r}): a checkpoint is a directory that all nodes see. "
+            f"Copy it to such a filesystem, and use its path or a file:// URI."
+        )
+    return "memory", ""
+
+
+def _reopen(path: str) -> Checkpoint:
+    """Return a handle that was pickled when its directory was there."""
+    checkpoint = Checkpoint(path)
+    refuse_missing(checkpoint)
+    return checkpoint
+
+
+def refuse_missing(checkpoint: Checkpoint) -> None:
+    """Refuse a checkpoint of a directory that has never been there. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If so.
+    """
+    checkpoint._refuse_missing()
 
 
 def _unpickle_preprocessor(path: Path, *, trusted: bool) -> Preprocessor:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hpctrain.backend import BackendConfig
-from hpctrain.checkpoint import Checkpoint
+from hpctrain.checkpoint import Checkpoint, refuse_missing
 from hpctrain.checks import NamedArguments, check_type, given_or_default, shown
 from hpctrain.config import DataConfig, RunConfig, ScalingConfig
 from hpctrain.errors import ConfigError, DamagedFileError
@@ -94,6 +94,7 @@ class BaseTrainer(NamedArguments, abc.ABC):
         self.preprocessor = preprocessor
         if resume_from_checkpoint is not None:
             check_type("resume_from_checkpoint", resume_from_checkpoint, Checkpoint)
+            refuse_missing(resume_from_checkpoint)
         try:
             json.dumps(self.metadata)
         except TypeError as error:

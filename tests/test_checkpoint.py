@@ -14,6 +14,7 @@ import pytest
 from hpctrain.checkpoint import MANIFEST_NAME, Checkpoint
 from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.preprocessors import Normalizer, StandardScaler
+from hpctrain.torch import TorchCheckpoint
 
 
 @pytest.fixture
@@ -25,17 +26,48 @@ def committed(tmp_path: Path) -> Checkpoint:
     return Checkpoint(directory)
 
 
-def test_a_directory_that_does_not_exist_is_refused_with_its_full_path(
+def test_a_directory_that_does_not_exist_is_refused_with_its_full_path_when_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=rf"Checkpoint\('model'\): {tmp_path}/model does not ex"):
-        Checkpoint("model")
+    checkpoint = Checkpoint("model")
+    assert checkpoint.path == tmp_path / "model"
+    assert checkpoint.uri is None
+    uses = [
+        lambda: checkpoint.as_directory().__enter__(),
+        checkpoint.to_directory,
+        checkpoint.to_bytes,
+        checkpoint.to_dict,
+        lambda: checkpoint.to_uri("memory://model"),
+        checkpoint.get_metadata,
+        lambda: checkpoint.set_metadata({}),
+        checkpoint.get_preprocessor,
+        lambda: checkpoint.set_preprocessor(Normalizer(["x"])),
+        lambda: Checkpoint.from_directory("model"),
+        lambda: Checkpoint.from_uri((tmp_path / "model").as_uri()),
+        lambda: Checkpoint(local_path="model"),
+        lambda: TorchCheckpoint("model"),
+    ]
+    missing = rf"Checkpoint\('{tmp_path}/model'\) does not exist\. Save into a directory first"
+    for use in uses:
+        with pytest.raises(ConfigError, match=missing):
+            use()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_may_be_made_after_its_handle(tmp_path: Path):
+    checkpoint = Checkpoint(tmp_path / "model")
+    checkpoint = pickle.loads(pickle.dumps(checkpoint))
+    (tmp_path / "model").mkdir()
+    checkpoint.set_metadata({"step": 3})
+    assert checkpoint.get_metadata() == {"step": 3}
+    with checkpoint.as_directory() as directory:
+        assert directory == str(tmp_path / "model")
 
 
 def test_a_file_is_no_checkpoint(tmp_path: Path):
     (tmp_path / "model.pt").write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"model\.pt is not a directory\. Save into a directory"):
+    with pytest.raises(ConfigError, match=r"model\.pt'\) is not a directory\. Save into a direct"):
         Checkpoint(tmp_path / "model.pt")
 
 

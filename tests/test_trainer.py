@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import pytest
 
 from hpctrain.backend import BackendConfig
+from hpctrain.checkpoint import Checkpoint
 from hpctrain.config import DataConfig, RunConfig, ScalingConfig
 from hpctrain.errors import ConfigError
 from hpctrain.train_function import takes_config
@@ -86,6 +87,10 @@ def test_a_function_that_does_not_tell_its_arguments_is_no_training_function():
         (
             {"resume_from_checkpoint": "/a"},
             "resume_from_checkpoint holds '/a' of type str. A Checkpoint is needed",
+        ),
+        (
+            {"resume_from_checkpoint": Checkpoint("/no/where")},
+            r"Checkpoint\('/no/where'\) does not exist\. Save into a directory first",
         ),
         ({"metadata": {"x": object()}}, r"metadata=.*: JSON values only: Object of type object"),
     ],

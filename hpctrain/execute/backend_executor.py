@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from hpctrain import timeouts
 from hpctrain.backend import BackendConfig
-from hpctrain.checkpoint import Checkpoint
+from hpctrain.checkpoint import Checkpoint, refuse_missing
 from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.execute.attempt_executor import AttemptExecutor
 from hpctrain.execute.explain import explain_failure
@@ -154,8 +154,11 @@ class BackendExecutor:
         Raises
         ------
         ConfigError
-            If the function cannot be a training function, or cannot be pickled.
+            If the function cannot be a training function, or cannot be pickled, or the checkpoint
+            does not exist.
         """
+        if checkpoint is not None:
+            refuse_missing(checkpoint)
         group = self.get_worker_group()
         if self._attempt is not None:
             raise ValueError("this BackendExecutor trains already; make another one.")

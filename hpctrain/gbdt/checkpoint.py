@@ -19,6 +19,9 @@ C = TypeVar("C", bound="ModelCheckpoint")
 class ModelCheckpoint(Checkpoint, abc.ABC):
     """A checkpoint that holds one model of one framework."""
 
+    # Its methods read the directory at once.
+    _may_be_made_later = False
+
     framework: ClassVar[str]
     """What ``features.json`` says."""
     model_file: ClassVar[str]

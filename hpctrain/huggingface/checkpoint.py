@@ -35,6 +35,9 @@ class TransformersCheckpoint(Checkpoint):
     `transformers.Trainer` goes on from.
     """
 
+    # Its methods read the directory at once.
+    _may_be_made_later = False
+
     @classmethod
     def from_model(
         cls,

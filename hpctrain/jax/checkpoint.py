@@ -23,6 +23,9 @@ class JaxCheckpoint(Checkpoint):
     It is a directory ``state`` in Orbax's format, which holds numbers and nothing that could run.
     """
 
+    # Its methods read the directory at once.
+    _may_be_made_later = False
+
     @classmethod
     def from_state(
         cls,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from hpctrain.checkpoint import Checkpoint
+from hpctrain.checkpoint import Checkpoint, refuse_missing
 from hpctrain.checks import NamedArguments
 from hpctrain.data.formats import from_any, num_rows, to_pandas
 from hpctrain.errors import ConfigError, HpctrainError
@@ -77,6 +77,7 @@ class Predictor(NamedArguments, abc.ABC):
         ConfigError
             If the checkpoint is that of another framework, or has no model that this class loads.
         """
+        refuse_missing(checkpoint)
         features = ModelFeatures.read(checkpoint.path)
         if cls.framework is None:
             return features

@@ -40,7 +40,7 @@ def find_checkpoint(path: Path) -> Checkpoint:
         If there is none.
     """
     if not RunPaths(path).plan.exists():
-        return Checkpoint(path)
+        return Checkpoint.from_directory(path)
     newest = Result.from_path(path).checkpoint
     if newest is None:
         raise ConfigError(f"run {path} has no complete checkpoint. Give a checkpoint's directory.")

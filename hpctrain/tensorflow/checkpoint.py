@@ -35,6 +35,9 @@ class TensorflowCheckpoint(Checkpoint):
     trusted.
     """
 
+    # Its methods read the directory at once.
+    _may_be_made_later = False
+
     @classmethod
     def from_model(
         cls,

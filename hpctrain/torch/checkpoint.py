@@ -54,6 +54,9 @@ class TorchCheckpoint(Checkpoint):
     opened where nobody but this user can have written them, or if they are trusted.
     """
 
+    # Its methods read the directory at once.
+    _may_be_made_later = False
+
     @classmethod
     def from_model(
         cls,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from hpctrain.checkpoint import Checkpoint, CheckpointUploadMode
+from hpctrain.checkpoint import Checkpoint, CheckpointUploadMode, refuse_missing
 from hpctrain.errors import ConfigError
 from hpctrain.log import log_traceback
 from hpctrain.own_time import wait_for
@@ -92,6 +92,8 @@ class Upload:
                 f"report(checkpoint={self.checkpoint!r}): a Checkpoint is needed. "
                 f"Checkpoint.from_directory(path) makes one of a directory."
             )
+        if self.checkpoint is not None:
+            refuse_missing(self.checkpoint)
         if not isinstance(self.mode, CheckpointUploadMode):
             modes = ", ".join(f"CheckpointUploadMode.{mode.name}" for mode in CheckpointUploadMode)
             raise ConfigError(f"report(checkpoint_upload_mode={self.mode!r}): one of {modes}.")
@@ -203,6 +205,7 @@ class Upload:
                 f"checkpoint_upload_fn returned {uploaded!r}. It returns a Checkpoint inside of "
                 f"{paths.root}: write to get_context().get_storage() / its second argument."
             )
+        refuse_missing(uploaded)
         return uploaded.path
 
 

@@ -329,6 +329,13 @@ def test_a_checkpoint_of_another_framework_is_refused_at_once(checkpoint):
         BatchPredictor.from_checkpoint(checkpoint, LightGBMPredictor)
 
 
+def test_a_checkpoint_that_does_not_exist_is_refused_at_once():
+    for make in (XGBoostPredictor.from_checkpoint, BatchPredictor.from_checkpoint):
+        arguments = (XGBoostPredictor,) if make == BatchPredictor.from_checkpoint else ()
+        with pytest.raises(ConfigError, match=r"Checkpoint\('/no/where'\) does not exist"):
+            make(Checkpoint("/no/where"), *arguments)
+
+
 def test_a_class_that_predicts_nothing_is_refused(checkpoint):
     with pytest.raises(ConfigError, match="a class that extends"):
         BatchPredictor(checkpoint, dict)

@@ -38,6 +38,63 @@ def test_a_uri_leads_back_to_the_directory(tmp_path: Path):
         Checkpoint.from_uri("s3://bucket/checkpoint")
 
 
+def test_what_only_a_handle_keeps_has_no_uri_until_it_is_copied(tmp_path: Path):
+    checkpoint = Checkpoint.from_dict({"x": 1})
+    assert checkpoint.uri is None
+    assert Checkpoint.from_checkpoint(checkpoint).uri is None
+    target = tmp_path / "a b"
+    assert checkpoint.to_uri(target.as_uri()) == str(target)
+    copied = Checkpoint.from_uri(target.as_uri())
+    assert copied.path == target
+    assert copied.uri == target.as_uri()
+    assert Checkpoint.from_uri(str(target)) == copied
+    assert copied.to_dict() == {"x": 1}
+    with pytest.raises(ConfigError, match="a directory that all nodes see"):
+        checkpoint.to_uri("gs://bucket/checkpoint")
+
+
+def test_memory_keeps_a_copy_for_this_process():
+    checkpoint = Named.from_dict({"x": 1})
+    uri = checkpoint.to_uri("memory://bucket/checkpoint")
+    path = checkpoint.path
+    del checkpoint
+    gc.collect()
+    assert not path.exists()
+    made = Checkpoint.from_uri(uri + "/")
+    assert isinstance(made, Named)
+    assert made.to_dict() == {"x": 1}
+    made.set_metadata({"step": 3})
+    again = Checkpoint.from_uri(uri)
+    assert again.uri == uri
+    assert again.get_metadata() == {}
+    with pytest.raises(ConfigError, match="has put no checkpoint there"):
+        Checkpoint.from_uri("memory://bucket")
+
+
+class Named(Checkpoint):
+    def __init__(self, *args, **kwargs):
+        self.note = None
+        super().__init__(*args, **kwargs)
+
+
+def test_a_handle_is_made_of_any_form(tmp_path: Path):
+    made = Named(data_dict={"x": 1})
+    gc.collect()
+    assert made.to_dict() == {"x": 1}
+    assert repr(made) == f"Checkpoint({str(made.path)!r})"
+    assert isinstance(Checkpoint.from_directory(made.to_directory(tmp_path / "copy")), Named)
+    assert Named(local_path=tmp_path).path == tmp_path
+    (tmp_path / "plain").mkdir()
+    assert Named(uri=(tmp_path / "plain").as_uri()).path == tmp_path / "plain"
+    assert list((tmp_path / "plain").iterdir()) == []
+    assert (
+        TorchCheckpoint(data_dict={"model": {"w": torch.ones(2)}}).get_state_dict()["w"].sum() == 2
+    )
+    for forms in ({}, {"path": tmp_path, "data_dict": {}}):
+        with pytest.raises(ConfigError, match="Give it one of them"):
+            Checkpoint(**forms)
+
+
 def test_another_class_keeps_the_temporary_directory():
     made = TorchCheckpoint.from_checkpoint(Checkpoint.from_dict({"model": {"w": torch.ones(2)}}))
     gc.collect()

@@ -955,6 +955,18 @@ def test_an_impossible_name_is_refused_before_the_report_counts(start: Start, mo
     assert session.reports == 0
 
 
+def test_a_checkpoint_that_does_not_exist_is_refused_before_the_report_counts(
+    start: Start, paths: RunPaths, model: Path
+):
+    session = start()
+    for mode in CheckpointUploadMode:
+        with pytest.raises(ConfigError, match=r"Checkpoint\('.*nowhere'\) does not exist"):
+            session.report({}, part_of(model / "nowhere", mode))
+    assert session.reports == 0
+    with pytest.raises(ConfigError, match=r"nowhere'\) does not exist"):
+        session.report({}, part_of(model, upload_fn=lambda *_: Checkpoint(paths.root / "nowhere")))
+
+
 def test_an_upload_function_has_to_stay_inside_of_the_run(start: Start, model: Path):
     with pytest.raises(ConfigError, match=r"returned Checkpoint\(.*It returns a Checkpoint inside"):
         start().report({}, part_of(model, upload_fn=lambda checkpoint, _: checkpoint))
