@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from hpctrain.bulk.unreadable import UnreadableError
 from hpctrain.checkpoint import Checkpoint
@@ -25,7 +25,7 @@ from hpctrain.errors import (
 )
 from hpctrain.host_list import compress_hosts
 from hpctrain.log import log
-from hpctrain.metric_names import COUNTED, all_names, explain_unknown, has_metric
+from hpctrain.metric_names import COUNTED, all_names, explain_unknown, find_score, has_metric
 from hpctrain.path_string import PathString, local_filesystem
 from hpctrain.plan import spec
 from hpctrain.rundir.html import render_run
@@ -64,19 +64,63 @@ class Result:
     """What came out of a run: finished, failed or still running.
 
     Everything is read from the run directory, so a Result can be had by anyone, later, when every
-    process of the run is long gone.
+    process of the run is long gone. One that is made by hand, as code for Ray Train does, say in a
+    test, has no `status`: it says what it was given, and nothing needs to exist.
 
     Parameters
     ----------
-    path
-        The run directory.
-    status
-        State and last progress.
+    metrics, checkpoint
+        Of one that is made by hand.
     error
         What ``fit()`` raises, or None.
+    path
+        The run directory.
+    metrics_dataframe, best_checkpoints
+        Of one that is made by hand.
+    status
+        State and last progress; None if it is made by hand.
+
+    Raises
+    ------
+    ConfigError
+        If it has no path, or both a status and what that run's directory says.
     """
 
-    def __init__(self, *, path: Path, status: RunStatus, error: Exception | None) -> None:
+    _by_hand: Mapping[str, Any] | None = None
+    """What it was made of, by name; None for the result of a run."""
+
+    def __init__(
+        self,
+        metrics: Mapping[str, Any] | None = None,
+        checkpoint: Checkpoint | None = None,
+        error: Exception | None = None,
+        path: str | PathLike[str] | None = None,
+        metrics_dataframe: pandas.DataFrame | None = None,
+        best_checkpoints: Sequence[tuple[Checkpoint, dict[str, Any]]] | None = None,
+        *,
+        status: RunStatus | None = None,
+    ) -> None:
+        if path is None:
+            raise ConfigError("Result() needs path=, the directory of the run.")
+        given = {
+            "metrics": metrics,
+            "checkpoint": checkpoint,
+            "metrics_dataframe": metrics_dataframe,
+            "best_checkpoints": best_checkpoints,
+        }
+        if status is None:
+            self._by_hand = given
+            # In place of what is read from files.
+            vars(self).update(metrics={} if metrics is None else dict(metrics))
+            if metrics_dataframe is not None:
+                vars(self).update(metrics_dataframe=metrics_dataframe)
+            state = RunState.FINISHED if error is None else RunState.FAILED
+            status = RunStatus(name=Path(path).name, state=state, launcher="")
+        elif any(one is not None for one in given.values()):
+            raise ConfigError(
+                "Result(status=...) reads the rest from the run directory: leave it out, or leave "
+                "status out."
+            )
         self.path = PathString(path)
         """The run directory: a string, as in Ray Train, that works as a ``pathlib.Path`` too."""
         self.status = status
@@ -94,6 +138,12 @@ class Result:
     def __repr__(self) -> str:
         """Return a short line."""
         metrics = {name: self.metrics[name] for name in list(self.metrics)[:6]}
+        if self._by_hand is not None:
+            checkpoint = self.checkpoint
+            # As Ray Train shows a checkpoint here.
+            shown = checkpoint and f"Checkpoint(filesystem=local, path={checkpoint.path})"
+            error = f", error={type(self.error).__name__}" if self.error else ""
+            return f"Result(metrics={metrics}, path={str(self.path)!r}, checkpoint={shown}{error})"
         return (
             f"Result(state={self.state!r}, metrics={metrics}, path={str(self.path)!r}"
             + (f", checkpoint={self.status.checkpoint!r}" if self.status.checkpoint else "")
@@ -178,6 +228,8 @@ class Result:
     @property
     def checkpoint(self) -> Checkpoint | None:
         """The newest complete checkpoint."""
+        if self._by_hand is not None:
+            return cast("Checkpoint | None", self._by_hand["checkpoint"])
         manifests = self._manifests
         return self._store.open(manifests[-1]) if manifests else None
 
@@ -188,6 +240,8 @@ class Result:
         Ray Train's order: from the worst to the best score of the run's CheckpointConfig, from the
         oldest to the newest without one.
         """
+        if self._by_hand is not None:
+            return list(self._by_hand["best_checkpoints"] or ())
         ranked = rank_checkpoints(self._manifests, self._checkpoint_config())
         return [(self._store.open(m), dict(m.metrics)) for m in reversed(ranked)]
 
@@ -201,17 +255,31 @@ class Result:
         ConfigError
             If no checkpoint has the metric.
         """
+        if self._by_hand is not None:
+            return self._best_by_hand(metric, mode)
         config = CheckpointConfig(checkpoint_score_attribute=metric, checkpoint_score_order=mode)
         manifests = self._manifests
         is_known = metric == COUNTED[0] or any(has_metric(m.metrics, metric) for m in manifests)
         if manifests and not is_known:
-            known = {name for m in manifests for name in all_names(m.metrics)}
-            raise ConfigError(
-                f"no checkpoint of {self.path} has the metric {metric!r}. "
-                f"{explain_unknown(metric, known)}"
-            )
+            raise self._unknown_metric(metric, [m.metrics for m in manifests])
         ranked = rank_checkpoints(manifests, config)
         return self._store.open(ranked[0]) if ranked else None
+
+    def _best_by_hand(self, metric: str, mode: Literal["max", "min"]) -> Checkpoint | None:
+        CheckpointConfig(checkpoint_score_attribute=metric, checkpoint_score_order=mode)
+        pairs = self.best_checkpoints
+        scores = [find_score(metrics, metric) for _, metrics in pairs]
+        scored = [(s, c) for s, (c, _) in zip(scores, pairs, strict=True) if s is not None]
+        if pairs and not scored:
+            raise self._unknown_metric(metric, [metrics for _, metrics in pairs])
+        choose = max if mode == "max" else min
+        return choose(scored, key=lambda pair: pair[0])[1] if scored else None
+
+    def _unknown_metric(self, name: str, reported: Sequence[Mapping[str, Any]]) -> ConfigError:
+        known = {one for metrics in reported for one in all_names(metrics)}
+        return ConfigError(
+            f"no checkpoint of {self.path} has the metric {name!r}. {explain_unknown(name, known)}"
+        )
 
     @functools.cached_property
     def return_value(self) -> Any:

@@ -254,3 +254,45 @@ def test_a_result_can_be_sent_elsewhere(paths: RunPaths):
     write_reports(paths, {"loss": 0.5})
     copy = pickle.loads(pickle.dumps(Result.from_path(paths.root)))
     assert copy.metrics == {"loss": 0.5}
+
+
+def test_one_made_by_hand_says_what_it_was_given():
+    checkpoints = [
+        (Checkpoint(f"/bucket/run/{i}"), {"loss": loss, "step": i})
+        for i, loss in enumerate((3.0, 1.0, float("nan"), 2.0))
+    ]
+    last = checkpoints[-1][0]
+    result = Result({"loss": 2.0}, last, None, "/bucket/run", best_checkpoints=checkpoints)
+    assert result.metrics == {"loss": 2.0}
+    assert result.checkpoint is last
+    assert result.error is None
+    assert result.path == "/bucket/run"
+    assert result.best_checkpoints == checkpoints
+    assert result.get_best_checkpoint("loss", "min") is checkpoints[1][0]
+    assert result.get_best_checkpoint("loss", "max") is checkpoints[0][0]
+    with pytest.raises(ConfigError, match="no checkpoint of /bucket/run has the metric 'los'"):
+        result.get_best_checkpoint("los", "min")
+    assert repr(result) == (
+        "Result(metrics={'loss': 2.0}, path='/bucket/run', "
+        "checkpoint=Checkpoint(filesystem=local, path=/bucket/run/3))"
+    )
+    with pytest.raises(ConfigError, match="does not exist"), result.checkpoint.as_directory():
+        pass
+    assert (result.state, result.metrics_history, result.return_value) == ("finished", [], None)
+    assert pickle.loads(pickle.dumps(result)).get_best_checkpoint("loss", "min") == Checkpoint(
+        "/bucket/run/1"
+    )
+
+
+def test_one_made_by_hand_may_have_nothing_but_an_error_and_a_path():
+    result = Result(metrics=None, checkpoint=None, error=ValueError("no"), path="/bucket/run")
+    assert (result.state, result.metrics, result.best_checkpoints) == ("failed", {}, [])
+    assert result.get_best_checkpoint("loss", "min") is None
+    assert repr(result) == (
+        "Result(metrics={}, path='/bucket/run', checkpoint=None, error=ValueError)"
+    )
+    with pytest.raises(ConfigError, match="needs path="):
+        Result(metrics={})
+    status = RunStatus(name="run", state=RunState.FINISHED, launcher="local")
+    with pytest.raises(ConfigError, match="reads the rest from the run directory"):
+        Result(metrics={}, path="/bucket/run", status=status)
