@@ -75,16 +75,15 @@ def build_pickle(content: bytes) -> Any:
     ValueError, LookupError, TypeError, AttributeError, RecursionError
         If it cannot be followed.
     """
-    return _build(io.BytesIO(content))
+    return _build(io.BytesIO(content), memoryview(content))
 
 
-def _build(stream: io.BytesIO) -> Any:
-    """Return the tree that the next pickle builds: nodes, and plain values as leaves."""
+def _build(stream: io.BytesIO, whole: memoryview) -> Any:
+    """Return the tree that the next pickle of a stream builds; `whole` is the stream's content."""
     stack: list[Any] = []
     memo: dict[int, Any] = {}
     argument: Any
-    for opcode, argument, _ in pickletools.genops(stream):
-        name = opcode.name
+    for name, argument in _operations(stream, whole):
         if name in ("PROTO", "FRAME"):
             continue
         if name == "STOP":
@@ -127,6 +126,28 @@ def _build(stream: io.BytesIO) -> Any:
         else:
             raise ValueError(f"opcode {name}")
     raise ValueError("no STOP")
+
+
+_OPCODES = {opcode.code: opcode for opcode in pickletools.opcodes}
+
+
+def _operations(stream: io.BytesIO, whole: memoryview) -> Iterator[tuple[str, Any]]:
+    """Yield the opcodes of the next pickle and their arguments; arrays are not copied."""
+    while True:
+        opcode = _OPCODES[stream.read(1).decode("latin-1")]
+        argument: Any = None
+        if opcode.name == "BYTEARRAY8":
+            # pickletools would copy it twice.
+            size = int.from_bytes(stream.read(8), "little")
+            argument = whole[stream.tell() : stream.tell() + size]
+            if len(argument) < size:
+                raise ValueError("the pickle ends within an array")
+            stream.seek(size, io.SEEK_CUR)
+        elif opcode.arg is not None:
+            argument = opcode.arg.reader(stream)
+        yield opcode.name, argument
+        if opcode.name == "STOP":
+            return
 
 
 _CONSTANTS: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
@@ -175,7 +196,9 @@ class _Digester:
     def digest(self, value: Any) -> bytes:
         """Return the digest of a node or a leaf."""
         if not isinstance(value, Node):
-            leaf = value if isinstance(value, bytes) else repr(value).encode("utf-8", "replace")
+            # The values of an array: their text would be four times as long.
+            is_binary = isinstance(value, bytes | memoryview)
+            leaf = value if is_binary else repr(value).encode("utf-8", "replace")
             return _hash(f"leaf {type(value).__name__}", [leaf])
         key = id(value)
         if key in self._done:
@@ -184,7 +207,7 @@ class _Digester:
             # Part of itself: how many steps up it is.
             return _hash("above", [str(len(self._path) - self._path[key]).encode()])
         self._path[key] = len(self._path)
-        parts = [self.digest(part) for part in _meaning(value)]
+        parts: list[bytes | memoryview] = [self.digest(part) for part in _meaning(value)]
         del self._path[key]
         if value.kind in ("set", "frozenset"):
             parts.sort()
@@ -220,8 +243,8 @@ def _without_addresses(content: bytes) -> Node:
     torch pickles it as five pickles and the values. The fourth names the storage by its address in
     memory, which the fifth lists.
     """
-    stream = io.BytesIO(content)
-    *header, storage, names = (_build(stream) for _ in range(5))
+    stream, whole = io.BytesIO(content), memoryview(content)
+    *header, storage, names = (_build(stream, whole) for _ in range(5))
     storage.parts[0].parts = [part for part in storage.parts[0].parts if part not in names.parts]
     return Node("tuple", [*header, storage, stream.read()])
 
@@ -240,7 +263,7 @@ def is_code_type(callee: Any) -> bool:
     )
 
 
-def _hash(kind: str, parts: list[bytes]) -> bytes:
+def _hash(kind: str, parts: list[bytes | memoryview]) -> bytes:
     digest = hashlib.sha256(kind.encode())
     for part in parts:
         digest.update(len(part).to_bytes(8, "big"))

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hpctrain.plan.fingerprint import digest_pickle
@@ -192,3 +195,22 @@ def test_bytes_that_are_no_pickle_are_hashed_as_they_are():
 
 def test_parts_of_a_fingerprint_do_not_run_together():
     assert make_fingerprint(b"ab", b"c") != make_fingerprint(b"a", b"bc")
+
+
+def test_the_values_of_a_large_array_count_and_are_not_copied():
+    values = np.arange(2e6)
+    content = pickle.dumps({"array": values}, protocol=5)
+    assert b"\x96" in content
+    tracemalloc.start()
+    try:
+        digest = digest_pickle(content)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < values.nbytes / 4
+    assert digest == digest_pickle(pickle.dumps({"array": values.copy()}, protocol=5))
+    other = values.copy()
+    other[-1] = 0
+    assert digest != digest_pickle(pickle.dumps({"array": other}, protocol=5))
+    # As bytes, where it cannot be followed.
+    assert digest_pickle(content[:1000]) == hashlib.sha256(content[:1000]).digest()
