@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -201,7 +201,8 @@ class BatchPredictor:
         **predict_kwargs
             For the predictor's ``predict()``. Ray Train's ``max_scoring_workers``,
             ``min_scoring_workers``, ``num_cpus_per_worker`` and ``num_gpus_per_worker`` are taken
-            in place of a `scaling_config`.
+            in place of a `scaling_config`; workers with GPUs load the predictor with
+            ``use_gpu=True``.
 
         Raises
         ------
@@ -213,7 +214,9 @@ class BatchPredictor:
         TrainingFailedError
             If the run failed or was stopped.
         """
-        scaling_config = take_scaling(predict_kwargs, scaling_config, self._predictor_kwargs)
+        scaling_config, predictor_kwargs = take_scaling(
+            predict_kwargs, scaling_config, self._predictor_cls, self._predictor_kwargs
+        )
         scoring = self._plan(
             as_dataset(data),
             feature_columns=feature_columns,
@@ -221,6 +224,7 @@ class BatchPredictor:
             batch_size=batch_size,
             output=None if output is None else Output.at(output),
             rows_per_part=rows_per_part,
+            predictor_kwargs=predictor_kwargs,
             predict_kwargs=predict_kwargs,
         )
         run = _make_run(scoring, scaling_config, run_config)
@@ -269,7 +273,9 @@ class BatchPredictor:
         LaunchError
             If Slurm refused the job.
         """
-        scaling_config = take_scaling(predict_kwargs, scaling_config, self._predictor_kwargs)
+        scaling_config, predictor_kwargs = take_scaling(
+            predict_kwargs, scaling_config, self._predictor_cls, self._predictor_kwargs
+        )
         scoring = self._plan(
             as_dataset(data),
             feature_columns=feature_columns,
@@ -277,6 +283,7 @@ class BatchPredictor:
             batch_size=batch_size,
             output=None if output is None else Output.at(output),
             rows_per_part=rows_per_part,
+            predictor_kwargs=predictor_kwargs,
             predict_kwargs=predict_kwargs,
         )
         run = _make_run(scoring, scaling_config, run_config)
@@ -297,6 +304,7 @@ class BatchPredictor:
         batch_size: int,
         output: Output | None,
         rows_per_part: int | None,
+        predictor_kwargs: Mapping[str, Any],
         predict_kwargs: dict[str, Any],
     ) -> Scoring:
         check_arguments(self._predictor_cls, predict_kwargs, own=_OWN_ARGUMENTS)
@@ -320,7 +328,7 @@ class BatchPredictor:
             dataset=dataset,
             predictor_cls=self._predictor_cls,
             checkpoint=checkpoint,
-            predictor_kwargs=self._predictor_kwargs,
+            predictor_kwargs=predictor_kwargs,
             predict_kwargs=predict_kwargs,
             preprocessor=self._preprocessor,
             own_pickles=frozenset() if checkpoint is None else _own_pickles(checkpoint),

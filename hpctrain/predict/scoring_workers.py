@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
 from hpctrain.config import ScalingConfig
 from hpctrain.errors import ConfigError
 from hpctrain.log import log
+from hpctrain.predict.predictor import Predictor
 
 _WORKERS = ("max_scoring_workers", "min_scoring_workers")
 _RESOURCES = ("num_cpus_per_worker", "num_gpus_per_worker")
 # Of tasks that Ray places by itself.
-_WITHOUT_MEANING = ("allow_gpu", "ray_remote_args", "separate_gpu_stage")
+_WITHOUT_MEANING = ("ray_remote_args", "separate_gpu_stage")
 NAMES = (*_WORKERS, *_RESOURCES, *_WITHOUT_MEANING)
 """The arguments that are taken."""
 
@@ -20,11 +22,14 @@ NAMES = (*_WORKERS, *_RESOURCES, *_WITHOUT_MEANING)
 def take_scaling(
     kwargs: dict[str, Any],
     scaling_config: ScalingConfig | None,
+    predictor_cls: type[Predictor],
     predictor_kwargs: Mapping[str, Any],
-) -> ScalingConfig | None:
-    """Return the ScalingConfig that Ray Train's arguments mean, which are taken out of `kwargs`.
+) -> tuple[ScalingConfig | None, Mapping[str, Any]]:
+    """Return what Ray Train's arguments, which are taken out of `kwargs`, mean.
 
-    Not collective. The most workers that were allowed is how many there are, else the fewest.
+    Not collective. It is the ScalingConfig, where the most workers that were allowed is how many
+    there are, else the fewest; and the predictor's arguments, with ``use_gpu=True`` if workers are
+    to have GPUs and nothing else is said.
 
     Raises
     ------
@@ -38,7 +43,7 @@ def take_scaling(
     given = {name: kwargs.pop(name) for name in (*_WORKERS, *_RESOURCES) if name in kwargs}
     given = {name: value for name, value in given.items() if value is not None}
     if not given:
-        return scaling_config
+        return scaling_config, predictor_kwargs
     if scaling_config is not None:
         raise ConfigError(
             f"predict() was given scaling_config and {', '.join(given)}. Say all of it in the "
@@ -46,13 +51,27 @@ def take_scaling(
         )
     names = {"num_cpus_per_worker": "CPU", "num_gpus_per_worker": "GPU"}
     resources = {names[name]: given[name] for name in _RESOURCES if given.get(name)}
-    if "GPU" in resources and not predictor_kwargs.get("use_gpu"):
-        raise ConfigError(
-            f"predict(num_gpus_per_worker={resources['GPU']}) would give workers GPUs that the "
-            f"predictor does not use. Say BatchPredictor(..., use_gpu=True), or leave it out."
-        )
-    return ScalingConfig(
+    if "GPU" in resources:
+        predictor_kwargs = _with_gpu(predictor_cls, predictor_kwargs, resources["GPU"])
+    scaling_config = ScalingConfig(
         num_workers=next((given[name] for name in _WORKERS if name in given), 1),
         use_gpu="GPU" in resources,
         resources_per_worker=resources,
+    )
+    return scaling_config, predictor_kwargs
+
+
+def _with_gpu(cls: type[Predictor], kwargs: Mapping[str, Any], gpus: float) -> Mapping[str, Any]:
+    """Return the arguments with ``use_gpu=True``, or refuse GPUs that the predictor leaves idle."""
+    if "use_gpu" not in kwargs and "use_gpu" in inspect.signature(cls.from_checkpoint).parameters:
+        return {**kwargs, "use_gpu": True}
+    if kwargs.get("use_gpu"):
+        return kwargs
+    if "use_gpu" in kwargs:
+        why = "its use_gpu=False says so"
+    else:
+        why = f"{cls.__name__}.from_checkpoint() has no argument use_gpu"
+    raise ConfigError(
+        f"predict(num_gpus_per_worker={gpus}): {cls.__name__} does not support GPU prediction: "
+        f"{why}. Say BatchPredictor(..., use_gpu=True), or leave num_gpus_per_worker out."
     )

@@ -25,7 +25,7 @@ from hpctrain.predict.scoring_workers import take_scaling
 from hpctrain.preprocessors import StandardScaler
 from hpctrain.ray_names import INSTEAD_OF_FIELDS
 from hpctrain.sklearn import SklearnTrainer
-from hpctrain.torch import TorchConfig
+from hpctrain.torch import TorchConfig, TorchPredictor
 from hpctrain.xgboost import XGBoostTrainer
 
 
@@ -78,18 +78,35 @@ class Doubled(Predictor):
 
 
 def test_scoring_workers_are_ranks(tmp_path: Path):
-    assert take_scaling({}, None, {}) is None
+    assert take_scaling({}, None, Doubled, {}) == (None, {})
     kwargs = {"min_scoring_workers": 2, "max_scoring_workers": 3, "num_cpus_per_worker": 2, "a": 1}
-    scaling = take_scaling(kwargs, None, {})
+    scaling, _ = take_scaling(kwargs, None, Doubled, {})
     assert scaling == ScalingConfig(num_workers=3, resources_per_worker={"CPU": 2})
     assert kwargs == {"a": 1}
     with pytest.raises(ConfigError, match="Say all of it in the ScalingConfig"):
-        take_scaling({"min_scoring_workers": 2}, ScalingConfig(), {})
-    with pytest.raises(ConfigError, match=r"BatchPredictor\(\.\.\., use_gpu=True\)"):
-        take_scaling({"num_gpus_per_worker": 1}, None, {})
+        take_scaling({"min_scoring_workers": 2}, ScalingConfig(), Doubled, {})
     predictor = BatchPredictor.from_checkpoint(Checkpoint.from_dict({}), Doubled)
     with pytest.raises(ConfigError, match="num_workers"):
         predictor.predict(from_numpy({"x": np.arange(4.0)}), min_scoring_workers=-1)
+
+
+def test_workers_with_gpus_load_predictors_that_use_them():
+    given = {"a": 1}
+    scaling, kwargs = take_scaling({"num_gpus_per_worker": 1}, None, TorchPredictor, given)
+    assert scaling == ScalingConfig(use_gpu=True, resources_per_worker={"GPU": 1})
+    assert kwargs == {"a": 1, "use_gpu": True}
+    assert given == {"a": 1}
+    _, kwargs = take_scaling({"num_gpus_per_worker": 1}, None, Doubled, {"use_gpu": True})
+    assert kwargs == {"use_gpu": True}
+    refused = "Doubled does not support GPU prediction: .* has no argument use_gpu"
+    with pytest.raises(ConfigError, match=refused):
+        take_scaling({"num_gpus_per_worker": 1}, None, Doubled, {})
+    with pytest.raises(ConfigError, match="its use_gpu=False says so"):
+        take_scaling({"num_gpus_per_worker": 1}, None, TorchPredictor, {"use_gpu": False})
+    # Whatever else there is goes to the predictor.
+    rest = {"separate_gpu_stage": False, "allow_gpu": True}
+    take_scaling(rest, None, TorchPredictor, {})
+    assert rest == {"allow_gpu": True}
 
 
 def test_boosters_by_rays_names():
