@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from hpctrain.data.formats import Batch, flat_rows, from_any, to_arrow
+from hpctrain.data.formats import Batch, flat_rows, from_any, num_rows, to_arrow
 from hpctrain.errors import ConfigError
 
 BatchForm: TypeAlias = Literal["array", "columns", "pandas", "arrow"]
@@ -91,7 +91,9 @@ def in_form_of(batch: Any, output: Any) -> Any:
             return output
         import pandas
 
-        return pandas.DataFrame(flatten_columns(name_outputs(output)), index=batch.index)
+        columns = flatten_columns(name_outputs(output))
+        index = batch.index if num_rows(columns) == len(batch) else None
+        return pandas.DataFrame(columns, index=index)
     columns = name_outputs(output)
     if form == "array":
         names_it = form_of(output) == "columns"

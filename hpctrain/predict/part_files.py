@@ -46,6 +46,7 @@ class PartFile(abc.ABC):
         self._rows = rows
         self._held: list[Batch] = []
         self._held_bytes = 0
+        self._appended = 0
 
     @classmethod
     def check_names(cls, names: Iterable[str]) -> None:
@@ -88,6 +89,9 @@ class PartFile(abc.ABC):
 
     def append(self, batch: Batch) -> None:
         """Append rows, all of the same columns. Not collective."""
+        self._appended += num_rows(batch)
+        if self._rows is not None and self._appended > self._rows:
+            raise self._uneven()
         self._held.append(batch)
         self._held_bytes += sum(values.nbytes for values in batch.values())
         if self._rows is not None and self._held_bytes >= _BUFFER_BYTES:
@@ -96,7 +100,9 @@ class PartFile(abc.ABC):
     def complete(self) -> None:
         """Write what is left, and give the file its name once it is on disk. Not collective."""
         if self._rows is None:
-            self._rows = sum(map(num_rows, self._held))
+            self._rows = self._appended
+        if self._rows != self._appended:
+            raise self._uneven()
         self._flush()
         self._close()
         sync_file(self._beside)
@@ -108,6 +114,12 @@ class PartFile(abc.ABC):
             self._close()
         finally:
             self._beside.unlink(missing_ok=True)
+
+    def _uneven(self) -> ConfigError:
+        return ConfigError(
+            f"the predictor gave {self._appended} rows for {self._rows}: one for each row of some "
+            f"batches, and not of others. Let it give one for each, or for none."
+        )
 
     def _flush(self) -> None:
         if self._held:

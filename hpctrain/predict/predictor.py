@@ -189,10 +189,10 @@ class Predictor(NamedArguments, abc.ABC):
                 f"{cls.__name__} predicts nothing: implement _predict_numpy or _predict_pandas."
             )
         for name, values in name_outputs(output).items():
-            if values.ndim == 0 or len(values) != rows:
+            if values.ndim == 0:
                 raise ConfigError(
-                    f"{cls.__name__} gave {values.shape} as {name!r} for {rows} rows. One row is "
-                    f"needed for each."
+                    f"{cls.__name__} gave a single value as {name!r} for {rows} rows. An array is "
+                    f"needed, with one row for each."
                 )
         return output
 

@@ -17,6 +17,7 @@ from hpctrain.data.dataset import Dataset
 from hpctrain.data.formats import Batch, from_any, num_rows, slice_batch, to_pandas
 from hpctrain.data.identity import files_below, files_of, identify_files, newest
 from hpctrain.errors import ConfigError
+from hpctrain.log import log
 from hpctrain.own_files import DIRECTORY_MODE
 from hpctrain.predict import lean_import
 from hpctrain.predict.batches import name_outputs
@@ -130,6 +131,8 @@ class Scorer:
         self._predictor = predictor
         self._scoring = scoring
         self._takes_frames = type(predictor).preferred_batch_format() == "pandas"
+        self.gives_rows = True
+        """Whether there has been a row for each row so far."""
 
     def __call__(self, batch: Batch) -> Batch:
         """Return the output's rows for some rows of the input. Not collective.
@@ -137,7 +140,7 @@ class Scorer:
         Raises
         ------
         ConfigError
-            If an output has the name of a column that is kept.
+            If an output has the name of a column that is kept, or not the rows for it.
         """
         if self._preprocessor is not None:
             batch = from_any(self._preprocessor.transform_batch(batch))
@@ -151,7 +154,21 @@ class Scorer:
                 f"keep_columns={clash} are names of the predictor's outputs too. Rename the "
                 f"columns of the input, or do not keep them."
             )
+        self._compare_rows(scored, num_rows(batch))
         return {**{name: batch[name] for name in scoring.keep_columns}, **scored}
+
+    def _compare_rows(self, scored: Batch, rows: int) -> None:
+        given = num_rows(scored)
+        if given == rows:
+            return
+        found = f"{type(self._predictor).__name__} gave {given} rows for {rows}"
+        if self._scoring.keep_columns:
+            raise ConfigError(
+                f"{found}, and keep_columns are to lie beside them. Let it give one row for each."
+            )
+        if self.gives_rows:
+            log(f"warning: {found}: what is predicted belongs to no row of the input.")
+        self.gives_rows = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,9 +354,11 @@ def _score_parts(
     dataset = scoring.dataset
     claimed = ((part, partition.rows(part)) for part in mine)
 
+    scorer: Scorer | None = None
+
     def open_part(part: int) -> PartFile:
-        rows = len(partition.rows(part)) if dataset.keeps_rows else None
-        return output.open_part(part, rows)
+        keeps_rows = dataset.keeps_rows and scorer is not None and scorer.gives_rows
+        return output.open_part(part, len(partition.rows(part)) if keeps_rows else None)
 
     columns = output.columns()
     # Reading begins before the model is loaded, which takes longer.

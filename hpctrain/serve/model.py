@@ -100,7 +100,13 @@ class ServedModel:
                     raise
                 reason = str(error).strip().splitlines() or [type(error).__name__]
                 raise ConfigError(f"{place} cannot be predicted on: {reason[-1]}") from error
-        return {name: as_json(values) for name, values in name_outputs(output).items()}
+        predicted = name_outputs(output)
+        if num_rows(predicted) != num_rows(batch):
+            raise ConfigError(
+                f"{type(self._predictor).__name__} gave {num_rows(predicted)} rows for "
+                f"{num_rows(batch)}. One is needed for each."
+            )
+        return {name: as_json(values) for name, values in predicted.items()}
 
     def _run(self) -> None:
         try:

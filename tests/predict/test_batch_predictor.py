@@ -27,6 +27,7 @@ from hpctrain import (
     RunConfig,
     RunStoppedError,
     ScalingConfig,
+    TrainingFailedError,
     UserCallback,
     get_context,
     pickle_trust,
@@ -618,3 +619,64 @@ def test_a_prediction_is_submitted_and_its_handle_waits_for_it(
         predictor.submit(rows_h5, **arguments, **two_ranks(tmp_path, name="other"))
     with pytest.raises(ConfigError, match="num_workers=0 runs in this interpreter"):
         predictor.submit(rows_h5, keep_columns=["id"], **here(tmp_path, name="here"))
+
+
+class SumsOfBatches(Predictor):
+    """Gives one row for a batch, of those that begin with a row from `start`."""
+
+    def __init__(self, start):
+        super().__init__()
+        self.start = start
+
+    @classmethod
+    def from_checkpoint(cls, checkpoint, start=0):
+        return cls(start)
+
+    def _predict_numpy(self, data):
+        ids = data["id"]
+        return np.array([ids.sum()]) if ids[0] >= self.start else ids
+
+
+@pytest.mark.parametrize("suffix", [".h5", ".parquet", ".csv", ".npy"])
+def test_a_predictor_may_give_another_number_of_rows_and_that_is_logged(
+    rows_h5, tmp_path, suffix, capsys
+):
+    (tmp_path / "model").mkdir()
+    predictor = BatchPredictor(Checkpoint(tmp_path / "model"), SumsOfBatches)
+    scored = predictor.predict(
+        rows_h5,
+        feature_columns=["id"],
+        batch_size=300,
+        rows_per_part=600,
+        output=tmp_path / f"out{suffix}",
+        **here(tmp_path),
+    )
+    assert scored.count() == 10
+    ids = np.arange(ROWS).reshape(10, 300)
+    assert next(iter(scored.to_numpy().values())).ravel().tolist() == ids.sum(1).tolist()
+    assert capsys.readouterr().err.count("SumsOfBatches gave 1 rows for 300: what is pred") == 1
+
+
+@pytest.mark.parametrize(
+    ("start", "options", "message"),
+    [
+        (0, {"keep_columns": ["x"]}, "gave 1 rows for 300, and keep_columns are to lie beside"),
+        (300, {}, "gave 301 rows for 600: one for each row of some batches, and not of"),
+    ],
+)
+def test_rows_that_belong_to_no_row_are_refused_where_that_would_mislead(
+    rows_h5, tmp_path, start, options, message
+):
+    (tmp_path / "model").mkdir()
+    predictor = BatchPredictor(Checkpoint(tmp_path / "model"), SumsOfBatches, start=start)
+    with pytest.raises((ConfigError, TrainingFailedError), match=message):
+        predictor.predict(
+            rows_h5,
+            feature_columns=["id"],
+            batch_size=300,
+            rows_per_part=600,
+            output=tmp_path / "out.h5",
+            **options,
+            **here(tmp_path),
+        )
+    assert not (tmp_path / "out.h5").exists()

@@ -131,13 +131,30 @@ def test_a_batch_of_another_type_is_refused():
         Doubles().predict([1.0, 2.0])
 
 
-def test_a_prediction_with_another_number_of_rows_is_refused():
+def test_a_prediction_with_another_number_of_rows_is_returned_as_it_is():
     class Short(Doubles):
         def _predict_numpy(self, data):
-            return data[:-1]
+            return data[:-1] if isinstance(data, np.ndarray) else data["x"][:-1]
 
-    with pytest.raises(ConfigError, match="for 4 rows"):
-        Short().predict(X)
+    assert Short().predict(X).tolist() == [0, 1, 2]
+    frame = pd.DataFrame({"x": X}, index=[7, 5, 3, 1])
+    assert Short().predict(frame)["predictions"].to_dict() == {0: 0, 1: 1, 2: 2}
+
+
+def test_outputs_of_unlike_lengths_and_without_rows_are_refused():
+    class Odd(Doubles):
+        output = None
+
+        def _predict_numpy(self, data):
+            return self.output
+
+    odd = Odd()
+    odd.output = {"a": X, "b": X[:1]}
+    with pytest.raises(ConfigError, match="returned a dict"):
+        odd.predict(X)
+    odd.output = np.array(1.0)
+    with pytest.raises(ConfigError, match="a single value as 'predictions' for 4 rows"):
+        odd.predict(X)
 
 
 def test_a_predictor_that_predicts_nothing_says_so():

@@ -43,6 +43,16 @@ def test_columns_are_answered_with_columns():
     assert answer.json() == {"columns": {"sum": [4, 6], "pair": [[1, 3], [2, 4]]}}
 
 
+def test_a_model_that_gives_another_number_of_rows_is_no_answer():
+    class First(Sums):
+        def _predict_numpy(self, data):
+            return data["a"][:1]
+
+    answer = client(First).post("/predict", json={"columns": {"a": [1, 2], "b": [3, 4]}})
+    assert answer.status_code == 422
+    assert "First gave 1 rows for 2" in answer.json()["detail"]
+
+
 def test_rows_are_answered_with_rows():
     answer = client().post("/predict", json={"rows": [{"a": 1, "b": 3}, {"a": 2, "b": 4}]})
     assert answer.json() == {"rows": [{"sum": 4, "pair": [1, 3]}, {"sum": 6, "pair": [2, 4]}]}
