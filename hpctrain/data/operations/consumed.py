@@ -97,7 +97,7 @@ class Consumed(Description):
             sys.stdout.write(f"{row}\n")
 
     def _first(self, rows: int) -> Batch:
-        return next(rebatch(self.pieces([range(self.source.num_rows)]), [rows]), {})
+        return next(rebatch(self.all_pieces(), [rows]), {})
 
     def iter_batches(
         self,
@@ -114,7 +114,7 @@ class Consumed(Description):
         """Return the rows of the whole dataset in batches, in order.
 
         Not collective. What is returned can be iterated over again. It has a ``len()`` unless a
-        filter leaves the number of rows open.
+        filter or a class leaves the number of rows open.
 
         Parameters
         ----------
@@ -146,6 +146,8 @@ class Consumed(Description):
         chosen = self if columns is None else Mapped.select_columns(self, columns)
         if local_shuffle_buffer_size is not None:
             chosen = Combined.random_shuffle(chosen, seed=local_shuffle_seed)
+        if rows is None and chosen.has_classes:
+            chosen = chosen.assuming_nothing()
         wanted = range(chosen.source.num_rows) if rows is None else rows
         wanted = check_range(wanted, chosen.source.num_rows)
         length = None
@@ -268,7 +270,7 @@ class Consumed(Description):
         batches = self.iter_batches()
         return passes(
             lambda: chain.from_iterable(map(rows_of, batches)),
-            self.source.num_rows if self.keeps_rows else None,
+            self.source.num_rows if self.keeps_rows and not self.has_classes else None,
         )
 
     def input_files(self) -> list[str]:

@@ -107,11 +107,10 @@ class Description:
         if not self.steps:
             return self.read_schema
         rows = range(min(2, self.source.num_rows))
-        made = self.apply(read_rows(self.source, rows, self.columns_read))
+        made = self.assuming_nothing().apply(read_rows(self.source, rows, self.columns_read))
         if not made:
             # What a function makes of a row is not known before a filter has left it one.
-            pieces = self.pieces([range(self.source.num_rows)])
-            made = next((piece for piece in pieces if piece), made)
+            made = next((piece for piece in self.all_pieces() if piece), made)
         return Schema.of(made)
 
     def count(self) -> int:
@@ -121,7 +120,7 @@ class Description:
         """
         if all(_surely_keeps_rows(step) for step in self.steps):
             return self.source.num_rows
-        return sum(num_rows(piece) for piece in self.pieces([range(self.source.num_rows)]))
+        return sum(num_rows(piece) for piece in self.all_pieces())
 
     def apply(self, batch: Batch) -> Batch:
         """Return what all steps make of rows of the source. Not collective."""
@@ -153,7 +152,30 @@ class Description:
 
     def all_rows(self) -> Batch:
         """Return all rows, their types with their categories. Not collective."""
-        return concatenate(list(self.pieces([range(self.source.num_rows)])))
+        return concatenate(list(self.all_pieces()))
+
+    def all_pieces(self) -> Iterator[Batch]:
+        """Return all rows in pieces, whatever functions make of their number. Not collective."""
+        return self.assuming_nothing().pieces([range(self.source.num_rows)])
+
+    def assuming_nothing(self: DatasetT) -> DatasetT:
+        """Return the dataset without what is only assumed of the number of rows.
+
+        Not collective. It is for passes over all rows. Where ranks share the rows, their number
+        has to be known.
+        """
+        steps = [
+            replace(step, keeps_rows=False)
+            if isinstance(step, MapBatches) and not _surely_keeps_rows(step)
+            else step
+            for step in self.steps
+        ]
+        return replace(self, steps=tuple(steps))
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether classes change batches, of which it is assumed that they keep the rows."""
+        return any(isinstance(step, MapBatches) and step.call.is_class for step in self.steps)
 
     def with_step(self: DatasetT, step: Step) -> DatasetT:
         """Return a dataset with another step. Not collective."""

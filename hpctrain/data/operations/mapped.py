@@ -126,7 +126,8 @@ class Mapped(Description):
             Arguments of the class.
         keeps_rows
             Whether it returns a row for each row. None is tried on the first two rows; of a class
-            it means yes.
+            it means yes. Passes over all rows take any number; where ranks share the rows, another
+            one is an error.
         zero_copy_batch
             Whether the function is given arrays as they are, which cannot be changed. Otherwise
             they are its own to change, and copied where they are views of the dataset's.
