@@ -6,7 +6,9 @@
     ├── ConfigError            a value is impossible; raised before anything is submitted or started
     │   ├── UnknownFieldError      a keyword that a configuration, trainer or predictor lacks
     │   ├── WrongTypeError         a value of another type, where Ray Train raises a TypeError
+    │   ├── NotSerializableError   a value that is sent to the workers cannot be pickled
     │   ├── MissingDatasetError    a dataset that a trainer needs was not given
+    │   ├── ReservedNameError      a dataset has a name that a trainer uses for something else
     │   └── UnavailableNameError   a name of Ray Train that hpctrain does not have
     ├── LaunchError            the scheduler, MPI or a node refused; ``transient``: try again
     ├── CheckpointError        a checkpoint is missing, damaged, or could not be committed
@@ -66,8 +68,19 @@ class WrongTypeError(ConfigError, TypeError):
     """A value of another type, where Ray Train raises a TypeError: also a TypeError."""
 
 
+class NotSerializableError(ConfigError, TypeError):
+    """A value that is sent to the workers cannot be pickled: also a TypeError."""
+
+
 class MissingDatasetError(ConfigError, KeyError):
     """A dataset that a trainer needs was not given: also a KeyError."""
+
+    # KeyError's would quote the message.
+    __str__ = Exception.__str__
+
+
+class ReservedNameError(ConfigError, KeyError):
+    """A dataset has a name that a trainer uses for something else: also a KeyError."""
 
     # KeyError's would quote the message.
     __str__ = Exception.__str__

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from types import CodeType, FunctionType
 from typing import Any, Literal
 
-from hpctrain.errors import ConfigError
+from hpctrain.errors import NotSerializableError
 from hpctrain.validation_config import ValidationTaskConfig
 
 LARGE_PICKLE_BYTES = 10 * 2**20
@@ -162,7 +162,7 @@ def pack(
 
     Raises
     ------
-    ConfigError
+    NotSerializableError
         If it cannot be pickled; the message names the variable that is at fault.
     """
     try:
@@ -174,9 +174,10 @@ def pack(
             next_step = "Create it inside the training function instead."
         else:
             next_step = "Create it where it is first used instead."
-        raise ConfigError(
-            f"{what} cannot be sent to the workers: {type(error).__name__}: {error}.{at_fault} "
-            f"{next_step}"
+        # Users of Ray Train look for "was found to be non-serializable".
+        raise NotSerializableError(
+            f"{what} cannot be sent to the workers, because it was found to be non-serializable: "
+            f"{type(error).__name__}: {error}.{at_fault} {next_step}"
         ) from error
     return content
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.checks import check_column, column_names, given_or_default
 from hpctrain.config import DataConfig, RunConfig, ScalingConfig
-from hpctrain.errors import ConfigError, MissingDatasetError
+from hpctrain.errors import ConfigError, MissingDatasetError, ReservedNameError
 from hpctrain.sklearn.fitting import CV, TRAIN, SklearnFitting
 from hpctrain.trainer import DataParallelTrainer
 
@@ -100,7 +100,7 @@ class SklearnTrainer(DataParallelTrainer):
                 f"estimator is fitted on. Give datasets={{'train': ...}}."
             )
         if CV in datasets:
-            raise ConfigError(
+            raise ReservedNameError(
                 f"a dataset is called {CV!r}, as the metrics of cross-validation are. Choose "
                 f"another name."
             )

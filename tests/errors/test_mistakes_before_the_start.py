@@ -61,9 +61,9 @@ Traceback (most recent call last):
     fit(make())
   File "DIR/train.py", line 9, in fit
     return DataParallelTrainer(train, **options).fit()
-hpctrain.errors.ConfigError: the training function cannot be sent to the workers: TypeError: \
-cannot pickle '_thread.lock' object. At fault: captured variable 'lock'. Create it inside the \
-training function instead.
+hpctrain.errors.NotSerializableError: the training function cannot be sent to the workers, because \
+it was found to be non-serializable: TypeError: cannot pickle '_thread.lock' object. At fault: \
+captured variable 'lock'. Create it inside the training function instead.
 """,
     )
 
@@ -87,9 +87,9 @@ Traceback (most recent call last):
     fit(train, config={"lr": 0.1, "lock": threading.Lock()})
   File "DIR/train.py", line 9, in fit
     return DataParallelTrainer(train, **options).fit()
-hpctrain.errors.ConfigError: the training function cannot be sent to the workers: TypeError: \
-cannot pickle '_thread.lock' object. At fault: train_loop_config['lock']. Create it inside the \
-training function instead.
+hpctrain.errors.NotSerializableError: the training function cannot be sent to the workers, because \
+it was found to be non-serializable: TypeError: cannot pickle '_thread.lock' object. At fault: \
+train_loop_config['lock']. Create it inside the training function instead.
 """,
     )
 

@@ -48,8 +48,14 @@ def train_with_attribute(config):
 
 
 def test_an_unpicklable_global_is_named():
-    with pytest.raises(ConfigError, match=r"cannot pickle .*At fault: global variable 'LOCK'\. "):
+    with pytest.raises(
+        ConfigError,
+        match=r"^the training function cannot be sent to the workers, because it was found to be "
+        r"non-serializable: .*cannot pickle .*At fault: global variable 'LOCK'\. ",
+    ) as caught:
         pack(worker_spec(train_with_global), what="the training function")
+    # As Ray Train's.
+    assert isinstance(caught.value, TypeError)
 
 
 def test_an_unpicklable_global_of_a_helper_is_named_with_the_helper():

@@ -194,8 +194,10 @@ def test_what_cannot_work_is_refused_before_anything_starts(
 def test_a_dataset_cannot_be_called_as_the_metrics_of_the_folds(
     tmp_path: Path, frames: Any
 ) -> None:
-    with pytest.raises(ConfigError, match="a dataset is called 'cv'"):
+    with pytest.raises(ConfigError, match=r"^a dataset is called 'cv'") as caught:
         fit(tmp_path, {**frames, "cv": frames["valid"]}, num_workers=0)
+    # As Ray Train's.
+    assert isinstance(caught.value, KeyError)
 
 
 def test_labels_that_are_missing_are_counted(tmp_path: Path, frames: Any) -> None:
