@@ -167,6 +167,7 @@ class BaseTrainer(NamedArguments, abc.ABC):
             resume_from_checkpoint=self.resume_from_checkpoint,
             preprocessor=self.preprocessor,
         )
+        runner._check_checkpoint_config()
         return replace(runner._request(), trainer=_class_path(type(self)))
 
     @classmethod
@@ -276,6 +277,8 @@ class DataParallelTrainer(BaseTrainer):
         self.validation_config = validation_config
         self._takes_config = takes_config(train_loop_per_worker)
         _check_names(self.dataset_config.datasets_to_split, self.datasets)
+
+    def _check_checkpoint_config(self) -> None:
         checkpoints = self.run_config.checkpoint_config
         automatic = checkpoints.checkpoint_frequency or checkpoints.checkpoint_at_end
         if automatic and not self._has_loop():
@@ -306,6 +309,8 @@ class DataParallelTrainer(BaseTrainer):
         from hpctrain.launch.fit import refuse_nested_fit
 
         refuse_nested_fit("fit")
+        # Here and not when it is made, as in Ray Train: a RunConfig may be shared by trainers.
+        self._check_checkpoint_config()
         self.setup()
         result: Result = self.training_loop()
         return result
@@ -339,6 +344,7 @@ class DataParallelTrainer(BaseTrainer):
         from hpctrain.launch.fit import refuse_nested_fit, submit
 
         refuse_nested_fit("submit")
+        self._check_checkpoint_config()
         self.setup()
         return submit(self._request())
 

@@ -9,7 +9,7 @@ import pytest
 
 from hpctrain.backend import BackendConfig
 from hpctrain.checkpoint import Checkpoint
-from hpctrain.config import DataConfig, RunConfig, ScalingConfig
+from hpctrain.config import CheckpointConfig, DataConfig, RunConfig, ScalingConfig
 from hpctrain.errors import ConfigError
 from hpctrain.train_function import takes_config
 from hpctrain.trainer import BaseTrainer, DataParallelTrainer
@@ -142,3 +142,22 @@ def test_only_a_run_of_the_same_trainer_can_be_restored(tmp_path: Path):
     plan = {"trainer": "hpctrain.trainer.DataParallelTrainer"}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     assert DataParallelTrainer.can_restore(tmp_path)
+
+
+class Once(BaseTrainer):
+    def training_loop(self) -> None:
+        """Train."""
+
+
+@pytest.mark.parametrize("begin", ["fit", "submit"])
+def test_how_often_to_save_is_refused_where_the_training_function_saves(tmp_path: Path, begin: str):
+    run_config = RunConfig(
+        storage_path=tmp_path, checkpoint_config=CheckpointConfig(checkpoint_frequency=2)
+    )
+    # As in Ray Train, it is no error yet to make one.
+    trainer = DataParallelTrainer(train, run_config=run_config)
+    with pytest.raises(ConfigError, match="is for trainers that have the loop"):
+        getattr(trainer, begin)()
+    with pytest.raises(ConfigError, match="is for trainers that have the loop"):
+        Once(run_config=run_config).fit()
+    assert not list(tmp_path.iterdir())
