@@ -394,6 +394,9 @@ class DataParallelTrainer(BaseTrainer):
         when the script is not at hand: its RunConfig, with budgets, retention, stop rule and
         callbacks, is the stored one too. The stored run is unpickled: open only what is your own.
 
+        A finished run goes on from its last checkpoint where something is replaced that its result
+        depends on. Otherwise ``fit()`` returns what came out of it.
+
         Parameters
         ----------
         path
@@ -425,6 +428,10 @@ class DataParallelTrainer(BaseTrainer):
         run_spec = RunSpec.from_bytes(read_spec(paths))
         stored: WorkerSpec = spec.unpack(run_spec.worker)
         run_config, resume_from = stored_request(paths, plan, run_spec, changes.get("run_config"))
+        given = (train_loop_per_worker, train_loop_config, datasets, preprocessor, scaling_config)
+        if any(value is not None for value in given) or set(changes) - {"run_config"}:
+            # What is asked for anew is to be done, although the run may be finished.
+            run_config = replace(run_config, existing="resume")
         if datasets is not None and set(datasets) != set(stored.datasets):
             raise ConfigError(
                 f"restore(datasets=...) has {sorted(datasets)}, but the run was begun with "

@@ -10,6 +10,7 @@ import sys
 import threading
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,42 @@ def test_another_checkpoint_may_replace_one_that_is_deleted(tmp_path: Path):
     other = Checkpoint.from_dict({"step": 20})
     trainer = DataParallelTrainer.restore(path, resume_from_checkpoint=other)
     assert trainer.fit().return_value == 20
+
+
+def train_until(config: dict[str, Any]) -> int:
+    """Save each step; return how many this attempt made."""
+    checkpoint = hpctrain.get_checkpoint()
+    first = int(checkpoint.to_dict()["step"]) + 1 if checkpoint else 1
+    for step in range(first, config["last"] + 1):
+        hpctrain.report({"step": step}, Checkpoint.from_dict({"step": step}))
+    return config["last"] + 1 - first
+
+
+def finish(tmp_path: Path, last: int) -> Result:
+    return DataParallelTrainer(
+        train_until,
+        train_loop_config={"last": last},
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(storage_path=tmp_path, name="run", verbose=0),
+    ).fit()
+
+
+def test_a_finished_run_goes_on_with_what_restore_replaces(tmp_path: Path):
+    path = finish(tmp_path, 2).path
+    result = DataParallelTrainer.restore(path, train_loop_config={"last": 5}).fit()
+    assert (result.path, result.metrics["step"], result.return_value) == (path, 5, 3)
+    function = partial(train_until, {"last": 6})
+    result = DataParallelTrainer.restore(path, train_loop_per_worker=function).fit()
+    assert (result.metrics["step"], result.return_value, len(result.attempts)) == (6, 1, 3)
+    # The same again, and nothing else: there is nothing to do.
+    assert len(DataParallelTrainer.restore(path).fit().attempts) == 3
+    assert len(DataParallelTrainer.restore(path, function).fit().attempts) == 3
+
+
+def test_a_finished_run_is_refused_to_another_request_that_does_not_restore_it(tmp_path: Path):
+    finish(tmp_path, 2)
+    with pytest.raises(ConfigError, match="is finished, and this fit"):
+        finish(tmp_path, 5)
 
 
 def test_what_is_stored_is_for_its_owner_alone(tmp_path: Path):
