@@ -69,7 +69,8 @@ class Dataset(Mapped, Combined, Aggregated, Written, Consumed, Refused):
         """
         say_no_meaning("streaming_split()", {"locality_hints": locality_hints})
         known = with_known_rows(self)
-        whole = known.limit(known.source.num_rows // n * n) if equal else known
+        rest = known.source.num_rows % n if equal else 0
+        whole = known.limit(known.source.num_rows - rest) if rest else known
         return [whole.shard(rank=rank, world_size=n) for rank in range(n)]
 
     def iterator(self) -> DataIterator:

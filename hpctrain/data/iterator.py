@@ -25,7 +25,7 @@ from hpctrain.data.passes import Passes, SizedPasses, passes
 from hpctrain.data.prefetch import prefetch, spare_threads
 from hpctrain.data.schema import Schema
 from hpctrain.data.shard_tensors import ShardTensors
-from hpctrain.data.source import block_rows, read_rows
+from hpctrain.data.source import at_epoch, block_rows, read_rows
 from hpctrain.data.split import Tail, Taken, batch_sizes, check_tail, left_over, part_of
 from hpctrain.data.stream import Mixing, choose_mixing, rebatch, tasks_in_order, tasks_shuffled
 from hpctrain.data.window import PIECE_BYTES, Memory
@@ -450,19 +450,18 @@ class DataIterator(ShardTensors):
 
     def _tasks(self, settings: _Settings) -> Iterator[Callable[[], Batch]]:
         dataset, part = self._dataset, self._part(settings.before)
+        source = at_epoch(dataset.source, settings.epoch)
         if settings.mixing is None:
             tasks = tasks_in_order(
-                dataset.source,
+                source,
                 part,
                 dataset.columns_read,
                 memory=self._memory,
                 batch_size=settings.batch_size,
             )
         else:
-            order = settings.mixing.order(dataset.source.num_rows, settings.epoch)
-            tasks = tasks_shuffled(
-                dataset.source, order, part, dataset.columns_read, memory=self._memory
-            )
+            order = settings.mixing.order(source.num_rows, settings.epoch)
+            tasks = tasks_shuffled(source, order, part, dataset.columns_read, memory=self._memory)
         # Where steps may drop rows they are left for batches, or ranks would have unlike numbers.
         return dataset.with_steps(tasks) if dataset.keeps_rows else tasks
 

@@ -1,16 +1,16 @@
-"""The rows of a source in another order, which is the same each time."""
+"""The rows of a source in another order, the same each time or a new one each epoch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from hpctrain.data.formats import Batch, concatenate
-from hpctrain.data.order import Shuffle
+from hpctrain.data.order import Shuffle, permutation
 from hpctrain.data.schema import Schema
-from hpctrain.data.source import Blocks, Source
+from hpctrain.data.source import Blocks, RowRanges, Source
 from hpctrain.data.stream import Mixing, tasks_shuffled
 from hpctrain.data.window import Memory
 
@@ -21,6 +21,10 @@ class ShuffledRows:
 
     source: Source
     mixing: Mixing
+    each_epoch: bool = False
+    """Whether each epoch has an order of its own."""
+    epoch: int = 0
+    """Of the order that this one has."""
 
     @property
     def num_rows(self) -> int:
@@ -39,11 +43,16 @@ class ShuffledRows:
 
     @cached_property
     def _order(self) -> Shuffle:
-        return self.mixing.order(self.source.num_rows, epoch=0)
+        return self.mixing.order(self.source.num_rows, epoch=self.epoch)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the order, which follows from the rest."""
-        return {"source": self.source, "mixing": self.mixing}
+        state: dict[str, Any] = {"source": self.source, "mixing": self.mixing}
+        return {**state, "each_epoch": True, "epoch": self.epoch} if self.each_epoch else state
+
+    def at_epoch(self, epoch: int) -> ShuffledRows:
+        """Return the rows in the order of an epoch. Not collective."""
+        return replace(self, epoch=epoch) if self.each_epoch else self
 
     def blocks(self) -> Blocks:
         """Return the windows. Not collective."""
@@ -56,3 +65,42 @@ class ShuffledRows:
             for task in tasks_shuffled(self.source, self._order, [rows], columns, memory=Memory())
         )
         return concatenate(list(pieces))
+
+
+_FEWEST_PIECES = 100
+_MOST_PIECES = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShuffledPieces(RowRanges):
+    """Pieces of a source in another order each epoch; its ranges have that of epoch 0."""
+
+    seed: int
+
+    def at_epoch(self, epoch: int) -> RowRanges:
+        """Return the pieces in the order of an epoch. Not collective."""
+        pieces = sorted(self.ranges, key=lambda piece: piece.start)
+        return RowRanges(source=self.source, ranges=in_order_of(pieces, self.seed, epoch))
+
+
+def in_order_of(pieces: Sequence[range], seed: int, epoch: int = 0) -> tuple[range, ...]:
+    """Return pieces in an order that follows from a seed and an epoch. Not collective."""
+    return tuple(pieces[at] for at in permutation(len(pieces), (seed, epoch, 0)).tolist())
+
+
+def pieces_of(source: Source) -> list[range]:
+    """Return the blocks of a source, or several of them or parts of them where that is better.
+
+    Not collective. There are not millions of them, which would all be pickled; and a hundred at
+    least, if its rows can be read one by one, so that what is small has an order too.
+    """
+    blocks = source.blocks()
+    several = max(-(-len(blocks) // _MOST_PIECES), 1)
+    most = max(-(-source.num_rows // _FEWEST_PIECES), 1)
+    whole = source.unit_rows > 1 or len(blocks) >= _FEWEST_PIECES
+    pieces = []
+    for at in range(0, len(blocks), several):
+        start, stop = blocks[at].start, blocks[min(at + several, len(blocks)) - 1].stop
+        step = stop - start if whole else most
+        pieces += [range(first, min(first + step, stop)) for first in range(start, stop, step)]
+    return pieces

@@ -194,6 +194,12 @@ class Concatenated:
             yield self.parts[index], range(start - self._starts[index], stop - self._starts[index])
             start = stop
 
+    def at_epoch(self, epoch: int) -> Source:
+        """Return the parts in the order of an epoch. Not collective."""
+        parts = tuple(at_epoch(part, epoch) for part in self.parts)
+        changed = any(new is not old for new, old in zip(parts, self.parts, strict=True))
+        return Concatenated(parts=parts) if changed else self
+
     def read(self, rows: range, columns: Sequence[str] | None) -> Batch:
         """Return rows, in order. Not collective."""
         columns = self.schema.names if columns is None else columns
@@ -296,6 +302,15 @@ class SideBySide:
             if mine := [name for name in wanted if name in part.schema]:
                 batch |= read_rows(part, rows, mine)
         return {name: batch[name] for name in wanted}
+
+
+def at_epoch(source: Any, epoch: int) -> Any:
+    """Return a source as it is in an epoch, its rows in another order if it is shuffled anew.
+
+    Not collective. What chooses rows by their place, or puts them beside others, has the order of
+    epoch 0 throughout: a row that is in one part of a split is never in the other.
+    """
+    return source.at_epoch(epoch) if epoch and hasattr(source, "at_epoch") else source
 
 
 def memory_bytes(source: Any) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from numbers import Integral
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,7 +22,8 @@ from hpctrain.data.source import Concatenated, RowRanges, SideBySide, check_rang
 from hpctrain.data.stream import choose_mixing, rebatch
 from hpctrain.errors import ConfigError
 
-_MOST_PIECES = 1000
+EachEpoch = Literal["epoch"]
+"""A seed: each epoch has an order of its own, the same in each run."""
 
 
 class Combined(Description):
@@ -61,17 +62,20 @@ class Combined(Description):
         """
         return _ranges(self, ranges)
 
-    def random_shuffle(self: DatasetT, *, seed: int | None = 0) -> DatasetT:
-        """Return a dataset with its rows in another order, the same each time.
+    def random_shuffle(self: DatasetT, *, seed: int | EachEpoch | None = "epoch") -> DatasetT:
+        """Return a dataset with its rows in another order.
 
         Not collective. Pieces from all over the dataset, and rows permuted within some of them at a
-        time; nothing is written. For a new order each epoch, ask `DataIterator.iter_batches`. After
-        `filter` the rows are read into memory.
+        time; nothing is written. After `filter` the rows are read into memory. Each epoch of a
+        `DataIterator` has an order of its own, unless a seed is given. What `limit`, a split,
+        `zip`, `groupby` or a sort makes of the dataset has one order throughout: that of epoch 0.
 
         Parameters
         ----------
         seed
-            What the order follows from; None draws one now.
+            A number: the order follows from it and is the same in each epoch. "epoch": it follows
+            from the epoch alone, so it is the same in each run. None draws a number now, and each
+            epoch has an order of its own.
         """
         from hpctrain.data.shuffled import ShuffledRows
 
@@ -79,31 +83,35 @@ class Combined(Description):
         mixing = choose_mixing(
             known.source, known.read_schema.row_bytes, buffer_rows=None, seed=_seed(seed)
         )
-        shuffled: DatasetT = replace(known, source=ShuffledRows(source=known.source, mixing=mixing))
+        source = ShuffledRows(source=known.source, mixing=mixing, each_epoch=_is_anew(seed))
+        shuffled: DatasetT = replace(known, source=source)
         return shuffled
 
-    def randomize_block_order(self: DatasetT, *, seed: int | None = None) -> DatasetT:
+    def randomize_block_order(
+        self: DatasetT, *, seed: int | EachEpoch | None = "epoch"
+    ) -> DatasetT:
         """Return a dataset whose pieces are in another order, and rows in theirs within each.
 
-        Not collective. Pieces are what is read at once, some MiB, or a row group of Parquet: a
-        dataset of one piece stays as it is. After `filter` the rows are read into memory.
-        `random_shuffle` also mixes the rows.
+        Not collective. Pieces are what is read at once, some MiB, or a row group of Parquet; less
+        where rows can be read one by one and there were not a hundred pieces. After `filter` the
+        rows are read into memory. `random_shuffle` also mixes the rows.
 
         Parameters
         ----------
         seed
-            What the order follows from; None draws one now.
+            What the order follows from, as in `random_shuffle`.
         """
+        from hpctrain.data.shuffled import ShuffledPieces, in_order_of, pieces_of
+
         known: DatasetT = with_known_rows(self)
-        blocks = known.source.blocks()
-        # Not millions of them, which would all be pickled.
-        several = -(-len(blocks) // _MOST_PIECES)
-        pieces = [
-            range(blocks[at].start, blocks[min(at + several, len(blocks)) - 1].stop)
-            for at in range(0, len(blocks), max(several, 1))
-        ]
-        random.Random(_seed(seed)).shuffle(pieces)
-        return _ranges(known, pieces)
+        number = _seed(seed)
+        mixed = _ranges(known, in_order_of(pieces_of(known.source), number))
+        if not _is_anew(seed):
+            return mixed
+        chosen = mixed.source
+        assert isinstance(chosen, RowRanges)
+        source = ShuffledPieces(source=chosen.source, ranges=chosen.ranges, seed=number)
+        return replace(mixed, source=source)
 
     def random_sample(self: DatasetT, fraction: float, *, seed: int | None = None) -> DatasetT:
         """Return a dataset of a share of the rows, each drawn by itself, in their order.
@@ -158,7 +166,7 @@ class Combined(Description):
                 f"train_test_split(test_size={test_size!r}) of {total} rows: each part needs one. "
                 f"Give a number of rows, or a share between 0 and 1."
             )
-        whole = known.random_shuffle(seed=seed) if shuffle else known
+        whole = known.random_shuffle(seed=_seed(seed)) if shuffle else known
         train, test = _cut(whole, [total - rows])
         return train, test
 
@@ -319,7 +327,7 @@ def _ranges(dataset: DatasetT, ranges: Sequence[range]) -> DatasetT:
     ranges = [check_range(rows, source.num_rows) for rows in ranges]
     if isinstance(source, RowRanges):
         inner = [part for rows in ranges for part in take_rows(source.ranges, rows)]
-        return replace(dataset, source=replace(source, ranges=tuple(inner)))
+        return replace(dataset, source=RowRanges(source=source.source, ranges=tuple(inner)))
     return replace(dataset, source=RowRanges(source=source, ranges=tuple(ranges)))
 
 
@@ -336,5 +344,16 @@ def _free(name: str, taken: Sequence[str]) -> str:
     return free
 
 
-def _seed(seed: int | None) -> int:
-    return random.SystemRandom().randrange(2**32) if seed is None else seed
+def _seed(seed: int | EachEpoch | None) -> int:
+    if seed is None:
+        return random.SystemRandom().randrange(2**32)
+    if seed == "epoch":
+        return 0
+    if not isinstance(seed, Integral) or seed < 0:
+        raise ConfigError(f'seed={seed!r}: a number, 0 or more, "epoch" or None is needed.')
+    return int(seed)
+
+
+def _is_anew(seed: int | EachEpoch | None) -> bool:
+    """Return whether each epoch has an order of its own."""
+    return not isinstance(seed, Integral)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any
 
@@ -13,7 +13,7 @@ from hpctrain.data.conform import conform, empty
 from hpctrain.data.formats import Batch
 from hpctrain.data.operations.description import Description
 from hpctrain.data.schema import Column, Schema
-from hpctrain.data.source import Blocks, Source, read_rows
+from hpctrain.data.source import Blocks, Source, at_epoch, read_rows
 from hpctrain.data.types import common_type
 from hpctrain.errors import ConfigError
 
@@ -58,6 +58,13 @@ class DerivedSource:
     def blocks(self) -> Blocks:
         """Return the blocks of the source below. Not collective."""
         return self.dataset.source.blocks()
+
+    def at_epoch(self, epoch: int) -> DerivedSource:
+        """Return the rows in the order of an epoch. Not collective."""
+        source = at_epoch(self.dataset.source, epoch)
+        if source is self.dataset.source:
+            return self
+        return DerivedSource(dataset=replace(self.dataset, source=source), schema=self.schema)
 
     def read(self, rows: range, columns: Sequence[str] | None) -> Batch:
         """Return rows, in order. Not collective."""
