@@ -64,7 +64,8 @@ class DataConfig:
         -------
         list
             For each worker the datasets by name, which ``get_dataset_shard()`` returns there: parts
-            that `hpctrain.data.Dataset.shard` made, datasets, or anything else.
+            that `hpctrain.data.Dataset.shard` made, datasets, or anything else. There may be more,
+            for workers that there are not, if they hold nothing but what others have.
 
         Raises
         ------

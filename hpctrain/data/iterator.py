@@ -110,6 +110,11 @@ class DataIterator(ShardTensors):
         return self._dataset
 
     @property
+    def is_whole(self) -> bool:
+        """Whether this has all rows of the dataset."""
+        return self._world_size == 1
+
+    @property
     def epoch(self) -> int:
         """Number of the epoch that has begun, or that begins next; from 0."""
         return self._epoch

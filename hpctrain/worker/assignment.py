@@ -25,7 +25,7 @@ def assign_datasets(
     Raises
     ------
     ConfigError
-        If it does not return a mapping for each rank.
+        If it does not return a mapping for each rank, or more, with what no rank has.
     """
     config = worker_spec.data_config
     if config is None:
@@ -60,13 +60,34 @@ def made(name: str, dataset: Any, preprocessor: Preprocessor | None) -> Any:
 def _check(parts: Any, config: Any, world_size: int) -> None:
     if (
         not isinstance(parts, Sequence)
-        or len(parts) != world_size
+        or len(parts) < world_size
         or not all(isinstance(part, Mapping) for part in parts)
+        or not all(_repeats(part, parts[:world_size]) for part in parts[world_size:])
     ):
         raise ConfigError(
             f"{_name(config)} returned {shown(parts)}. It returns a list with a dict for each of "
             f"the {world_size} workers: their datasets by name."
         )
+
+
+def _repeats(unused: Mapping[str, Any], used: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether workers have all that is in a dict for which there is no worker.
+
+    Ray Train ignores such a dict, which is right where each has the whole dataset. A part that no
+    worker has would be missing in the training.
+    """
+    return all(
+        any(name in part and _is_the_same(part[name], dataset) for part in used)
+        for name, dataset in unused.items()
+    )
+
+
+def _is_the_same(one: Any, other: Any) -> bool:
+    from hpctrain.data.shard import is_iterator
+
+    if not (is_iterator(one) and is_iterator(other)):
+        return one is other
+    return one is other or (one.dataset is other.dataset and one.is_whole and other.is_whole)
 
 
 def _name(config: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -129,3 +130,31 @@ def test_a_subclass_may_add_to_what_every_worker_gets(tmp_path: Path) -> None:
 def test_a_worker_without_datasets_is_an_error_that_says_so(tmp_path: Path) -> None:
     with pytest.raises(WorkerError, match=r"Short.configure\(\) returned .* each of the 2 workers"):
         fit(tmp_path, look, Short())
+
+
+class Several(DataConfig):
+    """Makes its own datasets, for a number of workers that it does not ask for."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def configure(self, *args: Any, **kwargs: Any) -> list[dict[str, Any]]:
+        rows = from_numpy({"y": np.arange(3)})
+        if self.kind == "parts":
+            return [{"train": part} for part in rows.streaming_split(2)]
+        if self.kind == "others":
+            return [{"train": from_numpy({"y": np.arange(3)}).iterator()} for _ in range(2)]
+        if self.kind == "names":
+            return [{name: rows.iterator()} for name in ("train", "test")]
+        return [{"train": rows.iterator()} for _ in range(2)]
+
+
+def test_each_worker_may_have_all_rows_of_a_configure_for_more_of_them(tmp_path: Path) -> None:
+    function = partial(values, "train")
+    assert fit(tmp_path, function, Several("whole"), num_workers=0) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("kind", ["parts", "others", "names"])
+def test_rows_of_a_configure_for_more_workers_are_not_left_out(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(ConfigError, match=r"Several.configure\(\) returned .* the 1 workers"):
+        fit(tmp_path, partial(values, "train"), Several(kind), num_workers=0)
