@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
+from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
-from hpctrain.checks import check_choice, shown
+from hpctrain.checks import did_you_mean, shown
 from hpctrain.config import CheckpointConfig
 from hpctrain.errors import ConfigError
 from hpctrain.rules import checked, choice, kind, mapping, optional
@@ -33,10 +35,16 @@ _FIT_PARAMS = ("train_dataloaders", "val_dataloaders", "datamodule")
 
 
 def _module_class(what: str, value: Any) -> Any:
-    if not (isinstance(value, type) and hasattr(value, "training_step")):
+    # What follows the values are Ray Train's words.
+    if not isinstance(value, type):
         raise ConfigError(
-            f"{what} is {shown(value)}: the class of a LightningModule is needed, not a module. "
-            f"It is made on every rank."
+            f"{what} is {shown(value)}: 'module_class' must be a class, not a class instance. It "
+            f"is made on every rank: give its arguments to module(), too."
+        )
+    if not hasattr(value, "training_step"):
+        raise ConfigError(
+            f"{what} is {shown(value)}: 'module_class' must be a subclass of "
+            f"'pl.LightningModule'! It has no training_step()."
         )
     return value
 
@@ -140,7 +148,12 @@ class LightningConfigBuilder:
         ConfigError
             If it is unknown.
         """
-        check_choice("strategy(name=...)", name, list(STRATEGIES))
+        if name not in STRATEGIES:
+            meant = did_you_mean(str(name), STRATEGIES)
+            raise ConfigError(
+                f"strategy(name={name!r}): LightningTrainer currently supports 'ddp', 'fsdp', and "
+                f"'deepspeed'. {meant}".rstrip()
+            )
         return self._with(strategy_name=name, strategy=kwargs)
 
     def checkpointing(
@@ -154,8 +167,17 @@ class LightningConfigBuilder:
         every_n_train_steps: int = 0,
         report_every_n_steps: int = 0,
         save_weights_only: bool = False,
+        save_on_train_epoch_end: bool | None = None,
+        filename: str | None = None,
+        auto_insert_metric_name: bool = True,
+        enable_version_counter: bool = True,
+        verbose: bool = False,
+        dirpath: str | PathLike[str] | None = None,
+        train_time_interval: timedelta | None = None,
     ) -> LightningConfigBuilder:
         """Say when checkpoints are saved, and which are kept. Not collective.
+
+        The arguments are those of Lightning's ``ModelCheckpoint``, and one more.
 
         Parameters
         ----------
@@ -171,7 +193,28 @@ class LightningConfigBuilder:
             Epochs, and optimizer steps, between two checkpoints. 0 is none.
         report_every_n_steps, save_weights_only
             As in `ReportCallback`.
+        save_on_train_epoch_end
+            Without effect: an epoch is saved at its end, after its validation.
+        filename, auto_insert_metric_name, enable_version_counter, verbose
+            Without effect, as in Ray Train: the file of each checkpoint is ``checkpoint.ckpt``.
+        dirpath, train_time_interval
+            None: the run directory has the checkpoints, and epochs and steps say when.
+
+        Raises
+        ------
+        ConfigError
+            If one of the last two is given.
         """
+        if dirpath is not None:
+            raise ConfigError(
+                f"checkpointing(dirpath={shown(dirpath)}): the run directory has the checkpoints. "
+                f"RunConfig(storage_path=...) says where it is."
+            )
+        if train_time_interval is not None:
+            raise ConfigError(
+                f"checkpointing(train_time_interval={train_time_interval!r}): all ranks save after "
+                f"the same step. Say after how many: every_n_train_steps=..."
+            )
         reports = {
             "checkpoint_every_n_epochs": every_n_epochs,
             "checkpoint_every_n_steps": every_n_train_steps,

@@ -12,6 +12,7 @@ from hpctrain.config import CheckpointConfig, DataConfig, RunConfig, ScalingConf
 from hpctrain.errors import ConfigError
 from hpctrain.lightning.config import LightningConfig
 from hpctrain.lightning.loop import TRAIN, VAL, LightningLoop
+from hpctrain.log import log
 from hpctrain.torch.config import TorchConfig
 from hpctrain.torch.trainer import TorchTrainer
 
@@ -44,7 +45,7 @@ class LightningTrainer(TorchTrainer):
     Raises
     ------
     ConfigError
-        If the data are given twice or not at all, or which checkpoints are kept is said twice.
+        If the data are given twice, or not at all.
 
     Examples
     --------
@@ -111,12 +112,7 @@ class LightningTrainer(TorchTrainer):
         loop = train_loop
         own = {"lightning_config": loop.config, "datasets_iter_config": loop.iter_config}
         rest = {k: v for k, v in arguments.items() if k != "train_loop_config"}
-        given = {**own, **rest}
-        if given["lightning_config"].checkpoint_config is not None:
-            # It says again what the stored RunConfig has been given by it.
-            run = given["run_config"]
-            given["run_config"] = replace(run, checkpoint_config=CheckpointConfig())
-        return cls(**given)
+        return cls(**{**own, **rest})
 
 
 def _check_data(
@@ -145,9 +141,21 @@ def _keep(run: RunConfig, wanted: CheckpointConfig | None) -> RunConfig:
         )
     if wanted is None:
         return run
-    if said != CheckpointConfig():
-        raise ConfigError(
-            "LightningConfigBuilder().checkpointing(monitor=..., save_top_k=...) and "
-            "RunConfig(checkpoint_config=...) both say which checkpoints are kept. Say it once."
+    if said == CheckpointConfig():
+        return replace(run, checkpoint_config=wanted)
+    # As in Ray Train, whose own example says it twice.
+    names = ["num_to_keep", "checkpoint_score_attribute"]
+    if wanted.checkpoint_score_attribute is not None:
+        names.append("checkpoint_score_order")
+    differing = [
+        f"{name}={getattr(said, name)!r}, not {getattr(wanted, name)!r}"
+        for name in names
+        if getattr(wanted, name) is not None and getattr(said, name) != getattr(wanted, name)
+    ]
+    if differing:
+        log(
+            f"warning: which checkpoints are kept is said by RunConfig(checkpoint_config=...) and "
+            f"by LightningConfigBuilder().checkpointing(...). The former is used: "
+            f"{'; '.join(differing)}."
         )
-    return replace(run, checkpoint_config=wanted)
+    return run

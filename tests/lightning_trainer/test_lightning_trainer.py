@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -208,14 +209,23 @@ def test_what_cannot_work_is_refused_before_anything_starts(tmp_path: Path) -> N
     config = builder().module(cls=Net).build()
     with pytest.raises(ConfigError, match=r"call module\(cls"):
         builder().trainer(max_epochs=1).build()
-    with pytest.raises(ConfigError, match="the class of a LightningModule"):
+    with pytest.raises(ConfigError, match="must be a class, not a class instance"):
         builder().module(cls=Net())
+    with pytest.raises(ConfigError, match=r"must be a subclass of 'pl\.LightningModule'!"):
+        builder().module(cls=dict)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"devices=2\): ScalingConfig\(num_workers"):
         builder().trainer(devices=2)
     with pytest.raises(ConfigError, match=r"fit_params\(\) has ckpt_path"):
         builder().fit_params(ckpt_path="last")
-    with pytest.raises(ConfigError, match="One of 'ddp', 'fsdp', 'deepspeed' is needed"):
-        builder().strategy(name="horovod")  # type: ignore[arg-type]
+    supported = "LightningTrainer currently supports 'ddp', 'fsdp', and 'deepspeed'"
+    with pytest.raises(ConfigError, match=rf"name='fspd'\): {supported}\. Did you mean 'fsdp'\?"):
+        builder().strategy(name="fspd")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=supported):
+        builder().strategy(name=None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"dirpath='there'\): the run directory has"):
+        builder().checkpointing(dirpath="there")
+    with pytest.raises(ConfigError, match=r"train_time_interval=.*every_n_train_steps"):
+        builder().checkpointing(train_time_interval=timedelta(minutes=1))
     with pytest.raises(ConfigError, match="LightningConfigBuilder"):
         LightningTrainer({"module": Net})  # type: ignore[arg-type]
     loaders = builder().module(cls=Net).fit_params(train_dataloaders=[1]).build()
@@ -227,13 +237,40 @@ def test_what_cannot_work_is_refused_before_anything_starts(tmp_path: Path) -> N
         LightningTrainer(config, datasets_iter_config={"batch_size": 2})
     with pytest.raises(ConfigError, match="of type dict; type RunConfig is needed"):
         LightningTrainer(config, run_config={})  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="Say it once"):
-        LightningTrainer(
-            builder().module(cls=Net).checkpointing(save_top_k=1).build(),
-            run_config=RunConfig(checkpoint_config=CheckpointConfig(num_to_keep=1)),
-        )
     with pytest.raises(ConfigError, match="every_n_epochs"):
         LightningTrainer(
             config, run_config=RunConfig(checkpoint_config=CheckpointConfig(checkpoint_frequency=1))
         )
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "warning"),
+    [
+        ({"monitor": "acc", "mode": "max"}, ""),
+        ({"save_top_k": 3}, ""),
+        ({"save_last": True, "filename": "x", "verbose": True}, ""),
+        ({"save_top_k": 1}, "used: num_to_keep=3, not 1."),
+        (
+            {"monitor": "loss"},
+            "used: checkpoint_score_attribute='acc', not 'loss'; checkpoint_score_order='max', not "
+            "'min'.",
+        ),
+    ],
+)
+def test_what_the_run_config_says_of_checkpoints_comes_first(
+    said: dict[str, Any], warning: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = LightningConfigBuilder().module(cls=Net).checkpointing(**said).build()
+    wanted = CheckpointConfig(
+        num_to_keep=3, checkpoint_score_attribute="acc", checkpoint_score_order="max"
+    )
+    trainer = LightningTrainer(config, run_config=RunConfig(checkpoint_config=wanted))
+    assert trainer.run_config.checkpoint_config == wanted
+    shown = capfd.readouterr().err
+    assert warning in shown
+    assert bool(warning) == bool(shown)
+    own = LightningTrainer(config).run_config.checkpoint_config
+    assert own.checkpoint_score_attribute == said.get("monitor")
+    assert own.num_to_keep == said.get("save_top_k")
+    assert capfd.readouterr().err == ""
