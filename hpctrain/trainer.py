@@ -354,7 +354,9 @@ class DataParallelTrainer(BaseTrainer):
 
         if self.preprocessor is not None:
             from hpctrain.preprocessors.storage import recognize
+            from hpctrain.preprocessors.training import check_can_learn
 
+            check_can_learn(self.preprocessor)
             recognize(self.preprocessor)
         resumed = self.resume_from_checkpoint
         resume_from = self._deleted_checkpoint if resumed is None else Path(resumed.path)

@@ -247,6 +247,13 @@ class Preprocessor:
         """Return whether it learns from all rows in one process, or from the shards of ranks."""
         return self.fit_status() is not FitStatus.NOT_FITTABLE
 
+    def _lacks_fit(self) -> bool:
+        """Return whether it has something to learn, and no way to."""
+        return self.fit_status() is FitStatus.NOT_FITTED and not any(
+            getattr(type(self), name) is not getattr(Preprocessor, name)
+            for name in ("fit", "_fit", "_fit_whole", "_fit_rows")
+        )
+
     def _fit_whole(self: P, dataset: Any) -> P:
         if self._begin_fit():
             self._fit(as_dataset(dataset))

@@ -36,7 +36,8 @@ def check_preprocessor(preprocessor: Any, datasets: Mapping[str, Any]) -> None:
         If it is no preprocessor, has nothing to learn from, or needs a column that is not there.
     """
     storage.check_is_preprocessor(preprocessor)
-    if needs_fit(preprocessor) and FIT_ON not in datasets:
+    # Whoever cannot learn is refused when it is to: Ray Train's base class may be given till then.
+    if needs_fit(preprocessor) and FIT_ON not in datasets and not preprocessor._lacks_fit():
         raise MissingDatasetError(
             f"preprocessor={preprocessor!r} has to learn from a dataset {FIT_ON!r}, and the "
             f"trainer has {sorted(datasets) or 'none'}. Give it datasets={{{FIT_ON!r}: ...}}, or a "
@@ -55,6 +56,21 @@ def check_preprocessor(preprocessor: Any, datasets: Mapping[str, Any]) -> None:
                 f"preprocessor={preprocessor!r} needs columns {missing}, and dataset {FIT_ON!r} "
                 f"has {train.columns()}. Name some of these."
             )
+
+
+def check_can_learn(preprocessor: Preprocessor) -> None:
+    """Refuse what has something to learn and no way to, before a run is started.
+
+    Not collective.
+
+    Raises
+    ------
+    ConfigError
+        The message says what it lacks.
+    """
+    if preprocessor._lacks_fit():
+        # The base class's, which says what is to be defined.
+        preprocessor._fit(None)
 
 
 def needs_fit(preprocessor: Preprocessor) -> bool:

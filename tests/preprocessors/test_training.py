@@ -253,6 +253,24 @@ def test_what_cannot_work_is_refused_before_the_run_is_started(
         trainer(tmp_path, preprocessor=preprocessor, datasets=datasets)
 
 
+class Lacking(Preprocessor):
+    def _transform_numpy(self, np_data: Any) -> Any:
+        return np_data
+
+
+@pytest.mark.parametrize("preprocessor", [Preprocessor(), Lacking()])
+@pytest.mark.parametrize("names", [(), ("train",)])
+def test_one_that_cannot_learn_is_refused_when_it_is_to(
+    tmp_path: Path, preprocessor: Preprocessor, names: tuple[str, ...]
+):
+    datasets = {name: from_numpy({"x": np.ones(3)}) for name in names}
+    # As in Ray Train, it is no error yet to make the trainer.
+    made = trainer(tmp_path, preprocessor=preprocessor, datasets=datasets)
+    with pytest.raises(ConfigError, match=r"has nothing to learn with: define _fit\(self, ds\)"):
+        made.fit()
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_function_is_stored_and_opened_elsewhere_only_if_it_is_trusted(
     tmp_path: Path,
