@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from hpctrain.preprocessors import Preprocessor
     from hpctrain.validation_config import ValidationConfig
 
+_DISTRIBUTED = "distributed"
+"""Ray Train's word in them for whether each rank reads a part."""
 _GIVE_ONE = "it is Ray Train's name of dataset_params, which is there too. Give one of them."
 # Arguments of xgboost_ray's matrix that name a column.
 _COLUMNS_OF_MATRIX = {
@@ -201,6 +203,13 @@ class GBDTTrainer(DataParallelTrainer):
                 f"the name of a dataset."
             )
         by_name = {name: dict(dmatrix_params.get(name) or {}) for name in names}
+        for name, of_one in by_name.items():
+            if not of_one.pop(_DISTRIBUTED, True):
+                raise ConfigError(
+                    f"dmatrix_params={{{name!r}: {{{_DISTRIBUTED!r}: False}}}}: each rank reads "
+                    f"its part of the rows. DataConfig(datasets_to_split=[...]) names the datasets "
+                    f"of which that is so, {TRAIN!r} always."
+                )
         if not any(by_name.values()):
             return dataset_params
         instead = cls._instead_of_dmatrix_params
@@ -218,6 +227,17 @@ class GBDTTrainer(DataParallelTrainer):
                 f"arguments here. Give dataset_params=, or the same to each."
             )
         return params
+
+    @property
+    def dmatrix_params(self) -> dict[str, dict[str, Any]]:
+        """Ray Train's name of ``dataset_params``: for each dataset, with whether it is split."""
+        loop = self.train_loop_per_worker
+        if not isinstance(loop, Boosting):
+            return {}
+        return {
+            name: {**loop.dataset_params, **({_DISTRIBUTED: True} if self._is_split(name) else {})}
+            for name in self.datasets
+        }
 
     @classmethod
     @abc.abstractmethod

@@ -167,6 +167,25 @@ def test_dmatrix_params_of_all_datasets_are_dataset_params():
         XGBoostTrainer(**given, dmatrix_params={name: {"weight": "y"} for name in same})
 
 
+def test_dmatrix_params_say_which_datasets_are_split():
+    data = from_numpy({"x": np.arange(4.0), "y": np.arange(4.0)})
+    given = {"datasets": {"train": data, "valid": data}, "label_column": "y", "params": {}}
+    trainer = XGBoostTrainer(
+        **given,
+        dataset_params={"max_bin": 4},
+        dataset_config=DataConfig(datasets_to_split=["train"]),
+    )
+    expected = {"train": {"max_bin": 4, "distributed": True}, "valid": {"max_bin": 4}}
+    assert trainer.dmatrix_params == expected
+    # It may be given to another trainer.
+    again = XGBoostTrainer(**given, dmatrix_params=trainer.dmatrix_params)
+    assert again.train_loop_per_worker.dataset_params == {"max_bin": 4}
+    assert XGBoostTrainer(lambda: None).dmatrix_params == {}
+    whole = {"train": {"distributed": False}}
+    with pytest.raises(ConfigError, match=r"'distributed': False.*each rank reads its part"):
+        XGBoostTrainer(**given, dmatrix_params=whole)
+
+
 def test_the_last_checkpoint_of_lightning_is_kept_in_any_case():
     builder = LightningConfigBuilder
     for value in (None, False, True, "link"):
