@@ -70,7 +70,8 @@ INSTEAD: Mapping[str, Mapping[str, str]] = {
         "MixStoppingCondition": "use union(), and random_shuffle().",
         "NodeIdStr": _NO_CLUSTER,
         "Preprocessor": "import it from hpctrain.preprocessors.",
-        "RandomSeedConfig": "give seed= a number; shuffle=True has another order each epoch.",
+        "RandomSeedConfig": "random_shuffle() has a new order each epoch, and with "
+        "seed=7 the same one.",
         "ReadTask": _SOURCE,
         "ReaderFormat": _SOURCE,
         "ResolvedSource": _SOURCE,
@@ -163,7 +164,13 @@ INSTEAD: Mapping[str, Mapping[str, str]] = {
 
 _SYNC = "checkpoints go straight to storage_path; SyncConfig(scratch_dir=...) is for node disks."
 
+_OWN_PART = "leave it out; each rank reads its own part, and there is no cluster to configure."
+
 INSTEAD_OF_FIELDS: Mapping[str, Mapping[str, str]] = {
+    "DataConfig": {
+        "enable_shard_locality": _OWN_PART,
+        "execution_options": _OWN_PART,
+    },
     "FailureConfig": {
         "preemption_grace_s": "set SlurmConfig(stop_notice_s=...) for the time before the end.",
         "relax_collectives_on_preemption": "all ranks stop at the same report; there is no other "

@@ -32,7 +32,7 @@ from hpctrain.xgboost import XGBoostTrainer
 def test_a_field_that_is_not_there_says_what_to_use_instead():
     from hpctrain import SyncConfig, ValidationConfig
 
-    configs = (FailureConfig, RunConfig, ScalingConfig, SyncConfig, ValidationConfig)
+    configs = (DataConfig, FailureConfig, RunConfig, ScalingConfig, SyncConfig, ValidationConfig)
     kinds = {k.__name__: k for k in configs}
     kinds["TorchConfig"] = TorchConfig
     for kind, instead in INSTEAD_OF_FIELDS.items():
