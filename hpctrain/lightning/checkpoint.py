@@ -1,4 +1,4 @@
-"""`LightningCheckpoint`: a directory with Lightning's ``checkpoint.ckpt``."""
+"""`LightningCheckpoint`: a directory with Lightning's ``checkpoint.ckpt``, or Ray's ``model``."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import torch
 
 CHECKPOINT_NAME = "checkpoint.ckpt"
+NAME_IN_RAY = "model"
+"""What a LightningTrainer of Ray 2.4 to 2.9 has called the same file."""
 FRAMEWORK = "lightning"
 
 
@@ -37,7 +39,7 @@ def get_checkpoint_path() -> str | None:
 
 
 class LightningCheckpoint(TorchCheckpoint):
-    """A checkpoint that Lightning wrote: ``checkpoint.ckpt``."""
+    """A checkpoint that Lightning wrote: ``checkpoint.ckpt``, or ``model`` of an old Ray."""
 
     @classmethod
     def from_path(
@@ -169,12 +171,13 @@ def _unsafe(path: Path) -> CheckpointError:
 
 
 def _find(directory: str | PathLike[str]) -> Path:
-    path = Path(directory, CHECKPOINT_NAME)
-    if not path.exists():
-        raise CheckpointError(
-            f"{directory} has no {CHECKPOINT_NAME}. hpctrain.lightning.ReportCallback writes it."
-        )
-    return path
+    for name in (CHECKPOINT_NAME, NAME_IN_RAY):
+        path = Path(directory, name)
+        if path.exists():
+            return path
+    raise CheckpointError(
+        f"{directory} has no {CHECKPOINT_NAME}. hpctrain.lightning.ReportCallback writes it."
+    )
 
 
 def _find_file(directory: str | PathLike[str]) -> Path:

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.errors import ConfigError
-from hpctrain.lightning.checkpoint import CHECKPOINT_NAME, FRAMEWORK, load_model
+from hpctrain.lightning.checkpoint import (
+    CHECKPOINT_NAME,
+    FRAMEWORK,
+    NAME_IN_RAY,
+    load_model,
+)
 from hpctrain.torch.predictor import TorchPredictor
 
 if TYPE_CHECKING:
@@ -21,7 +26,7 @@ class LightningPredictor(TorchPredictor):
     """
 
     framework = FRAMEWORK
-    model_files = (CHECKPOINT_NAME,)
+    model_files = (CHECKPOINT_NAME, NAME_IN_RAY)
 
     @classmethod
     def from_checkpoint(

@@ -62,6 +62,20 @@ def test_a_file_that_lightning_wrote_becomes_a_checkpoint(tmp_path: Path) -> Non
     assert isinstance(checkpoint.get_preprocessor(trusted=True), BatchMapper)
 
 
+def test_a_directory_of_an_old_ray_is_a_checkpoint(tmp_path: Path) -> None:
+    net = Net(width=4)
+    save(net, tmp_path / "model")
+    checkpoint = LightningCheckpoint.from_directory(tmp_path)
+    assert torch.equal(checkpoint.get_model(Net).linear.weight, net.linear.weight)
+    predictor = LightningPredictor.from_checkpoint(checkpoint, Net)
+    with torch.inference_mode():
+        assert np.array_equal(predictor.predict(X), net(torch.from_numpy(X)).numpy())
+    # What is written here comes first.
+    other = Net(width=4)
+    save(other, tmp_path / "checkpoint.ckpt")
+    assert torch.equal(checkpoint.get_state_dict()["linear.weight"], other.linear.weight)
+
+
 def test_reading_a_checkpoint_runs_no_code_unless_it_is_trusted(tmp_path: Path) -> None:
     net = Net(activation=Activation())
     checkpoint = LightningCheckpoint.from_path(save(net, tmp_path / "last.ckpt"))
