@@ -356,7 +356,7 @@ class DataParallelTrainer(BaseTrainer):
             from hpctrain.preprocessors.storage import recognize
             from hpctrain.preprocessors.training import check_can_learn
 
-            check_can_learn(self.preprocessor)
+            check_can_learn(self.preprocessor, self.datasets)
             recognize(self.preprocessor)
         resumed = self.resume_from_checkpoint
         resume_from = self._deleted_checkpoint if resumed is None else Path(resumed.path)

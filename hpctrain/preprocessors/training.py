@@ -36,7 +36,7 @@ def check_preprocessor(preprocessor: Any, datasets: Mapping[str, Any]) -> None:
         If it is no preprocessor, has nothing to learn from, or needs a column that is not there.
     """
     storage.check_is_preprocessor(preprocessor)
-    # Whoever cannot learn is refused when it is to: Ray Train's base class may be given till then.
+    # One that has no way to learn is looked at when it is to: see check_can_learn().
     if needs_fit(preprocessor) and FIT_ON not in datasets and not preprocessor._lacks_fit():
         raise MissingDatasetError(
             f"preprocessor={preprocessor!r} has to learn from a dataset {FIT_ON!r}, and the "
@@ -58,17 +58,18 @@ def check_preprocessor(preprocessor: Any, datasets: Mapping[str, Any]) -> None:
             )
 
 
-def check_can_learn(preprocessor: Preprocessor) -> None:
+def check_can_learn(preprocessor: Preprocessor, datasets: Mapping[str, Any]) -> None:
     """Refuse what has something to learn and no way to, before a run is started.
 
-    Not collective.
+    Not collective. Without datasets there is nothing that it is applied to: it is stored as it is,
+    with each checkpoint, as Ray Train does.
 
     Raises
     ------
     ConfigError
         The message says what it lacks.
     """
-    if preprocessor._lacks_fit():
+    if datasets and preprocessor._lacks_fit():
         # The base class's, which says what is to be defined.
         preprocessor._fit(None)
 
@@ -111,7 +112,7 @@ def fit_for_training(
     ConfigError
         If it cannot learn from the dataset.
     """
-    if not needs_fit(preprocessor):
+    if not needs_fit(preprocessor) or (not datasets and preprocessor._lacks_fit()):
         return preprocessor
     # One rank reads for all: a shared filesystem need not be asked by each of them.
     text = comm.bcast(_stored(preprocessor, checkpoint) if comm.rank == 0 else None)

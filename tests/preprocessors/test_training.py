@@ -254,21 +254,39 @@ def test_what_cannot_work_is_refused_before_the_run_is_started(
 
 
 class Lacking(Preprocessor):
+    def __init__(self) -> None:
+        self.is_same = True
+
     def _transform_numpy(self, np_data: Any) -> Any:
         return np_data
 
 
 @pytest.mark.parametrize("preprocessor", [Preprocessor(), Lacking()])
-@pytest.mark.parametrize("names", [(), ("train",)])
-def test_one_that_cannot_learn_is_refused_when_it_is_to(
-    tmp_path: Path, preprocessor: Preprocessor, names: tuple[str, ...]
+@pytest.mark.parametrize("name", ["train", "valid"])
+def test_one_that_cannot_learn_is_refused_before_the_run_is_started(
+    tmp_path: Path, preprocessor: Preprocessor, name: str
 ):
-    datasets = {name: from_numpy({"x": np.ones(3)}) for name in names}
-    # As in Ray Train, it is no error yet to make the trainer.
+    datasets = {name: from_numpy({"x": np.ones(3)})}
     made = trainer(tmp_path, preprocessor=preprocessor, datasets=datasets)
     with pytest.raises(ConfigError, match=r"has nothing to learn with: define _fit\(self, ds\)"):
         made.fit()
     assert not list(tmp_path.iterdir())
+
+
+def test_one_that_cannot_learn_and_need_not_is_stored_as_it_is(tmp_path: Path):
+    def save() -> None:
+        import hpctrain
+
+        hpctrain.report({}, Checkpoint.from_dict({"step": 1}))
+
+    result = DataParallelTrainer(
+        save,
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(name="run", storage_path=tmp_path),
+        preprocessor=Lacking(),
+    ).fit()
+    assert result.checkpoint is not None
+    assert result.checkpoint.get_preprocessor().is_same  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
