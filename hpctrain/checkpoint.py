@@ -512,6 +512,8 @@ def _pack(directory: Path, *, leave_out: Collection[str]) -> bytes:
     if foreign is None:
         pickle_trust.remember(content)
     return content
+
+
 _in_memory: dict[str, Checkpoint] = {}
 """What `Checkpoint.to_uri` put at ``memory://`` URIs, without the last slash."""
 
