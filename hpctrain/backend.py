@@ -9,7 +9,7 @@ has the methods of a worker group.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -19,6 +19,27 @@ from hpctrain.plan import spec
 from hpctrain.world import Communicator, World
 
 T = TypeVar("T")
+
+
+def gpu_indices(gpu_ids: Sequence[str], visible: Sequence[str]) -> tuple[int, ...]:
+    """Return the numbers by which frameworks call GPUs. Pure; not collective.
+
+    ``CUDA_VISIBLE_DEVICES`` is left as the site set it, since NCCL wants to see the GPUs of the
+    other ranks of the node; so a rank's first GPU need not be number 0.
+
+    Parameters
+    ----------
+    gpu_ids
+        Entries of ``CUDA_VISIBLE_DEVICES``.
+    visible
+        All of its entries.
+
+    Examples
+    --------
+    >>> gpu_indices(["6", "7"], visible=["4", "5", "6", "7"])
+    (2, 3)
+    """
+    return tuple(visible.index(gpu) for gpu in gpu_ids)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +65,11 @@ class BackendContext:
     """See `reachable_address`."""
     replaced: dict[str, str | None] = field(default_factory=dict)
     """The values from before of variables that were exported; None: it was not there."""
+
+    @property
+    def gpu_indices(self) -> tuple[int, ...]:
+        """The numbers by which frameworks call this rank's GPUs: places among all visible ones."""
+        return gpu_indices(self.gpu_ids, self.visible_gpu_ids)
 
     def export(self, **variables: str | None) -> None:
         """Write environment variables of this process, for code that reads them. Not collective.

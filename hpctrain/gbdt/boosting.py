@@ -236,8 +236,6 @@ def check_same_columns(where: str, columns: Collection[str], of_train: Collectio
 
 def gpu_index() -> int:
     """Return the number of this rank's first GPU among those that it sees. Not collective."""
-    from hpctrain.worker.bootstrap import visible_gpus
     from hpctrain.worker.context import get_context
 
-    ids = get_context().gpu_ids
-    return visible_gpus().index(ids[0]) if ids else 0
+    return next(iter(get_context().gpu_indices), 0)

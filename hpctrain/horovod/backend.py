@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from hpctrain.backend import Backend, BackendContext
+from hpctrain.backend import Backend, BackendContext, gpu_indices
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.horovod import installed
 from hpctrain.worker.bootstrap import visible_gpus
@@ -174,4 +174,4 @@ def select_gpu(gpu_ids: Sequence[str], *, hostname: str) -> None:
             f"{torch.__version__} finds no GPU on {hostname}. Install a build of torch for this "
             f"machine's GPUs and driver, or set use_gpu=False."
         )
-    torch.cuda.set_device(visible.index(gpu_ids[0]))
+    torch.cuda.set_device(gpu_indices(gpu_ids, visible)[0])

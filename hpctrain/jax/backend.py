@@ -56,9 +56,7 @@ class JaxBackend(Backend):
         # PJRT's name for the number of threads that the CPU computes with.
         context.export(PJRT_NPROC=str(context.cpus_per_worker))
         self._had_computed = process.computes_already()
-        self._options = process.use_devices(
-            [context.visible_gpu_ids.index(gpu) for gpu in context.gpu_ids]
-        )
+        self._options = process.use_devices(context.gpu_indices)
         if world.world_size > 1:
             _connect(context, config)
         if context.gpu_ids:

@@ -159,11 +159,7 @@ def _device(use_gpu: bool) -> Any:
     import jax
 
     if context.is_active() and not process.computes_already():
-        from hpctrain.worker.bootstrap import visible_gpus
-
-        gpu_ids = context.get_context().gpu_ids if use_gpu else ()
-        visible = visible_gpus()
-        process.use_devices([visible.index(gpu) for gpu in gpu_ids])
+        process.use_devices(context.get_context().gpu_indices if use_gpu else ())
     try:
         return jax.local_devices(backend="gpu" if use_gpu else "cpu")[0]
     except RuntimeError as error:

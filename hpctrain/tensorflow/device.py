@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hpctrain.backend import gpu_indices
 from hpctrain.errors import ConfigError
 
 
@@ -33,7 +34,7 @@ def show_gpus(gpu_ids: Sequence[str], *, visible: Sequence[str]) -> None:
             f"finds {len(found)} GPUs. Install a build for this machine's GPUs and driver "
             f"(pip install 'tensorflow[and-cuda]'), or set use_gpu=False."
         )
-    mine = [found[visible.index(gpu)] for gpu in gpu_ids]
+    mine = [found[index] for index in gpu_indices(gpu_ids, visible)]
     if mine == tensorflow.config.get_visible_devices("GPU"):
         return
     try:

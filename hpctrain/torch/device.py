@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpctrain.worker.bootstrap import visible_gpus
 from hpctrain.worker.context import active_worker
 
 if TYPE_CHECKING:
@@ -37,10 +36,7 @@ def get_devices() -> list[torch.device]:
 
 
 def _devices(caller: str) -> list[torch.device]:
-    gpu_ids = active_worker(caller).context.gpu_ids
+    indices = active_worker(caller).context.gpu_indices
     import torch
 
-    if not gpu_ids:
-        return [torch.device("cpu")]
-    visible = visible_gpus()
-    return [torch.device("cuda", visible.index(gpu)) for gpu in gpu_ids]
+    return [torch.device("cuda", index) for index in indices] or [torch.device("cpu")]

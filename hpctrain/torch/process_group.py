@@ -160,7 +160,7 @@ def _select_device(context: BackendContext) -> str:
             f"{torch.__version__} finds no GPU on {context.world.hostname}. Install a build of "
             f"torch for this machine's GPUs and driver, or set use_gpu=False."
         )
-    index = context.visible_gpu_ids.index(context.gpu_ids[0])
+    index = context.gpu_indices[0]
     torch.cuda.set_device(index)
     return f"cuda:{index}"
 

@@ -34,6 +34,14 @@ class TrainContext:
     gpu_ids: tuple[str, ...]
     """Entries of ``CUDA_VISIBLE_DEVICES`` that belong to this rank."""
 
+    @property
+    def gpu_indices(self) -> tuple[int, ...]:
+        """The numbers by which frameworks call this rank's GPUs: places among all visible ones."""
+        from hpctrain.backend import gpu_indices
+        from hpctrain.worker.bootstrap import visible_gpus
+
+        return gpu_indices(self.gpu_ids, visible_gpus())
+
     def get_world_size(self) -> int:
         """Return the number of ranks. Not collective."""
         return self.world.world_size
@@ -461,8 +469,4 @@ def get_dataset_shard(dataset_name: str = "train") -> Any:
 
 def _device(context: TrainContext) -> str:
     """Return the rank's first GPU, or the CPU, as torch calls it."""
-    from hpctrain.worker.bootstrap import visible_gpus
-
-    if not context.gpu_ids:
-        return "cpu"
-    return f"cuda:{visible_gpus().index(context.gpu_ids[0])}"
+    return f"cuda:{context.gpu_indices[0]}" if context.gpu_ids else "cpu"
