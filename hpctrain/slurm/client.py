@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from hpctrain import timeouts
+from hpctrain import environ, timeouts
 from hpctrain.errors import LaunchError
 
 T = TypeVar("T")
@@ -44,10 +44,11 @@ def run_slurm(
     LaunchError
         If it is not installed, or does not answer in time.
     """
+    present = environ.environment() if environment is None else environment
+    # Defaults for a person's eyes: SQUEUE_PARTITION would hide the jobs of all other partitions.
+    own = {name: value for name, value in present.items() if not name.startswith("SQUEUE_")}
     try:
-        return subprocess.run(
-            argv, capture_output=True, text=True, timeout=timeout_s, env=environment
-        )
+        return subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s, env=own)
     except FileNotFoundError as error:
         raise LaunchError(
             f"{argv[0]} is not on PATH. Load Slurm's module, or choose another launcher "

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -197,6 +199,20 @@ def test_a_command_that_does_not_answer_may_answer_later():
     with pytest.raises(LaunchError, match=r"within 0\.05 s") as raised:
         run_slurm(["sleep", "60"], timeout_s=0.05)
     assert raised.value.transient
+
+
+def test_a_users_defaults_of_squeue_hide_no_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    squeue = tmp_path / "squeue"
+    squeue.write_text("#!/bin/sh\nenv\n")
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("SQUEUE_PARTITION", "debug")
+    monkeypatch.setenv("SLURM_CLUSTERS", "other")
+    printed = run_slurm(["squeue", "--noheader"]).stdout
+    assert "SQUEUE_" not in printed
+    assert "SLURM_CLUSTERS=other" in printed
 
 
 HOSTS = ("a1", "a2", "a3")
