@@ -73,8 +73,7 @@ class Chain(Preprocessor):
         """Return the columns that are made and not dropped later. Not collective."""
         made: dict[str, None] = {}
         for preprocessor in self.preprocessors:
-            for name in preprocessor._dropped_columns():
-                made.pop(name, None)
+            made = {name: None for name in made if not preprocessor._drops(name)}
             made.update(dict.fromkeys(preprocessor.get_output_columns()))
         return list(made)
 

@@ -12,6 +12,7 @@ from hpctrain.preprocessors.batches import (
     Rows,
     column_of,
     format_of,
+    names_of,
     replace_columns,
     rows_of,
 )
@@ -78,7 +79,8 @@ class ColumnPreprocessor(Preprocessor, abc.ABC):
         if not inputs:
             return batch
         outputs = self._transform_columns(inputs)
-        return replace_columns(batch, outputs, dropped=self._dropped_columns())
+        dropped = [name for name in names_of(batch) if self._drops(name)]
+        return replace_columns(batch, outputs, dropped=dropped)
 
     def _keeps_rows(self) -> bool:
         return True

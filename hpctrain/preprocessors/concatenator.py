@@ -20,7 +20,7 @@ class Concatenator(ColumnPreprocessor):
     Parameters
     ----------
     columns
-        The columns, in the order they get.
+        The columns, in the order they get; by default all of a batch, in its order.
     output_column_name
         The column of vectors.
     dtype
@@ -31,19 +31,33 @@ class Concatenator(ColumnPreprocessor):
     flatten
         Whether columns of vectors, or of arrays, are put in component by component. Without it they
         are an error.
+    include
+        In place of `columns`: the columns, in the order of the batch.
+    exclude
+        Columns that are left as they are, of all or of `include`.
     """
 
     _is_fittable = False
 
     def __init__(
         self,
-        columns: list[str],
+        columns: list[str] | None = None,
         output_column_name: str = "concat_out",
         dtype: Any = None,
         raise_if_missing: bool = False,
         flatten: bool = False,
+        *,
+        include: list[str] | None = None,
+        exclude: list[str] | None = None,
     ) -> None:
-        self.columns = check_columns(columns)
+        if columns is not None and (include is not None or exclude is not None):
+            raise ConfigError(
+                f"Concatenator(columns={columns!r}, include={include!r}, exclude={exclude!r}): "
+                f"columns= says which they are. Leave it out, or the other two."
+            )
+        self.columns = None if columns is None else check_columns(columns)
+        self.include = None if include is None else check_columns(include, what="include")
+        self.exclude = None if exclude is None else check_columns(exclude, what="exclude")
         self.output_column_name = output_column_name
         self.dtype = None if dtype is None else np.dtype(dtype)
         self.raise_if_missing = raise_if_missing
@@ -53,18 +67,34 @@ class Concatenator(ColumnPreprocessor):
         """Return the column of vectors. Not collective."""
         return [self.output_column_name]
 
-    def _dropped_columns(self) -> Sequence[str]:
-        return self.columns
+    def get_input_columns(self) -> list[str]:
+        """Return the columns that are read, if they are named. Not collective."""
+        return self._named() or []
+
+    def _named(self) -> list[str] | None:
+        """Return the columns, without those that are not to be taken; None if it is all others."""
+        named = self.include if self.columns is None else self.columns
+        return None if named is None else [one for one in named if one not in self._kept()]
+
+    def _kept(self) -> Sequence[str]:
+        return self.exclude or ()
+
+    def _drops(self, name: str) -> bool:
+        named = self._named()
+        return name not in self._kept() if named is None else name in named
+
+    def _columns_to_read(self) -> list[str] | None:
+        return self._named()
 
     def _columns_of(self, batch: Any) -> list[str]:
         there = names_of(batch)
-        missing = [name for name in self.columns if name not in there]
-        if missing and (self.raise_if_missing or len(missing) == len(self.columns)):
-            raise ConfigError(
-                f"Concatenator: columns {missing} are missing. There is {there}: name some of "
-                f"these."
-            )
-        return [name for name in self.columns if name in there]
+        found = [name for name in there if self._drops(name)]
+        wanted = found if (named := self._named()) is None else named
+        missing = [name for name in wanted if name not in there]
+        if not found or (missing and self.raise_if_missing):
+            what = f"columns {missing} are missing" if missing else "it is left no column"
+            raise ConfigError(f"Concatenator: {what}. There is {there}: name some of these.")
+        return found if self.columns is None else [name for name in self.columns if name in there]
 
     def _transform_columns(self, columns: NumpyBatch) -> Mapping[str, Any]:
         parts = []

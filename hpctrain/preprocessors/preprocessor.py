@@ -84,9 +84,9 @@ class Preprocessor:
         """Return the columns that are made, as far as they are known. Not collective."""
         return []
 
-    def _dropped_columns(self) -> Sequence[str]:
-        """Return the input columns that are not there afterwards, unless they are outputs."""
-        return ()
+    def _drops(self, name: str) -> bool:
+        """Return whether a column is not there afterwards, unless it is an output."""
+        return False
 
     # What it is asked for.
 
@@ -327,7 +327,9 @@ class Preprocessor:
 FitStatus: TypeAlias = Preprocessor.FitStatus
 
 
-def check_columns(columns: Sequence[str], output_columns: Sequence[str] | None = None) -> list[str]:
+def check_columns(
+    columns: Sequence[str], output_columns: Sequence[str] | None = None, *, what: str = "columns"
+) -> list[str]:
     """Return the names of columns.
 
     Not collective.
@@ -339,10 +341,10 @@ def check_columns(columns: Sequence[str], output_columns: Sequence[str] | None =
         outputs.
     """
     if isinstance(columns, str) or not all(isinstance(name, str) for name in columns):
-        raise ConfigError(f"columns={columns!r}: a list of names is needed, such as ['x', 'y'].")
+        raise ConfigError(f"{what}={columns!r}: a list of names is needed, such as ['x', 'y'].")
     names = list(columns)
     if not names or len(set(names)) < len(names):
-        raise ConfigError(f"columns={names}: one name or more is needed, each once.")
+        raise ConfigError(f"{what}={names}: one name or more is needed, each once.")
     if output_columns is not None and len(check_columns(output_columns)) != len(names):
         raise ConfigError(
             f"output_columns={list(output_columns)} has another length than columns={names}. Name "

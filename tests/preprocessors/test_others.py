@@ -12,8 +12,10 @@ import sklearn.impute
 import sklearn.preprocessing
 from numpy.testing import assert_allclose, assert_array_equal
 
+from hpctrain.data import from_pandas
 from hpctrain.errors import ConfigError
 from hpctrain.preprocessors import (
+    Chain,
     Concatenator,
     CountVectorizer,
     CustomKBinsDiscretizer,
@@ -22,10 +24,12 @@ from hpctrain.preprocessors import (
     Normalizer,
     PowerTransformer,
     SimpleImputer,
+    StandardScaler,
     Tokenizer,
     TorchVisionPreprocessor,
     UniformKBinsDiscretizer,
 )
+from hpctrain.preprocessors.batches import to_format
 
 TEXTS = np.array(["the cat", "the dog the end", "", "a cat"], dtype=object)
 
@@ -217,6 +221,41 @@ def test_columns_are_put_side_by_side():
     assert Concatenator(["a", "q"]).transform_batch(batch)["concat_out"].shape == (2, 1)
     with pytest.raises(ConfigError, match=r"columns \['q'\] are missing"):
         Concatenator(["a", "q"], raise_if_missing=True).transform_batch(batch)
+
+
+@pytest.mark.parametrize("form", ["numpy", "pandas", "pyarrow"])
+def test_all_columns_are_put_side_by_side_but_those_that_are_excluded(form):
+    batch = to_format(
+        {"b": np.array([1.0, 2]), "a": np.array([3.0, 4]), "y": np.array([5, 6])}, form
+    )
+
+    def joined(**arguments):
+        made = to_format(Concatenator(**arguments).transform_batch(batch), "numpy")
+        return {name: np.stack(list(column)).tolist() for name, column in made.items()}
+
+    assert joined() == {"concat_out": [[1, 3, 5], [2, 4, 6]]}
+    assert joined(exclude=["y"]) == {"y": [5, 6], "concat_out": [[1, 3], [2, 4]]}
+    some = joined(include=["a", "y", "b"], exclude=["b"], output_column_name="v")
+    assert some == {"b": [1, 2], "v": [[3, 5], [4, 6]]}
+
+
+def test_columns_to_put_side_by_side_are_named_once_and_there_are_some():
+    with pytest.raises(ConfigError, match=r"columns= says which they are\. Leave it out"):
+        Concatenator(["a"], exclude=["y"])
+    with pytest.raises(ConfigError, match=r"exclude='y': a list of names"):
+        Concatenator(exclude="y")
+    with pytest.raises(ConfigError, match=r"it is left no column\. There is \['y'\]"):
+        Concatenator(exclude=["y"]).transform_batch({"y": np.zeros(2)})
+
+
+def test_a_chain_that_puts_all_columns_side_by_side_reads_them_all_and_makes_one():
+    frame = pandas.DataFrame({"x": [1.0, 4.0], "y": [2.0, 0.0], "z": [7.0, 8.0]})
+    chain = Chain(StandardScaler(["x", "y"]), Concatenator(exclude=["z"]))
+    made = chain.fit_transform(from_pandas(frame)).take_all()
+    assert [(row["z"], row["concat_out"].tolist()) for row in made] == [(7, [-1, 1]), (8, [1, -1])]
+    assert chain.get_output_columns() == ["concat_out"]
+    scaled = Chain(Concatenator(), StandardScaler(["concat_out"])).fit(from_pandas(frame))
+    assert scaled.preprocessors[1].stats_["mean(concat_out)"].tolist() == [2.5, 1, 7.5]
 
 
 def test_words_are_counted_as_scikit_learn_does(fit_on_ranks):

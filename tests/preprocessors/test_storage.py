@@ -68,6 +68,7 @@ OURS = [
     Categorizer(["c", "n"], output_columns=["c", "m"]),
     Chain(SimpleImputer(["x"]), Chain(RobustScaler(["x"], (0.1, 0.9)), Concatenator(["x", "n"]))),
     Concatenator(["x", "v"], "all", np.float32, flatten=True),
+    Concatenator(include=["n", "x", "v"], exclude=["v"]),
     CountVectorizer(["t"], max_features=2),
     CustomKBinsDiscretizer(["x"], [0, 2, 4.5], include_lowest=True),
     FeatureHasher(["x", "n"], 4, "h"),
