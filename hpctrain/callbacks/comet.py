@@ -96,7 +96,8 @@ class CometLoggerCallback(TrackerCallback):
         if position.record is None and self._online:
             position.begin(self._experiment.get_key())
         position.record = self._experiment.get_key()
-        self._experiment.add_tags(self._tags)
+        if self._tags:
+            self._experiment.add_tags(self._tags)
         self._experiment.log_parameters(flatten(self.parameters))
 
     def send(
