@@ -382,6 +382,9 @@ REQUEST_HEADERS_S = Timeout(10.0, "request_headers", "the headers of a request",
 SERVER_END_S = Timeout(
     20.0, "server_end", "requests that are answered, when a server ends", "it ends"
 )
+WANDB_WRITE_S = Timeout(
+    30.0, "wandb_write", "W&B to write the last report of an offline run", "it is logged"
+)
 HOROVOD_PROBE_S = Timeout(
     60.0, "horovod_probe", "a compiler or MPI that is looked at", "it is not used"
 )

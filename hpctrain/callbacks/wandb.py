@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpctrain import environ
+from hpctrain import environ, timeouts
 from hpctrain.callback import RunContext
 from hpctrain.callbacks.logger import flatten, require_package
 from hpctrain.callbacks.position import Position
 from hpctrain.callbacks.tracker import TrackerCallback
+from hpctrain.callbacks.wandb_file import last_step, wait_for_step
+from hpctrain.log import log
 from hpctrain.rundir.directory import read_run_id
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.worker.context import get_context
@@ -49,6 +51,7 @@ class WandbLoggerCallback(TrackerCallback):
     tracker = "wandb"
 
     _run: Any = None
+    _last = 0
 
     def __init__(
         self,
@@ -79,8 +82,13 @@ class WandbLoggerCallback(TrackerCallback):
             arguments = {"id": position.run_id, "name": run_context.name, **self._arguments}
             config = dict(self.parameters)
             self._run = _init(run_context.path, config, self._api_key, arguments)
-        if position.record is None:
+        # Offline it writes in the background, and a process that is killed loses some of it.
+        self.is_kept_at_once = not self._run.offline
+        if self._run.offline:
+            position.report = max(position.report, last_step(_parts(self._run), self._run.id))
+        if position.record is None and self.is_kept_at_once:
             position.begin(self._run.id)
+        position.record = self._run.id
 
     def send(
         self, report: int, time_s: float, metrics: dict[str, Any], checkpoint: Checkpoint | None
@@ -92,6 +100,7 @@ class WandbLoggerCallback(TrackerCallback):
         if self._log_config:
             row.update(flatten({"config": self.parameters}))
         self._run.log(row, step=report)
+        self._last = report
         if checkpoint is not None and self._save_checkpoints:
             artifact = wandb.Artifact(f"checkpoint_{self._run.id}", type="model")
             artifact.add_dir(str(checkpoint.path))
@@ -102,7 +111,14 @@ class WandbLoggerCallback(TrackerCallback):
         run, self._run = self._run, None
         if state == "stopped":
             run.mark_preempting()
+        last, self._last = self._last, 0
         run.finish(exit_code=0 if state == "finished" else 1)
+        limit_s = timeouts.WANDB_WRITE_S
+        if run.offline and not wait_for_step(_parts(run), run.id, last, timeout_s=limit_s):
+            log(
+                f"WandbLoggerCallback: wandb has not written report {last} into {_parts(run)} "
+                f"within {timeouts.describe(limit_s)}. metrics.jsonl has it."
+            )
 
 
 def setup_wandb(
@@ -151,6 +167,11 @@ def setup_wandb(
         arguments.update(group=name, name=f"{name}-{rank}")
     key = _read_key(api_key, api_key_file)
     return _init(context.get_storage(), dict(config or {}), key, {**arguments, **kwargs})
+
+
+def _parts(run: Any) -> Path:
+    """Return the directory in which each process leaves a part of an offline run."""
+    return Path(run.dir).parents[1]
 
 
 def _read_key(api_key: str | None, api_key_file: str | None) -> str | None:

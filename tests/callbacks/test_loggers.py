@@ -6,13 +6,15 @@ import csv
 import gc
 import json
 import math
+import multiprocessing
+import os
 import pickle
+import signal
 import struct
 import subprocess
 import sys
 import time
-import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +32,11 @@ from hpctrain.callbacks import (
     WandbLoggerCallback,
 )
 from hpctrain.callbacks.mlflow import file_store
+from hpctrain.callbacks.wandb_file import last_step, records_of, wait_for_step
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus
 from hpctrain.worker.metrics import encode_line, encode_metrics
+from tests.callbacks.records import comet_messages, wandb_history, wandb_parts
 
 PARAMETERS = {"lr": 0.1, "opt": {"name": "sgd", "betas": [0.9, 0.99]}}
 
@@ -282,57 +286,28 @@ def test_a_copy_of_a_run_directory_and_a_run_without_a_report_have_records_of_th
     assert len(client.search_runs(["0"])) == 2
 
 
-def _wandb_parts(run: Run) -> list[list[Any]]:
-    """Return W&B's own messages in its files, whose frame is that of LevelDB's log."""
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    parts = []
-    for path in sorted(run.path.glob("wandb/offline-run-*/run-*.wandb")):
-        content, at, data, records = path.read_bytes(), 7, b"", []
-        while at + 7 <= len(content):
-            left = 2**15 - at % 2**15
-            if left < 7:
-                at += left
-                continue
-            length, kind = struct.unpack_from("<HB", content, at + 4)
-            data += content[at + 7 : at + 7 + length]
-            at += 7 + length
-            # 1: whole; 2, 3 and 4: first, middle and last part.
-            if kind in (1, 4):
-                record = Record()
-                record.ParseFromString(data)
-                records.append(record)
-                data = b""
-        parts.append(records)
-    return parts
-
-
-def _history(records: list[Any]) -> list[dict[str, Any]]:
-    rows = []
-    for record in records:
-        if record.WhichOneof("record_type") == "history":
-            items = record.history.item
-            rows.append({"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in items})
-    return rows
+def _wait(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_wandb_has_one_run_over_all_jobs_and_each_step_once(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
-    run = Run(tmp_path / "run", WandbLoggerCallback(project="p", excludes=["val/acc"]))
+    path = tmp_path / "run"
+    run = Run(path, WandbLoggerCallback(project="p", excludes=["val/acc"]))
     run.fail_and_resume()
-    deadline = time.monotonic() + 60
     # wandb's own process closes a file after finish() has returned.
-    while sum(r.HasField("exit") for part in _wandb_parts(run) for r in part) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    first, second = _wandb_parts(run)
+    _wait(lambda: sum(r.HasField("exit") for part in wandb_parts(path) for r in part) == 2)
+    first, second = wandb_parts(path)
     runs = [r.run for records in (first, second) for r in records if r.HasField("run")]
     assert {(r.run_id, r.project, r.display_name) for r in runs} == {
         ("0123456789abcdef", "p", "run")
     }
     config = {update.key: json.loads(update.value_json) for update in runs[0].config.update}
     assert config["lr"] == 0.1
-    rows = _history(first) + _history(second)
+    rows = wandb_history(first) + wandb_history(second)
     assert [(row["_step"], row["loss"]) for row in rows] == [
         (1, 1.0),
         (2, 2.0),
@@ -345,14 +320,64 @@ def test_wandb_has_one_run_over_all_jobs_and_each_step_once(tmp_path: Path) -> N
     assert exits == [1, 0]
 
 
-def _comet_messages(run: Run) -> list[list[dict[str, Any]]]:
-    parts = []
-    for path in sorted(run.path.glob("comet/*.zip"), key=lambda path: path.stat().st_mtime_ns):
-        with zipfile.ZipFile(path) as archive:
-            lines = archive.read("messages.json").decode().splitlines()
-            about = json.loads(archive.read("experiment.json"))
-        parts.append([about, *(json.loads(line)["payload"] for line in lines)])
-    return parts
+def _log_and_be_killed(path: Path) -> None:
+    """Make reports 1 to 8, of which wandb has written the first five, or some of them."""
+    import wandb
+
+    settings = wandb.Settings(silent=True, console="off", x_transaction_log_flush_interval=0.2)
+    run = Run(path, WandbLoggerCallback(settings=settings))
+    run.begin_attempt(0)
+    for number in range(1, 9):
+        run.make_report({"loss": float(number)})
+        if number == 5:
+            _wait(lambda: any(wandb_history(part) for part in wandb_parts(path)))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_wandb_is_sent_again_what_a_killed_process_had_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb")
+    # wandb's own process is that of the process that is killed.
+    monkeypatch.delenv("WANDB_SERVICE", raising=False)
+    path = tmp_path / "run"
+    killed = multiprocessing.get_context("spawn").Process(target=_log_and_be_killed, args=(path,))
+    killed.start()
+    killed.join(120)
+    assert killed.exitcode == -signal.SIGKILL
+    run = Run(path, WandbLoggerCallback())
+    run.attempt = 1
+    run.begin_attempt(4)
+    for number in range(5, 11):
+        run.make_report({"loss": 10.0 * number})
+    run.finish(RunState.FINISHED)
+    # At once: a job that ends ends wandb's own process too.
+    first, second = (wandb_history(part) for part in wandb_parts(path))
+    assert 1 <= len(first) <= 5
+    steps = [row["_step"] for row in [*first, *second]]
+    assert steps == list(range(1, 11))
+    # What the first process reported, of what the next one does not report again.
+    assert [row["loss"] for row in [*first, *second]][:4] == [1, 2, 3, 4]
+    assert second[-1]["loss"] == 100
+    assert last_step(path / "wandb", "0123456789abcdef") == 10
+
+
+def test_a_step_of_wandb_that_is_never_written_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+    assert not wait_for_step(tmp_path, "an id", 1, timeout_s=0.05)
+    assert wait_for_step(tmp_path, "an id", 0, timeout_s=0.05)
+
+
+def test_what_is_cut_off_at_the_end_of_a_file_of_wandb_is_not_read() -> None:
+    def chunk(kind: int, content: bytes) -> bytes:
+        return struct.pack("<IHB", 0, len(content), kind) + content
+
+    # The second record leaves three bytes of the block, which are too few for a chunk.
+    long = b"y" * (2**15 - 7 - 10 - 7 - 3)
+    whole = b":W&B..." + chunk(1, b"one") + chunk(2, long) + b"\0" * 3 + chunk(4, b"end")
+    assert list(records_of(whole)) == [b"one", long + b"end"]
+    assert list(records_of(whole[:-1])) == [b"one"]
+    assert list(records_of(whole + b"\0" * 20)) == [b"one", long + b"end"]
+    assert list(records_of(b"")) == []
 
 
 # comet_ml leaves a socket open.
@@ -374,7 +399,7 @@ def test_comet_has_one_experiment_over_all_jobs_and_what_a_killed_one_lost(
     run.make_report({"loss": 22.0})
     run.make_report({"loss": math.nan})
     run.finish(RunState.FINISHED)
-    first, second = _comet_messages(run)
+    first, second = comet_messages(run.path)
     assert first[0]["offline_id"] == second[0]["offline_id"] == "0123456789abcdef" + "x" * 16
 
     def losses(part: list[dict[str, Any]]) -> list[tuple[int, str]]:
@@ -384,6 +409,19 @@ def test_comet_has_one_experiment_over_all_jobs_and_what_a_killed_one_lost(
     assert losses(first) == [(1, "0.5"), (2, "2.0")]
     assert [step for step, _ in losses(second)] == [3]
     assert [m["value"] for m in second if m.get("key") == "state"] == ["finished"]
+    gc.collect()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_comet_without_tags_says_nothing_of_errors(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("comet_ml")
+    run = Run(tmp_path / "run", CometLoggerCallback())
+    run.begin_attempt(0)
+    run.make_report({"loss": 1.0})
+    run.finish(RunState.FINISHED)
+    assert "COMET ERROR" not in capfd.readouterr().err
     gc.collect()
 
 
