@@ -26,6 +26,7 @@ MODULES = {
     "ray.air.session": "hpctrain.session",
     "ray.cloudpickle": "cloudpickle",
     "ray.data": "hpctrain.data",
+    "ray.data.aggregate": "hpctrain.data.aggregate",
     "ray.data.Preprocessor": "hpctrain.preprocessors.Preprocessor",
     "ray.data.dataset": "hpctrain.data",
     "ray.data.iterator": "hpctrain.data",
@@ -176,6 +177,19 @@ def dotted(node: ast.AST) -> str | None:
         parts.append(node.attr)
         node = node.value
     return ".".join(reversed([*parts, node.id])) if isinstance(node, ast.Name) else None
+
+
+def blocks_of_module(module: str) -> str:
+    """Return the blocks of a module's docstrings, after what it imports of ``typing``.
+
+    doctest gives a docstring the names of its module.
+    """
+    imports = [
+        ast.unparse(node)
+        for node in ast.parse(module).body
+        if isinstance(node, ast.ImportFrom) and node.module == "typing"
+    ]
+    return "\n".join([*imports, blocks_of(module)])
 
 
 def blocks_of(page: str) -> str:

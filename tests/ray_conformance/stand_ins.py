@@ -23,6 +23,8 @@ EDITS = {
     r"s3://anonymous@\w+-example-data/([\w.]+)": r"@FOLDER@/data/\1",
     r"example://(iris\.csv|breast_cancer\.csv)": r"@FOLDER@/data/\1",
     r"/tmp/data\b": "@FOLDER@/data",
+    # Weights that torchvision would download.
+    r"(detection\.\w+)\(pretrained=True\)": r"\1(weights=None, weights_backbone=None)",
     r"/mnt/(cluster|shared)_storage[\w/]*": "@FOLDER@/storage",
     r"https://s3.amazonaws.com/\S+?/([\w.]+\.csv)": r"@FOLDER@/data/\1",
 }
