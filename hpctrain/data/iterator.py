@@ -124,6 +124,14 @@ class DataIterator(ShardTensors):
         """Rows of this rank in a whole epoch, before filters."""
         return sum(map(len, self._part(())))
 
+    def count(self) -> int:
+        """Return the rows of this rank in a whole epoch, after filters.
+
+        Not collective. Where nothing else tells it, makes a pass over the rank's rows, which moves
+        no position.
+        """
+        return self._dataset.count_rows(self._part(()))
+
     def num_batches(self, batch_size: int, *, tail: Tail | None = None) -> int:
         """Return how many batches a whole epoch has, the same on every rank. Not collective."""
         check_batch_size(batch_size)

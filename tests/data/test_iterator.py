@@ -240,3 +240,16 @@ def test_an_old_iterator_does_not_move_the_position_of_a_new_one(shuffle: bool):
     left = [n for batch in second for n in batch["y"]]
     assert left == expected[1][2:]
     assert (part.epoch, part.state_dict()["taken"]) == (2, [])
+
+
+def test_a_part_counts_its_rows_and_keeps_its_place():
+    dataset = rows(10)
+    assert [part.count() for part in parts(dataset, 3)] == [4, 3, 3]
+    filtered = parts(dataset.filter(lambda batch: batch["y"] < 5), 3)
+    batches = iter(filtered[1].iter_batches(batch_size=2))
+    next(batches)
+    state = filtered[1].state_dict()
+    assert [part.count() for part in filtered] == [4, 1, 0]
+    assert filtered[1].state_dict() == state
+    doubled = dataset.map_batches(lambda b: {"y": np.repeat(b["y"], 2)}, keeps_rows=False)
+    assert [part.count() for part in parts(doubled, 3)] == [8, 6, 6]

@@ -118,9 +118,13 @@ class Description:
 
         Not collective.
         """
+        return self.count_rows([range(self.source.num_rows)])
+
+    def count_rows(self, ranges: Sequence[range]) -> int:
+        """Return the number of rows that become of some of the source. Not collective."""
         if all(_surely_keeps_rows(step) for step in self.steps):
-            return self.source.num_rows
-        return sum(num_rows(piece) for piece in self.all_pieces())
+            return sum(map(len, ranges))
+        return sum(map(num_rows, self.assuming_nothing().pieces(ranges)))
 
     def apply(self, batch: Batch) -> Batch:
         """Return what all steps make of rows of the source. Not collective."""
