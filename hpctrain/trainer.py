@@ -288,6 +288,10 @@ class DataParallelTrainer(BaseTrainer):
                 "report(metrics, checkpoint)."
             )
 
+    def get_dataset_config(self) -> DataConfig:
+        """Return which datasets are split over the ranks. Not collective."""
+        return self.dataset_config
+
     def _is_split(self, name: str) -> bool:
         split = self.dataset_config.datasets_to_split
         return not self._assigns_datasets() and (split == "all" or name in split)

@@ -106,6 +106,7 @@ def test_what_is_not_given_is_the_default():
     assert trainer.run_config == RunConfig()
     assert trainer.backend_config == BackendConfig()
     assert trainer.dataset_config == DataConfig()
+    assert trainer.get_dataset_config() is trainer.dataset_config
     assert (trainer.datasets, trainer.metadata, trainer.train_loop_config) == ({}, {}, None)
     assert repr(trainer) == "DataParallelTrainer(num_workers=1)"
 
