@@ -211,7 +211,7 @@ def is_launched_by_hydra() -> bool:
 
 
 def scrub_launcher_variables() -> None:
-    """Delete what told this process that it is a rank, so that its children are not."""
+    """Delete the variables by which this process is a rank, so that its children are not."""
     for name in list(os.environ):
         if name.startswith(_LAUNCHER_PREFIXES) and not name.startswith(_LAUNCHER_KEEP):
             del os.environ[name]

@@ -51,7 +51,7 @@ def flush_output() -> None:
 def drain_output(*, timeout_s: float = 1.0) -> None:
     """Wait until whoever reads the pipes that this process prints into has read them.
 
-    Not collective. Never raises. A launcher that is told to end all ranks at once drops what lies
+    Not collective. Never raises. A launcher that ends all ranks at once drops what lies
     in a pipe still.
     """
     flush_output()

@@ -82,8 +82,8 @@ def refusal(
     argument
         What the reader can say.
     """
-    told = advice(where, foreign, argument=argument)
-    return CheckpointError(f"{where} holds {what}; opening it runs code. {told}")
+    text = advice(where, foreign, argument=argument)
+    return CheckpointError(f"{where} holds {what}; opening it runs code. {text}")
 
 
 def advice(

@@ -92,7 +92,7 @@ class SlurmConfig:
     time: str | int | timedelta | None = None
     """``--time``: Slurm's own forms (``"30"``, ``"2:00:00"``, ``"1-12"``), minutes, a timedelta."""
     stop_notice_s: int | None = None
-    """Seconds before the end of the time limit at which the run is told to save and leave, so that
+    """Seconds before the end of the time limit at which the run is asked to save and leave, so that
     it can go on in another job: ``--signal``. By default 120, or a quarter of `time` if that is
     less. It has to suffice for a step, a checkpoint, and half a minute for Slurm. In a job that you
     wrote yourself it is a quarter of what is left when ``fit()`` is called, if that is less."""
@@ -139,13 +139,13 @@ class SlurmConfig:
             if self.stop_notice_s is not None and self.stop_notice_s >= limit_s:
                 raise ConfigError(
                     f"SlurmConfig(stop_notice_s={self.stop_notice_s}, time={self.time!r}): the run "
-                    f"would be told to stop before it begins. The notice has to be shorter than "
+                    f"would be asked to stop before it begins. The notice has to be shorter than "
                     f"the time limit of {limit_s:g} s."
                 )
 
     @property
     def notice_s(self) -> int:
-        """Seconds before the end of the time limit at which the run is told to leave."""
+        """Seconds before the end of the time limit at which the run is asked to leave."""
         if self.stop_notice_s is not None:
             return self.stop_notice_s
         if self.time is None:

@@ -291,7 +291,7 @@ STOP_AGREEMENT_S = Timeout(
 )
 AGENTS_END_S = Timeout(5.0, "agents_end", "agents to end", "their step is cancelled")
 RANKS_END_S = Timeout(10.0, "ranks_end", "ranks to end after their function returned", "SIGTERM")
-# A rank that computes in C without giving way does not hear that it is to end.
+# A rank that computes in C and holds the GIL does not notice that it is to end.
 RANKS_EXIT_S = Timeout(0.5, "ranks_exit", "ranks that failed to end by themselves", "SIGTERM")
 LAUNCHER_END_S = Timeout(5.0, "launcher_end", "srun or mpiexec to end on SIGTERM", "SIGKILL")
 # An srun that has not ended by then has lost the SIGTERM: its step is ended for it.

@@ -75,7 +75,7 @@ def read_start(path: Path) -> FileStart:
             try:
                 length = header_length(header[:8], name=str(path))
             except CheckpointError:
-                # No safetensors file. Whoever asks for its layout is told so.
+                # No safetensors file: the error follows where its layout is read.
                 length = len(header)
             while len(header) < length and (more := file.read(length - len(header))):
                 header += more

@@ -118,7 +118,7 @@ class Hub:
         if now - self._beat_at > BEAT_INTERVAL_S:
             self._beat_at = now
             self.send_agents("beat")
-        # What a dying rank has said, and its death, are told before what its peers say of it.
+        # What a dying rank has sent, and its death, precede what its peers report of it.
         lost = {frame.header["rank"] for frame in events if frame.op == "lost"}
         return sorted(events, key=lambda frame: frame.header.get("rank") not in lost)
 

@@ -189,7 +189,7 @@ class MemoryWatch:
     def remove(self, key: object) -> dict[str, Any] | None:
         """Stop watching a process that has ended; return what is known of its memory.
 
-        The kills of a group are told once: to the first that ended after them. None if nothing
+        The kills of a group are reported once: to the first that ended after them. None if nothing
         counts them here. Sizes are in bytes, times in seconds.
         """
         watched = self._watched.pop(key, None)
@@ -198,14 +198,14 @@ class MemoryWatch:
         kills = self._new_kills(watched.group)
         if kills is None:
             return None
-        told: dict[str, Any] = {"kills": kills}
+        found: dict[str, Any] = {"kills": kills}
         if watched.limit is not None:
             group, limit = watched.limit
-            told.update(group=group, limit=limit, peak=watched.group.peak(group))
-            told.update(sharing=self._sharing[group])
+            found.update(group=group, limit=limit, peak=watched.group.peak(group))
+            found.update(sharing=self._sharing[group])
         if watched.resident:
-            told.update(resident=watched.resident, age_s=time.monotonic() - watched.seen_at)
-        return told
+            found.update(resident=watched.resident, age_s=time.monotonic() - watched.seen_at)
+        return found
 
     def _new_kills(self, group: MemoryCgroup) -> int | None:
         for directory in group.directories:

@@ -181,7 +181,7 @@ class DataIterator(ShardTensors):
             The same as ``tail="drop"``.
         tail
             What becomes of rows that do not fill a batch on every rank, if not what `Dataset.shard`
-            was told.
+            was given.
         prefetch_batches
             Batches that are read ahead by a thread, at least; 0 reads when a batch is asked for.
 

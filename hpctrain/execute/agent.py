@@ -74,7 +74,7 @@ class Agent:
         self._attempt = attempt
         self._lease_s = lease_s
         self._time = OwnTime(time.monotonic(), longest_gap_s=_BEAT_INTERVAL_S + 0.5)
-        self._heard_at = 0.0
+        self._received_at = 0.0
         self._executor = uplink.getpeername()
         self._was_dismissed = False
         self._uplink = FrameSocket(uplink, seal)
@@ -166,13 +166,13 @@ class Agent:
 
     def _look_at_lease(self) -> None:
         now = self._time.look(time.monotonic())
-        if self._lease_s is None or now - self._heard_at < self._lease_s:
+        if self._lease_s is None or now - self._received_at < self._lease_s:
             return
         from hpctrain.execute.lease import is_reachable
 
         if is_reachable(self._executor):
             # It is busy, or hangs on the filesystem.
-            self._heard_at = now
+            self._received_at = now
         else:
             self._uplink.close()
 
@@ -209,7 +209,7 @@ class Agent:
         self._watch(self._uplink)
 
     def _pass_down(self) -> None:
-        self._heard_at = self._time.now
+        self._received_at = self._time.now
         try:
             received = self._uplink.receive()
         except ProtocolError:

@@ -15,7 +15,7 @@ from hpctrain.execute.ranks import Ranks
 from hpctrain.execute.tracker import AttemptTracker, ReportRound
 
 # After the first sign of a failure others are still listened to, since the rank that is to blame is
-# not always the first that is heard of: until none has failed for so long, but not for ever. Who
+# not always the first that is reported: until none has failed for so long, but not for ever. Who
 # died without a word was not brought down by a complaint that comes later.
 _QUIET_S = 0.15
 _SILENT_QUIET_S = 0.03
@@ -56,8 +56,8 @@ class AttemptExecutor:
         self._spec_digest = spec_digest
         self._rounds: deque[ReportRound] = deque()
         self._failed_at: float | None = None
-        self._heard = 0
-        self._heard_at = 0.0
+        self._num_ended = 0
+        self._ended_at = 0.0
 
     def start_training(self) -> None:
         """Let every rank set the backend up and call the training function."""
@@ -90,7 +90,7 @@ class AttemptExecutor:
             self._rounds.extend(self.tracker.feed(frame))
 
     def is_finished(self) -> bool:
-        """Return whether every rank has returned, or one has failed and the others were heard."""
+        """Return whether all ranks have returned, or one has failed and the others have answered."""
         if self._rounds:
             return False
         if self.tracker.is_done:
@@ -101,11 +101,11 @@ class AttemptExecutor:
                 self._failed_at = time.monotonic()
             return False
         now = time.monotonic()
-        if self._heard != (heard := self.tracker.num_ended):
-            self._heard, self._heard_at = heard, now
+        if self._num_ended != (num_ended := self.tracker.num_ended):
+            self._num_ended, self._ended_at = num_ended, now
         return (
-            heard == len(self.ranks)
-            or now - max(self._failed_at, self._heard_at) > self._quiet_s()
+            num_ended == len(self.ranks)
+            or now - max(self._failed_at, self._ended_at) > self._quiet_s()
             or now - self._failed_at > timeouts.FURTHER_FAILURES_S
         )
 

@@ -67,12 +67,12 @@ class AttemptLoop:
         self._hang: HangWatch | None = None
 
     def run(self) -> None:
-        """Return once all ranks have returned, or some have failed and the others were heard.
+        """Return once all ranks have returned, or some have failed and the others have answered.
 
         Raises
         ------
         RunStoppedError
-            If ranks do not return that were told to.
+            If ranks do not return that were asked to.
         Resize
             If the next attempt is to have more workers.
         WorkerHangError
@@ -116,8 +116,8 @@ class AttemptLoop:
             recorder.call("after_exception", error.worker_failures)
             raise error from error.worker_failures.get(error.rank)
         # Also of a run that is stopped: until another attempt returns, it is the newest there is.
-        recorder.keep_return_value(value, told=tracker.was_told)
-        recorder.raise_if_unfinished(tracker.reports, told=tracker.was_told)
+        recorder.keep_return_value(value, notified=tracker.was_notified)
+        recorder.raise_if_unfinished(tracker.reports, notified=tracker.was_notified)
         recorder.journal.change(phase="done", reports=tracker.reports)
 
     def _explain(self) -> WorkerError:

@@ -161,16 +161,16 @@ class Executor:
         return self.recorder.stop is None
 
     def _blame_nodes(self, lost: Mapping[str, str], error: WorkerError) -> NodeLostError:
-        told = "; ".join(f"node {node} is lost: {reason}" for node, reason in lost.items())
+        losses = "; ".join(f"node {node} is lost: {reason}" for node, reason in lost.items())
         if not self._plan.job_nodes.survives_loss:
-            self._preemption.give_job_up(told)
+            self._preemption.give_job_up(losses)
         lost_node = NodeLostError(
-            f"{told}. {error}",
+            f"{losses}. {error}",
             rank=error.rank,
             hostname=error.hostname,
             worker_failures=error.worker_failures,
         )
-        lost_node.brief = told
+        lost_node.brief = losses
         return lost_node
 
     def _go_on_after_the_last_executor(self) -> None:

@@ -49,7 +49,7 @@ def first_failure(
     """Return the rank to blame, and what it said if it said anything.
 
     Not collective. A rank that died without a word comes before ranks that complain about a peer;
-    otherwise the first that was heard of. Of several silent ones the launcher may have said which
+    otherwise the first that was reported. Of several silent ones the launcher may have said which
     it did not end itself. What the kernel killed for want of memory is the cause of all the rest.
     """
     causes = [

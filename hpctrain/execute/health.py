@@ -17,7 +17,7 @@ LEAST_FREE_BYTES = 16 * 2**20
 """A node with less room than this is bad: in ``/tmp`` or ``/dev/shm``, where MPI and data loaders
 keep what ranks share, or in the run directory."""
 DOUBTFUL_SKEW_S = 5.0
-"""A clock that is off by more is told: times in logs and of files cannot be compared."""
+"""A clock that is off by more is reported: times in logs and of files cannot be compared."""
 BAD_SKEW_S = 300.0
 """A clock that is off by more makes a node bad: munge lets nobody in there, nor does Kerberos."""
 
@@ -107,11 +107,11 @@ def explain_bad_nodes(verdict: Verdict, *, in_allocation: bool) -> str:
     bad = verdict.bad
     if verdict.unseen:
         return explain_invisible("no node of this job sees", verdict.unseen)
-    told = "; ".join(f"{node} cannot be used: {reason}" for node, reason in bad.items())
+    text = "; ".join(f"{node} cannot be used: {reason}" for node, reason in bad.items())
     if not in_allocation:
-        return f"{told}. Make it usable, then run the same script again."
+        return f"{text}. Make it usable, then run the same script again."
     return (
-        f"{told}. Tell the site; until it is repaired, leave it out with "
+        f"{text}. Tell the site; until it is repaired, leave it out with "
         f"SlurmConfig(sbatch_args=['--exclude={','.join(bad)}'])."
     )
 

@@ -274,7 +274,7 @@ class Recorder:
         """
         if tracker.slots:
             for rank, number, wanted in tracker.slots:
-                self._slots.hear(rank, number, wanted=wanted)
+                self._slots.receive(rank, number, wanted=wanted)
             tracker.slots.clear()
             for rank, number in self._slots.grant().items():
                 broadcast("slot", ranks=[rank], number=number)
@@ -312,7 +312,7 @@ class Recorder:
         """Return rank 0's last metrics."""
         return dict(json.loads(self._last_line)["metrics"]) if self._last_line else {}
 
-    def keep_return_value(self, content: bytes, *, told: bool) -> None:
+    def keep_return_value(self, content: bytes, *, notified: bool) -> None:
         """Store what rank 0's training function returned.
 
         Of a run that is to stop it is tried once: to leave the job in time matters more.
@@ -321,7 +321,7 @@ class Recorder:
         ----------
         content
             Pickled.
-        told
+        notified
             As of `raise_if_unfinished`.
 
         Raises
@@ -333,7 +333,7 @@ class Recorder:
         if not content:
             return
         path = self.journal.directory.paths.return_value
-        is_to_stop = self._is_unfinished(told) and self.stop is not None
+        is_to_stop = self._is_unfinished(notified) and self.stop is not None
         patience_s = 0.0 if is_to_stop else timeouts.LAST_WRITE_S
         try:
             insist(lambda: write_atomic(path, content, mode=0o600), patience_s=patience_s)
@@ -355,12 +355,12 @@ class Recorder:
             except OSError as error:
                 self.journal.complain(path.name, error)
 
-    def raise_if_unfinished(self, reports: int, *, told: bool) -> None:
-        """Raise if ranks have returned because they were told to, and the goal is not reached.
+    def raise_if_unfinished(self, reports: int, *, notified: bool) -> None:
+        """Raise if ranks have returned because they were asked to, and the goal is not reached.
 
         Parameters
         ----------
-        told
+        notified
             Whether a rank knew that it should stop. One that did not has come to its own end.
 
         Raises
@@ -368,11 +368,11 @@ class Recorder:
         RunStoppedError
             With what the run resumes from.
         """
-        if self._is_unfinished(told):
+        if self._is_unfinished(notified):
             self.raise_if_stopped(reports)
 
-    def _is_unfinished(self, told: bool) -> bool:
-        return told and self._goal is None
+    def _is_unfinished(self, notified: bool) -> bool:
+        return notified and self._goal is None
 
     def raise_if_stopped(self, reports: int) -> None:
         """Raise if the run is to stop, with what it resumes from.

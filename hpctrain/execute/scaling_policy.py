@@ -87,7 +87,7 @@ class ScalingPolicy:
             self._recorder.stop = None
 
     def conclude(self) -> None:
-        """Raise if all ranks have returned where they were told to.
+        """Raise if all ranks have returned where they were asked to.
 
         Raises
         ------
@@ -98,7 +98,7 @@ class ScalingPolicy:
             # No rank has died, so nothing but the end of the job can be behind a signal.
             self._stop.heed_signals()
         # Ranks that did not know that they should leave have come to their own end.
-        is_room_made = self._recorder.stop is _WISH and self._tracker.was_told
+        is_room_made = self._recorder.stop is _WISH and self._tracker.was_notified
         self.withdraw()
         if is_room_made and self._tracker.is_done:
             raise Resize(_WISH.why)

@@ -71,7 +71,7 @@ class StopAgreement:
         Raises
         ------
         RunStoppedError
-            If the ranks do not return although they were told to stop.
+            If the ranks do not return although they were asked to stop.
         """
         recorder = self._recorder
         if recorder.would_heed(StopKind.PREEMPTION):
@@ -101,7 +101,7 @@ class StopAgreement:
                 return
             self._asked, self._agreed_on = False, None
             self._tracker.forget_answers()
-        # Ranks that have no session yet would not hear it.
+        # Ranks that have no session yet would not receive it.
         if not self._asked and self._tracker.phase != "mpi":
             self._asked = True
             self._broadcast("freeze")
@@ -130,7 +130,7 @@ class StopAgreement:
             self._recorder.ask_to_stop(self._interpret(self._tracker.signals[0]))
 
     def _describe(self, notice: StopNotice) -> dict[str, Any]:
-        """Return what ranks are told of a job that ends."""
+        """Return what is sent to ranks of a job that ends."""
         if notice.kind.failure is None:
             return {}
         return {"leave": {"deadline": notice.deadline, "nodes": self._nodes}}

@@ -102,7 +102,7 @@ class AttemptTracker:
         self.slots: list[tuple[int, int, bool]] = []
         """Ranks, the numbers of their write slots, and whether these are wanted, or over;
         whoever answers removes them."""
-        self.was_told = False
+        self.was_notified = False
         """Whether a rank that returned knew that it should."""
 
     @property
@@ -166,7 +166,7 @@ class AttemptTracker:
         elif frame.op == "done":
             self._phases[rank] = "done"
             self._done.add(rank)
-            self.was_told |= bool(frame.header.get("told"))
+            self.was_notified |= bool(frame.header.get("notified"))
             if rank == 0:
                 self._return_value = frame.body
         elif frame.op == "failed":

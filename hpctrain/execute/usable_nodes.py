@@ -28,7 +28,7 @@ class UsableNodes:
     """The nodes of the allocation of this process. Used from one thread, but for `look_again`.
 
     Slurm believes in a dead node for as long as SlurmdTimeout says, five minutes as a rule; the
-    silence of its agent says it earlier. So both are heard, and a node is lost if either says so.
+    silence of its agent shows it earlier. So a node is lost if either says so.
 
     Parameters
     ----------

@@ -262,10 +262,10 @@ class Validations:
             log(f"the validation of checkpoint {manifest.name} is left out: {error}")
         self._ended = None
         if ended.error is not None:
-            told = "" if ended.log is None else f" Its log: {ended.log}"
+            where = "" if ended.log is None else f" Its log: {ended.log}"
             log(
                 f"warning: the validation of checkpoint {manifest.name} failed: {ended.error}. The "
-                f"checkpoint keeps the metrics that it was reported with.{told}"
+                f"checkpoint keeps the metrics that it was reported with.{where}"
                 + (f"\n{ended.traceback.rstrip()}" if ended.traceback else "")
             )
         journal.note(

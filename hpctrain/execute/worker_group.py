@@ -1,4 +1,4 @@
-"""`WorkerGroup`: a set of MPI ranks that do what they are told."""
+"""`WorkerGroup`: a set of MPI ranks that run functions."""
 
 from __future__ import annotations
 

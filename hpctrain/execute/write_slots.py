@@ -17,7 +17,7 @@ class WriteSlots:
         self._waiting: dict[int, int] = {}
         self._writing: dict[int, int] = {}
 
-    def hear(self, rank: int, number: int, *, wanted: bool) -> None:
+    def receive(self, rank: int, number: int, *, wanted: bool) -> None:
         """Take in that a rank wants its slot, or that it is over, or wanted no more.
 
         Parameters

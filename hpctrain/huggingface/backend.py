@@ -1,4 +1,4 @@
-"""The backend: torch's process group, and Accelerate told to use it."""
+"""The backend: torch's process group, and Accelerate that uses it."""
 
 from __future__ import annotations
 

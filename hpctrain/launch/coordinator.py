@@ -69,7 +69,7 @@ class Coordinator(threading.Thread):
         self.ranks.dismiss(op, body, patience_s=timeouts.SPMD_END_S)
 
     def _outcome(self) -> tuple[str, bytes]:
-        """Return what the ranks are told once the run has ended: which word, and its content."""
+        """Return what is sent to the ranks once the run has ended: the operation, and its body."""
         error: BaseException | None = None
         tracker = self._attempt.tracker
         try:

@@ -76,7 +76,7 @@ class Follower:
         self._logs: dict[int, Tail] = {}
         self._ended: set[int] = set()
         self._attempt = 0
-        self._told = ""
+        self._shown = ""
         self._waits = ""
         self._stalled = ""
         self._report: dict[str, Any] | None = None
@@ -211,15 +211,15 @@ class Follower:
                 self._logs[rank] = Tail(path, last_bytes=self._last_bytes)
 
     def _show_status(self, status: RunStatus) -> None:
-        told = status.state.value
-        if told == "running":
+        shown = status.state.value
+        if shown == "running":
             nodes = compress_hosts(status.nodes)
-            told += f" attempt {status.attempt}: {status.world_size} ranks on {nodes}"
+            shown += f" attempt {status.attempt}: {status.world_size} ranks on {nodes}"
         elif status.job_id and not status.state.is_final:
-            told += f" as job {status.job_id}"
-        if told != self._told:
-            self._say(f"hpctrain: {status.name} {told}")
-        self._told = told
+            shown += f" as job {status.job_id}"
+        if shown != self._shown:
+            self._say(f"hpctrain: {status.name} {shown}")
+        self._shown = shown
 
     def _show_logs(self, *, final: bool) -> None:
         for rank, tail in self._logs.items():

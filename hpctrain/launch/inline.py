@@ -80,7 +80,7 @@ def _run_attempt(
             comm=SerialComm(),
             on_phase=channel.enter,
         )
-        channel.done(pack_return_value(world, value), told=session.was_told)
+        channel.done(pack_return_value(world, value), notified=session.was_notified)
         loop.conclude()
         recorder.finish_validations(preemption.step)
     except BaseException as raised:

@@ -91,9 +91,9 @@ class InlineChannel:
         """Take note of how far the rank is."""
         self._attempt.take([Frame({"op": "phase", "rank": 0, "phase": phase}, b"", b"")])
 
-    def done(self, value: bytes, *, told: bool) -> None:
+    def done(self, value: bytes, *, notified: bool) -> None:
         """Take note that the training function has returned."""
-        self._attempt.take([Frame({"op": "done", "rank": 0, "told": told}, value, b"")])
+        self._attempt.take([Frame({"op": "done", "rank": 0, "notified": notified}, value, b"")])
 
     def _send(self, op: str, body: bytes = b"", **details: Any) -> None:
         self._attempt.take([Frame({"op": op, "rank": 0, **details}, body, b"")])

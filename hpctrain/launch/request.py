@@ -166,7 +166,7 @@ def make_plan(request: Request, launcher: str) -> tuple[LaunchPlan, Site]:
         _refuse_patterns(request.paths)
         site = _with_sbatch_variables(site)
         if scaling.slurm.time is None and site.directives.get("time", "")[:1].isdigit():
-            # How long before the end the run is told to leave depends on it, if it is an end.
+            # How long before the end the run is asked to leave depends on it, if it is an end.
             timed = replace(scaling.slurm, time=site.directives["time"])
             scaling = replace(scaling, slurm=timed)
         needs_answer = not environ.dry_run_requested()
@@ -345,7 +345,7 @@ def _place_in_allocation(scaling: ScalingConfig, site: Site) -> tuple[Placement,
 
 
 def _gpu_srun_args(placement: Placement) -> tuple[str, ...]:
-    """Return what srun must be told of GPUs in an allocation with a total number of them."""
+    """Return the options of srun for GPUs in an allocation with a total number of them."""
     others = ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK")
     if environ.variable("SLURM_GPUS") is None or any(map(environ.variable, others)):
         return ()

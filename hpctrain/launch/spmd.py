@@ -199,29 +199,29 @@ def _open(request: Request, world: World) -> tuple[_Opening, Coordinator | None]
 
 
 class _Verdict:
-    """What rank 0 says of a run that has failed, and the end of ranks that do not hear it."""
+    """What rank 0 says of a run that has failed, and the end of ranks that do not receive it."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._body = b""
-        self._heard = threading.Event()
+        self._received = threading.Event()
         self._noticed = threading.Event()
 
-    def hear(self, frame: Frame) -> None:
+    def receive(self, frame: Frame) -> None:
         """Take rank 0's word in; called from the thread of the link."""
         self._body = frame.body
-        self._heard.set()
+        self._received.set()
         # The training function may hang in a collective that a failed peer will not join.
         threading.Thread(target=self._end_unless_noticed, daemon=True).start()
 
-    def hear_nothing_more(self) -> None:
+    def lose_rank_0(self) -> None:
         """Note that rank 0 is gone; called from the thread of the link."""
-        self._heard.set()
+        self._received.set()
         self._end_unless_noticed()
 
     def error(self, otherwise: str) -> Exception:
         """Return the error to raise here, after a moment in which rank 0 can say what it is."""
-        self._heard.wait(timeouts.SPMD_END_S)
+        self._received.wait(timeouts.SPMD_END_S)
         self._noticed.set()
         if not self._body:
             return TrainingFailedError(otherwise)
@@ -255,8 +255,8 @@ def _run_rank(opening: _Opening, world: World, comm: Comm) -> Result:
     sock, seal = connect_tcp(
         opening.addresses, credentials, timeout_s=timeouts.EXECUTOR_CONNECTION_S
     )
-    link = Link(sock, attempt=start.attempt, on_lost=verdict.hear_nothing_more, seal=seal)
-    link.handle("run-failed", verdict.hear)
+    link = Link(sock, attempt=start.attempt, on_lost=verdict.lose_rank_0, seal=seal)
+    link.handle("run-failed", verdict.receive)
     training = LinkedTraining(
         link,
         world=world,

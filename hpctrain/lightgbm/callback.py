@@ -141,7 +141,7 @@ def saves(features: Features | None, *, filename: str | None = None) -> Callable
     """Return what writes a booster, cut to its best rounds or whole."""
 
     def save(model: Booster, directory: str, *, num_rounds: int | None) -> None:
-        # What save_model() takes for all of it, unless it is told how many.
+        # The default of save_model(): all iterations.
         model.best_iteration = num_rounds or -1
         LightGBMCheckpoint.save(model, directory, features=features, filename=filename)
         model.best_iteration = 0

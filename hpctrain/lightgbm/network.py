@@ -207,7 +207,7 @@ def _view(address: int, size: int) -> Any:
 
 
 def _ending_all(function: Callable[..., None]) -> Callable[..., None]:
-    """Return a function that ends all ranks where it fails: C++ has no way to be told."""
+    """Return a function that ends all ranks where it fails: C++ cannot be notified."""
 
     def call(*arguments: Any) -> None:
         try:

@@ -52,7 +52,7 @@ class LaunchPlan:
     environment: Mapping[str, str]
     """Variables that ranks get on top of the executor's own."""
     stop_notice_s: int = 120
-    """Seconds before the end of the time limit at which ranks are told to leave."""
+    """Seconds before the end of the time limit at which ranks are asked to leave."""
     requeue: bool = True
     """Whether the site lets jobs be requeued."""
 

@@ -135,7 +135,7 @@ class Writer(_Thread):
     mark_empty
         Writes down that a part has no rows.
     on_written
-        Is told of a part once it is on disk.
+        Called with a part once it is on disk.
     """
 
     def __init__(

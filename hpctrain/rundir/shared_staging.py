@@ -53,7 +53,7 @@ class SharedStaging:
         path
             Relative to the checkpoint.
         make
-            Makes it where it is told to, and raises FileExistsError if there is one.
+            Makes the file at the given path, and raises FileExistsError if there is one.
         """
         try:
             return self._add(self._shared, path, make)

@@ -335,10 +335,10 @@ class CheckpointStore:
         except UnreadableError as error:
             raise UnreadableError(f"checkpoint {manifest.name}: {error} {_AGAIN}") from error
         except OSError as error:
-            told = f"checkpoint {manifest.name}: {path} cannot be read: {error.strerror}."
+            message = f"checkpoint {manifest.name}: {path} cannot be read: {error.strerror}."
             if is_passing(error):
-                raise UnreadableError(f"{told} {_AGAIN}") from error
-            raise CheckpointError(told) from error
+                raise UnreadableError(f"{message} {_AGAIN}") from error
+            raise CheckpointError(message) from error
         if complaint is not None:
             raise CheckpointError(f"checkpoint {manifest.name}: {complaint}")
 

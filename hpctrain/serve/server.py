@@ -89,7 +89,7 @@ def serve(service: Service, *, on_url: Callable[[str], None]) -> None:
     service
         What, and to whom.
     on_url
-        Is told the address once the port is there.
+        Called with the address once the port is open.
 
     Raises
     ------
@@ -134,7 +134,7 @@ def serve_in_run(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Serving(DataParallelTrainer):
-    """The run of a server: one rank, which serves until it is told to stop.
+    """The run of a server: one rank, which serves until it is stopped.
 
     Parameters
     ----------

@@ -97,9 +97,9 @@ def explain_wait(job: Job, *, run: str) -> str:
     meaning, step = _look_up(job.reason)
     if step.startswith("and "):
         step = f"cancel it (hpctrain cancel {run}) {step}"
-    told = f"waits ({job.reason}): {meaning}." if meaning else f"waits ({job.reason})."
+    text = f"waits ({job.reason}): {meaning}." if meaning else f"waits ({job.reason})."
     step = step.format(job_id=job.job_id) if "{job_id}" in step else step
-    return f"{told} {step[0].upper()}{step[1:]}." if step else told
+    return f"{text} {step[0].upper()}{step[1:]}." if step else text
 
 
 def _look_up(reason: str) -> tuple[str, str]:

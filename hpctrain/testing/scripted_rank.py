@@ -78,11 +78,11 @@ class ScriptedRank:
             next(self._training)
         except StopIteration:
             self._say("returned", reports=self._count.begun, collectives=0)
-            self._say("done", told=self._count.was_told)
+            self._say("done", notified=self._count.was_notified)
             return True
         return False
 
-    def hear(self) -> None:
+    def receive(self) -> None:
         """Take in the next command."""
         if not self._commands:
             return

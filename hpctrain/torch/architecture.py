@@ -111,8 +111,8 @@ def read_architecture(
     try:
         model = spec.unpack(content, referred=_Weights(weights))
     except Exception as error:  # whatever its code does
-        told = f"{_kind(error)}: {error}".rstrip(".")
-        raise NoArchitectureError(f"its {path.name} cannot be opened here ({told})") from error
+        text = f"{_kind(error)}: {error}".rstrip(".")
+        raise NoArchitectureError(f"its {path.name} cannot be opened here ({text})") from error
     if not isinstance(model, torch.nn.Module):
         raise NoArchitectureError(f"its {path.name} holds a {_kind(model)}, and no module")
     return model

@@ -286,13 +286,13 @@ def _open_dict(path: Path, *, trusted: bool) -> tuple[Any, str]:
     except OSError as error:
         return None, f"its {path.name} cannot be read ({error.strerror})"
     if not (trusted or foreign is None or pickle_trust.is_made_here(content)):
-        told = pickle_trust.advice(path.parent, foreign).rstrip(".")
-        return None, f"its {path.name} holds a pickle; opening it runs code. {told}"
+        text = pickle_trust.advice(path.parent, foreign).rstrip(".")
+        return None, f"its {path.name} holds a pickle; opening it runs code. {text}"
     try:
         data = spec.unpack(content)
     except Exception as error:  # whatever its code does
-        told = f"{type(error).__name__}: {error}".rstrip(".")
-        return None, f"its {path.name} cannot be opened here ({told})"
+        text = f"{type(error).__name__}: {error}".rstrip(".")
+        return None, f"its {path.name} cannot be opened here ({text})"
     return (data.get(MODEL_KEY), "") if isinstance(data, Mapping) else (None, "")
 
 

@@ -69,10 +69,10 @@ class SeparateModelsWatch:
             return
         self.close()
         form, values = self._own[:16], self._own[16:]
-        told = self._store.multi_get(names)
-        if any(other[:16] != form for other in told):
+        sent = self._store.multi_get(names)
+        if any(other[:16] != form for other in sent):
             return
-        differing = [r for r, other in zip(self._others, told, strict=True) if other[16:] != values]
+        differing = [r for r, other in zip(self._others, sent, strict=True) if other[16:] != values]
         if differing:
             warnings.warn(_WARNING.format(rank=differing[0]), UserWarning, stacklevel=2)
 

@@ -153,7 +153,7 @@ class Commits:
         waited_s = time.monotonic() - flight.since
         if not finished and waited_s > self._timeout_s:
             # All of that time the whole job may have stood still: one more moment, in which the
-            # thread of the link is heard.
+            # thread of the link is received.
             moment_s = min(_LAST_MOMENT_S, self._timeout_s)
             with self._change:
                 if wait_for(self._change, lambda: report not in self._flights, moment_s):

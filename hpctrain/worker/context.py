@@ -310,7 +310,7 @@ def get_context() -> TrainContext:
 def get_checkpoint() -> Checkpoint | None:
     """Return the newest complete checkpoint, or None at a fresh start. Not collective.
 
-    After a restart it is what the run resumes from; later the last one that this rank has heard to
+    After a restart it is what the run resumes from; later the last one that this rank knows to
     be committed.
     """
     return active_worker("get_checkpoint()").session.checkpoint
@@ -346,7 +346,7 @@ def should_stop() -> bool:
     preempted; after the last two the run goes on in another job. An elastic run that can have more
     workers stops too, and goes on with them.
 
-    Whoever has been told may make one more report, with a last checkpoint. A function that does
+    A function that was notified may make one more report, with a last checkpoint. One that does
     not ask, or goes on, is unwound by its next ``report()``, which raises a `BaseException`:
     ``finally`` blocks run, and work since the newest checkpoint is done again. For more
     workers alone, a function that does not ask is not unwound.
@@ -363,7 +363,7 @@ def get_preemption_info() -> PreemptionInfo | None:
     that is wanted of it.
     """
     session = active_worker("get_preemption_info()").session
-    # In this order: whoever asks should_stop() has been told, of whatever reason there is.
+    # In this order: should_stop() notifies the function, whatever the reason is.
     leave = session.leave
     if leave is None or not session.should_stop():
         return None

@@ -70,7 +70,7 @@ class LinkedTraining:
             self._spec, paths=self._paths, session=self._session, comm=comm, on_phase=self._enter
         )
         body = pack_return_value(self._world, value)
-        self._link.post("done", body, told=self._session.was_told)
+        self._link.post("done", body, notified=self._session.was_notified)
 
     def post_failure(self, error: BaseException) -> str:
         """Send why this rank fails; return it in one line. Not collective."""

@@ -76,7 +76,7 @@ class Rank:
         for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
             signal.signal(number, lambda n, _: self._link.post_signal(signal.Signals(n).name))
         if by_hydra:
-            # hydra says by it that another rank has died, of which the executor hears anyway.
+            # hydra says by it that another rank has died, which the executor learns anyway.
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         self._link.handle("end", lambda _: _exit(0))
         answer_with_stacks(self._link, self._paths, world)

@@ -116,9 +116,9 @@ class Session:
         return self._count.begun
 
     @property
-    def was_told(self) -> bool:
+    def was_notified(self) -> bool:
         """Whether the training function knows that it should return."""
-        return self._count.was_told
+        return self._count.was_notified
 
     @property
     def leave(self) -> Mapping[str, Any] | None:
@@ -218,7 +218,8 @@ class Session:
     def collective(self, stage: str) -> Iterator[Callable[[], None]]:
         """Count a call that needs all ranks; give what is to be called while this one waits there.
 
-        The executor is told of a long wait, and ends it if a rank has returned without that call.
+        A long wait is reported to the executor, which ends it if a rank has returned without that
+        call.
         """
         self._collectives += 1
         begun_at, is_told = time.monotonic(), False

@@ -31,17 +31,17 @@ class ReportCount:
         self._turn = threading.Condition()
         self._frozen = False
         # After which report should_stop() is true; after which those are unwound who never ask; and
-        # after which the training function was told.
+        # after which the training function was notified.
         self._stop_at: int | None = None
         self._end_at: int | None = None
-        self._told_at: int | None = None
+        self._notified_at: int | None = None
         self.begun = first
         """Number of the last report begun, counted over all attempts."""
 
     @property
-    def was_told(self) -> bool:
+    def was_notified(self) -> bool:
         """Whether the training function knows that it should return."""
-        return self._told_at is not None
+        return self._notified_at is not None
 
     def ends_after(self, report: int) -> bool:
         """Return whether one who does not ask can make no report after `report`."""
@@ -67,20 +67,20 @@ class ReportCount:
                     f"at which report to stop. SyncConfig(sync_timeout=...) sets how long to wait."
                 )
             # Whoever has asked should_stop() may save in one more report.
-            last = self._end_at if self._told_at is None else self._told_at + 1
+            last = self._end_at if self._notified_at is None else self._notified_at + 1
             if last is not None and self.begun >= last:
-                if self._told_at is None:
-                    self._told_at = self.begun
+                if self._notified_at is None:
+                    self._notified_at = self.begun
                 raise LeaveTraining
             self.begun += 1
             return self.begun
 
     def should_stop_after(self, report: int) -> bool:
-        """Return whether this rank stops after `report`, as the training function is now told."""
-        first = self._stop_at if self._told_at is None else self._told_at
+        """Return whether this rank stops after `report`, and notify the training function of it."""
+        first = self._stop_at if self._notified_at is None else self._notified_at
         stop = first is not None and report >= first
-        if stop and self._told_at is None:
-            self._told_at = report
+        if stop and self._notified_at is None:
+            self._notified_at = report
         return stop
 
     # Called from the thread of the link.

@@ -30,7 +30,7 @@ def answer_with_stacks(link: Link, paths: RunPaths, world: World) -> None:
             f"rank {world.world_rank}, process {os.getpid()} on {world.hostname}, "
             f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n\n"
         )
-        # A full disk must not end the thread that the rank hears its executor with.
+        # A full disk must not end the thread that receives from the executor.
         with contextlib.suppress(OSError):
             path.write_text(title + stacks)
 

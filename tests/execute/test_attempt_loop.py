@@ -66,10 +66,10 @@ class Attempt:
             in_each_turn=lambda: self.does(),
         )
 
-    def end(self, *, value: bytes = b"", told: bool = False) -> None:
+    def end(self, *, value: bytes = b"", notified: bool = False) -> None:
         """Let the training function return on both ranks."""
         for rank in (0, 1):
-            self.ranks.send("done", rank, value, told=told)
+            self.ranks.send("done", rank, value, notified=notified)
 
     def run(self) -> None:
         self.loop.run()
@@ -95,7 +95,7 @@ def test_reports_are_recorded_and_the_value_is_stored_once_all_have_returned(att
 
 def test_the_value_of_a_run_that_was_stopped_is_stored_too(attempt: Attempt):
     attempt.recorder.ask_to_stop(StopNotice(kind=StopKind.REQUEST, why="it was asked to"))
-    attempt.end(value=b"value", told=True)
+    attempt.end(value=b"value", notified=True)
     with pytest.raises(RunStoppedError, match="it was asked to"):
         attempt.run()
     assert attempt.paths.return_value.read_bytes() == b"value"
@@ -115,7 +115,7 @@ def test_a_full_disk_does_not_keep_a_run_that_is_to_stop(
     # Which would wait for minutes.
     monkeypatch.setattr(recorder, "insist", lambda call, *, patience_s: patience_s == 0 and call())
     attempt.recorder.ask_to_stop(StopNotice(kind=StopKind.PREEMPTION, why="it is preempted"))
-    attempt.end(value=b"value", told=True)
+    attempt.end(value=b"value", notified=True)
     with pytest.raises(RunStoppedError, match="it is preempted"):
         attempt.run()
 
@@ -227,7 +227,7 @@ def test_ranks_that_are_told_to_stop_leave_in_the_middle(attempt: Attempt):
     def answer() -> None:
         words = [op for op, _ in attempt.ranks.sent]
         if "stop" in words:
-            attempt.end(told=True)
+            attempt.end(notified=True)
         elif "freeze" in words:
             for rank in (0, 1):
                 attempt.ranks.send("frozen", rank, report=1)

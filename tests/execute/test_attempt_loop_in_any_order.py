@@ -98,7 +98,7 @@ class RanksInSomeOrder(FakeRanks):
                 if number not in self.over and rank.train():
                     self.over.add(number)
             elif what < 0.75:
-                rank.hear()
+                rank.receive()
             else:
                 frames += self._received(rank, to_the_end=False)
         for number in sorted(self.dies_at.keys() - self.dead - self.over):
@@ -144,7 +144,7 @@ def run_in_some_order(seed: int, root: Path, monkeypatch: pytest.MonkeyPatch) ->
     config = RunConfig(name="run", callbacks=[seen])
     recorder = Recorder(paths=RunPaths(root), run_config=config, status=status)
     kept: list[bytes] = []
-    monkeypatch.setattr(recorder, "keep_return_value", lambda value, told: kept.append(value))
+    monkeypatch.setattr(recorder, "keep_return_value", lambda value, notified: kept.append(value))
     ranks = RanksInSomeOrder(draw, clock)
     attempt = AttemptExecutor(ranks)
     loop = AttemptLoop(

@@ -399,7 +399,7 @@ def test_a_goal_of_the_stop_mapping_is_reached_or_passed(paths: RunPaths, broadc
         assert recorder.wants_stop is None
     recorder.record(make_round(2, {"accuracy": 0.9}), broadcasts)
     assert recorder.wants_stop == "accuracy=0.9 reached 0.9"
-    recorder.raise_if_unfinished(2, told=True)
+    recorder.raise_if_unfinished(2, notified=True)
 
 
 def test_a_stop_function_sees_the_number_of_the_report_and_rank_0s_metrics(
@@ -418,7 +418,7 @@ def test_a_stop_function_sees_the_number_of_the_report_and_rank_0s_metrics(
     assert recorder.wants_stop == "the stop function said so"
     recorder.record(make_round(3), broadcasts)
     assert seen == [(1, {"rank": 0}), (2, {"rank": 0})]
-    recorder.raise_if_unfinished(3, told=True)
+    recorder.raise_if_unfinished(3, notified=True)
 
 
 def test_whatever_else_ends_a_run_that_has_reached_its_goal_it_is_finished(
@@ -428,7 +428,7 @@ def test_whatever_else_ends_a_run_that_has_reached_its_goal_it_is_finished(
     recorder.ask_to_stop(StopNotice(kind=StopKind.TIME_LIMIT, why="its time ends"))
     recorder.record(make_round(1, {"accuracy": 0.95}), broadcasts)
     assert recorder.wants_stop == "its time ends"
-    recorder.raise_if_unfinished(1, told=True)
+    recorder.raise_if_unfinished(1, notified=True)
     # Unless its ranks have failed.
     recorder.withdraw_goal()
     with pytest.raises(RunStoppedError, match="because its time ends"):
@@ -463,7 +463,7 @@ def test_a_goal_whose_report_is_saved_stays_met_as_nobody_will_make_it_again(
         (recorder.checkpoints.latest.path / "model.bin").unlink()
     recorder.begin_attempt(None)
     assert recorder.wants_stop == (None if damaged else "accuracy=0.95 reached 0.9")
-    recorder.raise_if_unfinished(1, told=True)
+    recorder.raise_if_unfinished(1, notified=True)
 
 
 def test_a_request_does_not_put_off_the_end_of_the_job(paths: RunPaths):
@@ -676,7 +676,7 @@ def test_the_end_is_written_down_and_told_to_callbacks(
 
 def test_the_return_value_is_readable_by_its_user_only(paths: RunPaths):
     recorder = make_recorder(paths)
-    recorder.keep_return_value(b"", told=False)
+    recorder.keep_return_value(b"", notified=False)
     assert not paths.return_value.exists()
-    recorder.keep_return_value(b"pickle", told=False)
+    recorder.keep_return_value(b"pickle", notified=False)
     assert paths.return_value.stat().st_mode & 0o777 == 0o600

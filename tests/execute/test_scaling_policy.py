@@ -61,7 +61,7 @@ def attempt(tmp_path: Path) -> Attempt:
 def test_ranks_that_return_where_they_were_told_make_room(attempt: Attempt):
     attempt.agree_on(1)
     attempt.say("report")
-    attempt.say("done", reports=1, told=True)
+    attempt.say("done", reports=1, notified=True)
     with pytest.raises(Resize):
         attempt.scaling_policy.conclude()
     assert attempt.recorder.stop is None
@@ -97,10 +97,10 @@ def test_ranks_that_get_a_signal_while_they_make_room_have_not_finished(attempt:
     attempt.tracker.feed(Frame({"op": "signal", "rank": 0, "name": "SIGTERM"}, b"", b""))
     # Before it is sure that the signal is not srun's, which one whose rank has died sends.
     attempt.scaling_policy.step()
-    attempt.say("done", reports=1, told=True)
+    attempt.say("done", reports=1, notified=True)
     attempt.scaling_policy.conclude()
     with pytest.raises(RunStoppedError, match="its ranks got SIGTERM"):
-        attempt.recorder.raise_if_unfinished(1, told=attempt.tracker.was_told)
+        attempt.recorder.raise_if_unfinished(1, notified=attempt.tracker.was_notified)
 
 
 def test_ranks_that_never_ask_are_ended_after_a_checkpoint_of_their_own(

@@ -69,7 +69,7 @@ def run_in_some_order(seed: int, recorder: Recorder) -> None:
             if number in trains and draw.random() < speeds[number] and ranks[number].train():
                 trains.discard(number)
         elif what < 0.8:
-            ranks[number].hear()
+            ranks[number].receive()
         elif what < 0.9:
             while draw.random() < 0.8 and (frame := ranks[number].take_frame()) is not None:
                 tracker.feed(frame)

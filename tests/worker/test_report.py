@@ -598,7 +598,7 @@ def test_a_rank_that_was_let_go_on_ends_where_a_second_word_says(start: Start):
     assert session.leave == leave
     with pytest.raises(LeaveTraining):
         session.report({})
-    assert session.was_told
+    assert session.was_notified
 
 
 def test_whoever_goes_back_stops_after_the_same_report_as_those_who_had_not_made_it(start: Start):

@@ -60,13 +60,13 @@ class Injector:
         self._trial = trial
         self.storage = os.path.join(trial, "storage")
         with open(os.path.join(trial, "faults.json"), encoding="utf-8") as file:
-            told = json.load(file)
-        self._is_local = told["local"]
+            settings = json.load(file)
+        self._is_local = settings["local"]
         self._faults: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-        for fault in told["faults"]:
+        for fault in settings["faults"]:
             place = (fault["role"], fault["op"], fault["path"], fault["moment"])
             self._faults.setdefault(place, []).append(fault)
-        self._role = role_of(sys.orig_argv, os.environ, told["script"])  # noqa: TID251
+        self._role = role_of(sys.orig_argv, os.environ, settings["script"])  # noqa: TID251
         self._pid = os.getpid()
         self._real_paths: dict[str, str] = {}
         self._write = os.write

@@ -76,13 +76,13 @@ def differences(
     ignore
         Names of metrics that may differ, such as times.
     """
-    told = []
+    lines = []
     for name in sorted({*expected, *found}):
         if name not in found or name not in expected:
-            told.append(f"run {name} is {'missing' if name not in found else 'new'}")
+            lines.append(f"run {name} is {'missing' if name not in found else 'new'}")
             continue
-        told += [f"run {name}: {text}" for text in _differ(expected[name], found[name], ignore)]
-    return told
+        lines += [f"run {name}: {text}" for text in _differ(expected[name], found[name], ignore)]
+    return lines
 
 
 def wrong_resumes(
@@ -101,7 +101,7 @@ def wrong_resumes(
     damaged
         When checkpoints were damaged, by ``RUN/checkpoints/NAME``.
     """
-    told = []
+    lines = []
     for name, run in outcome.items():
         for first, began_at in zip(run.first_reports, run.attempt_times, strict=True):
             good = {0}
@@ -114,11 +114,11 @@ def wrong_resumes(
                 else:
                     good.add(commit[1])
             if first != max(good):
-                told.append(
+                lines.append(
                     f"run {name}: an attempt resumed from report {first}, although the newest "
                     f"complete checkpoint was {max(good)}"
                 )
-    return told
+    return lines
 
 
 def committed_report(entry: Entry) -> int | None:
@@ -166,14 +166,14 @@ def _read_run(root: Path) -> RunOutcome:
 
 
 def _differ(expected: RunOutcome, found: RunOutcome, ignore: Collection[str]) -> list[str]:
-    told = []
+    lines = []
     if found.state != expected.state:
-        told.append(f"it is {found.state}, not {expected.state}")
+        lines.append(f"it is {found.state}, not {expected.state}")
     last, wanted = (
         run.checkpoint_path.name if run.checkpoint else "none" for run in (found, expected)
     )
     if last != wanted:
-        told.append(f"the last checkpoint is {last}, not {wanted}")
+        lines.append(f"the last checkpoint is {last}, not {wanted}")
     elif found.checkpoint != expected.checkpoint:
         names = {*expected.checkpoint, *found.checkpoint}
         other = [
@@ -183,12 +183,12 @@ def _differ(expected: RunOutcome, found: RunOutcome, ignore: Collection[str]) ->
             if not holds_the_same(expected.checkpoint_path / name, found.checkpoint_path / name)
         ]
         if other:
-            told.append(f"the last checkpoint differs in {', '.join(other)}")
+            lines.append(f"the last checkpoint differs in {', '.join(other)}")
     of_reports = list(_differing_reports(expected.reports, found.reports, set(ignore)))
-    told += of_reports[:_MOST_TOLD]
+    lines += of_reports[:_MOST_TOLD]
     if len(of_reports) > _MOST_TOLD:
-        told.append(f"and {len(of_reports) - _MOST_TOLD} more reports differ")
-    return told
+        lines.append(f"and {len(of_reports) - _MOST_TOLD} more reports differ")
+    return lines
 
 
 def _differing_reports(expected: _Reports, found: _Reports, ignore: set[str]) -> Iterator[str]:

@@ -201,12 +201,12 @@ class Trial:
         for name in ("storage", "claimed", "announced", "answered"):
             (self.folder / name).mkdir(parents=True)
         shutil.copy(injector.__file__, self.folder / "sitecustomize.py")
-        told = {
+        settings = {
             "script": str(self._script.path),
             "local": self._cluster is None,
             "faults": [fault.to_json(number) for number, fault in enumerate(self._faults)],
         }
-        (self.folder / "faults.json").write_text(json.dumps(told, indent=1), encoding="utf-8")
+        (self.folder / "faults.json").write_text(json.dumps(settings, indent=1), encoding="utf-8")
 
     def _environment(self, tmp: Path) -> dict[str, str]:
         inherited = environ.environment()

@@ -301,7 +301,7 @@ class VirtualCluster:
     # ---- breaking and repairing it
 
     def power_off(self, node: str) -> None:
-        """Take the power from a compute node: its processes are gone, nobody is told.
+        """Take the power from a compute node: its processes are gone without a message.
 
         Slurm notices after some seconds (see `wait_for_state`). Only in mode ``namespaces``.
 

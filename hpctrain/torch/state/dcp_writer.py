@@ -108,12 +108,12 @@ class StateWriter(StorageWriter):
         results: list[WriteResult] = []
         for item in plan.items:
             name, size = item.index.fqn, 0
-            told: _Value | _Tensor | None = None
+            record: _Value | _Tensor | None = None
             resolved: Any = planner.resolve_data(item)
             if item.tensor_data is None:
                 # These bytes were made by the planner, in this process.
                 resolved.seek(0)
-                told = _Value(encode(torch.load(resolved, weights_only=False), name=name))
+                record = _Value(encode(torch.load(resolved, weights_only=False), name=name))
             elif resolved.numel() or not item.tensor_data.size.numel():
                 chunk = item.tensor_data.chunk
                 box = box_of(name, resolved.detach(), item.tensor_data.size, chunk.offsets)
@@ -124,8 +124,8 @@ class StateWriter(StorageWriter):
                     )
                 boxes[name] = box
                 piece = box.box.piece(0, box.box.rows)
-                size, told = piece.size, _Tensor(piece, box.box.shape, box.box.torch_type)
-            results.append(WriteResult(index=item.index, size_in_bytes=size, storage_data=told))
+                size, record = piece.size, _Tensor(piece, box.box.shape, box.box.torch_type)
+            results.append(WriteResult(index=item.index, size_in_bytes=size, storage_data=record))
         layout = _layout(results)
         copies = BlockCopies(layout, [boxes[piece.name].content for piece in layout.pieces])
         path = self._directory / plan.storage_data
@@ -146,13 +146,13 @@ class StateWriter(StorageWriter):
         types: dict[str, str] = {}
         values: dict[str, _Value] = {}
         for result in (result for its in results for result in its):
-            told = result.storage_data
-            if isinstance(told, _Tensor):
-                shapes[result.index.fqn] = told.shape
-                if told.torch_type:
-                    types[result.index.fqn] = told.torch_type
-            elif isinstance(told, _Value):
-                values[result.index.fqn] = told
+            record = result.storage_data
+            if isinstance(record, _Tensor):
+                shapes[result.index.fqn] = record.shape
+                if record.torch_type:
+                    types[result.index.fqn] = record.torch_type
+            elif isinstance(record, _Value):
+                values[result.index.fqn] = record
         files = tuple(
             IndexedFile(name=file_name(number, len(results)), layout=_layout(its))
             for number, its in enumerate(results)
@@ -183,8 +183,8 @@ class StateWriter(StorageWriter):
 
 
 def _layout(results: Sequence[WriteResult]) -> StateFile:
-    told = (result.storage_data for result in results)
-    return StateFile.plan(data.piece for data in told if isinstance(data, _Tensor))
+    record = (result.storage_data for result in results)
+    return StateFile.plan(data.piece for data in record if isinstance(data, _Tensor))
 
 
 def _nested(

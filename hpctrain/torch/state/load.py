@@ -180,13 +180,13 @@ def load_into(
     except Exception as error:
         complaint, cause = str(error) or type(error).__name__, error
     headers = _read_headers(directory, () if is_dcp else index.files, ranks)
-    told = _Prepared(
+    prepared_here = _Prepared(
         wants=wants_of(targets),
         digests=headers.digests,
         header_bytes=headers.size,
         complaint=complaint or headers.complaint,
     )
-    prepared = exchange(ranks, "loading", told)
+    prepared = exchange(ranks, "loading", prepared_here)
     _raise_first([p.complaint for p in prepared], cause)
     digests = {number: d for p in prepared for number, d in p.digests.items()}
     files = [
@@ -274,8 +274,10 @@ def _read_headers(directory: Path, files: Sequence[IndexedFile], ranks: Communic
 
 
 def _raise_first(complaints: Sequence[str | None], cause: Exception | None = None) -> None:
-    told = [(rank, text) for rank, text in enumerate(complaints) if text is not None]
-    if told:
-        rank, text = told[0]
-        others = "" if len(complaints) == 1 else f" (rank {rank}; {len(told)} of {len(complaints)})"
+    failed = [(rank, text) for rank, text in enumerate(complaints) if text is not None]
+    if failed:
+        rank, text = failed[0]
+        others = (
+            "" if len(complaints) == 1 else f" (rank {rank}; {len(failed)} of {len(complaints)})"
+        )
         raise CheckpointError(f"{text} Nothing was changed.{others}") from cause

@@ -139,8 +139,8 @@ class _Held:
         )
 
     def digest(self) -> bytes:
-        told = (self.boxes, tuple(self.aliases.items()), self.buffers)
-        content = pickle.dumps(told, protocol=4)
+        sent = (self.boxes, tuple(self.aliases.items()), self.buffers)
+        content = pickle.dumps(sent, protocol=4)
         return xxhash.xxh3_128_digest(content)
 
 

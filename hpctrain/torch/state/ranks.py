@@ -95,13 +95,13 @@ def telling_failure(ranks: Communicator, stage: str) -> Iterator[None]:
         raise
 
 
-def _gathered(ranks: Communicator, stage: str, told: Any) -> list[Any]:
+def _gathered(ranks: Communicator, stage: str, sent: Any) -> list[Any]:
     if not hasattr(ranks, "Iallgather"):
-        return ranks.allgather(told)
+        return ranks.allgather(sent)
     from hpctrain.worker.mpi import allgather_in_time
 
     comm: Any = ranks
-    content = pickle.dumps(told)
+    content = pickle.dumps(sent)
     if is_active():
         session = active_worker("hpctrain.torch.state").session
         timeout_s = session.commit_timeout_s
@@ -153,11 +153,11 @@ class GroupComm:
     def allgather(self, obj: Any) -> list[Any]:
         """Return every rank's object, by rank. Collective."""
         content = pickle.dumps(obj)
-        told = self._allgather_bytes(content[:_TOLD_BYTES], _TOLD_BYTES, len(content))
-        longest = max(size for size, _ in told)
+        sent = self._allgather_bytes(content[:_TOLD_BYTES], _TOLD_BYTES, len(content))
+        longest = max(size for size, _ in sent)
         if longest > _TOLD_BYTES:
-            told = self._allgather_bytes(content, longest, len(content))
-        return [pickle.loads(content[:size]) for size, content in told]
+            sent = self._allgather_bytes(content, longest, len(content))
+        return [pickle.loads(content[:size]) for size, content in sent]
 
     def _allgather_bytes(self, content: bytes, room: int, size: int) -> list[tuple[int, bytes]]:
         """Return every rank's size, and its content with zeros up to `room`."""

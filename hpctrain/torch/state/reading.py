@@ -17,7 +17,7 @@ from hpctrain.bulk.state_file import StateFile
 from hpctrain.errors import CheckpointError
 from hpctrain.own_time import LOOK_INTERVAL_S, Deadline
 from hpctrain.torch.state.exchange import Block, Schedule, Transfer, Wants
-from hpctrain.torch.state.relay import Incoming, Outgoing, StuckError, relay, told
+from hpctrain.torch.state.relay import Incoming, Outgoing, StuckError, relay, text_of
 from hpctrain.torch.state.targets import FileTargets
 from hpctrain.torch.state.transport import Transport
 
@@ -123,8 +123,8 @@ class StateReading:
             self.complaint = f"{error} Load another checkpoint."
         except (OSError, MemoryError) as error:
             self.complaint = (
-                f"there is no memory to read a checkpoint through: {told(error)}. Raise the limit "
-                f"of this process (ulimit -v), or give the job more memory."
+                f"there is no memory to read a checkpoint through: {text_of(error)}. Raise the "
+                f"limit of this process (ulimit -v), or give the job more memory."
             )
         return self
 
@@ -180,7 +180,7 @@ class StateReading:
             self._read_into_place(*block)
         # Whatever it is, a device without memory for instance: the others wait for this rank.
         except Exception as error:
-            self._damage[block] = told(error)
+            self._damage[block] = text_of(error)
         finally:
             self._moved_at = time.monotonic()
 

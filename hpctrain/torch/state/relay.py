@@ -136,7 +136,7 @@ class Outgoing:
         number, index = part.block
         if (error := read.future.exception()) is not None:
             # Of a block of which nothing can be read, one complaint will do.
-            self.damage.setdefault(part.block, told(error))
+            self.damage.setdefault(part.block, text_of(error))
         sent = [content[cut.low - part.first : cut.high - part.first] for cut in part.cuts]
         pendings = [
             (self._transport.send(piece, cut.receiver), cut)
@@ -153,7 +153,7 @@ class Outgoing:
                 self._readers[number].verify(index, digest)
                 self._targets[number].blocks[index].finish()
             except Exception as error:
-                self.damage[part.block] = told(error)
+                self.damage[part.block] = text_of(error)
 
 
 class Incoming:
@@ -202,7 +202,7 @@ class Incoming:
                 try:
                     self._place(arriving)
                 except Exception as error:
-                    self.damage.setdefault(arriving.cut.block, told(error))
+                    self.damage.setdefault(arriving.cut.block, text_of(error))
                 if arriving.scratch is not None:
                     self._scratch.append(arriving.scratch)
                 if (cut := next(self._left, None)) is not None:
@@ -267,7 +267,7 @@ def relay(outgoing: Outgoing, incoming: Incoming, *, timeout_s: float) -> None:
     _unfinished.remove(incoming)
 
 
-def told(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
     """Return what an error says, or else what it is. Not collective."""
     return str(error) or type(error).__name__
 
