@@ -90,7 +90,7 @@ class AttemptExecutor:
             self._rounds.extend(self.tracker.feed(frame))
 
     def is_finished(self) -> bool:
-        """Return whether all ranks have returned, or one has failed and the others have answered."""
+        """Return whether all ranks have returned, or one failed and the others have answered."""
         if self._rounds:
             return False
         if self.tracker.is_done:
