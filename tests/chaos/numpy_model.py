@@ -95,7 +95,7 @@ if __name__ == "__main__":
         run_config=RunConfig(
             failure_config=FailureConfig(
                 max_failures=options.max_failures,
-                hang_timeout_s=options.hang_timeout_s,
+                hang_timeout_s=options.hang_timeout,
                 node_timeout_s=options.node_timeout,
             ),
             checkpoint_config=CheckpointConfig(num_to_keep=3),
