@@ -160,7 +160,7 @@ class Hdf5Part(PartFile):
             if values.dtype.kind == "O":
                 for value in values.reshape(-1):
                     if not is_text(value):
-                        raise _no_type(name, f"{value!r} among its values", cls)
+                        raise _no_type(name, f"{_shown(value)} among its values", cls)
 
     _file: Any = None
     _offset = 0
@@ -250,8 +250,10 @@ class CsvPart(PartFile):
                 for value in values.reshape(-1):
                     if isinstance(value, str) and ("\n" in value or "\r" in value):
                         raise _no_type(name, "a line break in a value", cls)
-                    if not (isinstance(value, str) or value is None or value != value):
-                        raise _no_type(name, f"{value!r} among its values", cls)
+                    if isinstance(value, np.ndarray) or not (
+                        isinstance(value, str) or value is None or value != value
+                    ):
+                        raise _no_type(name, f"{_shown(value)} among its values", cls)
 
     def _write(self, batch: Batch) -> None:
         csv = require("pyarrow.csv", to="to write CSV files")
@@ -357,6 +359,13 @@ def _refusing(name: str, values: Any, part_type: type[PartFile]) -> Iterator[Non
         yield
     except (pyarrow.ArrowException, TypeError, ValueError, NotImplementedError) as error:
         raise _no_type(name, f"{values.dtype} ({error})", part_type) from error
+
+
+def _shown(value: Any) -> str:
+    """Return a value for a message: on one line, and of an array its shape."""
+    if isinstance(value, np.ndarray):
+        return f"an array of shape {value.shape}"
+    return f"{' '.join(repr(value).split()):.80}"
 
 
 def _no_type(name: str, what: str, part_type: type[PartFile]) -> ConfigError:

@@ -21,6 +21,7 @@ from hpctrain.predict import BatchPredictor, Predictor
 from hpctrain.predict.columns import AgreedColumns, OutputColumn
 from hpctrain.predict.identity import Identity
 from hpctrain.predict.output import Output
+from hpctrain.predict.part_files import CsvPart, Hdf5Part, PartFile
 from hpctrain.predict.parts import Partition
 
 Examples = Callable[[Callable[[np.random.Generator], None]], None]
@@ -373,3 +374,15 @@ def test_predictions_of_frames_keep_large_integers_beside_missing_ones(tmp_path:
     )
     assert parquet.read_table(tmp_path / "out.parquet").column("id").to_pylist() == ids
     assert found.to_numpy()["id"].tolist() == ids
+
+
+@pytest.mark.parametrize("part_type", [Hdf5Part, CsvPart])
+def test_an_array_among_objects_is_named_by_its_shape(part_type: type[PartFile]) -> None:
+    column = np.empty(2, dtype=object)
+    column[:] = [np.arange(400.0).reshape(100, 4), np.zeros((0, 4))]
+    with pytest.raises(ConfigError, match=r"column 'boxes' has an array of shape \(100, 4\) among"):
+        part_type.check_values({"boxes": column})
+    column[:] = [{"text": "a\n" * 200}, None]
+    with pytest.raises(ConfigError, match=r"column 'boxes' has {'text': 'a.* among") as caught:
+        part_type.check_values({"boxes": column})
+    assert len(str(caught.value)) < 300

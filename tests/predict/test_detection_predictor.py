@@ -78,5 +78,5 @@ def test_a_checkpoint_and_a_dataset(tmp_path):
     check(TorchDetectionPredictor.from_checkpoint(checkpoint).predict(make_images()))
     predictor = BatchPredictor(checkpoint, TorchDetectionPredictor, model=Bright())
     run_config = RunConfig(storage_path=tmp_path, verbose=0)
-    with pytest.raises(TrainingFailedError, match="column 'pred_boxes' has array"):
+    with pytest.raises(TrainingFailedError, match="column 'pred_boxes' has an array of shape"):
         predictor.predict(from_numpy({"image": make_images()}), run_config=run_config)
