@@ -6,13 +6,16 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import hpctrain
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.errors import ConfigError
 from hpctrain.gbdt.boosting import TRAIN, EarlyStopping
 from hpctrain.metric_names import explain_unknown
+
+if TYPE_CHECKING:
+    from hpctrain.validation_config import ValidationTaskConfig
 
 STATE_FILE = "boosting.json"
 
@@ -108,6 +111,8 @@ class Rounds:
         When to stop early.
     maximize
         Says of a metric whether large values are good.
+    validation
+        Whether, and how, its checkpoints are validated, as in `hpctrain.report`.
     """
 
     def __init__(
@@ -118,11 +123,13 @@ class Rounds:
         at_end: bool,
         patience: Patience | None = None,
         maximize: Callable[[str], bool] = lambda name: False,
+        validation: bool | ValidationTaskConfig = False,
     ) -> None:
         self._save = save
         self._frequency = frequency
         self._at_end = at_end
         self._patience = patience
+        self._validation = validation
         self.maximize = maximize
         """Says of a metric whether large values are good."""
         self._is_root = hpctrain.get_context().get_world_rank() == 0
@@ -225,7 +232,8 @@ class Rounds:
             self._save(model, directory, num_rounds=best)
             text = json.dumps(state, default=_plain)
             (Path(directory) / STATE_FILE).write_text(text, encoding="utf-8")
-            hpctrain.report(self._metrics, Checkpoint.from_directory(directory))
+            checkpoint = Checkpoint.from_directory(directory)
+            hpctrain.report(self._metrics, checkpoint, validation=self._validation)
 
 
 def read_state(directory: str) -> dict[str, Any]:
@@ -237,7 +245,9 @@ def read_state(directory: str) -> dict[str, Any]:
     return state
 
 
-def report_again(checkpoint: Checkpoint, state: Mapping[str, Any], *, done: int) -> None:
+def report_again(
+    checkpoint: Checkpoint, state: Mapping[str, Any], *, done: int, validation: bool
+) -> None:
     """Report the checkpoint that leaves nothing to do, unless this run has made it. Collective.
 
     Parameters
@@ -246,12 +256,17 @@ def report_again(checkpoint: Checkpoint, state: Mapping[str, Any], *, done: int)
         Of `done` rounds.
     state
         What `read_state` says of it.
+    validation
+        Whether it is validated, as in `hpctrain.report`.
     """
     context = hpctrain.get_context()
     if checkpoint.path.is_relative_to(context.get_storage()):
         return
     metrics = state.get("metrics", {"training_iteration": done})
-    hpctrain.report(metrics, checkpoint if context.get_world_rank() == 0 else None)
+    if context.get_world_rank() == 0:
+        hpctrain.report(metrics, checkpoint, validation=validation)
+    else:
+        hpctrain.report(metrics)
 
 
 def _plain(value: Any) -> Any:

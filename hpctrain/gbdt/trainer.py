@@ -71,7 +71,8 @@ class GBDTTrainer(DataParallelTrainer):
     train_kwargs
         Further arguments of the library's ``train()``.
     validation_config
-        As in `hpctrain.DataParallelTrainer`; for a `train_loop_per_worker`.
+        As in `hpctrain.DataParallelTrainer`. Without a `train_loop_per_worker` every checkpoint is
+        validated.
     scaling_config, dataset_config, run_config, metadata, resume_from_checkpoint, preprocessor
         As in `hpctrain.BaseTrainer`. ``CheckpointConfig(checkpoint_frequency=...)`` saves in
         between, ``checkpoint_at_end=False`` not even at the end.

@@ -100,7 +100,10 @@ class LightGBMBoosting(Boosting):
         from hpctrain.lightgbm.metrics import TakenOver, take_over
         from hpctrain.lightgbm.network import get_network_params
 
-        comm = active_worker("LightGBMTrainer").comm
+        worker = active_worker("LightGBMTrainer")
+        comm = worker.comm
+        # Nobody else could ask for it.
+        validation = worker.validation is not None
         self.check_ranks(comm.size)
         state: Mapping[str, Any] = {"is_over": False, "early_stopping": None}
         booster, known = None, None
@@ -110,7 +113,7 @@ class LightGBMBoosting(Boosting):
                 state = read_state(directory)
         done = 0 if booster is None else booster.current_iteration()
         if checkpoint is not None and self.is_finished(done, is_over=state["is_over"]):
-            report_again(checkpoint, state, done=done)
+            report_again(checkpoint, state, done=done, validation=validation)
             return
         if booster is not None and is_forest(self._named_params()):
             if comm.rank == 0:
@@ -129,6 +132,7 @@ class LightGBMBoosting(Boosting):
             frequency=self.checkpoint_frequency,
             at_end=self.checkpoint_at_end,
             patience=patience,
+            validation=validation,
         )
         params = self._params()
         taken = TakenOver(params=params)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightgbm import Booster
 from lightgbm.callback import CallbackEnv, EarlyStopException
@@ -18,6 +18,9 @@ from hpctrain.lightgbm.checkpoint import LightGBMCheckpoint
 from hpctrain.lightgbm.metrics import Shares, TakenOver, reduce_results
 from hpctrain.worker.context import active_worker
 from hpctrain.world import Communicator
+
+if TYPE_CHECKING:
+    from hpctrain.validation_config import ValidationTaskConfig
 
 
 class TrainReportCallback:
@@ -42,6 +45,8 @@ class TrainReportCallback:
         Is given all metrics, and returns what is reported; `metrics` is not used then.
     early_stopping
         When to stop before the last round. Unlike ``lightgbm.early_stopping()`` it saves then.
+    validation
+        Whether, and how, checkpoints are validated beside the training, as in `hpctrain.report`.
     """
 
     CHECKPOINT_NAME = LightGBMCheckpoint.model_file
@@ -54,6 +59,8 @@ class TrainReportCallback:
         checkpoint_at_end: bool = True,
         results_postprocessing_fn: Callable[[dict[str, float]], dict[str, Any]] | None = None,
         early_stopping: EarlyStopping | None = None,
+        *,
+        validation: bool | ValidationTaskConfig = False,
     ) -> None:
         # Before LightGBM's own callbacks, and those of users, so that they see what was reduced.
         # Of the object and not of the class, where LightGBM does not look.
@@ -65,6 +72,7 @@ class TrainReportCallback:
             at_end=checkpoint_at_end,
             patience=None if early_stopping is None else Patience(early_stopping),
             maximize=self._is_maximized,
+            validation=validation,
         )
         self._select = select_metrics(metrics, results_postprocessing_fn)
         self._shares: dict[str, Shares] = {}

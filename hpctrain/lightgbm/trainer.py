@@ -50,7 +50,8 @@ class LightGBMTrainer(GBDTTrainer):
     train_kwargs
         Further arguments of ``lightgbm.train()``: ``feval``, ``callbacks``.
     validation_config
-        As in `hpctrain.DataParallelTrainer`; for a `train_loop_per_worker`.
+        As in `hpctrain.DataParallelTrainer`. Without a `train_loop_per_worker` every checkpoint is
+        validated.
     scaling_config, dataset_config, run_config, metadata, resume_from_checkpoint, preprocessor
         As in `hpctrain.gbdt.GBDTTrainer`.
 

@@ -139,7 +139,10 @@ class XGBoostBoosting(Boosting):
         from hpctrain.xgboost.callback import LoopCallback, SeededRounds, saves
         from hpctrain.xgboost.checkpoint import XGBoostCheckpoint
 
-        comm = active_worker("XGBoostTrainer").comm
+        worker = active_worker("XGBoostTrainer")
+        comm = worker.comm
+        # Nobody else could ask for it.
+        validation = worker.validation is not None
         state: Mapping[str, Any] = {"is_over": False, "early_stopping": None}
         booster, known = None, None
         if checkpoint := hpctrain.get_checkpoint():
@@ -148,7 +151,7 @@ class XGBoostBoosting(Boosting):
                 state = read_state(directory)
         done = 0 if booster is None else booster.num_boosted_rounds()
         if checkpoint is not None and self.is_finished(done, is_over=state["is_over"]):
-            report_again(checkpoint, state, done=done)
+            report_again(checkpoint, state, done=done, validation=validation)
             return
         with ExitStack() as stack:
             features, readers = open_datasets(self, comm, known=known)
@@ -161,6 +164,7 @@ class XGBoostBoosting(Boosting):
                 frequency=self.checkpoint_frequency,
                 at_end=self.checkpoint_at_end,
                 patience=patience,
+                validation=validation,
             )
             extra = dict(self.train_kwargs)
             train(

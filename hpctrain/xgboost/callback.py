@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xgboost import Booster
 from xgboost.callback import TrainingCallback
@@ -13,6 +13,9 @@ from hpctrain.checkpoint import Checkpoint
 from hpctrain.gbdt.features import Features
 from hpctrain.gbdt.rounds import Rounds, select_metrics
 from hpctrain.xgboost.checkpoint import XGBoostCheckpoint
+
+if TYPE_CHECKING:
+    from hpctrain.validation_config import ValidationTaskConfig
 
 # As in xgboost.callback.EarlyStopping.
 _MAXIMIZED = ("auc", "pre", "map", "ndcg")
@@ -38,6 +41,8 @@ class TrainReportCallback(TrainingCallback):
         Whether the model is saved after the last round.
     results_postprocessing_fn
         Is given all metrics, and returns what is reported; `metrics` is not used then.
+    validation
+        Whether, and how, checkpoints are validated beside the training, as in `hpctrain.report`.
     """
 
     CHECKPOINT_NAME = XGBoostCheckpoint.model_file
@@ -49,12 +54,16 @@ class TrainReportCallback(TrainingCallback):
         frequency: int = 0,
         checkpoint_at_end: bool = True,
         results_postprocessing_fn: Callable[[dict[str, float]], dict[str, Any]] | None = None,
+        *,
+        validation: bool | ValidationTaskConfig = False,
     ) -> None:
         def save(model: Any, directory: str, *, num_rounds: int | None) -> None:
             XGBoostCheckpoint.save(model, directory, filename=filename)
 
         super().__init__()
-        self._rounds = Rounds(save=save, frequency=frequency, at_end=checkpoint_at_end)
+        self._rounds = Rounds(
+            save=save, frequency=frequency, at_end=checkpoint_at_end, validation=validation
+        )
         self._select = select_metrics(metrics, results_postprocessing_fn)
         self._total: int | None = None
         self._larger: dict[str, bool] = {}
