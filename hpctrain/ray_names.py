@@ -199,8 +199,9 @@ INSTEAD_OF_FIELDS: Mapping[str, Mapping[str, str]] = {
     },
     "ValidationConfig": {
         "ray_remote_kwargs": "the validation runs in a process of its own on the node of the "
-        "executor; set use_gpu=True if it needs GPUs, and task_config=ValidationTaskConfig("
-        "timeout_s=...) if it is to end in time.",
+        "executor, or with slurm_config=SlurmConfig(...) in a job of its own; set use_gpu=True if "
+        "it needs GPUs, and task_config=ValidationTaskConfig(timeout_s=...) if it is to end in "
+        "time.",
     },
     "TorchConfig": {
         "lighthouse_kwargs": "use ScalingConfig(num_workers=(fewest, most)).",

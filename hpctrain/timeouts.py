@@ -360,6 +360,23 @@ COMMIT_OF_EXECUTOR_S = Timeout(
 ROWS_READ_S = Timeout(600.0, "rows_read", "the next rows of a dataset", "HpctrainError")
 STRIPING_S = Timeout(30.0, "striping", "``lfs`` of Lustre", "the file is not striped")
 VALIDATION_END_S = Timeout(1.0, "validation_end", "a validation to end on SIGTERM", "SIGKILL")
+VALIDATION_JOB_END_S = Timeout(
+    5.0, "validation_job_end", "a validation in a job to end on SIGTERM, after its time", "SIGKILL"
+)
+VALIDATION_SUBMISSION_S = Timeout(
+    10.0, "validation_submission", "``sbatch`` of the job of a validation", "it is tried again"
+)
+# The id of a job, or its cancellation, would be lost.
+VALIDATION_CALLS_S = Timeout(
+    15.0,
+    "validation_calls",
+    "``sbatch`` and ``scancel`` of validations, when the run ends",
+    "the run ends all the same",
+)
+# A parallel filesystem may show a file of another node late.
+VALIDATION_FILE_S = Timeout(
+    10.0, "validation_file", "the files of a validation whose job has ended", "a warning"
+)
 
 # --- Prediction, models and installation ---
 PREDICTION_LOCK_S = Timeout(

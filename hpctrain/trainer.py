@@ -484,6 +484,9 @@ def _stored_validation(run_spec: RunSpec) -> dict[str, ValidationConfig]:
         task_config=stored.task_config,
         use_gpu=stored.use_gpu,
         wait_timeout_s=stored.wait_timeout_s,
+        slurm_config=stored.slurm_config,
+        resources=stored.resources or {},
+        max_jobs=stored.max_jobs,
     )
     return {"validation_config": config}
 

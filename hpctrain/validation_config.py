@@ -7,9 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hpctrain.checks import check_type, show_changes, shown
+from hpctrain.checks import check_type, is_number, show_changes, shown
 from hpctrain.errors import ConfigError
-from hpctrain.rules import checked, kind, mapping, optional, or_default, seconds, with_value
+from hpctrain.rules import (
+    checked,
+    count,
+    kind,
+    mapping,
+    optional,
+    or_default,
+    seconds,
+    with_value,
+)
+from hpctrain.slurm_config import SlurmConfig
 
 if TYPE_CHECKING:
     from hpctrain.checkpoint import Checkpoint
@@ -49,6 +59,22 @@ def _json_values(what: str, value: Any) -> Any:
         ) from error
 
 
+def _amount(what: str, value: Any) -> Any:
+    if not is_number(value) or value < 0 or value != int(value):
+        raise ConfigError(f"{with_value(what, value)}: a whole number is needed, 0 or more.")
+    return value
+
+
+def _resources(what: str, value: Any) -> Any:
+    value = mapping(rule=_amount)(what, value)
+    if unknown := sorted(set(value) - {"CPU", "GPU", "memory"}):
+        raise ConfigError(
+            f"{what} has the keys {unknown}. A job has CPU, GPU and memory (bytes); ask for "
+            f"anything else with slurm_config=SlurmConfig(sbatch_args=...)."
+        )
+    return value
+
+
 @checked(fn_kwargs=or_default(_json_values), timeout_s=optional(seconds))
 @dataclass(frozen=True, kw_only=True)
 class ValidationTaskConfig:
@@ -57,7 +83,8 @@ class ValidationTaskConfig:
     fn_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the validation function beside the checkpoint, by name; JSON values."""
     timeout_s: float | None = None
-    """Seconds after which the validation is ended; None lets it take its time."""
+    """Seconds after which the validation is ended; None lets it take its time. The time that a job
+    waits for its start does not count."""
 
     __repr__ = show_changes
 
@@ -67,13 +94,16 @@ class ValidationTaskConfig:
     task_config=or_default(kind(ValidationTaskConfig)),
     use_gpu=or_default(kind(bool)),
     wait_timeout_s=or_default(seconds),
+    slurm_config=optional(kind(SlurmConfig)),
+    resources=or_default(_resources),
+    max_jobs=or_default(count(1)),
 )
 @dataclass(frozen=True, kw_only=True)
 class ValidationConfig:
     """How checkpoints are validated that are reported with ``report(..., validation=...)``.
 
     The validation runs beside the training, in a process of its own on the node of the executor,
-    one checkpoint at a time.
+    one checkpoint at a time. With `slurm_config` each is a job of its own.
     """
 
     fn: ValidationFn
@@ -83,12 +113,56 @@ class ValidationConfig:
     """Of every validation, as far as ``report(..., validation=ValidationTaskConfig(...))`` does not
     say otherwise."""
     use_gpu: bool = False
-    """Whether the function sees the GPUs of its node. The training has them, too."""
+    """Whether the function sees the GPUs of its node, which the training has, too; of a job: those
+    that are its own."""
     wait_timeout_s: float = 3600.0
-    """Seconds that ``fit()`` waits for pending validations once the training has ended. What is not
-    validated by then keeps the metrics that it was reported with."""
+    """Seconds that ``fit()`` waits for pending validations once the training has ended, also for
+    jobs that Slurm has not started. What is not validated by then keeps the metrics that it was
+    reported with."""
+    slurm_config: SlurmConfig | None = None
+    """Where, and for how long, a validation runs that is a job of its own: another partition, a
+    time limit. ``account``, ``site``, ``setup`` and ``skip_directives`` are the trainer's unless it
+    has its own. Where the training is no job of Slurm, and with None, it is a process."""
+    resources: Mapping[str, float] = field(default_factory=dict)
+    """``{"CPU": 4, "GPU": 1, "memory": 8 * 2**30}`` of such a job; memory is in bytes. By default
+    the CPUs of a worker and, with `use_gpu`, its GPUs, one at least."""
+    max_jobs: int = 1
+    """Such jobs that wait or run at a time. Further checkpoints wait for their turn."""
 
     __repr__ = show_changes
+
+    def __post_init__(self) -> None:
+        """Check the fields against each other."""
+        gpus = self.resources.get("GPU", 1 if self.use_gpu else 0)
+        if bool(gpus) != self.use_gpu:
+            raise ConfigError(
+                f"ValidationConfig(use_gpu={self.use_gpu}, resources={dict(self.resources)!r}): "
+                f"set use_gpu={bool(gpus)}, or leave GPU out."
+            )
+        if self.slurm_config is not None:
+            _refuse_fields_of_steps(self.slurm_config)
+        elif self.resources or self.max_jobs != 1:
+            raise ConfigError(
+                "ValidationConfig(resources=..., max_jobs=...) are for validations in jobs of "
+                "their own: give slurm_config=SlurmConfig(...), or leave them out."
+            )
+
+
+def _refuse_fields_of_steps(slurm: SlurmConfig) -> None:
+    """Refuse what has no meaning in a job of one process."""
+    given = {
+        "nodes": slurm.nodes not in (None, 1),
+        "tasks_per_node": slurm.tasks_per_node not in (None, 1),
+        "spare_nodes": slurm.spare_nodes != 0,
+        "srun_args": bool(slurm.srun_args),
+        "mpi": slurm.mpi != "auto",
+        "stop_notice_s": slurm.stop_notice_s is not None,
+    }
+    for name in (name for name, is_given in given.items() if is_given):
+        raise ConfigError(
+            f"ValidationConfig(slurm_config=SlurmConfig({name}={getattr(slurm, name)!r})): a "
+            f"validation is one process on one node, without srun. Leave {name} out."
+        )
 
 
 def merge_task(default: ValidationTaskConfig, given: object) -> ValidationTaskConfig:

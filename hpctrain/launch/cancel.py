@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hpctrain import timeouts
-from hpctrain.errors import ConfigError
+from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.execute.process import process_start_time
 from hpctrain.launch.settle import read_settled_status
 from hpctrain.rundir.files import write_atomic
@@ -18,7 +18,8 @@ from hpctrain.rundir.ledger import append_event
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunEvent, RunState
 from hpctrain.rundir.status import RunStatus, read_status, write_status
-from hpctrain.slurm.job import cancel_job, find_job, find_script_of_job
+from hpctrain.slurm.job import cancel_job, find_job, find_script_of_job, scripts_of_jobs
+from hpctrain.slurm.validation_job import record_file, validation_jobs
 
 """Slurm's KillWait is 30 s."""
 _POLL_S = 0.2
@@ -37,6 +38,11 @@ def cancel_run(paths: RunPaths, *, now: bool) -> str:
     LaunchError
         If Slurm does not answer.
     """
+    said = _stop_run(paths, now=now)
+    return said + end_validations(paths) if now else said
+
+
+def _stop_run(paths: RunPaths, *, now: bool) -> str:
     status = read_settled_status(paths)
     if status is not None and status.state.is_final:
         return f"{status.name} is {status.state.value}; there is nothing to cancel."
@@ -120,6 +126,30 @@ def end_process(paths: RunPaths, status: RunStatus) -> str:
             )
         time.sleep(_POLL_S)
     return record_end(paths, "it was ended by hpctrain cancel --now")
+
+
+def end_validations(paths: RunPaths) -> str:
+    """Cancel the jobs that validate checkpoints of a run; return what was done, with a space.
+
+    Not collective. A run that resumes submits them again. Nothing is asked of Slurm where there are
+    none.
+    """
+    jobs = validation_jobs(paths)
+    if not jobs:
+        return ""
+    ended, numbers = [], ", ".join(jobs.values())
+    try:
+        known = scripts_of_jobs(paths.batch_script)
+        for script, job_id in jobs.items():
+            # Whatever the files say, no other job is ended.
+            if job_id in known and _is_same_file(known[job_id], script):
+                cancel_job(job_id)
+                ended.append(job_id)
+            for path in (record_file(script), script):
+                path.unlink(missing_ok=True)
+    except (LaunchError, OSError) as error:
+        return f" Jobs that validate its checkpoints may go on ({numbers}): {error}"
+    return f" Cancelled what validates its checkpoints: job {', '.join(ended)}." if ended else ""
 
 
 def refuse_unknown_process(paths: RunPaths, status: RunStatus) -> None:

@@ -16,6 +16,7 @@ from hpctrain.config import LAUNCHERS, RunConfig, ScalingConfig
 from hpctrain.environ import Home
 from hpctrain.errors import ConfigError
 from hpctrain.launch.digests import FILES, describe_values, digest_parts
+from hpctrain.launch.validation_job import plan_validation_job
 from hpctrain.log import log
 from hpctrain.plan.allocation import AllocatedNode, place_in_allocation
 from hpctrain.plan.hosts import Host, read_hostfile
@@ -237,7 +238,7 @@ def make_spec(request: Request, plan: LaunchPlan, *, in_background: bool = False
         "num_workers": scaling.num_workers,
         "resume_from": request.resume_from,
     }
-    validation = _make_validation_spec(request.validation_config)
+    validation = _make_validation_spec(request, plan)
     digests, modules = digest_parts(spec, worker, **rest, validation=validation)
     # The same as in runs of older versions: what else decides has digests of its own.
     files = (digests[name].encode() for name in digests if name == FILES)
@@ -266,14 +267,22 @@ def make_spec(request: Request, plan: LaunchPlan, *, in_background: bool = False
     )
 
 
-def _make_validation_spec(config: ValidationConfig | None) -> ValidationSpec | None:
+def _make_validation_spec(request: Request, plan: LaunchPlan) -> ValidationSpec | None:
+    config = request.validation_config
     if config is None:
         return None
+    job = plan_validation_job(config, request.scaling_config, plan, name=request.paths.root.name)
+    if job is not None:
+        _refuse_patterns(request.paths)
     return ValidationSpec(
         fn=pack(config.fn, what="the validation function"),
         task_config=config.task_config,
         use_gpu=config.use_gpu,
         wait_timeout_s=config.wait_timeout_s,
+        slurm_config=config.slurm_config,
+        resources=config.resources,
+        max_jobs=config.max_jobs,
+        job=job,
     )
 
 

@@ -53,6 +53,28 @@ def supervisor_argv(python: str, *, run_dir: str, spec_digest: str | None) -> li
     return argv if spec_digest is None else [*argv, spec_digest]
 
 
+def validation_argv(
+    python: str, *, run_dir: str, checkpoint: str, result: str, spec_digest: str, executor: int
+) -> list[str]:
+    """Return the command of a validation.
+
+    Not collective.
+
+    Parameters
+    ----------
+    checkpoint
+        Name of the checkpoint.
+    result
+        File that gets the metrics.
+    spec_digest
+        That of ``spec.pkl``.
+    executor
+        Process with which it ends; 0 in a job of its own.
+    """
+    argv = [python, "-m", "hpctrain.worker.validate", run_dir, checkpoint, result, spec_digest]
+    return [*argv, str(executor)]
+
+
 def agent_argv(
     python: str,
     *,

@@ -12,6 +12,7 @@ from types import CodeType, FunctionType
 from typing import Any, Literal
 
 from hpctrain.errors import NotSerializableError
+from hpctrain.slurm_config import SlurmConfig
 from hpctrain.validation_config import ValidationTaskConfig
 
 LARGE_PICKLE_BYTES = 10 * 2**20
@@ -43,6 +44,20 @@ class RankSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ValidationJob:
+    """The job of one validation."""
+
+    directives: Mapping[str, str | None]
+    """Options of sbatch, without dashes; None is a switch."""
+    setup: tuple[str, ...]
+    """Shell lines of the batch script before anything of hpctrain."""
+    environment: Mapping[str, str]
+    """Variables that the validation gets on top of the executor's own."""
+    cpus: int
+    """Compute threads."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ValidationSpec:
     """How a run validates its checkpoints."""
 
@@ -51,6 +66,12 @@ class ValidationSpec:
     task_config: ValidationTaskConfig
     use_gpu: bool
     wait_timeout_s: float
+    # From here on specs of older versions have no values of their own: only constants are defaults.
+    slurm_config: SlurmConfig | None = None
+    resources: Mapping[str, float] | None = None
+    max_jobs: int = 1
+    job: ValidationJob | None = None
+    """What of these a job is; None where each validation is a process beside the executor."""
 
 
 @dataclass(frozen=True, kw_only=True)

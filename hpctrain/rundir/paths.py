@@ -113,6 +113,10 @@ class RunPaths:
         """Why it failed: what its function raised."""
         return self.validation_log(attempt, report).with_suffix(".failure.json")
 
+    def validation_job(self, attempt: int, report: int) -> Path:
+        """Script of the job that validates the checkpoint which a report of an attempt made."""
+        return self.submission / f"validation-{attempt}-{report:06d}.sh"
+
     def stacks(self, attempt: int) -> Path:
         """Directory of where ranks were when they made no progress."""
         return self.root / "stacks" / str(attempt)

@@ -71,7 +71,18 @@ def find_script_of_job(job_id: str, script: Path) -> str | None:
     LaunchError
         If the controller does not answer.
     """
-    return parse_commands(_print_scripts(script)).get(job_id)
+    return scripts_of_jobs(script).get(job_id)
+
+
+def scripts_of_jobs(script: Path) -> dict[str, str]:
+    """Return the scripts of all jobs of the user who owns `script`, by id. Not collective.
+
+    Raises
+    ------
+    LaunchError
+        If the controller does not answer.
+    """
+    return parse_commands(_print_scripts(script))
 
 
 def _print_scripts(script: Path) -> str:

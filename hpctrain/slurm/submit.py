@@ -55,7 +55,7 @@ def make_batch_script(
 
     executor = ScriptExecutor(paths.submission)
     executor.update_parameters(
-        **_parameters(plan),
+        **script_parameters(plan.directives, signal_delay_s=plan.stop_notice_s),
         setup=batch_setup(plan, paths, cwd=cwd),
         teardown=batch_teardown(),
         # The steps that the executor starts are its own: it is none itself.
@@ -125,7 +125,7 @@ def submit_executor(
     # Lines of its setup may hold a password.
     script = make_batch_script(plan, paths, cwd=cwd, spec_digest=spec_digest).encode()
     write_atomic(paths.batch_script, script, mode=0o600)
-    return _submit_stored(paths, plan.first_job_directives, scaling=scaling)
+    return submit_stored(paths.batch_script, plan.first_job_directives, scaling=scaling)
 
 
 def submit_successor(
@@ -159,7 +159,7 @@ def submit_successor(
     # Without it the new job takes itself for one that owns nothing.
     files.insist(lambda: append_event(paths, "handing-over", job_id=job_id), patience_s=patience_s)
     successor = insist(
-        lambda: _submit_stored(paths, {}, timeout_s=int(timeouts.SUCCESSOR_SUBMISSION_S)),
+        lambda: submit_stored(paths.batch_script, timeout_s=timeouts.SUCCESSOR_SUBMISSION_S),
         patience_s=patience_s,
     )
     with suppress(OSError):
@@ -170,29 +170,47 @@ def submit_successor(
     return successor
 
 
-def _submit_stored(
-    paths: RunPaths,
-    directives: Mapping[str, str | None],
+def submit_stored(
+    script: Path,
+    directives: Mapping[str, str | None] | None = None,
     *,
-    timeout_s: int | None = None,
+    timeout_s: timeouts.Timeout | None = None,
     scaling: ScalingConfig | None = None,
 ) -> str:
-    """Submit the script that is stored in the run directory; return the job's id."""
+    """Submit a script that is stored in the run directory; return the job's id. Not collective.
+
+    Parameters
+    ----------
+    directives
+        Further options of sbatch, which are not in the script.
+    timeout_s
+        Seconds that sbatch may take; None leaves it to Slurm.
+    scaling
+        What was asked for, in whose words a refusal is explained; None leaves Slurm's own.
+
+    Raises
+    ------
+    LaunchError
+        If Slurm refuses, or does not answer.
+    """
     from hpctrain.slurm.executor import ScriptExecutor, SubmissionError
 
-    hidden = hidden_variables(environ.environment())
+    environment = environ.environment()
+    # Of a job or a rank that this process is in.
+    of_launcher = environment.keys() - environ.without_launcher_variables(environment).keys()
+    hidden = [*hidden_variables(environment), *sorted(of_launcher)]
     command = [
-        *([] if timeout_s is None else ["timeout", "--kill-after=1", str(timeout_s)]),
+        *([] if timeout_s is None else ["timeout", "--kill-after=1", f"{timeout_s:g}"]),
         # They would win over the script.
         "env",
         *(f"--unset={name}" for name in hidden),
         "sbatch",
-        *option_words(directives),
+        *option_words(directives or {}),
     ]
     try:
         # The run's own disk may be full.
         with TemporaryDirectory(prefix="hpctrain-") as folder:
-            return ScriptExecutor(Path(folder), sbatch=command).submit_script(paths.batch_script)
+            return ScriptExecutor(Path(folder), sbatch=command).submit_script(script)
     except SubmissionError as error:
         if error.returncode == 0:
             raise LaunchError(
@@ -202,8 +220,7 @@ def _submit_stored(
         if error.returncode == _NOT_FOUND:
             raise LaunchError("sbatch is not on PATH. Load Slurm's module.") from error
         if error.returncode == _TIMED_OUT and timeout_s is not None:
-            patience = timeouts.describe(timeouts.SUCCESSOR_SUBMISSION_S)
-            printed = f"sbatch did not answer within {patience}."
+            printed = f"sbatch did not answer within {timeouts.describe(timeout_s)}."
             raise LaunchError(printed, transient=True) from error
         printed = _last_words(error.printed) or f"sbatch ended with {error.returncode}."
         raise LaunchError(
@@ -214,19 +231,31 @@ def _submit_stored(
         raise LaunchError(f"the script of the job: {error}", transient=True) from error
 
 
-def _parameters(plan: LaunchPlan) -> dict[str, Any]:
-    """Return submitit's parameters: our directives, and none of its own defaults."""
-    directives = {
+def script_parameters(
+    directives: Mapping[str, str | None], *, signal_delay_s: int
+) -> dict[str, Any]:
+    """Return submitit's parameters: our directives, and none of its own defaults.
+
+    Not collective.
+
+    Parameters
+    ----------
+    directives
+        Options of sbatch, without dashes.
+    signal_delay_s
+        Seconds before the time limit at which the job's steps get a signal.
+    """
+    parameters = {
         name.replace("-", "_"): True if value is None else value
-        for name, value in escape_directives(plan.directives).items()
+        for name, value in escape_directives(directives).items()
     }
     return {
-        "job_name": directives.pop("job_name"),
+        "job_name": parameters.pop("job_name"),
         "time": None,
         "wckey": None,
         "stderr_to_stdout": True,
-        "signal_delay_s": plan.stop_notice_s,
-        "additional_parameters": directives,
+        "signal_delay_s": signal_delay_s,
+        "additional_parameters": parameters,
     }
 
 

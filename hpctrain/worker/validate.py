@@ -1,7 +1,7 @@
 """The process of one validation: ``python -m hpctrain.worker.validate RUN NAME RESULT SPEC PID``.
 
 It calls the validation function of the run with one checkpoint, and writes the metrics into a file
-that its executor, the process PID, reads. What it prints is its log.
+that its executor, the process PID, reads. What it prints is its log. In a job of its own PID is 0.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from hpctrain.errors import ConfigError
@@ -36,14 +37,19 @@ _EXIT_EXECUTOR_LOST = 69
 def run_validation(argv: list[str]) -> None:
     """Validate a checkpoint, as the command line says. Not collective."""
     root, name, result, digest, executor = argv
-    _leave_with(int(executor))
-    # The training has the same cores.
-    os.nice(_NICENESS)
+    if int(executor):
+        _ignore_warnings_of_slurm()
+        _leave_with(int(executor))
+        # The training has the same cores.
+        os.nice(_NICENESS)
     paths = RunPaths(Path(root))
     run_spec = RunSpec.from_bytes(read_spec(paths, digest=digest))
     assert run_spec.validation is not None
-    settle(run_spec.settings)
-    export_thread_counts(run_spec.settings)
+    settings, job = run_spec.settings, run_spec.validation.job
+    if job is not None:
+        settings = replace(settings, cpus_per_worker=job.cpus)
+    settle(settings)
+    export_thread_counts(settings)
     from hpctrain.checkpoint import Checkpoint
 
     directory = paths.checkpoints / name
@@ -100,7 +106,6 @@ def _ignore_warnings_of_slurm() -> None:
 
 
 if __name__ == "__main__":
-    _ignore_warnings_of_slurm()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     run_validation(sys.argv[1:])

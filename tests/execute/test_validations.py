@@ -23,6 +23,7 @@ from hpctrain import (
     Result,
     RunConfig,
     ScalingConfig,
+    SlurmConfig,
     ValidationConfig,
     ValidationTaskConfig,
 )
@@ -67,7 +68,7 @@ def _validate(checkpoint: Checkpoint, factor: int = 1) -> dict[str, Any]:
 
 
 def _fit(path: Path, validate: Any = _validate, workers: int = 2, **options: Any) -> Result:
-    names = ("task_config", "wait_timeout_s", "use_gpu")
+    names = ("task_config", "wait_timeout_s", "use_gpu", "slurm_config", "max_jobs")
     given = {name: options.pop(name) for name in names if name in options}
     checkpoint_config = options.pop("checkpoint_config", CheckpointConfig())
     return DataParallelTrainer(
@@ -124,6 +125,20 @@ def test_a_finished_run_is_not_taken_for_one_that_validates_otherwise(tmp_path: 
     other = ValidationTaskConfig(fn_kwargs={"factor": 2})
     with pytest.raises(ConfigError, match=r"asks for something else:\n  validation_config"):
         _fit(tmp_path, workers=0, task_config=other)
+
+
+def test_where_the_training_is_no_job_a_validation_is_a_process(tmp_path: Path) -> None:
+    elsewhere = {"slurm_config": SlurmConfig(partition="gpu"), "max_jobs": 3}
+    result = _fit(tmp_path, workers=0, **elsewhere)
+    assert _scores(result) == [0.5, 0.9, 0.1]
+    assert result.metrics["pid"] != os.getpid()
+    # Where it runs decides nothing.
+    assert _scores(_fit(tmp_path, workers=0)) == [0.5, 0.9, 0.1]
+    restored = DataParallelTrainer.restore(tmp_path / "run").validation_config
+    assert restored is not None
+    assert (restored.slurm_config, restored.max_jobs) == tuple(elsewhere.values())
+    with pytest.raises(ConfigError, match=r"^ValidationConfig\(slurm_config=...\): .*--array"):
+        _fit(tmp_path / "other", workers=0, slurm_config=SlurmConfig(sbatch_args=["--array=1-2"]))
 
 
 def test_what_is_damaged_of_a_validation_is_named(
@@ -436,6 +451,9 @@ def test_a_job_that_is_queued_again_validates_again(
     assert [e["error"] for e in _events(result, "validation-ended")] == [None]
 
 
+IN_JOB = {"fn": print, "slurm_config": SlurmConfig()}
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -444,6 +462,17 @@ def test_a_job_that_is_queued_again_validates_again(
         ({"fn": print, "wait_timeout_s": 0}, r"ValidationConfig\(wait_timeout_s=...\) is 0"),
         ({"fn": print, "task_config": {}}, "A ValidationTaskConfig is needed"),
         ({"fn": print, "ray_remote_kwargs": {"num_gpus": 1}}, "use_gpu=True"),
+        ({"fn": print, "slurm_config": "gpu"}, "A SlurmConfig is needed"),
+        ({"fn": print, "max_jobs": 0, "slurm_config": SlurmConfig()}, r"max_jobs=...\) is 0"),
+        ({"fn": print, "max_jobs": 2}, r"give slurm_config=SlurmConfig\(...\)"),
+        ({"fn": print, "resources": {"CPU": 2}}, r"give slurm_config=SlurmConfig\(...\)"),
+        ({**IN_JOB, "resources": {"TPU": 2}}, r"has the keys \['TPU'\]"),
+        ({**IN_JOB, "resources": {"CPU": 1.5}}, r"CPU"),
+        ({**IN_JOB, "resources": {"GPU": 2}}, "set use_gpu=True, or leave GPU out"),
+        ({**IN_JOB, "resources": {"GPU": 0}, "use_gpu": True}, "set use_gpu=False"),
+        ({"fn": print, "slurm_config": SlurmConfig(spare_nodes=1)}, "Leave spare_nodes out"),
+        ({"fn": print, "slurm_config": SlurmConfig(nodes=2)}, "Leave nodes out"),
+        ({"fn": print, "slurm_config": SlurmConfig(mpi="pmi2")}, "Leave mpi out"),
     ],
 )
 def test_a_wrong_configuration_is_refused(arguments: Mapping[str, Any], complaint: str) -> None:

@@ -7,7 +7,16 @@ import pytest
 
 from hpctrain import ConfigError, RunConfig
 from hpctrain.backend import BackendConfig
-from hpctrain.plan.spec import RankSettings, RunSpec, WorkerSpec, explain_large_pickle, pack, unpack
+from hpctrain.plan.spec import (
+    RankSettings,
+    RunSpec,
+    ValidationSpec,
+    WorkerSpec,
+    explain_large_pickle,
+    pack,
+    unpack,
+)
+from hpctrain.validation_config import ValidationTaskConfig
 
 LOCK = threading.Lock()
 BIG = b"x" * (11 * 2**20)
@@ -146,3 +155,12 @@ def test_a_run_spec_comes_back_from_its_bytes():
         executor=b"",
     )
     assert RunSpec.from_bytes(spec.to_bytes()) == spec
+
+
+def test_a_validation_that_an_older_version_has_packed_is_a_process():
+    task = ValidationTaskConfig()
+    stored = ValidationSpec(fn=b"", task_config=task, use_gpu=False, wait_timeout_s=1.0)
+    for name in ("slurm_config", "resources", "max_jobs", "job"):
+        del stored.__dict__[name]
+    found = unpack(pack(stored, what="it"))
+    assert (found.job, found.slurm_config, found.resources, found.max_jobs) == (None, None, None, 1)

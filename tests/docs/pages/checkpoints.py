@@ -15,6 +15,7 @@ from hpctrain import (
     DataParallelTrainer,
     RunConfig,
     ScalingConfig,
+    SlurmConfig,
     ValidationConfig,
     ValidationTaskConfig,
 )
@@ -108,3 +109,7 @@ def accuracy(model, folds):
 
 assert [metrics["accuracy"] for metrics in result.metrics_history] == [0.5, 0.9, 0.7]
 assert [metrics["accuracy"] for _, metrics in result.best_checkpoints] == [0.7, 0.9]
+
+# block: checkpoints-validate-in-jobs
+
+assert validation_config.slurm_config.partition == "gpu"

@@ -1,0 +1,323 @@
+"""`SubmittedValidation`: validates a checkpoint in a job of its own."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for_all
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hpctrain import timeouts
+from hpctrain.errors import ConfigError, LaunchError
+from hpctrain.execute.validation_end import (
+    ValidationEnd,
+    explain_signal,
+    explain_status,
+    explain_timeout,
+    read_metrics,
+    task_timeout_s,
+)
+from hpctrain.log import log
+from hpctrain.own_time import Deadline
+from hpctrain.rundir.manifest import Manifest
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.reading import read_end
+from hpctrain.slurm.job import cancel_job, find_job
+from hpctrain.slurm.output import Job
+from hpctrain.slurm.validation_job import (
+    TIMED_OUT,
+    end_file,
+    explain_job_end,
+    read_record,
+    record_file,
+)
+
+T = TypeVar("T")
+# At the file that the end of a job writes.
+_LOOK_INTERVAL_S = 1.0
+_FIRST_ASK_S, _LONGEST_ASK_S = 15.0, 300.0
+_SUBMIT_PAUSES_S = (15.0, 60.0, 240.0)
+# Slurm knows the reason of an end some seconds after the end of the processes.
+_REASON_PAUSES_S = (1.0, 2.0, 4.0, 8.0)
+_LAST_BYTES = 4096
+
+
+def pause_s(num_asks: int) -> float:
+    """Return the seconds until Slurm is asked for a job whose end is not written down.
+
+    Pure; not collective.
+
+    Parameters
+    ----------
+    num_asks
+        How often it was asked before.
+
+    Examples
+    --------
+    >>> [pause_s(num_asks) for num_asks in range(6)]
+    [15.0, 30.0, 60.0, 120.0, 240.0, 300.0]
+    """
+    # A job may wait for days: no larger powers than that of 20.
+    return min(_FIRST_ASK_S * float(2 ** min(num_asks, 20)), _LONGEST_ASK_S)
+
+
+class SlurmCalls:
+    """Calls of Slurm's commands in a thread, one after the other.
+
+    A controller that is busy or away takes its time to answer, and the executor has ranks to
+    attend to.
+    """
+
+    def __init__(self) -> None:
+        self._thread: ThreadPoolExecutor | None = None
+        self._pending: set[Future[Any]] = set()
+
+    def begin(self, call: Callable[[], T], *, changes: bool) -> Future[T]:
+        """Begin a call; `changes`: it submits or cancels, so `close` waits for it."""
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="hpctrain-validation-jobs")
+        future = self._thread.submit(call)
+        self._pending = {one for one in self._pending if not one.done()}
+        if changes:
+            self._pending.add(future)
+        return future
+
+    def close(self, patience_s: float) -> None:
+        """Wait for the calls that have begun, and change something."""
+        if self._thread is not None:
+            wait_for_all(self._pending, patience_s)
+            self._thread.shutdown(wait=False, cancel_futures=True)
+            self._thread = None
+
+
+class SubmittedValidation:
+    """A validation that runs in a job of its own.
+
+    The job outlives the executor: who goes on with the run finds its id, or what it has written.
+    Slurm is asked seldom, since the job itself writes down how it ends.
+
+    Parameters
+    ----------
+    paths
+        The run directory.
+    manifest
+        Of the checkpoint.
+    calls
+        Makes the calls of Slurm.
+    submit
+        Submits the job, or finds the one that was; returns its id.
+    is_wanted
+        Says whether the checkpoint is still the one that is validated.
+    on_submit
+        Is told the id of a job that was submitted.
+    """
+
+    def __init__(
+        self,
+        paths: RunPaths,
+        *,
+        manifest: Manifest,
+        calls: SlurmCalls,
+        submit: Callable[[], str],
+        is_wanted: Callable[[], bool],
+        on_submit: Callable[[str], None],
+    ) -> None:
+        attempt, report = manifest.attempt, manifest.report
+        self.manifest = manifest
+        self.log = paths.validation_log(attempt, report)
+        """What it prints."""
+        self._script = paths.validation_job(attempt, report)
+        self._result = paths.validation_result(attempt, report)
+        self._failure = paths.validation_failure(attempt, report)
+        # The script is the last: with it alone the job is looked for in Slurm's queue.
+        self.leftovers: tuple[Path, ...] = (
+            *(self._result, end_file(self._script), record_file(self._script)),
+            self._script,
+        )
+        """Files that nobody needs once its end is taken in."""
+        self._checkpoint = paths.checkpoints / manifest.name
+        self._calls, self._submit = calls, submit
+        self._is_wanted, self._on_submit = is_wanted, on_submit
+        self._job_id = read_record(self._script, manifest)
+        self._call: tuple[Future[Any], Callable[[Future[Any]], ValidationEnd | None]] | None = None
+        self._next_look = Deadline(0.0)
+        self._num_refusals = self._num_asks = self._num_reasons = 0
+        self._next_call = Deadline(0.0 if self._job_id is None else pause_s(0))
+        self._status: int | None = None
+        self._seconds: float | None = None
+        self._final: tuple[Job | None, Deadline] | None = None
+
+    def look(self) -> ValidationEnd | None:
+        """Return how it has ended; None while it goes on. Returns at once."""
+        if self._call is not None:
+            future, take = self._call
+            if not future.done():
+                return None
+            self._call = None
+            return take(future)
+        if not self._next_look.is_over:
+            return None
+        self._next_look = Deadline(_LOOK_INTERVAL_S)
+        if self._is_checkpoint_gone():
+            return self._drop()
+        if self._job_id is None:
+            if self._next_call.is_over:
+                self._call = self._calls.begin(self._submit, changes=True), self._take_job_id
+            return None
+        if self._status is None and (ended := self._read_end()) is not None:
+            self._status, self._seconds = ended
+            if 0 <= self._status <= 128:
+                return self._conclude(None)
+            # Slurm knows why.
+            self._next_call = Deadline(_REASON_PAUSES_S[0])
+        if self._final is not None:
+            job, deadline = self._final
+            return self._conclude(job) if deadline.is_over or self._status is not None else None
+        if self._next_call.is_over:
+            if not self._is_wanted():
+                return self._drop()
+            job_id = self._job_id
+            asked = self._calls.begin(lambda: find_job(job_id), changes=False)
+            self._call = asked, self._take_job
+        return None
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for its end: so long."""
+        time.sleep(timeout_s)
+
+    def end(self) -> None:
+        """Cancel the job: nobody wants its metrics."""
+        submission = self._call[0] if self._call is not None and self._job_id is None else None
+        job_id = self._job_id
+
+        def cancel() -> None:
+            try:
+                # Calls are made in order, so a submission has ended.
+                number = job_id if submission is None else submission.result()
+                if number is not None:
+                    cancel_job(number)
+            except (LaunchError, ConfigError, OSError) as error:
+                log(f"the job that validates checkpoint {self.manifest.name} may go on: {error}")
+
+        if job_id is not None or submission is not None:
+            self._calls.begin(cancel, changes=True)
+
+    def leave(self) -> None:
+        """Let go of it: whoever goes on with the run takes the job over."""
+
+    def _take_job_id(self, future: Future[str]) -> ValidationEnd | None:
+        try:
+            self._job_id = future.result()
+        except (LaunchError, ConfigError, OSError) as error:
+            is_passing = isinstance(error, LaunchError) and error.transient
+            if not is_passing or self._num_refusals == len(_SUBMIT_PAUSES_S):
+                return self._make_end({}, str(error))
+            self._next_call = Deadline(_SUBMIT_PAUSES_S[self._num_refusals])
+            self._num_refusals += 1
+            return None
+        self._next_call = Deadline(pause_s(0))
+        self._on_submit(self._job_id)
+        return None
+
+    def _take_job(self, future: Future[Job | None]) -> ValidationEnd | None:
+        """Take in what Slurm says of the job."""
+        try:
+            job = future.result()
+        except LaunchError:
+            self._ask_later()
+            return None
+        if self._status is not None:
+            return self._take_reason(job)
+        if job is None or job.is_final:
+            self._final = job, Deadline(timeouts.VALIDATION_FILE_S)
+        else:
+            self._ask_later()
+        return None
+
+    def _ask_later(self) -> None:
+        self._num_asks += 1
+        self._next_call = Deadline(pause_s(self._num_asks))
+
+    def _take_reason(self, job: Job | None) -> ValidationEnd | None:
+        if job is not None and not job.is_final:
+            if job.state == "PENDING" or not end_file(self._script).exists():
+                # Slurm has queued it again.
+                end_file(self._script).unlink(missing_ok=True)
+                self._status = self._seconds = None
+                self._num_reasons = 0
+                self._ask_later()
+                return None
+            if self._num_reasons + 1 < len(_REASON_PAUSES_S):
+                self._num_reasons += 1
+                self._next_call = Deadline(_REASON_PAUSES_S[self._num_reasons])
+                return None
+        return self._conclude(job)
+
+    def _read_end(self) -> tuple[int, float] | None:
+        """Return the exit status and the seconds that the job has written; None if it has not."""
+        try:
+            status, seconds, job_id = end_file(self._script).read_text().split()
+            return (int(status), float(seconds)) if job_id == self._job_id else None
+        except (OSError, ValueError):
+            return None
+
+    def _conclude(self, job: Job | None) -> ValidationEnd:
+        metrics, error = read_metrics(self._result)
+        if error is None or self._status == 0:
+            return self._make_end(metrics, error)
+        traceback = ""
+        timeout_s = task_timeout_s(self.manifest)
+        if timeout_s is not None and self._has_timed_out(timeout_s):
+            error = explain_timeout(timeout_s)
+        elif self._status is not None and self._status <= 128:
+            error, traceback = explain_status(self._status, self._last_line(), self._failure)
+        elif job is not None and job.is_final and not (self._status and job.state == "FAILED"):
+            error = explain_job_end(job)
+        elif self._status is not None:
+            error = explain_signal(self._status - 128)
+        else:
+            error = f"its job {self._job_id} is gone, and Slurm has forgotten why"
+        return self._make_end({}, error, traceback)
+
+    def _has_timed_out(self, timeout_s: float) -> bool:
+        """Return whether ``timeout`` has ended it; it kills what does not heed its SIGTERM."""
+        return self._status == TIMED_OUT or (
+            self._status == 128 + 9 and (self._seconds or 0.0) >= timeout_s
+        )
+
+    def _is_checkpoint_gone(self) -> bool:
+        try:
+            os.stat(self._checkpoint)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            # A server that fails over.
+            return False
+        return False
+
+    def _drop(self) -> ValidationEnd:
+        self.end()
+        return self._make_end({}, "the checkpoint is gone")
+
+    def _make_end(
+        self, metrics: Mapping[str, Any], error: str | None, traceback: str = ""
+    ) -> ValidationEnd:
+        return ValidationEnd(
+            manifest=self.manifest,
+            metrics=metrics,
+            error=error,
+            traceback=traceback,
+            log=self.log,
+            seconds=self._seconds,
+            leftovers=self.leftovers,
+        )
+
+    def _last_line(self) -> str:
+        try:
+            written = read_end(self.log, _LAST_BYTES)
+        except OSError:
+            return ""
+        return (written.decode(errors="replace").splitlines() or [""])[-1]

@@ -1,0 +1,260 @@
+"""`SubmittedValidation` step by step, with a Slurm that says what the test wants."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain import timeouts
+from hpctrain.errors import LaunchError
+from hpctrain.execute import validation_job
+from hpctrain.execute.validation_end import ValidationEnd
+from hpctrain.execute.validation_job import SlurmCalls, SubmittedValidation, pause_s
+from hpctrain.rundir.manifest import Manifest
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.slurm.output import Job
+from hpctrain.slurm.validation_job import end_file, record_file
+
+MANIFEST = Manifest(
+    name="000003",
+    report=3,
+    attempt=2,
+    world_size=1,
+    metrics={},
+    files=(),
+    created_at=5.0,
+    versions={},
+    validation={"fn_kwargs": {}, "timeout_s": 2.0},
+)
+
+
+class Slurm:
+    """Stands in for Slurm: real ends of jobs are in tests/execute/test_validation_jobs.py."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Job | LaunchError | None] = []
+        self.answers: list[str | LaunchError] = ["7"]
+        self.cancelled: list[str] = []
+        self.num_asks = 0
+
+    def submit(self) -> str:
+        answer = self.answers.pop(0)
+        if isinstance(answer, LaunchError):
+            raise answer
+        return answer
+
+    def find_job(self, job_id: str) -> Job | None:
+        assert job_id == "7"
+        self.num_asks += 1
+        answer = self.jobs.pop(0) if len(self.jobs) > 1 else self.jobs[0]
+        if isinstance(answer, LaunchError):
+            raise answer
+        return answer
+
+
+class Validation:
+    """A validation, its files, and how often it was submitted."""
+
+    def __init__(self, paths: RunPaths, slurm: Slurm) -> None:
+        self.paths, self.slurm = paths, slurm
+        self.script = paths.validation_job(2, 3)
+        self.is_wanted = True
+        self.submitted: list[str] = []
+        self.calls = SlurmCalls()
+        self.running = SubmittedValidation(
+            paths,
+            manifest=MANIFEST,
+            calls=self.calls,
+            submit=slurm.submit,
+            is_wanted=lambda: self.is_wanted,
+            on_submit=self.submitted.append,
+        )
+
+    def end_with(
+        self, status: int, seconds: int = 1, metrics: Any = None, job_id: str = "7"
+    ) -> None:
+        if metrics is not None:
+            self.paths.validation_result(2, 3).write_text(json.dumps(metrics))
+        end_file(self.script).write_text(f"{status} {seconds} {job_id}\n")
+
+    def look_until(self, condition: Callable[[], Any]) -> ValidationEnd | None:
+        deadline = time.monotonic() + 30
+        while True:
+            if (ended := self.running.look()) is not None or condition():
+                return ended
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+    def end(self) -> ValidationEnd:
+        ended = self.look_until(lambda: False)
+        assert ended is not None
+        return ended
+
+
+@pytest.fixture
+def slurm(monkeypatch: pytest.MonkeyPatch) -> Slurm:
+    slurm = Slurm()
+    monkeypatch.setattr(validation_job, "find_job", slurm.find_job)
+    monkeypatch.setattr(validation_job, "cancel_job", slurm.cancelled.append)
+    monkeypatch.setattr(timeouts, "VALIDATION_FILE_S", 0.01)
+    for name in ("_LOOK_INTERVAL_S", "_FIRST_ASK_S"):
+        monkeypatch.setattr(validation_job, name, 0.01)
+    for name in ("_SUBMIT_PAUSES_S", "_REASON_PAUSES_S"):
+        monkeypatch.setattr(validation_job, name, (0.01,) * len(getattr(validation_job, name)))
+    return slurm
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    paths = RunPaths(tmp_path / "run")
+    for folder in (paths.submission, paths.logs(2), paths.checkpoints / "000003"):
+        folder.mkdir(parents=True)
+    return paths
+
+
+@pytest.fixture
+def validation(paths: RunPaths, slurm: Slurm) -> Validation:
+    return Validation(paths, slurm)
+
+
+def job(state: str, **fields: Any) -> Job:
+    return Job(job_id="7", state=state, **fields)
+
+
+def test_slurm_is_asked_ever_more_seldom() -> None:
+    asks, now = [], 0.0
+    while now < 3600:
+        now += pause_s(len(asks))
+        asks.append(now)
+    assert sum(at <= 600 for at in asks) == 5
+    assert sum(at <= 3600 for at in asks) == 15
+    assert pause_s(10_000) == 300.0
+
+
+def test_an_end_that_is_written_down_is_not_asked_for(validation: Validation, slurm: Slurm) -> None:
+    validation.look_until(lambda: validation.submitted)
+    validation.end_with(0, seconds=4, metrics={"score": 1.0})
+    ended = validation.end()
+    assert (ended.metrics, ended.error, ended.seconds) == ({"score": 1.0}, None, 4.0)
+    assert (validation.submitted, slurm.num_asks, slurm.cancelled) == (["7"], 0, [])
+    assert {path.suffix for path in ended.leftovers} == {".json", ".end", ".sh"}
+
+
+def test_a_job_that_is_known_is_not_submitted_again(paths: RunPaths, slurm: Slurm) -> None:
+    script = paths.validation_job(2, 3)
+    record = {"job_id": "7", "script": str(script), "created_at": 5.0}
+    record_file(script).write_text(json.dumps(record))
+    slurm.answers.clear()
+    validation = Validation(paths, slurm)
+    validation.end_with(0, metrics={"score": 1.0})
+    assert validation.end().metrics == {"score": 1.0}
+    assert validation.submitted == []
+
+
+@pytest.mark.parametrize(
+    ("refusals", "complaint"),
+    [
+        ([LaunchError("Socket timed out", transient=True)], None),
+        ([LaunchError("Invalid qos")], "Invalid qos"),
+        ([LaunchError("Socket timed out", transient=True)] * 4, "Socket timed out"),
+    ],
+    ids=["passing", "for good", "without end"],
+)
+def test_a_refusal_that_may_pass_is_tried_again(
+    validation: Validation, slurm: Slurm, refusals: list[LaunchError], complaint: str | None
+) -> None:
+    slurm.answers[:0] = refusals
+    if complaint is not None:
+        assert validation.end().error == complaint
+        return
+    validation.look_until(lambda: validation.submitted)
+    assert validation.submitted == ["7"]
+
+
+@pytest.mark.parametrize(
+    ("status", "jobs", "error"),
+    [
+        (1, [], "it ended with status 1"),
+        (124, [], "it took longer than timeout_s=2"),
+        # Slurm knows the reason only some seconds later.
+        (137, [job("RUNNING"), job("OUT_OF_MEMORY")], "its job 7 used more memory than it had"),
+        (143, [job("TIMEOUT")], "its job 7 reached its time limit"),
+        (143, [job("RUNNING")], "it was killed by SIGTERM"),
+        (139, [job("FAILED")], "it was killed by SIGSEGV"),
+        (143, [None], "it was killed by SIGTERM"),
+        (None, [job("RUNNING"), job("NODE_FAIL", nodes="n1")], "its job 7 lost its node (n1)"),
+        (None, [LaunchError("away"), job("CANCELLED")], "its job 7 was cancelled"),
+        (None, [None], "its job 7 is gone, and Slurm has forgotten why"),
+    ],
+)
+def test_why_a_job_has_ended_is_said(
+    validation: Validation, slurm: Slurm, status: int | None, jobs: list[Any], error: str
+) -> None:
+    slurm.jobs = jobs
+    validation.look_until(lambda: validation.submitted)
+    if status is not None:
+        validation.end_with(status)
+    ended = validation.end()
+    assert ended.error is not None
+    assert ended.error.startswith(error)
+    assert ended.metrics == {}
+
+
+def test_what_does_not_heed_the_end_of_its_time_took_too_long(validation: Validation) -> None:
+    validation.slurm.jobs = [job("FAILED")]
+    validation.look_until(lambda: validation.submitted)
+    validation.end_with(137, seconds=7)
+    assert validation.end().error == "it took longer than timeout_s=2"
+
+
+def test_metrics_that_are_there_count_whatever_became_of_the_job(validation: Validation) -> None:
+    validation.slurm.jobs = [job("NODE_FAIL")]
+    validation.look_until(lambda: validation.submitted)
+    validation.paths.validation_result(2, 3).write_text('{"score": 1.0}')
+    ended = validation.end()
+    assert (ended.metrics, ended.error) == ({"score": 1.0}, None)
+
+
+def test_the_late_end_of_a_job_that_was_there_before_is_none(
+    validation: Validation, slurm: Slurm
+) -> None:
+    slurm.jobs = [job("RUNNING")]
+    validation.look_until(lambda: validation.submitted)
+    validation.end_with(143, job_id="6")
+    assert validation.look_until(lambda: slurm.num_asks > 1) is None
+    validation.end_with(0, metrics={"score": 1.0})
+    assert validation.end().metrics == {"score": 1.0}
+
+
+def test_a_job_that_slurm_queues_again_is_waited_for(validation: Validation, slurm: Slurm) -> None:
+    slurm.jobs = [job("PENDING", restarts=1)]
+    validation.look_until(lambda: validation.submitted)
+    validation.end_with(143)
+    assert validation.look_until(lambda: not end_file(validation.script).exists()) is None
+    validation.end_with(0, metrics={"score": 1.0})
+    assert validation.end().metrics == {"score": 1.0}
+
+
+def test_a_checkpoint_that_was_made_anew_takes_its_job_along(
+    validation: Validation, slurm: Slurm
+) -> None:
+    slurm.jobs = [job("RUNNING")]
+    validation.look_until(lambda: slurm.num_asks > 0)
+    validation.is_wanted = False
+    assert validation.end().error == "the checkpoint is gone"
+    validation.calls.close(10)
+    assert slurm.cancelled == ["7"]
+
+
+def test_a_submission_that_is_under_way_is_cancelled_too(
+    validation: Validation, slurm: Slurm
+) -> None:
+    assert validation.running.look() is None
+    validation.running.end()
+    validation.calls.close(10)
+    assert slurm.cancelled == ["7"]
