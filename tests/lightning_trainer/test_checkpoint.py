@@ -69,7 +69,7 @@ def test_a_directory_of_an_old_ray_is_a_checkpoint(tmp_path: Path) -> None:
     assert torch.equal(checkpoint.get_model(Net).linear.weight, net.linear.weight)
     predictor = LightningPredictor.from_checkpoint(checkpoint, Net)
     with torch.inference_mode():
-        assert np.array_equal(predictor.predict(X), net(torch.from_numpy(X)).numpy())
+        assert np.array_equal(predictor.predict(X)["predictions"], net(torch.from_numpy(X)).numpy())
     # What is written here comes first.
     other = Net(width=4)
     save(other, tmp_path / "checkpoint.ckpt")
