@@ -16,6 +16,33 @@ PREDICTIONS = "predictions"
 """Name of the output of a predictor that gives none."""
 
 
+class OnlyOutput(np.ndarray[Any, Any]):
+    """The array of a predictor's only output, which is also found by the output's name.
+
+    Of estimators and trees some versions of Ray Train return an array for a bare array, and others
+    a dict.
+    """
+
+    output_name: str | None = None
+
+    @classmethod
+    def of(cls, name: str, values: np.ndarray[Any, Any]) -> OnlyOutput:
+        """Return `values` with a name; nothing is copied. Not collective."""
+        named = values.view(cls)
+        named.output_name = name
+        return named
+
+    def __getitem__(self, key: Any) -> Any:
+        """Return the plain array for its name, else what an array returns."""
+        if isinstance(key, str) and key == self.output_name:
+            return self.view(np.ndarray)
+        return super().__getitem__(key)
+
+    def __reduce__(self) -> Any:
+        """Pickle the plain array."""
+        return self.view(np.ndarray).__reduce__()
+
+
 def form_of(batch: Any) -> BatchForm:
     """Return in which form a batch is. Not collective.
 
@@ -81,9 +108,9 @@ def in_form_of(batch: Any, output: Any) -> Any:
     """Return a predictor's output in the form of the batch that it was given.
 
     Not collective. Where a bare array was given, an array, or the only column of a DataFrame, is a
-    bare array again, and a dict stays one: Ray Train's predictors of tensors return dicts, those of
-    trees and estimators arrays. In a DataFrame an output of shape ``(rows, k)`` is `k` columns,
-    ``predictions_0`` and so on, and rows keep their index.
+    bare array again, an `OnlyOutput`, and a dict stays one, as predictors of tensors give it. In a
+    DataFrame an output of shape ``(rows, k)`` is `k` columns, ``predictions_0`` and so on, and rows
+    keep their index.
     """
     form = form_of(batch)
     if form == "pandas":
@@ -97,5 +124,7 @@ def in_form_of(batch: Any, output: Any) -> Any:
     columns = name_outputs(output)
     if form == "array":
         names_it = form_of(output) == "columns"
-        return columns if names_it or len(columns) > 1 else next(iter(columns.values()))
+        if names_it or len(columns) > 1:
+            return columns
+        return OnlyOutput.of(*next(iter(columns.items())))
     return columns if form == "columns" else to_arrow(columns)

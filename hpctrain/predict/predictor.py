@@ -124,8 +124,8 @@ class Predictor(NamedArguments, abc.ABC):
             A NumPy array, a dict of arrays, a pandas DataFrame or a pyarrow Table. For a bare array
             predictors of tensors (torch, TensorFlow, JAX) return a dict,
             ``{"predictions": array}`` if the model does not name its output, and predictors of
-            trees and estimators an array. Of a class of your own, an array that ``_predict_numpy``
-            returns stays an array, and a dict a dict.
+            trees and estimators an array, of which ``["predictions"]`` is the same. Of a class of
+            your own, an array that ``_predict_numpy`` returns stays an array, and a dict a dict.
         **kwargs
             For the hook of the class.
 

@@ -205,6 +205,7 @@ def test_steps_may_leave_out_the_first_rows_of_an_input(tmp_path: Path):
         "batch_size": 4,
         "output": None,
         "rows_per_part": None,
+        "predictor_kwargs": {},
         "predict_kwargs": {},
     }
     largest = float(np.sort(X[:, 0])[-2])

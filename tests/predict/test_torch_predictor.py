@@ -130,14 +130,14 @@ def test_a_pickled_model_of_ones_own_is_opened_and_another_only_if_it_is_trusted
     checkpoint = Checkpoint(tmp_path)
     for model in (None, Net):
         predictor = TorchPredictor.from_checkpoint(checkpoint, model=model)
-        assert np.array_equal(predictor.predict(X), by_hand(net))
+        assert np.array_equal(predictor.predict(X)["predictions"], by_hand(net))
     tmp_path.chmod(0o775)
     for model in (None, Net):
         why = r"would run code.*can be written by others.*chmod -R go-w.*model.state_dict\(\)"
         with pytest.raises(CheckpointError, match=why):
             TorchPredictor.from_checkpoint(checkpoint, model=model)
         predictor = TorchPredictor.from_checkpoint(checkpoint, model=model, trusted=True)
-        assert np.array_equal(predictor.predict(X), by_hand(net))
+        assert np.array_equal(predictor.predict(X)["predictions"], by_hand(net))
 
 
 def test_a_state_dict_holds_no_architecture(net, tmp_path):
@@ -160,7 +160,8 @@ def test_weights_of_another_architecture_are_refused(net):
 def test_a_checkpoint_of_a_model_brings_its_module(net):
     checkpoint = TorchCheckpoint.from_model(net)
     other = TorchCheckpoint(checkpoint.path)
-    assert np.array_equal(TorchPredictor.from_checkpoint(other).predict(X), by_hand(net))
+    predicted = TorchPredictor.from_checkpoint(other).predict(X)
+    assert np.array_equal(predicted["predictions"], by_hand(net))
 
 
 def test_a_checkpoint_without_a_model_says_what_it_has(tmp_path):

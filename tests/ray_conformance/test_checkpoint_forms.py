@@ -166,7 +166,8 @@ def test_the_handle_that_was_made_of_a_model_knows_it():
     assert checkpoint.get_model() is not model
     assert TorchCheckpoint.from_checkpoint(checkpoint).get_model().weight.item() == 3.0
     for other in (TorchCheckpoint(checkpoint.path), pickle.loads(pickle.dumps(checkpoint))):
-        assert TorchPredictor.from_checkpoint(other).predict(inputs).tolist() == [[7.0]]
+        predicted = TorchPredictor.from_checkpoint(other).predict(inputs)
+        assert predicted["predictions"].tolist() == [[7.0]]
 
 
 def test_the_handle_that_was_made_of_a_dict_with_a_model_knows_it():
@@ -179,7 +180,8 @@ def test_the_handle_that_was_made_of_a_dict_with_a_model_knows_it():
     assert predicted["predictions"].tolist() == [[7.0]]
     assert TorchCheckpoint.from_checkpoint(checkpoint).get_model().weight.item() == 3.0
     other = Checkpoint(checkpoint.path)
-    assert TorchPredictor.from_checkpoint(other).predict(inputs).tolist() == [[7.0]]
+    predicted = TorchPredictor.from_checkpoint(other).predict(inputs)
+    assert predicted["predictions"].tolist() == [[7.0]]
 
 
 def test_a_model_that_is_as_it_was_given_comes_back_itself():

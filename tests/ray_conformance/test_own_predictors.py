@@ -1,5 +1,6 @@
 """Predictors as the documentation of Ray 2.6 shows how to write them."""
 
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -72,8 +73,17 @@ def test_an_array_is_predicted_to_what_ray_s_predictors_make_of_it():
     # The only column of a frame is an array again.
     framed = Scaled.from_checkpoint(Checkpoint.from_dict({"factor": 3}))
     assert framed.predict(np.array([1, 2])).tolist() == [3, 6]
-    trees = SklearnPredictor(LinearRegression().fit([[0], [1]], [0, 1]))
-    assert trees.predict(np.array([[2.0]])) == pytest.approx([2.0])
+    assert framed.predict(np.array([1, 2]))["made"].tolist() == [3, 6]
+
+
+def test_the_array_of_an_estimator_is_found_by_the_name_that_some_versions_have():
+    made = SklearnPredictor(LinearRegression().fit([[0], [1]], [0, 1])).predict(np.array([[2.0]]))
+    assert len(made) == 1
+    assert made.tolist() == pytest.approx([2.0])
+    assert type(made["predictions"]) is np.ndarray
+    with pytest.raises(IndexError):
+        made["other"]
+    assert type(pickle.loads(pickle.dumps(made))) is np.ndarray
 
 
 class Twice(LightningModule):
