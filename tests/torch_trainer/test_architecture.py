@@ -149,7 +149,8 @@ def test_another_process_needs_neither_the_script_nor_its_classes(tmp_path: Path
     subprocess.run([sys.executable, tmp_path / "script.py", target], check=True)
     assert Checkpoint.from_directory(target) == TorchCheckpoint(target)
     predictor = TorchPredictor.from_checkpoint(Checkpoint(target))
-    assert predictor.predict(torch.tensor([[1.0]]).numpy()).tolist() == [[8.0]]
+    predicted = predictor.predict(torch.tensor([[1.0]]).numpy())
+    assert predicted["predictions"].tolist() == [[8.0]]
 
 
 def trained(folder: Path) -> Checkpoint:
