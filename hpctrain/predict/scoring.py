@@ -131,8 +131,9 @@ class Scorer:
         self._predictor = predictor
         self._scoring = scoring
         self._takes_frames = type(predictor).preferred_batch_format() == "pandas"
-        self.gives_rows = True
-        """Whether there has been a row for each row so far."""
+        self.gave_rows = True
+        """Whether there was a row for each row of the last batch."""
+        self._has_warned = False
 
     def __call__(self, batch: Batch) -> Batch:
         """Return the output's rows for some rows of the input. Not collective.
@@ -159,16 +160,17 @@ class Scorer:
 
     def _compare_rows(self, scored: Batch, rows: int) -> None:
         given = num_rows(scored)
-        if given == rows:
+        self.gave_rows = given == rows
+        if self.gave_rows:
             return
         found = f"{type(self._predictor).__name__} gave {given} rows for {rows}"
         if self._scoring.keep_columns:
             raise ConfigError(
                 f"{found}, and keep_columns are to lie beside them. Let it give one row for each."
             )
-        if self.gives_rows:
+        if not self._has_warned:
             log(f"warning: {found}: what is predicted belongs to no row of the input.")
-        self.gives_rows = False
+        self._has_warned = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -354,11 +356,11 @@ def _score_parts(
     dataset = scoring.dataset
     claimed = ((part, partition.rows(part)) for part in mine)
 
-    scorer: Scorer | None = None
+    # Of each part by its first batch, before the writer has it: that is a thread of its own.
+    keeps_rows: dict[int, bool] = {}
 
     def open_part(part: int) -> PartFile:
-        keeps_rows = dataset.keeps_rows and scorer is not None and scorer.gives_rows
-        return output.open_part(part, len(partition.rows(part)) if keeps_rows else None)
+        return output.open_part(part, len(partition.rows(part)) if keeps_rows[part] else None)
 
     columns = output.columns()
     # Reading begins before the model is loaded, which takes longer.
@@ -371,7 +373,9 @@ def _score_parts(
         progress.model_s = time.monotonic() - started
         for slab in reader:
             for batch in _split(slab.batch, scoring.batch_size):
-                writer.put(slab.part, columns.conform(scorer(batch)), is_last=False)
+                scored = columns.conform(scorer(batch))
+                keeps_rows.setdefault(slab.part, dataset.keeps_rows and scorer.gave_rows)
+                writer.put(slab.part, scored, is_last=False)
                 if progress.add(num_rows(batch)):
                     # What is left of the part is scored again when the run resumes.
                     writer.abandon()
