@@ -39,7 +39,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "ray-train.rst"
         (
             "predictor = Predicts.from_checkpoint(checkpoint, TorchPredictor)",
             "predictor = Predicts.from_checkpoint(checkpoint, TorchPredictor, model=model)",
-            "need ``model=``",
+            "``model=`` is needed for a module that cannot be",
         ),
         ("Trainer(dmatrix_params={})", "Trainer(dataset_params={})", "``dmatrix_params`` by"),
     ],
