@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import abc
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from hpctrain.control.hub import Hub
 from hpctrain.control.wire import Frame
-from hpctrain.errors import ConfigError, WorkerError
+from hpctrain.errors import WorkerError
 from hpctrain.plan import spec
 
 T = TypeVar("T")
@@ -145,21 +145,6 @@ class CallsFunctions(abc.ABC):
     ) -> Answer[T]:
         """Do what `execute_single` does, without waiting; ``result()`` waits."""
         return self._send_call([self._check_rank(rank)], function, args, kwargs)[0]
-
-    def add_workers(self, num_workers: int) -> None:
-        """Raise an error: the ranks of an MPI world are as many as were started."""
-        raise ConfigError(
-            f"add_workers({num_workers}): the {len(self)} ranks of a group are one MPI world. Call "
-            f"shutdown(), and make WorkerGroup(num_workers={len(self) + num_workers})."
-        )
-
-    def remove_workers(self, worker_indexes: Sequence[int]) -> None:
-        """Raise an error: the ranks of an MPI world are as many as were started."""
-        fewer = max(1, len(self) - len(worker_indexes))
-        raise ConfigError(
-            f"remove_workers({list(worker_indexes)}): the {len(self)} ranks of a group are one MPI "
-            f"world. Call shutdown(), and make WorkerGroup(num_workers={fewer})."
-        )
 
     def _send_call(
         self, ranks: Any, function: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]

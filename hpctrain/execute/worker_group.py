@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain import environ, timeouts
+from hpctrain.checks import check_count
 from hpctrain.config import ScalingConfig
 from hpctrain.control.hub import Hub
 from hpctrain.control.local_socket import new_socket_name
 from hpctrain.control.wire import Frame
-from hpctrain.errors import LaunchError, WorkerError
+from hpctrain.errors import ConfigError, LaunchError, WorkerError
 from hpctrain.execute.calls import Calls, CallsFunctions
 from hpctrain.execute.examine import Examiner
 from hpctrain.execute.explain import names_a_death
@@ -27,6 +28,7 @@ from hpctrain.execute.node_report import describe_node, examine_storage
 from hpctrain.execute.process import StepProcess
 from hpctrain.execute.rendezvous import Rendezvous, WorkerMetadata
 from hpctrain.execute.step_launcher import find_mpiexec, find_step_launcher, launcher_variables
+from hpctrain.log import log
 from hpctrain.own_time import Deadline
 from hpctrain.plan.argv import STEP_VARIABLES, worker_argv, worker_step_argv
 from hpctrain.plan.resources import Placement, place_on_one_node
@@ -99,17 +101,9 @@ class WorkerGroup(CallsFunctions):
         attempt: int = 1,
         log_to_file: bool = True,
     ) -> None:
-        stands_alone = placement is None and path is None
-        if placement is None:
-            resources = {"CPU": num_cpus_per_worker, "GPU": num_gpus_per_worker}
-            placement = place_on_one_node(
-                ScalingConfig(
-                    num_workers=num_workers,
-                    use_gpu=num_gpus_per_worker > 0,
-                    resources_per_worker={k: v for k, v in resources.items() if v},
-                )
-            )
-        self.placement = placement
+        self._resources = {"CPU": num_cpus_per_worker, "GPU": num_gpus_per_worker}
+        self._is_placed_here = placement is None
+        self.placement = placement or self._place(num_workers)
         self.attempt = attempt
         self.lost_nodes: Mapping[str, bool] = {}
         """Nodes that are lost; true if they are silent, false if their agent is gone."""
@@ -124,7 +118,7 @@ class WorkerGroup(CallsFunctions):
         self._own_path = path is None
         self._paths = RunPaths(path or Path(tempfile.mkdtemp(prefix="hpctrain-group-")))
         self.health = Health(
-            num_nodes=placement.num_nodes + len(idle_nodes), gpus_on=placement.gpus_on
+            num_nodes=self.placement.num_nodes + len(idle_nodes), gpus_on=self.placement.gpus_on
         )
         """What its nodes have said of themselves, even if the start failed."""
         self._hub: Hub | None = None
@@ -138,8 +132,17 @@ class WorkerGroup(CallsFunctions):
         self._frames: deque[Frame] = deque()
         self._calls = Calls(self._receive, self._explain_death)
         self._examiner = Examiner()
-        if stands_alone:
+        if self._is_placed_here and self._own_path:
             self.start()
+
+    def _place(self, num_workers: int) -> Placement:
+        return place_on_one_node(
+            ScalingConfig(
+                num_workers=num_workers,
+                use_gpu=self._resources["GPU"] > 0,
+                resources_per_worker={k: v for k, v in self._resources.items() if v},
+            )
+        )
 
     def __len__(self) -> int:
         """Return the number of ranks."""
@@ -314,6 +317,64 @@ class WorkerGroup(CallsFunctions):
         self._is_watched = False
         if self._own_path:
             shutil.rmtree(self._paths.root, ignore_errors=True)
+
+    def add_workers(self, num_workers: int) -> None:
+        """Start so many more ranks, of a group on this machine.
+
+        The ranks of a group are one MPI world, so all of them start anew: what functions have left
+        in the processes is gone, which is logged.
+
+        Parameters
+        ----------
+        num_workers
+            How many more.
+
+        Raises
+        ------
+        ConfigError
+            If it is not a number above 0, or the group's nodes were chosen by somebody else.
+        LaunchError
+            If they cannot be started.
+        """
+        check_count("add_workers(num_workers=...)", num_workers, at_least=1)
+        self._start_anew(len(self) + num_workers, f"add_workers({num_workers})")
+
+    def remove_workers(self, worker_indexes: Sequence[int]) -> None:
+        """End ranks, of a group on this machine; the others start anew, as in `add_workers`.
+
+        Parameters
+        ----------
+        worker_indexes
+            Their numbers. The others are numbered anew, without gaps.
+
+        Raises
+        ------
+        ConfigError
+            If none would be left, or the group's nodes were chosen by somebody else.
+        LaunchError
+            If the others cannot be started.
+        ValueError
+            If there is no such rank.
+        """
+        removed = {self._check_rank(rank) for rank in worker_indexes}
+        call = f"remove_workers({sorted(removed)})"
+        if len(removed) == len(self):
+            raise ConfigError(f"{call} would leave no rank. Call shutdown().")
+        if removed:
+            self._start_anew(len(self) - len(removed), call)
+
+    def _start_anew(self, num_workers: int, call: str) -> None:
+        if not self._is_placed_here:
+            raise ConfigError(
+                f"{call}: the nodes of this group were given to it. Call shutdown(), and make "
+                f"another one for {num_workers} ranks."
+            )
+        placement = self._place(num_workers)
+        log(f"{call}: all ranks start anew, as one MPI world of {num_workers}.")
+        self.shutdown()
+        self.placement = placement
+        self.health = Health(num_nodes=placement.num_nodes, gpus_on=placement.gpus_on)
+        self.start()
 
     def _await_ends(self, timeout_s: float) -> None:
         assert self._hub is not None

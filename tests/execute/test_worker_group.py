@@ -1,4 +1,4 @@
-"""A WorkerGroup by itself: real MPI ranks that do what they are told."""
+"""A WorkerGroup by itself: real MPI ranks that run functions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain import ConfigError, LaunchError, WorkerError, WorkerGroup
+from hpctrain import ConfigError, LaunchError, ScalingConfig, WorkerError, WorkerGroup
+from hpctrain.plan.resources import place_on_one_node
 from hpctrain.testing.slurm import VirtualCluster
 
 pytestmark = pytest.mark.mpi
@@ -87,10 +88,12 @@ def test_misuse_is_an_error() -> None:
         group.start()
     with pytest.raises(ValueError, match="rank=1, but this group has the ranks 0 to 0"):
         group.execute_single(1, os.getpid)
-    with pytest.raises(ConfigError, match=r"make WorkerGroup\(num_workers=3\)"):
-        group.add_workers(2)
-    with pytest.raises(ConfigError, match="are one MPI world"):
-        group.remove_workers([0])
+    with pytest.raises(ConfigError, match=r"add_workers\(num_workers=...\) is 0"):
+        group.add_workers(0)
+    with pytest.raises(ValueError, match="rank=1, but this group has the ranks 0 to 0"):
+        group.remove_workers([1])
+    with pytest.raises(ConfigError, match=r"remove_workers\(\[0\]\) would leave no rank"):
+        group.remove_workers([0, 0])
     group.shutdown()
     group.shutdown()
     with pytest.raises(ValueError, match="is not started"):
@@ -231,3 +234,32 @@ print([path.name for path in root.glob(".secret*")], len(list(root.glob("logs/*/
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["3", "True 2", "False 2", "[] 2"]
+
+
+def test_ranks_are_added_and_removed(capsys: pytest.CaptureFixture[str]) -> None:
+    def world() -> tuple[int, int]:
+        from mpi4py import MPI
+
+        return MPI.COMM_WORLD.rank, MPI.COMM_WORLD.allreduce(1)
+
+    group = WorkerGroup(num_workers=1)
+    try:
+        first = group.execute(os.getpid)
+        group.add_workers(2)
+        assert len(group) == len(group.workers) == 3
+        assert group.execute(world) == [(0, 3), (1, 3), (2, 3)]
+        assert not {*first} & {*group.execute(os.getpid)}
+        group.remove_workers([0, 2, 0])
+        assert group.execute(world) == [(0, 1)]
+        group.remove_workers([])
+    finally:
+        group.shutdown()
+    logged = capsys.readouterr().err
+    assert "add_workers(2): all ranks start anew, as one MPI world of 3." in logged
+    assert "remove_workers([0, 2]): all ranks start anew, as one MPI world of 1." in logged
+
+
+def test_a_group_on_nodes_that_it_was_given_keeps_its_ranks(tmp_path: Path) -> None:
+    placed = WorkerGroup(placement=place_on_one_node(ScalingConfig(num_workers=2)), path=tmp_path)
+    with pytest.raises(ConfigError, match=r"nodes of this group were given to it.* 3 ranks"):
+        placed.add_workers(1)
