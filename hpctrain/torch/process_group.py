@@ -81,6 +81,7 @@ class TorchBackend(Backend):
                 "NODE_RANK": str(world.node_rank),
                 # accelerate takes the GPU of the local rank's number without it.
                 "ACCELERATE_TORCH_DEVICE": device,
+                **_accelerate_on_cpus(context),
                 **self.variables(context, config),
             }
         )
@@ -146,6 +147,12 @@ class TorchBackend(Backend):
         if self._is_alone and distributed.is_initialized():
             distributed.destroy_process_group()
         torch.set_num_threads(self._num_threads)
+
+
+def _accelerate_on_cpus(context: BackendContext) -> dict[str, str]:
+    """Return what lets Accelerate, and so transformers, see the other ranks without GPUs."""
+    is_one_of_several = not context.gpu_ids and context.world.world_size > 1
+    return {"ACCELERATE_USE_CPU": "true"} if is_one_of_several else {}
 
 
 def _select_device(context: BackendContext) -> str:

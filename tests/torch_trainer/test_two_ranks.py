@@ -30,6 +30,7 @@ def _examination() -> Callable[[], Findings | None]:
         names = (
             *("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK"),
             *("LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "ACCELERATE_TORCH_DEVICE"),
+            "ACCELERATE_USE_CPU",
         )
         default = distributed.distributed_c10d._get_default_group()
         return {
@@ -285,6 +286,7 @@ def test_each_rank_finds_its_place_in_the_environment(findings: Findings) -> Non
             "GROUP_RANK": "0",
             "NODE_RANK": "0",
             "ACCELERATE_TORCH_DEVICE": "cpu",
+            "ACCELERATE_USE_CPU": "true",
         }
         assert found["environment"]["place"] == [rank, 2]
 
