@@ -122,6 +122,9 @@ def _short(error: str) -> str:
 
 
 def _table(header: list[str], rows: list[list[str]]) -> str:
+    """Return a table; nothing, where there is nothing to list."""
+    if not rows:
+        return ""
     lines = [".. list-table::", "   :header-rows: 1", ""]
     for row in [header, *rows]:
         lines += [f"   {'*' if index == 0 else ' '} - {cell}" for index, cell in enumerate(row)]
