@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hpctrain.config import CheckpointConfig as CheckpointConfig
     from hpctrain.config import DataConfig as DataConfig
     from hpctrain.config import FailureConfig as FailureConfig
+    from hpctrain.config import LoggingConfig as LoggingConfig
     from hpctrain.config import RunConfig as RunConfig
     from hpctrain.config import ScalingConfig as ScalingConfig
     from hpctrain.config import SyncConfig as SyncConfig
@@ -90,6 +91,7 @@ _HOME_OF = {
     "FailureConfig": "config",
     "HpctrainError": "errors",
     "LaunchError": "errors",
+    "LoggingConfig": "config",
     "NCCLHangError": "errors:WorkerHangError",
     "NodeLostError": "errors",
     "PreemptionError": "errors",

@@ -362,11 +362,14 @@ def _storage_path(what: str, value: Any) -> Any:
 
 
 def _log_to_file(what: str, value: Any) -> Any:
-    if isinstance(value, (str, tuple, list)):
-        raise ConfigError(
-            f"{with_value(what, value)}: each rank writes a file of its own, logs/ATTEMPT/"
-            f"rank-RANK.out in the run directory. Use True, or False for the launcher's output."
+    # Ray's names of the files, or of one, of a trial.
+    names = value if isinstance(value, (tuple, list)) else (value,)
+    if names and all(isinstance(name, str) for name in names):
+        _log_once(
+            f"{with_value(what, value)}: the names have no meaning here. Each rank writes a file "
+            f"of its own, logs/ATTEMPT/rank-RANK.out in the run directory."
         )
+        return True
     return kind(bool)(what, value)
 
 
@@ -375,6 +378,27 @@ def _stop(what: str, value: Any) -> Any:
         return value
     limit = number(float("-inf"), explain="the number of a metric at which to stop is needed.")
     return mapping(" of metrics", limit)(what, value)
+
+
+def _level(what: str, value: Any) -> Any:
+    name = value.upper() if isinstance(value, str) else value
+    return choice(*_VERBOSE_OF)(what, name) if isinstance(name, str) else kind(str)(what, value)
+
+
+_VERBOSE_OF = {"DEBUG": 2, "INFO": 1, "WARNING": 0, "ERROR": 0, "CRITICAL": 0}
+
+
+@checked(log_level=_level)
+@dataclass(frozen=True, kw_only=True)
+class LoggingConfig:
+    """How much of a run is shown in the terminal, in Ray Train's words.
+
+    What ranks print is in the files of the run directory, whatever is shown.
+    """
+
+    log_level: str = "INFO"
+    """``INFO`` is ``RunConfig(verbose=1)``, ``DEBUG`` is 2; ``WARNING``, ``ERROR`` and ``CRITICAL``
+    are 0."""
 
 
 @checked(
@@ -387,6 +411,7 @@ def _stop(what: str, value: Any) -> Any:
     callbacks=or_default(several(kind(UserCallback), of="callbacks")),
     stop=optional(_stop),
     verbose=or_default(choice(0, 1, 2)),
+    logging_config=optional(kind(LoggingConfig)),
     log_to_file=or_default(_log_to_file),
     launcher=or_default(choice(*LAUNCHERS)),
     existing=or_default(choice(*EXISTING_POLICIES)),
@@ -420,9 +445,11 @@ class RunConfig:
     ``should_stop()``."""
     verbose: int = 1
     """0: nothing. 1: progress, and what rank 0 prints. 2: what every rank prints."""
+    logging_config: LoggingConfig | None = None
+    """Says what `verbose` says, in Ray Train's words. None leaves it to that."""
     log_to_file: bool = True
     """Whether the output of a rank goes to a file of its own in the run directory. Otherwise it
-    goes wherever the output of the launcher goes."""
+    goes wherever the output of the launcher goes. Names of files, as in Ray Train, are True."""
     launcher: Launcher = "auto"
     """Where the ranks start; ``auto`` finds out. ``--launcher`` and ``HPCTRAIN_LAUNCHER``, which
     are said later, win over this."""
@@ -432,6 +459,18 @@ class RunConfig:
     for something else. ``resume`` goes on from its last checkpoint then. ``restart`` moves the run
     aside and begins anew. ``error`` accepts no run of this name. ``--existing`` and
     ``HPCTRAIN_EXISTING`` win over this."""
+
+    def __post_init__(self) -> None:
+        """Check the fields against each other."""
+        if self.logging_config is None:
+            return
+        verbose = _VERBOSE_OF[self.logging_config.log_level]
+        if self.verbose not in (1, verbose):
+            raise ConfigError(
+                f"RunConfig(verbose={self.verbose}, logging_config={self.logging_config!r}): both "
+                f"say how much is shown, and differ. Leave one of them out."
+            )
+        object.__setattr__(self, "verbose", verbose)
 
     __repr__ = show_changes
 

@@ -30,8 +30,6 @@ INSTEAD: Mapping[str, Mapping[str, str]] = {
         "DatasetConfig": _DATASET_CONFIG,
         "DistributedTrainContext": "use TrainContext, which get_context() returns.",
         "LocalTrainContext": "use TrainContext, which get_context() returns.",
-        "LoggingConfig": "set RunConfig(verbose=0, 1 or 2); the output of each rank is in the run "
-        "directory, in logs/.",
         "MLflowLoggerCallback": _TRACKER,
         "RayTrainCallback": "subclass UserCallback.",
         "ReportedCheckpointStatus": "each ReportedCheckpoint is committed; its metrics have what "

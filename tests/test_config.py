@@ -6,6 +6,7 @@ import pickle
 from dataclasses import FrozenInstanceError, fields, replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from hpctrain.config import (
     CheckpointConfig,
     DataConfig,
     FailureConfig,
+    LoggingConfig,
     RunConfig,
     ScalingConfig,
     SlurmConfig,
@@ -426,3 +428,28 @@ def test_a_former_name_of_a_field_is_taken_with_a_warning(name: str) -> None:
         assert getattr(config, name) == 30.0
     with pytest.raises(ConfigError, match="both are the same"):
         FailureConfig(**{name: 30.0, f"{name}_s": 30.0})
+
+
+@pytest.mark.parametrize(
+    ("level", "verbose"), [("DEBUG", 2), ("info", 1), ("WARNING", 0), ("ERROR", 0), ("CRITICAL", 0)]
+)
+def test_a_logging_config_says_how_much_is_shown(level: str, verbose: int) -> None:
+    config = RunConfig(logging_config=LoggingConfig(log_level=level))
+    assert config.verbose == verbose
+    assert replace(config, name="other").verbose == verbose
+    assert RunConfig(logging_config=LoggingConfig(log_level=level), verbose=verbose) == config
+
+
+def test_a_logging_config_that_contradicts_verbose_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"verbose=2, .*'ERROR'.*both say how much is shown"):
+        RunConfig(verbose=2, logging_config=LoggingConfig(log_level="ERROR"))
+    with pytest.raises(ConfigError, match=r"log_level=\.\.\.\) is 'LOUD'"):
+        LoggingConfig(log_level="LOUD")
+    with pytest.raises(ConfigError, match=r"log_level=\.\.\.\) holds 10 of type int"):
+        LoggingConfig(log_level=10)
+
+
+@pytest.mark.parametrize("names", ["all.log", ("out.log", "err.log"), ["out.log", "err.log"]])
+def test_names_of_log_files_are_true(names: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert RunConfig(log_to_file=names).log_to_file is True
+    assert "the names have no meaning here" in capsys.readouterr().err
