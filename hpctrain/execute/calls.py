@@ -98,10 +98,17 @@ class Calls:
             return True
         if frame.op not in ("lost", "failed") or not self._waiting:
             return False
+        self._fail(lambda name: self._explain_death(rank, name))
+        return True
+
+    def abandon(self) -> None:
+        """Fail what has not been answered: the ranks are gone."""
+        self._fail(lambda name: WorkerError(f"the group was shut down during the call of {name}."))
+
+    def _fail(self, error: Callable[[str], WorkerError]) -> None:
         waiting, self._waiting = self._waiting, {}
         for name, answer in waiting.values():
-            answer.set_exception(self._explain_death(rank, name))
-        return True
+            answer.set_exception(error(name))
 
 
 class CallsFunctions(abc.ABC):

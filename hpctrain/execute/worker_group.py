@@ -278,7 +278,9 @@ class WorkerGroup(CallsFunctions):
         self._hub.send("exit")
         deadline = Deadline(patience_s)
         while self._step.returncode() is None and not deadline.is_over:
-            self._hub.poll(_POLL_S)
+            for frame in self._hub.poll(_POLL_S):
+                if frame.op == "answer":
+                    self._calls.take(frame)
 
     def shutdown(self, patience_s: float = 5.0) -> None:
         """End the ranks: let them leave if they can, kill them after `patience_s` seconds."""
@@ -314,6 +316,7 @@ class WorkerGroup(CallsFunctions):
             # After a start that failed, ranks that never said who they are may still come.
             self._agents.close(patience_s)
         self._hub = None
+        self._calls.abandon()
         self._is_watched = False
         if self._own_path:
             shutil.rmtree(self._paths.root, ignore_errors=True)

@@ -263,3 +263,23 @@ def test_a_group_on_nodes_that_it_was_given_keeps_its_ranks(tmp_path: Path) -> N
     placed = WorkerGroup(placement=place_on_one_node(ScalingConfig(num_workers=2)), path=tmp_path)
     with pytest.raises(ConfigError, match=r"nodes of this group were given to it.* 3 ranks"):
         placed.add_workers(1)
+
+
+def test_a_call_that_a_shutdown_cuts_off_is_an_error(tmp_path: Path) -> None:
+    def wait_for(path: str) -> None:
+        import time
+        from pathlib import Path
+
+        while not Path(path).exists():
+            time.sleep(0.05)
+
+    group = WorkerGroup(num_workers=1)
+    try:
+        quick = group.execute_async(os.getpid)
+        cut_off = group.execute_async(wait_for, str(tmp_path / "never"))
+        group.shutdown(patience_s=2)
+        assert isinstance(quick[0].result(), int)
+        with pytest.raises(WorkerError, match=r"was shut down during the call of .*wait_for"):
+            cut_off[0].result()
+    finally:
+        group.shutdown()
