@@ -148,7 +148,7 @@ class Recorder:
         self.journal.check()
         self.journal.note("executor-ended")
         metrics = self.progress() or self.journal.status.metrics
-        self.journal.advance(RunEvent.SUBMITTED, phase="", deadline=None, metrics=metrics)
+        self.journal.advance(RunEvent.SUBMITTED, metrics=metrics)
 
     def begin_attempt(self, resume_from: Path | None) -> AttemptStart:
         """Find what to resume from, and write the attempt into the ledger.

@@ -1,7 +1,7 @@
 """What state a run is in, and what each event makes of it: one table for every home. Pure.
 
 The documentation prints the table (docs/run-directory.rst). `RunStatus.after` of
-`hpctrain.rundir.status` is the only way to another state.
+`hpctrain.rundir.status` changes the state by it.
 """
 
 from __future__ import annotations

@@ -96,11 +96,15 @@ class RunStatus:
         if event not in TRANSITIONS[self.state]:
             return self
         state, action = next_state(self.state, event)
+        own: dict[str, Any] = {"stalled": ""}
         if action is Action.NOTE_END:
-            changes = {"ended_at": time.time() if now is None else now, "stalled": "", **changes}
+            own |= {"ended_at": time.time() if now is None else now}
         else:
-            changes = {"ended_at": None, "error": None, "error_type": None, **changes}
-        return replace(self, state=state, **changes)
+            own |= {"ended_at": None, "error": None, "error_type": None}
+        if state is RunState.SUBMITTED:
+            # Of the executor that is gone.
+            own |= {"phase": "", "deadline": None}
+        return replace(self, state=state, **{**own, **changes})
 
     def placed_in(self, root: Path) -> RunStatus:
         """Return a copy for a run that begins in a directory."""

@@ -57,7 +57,7 @@ def test_a_status_follows_the_table(state: RunState, event: RunEvent, after: str
     if found.state.is_final:
         assert (found.ended_at, found.stalled, found.error) == (7.0, "", "old")
     else:
-        assert (found.ended_at, found.stalled, found.error) == (None, "rank 1", None)
+        assert (found.ended_at, found.stalled, found.error) == (None, "", None)
 
 
 def test_in_any_order_a_run_ends_once_and_is_only_begun_anew_by_a_person_or_an_executor() -> None:
@@ -72,3 +72,11 @@ def test_in_any_order_a_run_ends_once_and_is_only_begun_anew_by_a_person_or_an_e
                 assert event in (RunEvent.REQUESTED, RunEvent.STARTED)
             if status.state is RunState.RUNNING:
                 assert before.state in (RunState.STARTING, RunState.RUNNING)
+
+
+def test_a_run_that_waits_for_its_next_job_shows_nothing_of_the_last_executor() -> None:
+    status = RunStatus(
+        name="run", state=RunState.RUNNING, launcher="slurm", phase="training", deadline=9.0
+    )
+    waits = status.after(RunEvent.SUBMITTED, job_id="7")
+    assert (waits.job_id, waits.phase, waits.deadline) == ("7", "", None)
