@@ -70,7 +70,7 @@ def describe(seconds: float) -> str:
     >>> describe(2.5)
     '2.5 s'
     """
-    shown = f"{float(seconds):g} s"
+    shown = f"{float(seconds):.0f} s" if seconds >= 10 else f"{float(seconds):.3g} s"
     return f"{shown} (timeout {seconds.name})" if isinstance(seconds, Timeout) else shown
 
 
@@ -296,6 +296,7 @@ RANKS_EXIT_S = Timeout(0.5, "ranks_exit", "ranks that failed to end by themselve
 LAUNCHER_END_S = Timeout(5.0, "launcher_end", "srun or mpiexec to end on SIGTERM", "SIGKILL")
 # An srun that has not ended by then has lost the SIGTERM: its step is ended for it.
 SRUN_END_S = Timeout(1.0, "srun_end", "srun to act on SIGTERM", "``scancel JOB.STEP``")
+# srun waits for a node that is lost; the processes of the others have ended by then.
 LOST_NODE_STEP_S = Timeout(1.0, "lost_node_step", "a step on a node that is gone", "SIGKILL")
 DEATH_NOTICE_S = Timeout(
     5.0,
@@ -314,10 +315,17 @@ SPMD_RANKS_S = Timeout(
     120.0, "spmd_ranks", "all ranks to reach rank 0, under a user's own srun", "LaunchError"
 )
 CANCEL_BEGIN_S = Timeout(
-    5.0, "cancel_begin", "a cancelled job that has not begun to end", "it is shown"
+    5.0,
+    "cancel_begin",
+    "Slurm to take back a job that has not begun",
+    "the run is asked to stop at its next report",
 )
+# Slurm's KillWait is 30 s.
 CANCEL_END_S = Timeout(
-    45.0, "cancel_end", "a cancelled run to end", "LaunchError: how to end it at once"
+    45.0,
+    "cancel_end",
+    "a job or a process that ``hpctrain cancel --now`` ends",
+    "a message says that it has not ended",
 )
 
 # --- Files ---
@@ -331,6 +339,8 @@ LAST_WRITE_S = Timeout(
 FREE_SPACE_S = Timeout(
     600.0, "free_space", "free space on a full disk, before a restart", "the restart is tried"
 )
+# Nobody here can say whether a process of another host lives. It holds its claim until it has
+# written status.json; an sbatch that waits for a busy controller lies in between.
 CLAIM_S = Timeout(
     300.0, "claim", "another process that begins the same run", "LaunchError that names the process"
 )

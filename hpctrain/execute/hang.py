@@ -21,7 +21,6 @@ from hpctrain.rundir.files import make_directory
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.worker.failure import RankFailure
 
-"""Seconds without progress after which the stacks are written where no `hang_timeout_s` is set."""
 _LOOK_INTERVAL_S = 0.5
 _MAX_NAMED = 8
 # Functions in which a rank waits for others: those of hpctrain, of torch.distributed, ...

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-"""Seconds without progress, after others have returned, after which it is said."""
 _MAX_FRAMES = 12
 _MAX_STACKS = 2
 # Below it are frames of ours.

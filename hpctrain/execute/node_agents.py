@@ -20,9 +20,6 @@ from hpctrain.plan.launch_plan import StepLauncher
 from hpctrain.plan.resources import Placement
 from hpctrain.rundir.paths import RunPaths
 
-"""Seconds that srun has to end: it waits for a node that is lost, and those that live have ended
-their processes by then."""
-
 
 class NodeAgents:
     """One agent on each node, connected to one hub.

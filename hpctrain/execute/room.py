@@ -13,7 +13,6 @@ from hpctrain.own_files import create_file, name_beside
 from hpctrain.rundir.files import may_pass
 from hpctrain.rundir.paths import RunPaths
 
-"""Seconds after which ranks are started all the same. They then say what they cannot write."""
 _LOOK_INTERVAL_S = 1.0
 _PROBE_BYTES = 64 * 1024
 

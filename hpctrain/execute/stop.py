@@ -14,8 +14,6 @@ from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.tracker import AttemptTracker
 from hpctrain.own_time import LONGEST_GAP_S, Deadline
 
-"""Seconds that ranks have to reach a report, save and return once a stop is wanted, where no end of
-the job sets the limit."""
 _RESERVE_S = 20.0
 """Seconds before the end of the job that are kept for what follows: requeue, or a successor."""
 # srun sends SIGTERM to the other ranks when one has died, and that may be known here later.

@@ -21,7 +21,6 @@ from hpctrain.rundir.status import RunStatus, read_status, write_status
 from hpctrain.slurm.job import cancel_job, find_job, find_script_of_job, scripts_of_jobs
 from hpctrain.slurm.validation_job import record_file, validation_jobs
 
-"""Slurm's KillWait is 30 s."""
 _POLL_S = 0.2
 
 

@@ -24,9 +24,6 @@ from hpctrain.rundir.files import fsync_directory
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.reading import is_time, parse_json, read_content
 
-"""Seconds to wait for a process of another host, of which nobody here can say if it lives. It holds
-its claim from its look at the run directory to its word in ``status.json``; an sbatch that has to
-wait for a busy controller lies in between."""
 _FIRST_PAUSE_S = 0.02
 _LAST_PAUSE_S = 1.0
 _OWNER = "owner"

@@ -20,8 +20,6 @@ from hpctrain.result import Result
 from hpctrain.rundir.states import RunEvent
 from hpctrain.world import World
 
-"""Seconds that a rank whose peer has failed may take to notice it by itself, and to raise."""
-
 
 class Coordinator(threading.Thread):
     """Watches the ranks and writes down what they do, for one attempt; made by rank 0.
