@@ -54,8 +54,12 @@ def made_here_in(directory: str | PathLike[str]) -> frozenset[str]:
 
     Not collective. `remember_digests` lets another process open them too.
     """
-    digests = set()
-    for path in Path(directory).iterdir():
+    digests: set[str] = set()
+    paths: list[Path] = []
+    # It may be deleted: whoever reads it says so.
+    with suppress(OSError):
+        paths = [*Path(directory).iterdir()]
+    for path in paths:
         with suppress(OSError):
             if path.is_file() and path.stat().st_size in _sizes:
                 digests.add(digest(path.read_bytes()))

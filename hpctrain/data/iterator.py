@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from hpctrain.data.passes import Passes, SizedPasses, passes
 from hpctrain.data.prefetch import prefetch, spare_threads
 from hpctrain.data.schema import Schema
 from hpctrain.data.shard_tensors import ShardTensors
-from hpctrain.data.source import at_epoch, block_rows, read_rows
+from hpctrain.data.source import at_epoch, block_rows, in_one_order, read_rows
 from hpctrain.data.split import Tail, Taken, batch_sizes, check_tail, left_over, part_of
 from hpctrain.data.stream import Mixing, choose_mixing, rebatch, tasks_in_order, tasks_shuffled
 from hpctrain.data.window import PIECE_BYTES, Memory
@@ -125,12 +125,27 @@ class DataIterator(ShardTensors):
         return sum(map(len, self._part(())))
 
     def count(self) -> int:
-        """Return the rows of this rank in a whole epoch, after filters.
+        """Return the rows of this rank in the epoch that has begun or is next, after filters.
 
         Not collective. Where nothing else tells it, makes a pass over the rank's rows, which moves
         no position.
         """
-        return self._dataset.count_rows(self._part(()))
+        source = at_epoch(self._dataset.source, self._epoch)
+        return replace(self._dataset, source=source).count_rows(self._part(()))
+
+    def in_one_order(self) -> DataIterator:
+        """Return this rank's part with its rows in one order, that of epoch 0, in each pass.
+
+        Not collective. For code that reads the rows several times, and counts on the same ones: a
+        dataset that is shuffled without a seed has a new order each epoch.
+        """
+        return DataIterator(
+            replace(self._dataset, source=in_one_order(self._dataset.source)),
+            rank=self._rank,
+            world_size=self._world_size,
+            tail=self._tail,
+            device=self.device,
+        )
 
     def num_batches(self, batch_size: int, *, tail: Tail | None = None) -> int:
         """Return how many batches a whole epoch has, the same on every rank. Not collective."""

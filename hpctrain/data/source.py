@@ -313,6 +313,13 @@ def at_epoch(source: Any, epoch: int) -> Any:
     return source.at_epoch(epoch) if epoch and hasattr(source, "at_epoch") else source
 
 
+def in_one_order(source: Any) -> Any:
+    """Return a source with its rows in the order of epoch 0 in each. Not collective."""
+    if at_epoch(source, 1) is source:
+        return source
+    return RowRanges(source=source, ranges=(range(source.num_rows),))
+
+
 def memory_bytes(source: Any) -> int:
     """Return how many bytes a source pickles to because they are in no file. Not collective."""
     if hasattr(source, "memory_bytes"):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from hpctrain.data.categories import categories_of
+from hpctrain.data.iterator import DataIterator
 from hpctrain.errors import ConfigError
 from hpctrain.gbdt.boosting import TRAIN, Boosting, check_same_columns
 from hpctrain.gbdt.features import (
@@ -64,7 +65,9 @@ class ShardReader:
     def __init__(self, name: str, boosting: Boosting) -> None:
         self.name = name
         self._boosting = boosting
-        self._shard = get_dataset_shard(name)
+        shard = get_dataset_shard(name)
+        # Labels and features come from passes of their own, and more passes than one.
+        self._shard: Any = shard.in_one_order() if isinstance(shard, DataIterator) else shard
         frame = hasattr(self._shard, "iloc")
         if not frame and not hasattr(self._shard, "iter_batches"):
             raise ConfigError(

@@ -132,3 +132,27 @@ def test_row_groups_stay_whole_where_pieces_are_in_another_order(tmp_path: Path)
 def test_a_seed_is_a_number(name: str, seed: Any) -> None:
     with pytest.raises(ConfigError, match=r'a number, 0 or more, "epoch" or None'):
         getattr(numbers(), name)(seed=seed)
+
+
+def test_an_iterator_in_one_order_has_the_same_rows_in_each_pass() -> None:
+    dataset = from_numpy({"x": np.arange(40)}).random_shuffle()
+    parts = [dataset.shard(rank=rank, world_size=2) for rank in (0, 1)]
+    passes = [[rows_of(part.in_one_order()) for _ in range(3)] for part in parts]
+    for first, *others in passes:
+        assert all(other == first for other in others)
+    steady = parts[0].in_one_order()
+    assert rows_of(steady) == rows_of(steady) == passes[0][0]
+    assert sorted(passes[0][0] + passes[1][0]) == list(range(40))
+    assert parts[0].epoch == 0, "and the other one has not moved"
+
+
+def test_a_shard_counts_the_rows_of_its_epoch() -> None:
+    dataset = from_numpy({"x": np.arange(40)}).random_shuffle().filter(lambda row: row["x"] < 20)
+    part = dataset.shard(rank=0, world_size=2)
+    for _ in range(4):
+        expected = part.count()
+        assert len(rows_of(part)) == expected
+
+
+def rows_of(part: Any) -> list[int]:
+    return [int(x) for batch in part.iter_batches(batch_size=8) for x in batch["x"]]
