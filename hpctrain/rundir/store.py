@@ -24,6 +24,7 @@ from hpctrain.checkpoint import (
     Checkpoint,
     hold_for_deletion,
 )
+from hpctrain.constants import ARCHITECTURE_NAME
 from hpctrain.errors import CheckpointError
 from hpctrain.own_files import DIRECTORY_MODE
 from hpctrain.rundir.files import (
@@ -383,7 +384,8 @@ class CheckpointStore:
                 if not is_shared and own(rank) != merged:
                     emptied.add(own(rank))
                 if file.path in files:
-                    if file.digest != files[file.path].digest:
+                    is_other = file.digest != files[file.path].digest
+                    if is_other and Path(file.path).name != ARCHITECTURE_NAME:
                         conflicts.append(file.path)
                     continue
                 files[file.path] = file

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpctrain import pickle_trust
+from hpctrain.constants import ARCHITECTURE_NAME
 from hpctrain.errors import ConfigError
 from hpctrain.own_files import write_own
 from hpctrain.plan import spec
@@ -23,7 +24,6 @@ from hpctrain.writers import read_judged
 if TYPE_CHECKING:
     import torch
 
-ARCHITECTURE_NAME = "model.architecture"
 _FORMAT = 1
 _MOST_SHOWN = 200
 

@@ -13,12 +13,11 @@ from hpctrain import pickle_trust
 from hpctrain.bulk.index import INDEX_NAME
 from hpctrain.checkpoint import DICT_NAME, Checkpoint
 from hpctrain.checkpoint_class import write_class
-from hpctrain.constants import MODEL_KEY
+from hpctrain.constants import ARCHITECTURE_NAME, MODEL_KEY
 from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.plan import spec
 from hpctrain.predict.features import describe_model
 from hpctrain.torch.architecture import (
-    ARCHITECTURE_NAME,
     NoArchitectureError,
     read_architecture,
     write_architecture,

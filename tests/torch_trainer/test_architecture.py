@@ -24,10 +24,10 @@ from hpctrain import (
     ScalingConfig,
     pickle_trust,
 )
+from hpctrain.constants import ARCHITECTURE_NAME
 from hpctrain.data import from_numpy
 from hpctrain.predict import BatchPredictor
 from hpctrain.torch import TorchCheckpoint, TorchPredictor, TorchTrainer
-from hpctrain.torch.architecture import ARCHITECTURE_NAME
 
 ANOTHER_USER = 65534
 
@@ -311,3 +311,32 @@ def test_one_that_somebody_else_can_have_written_is_opened_only_if_it_is_trusted
     with pytest.raises(ConfigError, match="holds a NoneType, and no module"):
         checkpoint.get_model(trusted=True)
     assert (tmp_path / "ran").exists()
+
+
+@pytest.mark.mpi
+def test_ranks_that_all_save_a_model_are_not_said_to_differ(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def train() -> None:
+        import torch
+
+        import hpctrain
+        from hpctrain.torch import TorchCheckpoint
+
+        class Net(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                torch.manual_seed(1)
+                self.layer = torch.nn.Linear(2, 1)
+                for name in ("token_type_ids", "position_ids", "others"):
+                    self.register_buffer(name, torch.ones(1), persistent=False)
+
+        hpctrain.report({}, TorchCheckpoint.from_model(Net()))
+
+    result = TorchTrainer(
+        train,
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(storage_path=tmp_path, name="run", launcher="local"),
+    ).fit()
+    assert "different content" not in capfd.readouterr().err
+    assert TorchCheckpoint(result.checkpoint.path).get_model().layer.out_features == 1
