@@ -112,6 +112,10 @@ class LightningTrainer(TorchTrainer):
         loop = train_loop
         own = {"lightning_config": loop.config, "datasets_iter_config": loop.iter_config}
         rest = {k: v for k, v in arguments.items() if k != "train_loop_config"}
+        run = rest.get("run_config")
+        if run is not None and run.checkpoint_config == loop.config.checkpoint_config:
+            # That is what the stored lightning_config said; the one of now says it anew.
+            rest["run_config"] = replace(run, checkpoint_config=CheckpointConfig())
         return cls(**{**own, **rest})
 
 

@@ -274,3 +274,20 @@ def test_what_the_run_config_says_of_checkpoints_comes_first(
     assert own.checkpoint_score_attribute == said.get("monitor")
     assert own.num_to_keep == said.get("save_top_k")
     assert capfd.readouterr().err == ""
+
+
+def test_a_new_config_of_a_restored_run_says_which_checkpoints_are_kept(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def config(**said: Any) -> Any:
+        return LightningConfigBuilder().module(cls=Net).checkpointing(**said).build()
+
+    begun = LightningTrainer(config(save_top_k=1))
+    stored: dict[str, Any] = {"run_config": begun.run_config}
+    loop = begun.train_loop_per_worker
+    again = LightningTrainer._rebuild(loop, {**stored, "lightning_config": config(save_top_k=5)})
+    assert again.run_config.checkpoint_config.num_to_keep == 5
+    assert LightningTrainer._rebuild(loop, stored).run_config.checkpoint_config.num_to_keep == 1
+    own = {"run_config": RunConfig(checkpoint_config=CheckpointConfig(num_to_keep=3))}
+    assert LightningTrainer._rebuild(loop, own).run_config.checkpoint_config.num_to_keep == 3
+    assert "used: num_to_keep=3, not 1." in capfd.readouterr().err
