@@ -340,6 +340,8 @@ def test_wandb_is_sent_again_what_a_killed_process_had_not_written(
     pytest.importorskip("wandb")
     # wandb's own process is that of the process that is killed.
     monkeypatch.delenv("WANDB_SERVICE", raising=False)
+    # The process imports this module.
+    monkeypatch.syspath_prepend(Path(__file__).parents[2])
     path = tmp_path / "run"
     killed = multiprocessing.get_context("spawn").Process(target=_log_and_be_killed, args=(path,))
     killed.start()
