@@ -76,7 +76,8 @@ def open_judged(path: Path) -> tuple[FileIO, Foreign | None]:
 
     Not collective. Every directory on the way counts, from the root on, and so does the owner of
     every link. In a directory above that has the sticky bit, such as ``/tmp``, others can write but
-    not replace what is this user's. The walk goes from descriptor to descriptor: what is looked at
+    not replace what is this user's. A directory that is marked as a copy marks all that is below
+    it. The walk goes from descriptor to descriptor: what is looked at
     is what is opened, whatever is renamed meanwhile.
 
     Raises
@@ -93,23 +94,22 @@ def open_judged(path: Path) -> tuple[FileIO, Foreign | None]:
         raise
     finally:
         walk.close()
-    foreign = walk.foreign
-    if foreign is None:
-        # The directory is this user's own, so nobody else has put it there or taken it away.
-        foreign = _judge_mark(path.parent)
-    return file, foreign
+    return file, walk.foreign
 
 
 def judge_tree(directory: Path) -> Foreign | None:
     """Return why somebody else can have written a file in a directory that is to be copied.
 
-    Not collective. Who can write above it does not count; nor do permissions below a directory that
-    only this user can enter.
+    Not collective. Who can write above it does not count, but a mark there does; permissions below
+    a directory that only this user can enter do not.
     """
     try:
         found = os.stat(directory)
-        marked = _judge_mark(directory)
-        is_closed = any(_is_closed(os.stat(above)) for above in directory.resolve().parents)
+        marked, is_closed = _judge_mark(directory, found), False
+        for above in directory.resolve().parents:
+            status = os.stat(above)
+            marked = marked or _judge_mark(above, status)
+            is_closed = is_closed or _is_closed(status)
         return marked or _judge_tree(directory, found, is_closed=is_closed)
     except (OSError, RecursionError) as error:
         # Whoever reads it says why it cannot be read.
@@ -176,15 +176,27 @@ class _Walk:
         if mode & stat.S_ISVTX:
             mode &= ~_OTHERS_MAY_WRITE
         self._keep(judge(self._found.st_uid, mode, at))
+        self._keep(_judge_mark(at, self._found, descriptor=descriptor))
 
     def _keep(self, foreign: Foreign | None) -> None:
         # The topmost one is to be mended first.
         self.foreign = self.foreign or foreign
 
 
-def _judge_mark(directory: Path) -> Foreign | None:
+def _judge_mark(
+    directory: Path, found: os.stat_result, *, descriptor: int | None = None
+) -> Foreign | None:
     mark = directory / COPIED_NAME
-    if not os.path.lexists(mark):
+    try:
+        name = mark if descriptor is None else COPIED_NAME
+        status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return Foreign(path=mark, state=f"cannot be looked at: {error.strerror}")
+    is_shared = found.st_mode & stat.S_ISVTX and found.st_mode & _OTHERS_MAY_WRITE
+    if is_shared and status.st_uid not in (os.geteuid(), _ROOT):
+        # In /tmp anybody could make everybody else's checkpoints need trust.
         return None
     return Foreign(path=mark, state="says that this is a copy of what somebody else can write")
 

@@ -218,6 +218,48 @@ def test_a_copy_that_is_marked_is_not_ones_own(file: Path) -> None:
     assert found.path.name == COPIED_NAME
 
 
+@pytest.mark.parametrize("marked", [".", ".."])
+def test_a_mark_counts_for_all_directories_below(file: Path, marked: str) -> None:
+    below = file.parent / "generator"
+    below.mkdir(mode=0o755)
+    file.rename(below / file.name)
+    assert verdict(below / file.name) is None
+    assert judge_tree(below) is None
+    mark = Path(os.path.normpath(file.parent / marked)) / COPIED_NAME
+    mark.touch()
+    assert verdict(below / file.name) == (mark, "")
+    found = judge_tree(below)
+    assert found is not None
+    assert found.path == mark
+
+
+def test_a_link_into_a_copy_that_is_marked_does_not_escape_the_mark(file: Path) -> None:
+    copied = file.parent.parent / "copied"
+    (copied / "below").mkdir(parents=True, mode=0o755)
+    (copied / COPIED_NAME).touch()
+    for folder in (copied, copied / "below"):
+        shutil.copy(file, folder)
+        file.unlink()
+        file.symlink_to(os.path.relpath(folder / file.name, file.parent))
+        found = verdict(file)
+        assert found is not None
+        assert (os.path.normpath(found[0]), found[1]) == (str(copied / COPIED_NAME), "")
+        assert judge_tree(file.parent) is not None
+    (file.parent.parent / "link").symlink_to(copied / "below")
+    assert judge_tree(file.parent.parent / "link") is not None
+
+
+@needs_root
+def test_nobody_else_can_mark_what_is_below_a_directory_for_all(file: Path) -> None:
+    above = file.parent.parent
+    above.chmod(0o1777)
+    (above / COPIED_NAME).touch()
+    assert verdict(file) == (above / COPIED_NAME, "")
+    os.chown(above / COPIED_NAME, ANOTHER_USER, -1)
+    assert verdict(file) is None
+    assert judge_tree(file.parent) is None
+
+
 def test_a_directory_to_copy_is_judged_by_all_that_is_in_it(file: Path) -> None:
     below = file.parent / "below"
     below.mkdir(mode=0o755)

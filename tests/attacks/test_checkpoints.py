@@ -226,6 +226,23 @@ def test_a_copy_of_what_others_can_write_needs_trust_too(
 
 
 @pytest.mark.parametrize("copy", WAYS)
+def test_a_part_of_such_a_copy_needs_trust_too(
+    checkpoint: Checkpoint, project: Path, marker: Path, copy: Callable[..., Checkpoint]
+) -> None:
+    """A checkpoint in a directory of the checkpoint that was copied: itself, and a copy of it."""
+    theirs, target = project / "theirs", project / "copies"
+    theirs.mkdir(mode=0o755)
+    Path(checkpoint.path).rename(theirs / "generator")
+    theirs.chmod(0o777)
+    target.mkdir(mode=0o755)
+    mine = Path(Checkpoint(theirs).to_directory(project / "mine"))
+    mine.chmod(0o755)
+    part = Checkpoint(mine / "generator")
+    is_refused(part, marker, r"mine/\.hpctrain-copied says that this is a copy")
+    is_refused(copy(part, target), marker, r"\.hpctrain-copied says that this is a copy")
+
+
+@pytest.mark.parametrize("copy", WAYS)
 def test_a_copy_of_what_is_ones_own_does_not(
     checkpoint: Checkpoint, project: Path, marker: Path, copy: Callable[..., Checkpoint]
 ) -> None:
