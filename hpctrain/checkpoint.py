@@ -25,7 +25,7 @@ from hpctrain.own_files import DIRECTORY_MODE, write_own
 from hpctrain.path_string import PathString, local_filesystem
 from hpctrain.regular_file import open_regular
 from hpctrain.temporary_checkpoint import temporary_prefix
-from hpctrain.writers import COPIED_CONTENT, COPIED_NAME, judge_tree, read_judged
+from hpctrain.writers import COPIED_CONTENT, COPIED_NAME, hold_tree, read_judged
 
 if TYPE_CHECKING:
     import pyarrow.fs
@@ -383,13 +383,17 @@ class Checkpoint:
         import tempfile
 
         target = Path(tempfile.mkdtemp(prefix=_COPY) if path is None else path)
-        with self.as_directory() as source:
-            if judge_tree(Path(source)) is not None:
+        with self.as_directory() as source, hold_tree(Path(source)) as tree:
+            foreign = tree.judge()
+            if foreign is not None:
+                # First: whatever ends this process, no file is there without it.
                 target.mkdir(parents=True, exist_ok=True)
                 write_own(target / COPIED_NAME, COPIED_CONTENT)
             shutil.copytree(
-                source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*OF_THE_RUN)
+                tree.path, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*OF_THE_RUN)
             )
+            if foreign is None and tree.judge(files=False) is not None:
+                write_own(target / COPIED_NAME, COPIED_CONTENT)
         return str(target)
 
     @contextmanager
@@ -507,8 +511,10 @@ def _pack(directory: Path, *, leave_out: Collection[str]) -> bytes:
     """Return the files of a directory; this process may open what nobody else can have written."""
     from hpctrain.archive import pack_files
 
-    foreign = judge_tree(directory)
-    content = pack_files(directory, leave_out=leave_out)
+    with hold_tree(directory) as tree:
+        foreign = tree.judge()
+        content = pack_files(tree.path, leave_out=leave_out)
+        foreign = foreign or tree.judge(files=False)
     if foreign is None:
         pickle_trust.remember(content)
     return content

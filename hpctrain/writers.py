@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shlex
 import stat
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import FileIO
+from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from hpctrain.regular_file import open_regular
 
@@ -76,9 +81,9 @@ def open_judged(path: Path) -> tuple[FileIO, Foreign | None]:
 
     Not collective. Every directory on the way counts, from the root on, and so does the owner of
     every link. In a directory above that has the sticky bit, such as ``/tmp``, others can write but
-    not replace what is this user's. A directory that is marked as a copy marks all that is below
-    it. The walk goes from descriptor to descriptor: what is looked at
-    is what is opened, whatever is renamed meanwhile.
+    not replace what is this user's. The mark of a copy counts for all that is below it. The walk
+    goes from descriptor to descriptor: what is looked at is what is opened, whatever is renamed
+    meanwhile.
 
     Raises
     ------
@@ -97,23 +102,89 @@ def open_judged(path: Path) -> tuple[FileIO, Foreign | None]:
     return file, walk.foreign
 
 
-def judge_tree(directory: Path) -> Foreign | None:
-    """Return why somebody else can have written a file in a directory that is to be copied.
+class HeldTree:
+    """A directory that is held open while it is copied: what is judged is what is copied."""
 
-    Not collective. Who can write above it does not count, but a mark there does; permissions below
-    a directory that only this user can enter do not.
+    def __init__(self, directory: Path, descriptor: int, foreign: Foreign | None) -> None:
+        self._directory, self._descriptor, self._foreign = directory, descriptor, foreign
+        self.path = Path(f"/proc/self/fd/{descriptor}")
+        """Leads to it, whatever is put in place of it or of a directory above."""
+
+    def judge(self, *, files: bool = True) -> Foreign | None:
+        """Return why somebody else can have written a file in it, or None. Not collective.
+
+        Who can write above it does not count, but a mark there does, and so does the owner of a
+        link that leads to it; permissions below a directory that only this user can enter do not.
+
+        Parameters
+        ----------
+        files
+            Whether to look at files, too, and not at directories alone.
+        """
+        if self._foreign is not None:
+            return self._foreign
+        try:
+            found = os.fstat(self._descriptor)
+            now = Path(os.readlink(self.path))
+            marked, is_closed = self._judge_above(found, now)
+            foreign = marked or _judge_tree(
+                self.path, now, found, is_closed=is_closed, with_files=files
+            )
+        except (OSError, RecursionError) as error:
+            # Whoever reads it says why it cannot be read.
+            return _unseen(self._directory, error)
+        return foreign
+
+    def name(self, error: BaseException) -> None:
+        """Make an error speak of the directory as it was given, and not of `path`."""
+        error.args = _renamed(error.args, str(self.path), str(self._directory))
+        if isinstance(error, OSError) and isinstance(error.filename, str | PathLike):
+            error.filename = _renamed(
+                os.fspath(error.filename), str(self.path), str(self._directory)
+            )
+
+    def _judge_above(self, found: os.stat_result, now: Path) -> tuple[Foreign | None, bool]:
+        """Return the mark in it or above, and whether only this user can enter one above."""
+        marked, is_closed = _judge_mark(now, found, descriptor=self._descriptor), False
+        up, at = "..", now
+        while marked is None:
+            # From the descriptor: by its path, another directory might be above by now.
+            above = os.stat(up, dir_fd=self._descriptor)
+            if os.path.samestat(above, found):
+                break
+            at = at.parent
+            marked = _judge_mark(at, above, descriptor=self._descriptor, below=up)
+            is_closed = is_closed or _is_closed(above)
+            up, found = f"{up}/..", above
+        return marked, is_closed
+
+
+@contextmanager
+def hold_tree(directory: Path) -> Iterator[HeldTree]:
+    """Give a directory that is to be copied, held open until the block ends. Not collective.
+
+    Errors of the block name it as it was given.
+
+    Raises
+    ------
+    OSError
+        If it cannot be opened, or is no directory.
     """
+    walk = _Walk()
     try:
-        found = os.stat(directory)
-        marked, is_closed = _judge_mark(directory, found), False
-        for above in directory.resolve().parents:
-            status = os.stat(above)
-            marked = marked or _judge_mark(above, status)
-            is_closed = is_closed or _is_closed(status)
-        return marked or _judge_tree(directory, found, is_closed=is_closed)
-    except (OSError, RecursionError) as error:
-        # Whoever reads it says why it cannot be read.
-        return Foreign(path=directory, state=f"cannot be looked at: {error}")
+        try:
+            descriptor = walk.enter(directory.absolute())
+        except OSError as error:
+            error.filename = str(directory)
+            raise
+        tree = HeldTree(directory, descriptor, walk.foreign_link)
+        try:
+            yield tree
+        except Exception as error:
+            tree.name(error)
+            raise
+    finally:
+        walk.close()
 
 
 class _Walk:
@@ -121,11 +192,26 @@ class _Walk:
 
     def __init__(self) -> None:
         self.foreign: Foreign | None = None
+        self.foreign_link: Foreign | None = None
+        """The first link on the way that somebody else owns."""
         self._directory = -1
         self._at = Path("/")
         self._found: os.stat_result | None = None
 
     def open(self, path: Path) -> FileIO:
+        name = self._follow(path)
+        if name is None:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        return self._open_last(name)
+
+    def enter(self, path: Path) -> int:
+        """Return the descriptor of a directory, which lives until the walk is closed."""
+        if self._follow(path) is not None:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        return self._directory
+
+    def _follow(self, path: Path) -> str | None:
+        """Return the name of what a path leads to in the directory reached; None if it is that."""
         todo = deque(path.parts)
         num_links = 0
         while todo:
@@ -143,16 +229,18 @@ class _Walk:
                 if not stat.S_ISLNK(found.st_mode):
                     if todo:
                         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-                    return self._open_last(name)
+                    return name
                 num_links += 1
                 if num_links > _MOST_LINKS:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
                 # A link has no permissions of its own.
-                self._keep(judge(found.st_uid, 0, at))
+                foreign = judge(found.st_uid, 0, at)
+                self._keep(foreign)
+                self.foreign_link = self.foreign_link or foreign
                 todo.extendleft(reversed(Path(os.readlink("", dir_fd=descriptor)).parts))
             finally:
                 os.close(descriptor)
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        return None
 
     def _open_last(self, name: str) -> FileIO:
         assert self._found is not None
@@ -184,16 +272,16 @@ class _Walk:
 
 
 def _judge_mark(
-    directory: Path, found: os.stat_result, *, descriptor: int | None = None
+    directory: Path, found: os.stat_result, *, descriptor: int, below: str = "."
 ) -> Foreign | None:
+    """Return what the mark in a directory says; `below` leads there from the descriptor."""
     mark = directory / COPIED_NAME
     try:
-        name = mark if descriptor is None else COPIED_NAME
-        status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+        status = os.stat(f"{below}/{COPIED_NAME}", dir_fd=descriptor, follow_symlinks=False)
     except FileNotFoundError:
         return None
     except OSError as error:
-        return Foreign(path=mark, state=f"cannot be looked at: {error.strerror}")
+        return _unseen(mark, error)
     is_shared = found.st_mode & stat.S_ISVTX and found.st_mode & _OTHERS_MAY_WRITE
     if is_shared and status.st_uid not in (os.geteuid(), _ROOT):
         # In /tmp anybody could make everybody else's checkpoints need trust.
@@ -201,23 +289,35 @@ def _judge_mark(
     return Foreign(path=mark, state="says that this is a copy of what somebody else can write")
 
 
-def _judge_tree(path: Path, found: os.stat_result, *, is_closed: bool) -> Foreign | None:
+def _judge_tree(
+    path: Path, now: Path, found: os.stat_result, *, is_closed: bool, with_files: bool
+) -> Foreign | None:
+    """Judge what is at `path`, by way of the descriptor; `now` is where that is for others."""
     is_directory = stat.S_ISDIR(found.st_mode)
     # A file with a second name can be reached by that.
     counts = not is_closed or not (is_directory or found.st_nlink == 1)
-    if foreign := judge(found.st_uid, found.st_mode if counts else 0, path):
+    if foreign := judge(found.st_uid, found.st_mode if counts else 0, now):
         return foreign
     if not is_directory:
         return None
     is_closed = is_closed or _is_closed(found)
     with os.scandir(path) as entries:
         for entry in entries:
-            below = Path(entry.path)
+            if not (with_files or entry.is_dir(follow_symlinks=False)):
+                continue
+            below = now / entry.name
             if entry.is_symlink():
+                # All directories above count here, so that nobody else can have put another one
+                # there meanwhile.
                 foreign = _judge_link(below)
             else:
-                status = entry.stat(follow_symlinks=False)
-                foreign = _judge_tree(below, status, is_closed=is_closed)
+                foreign = _judge_tree(
+                    path / entry.name,
+                    below,
+                    entry.stat(follow_symlinks=False),
+                    is_closed=is_closed,
+                    with_files=with_files,
+                )
             if foreign:
                 return foreign
     return None
@@ -234,6 +334,18 @@ def _judge_link(path: Path) -> Foreign | None:
     file, foreign = open_judged(path)
     file.close()
     return foreign
+
+
+def _unseen(path: Path, error: Exception) -> Foreign:
+    return Foreign(path=path, state=f"cannot be looked at: {error}")
+
+
+def _renamed(value: Any, old: str, new: str) -> Any:
+    if isinstance(value, str):
+        return re.sub(rf"{re.escape(old)}(?![0-9])", lambda _: new, value)
+    if type(value) in (tuple, list):
+        return type(value)(_renamed(one, old, new) for one in value)
+    return value
 
 
 def _name(uid: int) -> str:

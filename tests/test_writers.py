@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.writers import COPIED_NAME, judge_tree, open_judged
+from hpctrain.writers import COPIED_NAME, Foreign, hold_tree, open_judged
 
 ANOTHER_USER = 65534
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root, for files of another user")
@@ -41,6 +41,11 @@ def verdict(path: Path) -> tuple[Path, str] | None:
     opened, foreign = open_judged(path)
     opened.close()
     return None if foreign is None else (foreign.path, foreign.command)
+
+
+def judge_tree(directory: Path) -> Foreign | None:
+    with hold_tree(directory) as tree:
+        return tree.judge()
 
 
 def test_a_file_of_ones_own_below_a_directory_with_a_sticky_bit_is_ones_own(file: Path) -> None:
@@ -302,4 +307,43 @@ def test_links_in_a_directory_to_copy_count_by_where_they_lead(file: Path) -> No
     found = judge_tree(file.parent)
     assert found is not None
     assert found.state == "is a link to a directory"
-    assert judge_tree(file.parent / "no") is not None
+
+
+@needs_root
+def test_the_link_of_somebody_else_to_a_directory_to_copy_counts(file: Path) -> None:
+    link = file.parent.parent / "link"
+    link.symlink_to(file.parent)
+    assert judge_tree(link) is None
+    os.chown(link, ANOTHER_USER, -1, follow_symlinks=False)
+    found = judge_tree(link)
+    assert found is not None
+    assert found.path == link
+
+
+def test_a_directory_that_is_held_is_the_one_that_was_opened(file: Path) -> None:
+    directory = file.parent
+    before = len(os.listdir("/proc/self/fd"))
+    with hold_tree(directory) as tree:
+        directory.rename(directory.parent / "moved")
+        directory.mkdir(mode=0o777)
+        directory.chmod(0o777)
+        (directory / "theirs").touch()
+        assert os.listdir(tree.path) == [file.name]
+        assert tree.judge() is None
+        (directory.parent / "moved").chmod(0o777)
+        assert tree.judge(files=False) is not None
+    assert len(os.listdir("/proc/self/fd")) == before
+    for path in (directory / "no", directory / "theirs"):
+        with pytest.raises(OSError, match=str(path)), hold_tree(path):
+            pass
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_an_error_names_the_directory_as_it_was_given(file: Path) -> None:
+    with (
+        pytest.raises(FileNotFoundError, match=f"'{file.parent}/no'"),
+        hold_tree(file.parent) as tree,
+    ):
+        (tree.path / "no").stat()
+    with pytest.raises(ValueError, match=f"^{file} of"), hold_tree(file.parent) as tree:
+        raise ValueError(f"{tree.path / file.name} of 3")

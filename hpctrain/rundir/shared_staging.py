@@ -19,7 +19,7 @@ from hpctrain.rundir.staging import (
     make_below,
     make_present,
 )
-from hpctrain.writers import COPIED_CONTENT, COPIED_NAME, judge_tree
+from hpctrain.writers import COPIED_CONTENT, COPIED_NAME, hold_tree
 
 T = TypeVar("T")
 
@@ -131,8 +131,12 @@ class SharedStaging:
         return made
 
     def _add_all(self, source: Path, add: Callable[[str, Path], object]) -> None:
-        self._walk(source, "", add)
-        if self.paths and judge_tree(source) is not None:
+        with hold_tree(source) as tree:
+            foreign = tree.judge(files=False)
+            self._walk(tree.path, "", add)
+            # Files are looked at once, and here: hard links have given them a second name.
+            foreign = foreign or (tree.judge() if self.paths else None)
+        if self.paths and foreign is not None:
             # The copies belong to this user, whoever has written the files.
             self.offer(COPIED_NAME, COPIED_CONTENT)
 

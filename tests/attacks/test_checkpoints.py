@@ -27,6 +27,7 @@ from hpctrain import (
     pickle_trust,
 )
 from hpctrain.preprocessors import BatchMapper
+from hpctrain.rundir.shared_staging import SharedStaging
 from hpctrain.testing.slurm import VirtualCluster
 from hpctrain.writers import COPIED_NAME
 
@@ -240,6 +241,119 @@ def test_a_part_of_such_a_copy_needs_trust_too(
     part = Checkpoint(mine / "generator")
     is_refused(part, marker, r"mine/\.hpctrain-copied says that this is a copy")
     is_refused(copy(part, target), marker, r"\.hpctrain-copied says that this is a copy")
+
+
+# Each returns what was copied, and whether it is taken for this user's own.
+
+
+def copied_by_directory(checkpoint: Checkpoint, target: Path) -> tuple[bytes, bool]:
+    copied = Path(checkpoint.to_directory(target))
+    return (copied / "who").read_bytes(), not (copied / COPIED_NAME).exists()
+
+
+def copied_by_bytes(checkpoint: Checkpoint, target: Path) -> tuple[bytes, bool]:
+    copied = Checkpoint.from_bytes(checkpoint.to_bytes())
+    return (copied.path / "who").read_bytes(), not (copied.path / COPIED_NAME).exists()
+
+
+def copied_by_report(
+    checkpoint: Checkpoint, target: Path, *, with_links: bool = False
+) -> tuple[bytes, bool]:
+    staging = SharedStaging(target / "commit" / "all", target / "commit" / "rank-00000")
+    target.mkdir()
+    (staging.link if with_links else staging.copy)(Path(checkpoint.path))
+    return staging.paths["who"].read_bytes(), COPIED_NAME not in staging.paths
+
+
+def copied_by_links(checkpoint: Checkpoint, target: Path) -> tuple[bytes, bool]:
+    return copied_by_report(checkpoint, target, with_links=True)
+
+
+@pytest.mark.parametrize(
+    "copy", [copied_by_directory, copied_by_bytes, copied_by_report, copied_by_links]
+)
+@pytest.mark.parametrize("num_calls", [1, 2, 4, 8, 16, 1000])
+def test_what_is_put_in_place_while_it_is_copied_does_not_pass_for_ones_own(
+    project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    copy: Callable[[Checkpoint, Path], tuple[bytes, bool]],
+    num_calls: int,
+) -> None:
+    """Before each step another directory is put there, for some steps; then the first one again."""
+    shared = project / "shared"
+    for name in ("checkpoint", "theirs"):
+        (shared / name).mkdir(parents=True, mode=0o755)
+        (shared / name / "who").write_text(name)
+    (shared / "theirs").chmod(0o777)
+    shared.chmod(0o777)
+    steps: Iterator[int] = iter(())
+
+    def exchange() -> None:
+        (shared / "checkpoint").rename(shared / "third")
+        (shared / "theirs").rename(shared / "checkpoint")
+        (shared / "third").rename(shared / "theirs")
+
+    def stepping(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            if next(steps, None) in (at, at + num_calls):
+                exchange()
+            return original(*arguments, **named)
+
+        return call
+
+    checkpoint = Checkpoint(shared / "checkpoint")
+    seen = set()
+    for at in range(100):
+        steps = iter(range(10**6))
+        with monkeypatch.context() as patch:
+            for name in ("open", "stat", "scandir", "listdir"):
+                patch.setattr(os, name, stepping(getattr(os, name)))
+            try:
+                content, is_own = copy(checkpoint, project / f"copy-{at}")
+            except (OSError, CheckpointError):
+                content, is_own = b"", False
+        done = next(steps)
+        assert content != b"theirs" or not is_own
+        seen.add((content, is_own))
+        if (shared / "checkpoint" / "who").read_text() == "theirs":
+            exchange()
+        if at > done:
+            break
+    assert (b"checkpoint", True) in seen
+    assert at > 5
+
+
+@pytest.mark.parametrize(
+    "copy", [copied_by_directory, copied_by_bytes, copied_by_report, copied_by_links]
+)
+@needs_root
+def test_a_copy_by_way_of_the_link_of_somebody_else_needs_trust(
+    project: Path, copy: Callable[[Checkpoint, Path], tuple[bytes, bool]]
+) -> None:
+    (project / "own").mkdir(mode=0o755)
+    (project / "own" / "who").write_text("me")
+    (project / "link").symlink_to("own")
+    checkpoint = Checkpoint(project / "link")
+    assert copy(checkpoint, project / "first") == (b"me", True)
+    os.chown(project / "link", ANOTHER_USER, -1, follow_symlinks=False)
+    # Others: the same bytes are known by now.
+    (project / "own" / "who").write_text("me, again")
+    assert copy(checkpoint, project / "second") == (b"me, again", False)
+
+
+def test_what_others_can_write_before_its_copy_is_complete_needs_trust(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "own").mkdir(mode=0o755)
+    (project / "own" / "who").write_text("me")
+    original = shutil.copyfile
+
+    def copyfile(*arguments: Any, **named: Any) -> Any:
+        (project / "own").chmod(0o777)
+        return original(*arguments, **named)
+
+    monkeypatch.setattr(shutil, "copyfile", copyfile)
+    assert copied_by_directory(Checkpoint(project / "own"), project / "copy") == (b"me", False)
 
 
 @pytest.mark.parametrize("copy", WAYS)
