@@ -6,6 +6,7 @@ process has made the same bytes itself, or the reader says that they are trusted
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterable
 from contextlib import suppress
@@ -103,9 +104,19 @@ def advice(
     if foreign is None:
         return f"If you trust where it comes from, open it with {argument}."
     reason = f"It may be somebody else's: {foreign.path} {foreign.state}."
-    if command := foreign.command:
-        if Path(where) in (foreign.path, *foreign.path.parents):
+    # Either may have links in it, and one be relative.
+    found, whole = Path(os.path.realpath(foreign.path)), Path(os.path.realpath(where))
+    if whole in (found, *found.parents):
+        if foreign.is_mended_by_chmod:
             # All files that a training function wrote have the mode of its umask.
             command = f"chmod -R go-w {shlex.quote(str(where))}"
+            reason += f" If all in it is your own: {command}."
+    elif foreign.is_above:
+        # Others may need to write there: no permission of theirs is to be taken away.
+        reason += " Keep it in a directory in which only you can write"
+        if command := foreign.command:
+            reason += f", or let nobody replace what is yours there: {command}"
+        reason += "."
+    elif command := foreign.command:
         reason += f" If all in it is your own: {command}."
     return f"{reason} If you trust all who can write there, open it with {argument}."

@@ -41,25 +41,40 @@ class Foreign:
     state: str
     """What is the matter with it, as the end of a sentence."""
     is_mended_by_chmod: bool = False
-    """Whether it is enough to take a permission away."""
+    """Whether it is enough that this user changes its permissions, and may."""
+    is_above: bool = False
+    """Whether it is a directory above that of the file: others may have work of their own there."""
 
     @property
     def command(self) -> str:
         """The command that mends it, if one does."""
-        return f"chmod go-w {shlex.quote(str(self.path))}" if self.is_mended_by_chmod else ""
+        if not self.is_mended_by_chmod:
+            return ""
+        return f"chmod {'+t' if self.is_above else 'go-w'} {shlex.quote(str(self.path))}"
 
 
-def judge(uid: int, mode: int, path: Path) -> Foreign | None:
+def judge(uid: int, mode: int, path: Path, *, is_above: bool = False) -> Foreign | None:
     """Return why somebody else can write a file, or into a directory; None if nobody can.
 
     Not collective.
+
+    Parameters
+    ----------
+    uid, mode
+        Of what is at `path`.
+    is_above
+        Whether it is a directory above that of the file, where the sticky bit is enough.
     """
     if uid not in (os.geteuid(), _ROOT):
         state = f"belongs to {_name(uid)}, and this process to {_name(os.geteuid())}"
-        return Foreign(path=path, state=state)
-    if mode & _OTHERS_MAY_WRITE:
-        state = f"can be written by others (mode {stat.S_IMODE(mode):04o})"
-        return Foreign(path=path, state=state, is_mended_by_chmod=True)
+        return Foreign(path=path, state=state, is_above=is_above)
+    if mode & _OTHERS_MAY_WRITE and not (is_above and mode & stat.S_ISVTX):
+        return Foreign(
+            path=path,
+            state=f"can be written by others (mode {stat.S_IMODE(mode):04o})",
+            is_mended_by_chmod=uid == os.geteuid(),
+            is_above=is_above,
+        )
     return None
 
 
@@ -194,6 +209,7 @@ class _Walk:
         self.foreign: Foreign | None = None
         self.foreign_link: Foreign | None = None
         """The first link on the way that somebody else owns."""
+        self._last_above: Foreign | None = None
         self._directory = -1
         self._at = Path("/")
         self._found: os.stat_result | None = None
@@ -244,6 +260,9 @@ class _Walk:
 
     def _open_last(self, name: str) -> FileIO:
         assert self._found is not None
+        if self.foreign is self._last_above:
+            # It was taken for one above.
+            self.foreign = None
         # Here the sticky bit does not help: others could put further files beside this one.
         self._keep(judge(self._found.st_uid, self._found.st_mode, self._at))
         file = open_regular(Path(name), directory=self._directory)
@@ -260,10 +279,8 @@ class _Walk:
         self.close()
         self._directory, self._at = descriptor, at
         self._found = os.fstat(descriptor)
-        mode = self._found.st_mode
-        if mode & stat.S_ISVTX:
-            mode &= ~_OTHERS_MAY_WRITE
-        self._keep(judge(self._found.st_uid, mode, at))
+        self._last_above = judge(self._found.st_uid, self._found.st_mode, at, is_above=True)
+        self._keep(self._last_above)
         self._keep(_judge_mark(at, self._found, descriptor=descriptor))
 
     def _keep(self, foreign: Foreign | None) -> None:

@@ -70,9 +70,24 @@ def test_nor_one_in_a_directory_that_others_can_write(file: Path, mode: int) -> 
 def test_nor_one_where_others_can_put_another_directory_in_place(file: Path, mode: int) -> None:
     above = file.parent.parent
     above.chmod(mode)
-    assert verdict(file) == (above, f"chmod go-w {above}")
+    # Without its write permission others could not go on with their work there.
+    assert verdict(file) == (above, f"chmod +t {above}")
     above.chmod(mode | 0o1000)
     assert verdict(file) is None
+
+
+@needs_root
+@pytest.mark.parametrize("part", ["", ".", ".."])
+def test_no_chmod_is_advised_that_this_user_may_not_do(file: Path, part: str) -> None:
+    shared = Path(os.path.normpath(file.parent / part)) if part else file
+    for path in (file, file.parent, file.parent.parent, file.parent.parent.parent):
+        os.chown(path, 0 if path == shared else ANOTHER_USER, -1)
+    shared.chmod(0o2775)
+    os.seteuid(ANOTHER_USER)
+    try:
+        assert verdict(file) == (shared, "")
+    finally:
+        os.seteuid(0)
 
 
 @needs_root

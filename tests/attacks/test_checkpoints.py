@@ -29,7 +29,7 @@ from hpctrain import (
 from hpctrain.preprocessors import BatchMapper
 from hpctrain.rundir.shared_staging import SharedStaging
 from hpctrain.testing.slurm import VirtualCluster
-from hpctrain.writers import COPIED_NAME
+from hpctrain.writers import COPIED_NAME, read_judged
 
 ANOTHER_USER = 65534
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root, for files of another user")
@@ -120,9 +120,42 @@ def test_scratch_of_a_group_needs_trust(
 ) -> None:
     """Whoever can write above can put another directory in its place."""
     project.chmod(mode)
-    is_refused(checkpoint, marker, rf"{project} can be written by others \(mode {mode:04o}\)")
-    project.chmod(mode | 0o1000)
+    why = (
+        rf"{project} can be written by others \(mode {mode:04o}\)\. Keep it in a directory in "
+        rf"which only you can write, or let nobody replace what is yours there: "
+        rf"chmod \+t {project}\."
+    )
+    is_refused(checkpoint, marker, why)
+    subprocess.run(["chmod", "+t", project], check=True)
     is_opened(checkpoint, marker)
+
+
+@needs_root
+def test_no_chmod_is_advised_for_what_belongs_to_the_project(
+    checkpoint: Checkpoint, project: Path, marker: Path
+) -> None:
+    for path in (project / "run", project / "run" / "checkpoint", marker.parent):
+        os.chown(path, ANOTHER_USER, -1)
+    project.chmod(0o2775)
+    os.seteuid(ANOTHER_USER)
+    try:
+        with pytest.raises(CheckpointError, match=r"only you can write\. If you trust") as refusal:
+            checkpoint.get_preprocessor()
+    finally:
+        os.seteuid(0)
+    assert "chmod" not in str(refusal.value)
+
+
+def test_the_advice_is_for_the_whole_checkpoint_however_it_is_named(
+    checkpoint: Checkpoint, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(checkpoint.path) / "preprocessor.npz"
+    path.chmod(0o664)
+    (project / "link").symlink_to(checkpoint.path)
+    monkeypatch.chdir(project)
+    for where in (Path(checkpoint.path), Path("run/checkpoint"), Path("link"), path):
+        _, foreign = read_judged(path)
+        assert f" your own: chmod -R go-w {where}." in pickle_trust.advice(where, foreign)
 
 
 @needs_root
