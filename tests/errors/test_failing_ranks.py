@@ -156,7 +156,7 @@ def test_bad_reports_name_the_rule(tmp_path: Path) -> None:
 
     with pytest.raises(WorkerError, match="metrics are a dict of names and numbers"):
         fit(not_a_dict, tmp_path / "a", num_workers=1)
-    with pytest.raises(WorkerError, match="/no/such/directory does not exist"):
+    with pytest.raises(WorkerError, match=r"/no/such/directory'\) does not exist"):
         fit(missing_directory, tmp_path / "b", num_workers=1)
 
 
