@@ -31,6 +31,7 @@ from hpctrain.slurm.validation_job import (
     TIMED_OUT,
     end_file,
     explain_job_end,
+    names_spec,
     read_record,
     record_file,
 )
@@ -105,6 +106,9 @@ class SubmittedValidation:
         The run directory.
     manifest
         Of the checkpoint.
+    digest
+        That of the spec of the run. A job that was submitted with another one, and has found
+        nothing yet, is not taken over.
     calls
         Makes the calls of Slurm.
     submit
@@ -120,6 +124,7 @@ class SubmittedValidation:
         paths: RunPaths,
         *,
         manifest: Manifest,
+        digest: str,
         calls: SlurmCalls,
         submit: Callable[[], str],
         is_wanted: Callable[[], bool],
@@ -142,6 +147,8 @@ class SubmittedValidation:
         self._calls, self._submit = calls, submit
         self._is_wanted, self._on_submit = is_wanted, on_submit
         self._job_id = read_record(self._script, manifest)
+        if not names_spec(self._script, digest) and not self._result.exists():
+            self._job_id = None
         self._call: tuple[Future[Any], Callable[[Future[Any]], ValidationEnd | None]] | None = None
         self._next_look = Deadline(0.0)
         self._num_refusals = self._num_asks = self._num_reasons = 0

@@ -216,8 +216,9 @@ class Validations:
         return SubmittedValidation(
             paths,
             manifest=manifest,
+            digest=digest,
             calls=self._calls,
-            submit=partial(submit_validation, paths, manifest, script),
+            submit=partial(submit_validation, paths, manifest, script, digest=digest),
             is_wanted=partial(self._is_wanted, manifest),
             on_submit=partial(self._note_start, manifest),
         )

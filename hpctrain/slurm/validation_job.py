@@ -16,7 +16,7 @@ from hpctrain.rundir.files import make_directory, write_atomic
 from hpctrain.rundir.manifest import Manifest
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.reading import is_job_id
-from hpctrain.slurm.job import find_jobs_of_script
+from hpctrain.slurm.job import cancel_job, find_jobs_of_script
 from hpctrain.slurm.output import Job
 from hpctrain.slurm.submit import script_parameters, submit_stored
 
@@ -109,11 +109,18 @@ def _keep_end(path: Path) -> list[str]:
     ]
 
 
-def submit_validation(paths: RunPaths, manifest: Manifest, script: str) -> str:
+def submit_validation(paths: RunPaths, manifest: Manifest, script: str, *, digest: str) -> str:
     """Submit the job that validates a checkpoint; return its id. Not collective.
 
     A job that an earlier executor has submitted for it is taken over: it may have died before it
-    could write the id down.
+    could write the id down. One of another ``spec.pkl`` would refuse to run, and is cancelled.
+
+    Parameters
+    ----------
+    script
+        That of the job.
+    digest
+        That of ``spec.pkl``, which the script names.
 
     Raises
     ------
@@ -126,7 +133,11 @@ def submit_validation(paths: RunPaths, manifest: Manifest, script: str) -> str:
     make_directory(stored.parent, below=paths.root)
     make_directory(paths.logs(manifest.attempt), below=paths.root)
     jobs = find_jobs_of_script(stored) if stored.exists() else []
-    if jobs:
+    is_current = names_spec(stored, digest)
+    if not is_current:
+        for job in jobs:
+            cancel_job(job.job_id)
+    if jobs and is_current:
         job_id = jobs[0].job_id
     else:
         for left in (
@@ -141,6 +152,17 @@ def submit_validation(paths: RunPaths, manifest: Manifest, script: str) -> str:
     record = {"job_id": job_id, "script": str(stored), "created_at": manifest.created_at}
     write_atomic(record_file(stored), json.dumps(record).encode())
     return job_id
+
+
+def names_spec(script: Path, digest: str) -> bool:
+    """Return whether the job of a script validates with this ``spec.pkl``. Not collective.
+
+    ``fit()`` writes the file again, and a job that was submitted before refuses one that differs.
+    """
+    try:
+        return digest in script.read_text()
+    except (OSError, ValueError):
+        return False
 
 
 def end_file(script: Path) -> Path:

@@ -32,6 +32,8 @@ MANIFEST = Manifest(
     validation={"fn_kwargs": {}, "timeout_s": 2.0},
 )
 
+DIGEST = 64 * "a"
+
 
 class Slurm:
     """Stands in for Slurm: real ends of jobs are in tests/execute/test_validation_jobs.py."""
@@ -69,6 +71,7 @@ class Validation:
         self.running = SubmittedValidation(
             paths,
             manifest=MANIFEST,
+            digest=DIGEST,
             calls=self.calls,
             submit=slurm.submit,
             is_wanted=lambda: self.is_wanted,
@@ -145,13 +148,38 @@ def test_an_end_that_is_written_down_is_not_asked_for(validation: Validation, sl
     assert {path.suffix for path in ended.leftovers} == {".json", ".end", ".sh"}
 
 
-def test_a_job_that_is_known_is_not_submitted_again(paths: RunPaths, slurm: Slurm) -> None:
+def submitted_before(paths: RunPaths, job_id: str, digest: str) -> None:
     script = paths.validation_job(2, 3)
-    record = {"job_id": "7", "script": str(script), "created_at": 5.0}
+    script.write_text(f"#!/bin/bash\npython -m hpctrain.worker.validate {digest} 0\n")
+    record = {"job_id": job_id, "script": str(script), "created_at": 5.0}
     record_file(script).write_text(json.dumps(record))
+
+
+def test_a_job_that_is_known_is_not_submitted_again(paths: RunPaths, slurm: Slurm) -> None:
+    submitted_before(paths, "7", DIGEST)
     slurm.answers.clear()
     validation = Validation(paths, slurm)
     validation.end_with(0, metrics={"score": 1.0})
+    assert validation.end().metrics == {"score": 1.0}
+    assert validation.submitted == []
+
+
+def test_a_job_of_an_earlier_spec_is_submitted_again(paths: RunPaths, slurm: Slurm) -> None:
+    submitted_before(paths, "6", 64 * "b")
+    validation = Validation(paths, slurm)
+    # It has refused the new spec.
+    validation.end_with(1, job_id="6")
+    validation.look_until(lambda: validation.submitted)
+    validation.end_with(0, metrics={"score": 1.0})
+    assert validation.end().metrics == {"score": 1.0}
+    assert validation.submitted == ["7"]
+
+
+def test_what_a_job_of_an_earlier_spec_has_found_counts(paths: RunPaths, slurm: Slurm) -> None:
+    submitted_before(paths, "6", 64 * "b")
+    paths.validation_result(2, 3).write_text('{"score": 1.0}')
+    end_file(paths.validation_job(2, 3)).write_text("0 1 6\n")
+    validation = Validation(paths, slurm)
     assert validation.end().metrics == {"score": 1.0}
     assert validation.submitted == []
 

@@ -36,6 +36,9 @@ JOB = ValidationJob(
     cpus=2,
 )
 
+DIGEST = 64 * "a"
+SCRIPT = f"#!/bin/bash\npython -m hpctrain.worker.validate {DIGEST} 0\n"
+
 
 def manifest(**changes: Any) -> Manifest:
     fields: dict[str, Any] = {
@@ -182,7 +185,11 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     for name in ("env", "timeout", "sh", "cat"):
         (folder / name).symlink_to(shutil.which(name) or "")
-    programs = {"sbatch": "echo Submitted batch job 12", "squeue": f"cat {folder}/queue"}
+    programs = {
+        "sbatch": "echo Submitted batch job 12",
+        "squeue": f"cat {folder}/queue",
+        "scancel": "",
+    }
     for name, says in programs.items():
         program = folder / name
         program.write_text(f'#!/bin/sh\necho {name} "$@" >>{folder}/calls\n{says}\n')
@@ -196,7 +203,7 @@ def test_a_job_is_submitted_once_and_its_id_kept(paths: RunPaths, slurm: Path) -
     script = paths.validation_job(2, 3)
     # Of an earlier try.
     end_file(script).write_text("1 1")
-    assert submit_validation(paths, manifest(), "#!/bin/bash\n") == "12"
+    assert submit_validation(paths, manifest(), SCRIPT, digest=DIGEST) == "12"
     assert (slurm / "calls").read_text() == f"sbatch {script}\n"
     assert not end_file(script).exists()
     assert script.stat().st_mode & 0o777 == 0o600
@@ -206,11 +213,22 @@ def test_a_job_is_submitted_once_and_its_id_kept(paths: RunPaths, slurm: Path) -
 
 def test_a_job_whose_id_was_lost_is_found_in_the_queue(paths: RunPaths, slurm: Path) -> None:
     script = paths.validation_job(2, 3)
-    script.write_text("#!/bin/bash\n")
+    script.write_text(SCRIPT)
     (slurm / "queue").write_text(f"7|COMPLETED|{script}\n8|PENDING|{script}\n9|RUNNING|/other\n")
-    assert submit_validation(paths, manifest(), "#!/bin/bash\n") == "8"
+    assert submit_validation(paths, manifest(), SCRIPT, digest=DIGEST) == "8"
     assert "sbatch" not in (slurm / "calls").read_text()
     assert read_record(script, manifest()) == "8"
+
+
+def test_a_job_of_an_earlier_spec_is_cancelled_and_replaced(paths: RunPaths, slurm: Path) -> None:
+    script = paths.validation_job(2, 3)
+    script.write_text(SCRIPT.replace("a", "b"))
+    (slurm / "queue").write_text(f"8|PENDING|{script}\n9|RUNNING|/other\n")
+    assert submit_validation(paths, manifest(), SCRIPT, digest=DIGEST) == "12"
+    calls = (slurm / "calls").read_text().splitlines()[1:]
+    assert calls == ["scancel 8", f"sbatch {script}"]
+    assert script.read_text() == SCRIPT
+    assert read_record(script, manifest()) == "12"
 
 
 @pytest.mark.parametrize(
@@ -236,7 +254,7 @@ def test_what_is_no_record_of_this_run_names_no_job(paths: RunPaths, record: Any
 def test_the_job_of_another_checkpoint_of_the_name_is_not_taken_over(
     paths: RunPaths, slurm: Path
 ) -> None:
-    submit_validation(paths, manifest(), "#!/bin/bash\n")
+    submit_validation(paths, manifest(), SCRIPT, digest=DIGEST)
     assert read_record(paths.validation_job(2, 3), manifest(created_at=6.0)) is None
 
 
