@@ -7,7 +7,6 @@ import signal
 import socket
 import time
 from contextlib import suppress
-from pathlib import Path
 
 from hpctrain import timeouts
 from hpctrain.errors import ConfigError, LaunchError
@@ -16,6 +15,7 @@ from hpctrain.launch.settle import read_settled_status
 from hpctrain.rundir.files import write_atomic
 from hpctrain.rundir.ledger import append_event
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.reading import is_same_file
 from hpctrain.rundir.states import RunEvent, RunState
 from hpctrain.rundir.status import RunStatus, read_status, write_status
 from hpctrain.slurm.job import cancel_job, find_job, find_script_of_job, scripts_of_jobs
@@ -141,7 +141,7 @@ def end_validations(paths: RunPaths) -> str:
         known = scripts_of_jobs(paths.batch_script)
         for script, job_id in jobs.items():
             # Whatever the files say, no other job is ended.
-            if job_id in known and _is_same_file(known[job_id], script):
+            if job_id in known and is_same_file(known[job_id], script):
                 cancel_job(job_id)
                 ended.append(job_id)
             for path in (record_file(script), script):
@@ -189,20 +189,13 @@ def _refuse_foreign_process(paths: RunPaths, pid: int) -> None:
 def _refuse_foreign_job(paths: RunPaths, job_id: str) -> None:
     """Refuse to end a job that is not one of the run, whatever its files say."""
     script = find_script_of_job(job_id, paths.batch_script)
-    if script is not None and _is_same_file(script, paths.batch_script):
+    if script is not None and is_same_file(script, paths.batch_script):
         return
     whose = "another user's" if script is None else f"one that runs {script}"
     raise ConfigError(
         f"{paths.status} names job {job_id}, which is {whose} and not of this run: it was not "
         f"cancelled. Look at it with: scontrol show job {job_id}"
     )
-
-
-def _is_same_file(path: str, other: Path) -> bool:
-    try:
-        return os.path.samefile(path, other)
-    except OSError:
-        return path == str(other)
 
 
 def record_end(paths: RunPaths, reason: str) -> str:

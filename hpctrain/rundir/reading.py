@@ -152,6 +152,17 @@ def is_job_id(value: object) -> bool:
     return isinstance(value, str) and _JOB_ID.fullmatch(value) is not None
 
 
+def is_same_file(path: str, other: Path) -> bool:
+    """Return whether two paths lead to one file, however they are spelled. Not collective.
+
+    Where a file is gone, whether they are spelled alike.
+    """
+    try:
+        return os.path.samefile(path, other)
+    except (OSError, ValueError):
+        return path == str(other)
+
+
 # Of arrays and heterogeneous jobs too: 7_3, 7+1.
 _JOB_ID = re.compile(r"[0-9]{1,12}([_+][0-9]{1,9})?")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from hpctrain import environ, timeouts
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.plan.visibility import EXIT_INVISIBLE, explain_invisible
+from hpctrain.rundir.reading import is_same_file
 from hpctrain.slurm.client import ask_slurm, insist, run_slurm
 from hpctrain.slurm.output import Job, parse_commands, parse_job, parse_queue, parse_scripts
 
@@ -58,7 +59,13 @@ def find_jobs_of_script(script: Path) -> list[Job]:
         If the controller does not answer.
     """
     printed = _print_scripts(script)
-    return [job for job in parse_scripts(printed, str(script)) if not job.is_final]
+    jobs = parse_scripts(printed, lambda command: _is_script(command, script))
+    return [job for job in jobs if not job.is_final]
+
+
+def _is_script(command: str, script: Path) -> bool:
+    # A user may have thousands of jobs: no look at the files of those of another name.
+    return command.endswith(f"/{script.name}") and is_same_file(command, script)
 
 
 def find_script_of_job(job_id: str, script: Path) -> str | None:

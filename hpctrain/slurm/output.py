@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hpctrain.errors import ConfigError
@@ -119,18 +119,26 @@ def parse_queue(output: str) -> dict[str, Job]:
     }
 
 
-def parse_scripts(output: str, script: str) -> list[Job]:
+def parse_scripts(output: str, is_script: Callable[[str], bool]) -> list[Job]:
     r"""Return the jobs of a script that ``squeue --noheader --format=%A|%T|%o`` prints.
 
     Not collective. The newest first.
 
+    Parameters
+    ----------
+    is_script
+        Says whether a path, as it was given to sbatch, is that of the script.
+
     Examples
     --------
-    >>> parse_scripts("7|PENDING|/runs/a|b/batch.sh\n8|RUNNING|/other.sh\n", "/runs/a|b/batch.sh")
+    >>> output = "7|PENDING|/runs/a|b/batch.sh\n8|RUNNING|/other.sh\n"
+    >>> parse_scripts(output, "/runs/a|b/batch.sh".__eq__)
     [Job(job_id='7', state='PENDING', ...
     """
     rows = [line.split("|", 2) for line in output.splitlines() if line.count("|") >= 2]
-    jobs = [Job(job_id=job_id, state=state) for job_id, state, command in rows if command == script]
+    jobs = [
+        Job(job_id=job_id, state=state) for job_id, state, command in rows if is_script(command)
+    ]
     return sorted(jobs, key=lambda job: int(job.job_id), reverse=True)
 
 

@@ -15,7 +15,7 @@ from hpctrain.plan.visibility import process_checks, run_directory_check
 from hpctrain.rundir.files import make_directory, write_atomic
 from hpctrain.rundir.manifest import Manifest
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.reading import is_job_id
+from hpctrain.rundir.reading import is_job_id, is_same_file
 from hpctrain.slurm.job import cancel_job, find_jobs_of_script
 from hpctrain.slurm.output import Job
 from hpctrain.slurm.submit import script_parameters, submit_stored
@@ -210,7 +210,7 @@ def _read_record(script: Path) -> dict[str, Any]:
     try:
         record = json.loads(record_file(script).read_bytes())
         # Of a copy of the directory it is the job of the other.
-        is_own = record["script"] == str(script) and is_job_id(record["job_id"])
+        is_own = is_same_file(record["script"], script) and is_job_id(record["job_id"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
     return dict(record) if is_own else {}

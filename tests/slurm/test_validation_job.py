@@ -18,6 +18,7 @@ import pytest
 from hpctrain.plan.spec import ValidationJob
 from hpctrain.rundir.manifest import Manifest
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.slurm.job import find_jobs_of_script
 from hpctrain.slurm.output import Job
 from hpctrain.slurm.validation_job import (
     end_file,
@@ -229,6 +230,19 @@ def test_a_job_of_an_earlier_spec_is_cancelled_and_replaced(paths: RunPaths, slu
     assert calls == ["scancel 8", f"sbatch {script}"]
     assert script.read_text() == SCRIPT
     assert read_record(script, manifest()) == "12"
+
+
+def test_a_job_is_known_by_another_path_to_its_run(
+    paths: RunPaths, slurm: Path, tmp_path: Path
+) -> None:
+    submit_validation(paths, manifest(), SCRIPT, digest=DIGEST)
+    link = tmp_path / "link"
+    link.symlink_to(paths.root)
+    script = RunPaths(link).validation_job(2, 3)
+    assert read_record(script, manifest()) == "12"
+    assert validation_jobs(RunPaths(link)) == {script: "12"}
+    (slurm / "queue").write_text(f"12|PENDING|{paths.validation_job(2, 3)}\n")
+    assert [job.job_id for job in find_jobs_of_script(script)] == ["12"]
 
 
 @pytest.mark.parametrize(
