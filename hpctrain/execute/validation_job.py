@@ -174,8 +174,10 @@ class SubmittedValidation:
             if self._next_call.is_over:
                 self._call = self._calls.begin(self._submit, changes=True), self._take_job_id
             return None
-        if self._status is None and (ended := self._read_end()) is not None:
+        # Slurm may have queued it again between two asks, and it has ended once more.
+        if (ended := self._read_end()) not in (None, (self._status, self._seconds)):
             self._status, self._seconds = ended
+            self._num_asks = self._num_reasons = 0
             if 0 <= self._status <= 128:
                 return self._conclude(None)
             # Slurm knows why.
@@ -260,6 +262,10 @@ class SubmittedValidation:
             if self._num_reasons + 1 < len(_REASON_PAUSES_S):
                 self._num_reasons += 1
                 self._next_call = Deadline(_REASON_PAUSES_S[self._num_reasons])
+                return None
+            if not self._result.exists():
+                # It is COMPLETING while an epilog runs, or while its node does not answer.
+                self._ask_later()
                 return None
         return self._conclude(job)
 

@@ -212,7 +212,8 @@ def test_a_refusal_that_may_pass_is_tried_again(
         # Slurm knows the reason only some seconds later.
         (137, [job("RUNNING"), job("OUT_OF_MEMORY")], "its job 7 used more memory than it had"),
         (143, [job("TIMEOUT")], "its job 7 reached its time limit"),
-        (143, [job("RUNNING")], "it was killed by SIGTERM"),
+        # An epilog takes its time, or the node does not answer.
+        (143, [*(8 * [job("COMPLETING")]), job("CANCELLED")], "its job 7 was cancelled"),
         (139, [job("FAILED")], "it was killed by SIGSEGV"),
         (143, [None], "it was killed by SIGTERM"),
         (None, [job("RUNNING"), job("NODE_FAIL", nodes="n1")], "its job 7 lost its node (n1)"),
@@ -266,6 +267,17 @@ def test_a_job_that_slurm_queues_again_is_waited_for(validation: Validation, slu
     assert validation.look_until(lambda: not end_file(validation.script).exists()) is None
     validation.end_with(0, metrics={"score": 1.0})
     assert validation.end().metrics == {"score": 1.0}
+
+
+def test_a_job_that_ran_again_while_it_was_asked_for_seldom_ended_as_it_did_then(
+    validation: Validation, slurm: Slurm
+) -> None:
+    slurm.jobs = [job("COMPLETING")]
+    validation.look_until(lambda: validation.submitted)
+    validation.end_with(143)
+    assert validation.look_until(lambda: slurm.num_asks > 5) is None
+    validation.end_with(3)
+    assert validation.end().error == "it ended with status 3"
 
 
 def test_a_checkpoint_that_was_made_anew_takes_its_job_along(
