@@ -40,8 +40,10 @@ class RunningValidation(Protocol):
     manifest: Manifest
     log: Path
     """What it prints."""
-    leftovers: tuple[Path, ...]
-    """Files that nobody needs once its end is taken in."""
+
+    @property
+    def leftovers(self) -> tuple[Path, ...]:
+        """Files that nobody needs once its end is taken in."""
 
     def look(self) -> ValidationEnd | None:
         """Return how it has ended; None while it goes on. Returns at once."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for_all
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from hpctrain import timeouts
 from hpctrain.errors import ConfigError, LaunchError
+from hpctrain.execute.slurm_calls import SlurmCalls
 from hpctrain.execute.validation_end import (
     ValidationEnd,
     explain_signal,
@@ -20,12 +20,11 @@ from hpctrain.execute.validation_end import (
     read_metrics,
     task_timeout_s,
 )
-from hpctrain.log import log
 from hpctrain.own_time import Deadline
 from hpctrain.rundir.manifest import Manifest
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.reading import read_end
-from hpctrain.slurm.job import cancel_job, find_job
+from hpctrain.slurm.job import find_job
 from hpctrain.slurm.output import Job
 from hpctrain.slurm.validation_job import (
     TIMED_OUT,
@@ -36,7 +35,6 @@ from hpctrain.slurm.validation_job import (
     record_file,
 )
 
-T = TypeVar("T")
 # At the file that the end of a job writes.
 _LOOK_INTERVAL_S = 1.0
 _FIRST_ASK_S, _LONGEST_ASK_S = 15.0, 300.0
@@ -44,6 +42,7 @@ _SUBMIT_PAUSES_S = (15.0, 60.0, 240.0)
 # Slurm knows the reason of an end some seconds after the end of the processes.
 _REASON_PAUSES_S = (1.0, 2.0, 4.0, 8.0)
 _LAST_BYTES = 4096
+_GONE = "the checkpoint is gone"
 
 
 def pause_s(num_asks: int) -> float:
@@ -63,35 +62,6 @@ def pause_s(num_asks: int) -> float:
     """
     # A job may wait for days: no larger powers than that of 20.
     return min(_FIRST_ASK_S * float(2 ** min(num_asks, 20)), _LONGEST_ASK_S)
-
-
-class SlurmCalls:
-    """Calls of Slurm's commands in a thread, one after the other.
-
-    A controller that is busy or away takes its time to answer, and the executor has ranks to
-    attend to.
-    """
-
-    def __init__(self) -> None:
-        self._thread: ThreadPoolExecutor | None = None
-        self._pending: set[Future[Any]] = set()
-
-    def begin(self, call: Callable[[], T], *, changes: bool) -> Future[T]:
-        """Begin a call; `changes`: it submits or cancels, so `close` waits for it."""
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="hpctrain-validation-jobs")
-        future = self._thread.submit(call)
-        self._pending = {one for one in self._pending if not one.done()}
-        if changes:
-            self._pending.add(future)
-        return future
-
-    def close(self, patience_s: float) -> None:
-        """Wait for the calls that have begun, and change something."""
-        if self._thread is not None:
-            wait_for_all(self._pending, patience_s)
-            self._thread.shutdown(wait=False, cancel_futures=True)
-            self._thread = None
 
 
 class SubmittedValidation:
@@ -138,11 +108,10 @@ class SubmittedValidation:
         self._result = paths.validation_result(attempt, report)
         self._failure = paths.validation_failure(attempt, report)
         # The script is the last: with it alone the job is looked for in Slurm's queue.
-        self.leftovers: tuple[Path, ...] = (
+        self._files: tuple[Path, ...] = (
             *(self._result, end_file(self._script), record_file(self._script)),
             self._script,
         )
-        """Files that nobody needs once its end is taken in."""
         self._checkpoint = paths.checkpoints / manifest.name
         self._calls, self._submit = calls, submit
         self._is_wanted, self._on_submit = is_wanted, on_submit
@@ -150,12 +119,23 @@ class SubmittedValidation:
         if not names_spec(self._script, digest) and not self._result.exists():
             self._job_id = None
         self._call: tuple[Future[Any], Callable[[Future[Any]], ValidationEnd | None]] | None = None
+        self._cancellation: Future[None] | None = None
         self._next_look = Deadline(0.0)
         self._num_refusals = self._num_asks = self._num_reasons = 0
         self._next_call = Deadline(0.0 if self._job_id is None else pause_s(0))
         self._status: int | None = None
         self._seconds: float | None = None
         self._final: tuple[Job | None, Deadline] | None = None
+
+    @property
+    def leftovers(self) -> tuple[Path, ...]:
+        """Files that nobody needs once its end is taken in.
+
+        None while its job may go on in spite of `end`: ``hpctrain cancel --now`` finds it by them.
+        """
+        ended = self._cancellation
+        is_over = ended is None or (ended.done() and ended.exception() is None)
+        return self._files if is_over else ()
 
     def look(self) -> ValidationEnd | None:
         """Return how it has ended; None while it goes on. Returns at once."""
@@ -199,23 +179,18 @@ class SubmittedValidation:
 
     def end(self) -> None:
         """Cancel the job: nobody wants its metrics."""
-        submission = self._call[0] if self._call is not None and self._job_id is None else None
-        job_id = self._job_id
-
-        def cancel() -> None:
-            try:
-                # Calls are made in order, so a submission has ended.
-                number = job_id if submission is None else submission.result()
-                if number is not None:
-                    cancel_job(number)
-            except (LaunchError, ConfigError, OSError) as error:
-                log(f"the job that validates checkpoint {self.manifest.name} may go on: {error}")
-
-        if job_id is not None or submission is not None:
-            self._calls.begin(cancel, changes=True)
+        if self._cancellation is not None:
+            return
+        name = self.manifest.name
+        if self._job_id is not None:
+            self._cancellation = self._calls.cancel(name, self._job_id)
+        elif self._call is not None and not self._call[0].cancel():
+            self._cancellation = self._calls.cancel(name, self._call[0])
 
     def leave(self) -> None:
-        """Let go of it: whoever goes on with the run takes the job over."""
+        """Let go of it: whoever goes on with the run takes the job over, or submits it."""
+        if self._job_id is None and self._call is not None:
+            self._call[0].cancel()
 
     def _take_job_id(self, future: Future[str]) -> ValidationEnd | None:
         try:
@@ -311,9 +286,13 @@ class SubmittedValidation:
             return False
         return False
 
-    def _drop(self) -> ValidationEnd:
+    def _drop(self) -> ValidationEnd | None:
+        """End it for a checkpoint that is gone; return how, once that is done."""
         self.end()
-        return self._make_end({}, "the checkpoint is gone")
+        if self._cancellation is None:
+            return self._make_end({}, _GONE)
+        self._call = self._cancellation, lambda _: self._make_end({}, _GONE)
+        return None
 
     def _make_end(
         self, metrics: Mapping[str, Any], error: str | None, traceback: str = ""

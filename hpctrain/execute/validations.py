@@ -15,8 +15,9 @@ from hpctrain.bulk.unreadable import UnreadableError
 from hpctrain.errors import CheckpointError, ConfigError, LaunchError
 from hpctrain.execute.journal import Journal
 from hpctrain.execute.run_checkpoints import RunCheckpoints
+from hpctrain.execute.slurm_calls import SlurmCalls
 from hpctrain.execute.validation_end import RunningValidation, ValidationEnd, task_timeout_s
-from hpctrain.execute.validation_job import SlurmCalls, SubmittedValidation
+from hpctrain.execute.validation_job import SubmittedValidation
 from hpctrain.execute.validation_process import ValidationProcess
 from hpctrain.log import log
 from hpctrain.own_time import Deadline
@@ -135,6 +136,11 @@ class Validations:
             f"it had not ended {self._wait_timeout_s():g} s after the training: "
             f"ValidationConfig(wait_timeout_s=...) sets how long to wait"
         )
+        running, queued = [*self._running], [*self._queue]
+        for one in running:
+            one.end()
+        self._forget()
+        # Only now is it known which jobs are cancelled.
         left = [
             *(
                 ValidationEnd(
@@ -144,13 +150,10 @@ class Validations:
                     log=one.log,
                     leftovers=one.leftovers,
                 )
-                for one in self._running
+                for one in running
             ),
-            *(ValidationEnd(manifest=manifest, metrics={}, error=why) for manifest in self._queue),
+            *(ValidationEnd(manifest=manifest, metrics={}, error=why) for manifest in queued),
         ]
-        for one in self._running:
-            one.end()
-        self._forget()
         for ended in (*self._ended, *left):
             self._take_in(ended)
         self._ended.clear()

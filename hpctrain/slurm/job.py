@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hpctrain import environ, timeouts
@@ -219,6 +219,23 @@ def cancel_job(job_id: str, *, only_pending: bool = False) -> None:
     answer = run_slurm(cancel_argv(job_id, only_pending=only_pending))
     if answer.returncode != 0:
         raise LaunchError(f"scancel: {answer.stderr.strip()}", transient=True)
+
+
+def cancel_jobs(job_ids: Sequence[str]) -> None:
+    """End jobs with one call; those that have ended are no error. Not collective.
+
+    Raises
+    ------
+    LaunchError
+        If Slurm refuses one of them, or does not answer.
+    """
+    answer = run_slurm(["scancel", *job_ids])
+    said = [line for line in answer.stderr.splitlines() if line and not _ENDED.search(line)]
+    if answer.returncode != 0 and (said or not answer.stderr.strip()):
+        raise LaunchError(f"scancel: {' '.join(said)}", transient=True)
+
+
+_ENDED = re.compile(r"Invalid job id|already completing or completed")
 
 
 def explain_end(job: Job, *, storage: str, log_path: str, log: str) -> str:

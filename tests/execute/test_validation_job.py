@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +13,10 @@ import pytest
 
 from hpctrain import timeouts
 from hpctrain.errors import LaunchError
-from hpctrain.execute import validation_job
+from hpctrain.execute import slurm_calls, validation_job
+from hpctrain.execute.slurm_calls import SlurmCalls
 from hpctrain.execute.validation_end import ValidationEnd
-from hpctrain.execute.validation_job import SlurmCalls, SubmittedValidation, pause_s
+from hpctrain.execute.validation_job import SubmittedValidation, pause_s
 from hpctrain.rundir.manifest import Manifest
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.slurm.output import Job
@@ -42,6 +44,7 @@ class Slurm:
         self.jobs: list[Job | LaunchError | None] = []
         self.answers: list[str | LaunchError] = ["7"]
         self.cancelled: list[str] = []
+        self.refusal: LaunchError | None = None
         self.num_asks = 0
 
     def submit(self) -> str:
@@ -49,6 +52,11 @@ class Slurm:
         if isinstance(answer, LaunchError):
             raise answer
         return answer
+
+    def cancel_jobs(self, job_ids: list[str]) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.cancelled.append(" ".join(job_ids))
 
     def find_job(self, job_id: str) -> Job | None:
         assert job_id == "7"
@@ -103,7 +111,7 @@ class Validation:
 def slurm(monkeypatch: pytest.MonkeyPatch) -> Slurm:
     slurm = Slurm()
     monkeypatch.setattr(validation_job, "find_job", slurm.find_job)
-    monkeypatch.setattr(validation_job, "cancel_job", slurm.cancelled.append)
+    monkeypatch.setattr(slurm_calls, "cancel_jobs", slurm.cancel_jobs)
     monkeypatch.setattr(timeouts, "VALIDATION_FILE_S", 0.01)
     for name in ("_LOOK_INTERVAL_S", "_FIRST_ASK_S"):
         monkeypatch.setattr(validation_job, name, 0.01)
@@ -298,3 +306,26 @@ def test_a_submission_that_is_under_way_is_cancelled_too(
     validation.running.end()
     validation.calls.close(10)
     assert slurm.cancelled == ["7"]
+
+
+def test_a_job_that_cannot_be_cancelled_keeps_its_files(
+    validation: Validation, slurm: Slurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    validation.look_until(lambda: validation.submitted)
+    assert validation.script in validation.running.leftovers
+    slurm.refusal = LaunchError("Unable to contact", transient=True)
+    validation.running.end()
+    validation.calls.close(10)
+    assert validation.running.leftovers == ()
+    told = capsys.readouterr().err
+    assert "(000003) may go on: Unable to contact. End them with: scancel 7" in told
+
+
+def test_a_submission_that_has_not_begun_is_left_out(validation: Validation, slurm: Slurm) -> None:
+    gate = threading.Event()
+    validation.calls.begin(gate.wait, changes=True)
+    assert validation.running.look() is None
+    validation.running.leave()
+    gate.set()
+    validation.calls.close(10)
+    assert slurm.answers == ["7"]

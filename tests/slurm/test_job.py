@@ -10,7 +10,7 @@ import pytest
 
 from hpctrain.errors import LaunchError
 from hpctrain.slurm import job as job_module
-from hpctrain.slurm.job import explain_end, find_job, read_own_job
+from hpctrain.slurm.job import cancel_jobs, explain_end, find_job, read_own_job
 from hpctrain.slurm.nodes import SlurmNodes
 from hpctrain.slurm.output import Job, parse_job
 from hpctrain.testing.slurm import VirtualCluster
@@ -219,3 +219,24 @@ def test_a_job_without_a_limit_says_so(run_job: Callable[[str], str]):
     job = find_job(run_job("UNLIMITED"))
     assert job is not None
     assert (job.end_time, job.is_unlimited) == (None, True)
+
+
+@pytest.mark.parametrize(
+    ("said", "is_refused"),
+    [
+        ("scancel: error: Kill job error on job id 7: Invalid job id specified", False),
+        ("scancel: error: Kill job error on job id 7: Access/permission denied", True),
+        ("", True),
+    ],
+)
+def test_jobs_that_have_ended_need_no_cancellation(tmp_path, monkeypatch, said, is_refused):
+    scancel = tmp_path / "scancel"
+    scancel.write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/given\necho "{said}" >&2\nexit 1\n')
+    scancel.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    if is_refused:
+        with pytest.raises(LaunchError, match="scancel"):
+            cancel_jobs(["7", "8"])
+    else:
+        cancel_jobs(["7", "8"])
+    assert (tmp_path / "given").read_text() == "7 8\n"
