@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from hpctrain.own_time import Deadline
 from hpctrain.rundir.manifest import Manifest
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.reading import read_end
-from hpctrain.slurm.job import find_job
+from hpctrain.slurm.job import find_job, find_jobs_of_script
 from hpctrain.slurm.output import Job
 from hpctrain.slurm.validation_job import (
     TIMED_OUT,
@@ -194,17 +195,41 @@ class SubmittedValidation:
 
     def _take_job_id(self, future: Future[str]) -> ValidationEnd | None:
         try:
-            self._job_id = future.result()
+            job_id = future.result()
         except (LaunchError, ConfigError, OSError) as error:
             is_passing = isinstance(error, LaunchError) and error.transient
-            if not is_passing or self._num_refusals == len(_SUBMIT_PAUSES_S):
+            if is_passing and self._num_refusals < len(_SUBMIT_PAUSES_S):
+                self._next_call = Deadline(_SUBMIT_PAUSES_S[self._num_refusals])
+                self._num_refusals += 1
+                return None
+            if not isinstance(error, LaunchError):
                 return self._make_end({}, str(error))
-            self._next_call = Deadline(_SUBMIT_PAUSES_S[self._num_refusals])
-            self._num_refusals += 1
+            # Slurm may have taken it, and its answer did not come.
+            looked = self._calls.begin(partial(self._find_job, error), changes=True)
+            self._call = looked, partial(self._take_found_id, str(error))
             return None
-        self._next_call = Deadline(pause_s(0))
-        self._on_submit(self._job_id)
+        self._take_id(job_id)
         return None
+
+    def _find_job(self, refusal: LaunchError) -> str:
+        """Return the job in Slurm's queue whose submission was refused; otherwise raise that."""
+        jobs = find_jobs_of_script(self._script)
+        if not jobs:
+            raise refusal
+        return jobs[0].job_id
+
+    def _take_found_id(self, refusal: str, future: Future[str]) -> ValidationEnd | None:
+        try:
+            job_id = future.result()
+        except (LaunchError, OSError):
+            return self._make_end({}, refusal)
+        self._take_id(job_id)
+        return None
+
+    def _take_id(self, job_id: str) -> None:
+        self._job_id = job_id
+        self._next_call = Deadline(pause_s(0))
+        self._on_submit(job_id)
 
     def _take_job(self, future: Future[Job | None]) -> ValidationEnd | None:
         """Take in what Slurm says of the job."""

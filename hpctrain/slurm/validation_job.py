@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain import environ, timeouts
+from hpctrain.log import log
 from hpctrain.plan.spec import ValidationJob
 from hpctrain.plan.visibility import process_checks, run_directory_check
 from hpctrain.rundir.files import make_directory, write_atomic
@@ -127,7 +128,7 @@ def submit_validation(paths: RunPaths, manifest: Manifest, script: str, *, diges
     LaunchError
         If Slurm refuses the job, or does not answer.
     OSError
-        If the run directory cannot be written.
+        If the run directory cannot be written; not once the job is submitted.
     """
     stored = paths.validation_job(manifest.attempt, manifest.report)
     make_directory(stored.parent, below=paths.root)
@@ -150,7 +151,14 @@ def submit_validation(paths: RunPaths, manifest: Manifest, script: str, *, diges
         write_atomic(stored, script.encode(), mode=0o600)
         job_id = submit_stored(stored, timeout_s=timeouts.VALIDATION_SUBMISSION_S)
     record = {"job_id": job_id, "script": str(stored), "created_at": manifest.created_at}
-    write_atomic(record_file(stored), json.dumps(record).encode())
+    try:
+        write_atomic(record_file(stored), json.dumps(record).encode())
+    except OSError as error:
+        # Whoever looks for it finds it in the queue, by its script.
+        log(
+            f"warning: job {job_id}, which validates checkpoint {manifest.name}, is not written "
+            f"down: {error}"
+        )
     return job_id
 
 

@@ -46,6 +46,7 @@ class Slurm:
         self.cancelled: list[str] = []
         self.refusal: LaunchError | None = None
         self.num_asks = 0
+        self.queue: list[Job] = []
 
     def submit(self) -> str:
         answer = self.answers.pop(0)
@@ -111,6 +112,7 @@ class Validation:
 def slurm(monkeypatch: pytest.MonkeyPatch) -> Slurm:
     slurm = Slurm()
     monkeypatch.setattr(validation_job, "find_job", slurm.find_job)
+    monkeypatch.setattr(validation_job, "find_jobs_of_script", lambda _: slurm.queue)
     monkeypatch.setattr(slurm_calls, "cancel_jobs", slurm.cancel_jobs)
     monkeypatch.setattr(timeouts, "VALIDATION_FILE_S", 0.01)
     for name in ("_LOOK_INTERVAL_S", "_FIRST_ASK_S"):
@@ -210,6 +212,16 @@ def test_a_refusal_that_may_pass_is_tried_again(
         return
     validation.look_until(lambda: validation.submitted)
     assert validation.submitted == ["7"]
+
+
+def test_a_job_that_slurm_has_taken_without_an_answer_is_found(
+    validation: Validation, slurm: Slurm
+) -> None:
+    slurm.answers = [LaunchError("sbatch did not answer", transient=True)] * 4
+    slurm.queue = [job("PENDING")]
+    validation.look_until(lambda: validation.submitted)
+    validation.end_with(0, metrics={"score": 1.0})
+    assert validation.end().metrics == {"score": 1.0}
 
 
 @pytest.mark.parametrize(

@@ -212,6 +212,15 @@ def test_a_job_is_submitted_once_and_its_id_kept(paths: RunPaths, slurm: Path) -
     assert validation_jobs(paths) == {script: "12"}
 
 
+def test_a_job_whose_id_cannot_be_written_down_is_not_lost(
+    paths: RunPaths, slurm: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # As a disk that is full: no file can take its place.
+    record_file(paths.validation_job(2, 3)).mkdir()
+    assert submit_validation(paths, manifest(), SCRIPT, digest=DIGEST) == "12"
+    assert "job 12, which validates checkpoint 000003" in capsys.readouterr().err
+
+
 def test_a_job_whose_id_was_lost_is_found_in_the_queue(paths: RunPaths, slurm: Path) -> None:
     script = paths.validation_job(2, 3)
     script.write_text(SCRIPT)
