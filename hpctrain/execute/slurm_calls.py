@@ -38,11 +38,22 @@ class SlurmCalls:
         self._cancellations: list[_Cancellation] = []
 
     def begin(self, call: Callable[[], T], *, changes: bool) -> Future[T]:
-        """Begin a call; `changes`: it submits or cancels, so `close` waits for it."""
+        """Begin a call; `changes`: it submits or cancels, so `close` waits for it.
+
+        Where no thread can be started, it has failed with a `LaunchError` that may pass.
+        """
         if changes not in self._threads:
             name = f"hpctrain-validation-jobs-{'changes' if changes else 'questions'}"
             self._threads[changes] = ThreadPoolExecutor(1, thread_name_prefix=name)
-        future = self._threads[changes].submit(call)
+        try:
+            future = self._threads[changes].submit(call)
+        except RuntimeError as error:
+            # The limit of processes (ulimit -u), say. The call is queued all the same, and a later
+            # one would take it along.
+            self._threads.pop(changes).shutdown(wait=False, cancel_futures=True)
+            failed: Future[T] = Future()
+            failed.set_exception(LaunchError(str(error), transient=True))
+            return failed
         self._pending = {one for one in self._pending if not one.done()}
         if changes:
             self._pending.add(future)
@@ -62,7 +73,11 @@ class SlurmCalls:
         self._cancellations = [each for each in self._cancellations if not each.done.done()]
         self._cancellations.append(one)
         self._to_cancel.append(one)
-        self.begin(self._cancel_all, changes=True)
+        begun = self.begin(self._cancel_all, changes=True)
+        if begun.done() and isinstance(error := begun.exception(), LaunchError):
+            self._to_cancel.remove(one)
+            _warn([one], str(error))
+            one.done.set_exception(error)
         return one.done
 
     def close(self, patience_s: float) -> None:

@@ -235,7 +235,7 @@ class SubmittedValidation:
         """Take in what Slurm says of the job."""
         try:
             job = future.result()
-        except LaunchError:
+        except (LaunchError, OSError):
             self._ask_later()
             return None
         if self._status is not None:

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from hpctrain.errors import LaunchError
 from hpctrain.execute import slurm_calls
 from hpctrain.execute.slurm_calls import SlurmCalls
 
@@ -46,3 +47,26 @@ def test_a_job_that_is_not_cancelled_in_time_is_named(
     assert "scancel 7 8" in told
     assert cancelled == []
     assert not any(one.done() for one in ends)
+
+
+def test_without_a_thread_a_call_fails_for_now_and_is_not_made_later(
+    cancelled: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = SlurmCalls()
+    made: list[str] = []
+    with monkeypatch.context() as limit:
+
+        def start(_: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        limit.setattr(threading.Thread, "start", start)
+        refused = calls.begin(lambda: made.append("first"), changes=True)
+        ended = calls.cancel("000001", "7")
+    error = refused.exception(0)
+    assert isinstance(error, LaunchError)
+    assert error.transient
+    calls.begin(lambda: made.append("second"), changes=True)
+    calls.close(30)
+    assert made == ["second"]
+    assert cancelled == []
+    assert isinstance(ended.exception(0), LaunchError)

@@ -41,7 +41,7 @@ class Slurm:
     """Stands in for Slurm: real ends of jobs are in tests/execute/test_validation_jobs.py."""
 
     def __init__(self) -> None:
-        self.jobs: list[Job | LaunchError | None] = []
+        self.jobs: list[Job | Exception | None] = []
         self.answers: list[str | LaunchError] = ["7"]
         self.cancelled: list[str] = []
         self.refusal: LaunchError | None = None
@@ -63,7 +63,7 @@ class Slurm:
         assert job_id == "7"
         self.num_asks += 1
         answer = self.jobs.pop(0) if len(self.jobs) > 1 else self.jobs[0]
-        if isinstance(answer, LaunchError):
+        if isinstance(answer, Exception):
             raise answer
         return answer
 
@@ -237,6 +237,8 @@ def test_a_job_that_slurm_has_taken_without_an_answer_is_found(
         (139, [job("FAILED")], "it was killed by SIGSEGV"),
         (143, [None], "it was killed by SIGTERM"),
         (None, [job("RUNNING"), job("NODE_FAIL", nodes="n1")], "its job 7 lost its node (n1)"),
+        # No process can be started.
+        (None, [BlockingIOError(11, "fork"), job("CANCELLED")], "its job 7 was cancelled"),
         (None, [LaunchError("away"), job("CANCELLED")], "its job 7 was cancelled"),
         (None, [None], "its job 7 is gone, and Slurm has forgotten why"),
     ],
