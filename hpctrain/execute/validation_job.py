@@ -159,13 +159,15 @@ class SubmittedValidation:
         if (ended := self._read_end()) not in (None, (self._status, self._seconds)):
             self._status, self._seconds = ended
             self._num_asks = self._num_reasons = 0
-            if 0 <= self._status <= 128:
+            if 0 < self._status <= 128:
                 return self._conclude(None)
+            if self._status == 0:
+                self._final = None, Deadline(timeouts.VALIDATION_FILE_S)
             # Slurm knows why.
             self._next_call = Deadline(_REASON_PAUSES_S[0])
         if self._final is not None:
             job, deadline = self._final
-            return self._conclude(job) if deadline.is_over or self._status is not None else None
+            return self._conclude(job) if deadline.is_over or self._has_files() else None
         if self._next_call.is_over:
             if not self._is_wanted():
                 return self._drop()
@@ -276,6 +278,12 @@ class SubmittedValidation:
             return (int(status), float(seconds)) if job_id == self._job_id else None
         except (OSError, ValueError):
             return None
+
+    def _has_files(self) -> bool:
+        """Return whether all that the job has written can be seen from this node."""
+        if self._status == 0:
+            return read_metrics(self._result)[1] is None
+        return self._status is not None
 
     def _conclude(self, job: Job | None) -> ValidationEnd:
         metrics, error = read_metrics(self._result)

@@ -271,6 +271,26 @@ def test_metrics_that_are_there_count_whatever_became_of_the_job(validation: Val
     assert (ended.metrics, ended.error) == ({"score": 1.0}, None)
 
 
+def test_metrics_that_another_node_shows_late_are_waited_for(
+    validation: Validation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timeouts, "VALIDATION_FILE_S", 20.0)
+    validation.look_until(lambda: validation.submitted)
+    validation.end_with(0)
+    looks = iter(range(20))
+    assert validation.look_until(lambda: next(looks, None) is None) is None
+    validation.end_with(0, metrics={"score": 1.0})
+    assert validation.end().metrics == {"score": 1.0}
+
+
+def test_metrics_that_never_come_are_said_to_be_missing(validation: Validation) -> None:
+    validation.look_until(lambda: validation.submitted)
+    validation.end_with(0)
+    error = validation.end().error
+    assert error is not None
+    assert error.startswith("its metrics cannot be read")
+
+
 def test_the_late_end_of_a_job_that_was_there_before_is_none(
     validation: Validation, slurm: Slurm
 ) -> None:
