@@ -117,8 +117,8 @@ class ValidationConfig:
     that are its own."""
     wait_timeout_s: float = 3600.0
     """Seconds that ``fit()`` waits for pending validations once the training has ended, also for
-    jobs that Slurm has not started. What is not validated by then keeps the metrics that it was
-    reported with."""
+    jobs that Slurm has not started. All jobs of the run together wait so long; their nodes are idle
+    meanwhile. What is not validated by then keeps the metrics that it was reported with."""
     slurm_config: SlurmConfig | None = None
     """Where, and for how long, a validation runs that is a job of its own: another partition, a
     time limit. ``account``, ``site``, ``setup`` and ``skip_directives`` are the trainer's unless it

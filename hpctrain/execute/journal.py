@@ -27,6 +27,7 @@ from hpctrain.rundir.history import (
     History,
     has_open_executor,
     read_history,
+    read_validation_wait,
     unfinished_attempts,
 )
 from hpctrain.rundir.ledger import append_event, read_events
@@ -121,6 +122,11 @@ class Journal:
         began = {e["attempt"]: e["time"] for e in self._events if e["event"] == "attempt-started"}
         ended = [e for e in self._events if e["event"] == "attempt-ended"]
         return sum((e["time"] - began[e["attempt"]] for e in ended if e["attempt"] in began), 0.0)
+
+    @property
+    def validation_wait_s(self) -> float:
+        """Seconds for which earlier jobs waited for validations, once the training had ended."""
+        return read_validation_wait(self._events)
 
     @property
     def begun_with(self) -> set[str]:

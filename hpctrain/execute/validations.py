@@ -30,6 +30,7 @@ from hpctrain.slurm.validation_job import make_validation_script, submit_validat
 PHASE = "validating"
 """What the status says while only validations are left to wait for."""
 _POLL_S = 0.25
+_SAY_AFTER_S = 5.0
 
 
 class Validations:
@@ -102,6 +103,9 @@ class Validations:
     def wait(self, goes_on: Callable[[], bool]) -> None:
         """Return once none is pending, or too much time is over, or `goes_on` says so.
 
+        What earlier jobs of the run have waited counts: otherwise a run whose jobs reach their time
+        limit meanwhile would be handed on for as long as Slurm does not start a validation.
+
         Parameters
         ----------
         goes_on
@@ -109,8 +113,21 @@ class Validations:
         """
         if not self.has_pending():
             return
-        deadline = Deadline(self._wait_timeout_s())
+        waited_s = self._journal.validation_wait_s
+        left_s = self._wait_timeout_s() - waited_s
+        if waited_s > 0:
+            # What has ended between two jobs is looked at in any case.
+            left_s = max(left_s, timeouts.VALIDATION_FILE_S)
+        deadline, say_at = Deadline(left_s), Deadline(_SAY_AFTER_S)
+        has_said = False
         while self.has_pending() and goes_on():
+            if say_at.is_over and not has_said:
+                has_said = True
+                log(
+                    f"the training has ended. The run waits for the validation of checkpoints "
+                    f"{', '.join(self._pending_names())}, for at most {deadline.left_s:.0f} s more "
+                    f"(ValidationConfig(wait_timeout_s=...))."
+                )
             self.step()
             if self.has_pending() and deadline.is_over:
                 self._give_up()
@@ -119,6 +136,17 @@ class Validations:
                 self._running[0].wait(_POLL_S)
             elif self.has_pending():
                 time.sleep(_POLL_S)
+        if self.has_pending():
+            self._journal.note(
+                "validations-left",
+                checkpoints=self._pending_names(),
+                seconds=left_s - deadline.left_s,
+            )
+
+    def _pending_names(self) -> list[str]:
+        ended = [one.manifest for one in self._ended]
+        running = [one.manifest for one in self._running]
+        return [manifest.name for manifest in (*ended, *running, *self._queue)]
 
     def close(self) -> None:
         """Let go of what runs. It stays pending, for whoever goes on with the run."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from hpctrain.rundir.reading import is_time
+
 
 class FailureKind(str, Enum):
     """What ended an attempt before its time."""
@@ -65,6 +67,20 @@ def read_history(events: Iterable[Mapping[str, Any]]) -> History:
             progressed = event.get("saved", 0) > first_report[event["attempt"]]
             without_progress = 0 if progressed else without_progress + 1
     return History(failures=failures, without_progress=without_progress, used_s=used_s)
+
+
+def read_validation_wait(events: Iterable[Mapping[str, Any]]) -> float:
+    """Return for how many seconds executors waited for validations after the training.
+
+    Not collective. A ``fit`` of a person begins the count anew.
+    """
+    waited_s = 0.0
+    for event in events:
+        if event["event"] == "fit" and not event.get("continues"):
+            waited_s = 0.0
+        elif event["event"] == "validations-left" and is_time(event.get("seconds")):
+            waited_s += event["seconds"]
+    return waited_s
 
 
 def has_open_executor(events: Iterable[Mapping[str, Any]]) -> bool:

@@ -1,0 +1,115 @@
+"""`Validations` once the training has ended, with a validation that does not end."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hpctrain import timeouts
+from hpctrain.execute import validations as validations_module
+from hpctrain.execute.journal import Journal
+from hpctrain.execute.validations import Validations
+from hpctrain.rundir.ledger import append_event, read_events
+from hpctrain.rundir.manifest import Manifest
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.states import RunState
+from hpctrain.rundir.status import RunStatus
+
+MANIFEST = Manifest(
+    name="000003",
+    report=3,
+    attempt=2,
+    world_size=1,
+    metrics={},
+    files=(),
+    created_at=5.0,
+    versions={},
+    validation={"fn_kwargs": {}, "timeout_s": None},
+)
+
+
+class Endless:
+    """Stands in for a job that Slurm does not start."""
+
+    manifest = MANIFEST
+    log = Path("validation.out")
+    leftovers = ()
+
+    def look(self) -> None:
+        return None
+
+    def wait(self, timeout_s: float) -> None:
+        time.sleep(0.01)
+
+    def end(self) -> None:
+        pass
+
+    def leave(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = SimpleNamespace(wait_timeout_s=2.0, job=None, max_jobs=1)
+    monkeypatch.setattr(Validations, "_read_spec", lambda _: (spec, "", ""))
+    monkeypatch.setattr(Validations, "_launch", lambda *_: Endless())
+    monkeypatch.setattr(timeouts, "VALIDATION_FILE_S", 0.05)
+    monkeypatch.setattr(validations_module, "_SAY_AFTER_S", 0.1)
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    return RunPaths(tmp_path)
+
+
+def wait(paths: RunPaths, *, job_ends_after_s: float) -> float:
+    """Wait as the executor of one job of the run; return for how many seconds."""
+    status = RunStatus(name="run", state=RunState.RUNNING, launcher="slurm", job_id="7")
+    checkpoints: Any = SimpleNamespace(end_validation=lambda *_: True)
+    validations = Validations(Journal(paths, status), checkpoints)
+    validations.add([MANIFEST])
+    began = time.monotonic()
+    validations.wait(lambda: time.monotonic() < began + job_ends_after_s)
+    validations.close()
+    return time.monotonic() - began
+
+
+def ends(paths: RunPaths) -> list[str | None]:
+    return [e["error"] for e in read_events(paths) if e["event"] == "validation-ended"]
+
+
+def test_all_jobs_of_a_run_wait_no_longer_than_one(paths: RunPaths) -> None:
+    assert wait(paths, job_ends_after_s=1.5) < 1.9
+    assert ends(paths) == []
+    (left,) = (e for e in read_events(paths) if e["event"] == "validations-left")
+    assert left["checkpoints"] == ["000003"]
+    assert 1.4 < left["seconds"] < 1.9
+    assert wait(paths, job_ends_after_s=30) < 1.5
+    (error,) = ends(paths)
+    assert error is not None
+    assert "ValidationConfig(wait_timeout_s=...)" in error
+
+
+def test_a_person_who_calls_fit_again_waits_anew(paths: RunPaths) -> None:
+    wait(paths, job_ends_after_s=1.5)
+    append_event(paths, "fit", launcher="slurm", job_id=None, continues=False)
+    assert wait(paths, job_ends_after_s=1.5) > 1.4
+    assert ends(paths) == []
+
+
+def test_what_ended_between_two_jobs_is_looked_at_when_no_time_is_left(paths: RunPaths) -> None:
+    append_event(paths, "validations-left", checkpoints=["000003"], seconds=9.0)
+    assert wait(paths, job_ends_after_s=30) >= 0.05
+
+
+def test_it_is_said_once_what_the_run_waits_for(
+    paths: RunPaths, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wait(paths, job_ends_after_s=0.5)
+    told = capsys.readouterr().err
+    assert told.count("waits for the validation of checkpoints") == 1
+    assert "000003" in told
