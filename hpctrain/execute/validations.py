@@ -298,9 +298,10 @@ class Validations:
                 path.unlink(missing_ok=True)
         if ended.error is not None:
             where = "" if ended.log is None else f" Its log: {ended.log}"
+            kept = " The checkpoint keeps the metrics that it was reported with."
             log(
-                f"warning: the validation of checkpoint {manifest.name} failed: {ended.error}. The "
-                f"checkpoint keeps the metrics that it was reported with.{where}"
+                f"warning: the validation of checkpoint {manifest.name} failed: {ended.error}."
+                f"{kept if is_there else ''}{where}"
                 + (f"\n{ended.traceback.rstrip()}" if ended.traceback else "")
             )
         journal.note(

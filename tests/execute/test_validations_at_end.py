@@ -66,10 +66,10 @@ def paths(tmp_path: Path) -> RunPaths:
     return RunPaths(tmp_path)
 
 
-def wait(paths: RunPaths, *, job_ends_after_s: float) -> float:
+def wait(paths: RunPaths, *, job_ends_after_s: float, is_there: bool = True) -> float:
     """Wait as the executor of one job of the run; return for how many seconds."""
     status = RunStatus(name="run", state=RunState.RUNNING, launcher="slurm", job_id="7")
-    checkpoints: Any = SimpleNamespace(end_validation=lambda *_: True)
+    checkpoints: Any = SimpleNamespace(end_validation=lambda *_: is_there)
     validations = Validations(Journal(paths, status), checkpoints)
     validations.add([MANIFEST])
     began = time.monotonic()
@@ -113,3 +113,13 @@ def test_it_is_said_once_what_the_run_waits_for(
     told = capsys.readouterr().err
     assert told.count("waits for the validation of checkpoints") == 1
     assert "000003" in told
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_only_a_checkpoint_that_is_there_keeps_its_metrics(
+    paths: RunPaths, capsys: pytest.CaptureFixture[str], is_there: bool
+) -> None:
+    wait(paths, job_ends_after_s=30, is_there=is_there)
+    told = capsys.readouterr().err
+    assert "the validation of checkpoint 000003 failed: it had not ended" in told
+    assert ("keeps the metrics" in told) == is_there
