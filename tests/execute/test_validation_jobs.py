@@ -339,6 +339,25 @@ def test_a_job_that_ended_while_no_executor_was_there_is_taken_in(run: Run) -> N
     assert metrics["SLURM_JOB_ID"] == job_id
 
 
+def test_a_job_that_waits_is_submitted_again_by_a_fit_of_something_else(run: Run) -> None:
+    slurm = "slurm_config=SlurmConfig(sbatch_args=['--begin=now+1hour'])"
+    run.start(config=f"ValidationConfig(fn=validate, {slurm})", waits=True)
+    (started,) = run.await_that(lambda: run.events("validation-started"))
+    run.await_that(lambda: (run.path / "trained").exists())
+    cancel = [sys.executable, "-m", "hpctrain.cli", "cancel", str(run.paths.root)]
+    subprocess.run(cancel, env=run.environment, check=True, timeout=60)
+    assert run.driver is not None
+    run.driver.wait(TIMEOUT_S)
+    run.allow("go")
+    run.allow("validate")
+    # It would refuse what this fit() writes.
+    run.start(waits=True)
+    (_, metrics) = run.end().best_checkpoints[0]
+    assert metrics["score"] == 1.0
+    assert metrics["SLURM_JOB_ID"] != started["job_id"]
+    assert run.state(started["job_id"]) == "CANCELLED"
+
+
 def test_a_run_that_is_cancelled_now_takes_its_validations_along(run: Run) -> None:
     run.start(waits=True)
     (job_id,) = run.await_that(run.began)
