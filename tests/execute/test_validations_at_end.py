@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from hpctrain import timeouts
+from hpctrain.errors import LaunchError
+from hpctrain.execute import slurm_calls
 from hpctrain.execute import validations as validations_module
 from hpctrain.execute.journal import Journal
+from hpctrain.execute.validation_job import SubmittedValidation
 from hpctrain.execute.validations import Validations
 from hpctrain.rundir.ledger import append_event, read_events
 from hpctrain.rundir.manifest import Manifest
@@ -19,6 +22,8 @@ from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus
 
+TIMEOUT_S = 60.0
+WAIT_S = 3600.0
 MANIFEST = Manifest(
     name="000003",
     report=3,
@@ -54,7 +59,7 @@ class Endless:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = SimpleNamespace(wait_timeout_s=2.0, job=None, max_jobs=1)
+    spec = SimpleNamespace(wait_timeout_s=WAIT_S, job=None, max_jobs=1)
     monkeypatch.setattr(Validations, "_read_spec", lambda _: (spec, "", ""))
     monkeypatch.setattr(Validations, "_launch", lambda *_: Endless())
     monkeypatch.setattr(timeouts, "VALIDATION_FILE_S", 0.05)
@@ -82,28 +87,38 @@ def ends(paths: RunPaths) -> list[str | None]:
     return [e["error"] for e in read_events(paths) if e["event"] == "validation-ended"]
 
 
-def test_all_jobs_of_a_run_wait_no_longer_than_one(paths: RunPaths) -> None:
-    assert wait(paths, job_ends_after_s=1.5) < 1.9
+def have_waited(paths: RunPaths, seconds: float) -> None:
+    """Write down what earlier jobs of the run waited."""
+    append_event(paths, "validations-left", checkpoints=["000003"], seconds=seconds)
+
+
+def test_a_job_that_ends_meanwhile_writes_down_how_long_it_waited(paths: RunPaths) -> None:
+    wait(paths, job_ends_after_s=0.3)
     assert ends(paths) == []
     (left,) = (e for e in read_events(paths) if e["event"] == "validations-left")
     assert left["checkpoints"] == ["000003"]
-    assert 1.4 < left["seconds"] < 1.9
-    assert wait(paths, job_ends_after_s=30) < 1.5
+    assert 0.2 < left["seconds"] < TIMEOUT_S
+
+
+def test_all_jobs_of_a_run_wait_no_longer_than_one(paths: RunPaths) -> None:
+    have_waited(paths, WAIT_S / 2)
+    have_waited(paths, WAIT_S / 2 - 0.5)
+    assert 0.4 < wait(paths, job_ends_after_s=TIMEOUT_S) < TIMEOUT_S
     (error,) = ends(paths)
     assert error is not None
     assert "ValidationConfig(wait_timeout_s=...)" in error
 
 
 def test_a_person_who_calls_fit_again_waits_anew(paths: RunPaths) -> None:
-    wait(paths, job_ends_after_s=1.5)
+    have_waited(paths, WAIT_S)
     append_event(paths, "fit", launcher="slurm", job_id=None, continues=False)
-    assert wait(paths, job_ends_after_s=1.5) > 1.4
+    wait(paths, job_ends_after_s=0.3)
     assert ends(paths) == []
 
 
 def test_what_ended_between_two_jobs_is_looked_at_when_no_time_is_left(paths: RunPaths) -> None:
-    append_event(paths, "validations-left", checkpoints=["000003"], seconds=9.0)
-    assert wait(paths, job_ends_after_s=30) >= 0.05
+    have_waited(paths, 2 * WAIT_S)
+    assert wait(paths, job_ends_after_s=TIMEOUT_S) >= 0.05
 
 
 def test_it_is_said_once_what_the_run_waits_for(
@@ -119,7 +134,47 @@ def test_it_is_said_once_what_the_run_waits_for(
 def test_only_a_checkpoint_that_is_there_keeps_its_metrics(
     paths: RunPaths, capsys: pytest.CaptureFixture[str], is_there: bool
 ) -> None:
-    wait(paths, job_ends_after_s=30, is_there=is_there)
+    have_waited(paths, WAIT_S)
+    wait(paths, job_ends_after_s=TIMEOUT_S, is_there=is_there)
     told = capsys.readouterr().err
     assert "the validation of checkpoint 000003 failed: it had not ended" in told
     assert ("keeps the metrics" in told) == is_there
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_a_job_that_is_given_up_keeps_its_files_where_it_is_not_cancelled(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch, is_refused: bool
+) -> None:
+    cancelled: list[list[str]] = []
+
+    def cancel_jobs(job_ids: list[str]) -> None:
+        cancelled.append(job_ids)
+        if is_refused:
+            raise LaunchError("Unable to contact", transient=True)
+
+    def launch(self: Validations, manifest: Manifest) -> SubmittedValidation:
+        def submit() -> str:
+            script.write_text("#!/bin/bash\n")
+            return "7"
+
+        return SubmittedValidation(
+            paths,
+            manifest=manifest,
+            digest="",
+            calls=self._calls,
+            submit=submit,
+            is_wanted=lambda: True,
+            on_submit=lambda _: None,
+        )
+
+    script = paths.validation_job(2, 3)
+    for folder in (script.parent, paths.checkpoints / MANIFEST.name):
+        folder.mkdir(parents=True)
+    monkeypatch.setattr(slurm_calls, "cancel_jobs", cancel_jobs)
+    monkeypatch.setattr(Validations, "_launch", launch)
+    # The submission has its thread to start meanwhile.
+    have_waited(paths, WAIT_S - 2)
+    wait(paths, job_ends_after_s=TIMEOUT_S)
+    assert len(ends(paths)) == 1
+    assert cancelled == [["7"]]
+    assert script.exists() == is_refused
