@@ -142,6 +142,8 @@ def submit_validation(paths: RunPaths, manifest: Manifest, script: str, *, diges
         job_id = jobs[0].job_id
     else:
         for left in (
+            # First: beside the new script it would name a job of the old one.
+            record_file(stored),
             end_file(stored),
             paths.validation_result(manifest.attempt, manifest.report),
             paths.validation_failure(manifest.attempt, manifest.report),
@@ -168,9 +170,12 @@ def names_spec(script: Path, digest: str) -> bool:
     ``fit()`` writes the file again, and a job that was submitted before refuses one that differs.
     """
     try:
-        return digest in script.read_text()
-    except (OSError, ValueError):
+        return digest.encode() in script.read_bytes()
+    except FileNotFoundError:
         return False
+    except OSError:
+        # A server that fails over: no job is cancelled for that.
+        return True
 
 
 def end_file(script: Path) -> Path:

@@ -15,15 +15,19 @@ from typing import Any
 
 import pytest
 
+from hpctrain.errors import LaunchError
 from hpctrain.plan.spec import ValidationJob
+from hpctrain.rundir.files import write_atomic
 from hpctrain.rundir.manifest import Manifest
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.slurm import validation_job
 from hpctrain.slurm.job import find_jobs_of_script
 from hpctrain.slurm.output import Job
 from hpctrain.slurm.validation_job import (
     end_file,
     explain_job_end,
     make_validation_script,
+    names_spec,
     read_record,
     record_file,
     submit_validation,
@@ -213,10 +217,17 @@ def test_a_job_is_submitted_once_and_its_id_kept(paths: RunPaths, slurm: Path) -
 
 
 def test_a_job_whose_id_cannot_be_written_down_is_not_lost(
-    paths: RunPaths, slurm: Path, capsys: pytest.CaptureFixture[str]
+    paths: RunPaths,
+    slurm: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    # As a disk that is full: no file can take its place.
-    record_file(paths.validation_job(2, 3)).mkdir()
+    def refuse_record(path: Path, content: bytes, **options: Any) -> None:
+        if path.suffix == ".json":
+            raise OSError(28, "No space left on device")
+        write_atomic(path, content, **options)
+
+    monkeypatch.setattr(validation_job, "write_atomic", refuse_record)
     assert submit_validation(paths, manifest(), SCRIPT, digest=DIGEST) == "12"
     assert "job 12, which validates checkpoint 000003" in capsys.readouterr().err
 
@@ -252,6 +263,25 @@ def test_a_job_is_known_by_another_path_to_its_run(
     assert validation_jobs(RunPaths(link)) == {script: "12"}
     (slurm / "queue").write_text(f"12|PENDING|{paths.validation_job(2, 3)}\n")
     assert [job.job_id for job in find_jobs_of_script(script)] == ["12"]
+
+
+def test_a_submission_that_fails_leaves_no_record_of_the_job_before(
+    paths: RunPaths, slurm: Path
+) -> None:
+    script = paths.validation_job(2, 3)
+    submit_validation(paths, manifest(), SCRIPT.replace("a", "b"), digest=64 * "b")
+    assert read_record(script, manifest()) == "12"
+    (slurm / "sbatch").write_text("#!/bin/sh\necho sbatch: error: Invalid qos >&2\nexit 1\n")
+    with pytest.raises(LaunchError, match="Invalid qos"):
+        submit_validation(paths, manifest(), SCRIPT, digest=DIGEST)
+    assert read_record(script, manifest()) is None
+
+
+def test_a_script_that_cannot_be_read_now_is_not_that_of_another_spec(paths: RunPaths) -> None:
+    script = paths.validation_job(2, 3)
+    assert not names_spec(script, DIGEST)
+    script.mkdir()
+    assert names_spec(script, DIGEST)
 
 
 @pytest.mark.parametrize(
