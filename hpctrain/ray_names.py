@@ -176,8 +176,6 @@ INSTEAD_OF_FIELDS: Mapping[str, Mapping[str, str]] = {
     },
     "RunConfig": {
         "local_dir": "give storage_path=, a directory that all nodes see.",
-        "logging_config": "set verbose=0, 1 or 2; logs/ of the run directory has each rank's "
-        "output.",
         "progress_reporter": "it is Ray Tune's; verbose=1 shows the progress.",
         "storage_filesystem": "give storage_path=, a directory that all nodes see.",
         "worker_runtime_env": "ranks have the environment of the script; "

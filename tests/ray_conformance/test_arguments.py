@@ -42,13 +42,6 @@ def test_a_field_that_is_not_there_says_what_to_use_instead():
             assert str(refusal.value) == f"{kind} has no field {name!r}: {way_out}"
 
 
-def test_two_files_for_the_output_of_all_ranks_are_refused():
-    for value in ("run.log", ("out.log", "err.log")):
-        with pytest.raises(ConfigError, match="each rank writes a file of its own"):
-            RunConfig(log_to_file=value)
-    assert RunConfig(log_to_file=False).log_to_file is False
-
-
 def test_torch_meets_at_a_store_by_either_method():
     for method in ("env", "tcp"):
         assert TorchConfig(init_method=method, timeout_s=60).init_method == method
