@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from hpctrain.rundir.paths import RunPaths
 
 _COLUMNS = ("CHECKPOINT", "REPORT", "ATTEMPT", "RANKS", "FILES", "SIZE", "AGE", "STATE", "METRICS")
+# May go where a terminal is narrow, in this order.
+_OPTIONAL = ("FILES", "ATTEMPT", "RANKS", "AGE", "SIZE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +68,7 @@ def checkpoints(
     Changes nothing. Ends with 4 if one is damaged, or cannot be read.
     """
     from hpctrain.cli.json_output import print_json
+    from hpctrain.cli.list_runs import width_of_output
     from hpctrain.cli.run_view import find_run
 
     paths = find_run(run, storage)
@@ -80,7 +83,7 @@ def checkpoints(
             }
         )
     else:
-        print(render(views, resumes_from, verified=verify))
+        print(render(views, resumes_from, verified=verify, width=width_of_output()))
     if any(view.state in ("damaged", "unreadable") for view in views):
         raise typer.Exit(FAILED)
 
@@ -98,9 +101,15 @@ def find_resumed(views: list[CheckpointView]) -> str | None:
     return None
 
 
-def render(views: list[CheckpointView], resumes_from: str | None, *, verified: bool) -> str:
+def render(
+    views: list[CheckpointView],
+    resumes_from: str | None,
+    *,
+    verified: bool,
+    width: int | None = None,
+) -> str:
     """Return what there is to say as text. Pure, but for the time of day."""
-    from hpctrain.cli.list_runs import render_rows
+    from hpctrain.cli.list_runs import fit_rows, render_rows
     from hpctrain.cli.run_view import format_age
     from hpctrain.printable import show_controls
     from hpctrain.rundir.display import format_metrics
@@ -131,7 +140,10 @@ def render(views: list[CheckpointView], resumes_from: str | None, *, verified: b
             (*row[:-1], view.validation or "", row[-1])
             for row, view in zip(rows, views, strict=True)
         ]
-    lines = [render_rows(rows, columns)] if rows else []
+    table: list[Sequence[str]] = [columns, *rows]
+    if width is not None:
+        table = fit_rows(rows, width=width, columns=columns, names={}, optional=_OPTIONAL)
+    lines = [render_rows(table[1:], table[0])] if rows else []
     lines += [view.complaint for view in views if view.complaint is not None]
     if resumes_from is None and any(view.state == "unreadable" for view in views):
         lines.append("fit() would not resume before what is unreadable can be read.")

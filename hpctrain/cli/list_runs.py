@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,6 +24,8 @@ _COLUMNS = (
     "STARTED",
     "METRICS",
 )
+_NAMES = {"RUN": (24, 12), "CHECKPOINT": (16, 10)}
+_OPTIONAL = ("ATTEMPT", "STARTED", "RANKS", "JOB")
 
 
 _GAP = "  "
@@ -39,7 +41,6 @@ def list_runs(
     """List the runs of a directory, the newest first."""
     import sys
 
-    from hpctrain import environ
     from hpctrain.cli.json_output import print_json
     from hpctrain.cli.run_view import find_runs, view_runs
     from hpctrain.errors import ConfigError
@@ -59,12 +60,26 @@ def list_runs(
     elif sys.stdout.isatty():
         _print_table(_rows(views))
     else:
-        # Whole, for programs; as of `ps`, within COLUMNS where that is exported.
-        width = environ.variable("COLUMNS") or ""
         rows: Sequence[Sequence[str]] = [_COLUMNS, *_rows(views)]
-        if width.isdecimal():
-            rows = fit_rows(rows[1:], width=int(width))
+        if (width := width_of_output()) is not None:
+            rows = fit_rows(rows[1:], width=width)
         print(render_rows(rows[1:], rows[0]))
+
+
+def width_of_output() -> int | None:
+    """Return the columns that a table may take; None if it goes to a program, which wants it whole.
+
+    Not collective. As of `ps`, where ``COLUMNS`` is exported that counts.
+    """
+    import shutil
+    import sys
+
+    from hpctrain import environ
+
+    if sys.stdout.isatty():
+        return shutil.get_terminal_size().columns
+    width = environ.variable("COLUMNS") or ""
+    return int(width) if width.isdecimal() else None
 
 
 def _rows(views: Sequence[RunView]) -> list[Sequence[str]]:
@@ -99,12 +114,31 @@ def render_rows(rows: Sequence[Sequence[str]], columns: Sequence[str] = _COLUMNS
 
 
 def fit_rows(
-    rows: Sequence[Sequence[str]], *, width: int, columns: Sequence[str] = _COLUMNS
+    rows: Sequence[Sequence[str]],
+    *,
+    width: int,
+    columns: Sequence[str] = _COLUMNS,
+    names: Mapping[str, tuple[int, int]] = _NAMES,
+    optional: Sequence[str] = _OPTIONAL,
 ) -> list[Sequence[str]]:
     """Return the header and the rows of a table that fits a terminal. Pure.
 
     Names are shortened in their middle, columns that a person can do without go, and metrics are
     cut at their end. The checkpoint, and a metric, stay.
+
+    Parameters
+    ----------
+    rows
+        Their cells, the last of which are metrics.
+    width
+        Of the terminal.
+    columns
+        The header.
+    names
+        Columns that are shortened, with what is left of them at least: at first, and if that does
+        not suffice.
+    optional
+        Columns that may go, in this order.
     """
     from hpctrain.rundir.display import shorten
 
@@ -119,20 +153,21 @@ def fit_rows(
         others = sum(taken for other, taken in widths().items() if other != column)
         return width - others - len(_GAP) * (len(kept) - 1)
 
-    name, checkpoint, metrics = map(columns.index, ("RUN", "CHECKPOINT", "METRICS"))
+    metrics = columns.index("METRICS")
     least = min(_LEAST_FOR_METRICS, widths()[metrics])
 
-    def shorten_names(*shortest: int) -> None:
-        for column, at_least in zip((name, checkpoint), shortest, strict=True):
-            given = max(at_least, room(column) - least + widths()[metrics])
+    def shorten_names(stage: int) -> None:
+        for name, at_least in names.items():
+            column = columns.index(name)
+            given = max(at_least[stage], room(column) - least + widths()[metrics])
             for line in lines:
                 line[column] = shorten(line[column], given)
 
-    shorten_names(24, 16)
-    for optional in ("ATTEMPT", "STARTED", "RANKS", "JOB"):
+    shorten_names(0)
+    for column in optional:
         if room(metrics) < least:
-            kept.remove(columns.index(optional))
-    shorten_names(12, 10)
+            kept.remove(columns.index(column))
+    shorten_names(1)
     left = max(room(metrics), _LEAST_FOR_METRICS)
     for line in lines:
         if len(line[metrics]) > left:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from hpctrain.cli.list_runs import fit_rows, render_rows
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus, write_status
@@ -147,3 +148,17 @@ def test_slurm_is_asked_once_for_all_runs_and_no_more_for_those_that_are_gone(
 
 def _sdiag(cluster: VirtualCluster, *options: str) -> str:
     return cluster.run_on("head", ["sdiag", *options]).stdout
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_a_table_of_checkpoints_fits_a_terminal(width: int) -> None:
+    from hpctrain.cli.checkpoints import _COLUMNS, _OPTIONAL
+
+    columns = (*_COLUMNS[:-1], "VALIDATION", _COLUMNS[-1])
+    row = ("000001", "1", "1", "64", "65", "1.134 KiB", "2 d", "complete", "done", "loss=1  acc=2")
+    header, fitted = fit_rows([row], width=width, columns=columns, names={}, optional=_OPTIONAL)
+    shown = dict(zip(header, fitted, strict=True))
+    assert [shown[c] for c in ("CHECKPOINT", "STATE", "VALIDATION")] == [row[0], row[7], row[8]]
+    assert shown["METRICS"].startswith("loss=1")
+    if width >= 60:
+        assert max(map(len, render_rows([fitted], header).splitlines())) <= width
