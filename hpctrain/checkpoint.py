@@ -5,27 +5,32 @@ Every rank imports this module at its start, so what only some methods need is i
 
 from __future__ import annotations
 
-import fcntl
-import json
-import os
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from hpctrain import pickle_trust
 from hpctrain.checkpoint_class import DictOf, choose_class, read_class, write_class
+from hpctrain.checkpoint_copy import FilesAsDict, copy_directory, pack_directory, unpack_into
+from hpctrain.checkpoint_files import (
+    DICT_NAME,
+    MANIFEST_NAME,
+    OF_THE_RUN,
+    read_metadata,
+    write_metadata,
+)
+from hpctrain.checkpoint_lock import hold_for_reading
+from hpctrain.checkpoint_uri import split_uri
 from hpctrain.constants import FS_CHECKPOINT_KEY, MODEL_KEY, PREPROCESSOR_KEY
 from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.own_files import DIRECTORY_MODE, write_own
 from hpctrain.path_string import PathString, local_filesystem
-from hpctrain.regular_file import open_regular
 from hpctrain.temporary_checkpoint import temporary_prefix
-from hpctrain.writers import COPIED_CONTENT, COPIED_NAME, hold_tree, read_judged
 
 if TYPE_CHECKING:
     import pyarrow.fs
@@ -34,17 +39,6 @@ if TYPE_CHECKING:
 
 C = TypeVar("C", bound="Checkpoint")
 
-MANIFEST_NAME = ".hpctrain-manifest.json"
-VALIDATION_NAME = ".hpctrain-validation.json"
-"""What a validation of a committed checkpoint found: it is of the run, as the manifest is."""
-OF_THE_RUN = (MANIFEST_NAME, VALIDATION_NAME)
-"""Files that are in no copy of a checkpoint."""
-"""Written by the commit; not part of what the user saved."""
-_METADATA_NAME = ".metadata.json"
-_METADATA_OF_RUN_NAME = ".run-metadata.json"
-"""What a trainer was given; a file of its own, since ranks may add to the other one."""
-DICT_NAME = "dict_checkpoint.pkl"
-"""Written by `Checkpoint.from_dict`."""
 _COPY = "hpctrain-copy-"
 
 
@@ -204,7 +198,7 @@ class Checkpoint:
         own = {key: value for key, value in data.items() if key != PREPROCESSOR_KEY}
         files = own.get(FS_CHECKPOINT_KEY)
         if isinstance(files, bytes):
-            checkpoint._unpack(files)
+            unpack_into(checkpoint.path, files)
             # Said without the bytes, which are there as files.
             own[FS_CHECKPOINT_KEY] = None
         if not isinstance(files, bytes) or len(own) > 1:
@@ -245,21 +239,13 @@ class Checkpoint:
             If they are no bytes of `to_bytes`.
         """
         checkpoint = cls._make()
-        checkpoint._unpack(data)
+        unpack_into(checkpoint.path, data)
         return checkpoint
-
-    def _unpack(self, data: bytes) -> None:
-        """Write files that somebody else may have packed."""
-        from hpctrain.archive import unpack_files
-
-        unpack_files(data, self.path)
-        if not pickle_trust.is_made_here(data):
-            write_own(self.path / COPIED_NAME, COPIED_CONTENT)
 
     def to_bytes(self) -> bytes:
         """Return all files of the checkpoint as bytes, a tar archive. Not collective."""
         with self.as_directory() as directory:
-            return _pack(Path(directory), leave_out=OF_THE_RUN)
+            return pack_directory(Path(directory), leave_out=OF_THE_RUN)
 
     @classmethod
     def from_uri(cls: type[C], uri: str) -> C:
@@ -273,7 +259,7 @@ class Checkpoint:
         ConfigError
             If it is another URI, or there is no such checkpoint.
         """
-        scheme, path = _split_uri(uri, "from_uri")
+        scheme, path = split_uri(uri, "from_uri")
         if scheme == "file":
             return cls.from_directory(path)
         if uri.rstrip("/") not in _in_memory:
@@ -298,7 +284,7 @@ class Checkpoint:
         ConfigError
             If it is another URI.
         """
-        scheme, path = _split_uri(uri, "to_uri")
+        scheme, path = split_uri(uri, "to_uri")
         if scheme == "file":
             return self.to_directory(path)
         copy = Checkpoint._make()
@@ -343,7 +329,7 @@ class Checkpoint:
         """
         path = self.path / DICT_NAME
         if not path.exists():
-            files = _FilesAsDict({FS_CHECKPOINT_KEY: self.to_bytes()})
+            files = FilesAsDict({FS_CHECKPOINT_KEY: self.to_bytes()})
             files.path = str(self.path)
             files.of = self._own_class()
             return files
@@ -354,7 +340,7 @@ class Checkpoint:
             # Somebody else has written the file.
             return data
         if FS_CHECKPOINT_KEY in data and data[FS_CHECKPOINT_KEY] is None:
-            data[FS_CHECKPOINT_KEY] = _pack(self.path, leave_out=(*OF_THE_RUN, DICT_NAME))
+            data[FS_CHECKPOINT_KEY] = pack_directory(self.path, leave_out=(*OF_THE_RUN, DICT_NAME))
         elif (preprocessor := self.get_preprocessor(trusted=True)) is not None:
             data[PREPROCESSOR_KEY] = preprocessor
         if (of := self._own_class()) is None:
@@ -379,21 +365,11 @@ class Checkpoint:
             Target; made if needed. None makes a temporary directory, which is the caller's to
             delete.
         """
-        import shutil
         import tempfile
 
         target = Path(tempfile.mkdtemp(prefix=_COPY) if path is None else path)
-        with self.as_directory() as source, hold_tree(Path(source)) as tree:
-            foreign = tree.judge()
-            if foreign is not None:
-                # First: whatever ends this process, no file is there without it.
-                target.mkdir(parents=True, exist_ok=True)
-                write_own(target / COPIED_NAME, COPIED_CONTENT)
-            shutil.copytree(
-                tree.path, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*OF_THE_RUN)
-            )
-            if foreign is None and tree.judge(files=False) is not None:
-                write_own(target / COPIED_NAME, COPIED_CONTENT)
+        with self.as_directory() as source:
+            copy_directory(Path(source), target)
         return str(target)
 
     @contextmanager
@@ -411,7 +387,7 @@ class Checkpoint:
             If there has never been such a directory.
         """
         self._refuse_missing()
-        with _hold_for_reading(self.path):
+        with hold_for_reading(self.path):
             yield str(self.path)
 
     def get_metadata(self) -> dict[str, Any]:
@@ -420,22 +396,7 @@ class Checkpoint:
         What was set for this checkpoint wins over what the trainer was given as `metadata`.
         """
         self._refuse_missing()
-        return {**self._read_metadata(_METADATA_OF_RUN_NAME), **self._read_metadata(_METADATA_NAME)}
-
-    def _read_metadata(self, name: str) -> dict[str, Any]:
-        path = self.path / name
-        try:
-            with open_regular(path) as file:
-                metadata = json.loads(file.readall())
-        except FileNotFoundError:
-            return {}
-        except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
-        except (ValueError, RecursionError) as error:
-            raise CheckpointError(f"{path} is damaged: it does not hold JSON.") from error
-        if not isinstance(metadata, dict):
-            raise CheckpointError(f"{path} is damaged: it does not hold a JSON object.")
-        return metadata
+        return read_metadata(self.path)
 
     def set_metadata(self, metadata: Mapping[str, Any]) -> None:
         """Replace the metadata. Not collective.
@@ -446,8 +407,7 @@ class Checkpoint:
             If the checkpoint is committed already: its files are what its digests say.
         """
         self._refuse_if_committed("metadata")
-        (self.path / _METADATA_NAME).write_text(json.dumps(dict(metadata)), encoding="utf-8")
-        (self.path / _METADATA_OF_RUN_NAME).unlink(missing_ok=True)
+        write_metadata(metadata, self.path)
 
     def update_metadata(self, metadata: Mapping[str, Any]) -> None:
         """Merge into the metadata. Not collective."""
@@ -479,8 +439,12 @@ class Checkpoint:
                 return given
             return storage.load(self.path, trusted=trusted)
         # Ray Train 2.0 to 2.6 pickle it into a file of this name.
-        foreign = self.path / PREPROCESSOR_KEY
-        return _unpickle_preprocessor(foreign, trusted=trusted) if foreign.is_file() else None
+        pickled = self.path / PREPROCESSOR_KEY
+        if not pickled.is_file():
+            return None
+        from hpctrain.preprocessors.pickled import load_pickled
+
+        return load_pickled(pickled, trusted=trusted)
 
     def set_preprocessor(self, preprocessor: Preprocessor) -> None:
         """Store a preprocessor beside the model. Not collective.
@@ -507,36 +471,8 @@ class Checkpoint:
             )
 
 
-def _pack(directory: Path, *, leave_out: Collection[str]) -> bytes:
-    """Return the files of a directory; this process may open what nobody else can have written."""
-    from hpctrain.archive import pack_files
-
-    with hold_tree(directory) as tree:
-        foreign = tree.judge()
-        content = pack_files(tree.path, leave_out=leave_out)
-        foreign = foreign or tree.judge(files=False)
-    if foreign is None:
-        pickle_trust.remember(content)
-    return content
-
-
 _in_memory: dict[str, Checkpoint] = {}
 """What `Checkpoint.to_uri` put at ``memory://`` URIs, without the last slash."""
-
-
-def _split_uri(uri: str, method: str) -> tuple[str, str]:
-    """Return the scheme and the path of a URI; a path without a scheme is one of a file."""
-    from urllib.parse import unquote, urlsplit
-
-    parts = urlsplit(uri)
-    if parts.scheme in ("", "file"):
-        return "file", unquote(parts.path) if parts.scheme else uri
-    if parts.scheme != "memory":
-        raise ConfigError(
-            f"Checkpoint.{method}({uri!r}): a checkpoint is a directory that all nodes see. "
-            f"Copy it to such a filesystem, and use its path or a file:// URI."
-        )
-    return "memory", ""
 
 
 def _reopen(path: str) -> Checkpoint:
@@ -557,58 +493,16 @@ def refuse_missing(checkpoint: Checkpoint) -> None:
     checkpoint._refuse_missing()
 
 
-def _unpickle_preprocessor(path: Path, *, trusted: bool) -> Preprocessor:
-    import pickle
-
-    from hpctrain.preprocessors import storage
-
-    try:
-        content, foreign = read_judged(path)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
-    if not (trusted or foreign is None):
-        what = "a pickled preprocessor, as Ray Train writes it"
-        argument = "get_preprocessor(trusted=True)"
-        raise pickle_trust.refusal(path, foreign, what=what, argument=argument)
-    try:
-        preprocessor = pickle.loads(content)
-        storage.check_is_preprocessor(preprocessor)
-    # Whatever its bytes do.
-    except Exception as error:
-        raise CheckpointError(
-            f"{path} holds no preprocessor that can be used here: {type(error).__name__}: {error}. "
-            f"Fit it again with hpctrain.preprocessors, and keep it with set_preprocessor()."
-        ) from error
-    return cast("Preprocessor", preprocessor)
-
-
-def metadata_of_run(metadata: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the file, by name, that holds a trainer's metadata in a checkpoint. Not collective."""
-    return {_METADATA_OF_RUN_NAME: json.dumps(dict(metadata)).encode()}
-
-
 class CheckpointUploadMode(Enum):
     """When, and how, ``report()`` brings a checkpoint into the run directory."""
 
     SYNC = "sync"
     """Copied (reflinked where the filesystem can) and committed before ``report()`` returns."""
     ASYNC = "async"
-    """Copied and committed behind the training function."""
+    """Copied and committed in the background."""
     NO_UPLOAD = "no_upload"
-    """Committed before ``report()`` returns without a second copy: it lies on the filesystem of the
+    """Committed before ``report()`` returns without a second copy: it is on the filesystem of the
     run already, and its files get a second name there."""
-
-
-class _FilesAsDict(DictOf):
-    """What `Checkpoint.to_dict` makes of a directory: says so where another key is looked for."""
-
-    path: str = "the checkpoint"
-
-    def __missing__(self, key: str) -> Any:
-        raise KeyError(
-            f"{key!r}: {self.path} was not made by Checkpoint.from_dict(), so its dict has its "
-            f"files at {FS_CHECKPOINT_KEY!r} only. Read them with as_directory()."
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -617,66 +511,3 @@ class ReportedCheckpoint:
 
     checkpoint: Checkpoint
     metrics: Mapping[str, Any]
-
-
-@contextmanager
-def _hold_for_reading(directory: Path) -> Iterator[None]:
-    """Keep a committed checkpoint from being deleted."""
-    gone = CheckpointError(
-        f"{directory} was deleted: its run keeps others (CheckpointConfig). Take a newer one, or "
-        f"keep more."
-    )
-    manifest = directory / MANIFEST_NAME
-    try:
-        file = open_regular(manifest)
-    except FileNotFoundError:
-        if not directory.is_dir():
-            raise gone from None
-        # A directory of the user's own.
-        yield
-        return
-    except OSError as error:
-        raise CheckpointError(f"{manifest} cannot be read: {error.strerror}.") from error
-    try:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            raise gone from None
-        except OSError:
-            # No locks on this filesystem.
-            pass
-        if not manifest.exists():
-            raise gone
-        yield
-    finally:
-        # Not by closing it alone: a child that was forked meanwhile has it open too.
-        with suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_UN)
-        file.close()
-
-
-@contextmanager
-def hold_for_deletion(directory: Path) -> Iterator[bool]:
-    """Keep readers out of a checkpoint; give whether nobody reads it. Not collective.
-
-    A lock and not a file that says "in use": it ends with the process of the reader, whatever ends
-    that, and readers need no right to write.
-    """
-    try:
-        # For writing: NFS has no exclusive lock on a file that is open for reading.
-        descriptor = os.open(directory / MANIFEST_NAME, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        yield True
-        return
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            # fcntl(2), which NFS makes of it, may say EACCES for a lock that somebody holds.
-            yield False
-            return
-        except OSError:
-            pass
-        yield True
-    finally:
-        os.close(descriptor)

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpctrain.checkpoint import MANIFEST_NAME, Checkpoint
+from hpctrain.checkpoint import Checkpoint
+from hpctrain.checkpoint_files import MANIFEST_NAME
 from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.preprocessors import Normalizer, StandardScaler
 from hpctrain.torch import TorchCheckpoint

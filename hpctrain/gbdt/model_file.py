@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from hpctrain import environ, timeouts
 from hpctrain.bulk.digest import digest_file
-from hpctrain.checkpoint import MANIFEST_NAME
+from hpctrain.checkpoint_files import MANIFEST_NAME
 from hpctrain.errors import CheckpointError, HpctrainError
 from hpctrain.predict.features import ModelFeatures
 from hpctrain.rundir.manifest import DamagedManifestError, read_manifest

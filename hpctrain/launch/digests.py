@@ -10,7 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from hpctrain.checkpoint import MANIFEST_NAME
+from hpctrain.checkpoint_files import MANIFEST_NAME
 from hpctrain.config import CheckpointConfig, RunConfig, Stop
 from hpctrain.errors import ConfigError
 from hpctrain.plan.modules import combine, reached_modules

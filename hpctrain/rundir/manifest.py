@@ -11,7 +11,7 @@ from typing import Any
 import xxhash
 
 from hpctrain.bulk.unreadable import UnreadableError, is_passing
-from hpctrain.checkpoint import MANIFEST_NAME, VALIDATION_NAME
+from hpctrain.checkpoint_files import MANIFEST_NAME, VALIDATION_NAME
 from hpctrain.errors import CheckpointError
 from hpctrain.log import log
 from hpctrain.rundir import FORMAT

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from hpctrain.checkpoint import OF_THE_RUN
+from hpctrain.checkpoint_files import OF_THE_RUN
 from hpctrain.errors import CheckpointError
 from hpctrain.own_files import create_file
 from hpctrain.rundir.bulk import BULK, Bulk, clone

@@ -18,12 +18,9 @@ from typing import TYPE_CHECKING, Any
 from hpctrain.bulk.digest import digest_file
 from hpctrain.bulk.reader import verify_state_file
 from hpctrain.bulk.unreadable import UnreadableError, is_passing
-from hpctrain.checkpoint import (
-    MANIFEST_NAME,
-    VALIDATION_NAME,
-    Checkpoint,
-    hold_for_deletion,
-)
+from hpctrain.checkpoint import Checkpoint
+from hpctrain.checkpoint_files import MANIFEST_NAME, VALIDATION_NAME
+from hpctrain.checkpoint_lock import hold_for_deletion
 from hpctrain.constants import ARCHITECTURE_NAME
 from hpctrain.errors import CheckpointError
 from hpctrain.own_files import DIRECTORY_MODE

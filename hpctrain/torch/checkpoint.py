@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from hpctrain import pickle_trust
 from hpctrain.bulk.index import INDEX_NAME
-from hpctrain.checkpoint import DICT_NAME, Checkpoint
+from hpctrain.checkpoint import Checkpoint
 from hpctrain.checkpoint_class import write_class
+from hpctrain.checkpoint_files import DICT_NAME
 from hpctrain.constants import ARCHITECTURE_NAME, MODEL_KEY
 from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.plan import spec

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from hpctrain.bulk.index import INDEX_NAME
-from hpctrain.checkpoint import DICT_NAME, Checkpoint
+from hpctrain.checkpoint import Checkpoint
+from hpctrain.checkpoint_files import DICT_NAME
 from hpctrain.errors import ConfigError
 from hpctrain.predict.predictor import Predictor
 from hpctrain.predict.tensors import from_output, to_inputs

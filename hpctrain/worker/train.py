@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpctrain import environ
 from hpctrain.backend import BackendContext
-from hpctrain.checkpoint import metadata_of_run
+from hpctrain.checkpoint_files import metadata_of_run
 from hpctrain.errors import ConfigError
 from hpctrain.log import log
 from hpctrain.plan import spec

@@ -19,7 +19,7 @@ import pytest
 
 import hpctrain
 from hpctrain import Checkpoint, Result, RunConfig, ScalingConfig
-from hpctrain.checkpoint import MANIFEST_NAME
+from hpctrain.checkpoint_files import MANIFEST_NAME
 from hpctrain.errors import CheckpointError, ConfigError, DamagedFileError
 from hpctrain.execute.process import process_start_time
 from hpctrain.launch import cancel

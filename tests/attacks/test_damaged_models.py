@@ -17,7 +17,7 @@ import pytest
 
 from hpctrain import Checkpoint, CheckpointError
 from hpctrain.bulk.digest import digest_file
-from hpctrain.checkpoint import MANIFEST_NAME
+from hpctrain.checkpoint_files import MANIFEST_NAME
 from hpctrain.lightgbm import LightGBMCheckpoint, LightGBMPredictor, LightGBMTrainer
 from hpctrain.lightgbm import TrainReportCallback as LightGBMCallback
 from hpctrain.predict.features import FEATURES_NAME

@@ -18,7 +18,7 @@ import pytest
 
 import hpctrain
 from hpctrain import Checkpoint, FailureConfig, Result, RunConfig, ScalingConfig
-from hpctrain.checkpoint import MANIFEST_NAME
+from hpctrain.checkpoint_files import MANIFEST_NAME
 from hpctrain.data import from_numpy
 from hpctrain.errors import ConfigError, DamagedFileError, LaunchError, WorkerError
 from hpctrain.execute.supervisor import stored_executor

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpctrain.checkpoint import MANIFEST_NAME
+from hpctrain.checkpoint_files import MANIFEST_NAME
 from hpctrain.cli.checkpoints import CheckpointView, find_resumed, format_size, render
 from hpctrain.rundir.staging import StagedPart, seal, staging_directory
 from hpctrain.rundir.store import CheckpointStore

@@ -11,7 +11,7 @@ import pytest
 
 from hpctrain.bulk.digest import digest_file
 from hpctrain.bulk.direct import LARGE_BYTES
-from hpctrain.checkpoint import MANIFEST_NAME
+from hpctrain.checkpoint_files import MANIFEST_NAME
 from hpctrain.rundir.bulk import Bulk
 from hpctrain.rundir.shared_staging import SharedStaging
 from hpctrain.rundir.staging import (

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpctrain.checkpoint import MANIFEST_NAME
+from hpctrain.checkpoint_files import MANIFEST_NAME
 from hpctrain.errors import CheckpointError
 from hpctrain.rundir.bulk import BULK
 from hpctrain.rundir.shared_staging import SharedStaging

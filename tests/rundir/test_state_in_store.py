@@ -15,7 +15,8 @@ from hpctrain.bulk.direct import FileReader
 from hpctrain.bulk.reader import BlockReader
 from hpctrain.bulk.state_file import BLOCK_BYTES, Piece, StateFile, file_digest
 from hpctrain.bulk.unreadable import UnreadableError
-from hpctrain.checkpoint import MANIFEST_NAME, Checkpoint
+from hpctrain.checkpoint import Checkpoint
+from hpctrain.checkpoint_files import MANIFEST_NAME
 from hpctrain.errors import CheckpointError
 from hpctrain.rundir.bulk import Bulk
 from hpctrain.rundir.shared_staging import SharedStaging

@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 
 from hpctrain.bulk.unreadable import UnreadableError
-from hpctrain.checkpoint import MANIFEST_NAME, VALIDATION_NAME, Checkpoint
+from hpctrain.checkpoint import Checkpoint
+from hpctrain.checkpoint_files import MANIFEST_NAME, VALIDATION_NAME
 from hpctrain.config import CheckpointConfig
 from hpctrain.errors import CheckpointError
 from hpctrain.rundir.retention import rank_checkpoints

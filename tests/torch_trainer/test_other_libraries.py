@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hpctrain import CheckpointConfig, FailureConfig, Result, RunConfig, ScalingConfig, SyncConfig
-from hpctrain.checkpoint import MANIFEST_NAME
+from hpctrain.checkpoint_files import MANIFEST_NAME
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.store import CheckpointStore
 from hpctrain.torch import TorchTrainer

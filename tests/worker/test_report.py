@@ -16,12 +16,8 @@ import numpy
 import pytest
 
 from hpctrain.bulk.state_file import Piece, StateFile
-from hpctrain.checkpoint import (
-    MANIFEST_NAME,
-    Checkpoint,
-    CheckpointUploadMode,
-    ReportedCheckpoint,
-)
+from hpctrain.checkpoint import Checkpoint, CheckpointUploadMode, ReportedCheckpoint
+from hpctrain.checkpoint_files import MANIFEST_NAME
 from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.rundir.bulk import clone
 from hpctrain.rundir.metrics import read_reports

@@ -1,0 +1,40 @@
+"""Preprocessors that are one pickle, as Ray Train 2.0 to 2.6 writes them."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import cast
+
+from hpctrain import pickle_trust
+from hpctrain.errors import CheckpointError
+from hpctrain.preprocessors import storage
+from hpctrain.preprocessors.preprocessor import Preprocessor
+from hpctrain.writers import read_judged
+
+
+def load_pickled(path: Path, *, trusted: bool) -> Preprocessor:
+    """Return the preprocessor in a file. Not collective.
+
+    Raises
+    ------
+    CheckpointError
+        If it is damaged, or somebody else can have written it and it is not trusted.
+    """
+    try:
+        content, foreign = read_judged(path)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+    if not (trusted or foreign is None):
+        what = "a pickled preprocessor, as Ray Train writes it"
+        argument = "get_preprocessor(trusted=True)"
+        raise pickle_trust.refusal(path, foreign, what=what, argument=argument)
+    try:
+        preprocessor = pickle.loads(content)
+        storage.check_is_preprocessor(preprocessor)
+    except Exception as error:  # A damaged pickle raises anything.
+        raise CheckpointError(
+            f"{path} holds no preprocessor that can be used here: {type(error).__name__}: {error}. "
+            f"Fit it again with hpctrain.preprocessors, and keep it with set_preprocessor()."
+        ) from error
+    return cast(Preprocessor, preprocessor)
