@@ -43,6 +43,7 @@ from hpctrain.preprocessors import (
     Tokenizer,
     TorchVisionPreprocessor,
     UniformKBinsDiscretizer,
+    encoding,
     load,
     save,
     storage,
@@ -167,7 +168,7 @@ def test_one_changed_byte_makes_a_pickle_that_of_somebody_else(tmp_path: Path):
     ((name, stored),) = content["arrays"].items()
     changed = np.load(io.BytesIO(base64.b64decode(stored)))
     changed = np.append(changed, np.uint8(0))
-    new = storage._digest(changed)
+    new = encoding.digest(changed)
     forged = text.replace(name, new).replace(stored, storage._array_text(changed))
     with pytest.raises(CheckpointError, match="holds a pickle"):
         Preprocessor.deserialize(forged)
