@@ -1,0 +1,288 @@
+"""`Epochs`: where one rank is in the epochs of a dataset, and the batches that come next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from hpctrain.data.dataset import Dataset
+from hpctrain.data.formats import Batch, check_batch_size, num_rows
+from hpctrain.data.passes import SizedPasses
+from hpctrain.data.prefetch import prefetch, spare_threads
+from hpctrain.data.source import at_epoch, block_rows, read_rows
+from hpctrain.data.split import Tail, Taken, batch_sizes, check_tail, left_over, part_of
+from hpctrain.data.stream import Mixing, choose_mixing, rebatch, tasks_in_order, tasks_shuffled
+from hpctrain.data.window import PIECE_BYTES, Memory
+from hpctrain.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Settings:
+    """What an epoch was asked for with."""
+
+    batch_size: int
+    sizes: list[int]
+    """Rows of each batch of this rank."""
+    tail: Tail
+    mixing: Mixing | None
+    prefetch_batches: int
+    epoch: int
+    before: tuple[Taken, ...]
+    """What had been taken of the epoch when it was asked for."""
+    loads: int
+    """States that had been loaded when it was asked for."""
+
+
+class Epochs:
+    """The position of one rank in its epochs.
+
+    The order of an epoch follows from seed and epoch alone, and which rows come next from how many
+    have come.
+
+    Parameters
+    ----------
+    dataset
+        The whole.
+    rank, world_size
+        Which part of it, of how many.
+    tail
+        What becomes of rows that do not fill a batch on every rank.
+    """
+
+    def __init__(self, dataset: Dataset, *, rank: int, world_size: int, tail: Tail) -> None:
+        self._dataset = dataset
+        self._rank = rank
+        self._world_size = world_size
+        self._tail = tail
+        self.epoch = 0
+        """Number of the epoch that has begun, or that begins next; from 0."""
+        self._memory = Memory()
+        self._before: tuple[Taken, ...] = ()
+        self._rows = 0
+        self._moving: _Settings | None = None
+        """Of the iterator that moves the position: the first that began in the epoch."""
+        self._loads = 0
+        self._mixing: Mixing | None = None
+        """Of the epoch that has begun, which has to go on with the same."""
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether a loaded state was in the middle of the epoch."""
+        return bool(self._before)
+
+    def rows(self) -> list[range]:
+        """Return the rows of this rank in a whole epoch, before filters. Not collective."""
+        return self._part(())
+
+    def num_batches(self, batch_size: int, tail: Tail | None) -> int:
+        """Return how many batches a whole epoch has. Not collective.
+
+        Raises
+        ------
+        ConfigError
+            If "drop" leaves none.
+        """
+        check_batch_size(batch_size)
+        return len(self._sizes((), batch_size, tail or self._tail))
+
+    def num_rows_in(self, batch_size: int) -> int:
+        """Return how many rows the batches of a whole epoch have. Not collective."""
+        return sum(self._whole(batch_size, self._tail))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where in which epoch this is, as numbers for JSON; the same on every rank.
+
+        Not collective. What counts are the batches that have been given out.
+        """
+        taken = list(self._before)
+        if self._moving and self._rows:
+            taken.append(Taken(self._world_size, self._rows, self._moving.tail))
+        return {
+            "epoch": self.epoch,
+            "taken": [asdict(some) for some in taken],
+            "mixing": asdict(self._mixing) if taken and self._mixing else None,
+            "num_rows": self._dataset.source.num_rows,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on after the batches that had been given out, with as many ranks as there are now.
+
+        Not collective, but every rank must load the same state.
+
+        Raises
+        ------
+        ConfigError
+            If the dataset has another number of rows than it had.
+        """
+        rows = self._dataset.source.num_rows
+        if state["taken"] and state["num_rows"] != rows:
+            raise ConfigError(
+                f"the dataset has {rows} rows, and had {state['num_rows']} when epoch "
+                f"{state['epoch']} began. An epoch goes on with the same rows only: give the same "
+                f"files, or begin the next epoch."
+            )
+        self.epoch = state["epoch"]
+        self._before = tuple(Taken(**some) for some in state["taken"])
+        self._rows, self._moving = 0, None
+        self._loads += 1
+        self._mixing = Mixing(**state["mixing"]) if state["mixing"] else None
+
+    def passes(
+        self,
+        made: Callable[[Batch], Any] | None,
+        *,
+        batch_size: int | None,
+        tail: Tail | None,
+        **how: Any,
+    ) -> SizedPasses[Any]:
+        """Return the batches of the next epoch; each pass is an epoch of its own. Not collective.
+
+        Parameters
+        ----------
+        made
+            Makes what is given out of a dict of arrays; None gives that itself.
+        batch_size, tail, **how
+            As in `DataIterator.iter_batches`.
+
+        Raises
+        ------
+        ConfigError
+            As in `DataIterator.iter_batches`.
+        """
+        size = block_rows(self._dataset.read_schema) if batch_size is None else batch_size
+        # What is wrong is an error of the call, not of a loop that may come much later.
+        first: list[_Settings] = [self._begin(batch_size=size, tail=tail, **how)]
+
+        def begin() -> Iterator[Any]:
+            settings = first.pop() if first else None
+            if settings is None or settings.loads != self._loads:
+                settings = self._begin(batch_size=size, tail=tail, **how)
+            batches = self._batches(settings)
+            return batches if made is None else map(made, batches)
+
+        return SizedPasses(begin, len(self._whole(size, tail or self._tail)))
+
+    def _begin(
+        self,
+        *,
+        batch_size: int,
+        shuffle: bool,
+        local_shuffle_buffer_size: int | None,
+        local_shuffle_seed: int,
+        tail: Tail | None,
+        prefetch_batches: int,
+    ) -> _Settings:
+        check_batch_size(batch_size)
+        check_tail(tail or self._tail)
+        mixing = None
+        if local_shuffle_buffer_size is not None and local_shuffle_buffer_size < 1:
+            raise ConfigError(
+                f"local_shuffle_buffer_size={local_shuffle_buffer_size!r}: rows, one or more."
+            )
+        if shuffle or local_shuffle_buffer_size is not None:
+            mixing = choose_mixing(
+                self._dataset.source,
+                self._dataset.read_schema.row_bytes,
+                buffer_rows=local_shuffle_buffer_size,
+                seed=local_shuffle_seed,
+            )
+        if self._rows:
+            self._end_epoch()
+        if self._before and mixing != self._mixing:
+            raise ConfigError(
+                f"epoch {self.epoch} began with {self._mixing or 'no shuffle'} and cannot go on "
+                f"with {mixing or 'none'}. Give the same columns, seed and buffer size as before."
+            )
+        self._mixing = mixing
+        return _Settings(
+            batch_size=batch_size,
+            sizes=self._sizes(self._before, batch_size, tail or self._tail),
+            tail=tail or self._tail,
+            mixing=mixing,
+            prefetch_batches=prefetch_batches,
+            epoch=self.epoch,
+            before=self._before,
+            loads=self._loads,
+        )
+
+    def _batches(self, settings: _Settings) -> Iterator[Batch]:
+        dataset = self._dataset
+        row_bytes, threads, ahead = dataset.read_schema.row_bytes, 0, 0
+        if settings.prefetch_batches and not dataset.is_instant:
+            mixing = settings.mixing
+            threads = spare_threads(mixing.window_rows * row_bytes if mixing else PIECE_BYTES)
+            wanted = settings.prefetch_batches * settings.batch_size * row_bytes
+            ahead = 1 + -(-wanted // PIECE_BYTES)
+        pieces = prefetch(self._tasks(settings), threads=threads, ahead=ahead)
+        applied, filled = dataset.keeps_rows, settings.tail == "pad"
+        if not self._rows and (settings.epoch, settings.before) == (self.epoch, self._before):
+            self._moving = settings
+        for batch in rebatch(pieces, settings.sizes):
+            if settings is self._moving:
+                self._rows += settings.batch_size
+            if filled:
+                batch = self._filled(batch, settings.batch_size)
+            yield batch if applied else dataset.apply(batch)
+            # Memory is reused once no batch refers to it.
+            del batch
+        if settings is self._moving:
+            self._end_epoch()
+
+    def _tasks(self, settings: _Settings) -> Iterator[Callable[[], Batch]]:
+        dataset, part = self._dataset, self._part(settings.before)
+        source = at_epoch(dataset.source, settings.epoch)
+        if settings.mixing is None:
+            tasks = tasks_in_order(
+                source,
+                part,
+                dataset.columns_read,
+                memory=self._memory,
+                batch_size=settings.batch_size,
+            )
+        else:
+            order = settings.mixing.order(source.num_rows, settings.epoch)
+            tasks = tasks_shuffled(source, order, part, dataset.columns_read, memory=self._memory)
+        # Where steps may drop rows they are left for batches, or ranks would have unlike numbers.
+        return dataset.with_steps(tasks) if dataset.keeps_rows else tasks
+
+    def _filled(self, batch: Batch, size: int) -> Batch:
+        """Return a batch with its rows repeated until it is full."""
+        if num_rows(batch) == 0:
+            rows = range(min(size, self._dataset.source.num_rows))
+            batch = read_rows(self._dataset.source, rows, self._dataset.columns_read)
+            batch = self._dataset.apply(batch) if self._dataset.keeps_rows else batch
+        length = num_rows(batch)
+        if length in (0, size):
+            return batch
+        index = np.arange(size) % length
+        return {name: array[index] for name, array in batch.items()}
+
+    def _end_epoch(self) -> None:
+        self.epoch, self._before, self._rows, self._mixing = self.epoch + 1, (), 0, None
+        self._moving = None
+
+    def _part(self, before: tuple[Taken, ...]) -> list[range]:
+        left = left_over(self._dataset.source.num_rows, before)
+        return part_of(left, rank=self._rank, world_size=self._world_size)
+
+    def _sizes(self, before: tuple[Taken, ...], batch_size: int, tail: Tail) -> list[int]:
+        left = sum(map(len, left_over(self._dataset.source.num_rows, before)))
+        sizes = self._sizes_of(left, batch_size, tail)
+        if not sizes and left and not before:
+            raise ConfigError(
+                f"tail='drop' leaves nothing of {left} rows: they do not fill a batch of "
+                f"{batch_size} on each of {self._world_size} ranks. Use smaller batches, fewer "
+                f"workers, or tail='uneven'."
+            )
+        return sizes
+
+    def _whole(self, batch_size: int, tail: Tail) -> list[int]:
+        return self._sizes_of(self._dataset.source.num_rows, batch_size, tail)
+
+    def _sizes_of(self, rows: int, batch_size: int, tail: Tail) -> list[int]:
+        return batch_sizes(
+            rows, rank=self._rank, world_size=self._world_size, batch_size=batch_size, tail=tail
+        )
