@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from hpctrain.config import FailureConfig as FailureConfig
     from hpctrain.config import LoggingConfig as LoggingConfig
     from hpctrain.config import RunConfig as RunConfig
-    from hpctrain.config import ScalingConfig as ScalingConfig
     from hpctrain.config import SyncConfig as SyncConfig
     from hpctrain.constants import TRAIN_DATASET_KEY as TRAIN_DATASET_KEY
     from hpctrain.errors import CheckpointError as CheckpointError
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from hpctrain.launch.handle import RunHandle as RunHandle
     from hpctrain.launch.handle import wait as wait
     from hpctrain.result import Result as Result
+    from hpctrain.scaling_config import ScalingConfig as ScalingConfig
     from hpctrain.slurm_config import SlurmConfig as SlurmConfig
     from hpctrain.trainer import BaseTrainer as BaseTrainer
     from hpctrain.trainer import DataParallelTrainer as DataParallelTrainer
@@ -102,7 +102,7 @@ _HOME_OF = {
     "RunContext": "callback",
     "RunHandle": "launch.handle",
     "RunStoppedError": "errors",
-    "ScalingConfig": "config",
+    "ScalingConfig": "scaling_config",
     "SessionMisuseError": "errors:WorkerContextError",
     "SlurmConfig": "slurm_config",
     "SupersededError": "errors",

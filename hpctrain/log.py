@@ -7,6 +7,7 @@ into the ledger or an error, too.
 
 from __future__ import annotations
 
+import functools
 import os
 import stat
 import sys
@@ -30,6 +31,15 @@ def log(message: str, *, to: TextIO | None = None, new_line: bool = False) -> No
         Whether to begin a line of its own: a terminal has just shown ``^C``.
     """
     _print(f"{new_line * chr(10)}hpctrain: {message}", to)
+
+
+@functools.cache
+def log_once(message: str) -> None:
+    """Log a message once in this process. Not collective.
+
+    For configurations, which are made again wherever they are changed or read.
+    """
+    log(message)
 
 
 def log_traceback(error: BaseException | str) -> None:

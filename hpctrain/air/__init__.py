@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from hpctrain.config import CheckpointConfig as CheckpointConfig
     from hpctrain.config import FailureConfig as FailureConfig
     from hpctrain.config import RunConfig as RunConfig
-    from hpctrain.config import ScalingConfig as ScalingConfig
     from hpctrain.config import SyncConfig as SyncConfig
     from hpctrain.result import Result as Result
+    from hpctrain.scaling_config import ScalingConfig as ScalingConfig
 
 DataBatchType = Any
 """For annotations: a NumPy array, a dict of them, a pandas DataFrame or a pyarrow Table."""
