@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from hpctrain.errors import ConfigError, DamagedFileError, LaunchError
 from hpctrain.own_time import Deadline
-from hpctrain.rundir.ledger import append_event, read_events
+from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.metrics import read_last_report
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.plan import read_plan
+from hpctrain.rundir.run_record import RunRecord
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus, read_status
 from hpctrain.rundir.store import CheckpointStore
@@ -316,7 +317,7 @@ def _find_or_remember(paths: RunPaths, status: RunStatus, queue: Queue) -> Job |
     if job is None and is_silent:
         # The run may be a colleague's, or the disk full.
         with suppress(OSError):
-            append_event(paths, "job-gone", job_id=status.job_id)
+            RunRecord(paths).append("job-gone", job_id=status.job_id)
     return job
 
 

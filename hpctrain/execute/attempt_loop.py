@@ -118,7 +118,7 @@ class AttemptLoop:
         # Also of a run that is stopped: until another attempt returns, it is the newest there is.
         recorder.keep_return_value(value, notified=tracker.was_notified)
         recorder.raise_if_unfinished(tracker.reports, notified=tracker.was_notified)
-        recorder.journal.change(phase="done", reports=tracker.reports)
+        recorder.run_record.change(phase="done", reports=tracker.reports)
 
     def _explain(self) -> WorkerError:
         recorder, ranks, tracker = self._recorder, self._ranks, self._attempt.tracker
@@ -127,7 +127,7 @@ class AttemptLoop:
             # mpiexec and srun send Ctrl-C to every rank. No cause is to be fixed.
             raise RunStoppedError(
                 f"the run was interrupted (Ctrl-C) after report {tracker.reports}; fit() with "
-                f"name={recorder.journal.status.name!r} and the same storage_path resumes from "
+                f"name={recorder.run_record.status.name!r} and the same storage_path resumes from "
                 f"{recorder.checkpoint_path() or 'its beginning'}."
             )
         # The launcher says how a silent rank died: srun at once, others after they cleaned up, none
@@ -139,13 +139,13 @@ class AttemptLoop:
             tracker,
             workers=ranks.workers,
             paths=recorder.paths,
-            attempt=recorder.journal.status.attempt,
+            attempt=recorder.run_record.status.attempt,
             checkpoint=recorder.checkpoint_path(),
             launcher_output=ranks.launcher_output(),
         )
 
     def _look_for_hangs(self) -> None:
-        tracker, journal = self._attempt.tracker, self._recorder.journal
+        tracker, run_record = self._attempt.tracker, self._recorder.run_record
         if self._hang is None:
             if len(self._ranks.workers) < len(self._ranks):
                 return
@@ -159,11 +159,11 @@ class AttemptLoop:
             self._recorder.keep_failures(tracker.failures.values())
             self._recorder.call("after_exception", error.worker_failures)
             raise
-        if self._hang.stalled != journal.status.stalled:
-            journal.change(stalled=self._hang.stalled)
+        if self._hang.stalled != run_record.status.stalled:
+            run_record.change(stalled=self._hang.stalled)
 
     def _make_hang_watch(self) -> HangWatch:
-        journal, ranks = self._recorder.journal, self._ranks
+        run_record, ranks = self._recorder.run_record, self._ranks
         return HangWatch(
             self._attempt.progress,
             config=self._failure_config,
@@ -171,8 +171,8 @@ class AttemptLoop:
             examine=ranks.examine,
             workers=ranks.workers,
             paths=self._recorder.paths,
-            attempt=journal.status.attempt,
+            attempt=run_record.status.attempt,
             checkpoint=self._recorder.checkpoint_path,
-            note=journal.note,
+            note=run_record.note,
             may_end=self._may_end_hangs,
         )

@@ -19,7 +19,7 @@ from hpctrain.execute.attempt_loop import AttemptLoop
 from hpctrain.execute.failure_policy import Decision, classify_failure, decide, describe_cause
 from hpctrain.execute.health import bad_nodes
 from hpctrain.execute.host_nodes import HostNodes
-from hpctrain.execute.journal import initial_status
+from hpctrain.execute.initial_status import initial_status
 from hpctrain.execute.node_agents import NodeAgents
 from hpctrain.execute.node_pool import NodePool
 from hpctrain.execute.preemption import Preemption
@@ -76,7 +76,7 @@ class Executor:
         self.recorder = Recorder(
             paths=paths, run_config=run_config, status=initial_status(paths, plan, run_config)
         )
-        self._journal = self.recorder.journal
+        self._run_record = self.recorder.run_record
         self._preemption = Preemption(
             plan=plan, run_config=run_config, recorder=self.recorder, signals=self.signals
         )
@@ -95,7 +95,7 @@ class Executor:
         self._node_pool = NodePool(
             plan,
             source=source,
-            note=self._journal.note,
+            note=self._run_record.note,
             bad=bad_nodes(paths, job_id=job_id) if leaves_out else None,
         )
 
@@ -114,8 +114,8 @@ class Executor:
         LaunchError
             If the ranks could not be started.
         """
-        self._journal.begin()
-        with self._journal.kept_alive():
+        self._run_record.begin()
+        with self._run_record.kept_alive():
             return self._run_attempts()
 
     def _run_attempts(self) -> bool:
@@ -127,9 +127,9 @@ class Executor:
                 try:
                     # A request can be older than this process: between two jobs.
                     recorder.look_for_request()
-                    if self._journal.history.failures:
+                    if self._run_record.history.failures:
                         await_room(self._paths, may_wait=self._may_wait)
-                    recorder.raise_if_stopped(self._journal.status.reports)
+                    recorder.raise_if_stopped(self._run_record.status.reports)
                     self._run_attempt()
                     recorder.finish_validations(self._preemption.step)
                     break
@@ -138,7 +138,7 @@ class Executor:
                     continue
                 except (LaunchError, TrainingFailedError) as error:
                     # What ranks say whose run directory is gone is an effect of it.
-                    self._journal.check()
+                    self._run_record.check()
                     if recorder.stop is not None:
                         # Nobody is to take the end of this process for the loss of its node.
                         self._agents.close()
@@ -176,10 +176,10 @@ class Executor:
     def _go_on_after_the_last_executor(self) -> None:
         """Count attempts whose executor died without a word, and see if the budgets allow more."""
         saved = self.recorder.checkpoints.newest()
-        dead = self._journal.close_dead_attempts(saved=0 if saved is None else saved.report)
+        dead = self._run_record.close_dead_attempts(saved=0 if saved is None else saved.report)
         if dead is not None:
             cause, kind = dead
-            decision = decide(kind, self._journal.history, self._run_config.failure_config)
+            decision = decide(kind, self._run_record.history, self._run_config.failure_config)
             if not decision.restart:
                 raise TrainingFailedError(f"the run is not begun again: {decision.reason}")
             self._note_restart(
@@ -194,7 +194,7 @@ class Executor:
     ) -> None:
         """Write down why the ranks are started again, and from where."""
         counted = {} if decision is None else {"number": decision.number, "budget": decision.budget}
-        self._journal.note(
+        self._run_record.note(
             "restart",
             reason=what if decision is None else decision.reason,
             what=what,
@@ -212,12 +212,12 @@ class Executor:
         if kind is None or is_final:
             raise error
         if isinstance(error, WorkerError) and error.lasting:
-            self._journal.note("gave-up", reason="an import failed that no restart would mend")
+            self._run_record.note("gave-up", reason="an import failed that no restart would mend")
             raise error
-        decision = decide(kind, self._journal.history, self._run_config.failure_config)
+        decision = decide(kind, self._run_record.history, self._run_config.failure_config)
         if not decision.restart:
-            self._journal.note("gave-up", reason=decision.reason)
-            if self._journal.history.without_progress > 1:
+            self._run_record.note("gave-up", reason=decision.reason)
+            if self._run_record.history.without_progress > 1:
                 # What is printed and stored: the last failure alone would not say why it was fatal.
                 error.args = (f"{error}\n{decision.reason}",)
             raise error
@@ -228,7 +228,7 @@ class Executor:
 
     def _explain_wrong_pmi(self) -> str:
         # Complete only when srun has ended: srun passes on what ranks say a moment later.
-        log = self._paths.launcher_log(self._journal.status.attempt)
+        log = self._paths.launcher_log(self._run_record.status.attempt)
         try:
             said = read_end(log, _SAID_BYTES).decode(errors="replace")
         except OSError:
@@ -269,9 +269,9 @@ class Executor:
             try:
                 group.start(self._run_config.failure_config.start_timeout_s)
             finally:
-                self._journal.note_health(group.health.verdict())
+                self._run_record.note_health(group.health.verdict())
             self._mpi = self._plan.mpi
-            self._journal.advance(
+            self._run_record.advance(
                 RunEvent.JOINED,
                 world_size=len(group),
                 nodes=group.hostnames,

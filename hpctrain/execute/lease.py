@@ -13,11 +13,11 @@ from pathlib import Path
 
 from hpctrain import timeouts
 from hpctrain.own_time import OwnTime
-from hpctrain.rundir.ledger import append_event
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.plan import read_plan
+from hpctrain.rundir.run_record import RunRecord
 from hpctrain.rundir.states import RunEvent
-from hpctrain.rundir.status import read_status, write_status
+from hpctrain.rundir.status import read_status
 from hpctrain.slurm.job import cancel_job, read_own_job, requeue
 from hpctrain.slurm.submit import submit_successor
 from hpctrain.worker.node_socket import node_name
@@ -70,7 +70,7 @@ def take_over(run_dir: Path, address: tuple[str, int], *, lease_s: float) -> Non
     if not _is_first(paths, attempt):
         return
     host = None if before is None else before.owner_host
-    append_event(paths, "executor-lost", host=host, attempt=attempt, found_by=node_name())
+    RunRecord(paths).append("executor-lost", host=host, attempt=attempt, found_by=node_name())
     _continue_elsewhere(paths)
 
 
@@ -104,5 +104,5 @@ def _continue_elsewhere(paths: RunPaths) -> None:
         )
         present = read_status(paths)
         if present is not None and present.job_id == job.job_id:
-            write_status(paths, present.after(RunEvent.SUBMITTED, job_id=successor))
+            RunRecord(paths).write(present.after(RunEvent.SUBMITTED, job_id=successor))
     cancel_job(job.job_id)

@@ -10,8 +10,9 @@ from typing import Any
 
 from hpctrain import environ, timeouts
 from hpctrain.own_time import Deadline
-from hpctrain.rundir.ledger import append_event, read_events
+from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.run_record import RunRecord
 
 
 class Ownership(Enum):
@@ -43,7 +44,7 @@ def await_ownership(paths: RunPaths, *, patience_s: float = timeouts.OWNERSHIP_S
         if deadline.is_over:
             # Whoever submitted this job died before it could say so. Nobody else is there.
             with suppress(OSError):
-                append_event(paths, "successor", job_id=job_id, after=None)
+                RunRecord(paths).append("successor", job_id=job_id, after=None)
             return Ownership.MINE
         time.sleep(0.1)
 

@@ -51,7 +51,7 @@ class Preemption:
         self._plan = plan
         self._run_config = run_config
         self._recorder = recorder
-        self._journal = recorder.journal
+        self._run_record = recorder.run_record
         self._signals = signals
         self._total_deadline: float | None = None
         self._total_end: float | None = None
@@ -67,10 +67,10 @@ class Preemption:
         total = self._run_config.total_time
         left = math.inf
         if total is not None:
-            left = time_limit_minutes(total) * 60 - self._journal.history.used_s
+            left = time_limit_minutes(total) * 60 - self._run_record.history.used_s
             self._total_deadline = time.monotonic() + left
             self._total_end = time.time() + left
-        self._journal.change_later(deadline=self._note_end())
+        self._run_record.change_later(deadline=self._note_end())
         if left <= 0:
             self._stop_for_total_time()
 
@@ -83,7 +83,7 @@ class Preemption:
             if notice is not None:
                 self._recorder.ask_to_stop(notice)
             elif self._time_limit.end != self._noted_end:
-                self._journal.change(deadline=self._note_end())
+                self._run_record.change(deadline=self._note_end())
         if self._total_deadline is not None and time.monotonic() > self._total_deadline:
             self._stop_for_total_time()
 
@@ -143,10 +143,10 @@ class Preemption:
         if notice is None or notice.kind.failure is None or not self._plan.in_job:
             return False
         decision = decide(
-            notice.kind.failure, self._journal.history, self._run_config.failure_config
+            notice.kind.failure, self._run_record.history, self._run_config.failure_config
         )
         if not decision.restart:
-            self._journal.note("gave-up", reason=decision.reason)
+            self._run_record.note("gave-up", reason=decision.reason)
             spent = decision.number is not None
             kind = PreemptionError if spent else TrainingFailedError
             raise kind(f"{error}\n{decision.reason}") from error
@@ -169,7 +169,7 @@ class Preemption:
         )
         if how is Continuation.STOP or job is None:
             raise stopped from error
-        recorder.hand_over()
+        self._run_record.hand_over(recorder.progress())
         if how is Continuation.REQUEUE:
             refusal = self._requeue(job, why=notice.why, patience_s=left)
             if refusal is not None:
@@ -179,7 +179,7 @@ class Preemption:
         elif how is Continuation.LEAVE:
             self._note_requeued(job, why=notice.why)
         if how is Continuation.SUCCESSOR:
-            self._journal.name_successor(
+            self._run_record.name_successor(
                 submit_successor(
                     recorder.paths,
                     patience_s=left,
@@ -202,14 +202,14 @@ class Preemption:
         except LaunchError as refusal:
             now = self._read_job()
             if now is None or now.restarts == job.restarts:
-                self._journal.note("requeue-refused", job_id=job.job_id, error=str(refusal))
+                self._run_record.note("requeue-refused", job_id=job.job_id, error=str(refusal))
                 return refusal
         self._note_requeued(job, why=why)
         return None
 
     def _note_requeued(self, job: Job, *, why: str) -> None:
         checkpoint = self._recorder.checkpoints.latest_name
-        self._journal.note("requeued", job_id=job.job_id, why=why, checkpoint=checkpoint)
+        self._run_record.note("requeued", job_id=job.job_id, why=why, checkpoint=checkpoint)
 
     def _stop_for_total_time(self) -> None:
         why = f"its total_time={self._run_config.total_time!r} is used up"

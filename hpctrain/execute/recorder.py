@@ -25,10 +25,10 @@ from hpctrain.errors import (
     TrainingFailedError,
 )
 from hpctrain.execute.asked_validations import warn_of_validations
+from hpctrain.execute.executor_record import ExecutorRecord
 from hpctrain.execute.expected_metrics import ExpectedMetrics
 from hpctrain.execute.explain import name_next_step
 from hpctrain.execute.failure_policy import StopKind, StopNotice, classify_failure, describe_cause
-from hpctrain.execute.journal import Journal
 from hpctrain.execute.run_checkpoints import RunCheckpoints
 from hpctrain.execute.stop_rule import StopRule
 from hpctrain.execute.tracker import AttemptTracker, ReportRound
@@ -71,11 +71,11 @@ class Recorder:
 
     def __init__(self, *, paths: RunPaths, run_config: RunConfig, status: RunStatus) -> None:
         self.paths = paths
-        self.journal = Journal(paths, status)
+        self.run_record = ExecutorRecord(paths, status)
         """The status and the ledger."""
-        self.checkpoints = RunCheckpoints(self.journal, run_config.checkpoint_config)
+        self.checkpoints = RunCheckpoints(self.run_record, run_config.checkpoint_config)
         """What ranks have saved."""
-        self.validations = Validations(self.journal, self.checkpoints)
+        self.validations = Validations(self.run_record, self.checkpoints)
         """What validates it beside the training."""
         self.stop: StopNotice | None = None
         """That the run should stop, once it should."""
@@ -114,12 +114,12 @@ class Recorder:
     def tick(self, *, phase: str, reports: int) -> None:
         """Write the status if it is old, and look for a request to stop; go on validating."""
         self.validations.step()
-        if not self.journal.is_status_old:
+        if not self.run_record.is_status_old:
             return
         metrics: dict[str, Any] = {"metrics": self.progress()} if self._last_line else {}
         self.look_for_request()
         shown = phase if self.stop is None else f"stopping: {self.stop.why}"
-        self.journal.change(phase=shown, reports=reports, **metrics)
+        self.run_record.change(phase=shown, reports=reports, **metrics)
 
     def look_for_request(self) -> None:
         """See if a person wants the run to stop.
@@ -130,25 +130,12 @@ class Recorder:
             If the run directory is gone, and the run with it, or another executor has taken it
             over.
         """
-        self.journal.check()
+        self.run_record.check()
         # Unlike Path.exists(), it does not raise where the filesystem does not answer.
         if os.path.exists(self.paths.stop_request):
             self.ask_to_stop(
                 StopNotice(kind=StopKind.REQUEST, why="it was asked to (hpctrain cancel)")
             )
-
-    def hand_over(self) -> None:
-        """Write down that this executor ends and the run goes on: before it is so.
-
-        Raises
-        ------
-        SupersededError
-            If another executor has taken the run over: what becomes of it is its business.
-        """
-        self.journal.check()
-        self.journal.note("executor-ended")
-        metrics = self.progress() or self.journal.status.metrics
-        self.journal.advance(RunEvent.SUBMITTED, metrics=metrics)
 
     def begin_attempt(self, resume_from: Path | None) -> AttemptStart:
         """Find what to resume from, and write the attempt into the ledger.
@@ -163,8 +150,8 @@ class Recorder:
         ConfigError
             If that checkpoint is needed, and deleted.
         """
-        journal = self.journal
-        attempt = journal.num_attempts + 1
+        run_record = self.run_record
+        attempt = run_record.num_attempts + 1
         manifest = self.checkpoints.begin_attempt()
         self._look_for_goal()
         # Of an attempt that was stopped: this one may return nothing.
@@ -190,10 +177,10 @@ class Recorder:
         )
         self._recorded = start.first_report
         self._rule.begin_attempt(
-            first_report=start.first_report, seconds_before=journal.attempt_seconds
+            first_report=start.first_report, seconds_before=run_record.attempt_seconds
         )
         self._slots = WriteSlots(self._config.sync_config.max_writers)
-        journal.advance(
+        run_record.advance(
             RunEvent.STARTED,
             attempt=attempt,
             # Of the last attempt, and those of this one are known once its ranks are there.
@@ -203,10 +190,10 @@ class Recorder:
             checkpoint=None if manifest is None else manifest.name,
             reports=start.first_report,
         )
-        journal.note(
+        run_record.note(
             "attempt-started",
             attempt=attempt,
-            job_id=journal.status.job_id,
+            job_id=run_record.status.job_id,
             restarts=restart_count(),
             host=socket.gethostname(),
             resumed_from=None if checkpoint is None else str(checkpoint.path),
@@ -220,18 +207,18 @@ class Recorder:
         if error is not None:
             first_line = (str(error).splitlines() or [""])[0]
             cause = f"{type(error).__name__}: {first_line}"
-        self.journal.note(
+        self.run_record.note(
             "attempt-ended",
-            attempt=self.journal.status.attempt,
+            attempt=self.run_record.status.attempt,
             cause=cause,
             what=None if error is None else describe_cause(error),
             kind=self._failure_kind(error),
             reports=reports,
             saved=self.checkpoints.saved,
             checkpoint=self.checkpoints.latest_name,
-            nodes=list(self.journal.status.nodes),
+            nodes=list(self.run_record.status.nodes),
         )
-        self.journal.change_later(reports=reports)
+        self.run_record.change_later(reports=reports)
         self.checkpoints.end_attempt()
 
     def _failure_kind(self, error: BaseException | None) -> FailureKind | None:
@@ -284,7 +271,7 @@ class Recorder:
                 found = self.checkpoints.describe()
             except OSError as error:
                 # They wait, and are answered when it can be read.
-                self.journal.complain("checkpoints/", error)
+                self.run_record.complain("checkpoints/", error)
                 return
             tracker.asked -= due
             broadcast("checkpoints", found, report=self._recorded)
@@ -292,10 +279,10 @@ class Recorder:
     def call(self, hook: str, *args: Any) -> None:
         """Call a hook of every callback; one that raises is logged, and ends the run if fatal."""
         context = RunContext(
-            name=self.journal.status.name,
+            name=self.run_record.status.name,
             path=self.paths.root,
-            attempt=self.journal.status.attempt,
-            world_size=self.journal.status.world_size,
+            attempt=self.run_record.status.attempt,
+            world_size=self.run_record.status.world_size,
             report=self._recorded,
         )
         for callback in self._config.callbacks:
@@ -303,7 +290,7 @@ class Recorder:
                 getattr(callback, hook)(context, *args)
             except Exception as error:
                 described = f"{type(callback).__name__}.{hook}: {type(error).__name__}: {error}"
-                self.journal.note("callback-failed", error=described)
+                self.run_record.note("callback-failed", error=described)
                 log(f"callback failed: {described}")
                 if callback.fatal:
                     raise
@@ -329,10 +316,10 @@ class Recorder:
         SupersededError
             If another executor has taken the run over.
         """
-        self.journal.check_fence()
+        self.run_record.check_fence()
         if not content:
             return
-        path = self.journal.directory.paths.return_value
+        path = self.run_record.directory.paths.return_value
         is_to_stop = self._is_unfinished(notified) and self.stop is not None
         patience_s = 0.0 if is_to_stop else timeouts.LAST_WRITE_S
         try:
@@ -340,20 +327,20 @@ class Recorder:
         except OSError as error:
             if not is_to_stop:
                 raise
-            self.journal.complain(path.name, error)
+            self.run_record.complain(path.name, error)
 
     def keep_failures(self, failures: Iterable[RankFailure]) -> None:
         """Store what failed ranks said of themselves."""
-        if self.journal.is_superseded:
+        if self.run_record.is_superseded:
             return
-        paths = self.journal.directory.paths
+        paths = self.run_record.directory.paths
         for failure in failures:
-            path = paths.failure(self.journal.status.attempt, max(failure.rank, 0))
+            path = paths.failure(self.run_record.status.attempt, max(failure.rank, 0))
             try:
                 make_directory(path.parent, below=paths.root)
                 write_atomic(path, json.dumps(failure.to_json(), indent=1).encode())
             except OSError as error:
-                self.journal.complain(path.name, error)
+                self.run_record.complain(path.name, error)
 
     def raise_if_unfinished(self, reports: int, *, notified: bool) -> None:
         """Raise if ranks have returned because they were asked to, and the goal is not reached.
@@ -401,7 +388,7 @@ class Recorder:
         RunStoppedError
             If the run is to stop meanwhile: it resumes with what is pending.
         """
-        reports = self.journal.status.reports
+        reports = self.run_record.status.reports
 
         def goes_on() -> bool:
             step()
@@ -409,7 +396,7 @@ class Recorder:
             return not self._is_stopped
 
         if self.validations.has_pending():
-            self.journal.change(phase=PHASE)
+            self.run_record.change(phase=PHASE)
             self.validations.wait(goes_on)
             if self._is_stopped:
                 self.raise_if_stopped(reports)
@@ -436,26 +423,26 @@ class Recorder:
             event = RunEvent.FAILED
             ours = isinstance(error, HpctrainError)
             message = str(error) if ours else f"{type(error).__name__}: {error}"
-        self.journal.advance(
+        self.run_record.advance(
             event,
             patience_s=timeouts.LAST_WRITE_S,
             error=message,
             error_type=None if error is None else type(error).__name__,
-            metrics=self.progress() or self.journal.status.metrics,
+            metrics=self.progress() or self.run_record.status.metrics,
         )
-        self.journal.note("executor-ended")
-        self.journal.note("run-ended", state=event.value, error=message)
+        self.run_record.note("executor-ended")
+        self.run_record.note("run-ended", state=event.value, error=message)
         try:
             self.call("on_finish", self._result(error))
         finally:
-            self.journal.directory.close()
+            self.run_record.directory.close()
 
     def _result(self, error: BaseException | None) -> Result:
-        if self.journal.may_write:
+        if self.run_record.may_write:
             with suppress(ConfigError, OSError):
                 return Result.from_path(self.paths.root)
         failure = error if isinstance(error, Exception) else None
-        return Result(path=self.paths.root, status=self.journal.status, error=failure)
+        return Result(path=self.paths.root, status=self.run_record.status, error=failure)
 
     def _look_for_goal(self) -> None:
         """See if the goal was met by a report that the attempt which begins will not make again."""

@@ -11,7 +11,7 @@ from hpctrain.bulk.unreadable import UnreadableError
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.config import CheckpointConfig
 from hpctrain.errors import CheckpointError
-from hpctrain.execute.journal import Journal
+from hpctrain.execute.executor_record import ExecutorRecord
 from hpctrain.execute.tracker import ReportRound
 from hpctrain.log import log
 from hpctrain.metric_names import COUNTED, find_metric, find_number, has_metric
@@ -29,19 +29,19 @@ class RunCheckpoints:
 
     Parameters
     ----------
-    journal
+    run_record
         Where it says what it did.
     config
         Which of them are kept.
     """
 
-    def __init__(self, journal: Journal, config: CheckpointConfig) -> None:
-        self.store = CheckpointStore(journal.paths.checkpoints)
+    def __init__(self, run_record: ExecutorRecord, config: CheckpointConfig) -> None:
+        self.store = CheckpointStore(run_record.paths.checkpoints)
         self.latest: Checkpoint | None = None
         """The newest complete one."""
         self.saved = 0
         """Its report; 0 where there is none."""
-        self._journal = journal
+        self._run_record = run_record
         self._config = config
         self._in_use: str | None = None
         self._has_told = False
@@ -66,7 +66,7 @@ class RunCheckpoints:
         """
         manifest, complaints = self._newest_good()
         for complaint in complaints:
-            self._journal.note("checkpoint-damaged", error=complaint)
+            self._run_record.note("checkpoint-damaged", error=complaint)
             log(f"{complaint} It is set aside.")
         if manifest is None:
             self.latest, self.saved, self._in_use = None, 0, None
@@ -79,11 +79,11 @@ class RunCheckpoints:
         for pause_s in (*_PAUSES_S, None):
             try:
                 self.store.prepare()
-                return self.store.newest_good(doubtful=self._journal.begun_with)
+                return self.store.newest_good(doubtful=self._run_record.begun_with)
             except (UnreadableError, OSError) as error:
                 if pause_s is None:
                     raise
-                self._journal.note("checkpoint-unreadable", error=str(error))
+                self._run_record.note("checkpoint-unreadable", error=str(error))
                 log(
                     f"{str(error).rstrip('.')}. Looking again in {pause_s:.0f} s.",
                 )
@@ -92,13 +92,13 @@ class RunCheckpoints:
 
     def clear(self) -> None:
         """Delete what a failed attempt left half done; call it while no rank runs."""
-        if not self._journal.may_write:
+        if not self._run_record.may_write:
             return
         try:
             self.store.prepare()
         except OSError as error:
             # The next attempt looks again, and this one's end has a reason of its own.
-            self._journal.complain("checkpoints/", error)
+            self._run_record.complain("checkpoints/", error)
 
     def end_attempt(self) -> None:
         """Let go of what the attempt resumed from."""
@@ -111,17 +111,17 @@ class RunCheckpoints:
 
         None is deleted for it yet: see `retain`.
         """
-        journal = self._journal
-        attempt = journal.status.attempt
+        run_record = self._run_record
+        attempt = run_record.status.attempt
         try:
-            journal.check()
+            run_record.check()
             for part in round_.parts.values():
                 if part.error is not None:
                     raise CheckpointError(part.error)
             checkpoint, conflicts = self.store.commit(
                 attempt=attempt,
                 report=round_.report,
-                world_size=journal.status.world_size,
+                world_size=run_record.status.world_size,
                 metrics=round_.metrics(),
                 parts=round_.parts,
                 validation=round_.validation,
@@ -142,7 +142,7 @@ class RunCheckpoints:
                 f"checkpoint {checkpoint.path.name}: ranks saved different content under "
                 f"the same name; the lowest rank's was kept: {', '.join(conflicts)}",
             )
-        journal.change_later(checkpoint=checkpoint.path.name)
+        run_record.change_later(checkpoint=checkpoint.path.name)
         return checkpoint
 
     def retain(
@@ -201,9 +201,9 @@ class RunCheckpoints:
     def _retain(self) -> None:
         # Ranks may read what the attempt resumed from for as long as it lasts.
         protected = () if self._in_use is None else (self._in_use,)
-        if not self._journal.may_write:
+        if not self._run_record.may_write:
             return
         try:
             self.store.retain(self._config, protected=protected)
         except OSError as error:
-            self._journal.complain("checkpoints/", error)
+            self._run_record.complain("checkpoints/", error)

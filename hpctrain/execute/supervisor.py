@@ -20,8 +20,9 @@ from hpctrain.log import log, log_traceback
 from hpctrain.plan import spec
 from hpctrain.plan.spec import RunSpec
 from hpctrain.rundir.directory import HeldDirectory
-from hpctrain.rundir.ledger import append_event, count_attempts
+from hpctrain.rundir.ledger import count_attempts
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.run_record import RunRecord
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import read_status
 from hpctrain.rundir.trust import check_run_directory, digest_spec, read_spec
@@ -62,7 +63,9 @@ def supervise(run_dir: str, spec_digest: str | None = None) -> None:
             log(str(error))
             raise SystemExit(error.exit_code) from None
         try:
-            append_event(directory.paths, "executor-died", signal=os.WTERMSIG(wait_status), pid=pid)
+            RunRecord(directory.paths).append(
+                "executor-died", signal=os.WTERMSIG(wait_status), pid=pid
+            )
             status = read_status(directory.paths)
         except OSError as error:
             # The next executor sees for itself what became of this one.

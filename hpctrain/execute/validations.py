@@ -13,7 +13,7 @@ from pathlib import Path
 from hpctrain import timeouts
 from hpctrain.bulk.unreadable import UnreadableError
 from hpctrain.errors import CheckpointError, ConfigError, LaunchError
-from hpctrain.execute.journal import Journal
+from hpctrain.execute.executor_record import ExecutorRecord
 from hpctrain.execute.run_checkpoints import RunCheckpoints
 from hpctrain.execute.slurm_calls import SlurmCalls
 from hpctrain.execute.validation_end import RunningValidation, ValidationEnd, task_timeout_s
@@ -43,14 +43,14 @@ class Validations:
 
     Parameters
     ----------
-    journal
+    run_record
         Where it says what it did.
     checkpoints
         What gets the metrics.
     """
 
-    def __init__(self, journal: Journal, checkpoints: RunCheckpoints) -> None:
-        self._journal = journal
+    def __init__(self, run_record: ExecutorRecord, checkpoints: RunCheckpoints) -> None:
+        self._run_record = run_record
         self._checkpoints = checkpoints
         self._queue: deque[Manifest] = deque()
         self._running: list[RunningValidation] = []
@@ -113,7 +113,7 @@ class Validations:
         """
         if not self.has_pending():
             return
-        waited_s = self._journal.validation_wait_s
+        waited_s = self._run_record.validation_wait_s
         left_s = self._wait_timeout_s() - waited_s
         if waited_s > 0:
             # What has ended between two jobs is looked at in any case.
@@ -137,7 +137,7 @@ class Validations:
             elif self.has_pending():
                 time.sleep(_POLL_S)
         if self.has_pending():
-            self._journal.note(
+            self._run_record.note(
                 "validations-left",
                 checkpoints=self._pending_names(),
                 seconds=left_s - deadline.left_s,
@@ -208,9 +208,13 @@ class Validations:
             )
         if validation.job is not None:
             return self._submit(manifest, validation, validation.job, cwd=cwd, digest=digest)
-        attempt = self._journal.status.attempt
+        attempt = self._run_record.status.attempt
         running = ValidationProcess(
-            self._journal.paths, attempt=attempt, manifest=manifest, spec=validation, digest=digest
+            self._run_record.paths,
+            attempt=attempt,
+            manifest=manifest,
+            spec=validation,
+            digest=digest,
         )
         self._note_start(manifest)
         return running
@@ -224,7 +228,7 @@ class Validations:
         cwd: str,
         digest: str,
     ) -> RunningValidation:
-        paths = self._journal.paths
+        paths = self._run_record.paths
         argv = validation_argv(
             sys.executable,
             run_dir=str(paths.root),
@@ -243,7 +247,7 @@ class Validations:
             use_gpu=validation.use_gpu,
             timeout_s=task_timeout_s(manifest),
         )
-        self._journal.check_fence()
+        self._run_record.check_fence()
         return SubmittedValidation(
             paths,
             manifest=manifest,
@@ -257,7 +261,7 @@ class Validations:
     def _is_wanted(self, manifest: Manifest) -> bool:
         """Return whether a checkpoint is there still, and not another one of its name."""
         try:
-            present = read_manifest(self._journal.paths.checkpoints / manifest.name)
+            present = read_manifest(self._run_record.paths.checkpoints / manifest.name)
         except UnreadableError:
             return True
         except (CheckpointError, DamagedManifestError):
@@ -266,23 +270,23 @@ class Validations:
 
     def _note_start(self, manifest: Manifest, job_id: str | None = None) -> None:
         job = {} if job_id is None else {"job_id": job_id}
-        self._journal.note(
+        self._run_record.note(
             "validation-started",
             checkpoint=manifest.name,
             report=manifest.report,
-            attempt=self._journal.status.attempt,
+            attempt=self._run_record.status.attempt,
             **job,
         )
 
     def _take_in(self, ended: ValidationEnd) -> None:
         """Give a checkpoint its metrics; what cannot be written now is tried again."""
-        manifest, journal = ended.manifest, self._journal
-        if not journal.may_write:
+        manifest, run_record = ended.manifest, self._run_record
+        if not run_record.may_write:
             return
         try:
             is_there = self._checkpoints.end_validation(manifest, ended.metrics)
         except OSError as error:
-            journal.complain(f"checkpoints/{manifest.name}", error)
+            run_record.complain(f"checkpoints/{manifest.name}", error)
             self._ended.appendleft(ended)
             return
         except UnreadableError:
@@ -304,7 +308,7 @@ class Validations:
                 f"{kept if is_there else ''}{where}"
                 + (f"\n{ended.traceback.rstrip()}" if ended.traceback else "")
             )
-        journal.note(
+        run_record.note(
             "validation-ended",
             checkpoint=manifest.name,
             report=manifest.report,
@@ -328,7 +332,7 @@ class Validations:
         Read once, if needed.
         """
         if self._spec is None:
-            content = read_spec(self._journal.paths)
+            content = read_spec(self._run_record.paths)
             run_spec = RunSpec.from_bytes(content)
             self._spec = run_spec.validation, run_spec.settings.cwd, digest_spec(content)
         return self._spec

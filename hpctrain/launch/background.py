@@ -22,7 +22,7 @@ from typing import BinaryIO
 
 from hpctrain import environ
 from hpctrain.errors import ConfigError, HpctrainError, SupersededError
-from hpctrain.execute.journal import initial_status
+from hpctrain.execute.initial_status import initial_status
 from hpctrain.execute.process import process_start_time
 from hpctrain.execute.supervisor import stored_executor
 from hpctrain.launch.here import warnings_of_slurm
@@ -31,7 +31,8 @@ from hpctrain.log import log, log_traceback
 from hpctrain.own_files import open_log
 from hpctrain.rundir.directory import HeldDirectory
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.status import RunStatus, read_status, write_status
+from hpctrain.rundir.run_record import RunRecord
+from hpctrain.rundir.status import RunStatus, read_status
 from hpctrain.rundir.trust import digest_spec
 
 _POLL_S = 0.2
@@ -63,8 +64,7 @@ def start_in_background(submission: Submission) -> None:
         with open(turns, "ab") as queue:
             queue.write(_ticket(process.pid, started))
         status = initial_status(paths, submission.plan, submission.request.run_config)
-        write_status(
-            paths,
+        RunRecord(paths).write(
             status.with_changes(owner_pid=process.pid, owner_start=started, phase=WAITS),
         )
         # Only now: what it writes itself comes later.
@@ -109,7 +109,7 @@ def _await_turn(paths: RunPaths, turn: BinaryIO) -> None:
         if time.monotonic() > write_at:
             # Other hosts see by it that this process lives.
             if (status := _own_status(paths)) is not None:
-                write_status(paths, status)
+                RunRecord(paths).write(status)
             write_at = time.monotonic() + _LIFE_INTERVAL_S
 
 

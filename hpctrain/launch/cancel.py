@@ -13,11 +13,11 @@ from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.execute.process import process_start_time
 from hpctrain.launch.settle import read_settled_status
 from hpctrain.rundir.files import write_atomic
-from hpctrain.rundir.ledger import append_event
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.reading import is_same_file
+from hpctrain.rundir.run_record import RunRecord
 from hpctrain.rundir.states import RunEvent, RunState
-from hpctrain.rundir.status import RunStatus, read_status, write_status
+from hpctrain.rundir.status import RunStatus, read_status
 from hpctrain.slurm.job import cancel_job, find_job, find_script_of_job, scripts_of_jobs
 from hpctrain.slurm.validation_job import record_file, validation_jobs
 
@@ -204,8 +204,8 @@ def record_end(paths: RunPaths, reason: str) -> str:
     assert status is not None
     if not status.state.is_final:
         message = f"{reason}; the same command resumes it."
-        write_status(paths, status.after(RunEvent.STOPPED, error=message))
-        append_event(paths, "run-ended", state=RunState.STOPPED.value, error=message)
+        RunRecord(paths).write(status.after(RunEvent.STOPPED, error=message))
+        RunRecord(paths).append("run-ended", state=RunState.STOPPED.value, error=message)
     return f"{paths.root.name} is over: {reason}."
 
 

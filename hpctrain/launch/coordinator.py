@@ -36,7 +36,7 @@ class Coordinator(threading.Thread):
         super().__init__(name="hpctrain-coordinator", daemon=True)
         request = submission.request
         self._recorder, self._preemption, self.attempt_start = begin_only_attempt(submission)
-        self._journal = self._recorder.journal
+        self._run_record = self._recorder.run_record
         self.ranks = ExistingRanks(
             request.paths,
             attempt=self.attempt_start.attempt,
@@ -59,7 +59,7 @@ class Coordinator(threading.Thread):
     def run(self) -> None:
         """Watch the ranks until they have ended, write it all down, and tell them."""
         try:
-            with self._journal.kept_alive():
+            with self._run_record.kept_alive():
                 op, body = self._outcome()
         except BaseException as error:
             # A run directory that is gone, a full disk: the ranks wait for a word all the same.
@@ -90,7 +90,7 @@ class Coordinator(threading.Thread):
             self._follower.step(final=final)
 
     def _note_nodes(self, nodes: tuple[str, ...]) -> None:
-        self._journal.advance(
+        self._run_record.advance(
             RunEvent.JOINED, world_size=len(self.ranks), nodes=nodes, phase="importing"
         )
 

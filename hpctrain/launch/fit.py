@@ -24,6 +24,7 @@ from hpctrain.launch.settle import read_settled_status
 from hpctrain.log import log
 from hpctrain.result import Result
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.run_record import RunRecord
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import read_status
 from hpctrain.rundir.trust import check_run_directory
@@ -182,12 +183,11 @@ def _begin(submission: Submission, changes: list[str], *, in_background: bool) -
 
         start_in_background(submission)
     else:
-        from hpctrain.execute.journal import initial_status
-        from hpctrain.rundir.status import write_status
+        from hpctrain.execute.initial_status import initial_status
 
         # From here on other processes see that this one runs the run.
         status = initial_status(request.paths, submission.plan, request.run_config)
-        write_status(request.paths, status)
+        RunRecord(request.paths).write(status)
 
 
 def refuse_nested_fit(method: str) -> None:

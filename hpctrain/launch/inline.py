@@ -32,14 +32,14 @@ def run_inline(submission: Submission) -> None:
     """
     remove_dead_checkpoints(tempfile.gettempdir())
     recorder, preemption, start = begin_only_attempt(submission)
-    with recorder.journal.kept_alive():
+    with recorder.run_record.kept_alive():
         _run_attempt(submission, recorder, preemption, start)
 
 
 def _run_attempt(
     submission: Submission, recorder: Recorder, preemption: Preemption, start: AttemptStart
 ) -> None:
-    request, journal = submission.request, recorder.journal
+    request, run_record = submission.request, recorder.run_record
     world = World(
         attempt=start.attempt,
         world_rank=0,
@@ -50,7 +50,7 @@ def _run_attempt(
         num_nodes=1,
         hostname=socket.gethostname(),
     )
-    journal.advance(RunEvent.JOINED, world_size=1, nodes=(world.hostname,), phase="training")
+    run_record.advance(RunEvent.JOINED, world_size=1, nodes=(world.hostname,), phase="training")
     ranks = InlineRanks()
     attempt = AttemptExecutor(ranks, first_report=start.first_report)
     loop = AttemptLoop(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpctrain.execute.journal import initial_status
+from hpctrain.execute.initial_status import initial_status
 from hpctrain.execute.preemption import Preemption
 from hpctrain.execute.recorder import AttemptStart, Recorder
 from hpctrain.launch.request import Submission
@@ -27,9 +27,9 @@ def begin_only_attempt(submission: Submission) -> tuple[Recorder, Preemption, At
     preemption = Preemption(
         plan=submission.plan, run_config=request.run_config, recorder=recorder, signals=[]
     )
-    recorder.journal.begin()
+    recorder.run_record.begin()
     try:
-        with recorder.journal.kept_alive():
+        with recorder.run_record.kept_alive():
             preemption.begin()
             start = recorder.begin_attempt(request.resume_from)
     except BaseException as error:

@@ -22,8 +22,9 @@ from hpctrain.rundir import FORMAT
 from hpctrain.rundir.directory import read_run_id
 from hpctrain.rundir.files import write_atomic
 from hpctrain.rundir.history import has_open_executor
-from hpctrain.rundir.ledger import append_event, read_events
+from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.run_record import RunRecord
 from hpctrain.rundir.status import RunStatus, read_status
 from hpctrain.version import __version__
 
@@ -48,13 +49,12 @@ def write_plan_and_spec(submission: Submission) -> None:
     previous = read_status(paths)
     if previous is not None and has_open_executor(events):
         # Before this fit() writes a status over the last that is known of it.
-        append_event(paths, "executor-ended", until=previous.updated_at)
+        RunRecord(paths).append("executor-ended", until=previous.updated_at)
     run_id = _run_id(paths, previous)
     write_atomic(paths.spec, submission.spec_content, mode=0o600)
     content = {"run_id": run_id, **describe(submission)}
     write_atomic(paths.plan, json.dumps(content, indent=1, default=str).encode(), durable=True)
-    append_event(
-        paths,
+    RunRecord(paths).append(
         "fit",
         launcher=submission.plan.launcher,
         job_id=_job_id(submission),

@@ -6,10 +6,11 @@ from contextlib import suppress
 
 from hpctrain.errors import LaunchError
 from hpctrain.launch.claim import is_claimed
-from hpctrain.rundir.ledger import append_event, read_events
+from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.run_record import RunRecord
 from hpctrain.rundir.states import RunEvent, RunState
-from hpctrain.rundir.status import RunStatus, read_status, write_status
+from hpctrain.rundir.status import RunStatus, read_status
 
 
 def read_settled_status(paths: RunPaths, *, believe_claim: bool = True) -> RunStatus | None:
@@ -46,7 +47,7 @@ def read_settled_status(paths: RunPaths, *, believe_claim: bool = True) -> RunSt
     if job_id is None:
         settled = _interrupted(status)
         with suppress(OSError):
-            write_status(paths, settled)
+            RunRecord(paths).write(settled)
         return settled
     with suppress(OSError):
         # It may be a colleague's run, or the disk full.
@@ -86,8 +87,8 @@ def record_job(paths: RunPaths, status: RunStatus, job_id: str, **details: objec
     # A quick cluster begins before sbatch has returned here: the executor's status then stands.
     present = read_status(paths)
     if present is None or present.job_id != job_id:
-        write_status(paths, _submitted(status, job_id))
-    append_event(paths, "submitted", job_id=job_id, **details)
+        RunRecord(paths).write(_submitted(status, job_id))
+    RunRecord(paths).append("submitted", job_id=job_id, **details)
 
 
 def record_refusal(paths: RunPaths, status: RunStatus, error: LaunchError) -> None:
@@ -99,10 +100,10 @@ def record_refusal(paths: RunPaths, status: RunStatus, error: LaunchError) -> No
         If it cannot be written.
     """
     message = str(error)
-    write_status(
-        paths, status.after(RunEvent.REFUSED, error=message, error_type=type(error).__name__)
+    RunRecord(paths).write(
+        status.after(RunEvent.REFUSED, error=message, error_type=type(error).__name__)
     )
-    append_event(paths, "refused", error=message)
+    RunRecord(paths).append("refused", error=message)
 
 
 def _submitted(status: RunStatus, job_id: str) -> RunStatus:

@@ -12,8 +12,9 @@ from hpctrain.launch.request import Submission
 from hpctrain.launch.settle import find_unrecorded_job, record_job, record_refusal
 from hpctrain.log import log
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.run_record import RunRecord
 from hpctrain.rundir.states import RunState
-from hpctrain.rundir.status import RunStatus, last_attempt, write_status
+from hpctrain.rundir.status import RunStatus, last_attempt
 from hpctrain.rundir.trust import digest_spec
 from hpctrain.slurm.submit import submit_executor
 
@@ -32,8 +33,7 @@ def submit_job(submission: Submission) -> None:
     """
     request, plan = submission.request, submission.plan
     paths = request.paths
-    status = write_status(
-        paths,
+    status = RunRecord(paths).write(
         RunStatus(
             name=paths.root.name,
             state=RunState.SUBMITTING,

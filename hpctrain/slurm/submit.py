@@ -20,8 +20,8 @@ from hpctrain.plan.sbatch_options import hidden_variables
 from hpctrain.plan.visibility import process_checks, run_directory_check
 from hpctrain.rundir import files
 from hpctrain.rundir.files import make_directory, write_atomic
-from hpctrain.rundir.ledger import append_event
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.run_record import RunRecord
 from hpctrain.rundir.trust import check_run_directory
 from hpctrain.slurm.client import insist, is_passing
 from hpctrain.slurm.probe import explain_refusal
@@ -157,15 +157,17 @@ def submit_successor(
         raise LaunchError(str(error)) from error
     job_id = environ.variable("SLURM_JOB_ID")
     # Without it the new job takes itself for one that owns nothing.
-    files.insist(lambda: append_event(paths, "handing-over", job_id=job_id), patience_s=patience_s)
+    files.insist(
+        lambda: RunRecord(paths).append("handing-over", job_id=job_id), patience_s=patience_s
+    )
     successor = insist(
         lambda: submit_stored(paths.batch_script, timeout_s=timeouts.SUCCESSOR_SUBMISSION_S),
         patience_s=patience_s,
     )
     with suppress(OSError):
         # On a full disk: it waits for this word, and then does without.
-        append_event(
-            paths, "successor", job_id=successor, after=job_id, why=why, checkpoint=checkpoint
+        RunRecord(paths).append(
+            "successor", job_id=successor, after=job_id, why=why, checkpoint=checkpoint
         )
     return successor
 

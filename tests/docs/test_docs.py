@@ -303,7 +303,8 @@ def test_every_event_that_the_code_writes_is_documented() -> None:
     written = set()
     for path in (CHECKOUT / "hpctrain").rglob("*.py"):
         source = path.read_text(encoding="utf-8")
-        written |= set(re.findall(r'append_event\(\s*(?:self\.)?_?paths,\s*"([\w-]+)"', source))
+        writers = r"(?:RunRecord\([\w.]+\)|\brecord)\.append"
+        written |= set(re.findall(writers + r'\(\s*"([\w-]+)"', source))
         written |= set(re.findall(r'\bnote\(\s*"([\w-]+)"', source))
     assert written >= {"submitted", "attempt-started", "run-ended"}
     assert written <= documented("events-ledger")

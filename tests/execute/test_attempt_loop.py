@@ -89,8 +89,8 @@ def test_reports_are_recorded_and_the_value_is_stored_once_all_have_returned(att
     attempt.run()
     assert attempt.recorder.progress() == {"loss": 2}
     assert attempt.paths.return_value.read_bytes() == b"value"
-    assert attempt.recorder.journal.status.phase == "done"
-    assert attempt.recorder.journal.status.reports == 2
+    assert attempt.recorder.run_record.status.phase == "done"
+    assert attempt.recorder.run_record.status.reports == 2
 
 
 def test_the_value_of_a_run_that_was_stopped_is_stored_too(attempt: Attempt):
@@ -128,7 +128,7 @@ def test_what_is_due_in_a_turn_is_done_once_for_all_reports_that_are_there(attem
             attempt.ranks.report(rank, loss=loss)
     attempt.end()
     attempt.run()
-    assert attempt.recorder.journal.status.reports == 100
+    assert attempt.recorder.run_record.status.reports == 100
     assert len(turns) == 1
 
 

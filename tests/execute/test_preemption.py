@@ -21,7 +21,9 @@ class Wishes:
     def __init__(self) -> None:
         self.stop: StopNotice | None = None
         self.status: dict[str, Any] = {}
-        self.journal = SimpleNamespace(change=self.status.update, change_later=self.status.update)
+        self.run_record = SimpleNamespace(
+            change=self.status.update, change_later=self.status.update
+        )
 
     def would_heed(self, kind: StopKind) -> bool:
         return self.stop is None or kind.weight > self.stop.kind.weight

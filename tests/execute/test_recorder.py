@@ -24,8 +24,7 @@ from hpctrain.errors import (
     RunStoppedError,
     WorkerError,
 )
-from hpctrain.execute import journal as journal_module
-from hpctrain.execute import run_checkpoints
+from hpctrain.execute import executor_record, run_checkpoints
 from hpctrain.execute.failure_policy import StopKind, StopNotice
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.tracker import AttemptTracker, ReportRound
@@ -38,7 +37,7 @@ from hpctrain.rundir.status import RunStatus, read_status
 from hpctrain.rundir.store import CheckpointStore
 
 
-class Journal(UserCallback):
+class Calls(UserCallback):
     """A callback that takes note of how it was called."""
 
     def __init__(self) -> None:
@@ -89,7 +88,7 @@ def broadcasts() -> Broadcasts:
 def make_recorder(paths: RunPaths, **config: Any) -> Recorder:
     status = RunStatus(name="run", state=RunState.RUNNING, launcher="local", world_size=2)
     recorder = Recorder(paths=paths, run_config=RunConfig(**config), status=status)
-    recorder.journal.change(attempt=1)
+    recorder.run_record.change(attempt=1)
     return recorder
 
 
@@ -123,7 +122,7 @@ def test_a_checkpoint_is_committed_and_every_rank_is_told_where_it_is(
     assert broadcasts == [("committed", {"report": 1, "path": str(path), "error": None})]
     assert recorder.checkpoint_path() == path
     assert recorder.checkpoints.latest == Checkpoint(path)
-    assert recorder.journal.status.checkpoint == "000001"
+    assert recorder.run_record.status.checkpoint == "000001"
     (manifest,) = recorder.checkpoints.store.manifests()
     assert manifest.metrics == {"rank": 0}
 
@@ -159,7 +158,7 @@ def test_what_an_attempt_resumed_from_stays_until_the_attempt_ends(
 def test_an_attempt_has_no_nodes_before_its_ranks_are_there(paths: RunPaths):
     recorder = make_recorder(paths)
     recorder.begin_attempt(None)
-    recorder.journal.change(world_size=2, nodes=("node1", "node2"))
+    recorder.run_record.change(world_size=2, nodes=("node1", "node2"))
     recorder.end_attempt(error=NodeLostError("node2 is lost", rank=1, hostname="node2"), reports=0)
     recorder.begin_attempt(None)
     status = read_status(paths)
@@ -351,10 +350,10 @@ def test_a_name_with_a_slash_keeps_the_best_and_stops_the_run(
 def test_a_callback_sees_every_ranks_metrics_and_the_checkpoint(
     paths: RunPaths, broadcasts: Broadcasts
 ):
-    journal = Journal()
-    recorder = make_recorder(paths, callbacks=[journal])
+    seen = Calls()
+    recorder = make_recorder(paths, callbacks=[seen])
     recorder.record(make_round(1, {"loss": 0.5}, paths=paths), broadcasts)
-    ((hook, context, metrics, checkpoint),) = journal.calls
+    ((hook, context, metrics, checkpoint),) = seen.calls
     assert hook == "after_report"
     assert (context.name, context.path, context.attempt, context.world_size) == (
         "run",
@@ -369,10 +368,10 @@ def test_a_callback_sees_every_ranks_metrics_and_the_checkpoint(
 def test_a_callback_that_raises_is_logged_and_neither_the_run_nor_other_callbacks_suffer(
     paths: RunPaths, broadcasts: Broadcasts, capsys: pytest.CaptureFixture[str]
 ):
-    journal = Journal()
-    recorder = make_recorder(paths, callbacks=[Broken(), journal])
+    seen = Calls()
+    recorder = make_recorder(paths, callbacks=[Broken(), seen])
     recorder.record(make_round(1), broadcasts)
-    assert len(journal.calls) == 1
+    assert len(seen.calls) == 1
     (event,) = events(paths, "callback-failed")
     assert event["error"] == "Broken.after_report: ValueError: no such server"
     assert "callback failed: Broken.after_report" in capsys.readouterr().err
@@ -513,7 +512,7 @@ def test_a_request_to_stop_is_found_with_the_next_status(
     paths.stop_request.touch()
     recorder.tick(phase="training", reports=4)
     assert recorder.wants_stop is None
-    monkeypatch.setattr(journal_module, "STATUS_INTERVAL_S", 0.0)
+    monkeypatch.setattr(executor_record, "STATUS_INTERVAL_S", 0.0)
     recorder.tick(phase="training", reports=5)
     assert recorder.wants_stop == "it was asked to (hpctrain cancel)"
     status = read_status(paths)
@@ -533,7 +532,7 @@ def test_an_attempt_begins_at_the_newest_good_checkpoint_and_says_what_it_set_as
     start = recorder.begin_attempt(tmp_path)
     assert (start.attempt, start.first_report) == (2, 1)
     assert start.checkpoint == Checkpoint(paths.checkpoints / "000001")
-    assert recorder.journal.status.checkpoint == "000001"
+    assert recorder.run_record.status.checkpoint == "000001"
     assert len(events(paths, "checkpoint-damaged")) == 1
     assert [e["first_report"] for e in events(paths, "attempt-started")] == [0, 1]
 
@@ -656,8 +655,8 @@ def test_a_run_without_a_checkpoint_begins_at_that_of_another_run(paths: RunPath
 def test_the_end_is_written_down_and_told_to_callbacks(
     paths: RunPaths, broadcasts: Broadcasts, error: BaseException | None, state: RunState
 ):
-    journal = Journal()
-    recorder = make_recorder(paths, callbacks=[journal])
+    seen = Calls()
+    recorder = make_recorder(paths, callbacks=[seen])
     recorder.record(make_round(1, {"loss": 0.5}), broadcasts)
     recorder.end_attempt(error=error, reports=1)
     recorder.end(error)
@@ -670,7 +669,7 @@ def test_the_end_is_written_down_and_told_to_callbacks(
     assert ended["state"] == state.value
     (attempt,) = events(paths, "attempt-ended")
     assert attempt["cause"].startswith("finished" if error is None else type(error).__name__)
-    hook, _, result = journal.calls[-1]
+    hook, _, result = seen.calls[-1]
     assert (hook, result.state) == ("on_finish", state.value)
 
 

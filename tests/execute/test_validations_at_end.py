@@ -13,7 +13,7 @@ from hpctrain import timeouts
 from hpctrain.errors import LaunchError
 from hpctrain.execute import slurm_calls
 from hpctrain.execute import validations as validations_module
-from hpctrain.execute.journal import Journal
+from hpctrain.execute.executor_record import ExecutorRecord
 from hpctrain.execute.validation_job import SubmittedValidation
 from hpctrain.execute.validations import Validations
 from hpctrain.rundir.ledger import append_event, read_events
@@ -75,7 +75,7 @@ def wait(paths: RunPaths, *, job_ends_after_s: float, is_there: bool = True) -> 
     """Wait as the executor of one job of the run; return for how many seconds."""
     status = RunStatus(name="run", state=RunState.RUNNING, launcher="slurm", job_id="7")
     checkpoints: Any = SimpleNamespace(end_validation=lambda *_: is_there)
-    validations = Validations(Journal(paths, status), checkpoints)
+    validations = Validations(ExecutorRecord(paths, status), checkpoints)
     validations.add([MANIFEST])
     began = time.monotonic()
     validations.wait(lambda: time.monotonic() < began + job_ends_after_s)

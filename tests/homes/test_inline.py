@@ -17,7 +17,7 @@ from hpctrain import (
     RunStoppedError,
     ScalingConfig,
 )
-from hpctrain.execute import journal
+from hpctrain.execute import executor_record
 from hpctrain.execute.run_checkpoints import RunCheckpoints
 from hpctrain.rundir.history import read_history
 from hpctrain.rundir.ledger import read_events
@@ -61,7 +61,7 @@ def test_a_long_epoch_does_not_look_like_death(
             assert time.monotonic() < deadline
             time.sleep(0.01)
 
-    monkeypatch.setattr(journal, "_LIFE_INTERVAL_S", 0.2)
+    monkeypatch.setattr(executor_record, "_LIFE_INTERVAL_S", 0.2)
     assert fit(train, tmp_path).state == "finished"
 
 

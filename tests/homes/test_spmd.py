@@ -28,7 +28,7 @@ from datetime import timedelta
 import hpctrain
 import hpctrain.collective
 from hpctrain import Checkpoint, DataParallelTrainer, RunConfig, ScalingConfig, UserCallback
-from hpctrain.execute import journal
+from hpctrain.execute import executor_record
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import read_status
 
@@ -76,7 +76,7 @@ def fit(name):
 
 if __name__ == "__main__":
     if what == "wait":
-        journal._LIFE_INTERVAL_S = 0.2
+        executor_record._LIFE_INTERVAL_S = 0.2
     first = fit("one")
     second = fit("two")   # the same ranks, although their launcher's variables are gone
     sys.stdout.write(f"returned {first.return_value} {second.metrics} {second.path.name}\\n")

@@ -26,7 +26,7 @@ from hpctrain import (
     UserCallback,
 )
 from hpctrain.errors import RunStoppedError
-from hpctrain.execute import journal
+from hpctrain.execute import executor_record
 from hpctrain.execute.node_pool import NodePool
 from hpctrain.execute.process import process_start_time
 from hpctrain.rundir.history import read_history
@@ -247,7 +247,7 @@ def test_an_executor_that_waits_for_others_is_not_taken_for_dead(
 
         hpctrain.report({"step": 1})
 
-    monkeypatch.setattr(journal, "_LIFE_INTERVAL_S", 0.2)
+    monkeypatch.setattr(executor_record, "_LIFE_INTERVAL_S", 0.2)
     waiting = Waiting()
     waiting.fatal = True
     assert fit(train, tmp_path, callbacks=[waiting]).state == "finished"

@@ -1,9 +1,7 @@
-"""`Journal`: the status and the ledger of a run, in its executor's hand."""
+"""`ExecutorRecord`: what the executor of a run writes into ``status.json`` and ``ledger.jsonl``."""
 
 from __future__ import annotations
 
-import os
-import socket
 import threading
 import time
 from collections import deque
@@ -13,12 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain import environ, timeouts
-from hpctrain.config import RunConfig
 from hpctrain.execute.fence import Fence
 from hpctrain.execute.health import Verdict
-from hpctrain.execute.process import process_start_time
 from hpctrain.log import log
-from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.rundir.announcement import announce, announcements
 from hpctrain.rundir.directory import HeldDirectory
 from hpctrain.rundir.files import insist
@@ -30,10 +25,11 @@ from hpctrain.rundir.history import (
     read_validation_wait,
     unfinished_attempts,
 )
-from hpctrain.rundir.ledger import append_event, read_events
+from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.run_record import RunRecord
 from hpctrain.rundir.states import RunEvent, RunState
-from hpctrain.rundir.status import RunStatus, last_attempt, read_status, write_status
+from hpctrain.rundir.status import RunStatus, read_status
 
 STATUS_INTERVAL_S = 2.0
 # Ranks that start, a callback or Slurm's controller may take minutes, and an executor that writes
@@ -42,8 +38,11 @@ _LIFE_INTERVAL_S = 4.0
 _COMPLAINT_INTERVAL_S = 10.0
 
 
-class Journal:
-    """Writes ``status.json`` and ``ledger.jsonl``, as far as the disk allows it.
+class ExecutorRecord:
+    """Keeps the status and the ledger of a run, and writes them with a `RunRecord`.
+
+    What a full disk does not take is kept in memory, and written once there is room. An executor
+    whose run another one has taken over writes nothing.
 
     Parameters
     ----------
@@ -205,7 +204,7 @@ class Journal:
     def _write_status(self) -> None:
         paths = self.directory.paths
         if self._fence.holds(paths):
-            written = write_status(paths, self.status)
+            written = RunRecord(paths).write(self.status)
             # What was changed while it was written is in the next one.
             self.change_later(updated_at=written.updated_at, damage=written.damage)
 
@@ -226,7 +225,7 @@ class Journal:
                 paths = self.directory.paths
                 if not self._fence.holds(paths):
                     return
-                append_event(paths, **self._unwritten[0])
+                RunRecord(paths).append(**self._unwritten[0])
                 self._unwritten.popleft()
         except OSError as error:
             self.complain("ledger.jsonl", error)
@@ -258,6 +257,23 @@ class Journal:
             number=self._fence.number,
         )
         self.advance(RunEvent.STARTED)
+
+    def hand_over(self, metrics: Mapping[str, Any]) -> None:
+        """Write that this executor ends and the run goes on in another job, before it does.
+
+        Parameters
+        ----------
+        metrics
+            Rank 0's last; empty if this executor received none.
+
+        Raises
+        ------
+        SupersededError
+            If another executor has taken the run over: that one decides how the run goes on.
+        """
+        self.check()
+        self.note("executor-ended")
+        self.advance(RunEvent.SUBMITTED, metrics=metrics or self.status.metrics)
 
     def name_successor(self, job_id: str) -> None:
         """Write down which job goes on, unless it has begun already: its word then stands."""
@@ -313,21 +329,3 @@ class Journal:
         if job_id is None or (job_id, started.get("restarts")) == this_start:
             return f"the executor on {started.get('host', '?')} died", FailureKind.START
         return f"job {job_id} was taken away without a warning", FailureKind.PREEMPTION
-
-
-def initial_status(paths: RunPaths, plan: LaunchPlan, run_config: RunConfig) -> RunStatus:
-    """Return the status of a run whose executor is this process. Not collective."""
-    pid = os.getpid()
-    assert run_config.name is not None
-    return RunStatus(
-        name=run_config.name,
-        state=RunState.STARTING,
-        launcher=plan.launcher,
-        job_id=environ.variable("SLURM_JOB_ID"),
-        restarts=environ.restart_count(),
-        owner_host=socket.gethostname(),
-        owner_pid=pid,
-        owner_start=process_start_time(pid) or 0,
-        started_at=time.time(),
-        **last_attempt(paths),
-    ).placed_in(paths.root)

@@ -1,0 +1,45 @@
+"""`RunRecord`: the one writer of ``status.json`` and ``ledger.jsonl``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hpctrain.rundir.ledger import append_event
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.status import RunStatus, write_status
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """Writes ``status.json`` and ``ledger.jsonl``; nothing else in hpctrain does.
+
+    While an executor is at work, only its `hpctrain.execute.executor_record.ExecutorRecord` uses
+    this class. Processes that are no executor use it where there is none: ``fit()`` before it
+    begins, ``hpctrain cancel --now``, a supervisor whose executor died, an agent whose executor is
+    lost. What ``submit_successor`` appends is read by the next job before its executor begins.
+    """
+
+    paths: RunPaths
+    """The run directory."""
+
+    def write(self, status: RunStatus) -> RunStatus:
+        """Write the status and return it, stamped with the time. Not collective."""
+        return write_status(self.paths, status)
+
+    def append(self, event: str, **details: Any) -> None:
+        """Append an event to the ledger. Not collective. Durable when this returns.
+
+        Parameters
+        ----------
+        event
+            ``fit``, ``submitted``, ... as in the description of the run directory.
+        **details
+            JSON values.
+
+        Raises
+        ------
+        OSError
+            If it cannot be written as a whole.
+        """
+        append_event(self.paths, event, **details)
