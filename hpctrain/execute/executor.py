@@ -28,6 +28,7 @@ from hpctrain.execute.room import await_room
 from hpctrain.execute.scaling_policy import Resize, ScalingPolicy
 from hpctrain.execute.step_launcher import explain_wrong_pmi, find_mpiexec, other_mpi
 from hpctrain.execute.stop import StopAgreement
+from hpctrain.execute.stop_decision import StopKind
 from hpctrain.execute.usable_nodes import NodeSource
 from hpctrain.execute.worker_group import WorkerGroup
 from hpctrain.plan.launch_plan import LaunchPlan
@@ -126,7 +127,7 @@ class Executor:
             while True:
                 try:
                     # A request can be older than this process: between two jobs.
-                    recorder.look_for_request()
+                    recorder.check_stop_request()
                     if self._run_record.history.failures:
                         await_room(self._paths, may_wait=self._may_wait)
                     recorder.raise_if_stopped(self._run_record.status.reports)
@@ -157,7 +158,7 @@ class Executor:
     def _may_wait(self) -> bool:
         """Return whether nothing wants the run to stop, between two attempts."""
         self._preemption.step()
-        self.recorder.look_for_request()
+        self.recorder.check_stop_request()
         return self.recorder.stop is None
 
     def _blame_nodes(self, lost: Mapping[str, str], error: WorkerError) -> NodeLostError:
@@ -280,7 +281,7 @@ class Executor:
             self._watch(attempt, group)
         except BaseException as raised:
             error = raised
-            recorder.withdraw_goal()
+            recorder.withdraw_stop(StopKind.GOAL)
             self._preemption.look_after_failure(attempt.tracker)
             if isinstance(raised, WorkerError) and (lost := self._node_pool.losses(group)):
                 error = self._blame_nodes(lost, raised)

@@ -14,6 +14,7 @@ from hpctrain.errors import (
     RunStoppedError,
     TrainingFailedError,
 )
+from hpctrain.execute.stop_decision import StopKind, StopNotice
 from hpctrain.rundir.display import one_line, shorten
 from hpctrain.rundir.history import FailureKind, History
 from hpctrain.slurm.output import Job
@@ -61,6 +62,23 @@ def classify_failure(error: BaseException | None) -> FailureKind | None:
     if isinstance(error, TrainingFailedError) and not isinstance(error, RunStoppedError):
         return FailureKind.WORKER
     return None
+
+
+def classify_attempt_end(
+    error: BaseException | None, stop: StopNotice | None
+) -> FailureKind | None:
+    """Return what kind of failure ended an attempt of a run that was to stop, or was not.
+
+    Not collective.
+
+    Parameters
+    ----------
+    stop
+        Why the run was to stop. Errors of ranks whose job ends are an effect of that end.
+    """
+    if stop is not None and isinstance(error, (TrainingFailedError, LaunchError)):
+        return stop.kind.failure or classify_failure(error)
+    return classify_failure(error)
 
 
 def describe_cause(error: BaseException) -> str:
@@ -111,57 +129,6 @@ def decide(kind: FailureKind, history: History, config: FailureConfig) -> Decisi
     return Decision(
         restart=count <= budget, reason=reason, delay_s=delay_s, number=count, budget=budget
     )
-
-
-class StopKind(str, Enum):
-    """Why a run is to stop."""
-
-    GOAL = "goal"
-    """``RunConfig(stop=...)`` is met: it is finished."""
-    REQUEST = "request"
-    """A person asked for it."""
-    TOTAL_TIME = "total-time"
-    """``RunConfig(total_time=...)`` is used up."""
-    TIME_LIMIT = "time-limit"
-    """The job comes to its end."""
-    PREEMPTION = "preemption"
-    """The job is about to be taken away."""
-    RESIZE = "resize"
-    """The next attempt has more workers, in the same job."""
-
-    @property
-    def weight(self) -> int:
-        """The reason that weighs more takes the place of another."""
-        return _WEIGHTS.get(self, 2)
-
-    @property
-    def failure(self) -> FailureKind | None:
-        """What it counts as; None where the run is not meant to go on by itself."""
-        kinds = {
-            StopKind.TIME_LIMIT: FailureKind.TIME_LIMIT,
-            StopKind.PREEMPTION: FailureKind.PREEMPTION,
-        }
-        return kinds.get(self)
-
-
-# For more workers a run need not stop, and whoever has reached his goal is in no hurry; a person
-# means it, whatever else there is.
-_WEIGHTS: Mapping[StopKind, int] = {
-    StopKind.RESIZE: 0,
-    StopKind.GOAL: 1,
-    StopKind.REQUEST: 3,
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class StopNotice:
-    """That a run is to stop, and why."""
-
-    kind: StopKind
-    why: str
-    """A sentence's end: "the run stopped because ..."."""
-    deadline: float | None = None
-    """When its job ends, in seconds since the epoch; None if that is not known."""
 
 
 def interpret_signal(name: str, job: Job | None, *, now: float, notice_s: float) -> StopNotice:

@@ -10,13 +10,12 @@ from hpctrain.config import RunConfig
 from hpctrain.errors import LaunchError, PreemptionError, RunStoppedError, TrainingFailedError
 from hpctrain.execute.failure_policy import (
     Continuation,
-    StopKind,
-    StopNotice,
     choose_continuation,
     decide,
     interpret_signal,
 )
 from hpctrain.execute.recorder import Recorder
+from hpctrain.execute.stop_decision import StopKind, StopNotice
 from hpctrain.execute.time_limit import TimeLimit
 from hpctrain.execute.tracker import AttemptTracker
 from hpctrain.log import log
@@ -30,8 +29,8 @@ from hpctrain.slurm_config import time_limit_minutes
 class Preemption:
     """When a run must leave, and what becomes of it then. One for an executor.
 
-    That it must is said to the recorder (``ask_to_stop``), and acted upon elsewhere. Where the run
-    is in no job, there is nothing to leave, and signals and its own time alone can end it.
+    It requests the stop of the recorder (``request_stop``), and others act on it. A run that is in
+    no job has nothing to leave: only signals and its own time end it.
 
     Parameters
     ----------
@@ -76,12 +75,12 @@ class Preemption:
 
     def step(self) -> None:
         """See if the run is to leave while its ranks are well."""
-        if self._signals and self._recorder.would_heed(StopKind.PREEMPTION):
-            self._recorder.ask_to_stop(self.interpret(self._signals[0]))
-        if self._time_limit is not None and self._recorder.would_heed(StopKind.TIME_LIMIT):
+        if self._signals and self._recorder.decision.yields_to(StopKind.PREEMPTION):
+            self._recorder.request_stop(self.interpret(self._signals[0]))
+        if self._time_limit is not None and self._recorder.decision.yields_to(StopKind.TIME_LIMIT):
             notice = self._time_limit.step()
             if notice is not None:
-                self._recorder.ask_to_stop(notice)
+                self._recorder.request_stop(notice)
             elif self._time_limit.end != self._noted_end:
                 self._run_record.change(deadline=self._note_end())
         if self._total_deadline is not None and time.monotonic() > self._total_deadline:
@@ -104,16 +103,16 @@ class Preemption:
         if self._recorder.stop is not None:
             return
         if self._signals:
-            self._recorder.ask_to_stop(self.interpret(self._signals[0]))
+            self._recorder.request_stop(self.interpret(self._signals[0]))
         elif self._plan.in_job and (tracker.signals or any(tracker.lost.values())):
             job = self._read_job()
             if job is not None and (job.is_preempted or not job.is_running):
-                self._recorder.ask_to_stop(self.interpret("SIGTERM"))
+                self._recorder.request_stop(self.interpret("SIGTERM"))
 
     def give_job_up(self, why: str) -> None:
         """Let the run leave for want of nodes."""
         if self._plan.in_job:
-            self._recorder.ask_to_stop(StopNotice(kind=StopKind.PREEMPTION, why=why))
+            self._recorder.request_stop(StopNotice(kind=StopKind.PREEMPTION, why=why))
 
     def leave(self, error: LaunchError | TrainingFailedError) -> bool:
         """Let the run go on in another job, if its own ends and the budgets allow it.
@@ -138,7 +137,7 @@ class Preemption:
             If Slurm does not say what becomes of the job, or takes no other one.
         """
         recorder = self._recorder
-        recorder.look_for_request()
+        recorder.check_stop_request()
         notice = recorder.stop
         if notice is None or notice.kind.failure is None or not self._plan.in_job:
             return False
@@ -213,7 +212,7 @@ class Preemption:
 
     def _stop_for_total_time(self) -> None:
         why = f"its total_time={self._run_config.total_time!r} is used up"
-        self._recorder.ask_to_stop(StopNotice(kind=StopKind.TOTAL_TIME, why=why))
+        self._recorder.request_stop(StopNotice(kind=StopKind.TOTAL_TIME, why=why))
 
     def _read_job(self) -> Job | None:
         """Return what Slurm says of this job; None where there is no job, or no answer."""

@@ -1,63 +1,50 @@
-"""`Recorder`: takes in what the ranks report, and knows whether the run should stop."""
+"""`Recorder`: records what the ranks of a run report, over all attempts."""
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import socket
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hpctrain import timeouts
-from hpctrain.callback import RunContext
-from hpctrain.checkpoint import Checkpoint
 from hpctrain.config import RunConfig
 from hpctrain.environ import restart_count
 from hpctrain.errors import (
     ConfigError,
-    HpctrainError,
-    LaunchError,
     RunStoppedError,
     TrainingFailedError,
 )
 from hpctrain.execute.asked_validations import warn_of_validations
+from hpctrain.execute.attempt_files import remove_return_value, write_failures, write_return_value
+from hpctrain.execute.attempt_start import AttemptStart, choose_checkpoint
+from hpctrain.execute.callback_calls import CallbackCalls
 from hpctrain.execute.executor_record import ExecutorRecord
 from hpctrain.execute.expected_metrics import ExpectedMetrics
 from hpctrain.execute.explain import name_next_step
-from hpctrain.execute.failure_policy import StopKind, StopNotice, classify_failure, describe_cause
+from hpctrain.execute.failure_policy import classify_attempt_end, describe_cause
+from hpctrain.execute.rank_requests import RankRequests
 from hpctrain.execute.run_checkpoints import RunCheckpoints
+from hpctrain.execute.run_end import describe_run_end
+from hpctrain.execute.stop_decision import StopDecision, StopKind, StopNotice
 from hpctrain.execute.stop_rule import StopRule
 from hpctrain.execute.tracker import AttemptTracker, ReportRound
 from hpctrain.execute.validations import PHASE, Validations
-from hpctrain.execute.write_slots import WriteSlots
-from hpctrain.log import log
 from hpctrain.result import Result
-from hpctrain.rundir.files import insist, make_directory, write_atomic
-from hpctrain.rundir.history import FailureKind
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunEvent
 from hpctrain.rundir.status import RunStatus
 from hpctrain.worker.failure import RankFailure
 
 
-@dataclass(frozen=True, kw_only=True)
-class AttemptStart:
-    """Where an attempt begins."""
-
-    attempt: int
-    """Number of the attempt, from 1."""
-    first_report: int
-    """Number of the report that it resumes from; 0 at a fresh start."""
-    checkpoint: Checkpoint | None
-    """What it resumes from."""
-
-
 class Recorder:
-    """Keeps what ranks report, calls callbacks. One for a run, over all attempts.
+    """Records the reports of ranks: their checkpoints, metrics, and the stop that they lead to.
+
+    One for a run, over all attempts. It decides the order in which its parts act: `ExecutorRecord`
+    writes, `RunCheckpoints` commits, `StopDecision` weighs reasons to stop, `CallbackCalls` calls.
 
     Parameters
     ----------
@@ -77,39 +64,31 @@ class Recorder:
         """What ranks have saved."""
         self.validations = Validations(self.run_record, self.checkpoints)
         """What validates it beside the training."""
-        self.stop: StopNotice | None = None
-        """That the run should stop, once it should."""
-        self._goal: tuple[int, StopNotice] | None = None
+        self.decision = StopDecision()
+        """Whether the run is to stop, and why."""
         self._warned: set[str] = set()
         self._config = run_config
+        self._callbacks = CallbackCalls(run_config.callbacks, self.run_record)
         self._expected = ExpectedMetrics(run_config)
         self._rule = StopRule(run_config.stop)
         self._last_line = b""
         self._recorded = 0
-        self._slots = WriteSlots(None)
+        self._requests = RankRequests(
+            self.run_record, self.checkpoints, max_writers=run_config.sync_config.max_writers
+        )
 
     @property
-    def wants_stop(self) -> str | None:
-        """Why the run should stop, once it should."""
-        return None if self.stop is None else self.stop.why
+    def stop(self) -> StopNotice | None:
+        """The reason for which the run is to stop; None while it is not."""
+        return self.decision.notice
 
-    def ask_to_stop(self, notice: StopNotice) -> None:
-        """Let the run stop; a reason that weighs more replaces what was there before."""
-        if not self.would_heed(notice.kind):
-            return
-        if self.stop is not None and self.stop.deadline is not None:
-            # Whatever the reason, the job ends when it ends.
-            notice = replace(notice, deadline=min(self.stop.deadline, notice.deadline or math.inf))
-        self.stop = notice
+    def request_stop(self, notice: StopNotice) -> None:
+        """Let the run stop, unless a reason that weighs as much stands already."""
+        self.decision = self.decision.after_request(notice)
 
-    def would_heed(self, kind: StopKind) -> bool:
-        """Return whether nothing that weighs as much is wanted already."""
-        return self.stop is None or kind.weight > self.stop.kind.weight
-
-    def withdraw_goal(self) -> None:
-        """Want no stop any more because the goal is met: the attempt that met it has failed."""
-        if self.stop is not None and self.stop.kind is StopKind.GOAL:
-            self.stop = None
+    def withdraw_stop(self, kind: StopKind) -> None:
+        """Let the run continue if this reason stands: it holds no more."""
+        self.decision = self.decision.after_withdrawal(kind)
 
     def tick(self, *, phase: str, reports: int) -> None:
         """Write the status if it is old, and look for a request to stop; go on validating."""
@@ -117,12 +96,12 @@ class Recorder:
         if not self.run_record.is_status_old:
             return
         metrics: dict[str, Any] = {"metrics": self.progress()} if self._last_line else {}
-        self.look_for_request()
+        self.check_stop_request()
         shown = phase if self.stop is None else f"stopping: {self.stop.why}"
         self.run_record.change(phase=shown, reports=reports, **metrics)
 
-    def look_for_request(self) -> None:
-        """See if a person wants the run to stop.
+    def check_stop_request(self) -> None:
+        """Stop the run if a person has requested it.
 
         Raises
         ------
@@ -133,7 +112,7 @@ class Recorder:
         self.run_record.check()
         # Unlike Path.exists(), it does not raise where the filesystem does not answer.
         if os.path.exists(self.paths.stop_request):
-            self.ask_to_stop(
+            self.request_stop(
                 StopNotice(kind=StopKind.REQUEST, why="it was asked to (hpctrain cancel)")
             )
 
@@ -153,23 +132,14 @@ class Recorder:
         run_record = self.run_record
         attempt = run_record.num_attempts + 1
         manifest = self.checkpoints.begin_attempt()
-        self._look_for_goal()
-        # Of an attempt that was stopped: this one may return nothing.
-        returned = self.paths.return_value
-        insist(lambda: returned.unlink(missing_ok=True), patience_s=timeouts.LAST_WRITE_S)
+        self.decision = self.decision.after_restart(self.checkpoints.saved)
+        remove_return_value(run_record)
         if manifest is not None and not self._expected.is_settled:
             for known in self.checkpoints.store.manifests():
                 self._expected.note(known.metrics)
         if manifest is not None:
             self.validations.add(self.checkpoints.store.manifests())
-        checkpoint = self.checkpoints.latest
-        if checkpoint is None and resume_from is not None:
-            if not resume_from.is_dir():
-                raise ConfigError(
-                    f"the run begins with {resume_from}, which is deleted, and has no checkpoint "
-                    f"of its own yet. Give another one: resume_from_checkpoint=."
-                )
-            checkpoint = Checkpoint(resume_from)
+        checkpoint = choose_checkpoint(self.checkpoints.latest, resume_from)
         start = AttemptStart(
             attempt=attempt,
             first_report=self.checkpoints.saved,
@@ -179,7 +149,7 @@ class Recorder:
         self._rule.begin_attempt(
             first_report=start.first_report, seconds_before=run_record.attempt_seconds
         )
-        self._slots = WriteSlots(self._config.sync_config.max_writers)
+        self._requests.begin_attempt()
         run_record.advance(
             RunEvent.STARTED,
             attempt=attempt,
@@ -212,7 +182,7 @@ class Recorder:
             attempt=self.run_record.status.attempt,
             cause=cause,
             what=None if error is None else describe_cause(error),
-            kind=self._failure_kind(error),
+            kind=classify_attempt_end(error, self.stop),
             reports=reports,
             saved=self.checkpoints.saved,
             checkpoint=self.checkpoints.latest_name,
@@ -220,12 +190,6 @@ class Recorder:
         )
         self.run_record.change_later(reports=reports)
         self.checkpoints.end_attempt()
-
-    def _failure_kind(self, error: BaseException | None) -> FailureKind | None:
-        if self.stop is not None and isinstance(error, (TrainingFailedError, LaunchError)):
-            # Whatever ranks say while their job is taken away from them is an effect of it.
-            return self.stop.kind.failure or classify_failure(error)
-        return classify_failure(error)
 
     def record(self, round_: ReportRound, broadcast: Callable[..., None]) -> None:
         """Take in a report of all ranks: commit its checkpoint, call callbacks, apply the rule."""
@@ -245,55 +209,21 @@ class Recorder:
                 self.validations.add_committed(checkpoint.path)
             self.checkpoints.retain(checkpoint, round_.metrics(), is_pending=round_.is_validated)
         self._recorded = round_.report
-        if self._config.callbacks:
+        if self._callbacks:
             metrics = [round_.metrics(rank) for rank in sorted(round_.lines)]
             self.call("after_report", metrics, checkpoint)
-        if self._config.stop is not None and self._goal is None:
+        if self._config.stop is not None and self.decision.criterion is None:
             why = self._rule.explain(round_.report, round_.metrics())
             if why is not None:
-                self._goal = round_.report, StopNotice(kind=StopKind.GOAL, why=why)
-                self.ask_to_stop(self._goal[1])
+                self.decision = self.decision.after_criterion(round_.report, why)
 
     def answer(self, tracker: AttemptTracker, broadcast: Callable[..., None]) -> None:
-        """Answer ranks that ask for a write slot, or for the checkpoints that there are.
-
-        The latter once all reports that they made are recorded.
-        """
-        if tracker.slots:
-            for rank, number, wanted in tracker.slots:
-                self._slots.receive(rank, number, wanted=wanted)
-            tracker.slots.clear()
-            for rank, number in self._slots.grant().items():
-                broadcast("slot", ranks=[rank], number=number)
-        due = {report for report in tracker.asked if report <= self._recorded}
-        if due:
-            try:
-                found = self.checkpoints.describe()
-            except OSError as error:
-                # They wait, and are answered when it can be read.
-                self.run_record.complain("checkpoints/", error)
-                return
-            tracker.asked -= due
-            broadcast("checkpoints", found, report=self._recorded)
+        """Answer ranks that ask for a write slot, or for the checkpoints that there are."""
+        self._requests.answer(tracker, broadcast, recorded=self._recorded)
 
     def call(self, hook: str, *args: Any) -> None:
         """Call a hook of every callback; one that raises is logged, and ends the run if fatal."""
-        context = RunContext(
-            name=self.run_record.status.name,
-            path=self.paths.root,
-            attempt=self.run_record.status.attempt,
-            world_size=self.run_record.status.world_size,
-            report=self._recorded,
-        )
-        for callback in self._config.callbacks:
-            try:
-                getattr(callback, hook)(context, *args)
-            except Exception as error:
-                described = f"{type(callback).__name__}.{hook}: {type(error).__name__}: {error}"
-                self.run_record.note("callback-failed", error=described)
-                log(f"callback failed: {described}")
-                if callback.fatal:
-                    raise
+        self._callbacks.call(hook, *args, report=self._recorded)
 
     def progress(self) -> dict[str, Any]:
         """Return rank 0's last metrics."""
@@ -301,8 +231,6 @@ class Recorder:
 
     def keep_return_value(self, content: bytes, *, notified: bool) -> None:
         """Store what rank 0's training function returned.
-
-        Of a run that is to stop it is tried once: to leave the job in time matters more.
 
         Parameters
         ----------
@@ -316,31 +244,12 @@ class Recorder:
         SupersededError
             If another executor has taken the run over.
         """
-        self.run_record.check_fence()
-        if not content:
-            return
-        path = self.run_record.directory.paths.return_value
-        is_to_stop = self._is_unfinished(notified) and self.stop is not None
-        patience_s = 0.0 if is_to_stop else timeouts.LAST_WRITE_S
-        try:
-            insist(lambda: write_atomic(path, content, mode=0o600), patience_s=patience_s)
-        except OSError as error:
-            if not is_to_stop:
-                raise
-            self.run_record.complain(path.name, error)
+        is_stopping = self.decision.leaves_unfinished(notified=notified)
+        write_return_value(self.run_record, content, is_stopping=is_stopping)
 
     def keep_failures(self, failures: Iterable[RankFailure]) -> None:
-        """Store what failed ranks said of themselves."""
-        if self.run_record.is_superseded:
-            return
-        paths = self.run_record.directory.paths
-        for failure in failures:
-            path = paths.failure(self.run_record.status.attempt, max(failure.rank, 0))
-            try:
-                make_directory(path.parent, below=paths.root)
-                write_atomic(path, json.dumps(failure.to_json(), indent=1).encode())
-            except OSError as error:
-                self.run_record.complain(path.name, error)
+        """Store what is known of ranks that failed."""
+        write_failures(self.run_record, failures)
 
     def raise_if_unfinished(self, reports: int, *, notified: bool) -> None:
         """Raise if ranks have returned because they were asked to, and the goal is not reached.
@@ -355,11 +264,8 @@ class Recorder:
         RunStoppedError
             With what the run resumes from.
         """
-        if self._is_unfinished(notified):
+        if self.decision.leaves_unfinished(notified=notified):
             self.raise_if_stopped(reports)
-
-    def _is_unfinished(self, notified: bool) -> bool:
-        return notified and self._goal is None
 
     def raise_if_stopped(self, reports: int) -> None:
         """Raise if the run is to stop, with what it resumes from.
@@ -371,7 +277,7 @@ class Recorder:
         """
         if self.stop is not None:
             raise RunStoppedError(
-                f"the run stopped because {self.wants_stop}, at report {reports}. It resumes from "
+                f"the run stopped because {self.stop.why}, at report {reports}. It resumes from "
                 f"{self.checkpoint_path() or 'its beginning'} at the next fit()."
             )
 
@@ -393,36 +299,20 @@ class Recorder:
         def goes_on() -> bool:
             step()
             self.tick(phase=PHASE, reports=reports)
-            return not self._is_stopped
+            return not self.decision.ends_early
 
         if self.validations.has_pending():
             self.run_record.change(phase=PHASE)
             self.validations.wait(goes_on)
-            if self._is_stopped:
+            if self.decision.ends_early:
                 self.raise_if_stopped(reports)
-
-    @property
-    def _is_stopped(self) -> bool:
-        """Whether the run is to stop for another reason than that it has met its goal."""
-        return self.stop is not None and self.stop.kind is not StopKind.GOAL
 
     def end(self, error: BaseException | None) -> None:
         """Write down how the run ended, and tell the callbacks."""
         self.validations.close()
         if isinstance(error, TrainingFailedError) and not isinstance(error, RunStoppedError):
             name_next_step(error, run=self.paths.root, checkpoint=self.checkpoint_path())
-        message: str | None = None
-        if error is None:
-            event = RunEvent.FINISHED
-        elif isinstance(error, (RunStoppedError, KeyboardInterrupt, SystemExit)):
-            event = RunEvent.STOPPED
-            message = (
-                str(error) or "it was interrupted (Ctrl-C); fit() with the same name resumes it"
-            )
-        else:
-            event = RunEvent.FAILED
-            ours = isinstance(error, HpctrainError)
-            message = str(error) if ours else f"{type(error).__name__}: {error}"
+        event, message = describe_run_end(error)
         self.run_record.advance(
             event,
             patience_s=timeouts.LAST_WRITE_S,
@@ -443,16 +333,6 @@ class Recorder:
                 return Result.from_path(self.paths.root)
         failure = error if isinstance(error, Exception) else None
         return Result(path=self.paths.root, status=self.run_record.status, error=failure)
-
-    def _look_for_goal(self) -> None:
-        """See if the goal was met by a report that the attempt which begins will not make again."""
-        if self._goal is None:
-            return
-        report, notice = self._goal
-        if report <= self.checkpoints.saved:
-            self.ask_to_stop(notice)
-        else:
-            self._goal = None
 
     def checkpoint_path(self) -> Path | None:
         """Return where the newest complete checkpoint lies."""

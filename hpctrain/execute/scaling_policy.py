@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.errors import RunStoppedError
-from hpctrain.execute.failure_policy import StopKind, StopNotice
 from hpctrain.execute.node_pool import NodePool
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.stop import StopAgreement
+from hpctrain.execute.stop_decision import StopKind, StopNotice
 from hpctrain.execute.tracker import AttemptTracker
 
 _WISH = StopNotice(kind=StopKind.RESIZE, why="nodes that it lacked are back")
@@ -60,7 +60,7 @@ class ScalingPolicy:
             If ranks do not leave that must.
         """
         if self._recorder.stop is None and self._node_pool.can_grow():
-            self._recorder.ask_to_stop(_WISH)
+            self._recorder.request_stop(_WISH)
         try:
             self._stop.step()
         except RunStoppedError:
@@ -82,9 +82,8 @@ class ScalingPolicy:
         self.withdraw()
 
     def withdraw(self) -> None:
-        """Want to grow no more."""
-        if self._recorder.stop is _WISH:
-            self._recorder.stop = None
+        """Withdraw the request for more workers, if it stands."""
+        self._recorder.withdraw_stop(StopKind.RESIZE)
 
     def conclude(self) -> None:
         """Raise if all ranks have returned where they were asked to.

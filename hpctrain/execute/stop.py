@@ -9,8 +9,8 @@ from typing import Any
 
 from hpctrain import timeouts
 from hpctrain.errors import RunStoppedError
-from hpctrain.execute.failure_policy import StopKind, StopNotice
 from hpctrain.execute.recorder import Recorder
+from hpctrain.execute.stop_decision import StopKind, StopNotice
 from hpctrain.execute.tracker import AttemptTracker
 from hpctrain.own_time import LONGEST_GAP_S, Deadline
 
@@ -72,7 +72,7 @@ class StopAgreement:
             If the ranks do not return although they were asked to stop.
         """
         recorder = self._recorder
-        if recorder.would_heed(StopKind.PREEMPTION):
+        if recorder.decision.yields_to(StopKind.PREEMPTION):
             self._look_at_signals()
         notice = recorder.stop
         if notice is None:
@@ -124,8 +124,8 @@ class StopAgreement:
 
     def heed_signals(self) -> None:
         """Stop for the signals that ranks have passed on, if there are any."""
-        if self._tracker.signals and self._recorder.would_heed(StopKind.PREEMPTION):
-            self._recorder.ask_to_stop(self._interpret(self._tracker.signals[0]))
+        if self._tracker.signals and self._recorder.decision.yields_to(StopKind.PREEMPTION):
+            self._recorder.request_stop(self._interpret(self._tracker.signals[0]))
 
     def _describe(self, notice: StopNotice) -> dict[str, Any]:
         """Return what is sent to ranks of a job that ends."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from hpctrain import environ, timeouts
 from hpctrain.errors import LaunchError
-from hpctrain.execute.failure_policy import StopKind, StopNotice
+from hpctrain.execute.stop_decision import StopKind, StopNotice
 from hpctrain.log import log
 from hpctrain.slurm.job import read_own_job
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from hpctrain.errors import HpctrainError, WorkerError
 from hpctrain.execute.attempt_executor import AttemptExecutor
 from hpctrain.execute.attempt_loop import AttemptLoop
+from hpctrain.execute.attempt_start import AttemptStart
 from hpctrain.execute.preemption import Preemption
-from hpctrain.execute.recorder import AttemptStart, Recorder
+from hpctrain.execute.recorder import Recorder
 from hpctrain.frames import format_user_traceback
 from hpctrain.launch.inline_ranks import InlineChannel, InlineRanks, StopAtOnce
 from hpctrain.launch.interrupt import explain_interrupt

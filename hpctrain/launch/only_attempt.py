@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from hpctrain.execute.attempt_start import AttemptStart
 from hpctrain.execute.initial_status import initial_status
 from hpctrain.execute.preemption import Preemption
-from hpctrain.execute.recorder import AttemptStart, Recorder
+from hpctrain.execute.recorder import Recorder
 from hpctrain.launch.request import Submission
 
 

@@ -20,7 +20,7 @@ from hpctrain.control.link import Link, connect_tcp
 from hpctrain.control.proof import Credentials
 from hpctrain.control.wire import Frame
 from hpctrain.errors import ConfigError, HpctrainError, LaunchError, TrainingFailedError
-from hpctrain.execute.recorder import AttemptStart
+from hpctrain.execute.attempt_start import AttemptStart
 from hpctrain.launch.begin import begin_or_find
 from hpctrain.launch.coordinator import Coordinator
 from hpctrain.launch.existing import Existing

@@ -10,12 +10,12 @@ import pytest
 from hpctrain.callback import RunContext, UserCallback
 from hpctrain.config import RunConfig
 from hpctrain.errors import LaunchError, RunStoppedError, TrainingFailedError, WorkerError
-from hpctrain.execute import attempt_executor, recorder
+from hpctrain.execute import attempt_executor, attempt_files
 from hpctrain.execute.attempt_executor import AttemptExecutor
 from hpctrain.execute.attempt_loop import AttemptLoop
-from hpctrain.execute.failure_policy import StopKind, StopNotice
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.stop import StopAgreement
+from hpctrain.execute.stop_decision import StopKind, StopNotice
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus
@@ -94,7 +94,7 @@ def test_reports_are_recorded_and_the_value_is_stored_once_all_have_returned(att
 
 
 def test_the_value_of_a_run_that_was_stopped_is_stored_too(attempt: Attempt):
-    attempt.recorder.ask_to_stop(StopNotice(kind=StopKind.REQUEST, why="it was asked to"))
+    attempt.recorder.request_stop(StopNotice(kind=StopKind.REQUEST, why="it was asked to"))
     attempt.end(value=b"value", notified=True)
     with pytest.raises(RunStoppedError, match="it was asked to"):
         attempt.run()
@@ -104,17 +104,18 @@ def test_the_value_of_a_run_that_was_stopped_is_stored_too(attempt: Attempt):
 def test_a_full_disk_does_not_keep_a_run_that_is_to_stop(
     attempt: Attempt, monkeypatch: pytest.MonkeyPatch
 ):
-    write = recorder.write_atomic
+    write = attempt_files.write_atomic
 
     def fail(path: Path, content: bytes, **how: Any) -> None:
         if path == attempt.paths.return_value:
             raise OSError(errno.ENOSPC, "No space left on device")
         write(path, content, **how)
 
-    monkeypatch.setattr(recorder, "write_atomic", fail)
+    monkeypatch.setattr(attempt_files, "write_atomic", fail)
     # Which would wait for minutes.
-    monkeypatch.setattr(recorder, "insist", lambda call, *, patience_s: patience_s == 0 and call())
-    attempt.recorder.ask_to_stop(StopNotice(kind=StopKind.PREEMPTION, why="it is preempted"))
+    once = lambda call, *, patience_s: patience_s == 0 and call()  # noqa: E731
+    monkeypatch.setattr(attempt_files, "insist", once)
+    attempt.recorder.request_stop(StopNotice(kind=StopKind.PREEMPTION, why="it is preempted"))
     attempt.end(value=b"value", notified=True)
     with pytest.raises(RunStoppedError, match="it is preempted"):
         attempt.run()
@@ -232,7 +233,7 @@ def test_ranks_that_are_told_to_stop_leave_in_the_middle(attempt: Attempt):
             for rank in (0, 1):
                 attempt.ranks.send("frozen", rank, report=1)
         else:
-            attempt.recorder.ask_to_stop(StopNotice(kind=StopKind.REQUEST, why="asked"))
+            attempt.recorder.request_stop(StopNotice(kind=StopKind.REQUEST, why="asked"))
 
     attempt.does = answer
     with pytest.raises(RunStoppedError, match="because asked, at report 1"):

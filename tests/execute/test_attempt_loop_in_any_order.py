@@ -17,9 +17,9 @@ from hpctrain.errors import RunStoppedError, WorkerError
 from hpctrain.execute import attempt_executor
 from hpctrain.execute.attempt_executor import AttemptExecutor
 from hpctrain.execute.attempt_loop import AttemptLoop
-from hpctrain.execute.failure_policy import StopKind, StopNotice
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.stop import StopAgreement
+from hpctrain.execute.stop_decision import StopKind, StopNotice
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus
@@ -133,7 +133,7 @@ class Reasons:
         self._turn += 1
         for kind, at in self._due.items():
             if self._turn >= at:
-                self._recorder.ask_to_stop(StopNotice(kind=kind, why=kind.value))
+                self._recorder.request_stop(StopNotice(kind=kind, why=kind.value))
 
 
 def run_in_some_order(seed: int, root: Path, monkeypatch: pytest.MonkeyPatch) -> str:

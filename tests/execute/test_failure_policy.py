@@ -7,10 +7,12 @@ from hpctrain.errors import ConfigError, LaunchError, RunStoppedError, WorkerErr
 from hpctrain.execute.failure_policy import (
     MAX_ATTEMPTS_WITHOUT_PROGRESS,
     Decision,
+    classify_attempt_end,
     classify_failure,
     decide,
     describe_cause,
 )
+from hpctrain.execute.stop_decision import StopKind, StopNotice
 from hpctrain.rundir.history import FailureKind, History
 
 BUDGET_OF = {
@@ -111,3 +113,23 @@ def test_the_cause_of_an_end_is_short_whatever_a_user_raised() -> None:
     error = WorkerError("long")
     error.brief = "x" * 10_000
     assert len(describe_cause(error)) == 300
+
+
+@pytest.mark.parametrize(
+    ("error", "stopped_by", "expected"),
+    [
+        (WorkerError("no"), None, FailureKind.WORKER),
+        (WorkerError("no"), StopKind.PREEMPTION, FailureKind.PREEMPTION),
+        (LaunchError("no"), StopKind.TIME_LIMIT, FailureKind.TIME_LIMIT),
+        (WorkerError("no"), StopKind.REQUEST, FailureKind.WORKER),
+        (RunStoppedError("no"), StopKind.PREEMPTION, FailureKind.PREEMPTION),
+        (RunStoppedError("no"), StopKind.REQUEST, None),
+        (ConfigError("no"), StopKind.PREEMPTION, None),
+        (None, StopKind.PREEMPTION, None),
+    ],
+)
+def test_errors_of_ranks_whose_job_ends_count_as_that_end(
+    error: BaseException | None, stopped_by: StopKind | None, expected: FailureKind | None
+):
+    stop = None if stopped_by is None else StopNotice(kind=stopped_by, why="so")
+    assert classify_attempt_end(error, stop) is expected

@@ -8,8 +8,8 @@ import pytest
 
 from hpctrain import RunConfig, ScalingConfig
 from hpctrain.execute import time_limit
-from hpctrain.execute.failure_policy import StopKind, StopNotice
 from hpctrain.execute.preemption import Preemption
+from hpctrain.execute.stop_decision import StopDecision, StopKind, StopNotice
 from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.plan.resources import NodeShape, node_range, place_workers
 from hpctrain.slurm.output import Job
@@ -19,17 +19,18 @@ class Wishes:
     """What a recorder knows of stops."""
 
     def __init__(self) -> None:
-        self.stop: StopNotice | None = None
+        self.decision = StopDecision()
         self.status: dict[str, Any] = {}
         self.run_record = SimpleNamespace(
             change=self.status.update, change_later=self.status.update
         )
 
-    def would_heed(self, kind: StopKind) -> bool:
-        return self.stop is None or kind.weight > self.stop.kind.weight
+    @property
+    def stop(self) -> StopNotice | None:
+        return self.decision.notice
 
-    def ask_to_stop(self, notice: StopNotice) -> None:
-        self.stop = notice
+    def request_stop(self, notice: StopNotice) -> None:
+        self.decision = self.decision.after_request(notice)
 
 
 def preemption(launcher: Any, recorder: Wishes) -> Preemption:

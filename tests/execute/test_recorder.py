@@ -25,8 +25,8 @@ from hpctrain.errors import (
     WorkerError,
 )
 from hpctrain.execute import executor_record, run_checkpoints
-from hpctrain.execute.failure_policy import StopKind, StopNotice
 from hpctrain.execute.recorder import Recorder
+from hpctrain.execute.stop_decision import StopKind, StopNotice
 from hpctrain.execute.tracker import AttemptTracker, ReportRound
 from hpctrain.result import Result
 from hpctrain.rundir.ledger import read_events
@@ -344,7 +344,7 @@ def test_a_name_with_a_slash_keeps_the_best_and_stops_the_run(
     names = [m.name for m in CheckpointStore(paths.checkpoints).manifests()]
     # The newest stays whatever its score.
     assert names == ["000002", "000004"]
-    assert recorder.wants_stop == "val/loss=4.0 reached 4.0"
+    assert recorder.decision.reason == "val/loss=4.0 reached 4.0"
 
 
 def test_a_callback_sees_every_ranks_metrics_and_the_checkpoint(
@@ -395,9 +395,9 @@ def test_a_goal_of_the_stop_mapping_is_reached_or_passed(paths: RunPaths, broadc
     recorder = make_recorder(paths, stop={"accuracy": 0.9, "epoch": 100})
     for accuracy in (0.5, None, "high"):
         recorder.record(make_round(1, {"accuracy": accuracy, "epoch": 1}), broadcasts)
-        assert recorder.wants_stop is None
+        assert recorder.stop is None
     recorder.record(make_round(2, {"accuracy": 0.9}), broadcasts)
-    assert recorder.wants_stop == "accuracy=0.9 reached 0.9"
+    assert recorder.decision.reason == "accuracy=0.9 reached 0.9"
     recorder.raise_if_unfinished(2, notified=True)
 
 
@@ -412,9 +412,9 @@ def test_a_stop_function_sees_the_number_of_the_report_and_rank_0s_metrics(
 
     recorder = make_recorder(paths, stop=stop)
     recorder.record(make_round(1), broadcasts)
-    assert recorder.wants_stop is None
+    assert recorder.stop is None
     recorder.record(make_round(2), broadcasts)
-    assert recorder.wants_stop == "the stop function said so"
+    assert recorder.decision.reason == "the stop function said so"
     recorder.record(make_round(3), broadcasts)
     assert seen == [(1, {"rank": 0}), (2, {"rank": 0})]
     recorder.raise_if_unfinished(3, notified=True)
@@ -424,12 +424,12 @@ def test_whatever_else_ends_a_run_that_has_reached_its_goal_it_is_finished(
     paths: RunPaths, broadcasts: Broadcasts
 ):
     recorder = make_recorder(paths, stop={"accuracy": 0.9})
-    recorder.ask_to_stop(StopNotice(kind=StopKind.TIME_LIMIT, why="its time ends"))
+    recorder.request_stop(StopNotice(kind=StopKind.TIME_LIMIT, why="its time ends"))
     recorder.record(make_round(1, {"accuracy": 0.95}), broadcasts)
-    assert recorder.wants_stop == "its time ends"
+    assert recorder.decision.reason == "its time ends"
     recorder.raise_if_unfinished(1, notified=True)
     # Unless its ranks have failed.
-    recorder.withdraw_goal()
+    recorder.withdraw_stop(StopKind.GOAL)
     with pytest.raises(RunStoppedError, match="because its time ends"):
         recorder.raise_if_stopped(1)
 
@@ -439,13 +439,13 @@ def test_a_goal_is_looked_for_again_after_the_attempt_that_reached_it_has_failed
 ):
     recorder = make_recorder(paths, stop={"accuracy": 0.9})
     recorder.record(make_round(1, {"accuracy": 0.95}), broadcasts)
-    recorder.withdraw_goal()
+    recorder.withdraw_stop(StopKind.GOAL)
     recorder.begin_attempt(None)
-    assert recorder.wants_stop is None
+    assert recorder.stop is None
     recorder.record(make_round(1, {"accuracy": 0.8}), broadcasts)
-    assert recorder.wants_stop is None
+    assert recorder.stop is None
     recorder.record(make_round(2, {"accuracy": 0.9}), broadcasts)
-    assert recorder.wants_stop == "accuracy=0.9 reached 0.9"
+    assert recorder.decision.reason == "accuracy=0.9 reached 0.9"
 
 
 @pytest.mark.parametrize("damaged", [False, True])
@@ -454,49 +454,20 @@ def test_a_goal_whose_report_is_saved_stays_met_as_nobody_will_make_it_again(
 ):
     recorder = make_recorder(paths, stop={"accuracy": 0.9})
     recorder.record(make_round(1, {"accuracy": 0.95}, paths=paths), broadcasts)
-    recorder.withdraw_goal()
+    recorder.withdraw_stop(StopKind.GOAL)
     # In between it is no reason to leave a job, nor not to stop.
-    assert recorder.wants_stop is None
+    assert recorder.stop is None
     if damaged:
         assert recorder.checkpoints.latest is not None
         (recorder.checkpoints.latest.path / "model.bin").unlink()
     recorder.begin_attempt(None)
-    assert recorder.wants_stop == (None if damaged else "accuracy=0.95 reached 0.9")
+    assert recorder.decision.reason == (None if damaged else "accuracy=0.95 reached 0.9")
     recorder.raise_if_unfinished(1, notified=True)
-
-
-def test_a_request_does_not_put_off_the_end_of_the_job(paths: RunPaths):
-    recorder = make_recorder(paths)
-    recorder.ask_to_stop(StopNotice(kind=StopKind.TIME_LIMIT, why="its time ends", deadline=60.0))
-    recorder.ask_to_stop(StopNotice(kind=StopKind.REQUEST, why="it was asked to"))
-    assert recorder.stop == StopNotice(kind=StopKind.REQUEST, why="it was asked to", deadline=60.0)
-
-
-@pytest.mark.parametrize(
-    ("wanted", "then", "stands"),
-    [
-        (StopKind.RESIZE, StopKind.GOAL, StopKind.GOAL),
-        (StopKind.RESIZE, StopKind.TIME_LIMIT, StopKind.TIME_LIMIT),
-        (StopKind.GOAL, StopKind.RESIZE, StopKind.GOAL),
-        (StopKind.GOAL, StopKind.PREEMPTION, StopKind.PREEMPTION),
-        (StopKind.GOAL, StopKind.TOTAL_TIME, StopKind.TOTAL_TIME),
-        (StopKind.TIME_LIMIT, StopKind.TOTAL_TIME, StopKind.TIME_LIMIT),
-        (StopKind.TIME_LIMIT, StopKind.REQUEST, StopKind.REQUEST),
-        (StopKind.REQUEST, StopKind.PREEMPTION, StopKind.REQUEST),
-    ],
-)
-def test_of_two_reasons_to_stop_the_weightier_stands(
-    paths: RunPaths, wanted: StopKind, then: StopKind, stands: StopKind
-):
-    recorder = make_recorder(paths)
-    for kind in (wanted, then):
-        recorder.ask_to_stop(StopNotice(kind=kind, why=kind.value))
-    assert recorder.wants_stop == stands.value
 
 
 def test_a_stop_from_outside_is_no_success_and_says_where_the_run_resumes(paths: RunPaths):
     recorder = make_recorder(paths)
-    recorder.ask_to_stop(StopNotice(kind=StopKind.REQUEST, why="its ranks got SIGUSR2"))
+    recorder.request_stop(StopNotice(kind=StopKind.REQUEST, why="its ranks got SIGUSR2"))
     message = (
         r"stopped because its ranks got SIGUSR2, at report 7\. It resumes from its beginning at "
         r"the next fit\(\)"
@@ -511,10 +482,10 @@ def test_a_request_to_stop_is_found_with_the_next_status(
     recorder = make_recorder(paths)
     paths.stop_request.touch()
     recorder.tick(phase="training", reports=4)
-    assert recorder.wants_stop is None
+    assert recorder.stop is None
     monkeypatch.setattr(executor_record, "STATUS_INTERVAL_S", 0.0)
     recorder.tick(phase="training", reports=5)
-    assert recorder.wants_stop == "it was asked to (hpctrain cancel)"
+    assert recorder.decision.reason == "it was asked to (hpctrain cancel)"
     status = read_status(paths)
     assert status is not None
     stopping = "stopping: it was asked to (hpctrain cancel)"

@@ -9,10 +9,10 @@ from hpctrain.checkpoint import Checkpoint
 from hpctrain.config import RunConfig
 from hpctrain.control.wire import Frame
 from hpctrain.errors import RunStoppedError
-from hpctrain.execute.failure_policy import StopKind, StopNotice
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.scaling_policy import Resize, ScalingPolicy
 from hpctrain.execute.stop import StopAgreement
+from hpctrain.execute.stop_decision import StopKind, StopNotice
 from hpctrain.execute.tracker import AttemptTracker
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
@@ -122,7 +122,7 @@ def test_a_checkpoint_in_the_moment_of_a_signal_makes_no_room(
     attempt.tracker.feed(Frame({"op": "signal", "rank": 0, "name": "SIGTERM"}, b"", b""))
     attempt.recorder.checkpoints.latest = Checkpoint(tmp_path)
     attempt.scaling_policy.step()
-    assert attempt.recorder.wants_stop == "its ranks got SIGTERM"
+    assert attempt.recorder.decision.reason == "its ranks got SIGTERM"
 
 
 def test_ranks_that_have_come_to_their_end_need_no_reason(tmp_path: Path):
@@ -136,6 +136,6 @@ def test_ranks_that_have_come_to_their_end_need_no_reason(tmp_path: Path):
 def test_without_a_wish_to_grow_a_stop_is_a_stop(tmp_path: Path, monkeypatch):
     attempt = Attempt(tmp_path, back=False)
     monkeypatch.setattr("hpctrain.timeouts.STOP_AGREEMENT_S", -1.0)
-    attempt.recorder.ask_to_stop(StopNotice(kind=StopKind.REQUEST, why="it was asked to"))
+    attempt.recorder.request_stop(StopNotice(kind=StopKind.REQUEST, why="it was asked to"))
     with pytest.raises(RunStoppedError):
         attempt.scaling_policy.step()

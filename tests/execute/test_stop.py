@@ -8,9 +8,9 @@ import pytest
 from hpctrain.config import RunConfig
 from hpctrain.control.wire import Frame
 from hpctrain.errors import RunStoppedError
-from hpctrain.execute.failure_policy import StopKind, StopNotice
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.stop import StopAgreement
+from hpctrain.execute.stop_decision import StopKind, StopNotice
 from hpctrain.execute.tracker import AttemptTracker
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
@@ -59,7 +59,7 @@ def test_nobody_is_asked_as_long_as_no_stop_is_wanted(agreement: StopAgreement, 
 def test_ranks_are_asked_once_and_told_once_when_all_have_answered(
     agreement: StopAgreement, recorder: Recorder, tracker: AttemptTracker, sent: Sent
 ):
-    recorder.ask_to_stop(StopNotice(kind=StopKind.REQUEST, why="it was asked to"))
+    recorder.request_stop(StopNotice(kind=StopKind.REQUEST, why="it was asked to"))
     agreement.step()
     answer(tracker, 0, 4)
     agreement.step()
@@ -73,7 +73,7 @@ def test_ranks_are_asked_once_and_told_once_when_all_have_answered(
 def test_ranks_that_would_not_hear_it_yet_are_asked_later(recorder: Recorder, sent: Sent):
     tracker = AttemptTracker(world_size=2, first_report=0)
     agreement = StopAgreement(recorder, tracker, lambda op, **_: sent.append((op, {})))
-    recorder.ask_to_stop(StopNotice(kind=StopKind.REQUEST, why="it was asked to"))
+    recorder.request_stop(StopNotice(kind=StopKind.REQUEST, why="it was asked to"))
     agreement.step()
     enter(tracker, 1, "importing")
     agreement.step()
@@ -89,7 +89,7 @@ def test_a_signal_that_a_rank_got_is_a_wish_to_stop(
 ):
     tracker.feed(Frame({"op": "signal", "rank": 1, "name": "SIGUSR2"}, b"", b""))
     agreement.step()
-    assert recorder.wants_stop == "its ranks got SIGUSR2"
+    assert recorder.decision.reason == "its ranks got SIGUSR2"
     assert sent == [("freeze", {})]
 
 
@@ -101,13 +101,13 @@ def test_who_has_reached_his_goal_has_all_the_time_until_somebody_is_in_a_hurry(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr("hpctrain.timeouts.STOP_AGREEMENT_S", -1.0)
-    recorder.ask_to_stop(StopNotice(kind=StopKind.GOAL, why="acc=0.9 reached 0.9"))
+    recorder.request_stop(StopNotice(kind=StopKind.GOAL, why="acc=0.9 reached 0.9"))
     agreement.step()
     for rank in (0, 1):
         answer(tracker, rank, 3)
     agreement.step()
     told = list(sent)
-    recorder.ask_to_stop(StopNotice(kind=StopKind.REQUEST, why="it was asked to"))
+    recorder.request_stop(StopNotice(kind=StopKind.REQUEST, why="it was asked to"))
     with pytest.raises(RunStoppedError, match="because it was asked to, but its ranks did not"):
         agreement.step()
     # Some ranks may have left after report 4 already.
@@ -117,25 +117,25 @@ def test_who_has_reached_his_goal_has_all_the_time_until_somebody_is_in_a_hurry(
 def test_a_signal_is_heeded_although_a_stop_for_another_reason_is_under_way(
     agreement: StopAgreement, recorder: Recorder, tracker: AttemptTracker, sent: Sent
 ):
-    recorder.ask_to_stop(StopNotice(kind=StopKind.GOAL, why="acc=0.9 reached 0.9"))
+    recorder.request_stop(StopNotice(kind=StopKind.GOAL, why="acc=0.9 reached 0.9"))
     agreement.step()
     tracker.feed(Frame({"op": "signal", "rank": 1, "name": "SIGUSR2"}, b"", b""))
     agreement.step()
-    assert recorder.wants_stop == "its ranks got SIGUSR2"
+    assert recorder.decision.reason == "its ranks got SIGUSR2"
     assert sent == [("freeze", {})]
 
 
 def test_ranks_that_went_on_without_more_workers_are_asked_again_for_a_better_reason(
     agreement: StopAgreement, recorder: Recorder, tracker: AttemptTracker, sent: Sent
 ):
-    recorder.ask_to_stop(StopNotice(kind=StopKind.RESIZE, why="nodes are back"))
+    recorder.request_stop(StopNotice(kind=StopKind.RESIZE, why="nodes are back"))
     agreement.step()
     for rank, report in ((0, 3), (1, 5)):
         answer(tracker, rank, report)
     agreement.step()
     assert sent == [("freeze", {}), ("stop", {"report": 6, "unwind": False})]
     sent.clear()
-    recorder.ask_to_stop(StopNotice(kind=StopKind.TIME_LIMIT, why="its time ends", deadline=1e10))
+    recorder.request_stop(StopNotice(kind=StopKind.TIME_LIMIT, why="its time ends", deadline=1e10))
     agreement.step()
     answer(tracker, 0, 9)
     agreement.step()
@@ -149,7 +149,7 @@ def test_ranks_that_went_on_without_more_workers_are_asked_again_for_a_better_re
 def test_ranks_that_never_ask_should_stop_are_ended_with_a_hint(
     agreement: StopAgreement, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ):
-    recorder.ask_to_stop(StopNotice(kind=StopKind.REQUEST, why="it was asked to"))
+    recorder.request_stop(StopNotice(kind=StopKind.REQUEST, why="it was asked to"))
     monkeypatch.setattr("hpctrain.timeouts.STOP_AGREEMENT_S", -1.0)
     with pytest.raises(RunStoppedError, match=r"its ranks did not return .*asks should_stop\(\)"):
         agreement.step()

@@ -11,10 +11,10 @@ import pytest
 from hpctrain.config import RunConfig
 from hpctrain.control.wire import Frame
 from hpctrain.execute import stop as stop_module
-from hpctrain.execute.failure_policy import StopKind, StopNotice
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.scaling_policy import Resize, ScalingPolicy
 from hpctrain.execute.stop import StopAgreement
+from hpctrain.execute.stop_decision import StopKind, StopNotice
 from hpctrain.execute.tracker import AttemptTracker
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
@@ -76,7 +76,7 @@ def run_in_some_order(seed: int, recorder: Recorder) -> None:
         else:
             for kind, at in reasons.items():
                 if turn >= at:
-                    recorder.ask_to_stop(StopNotice(kind=kind, why=kind.value))
+                    recorder.request_stop(StopNotice(kind=kind, why=kind.value))
             if signal_at is not None and turn >= signal_at and not tracker.signals:
                 tracker.feed(Frame({"op": "signal", "rank": 0, "name": "SIGTERM"}, b"", b""))
             scaling_policy.step()

@@ -7,7 +7,7 @@ import pytest
 
 from hpctrain.errors import LaunchError
 from hpctrain.execute import time_limit as module
-from hpctrain.execute.failure_policy import StopKind, StopNotice
+from hpctrain.execute.stop_decision import StopKind, StopNotice
 from hpctrain.execute.time_limit import TimeLimit
 from hpctrain.slurm.output import Job
 

@@ -1,0 +1,28 @@
+"""How a run has ended, by the error that ended it. Pure."""
+
+from __future__ import annotations
+
+from hpctrain.errors import HpctrainError, RunStoppedError
+from hpctrain.rundir.states import RunEvent
+
+
+def describe_run_end(error: BaseException | None) -> tuple[RunEvent, str | None]:
+    """Return the event that ends a run, and the error in words. Not collective.
+
+    Parameters
+    ----------
+    error
+        What ended it; None if the training function returned on every rank.
+
+    Examples
+    --------
+    >>> describe_run_end(ValueError("no such column"))
+    (<RunEvent.FAILED: 'failed'>, 'ValueError: no such column')
+    """
+    if error is None:
+        return RunEvent.FINISHED, None
+    if isinstance(error, (RunStoppedError, KeyboardInterrupt, SystemExit)):
+        interrupted = "it was interrupted (Ctrl-C); fit() with the same name resumes it"
+        return RunEvent.STOPPED, str(error) or interrupted
+    is_ours = isinstance(error, HpctrainError)
+    return RunEvent.FAILED, str(error) if is_ours else f"{type(error).__name__}: {error}"
