@@ -16,8 +16,8 @@ from hpctrain.errors import CheckpointError, ConfigError, LaunchError
 from hpctrain.execute.executor_record import ExecutorRecord
 from hpctrain.execute.run_checkpoints import RunCheckpoints
 from hpctrain.execute.slurm_calls import SlurmCalls
+from hpctrain.execute.submitted_validation import SubmittedValidation
 from hpctrain.execute.validation_end import RunningValidation, ValidationEnd, task_timeout_s
-from hpctrain.execute.validation_job import SubmittedValidation
 from hpctrain.execute.validation_process import ValidationProcess
 from hpctrain.log import log
 from hpctrain.own_time import Deadline
@@ -25,7 +25,7 @@ from hpctrain.plan.argv import validation_argv
 from hpctrain.plan.spec import RunSpec, ValidationJob, ValidationSpec
 from hpctrain.rundir.manifest import DamagedManifestError, Manifest, read_manifest
 from hpctrain.rundir.trust import digest_spec, read_spec
-from hpctrain.slurm.validation_job import make_validation_script, submit_validation
+from hpctrain.slurm.validation_submission import make_validation_script, submit_validation
 
 PHASE = "validating"
 """What the status says while only validations are left to wait for."""

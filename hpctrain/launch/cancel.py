@@ -19,7 +19,7 @@ from hpctrain.rundir.run_record import RunRecord
 from hpctrain.rundir.states import RunEvent, RunState
 from hpctrain.rundir.status import RunStatus, read_status
 from hpctrain.slurm.job import cancel_job, find_job, find_script_of_job, scripts_of_jobs
-from hpctrain.slurm.validation_job import record_file, validation_jobs
+from hpctrain.slurm.validation_submission import record_file, validation_jobs
 
 _POLL_S = 0.2
 

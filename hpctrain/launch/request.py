@@ -16,7 +16,7 @@ from hpctrain.config import LAUNCHERS, RunConfig, ScalingConfig
 from hpctrain.environ import Home
 from hpctrain.errors import ConfigError
 from hpctrain.launch.digests import FILES, describe_values, digest_parts
-from hpctrain.launch.validation_job import plan_validation_job
+from hpctrain.launch.validation_plan import plan_validation_job
 from hpctrain.log import log
 from hpctrain.plan.allocation import AllocatedNode, place_in_allocation
 from hpctrain.plan.hosts import Host, read_hostfile

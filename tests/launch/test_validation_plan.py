@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hpctrain import ConfigError, ScalingConfig, SlurmConfig, ValidationConfig
-from hpctrain.launch.validation_job import plan_validation_job
+from hpctrain.launch.validation_plan import plan_validation_job
 from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.plan.resources import NodeRange, make_placement
 from hpctrain.plan.spec import ValidationJob

@@ -1,4 +1,4 @@
-"""`plan_validation_job`: on what a validation runs that is a job of its own."""
+"""`plan_validation_job`: the resources and directives of validations that are jobs."""
 
 from __future__ import annotations
 

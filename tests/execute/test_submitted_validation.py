@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +14,14 @@ import pytest
 
 from hpctrain import timeouts
 from hpctrain.errors import LaunchError
-from hpctrain.execute import slurm_calls, validation_job
+from hpctrain.execute import slurm_calls, submitted_validation
 from hpctrain.execute.slurm_calls import SlurmCalls
+from hpctrain.execute.submitted_validation import SubmittedValidation, pause_s
 from hpctrain.execute.validation_end import ValidationEnd
-from hpctrain.execute.validation_job import SubmittedValidation, pause_s
 from hpctrain.rundir.manifest import Manifest
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.slurm.output import Job
-from hpctrain.slurm.validation_job import end_file, record_file
-
-MANIFEST = Manifest(
-    name="000003",
-    report=3,
-    attempt=2,
-    world_size=1,
-    metrics={},
-    files=(),
-    created_at=5.0,
-    versions={},
-    validation={"fn_kwargs": {}, "timeout_s": 2.0},
-)
+from hpctrain.slurm.validation_submission import end_file, record_file
 
 DIGEST = 64 * "a"
 
@@ -71,7 +60,7 @@ class Slurm:
 class Validation:
     """A validation, its files, and how often it was submitted."""
 
-    def __init__(self, paths: RunPaths, slurm: Slurm) -> None:
+    def __init__(self, paths: RunPaths, slurm: Slurm, manifest: Manifest) -> None:
         self.paths, self.slurm = paths, slurm
         self.script = paths.validation_job(2, 3)
         self.is_wanted = True
@@ -79,7 +68,7 @@ class Validation:
         self.calls = SlurmCalls()
         self.running = SubmittedValidation(
             paths,
-            manifest=MANIFEST,
+            manifest=manifest,
             digest=DIGEST,
             calls=self.calls,
             submit=slurm.submit,
@@ -111,14 +100,16 @@ class Validation:
 @pytest.fixture
 def slurm(monkeypatch: pytest.MonkeyPatch) -> Slurm:
     slurm = Slurm()
-    monkeypatch.setattr(validation_job, "find_job", slurm.find_job)
-    monkeypatch.setattr(validation_job, "find_jobs_of_script", lambda _: slurm.queue)
+    monkeypatch.setattr(submitted_validation, "find_job", slurm.find_job)
+    monkeypatch.setattr(submitted_validation, "find_jobs_of_script", lambda _: slurm.queue)
     monkeypatch.setattr(slurm_calls, "cancel_jobs", slurm.cancel_jobs)
     monkeypatch.setattr(timeouts, "VALIDATION_FILE_S", 0.01)
     for name in ("_LOOK_INTERVAL_S", "_FIRST_ASK_S"):
-        monkeypatch.setattr(validation_job, name, 0.01)
+        monkeypatch.setattr(submitted_validation, name, 0.01)
     for name in ("_SUBMIT_PAUSES_S", "_REASON_PAUSES_S"):
-        monkeypatch.setattr(validation_job, name, (0.01,) * len(getattr(validation_job, name)))
+        monkeypatch.setattr(
+            submitted_validation, name, (0.01,) * len(getattr(submitted_validation, name))
+        )
     return slurm
 
 
@@ -131,8 +122,14 @@ def paths(tmp_path: Path) -> RunPaths:
 
 
 @pytest.fixture
-def validation(paths: RunPaths, slurm: Slurm) -> Validation:
-    return Validation(paths, slurm)
+def limited(manifest: Manifest) -> Manifest:
+    """Return that of a checkpoint whose validation may take two seconds."""
+    return replace(manifest, validation={"fn_kwargs": {}, "timeout_s": 2.0})
+
+
+@pytest.fixture
+def validation(paths: RunPaths, slurm: Slurm, limited: Manifest) -> Validation:
+    return Validation(paths, slurm, limited)
 
 
 def job(state: str, **fields: Any) -> Job:
@@ -165,18 +162,22 @@ def submitted_before(paths: RunPaths, job_id: str, digest: str) -> None:
     record_file(script).write_text(json.dumps(record))
 
 
-def test_a_job_that_is_known_is_not_submitted_again(paths: RunPaths, slurm: Slurm) -> None:
+def test_a_job_that_is_known_is_not_submitted_again(
+    paths: RunPaths, slurm: Slurm, limited: Manifest
+) -> None:
     submitted_before(paths, "7", DIGEST)
     slurm.answers.clear()
-    validation = Validation(paths, slurm)
+    validation = Validation(paths, slurm, limited)
     validation.end_with(0, metrics={"score": 1.0})
     assert validation.end().metrics == {"score": 1.0}
     assert validation.submitted == []
 
 
-def test_a_job_of_an_earlier_spec_is_submitted_again(paths: RunPaths, slurm: Slurm) -> None:
+def test_a_job_of_an_earlier_spec_is_submitted_again(
+    paths: RunPaths, slurm: Slurm, limited: Manifest
+) -> None:
     submitted_before(paths, "6", 64 * "b")
-    validation = Validation(paths, slurm)
+    validation = Validation(paths, slurm, limited)
     # It has refused the new spec.
     validation.end_with(1, job_id="6")
     validation.look_until(lambda: validation.submitted)
@@ -185,11 +186,13 @@ def test_a_job_of_an_earlier_spec_is_submitted_again(paths: RunPaths, slurm: Slu
     assert validation.submitted == ["7"]
 
 
-def test_what_a_job_of_an_earlier_spec_has_found_counts(paths: RunPaths, slurm: Slurm) -> None:
+def test_what_a_job_of_an_earlier_spec_has_found_counts(
+    paths: RunPaths, slurm: Slurm, limited: Manifest
+) -> None:
     submitted_before(paths, "6", 64 * "b")
     paths.validation_result(2, 3).write_text('{"score": 1.0}')
     end_file(paths.validation_job(2, 3)).write_text("0 1 6\n")
-    validation = Validation(paths, slurm)
+    validation = Validation(paths, slurm, limited)
     assert validation.end().metrics == {"score": 1.0}
     assert validation.submitted == []
 

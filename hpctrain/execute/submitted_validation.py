@@ -1,4 +1,4 @@
-"""`SubmittedValidation`: validates a checkpoint in a job of its own."""
+"""`SubmittedValidation`: follows the job that validates a checkpoint, from its submission on."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.reading import read_end
 from hpctrain.slurm.job import find_job, find_jobs_of_script
 from hpctrain.slurm.output import Job
-from hpctrain.slurm.validation_job import (
+from hpctrain.slurm.validation_submission import (
     TIMED_OUT,
     end_file,
     explain_job_end,

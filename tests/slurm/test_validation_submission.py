@@ -20,10 +20,10 @@ from hpctrain.plan.spec import ValidationJob
 from hpctrain.rundir.files import write_atomic
 from hpctrain.rundir.manifest import Manifest
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.slurm import validation_job
+from hpctrain.slurm import validation_submission
 from hpctrain.slurm.job import find_jobs_of_script
 from hpctrain.slurm.output import Job
-from hpctrain.slurm.validation_job import (
+from hpctrain.slurm.validation_submission import (
     end_file,
     explain_job_end,
     make_validation_script,
@@ -227,7 +227,7 @@ def test_a_job_whose_id_cannot_be_written_down_is_not_lost(
             raise OSError(28, "No space left on device")
         write_atomic(path, content, **options)
 
-    monkeypatch.setattr(validation_job, "write_atomic", refuse_record)
+    monkeypatch.setattr(validation_submission, "write_atomic", refuse_record)
     assert submit_validation(paths, manifest(), SCRIPT, digest=DIGEST) == "12"
     assert "job 12, which validates checkpoint 000003" in capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""The job of one validation: its script, its submission, and why it ended."""
+"""Submits the job of one validation: its script, its record, and why it ended."""
 
 from __future__ import annotations
 
