@@ -81,13 +81,24 @@ if [ $# -gt 0 ]; then
     exec pytest "$@"
 fi
 
+# Half of their time the tests wait: for Slurm, for ranks that start, for the end of a time limit. More
+# than four at once are too many ranks for the file descriptors and the memory of a usual machine.
+count_processes() {
+    local cores
+    cores="$(nproc)"
+    echo $((cores < 3 ? cores + 1 : 4))
+}
+
 # Tests kill processes, nodes and clusters on a machine that may do other work as well. In CI alone, up to
 # three that fail are run once more, by themselves; that they failed at first stays in the log.
 run_tests() {
     local first_time=.pytest_cache/v/cache/lastfailed
     # Those have run in an environment of their own.
     local -a tests=(pytest --ignore=tests/tensorflow_trainer --ignore=tests/slurm_versions)
-    "${tests[@]}" && return
+    # A file is in one process, with all that its fixtures make. Each process has a cluster of its own.
+    # In the order of the files: those of JAX are the last, see tests/conftest.py.
+    local -a at_once=(--numprocesses="$(count_processes)" --dist=loadfile --no-loadscope-reorder)
+    "${tests[@]}" "${at_once[@]}" && return
     [ "${CI:-}" = true ] && [ "$(grep -c '": true' "$first_time")" -le 3 ] || return 1
     say "FAILED THE FIRST TIME, a bug to look into: $(grep '": true' "$first_time")"
     "${tests[@]}" --last-failed --last-failed-no-failures=none
