@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +16,7 @@ from hpctrain import Result
 from hpctrain.control.interfaces import ipv4_addresses
 from hpctrain.testing.slurm import VirtualCluster
 from hpctrain.torch import process_group
+from tests.waiting import wait_until
 
 PATIENCE_S = 60.0
 
@@ -109,11 +109,7 @@ def test_on_one_node_nobody_gets_at_it_from_the_network(
         cwd=tmp_path,
     )
     try:
-        deadline = time.monotonic() + PATIENCE_S
-        while not (tmp_path / "port").exists():
-            assert process.poll() is None, process.communicate()[0]
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until((tmp_path / "port").exists, "the address", process=process)
         # What listens on all interfaces listens at every address of the loopback's network.
         elsewhere = ["127.0.0.2", *(set(ipv4_addresses().values()) - {"127.0.0.1"})]
         attacker = stranger(CONNECT, (tmp_path / "port").read_text(), *elsewhere)

@@ -19,6 +19,7 @@ import pytest
 import xgboost
 
 from hpctrain.predict.features import ModelFeatures
+from tests.waiting import wait_until
 
 NOBODY = 65534
 MIB = 1 << 20
@@ -109,10 +110,7 @@ def _served(folder: Path, *words: str) -> Iterator[Server]:
         found = re.search(r"token: (\S+)\n.*serving on (\S+)", said, re.DOTALL)
         assert found is not None, said
         token, url = found.groups()
-        deadline = time.monotonic() + 60
-        while httpx.get(f"{url}/readyz").status_code != 200:
-            assert time.monotonic() < deadline, "the model is not loaded"
-            time.sleep(0.05)
+        wait_until(lambda: httpx.get(f"{url}/readyz").status_code == 200, "the model is loaded")
         yield Server(process, url, token)
     finally:
         process.send_signal(signal.SIGTERM)
@@ -188,10 +186,7 @@ def test_silent_connections_keep_nobody_out_and_are_closed(slow: Server) -> None
         assert httpx.get(f"{slow.url}/healthz", timeout=10).status_code == 200
         assert slow.post(columns={"a": [1]}).status_code == 200
         server = psutil.Process(slow.process.pid)
-        deadline = time.monotonic() + 60
-        while len(server.net_connections()) > 5:
-            assert time.monotonic() < deadline, "connections without a request stay"
-            time.sleep(0.2)
+        wait_until(lambda: len(server.net_connections()) <= 5, "no connection without a request")
     finally:
         stranger.communicate(timeout=30)
 

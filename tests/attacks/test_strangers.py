@@ -20,6 +20,7 @@ from hpctrain.control.hub import Hub
 from hpctrain.control.link import connect_tcp
 from hpctrain.control.proof import Credentials
 from hpctrain.testing.slurm import VirtualCluster
+from tests.waiting import wait_until
 
 PATIENCE_S = 60.0
 MPIEXEC = str(Path(sys.executable).with_name("mpiexec"))
@@ -140,11 +141,7 @@ def start(argv: list[str], program: str, directory: Path, **environ: str) -> sub
 def attack(process: subprocess.Popen[str], directory: Path, stranger: Any) -> str:
     """Connect to where ranks or agents do, more often than it may have files; return its output."""
     try:
-        deadline = time.monotonic() + PATIENCE_S
-        while not (directory / "ready-0").exists():
-            assert process.poll() is None, process.communicate()[0]
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until((directory / "ready-0").exists, "the address", process=process)
         attacker = stranger(SILENT, NUM_STRANGERS, (directory / "port").read_text())
         assert attacker.read() == "shut out"
         (directory / "attacked").touch()

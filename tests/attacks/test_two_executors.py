@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,6 +24,7 @@ from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import read_status
+from tests.waiting import wait_until
 
 PATIENCE_S = 90.0
 ELSEWHERE = "elsewhere"
@@ -109,14 +109,11 @@ def fit(tmp_path: Path) -> Iterator[Fit]:
 
 
 def await_reports(paths: RunPaths, number: int, *, attempt: int) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while (
-        (status := read_status(paths)) is None
-        or status.attempt < attempt
-        or status.reports < number
-    ):
-        assert time.monotonic() < deadline, status
-        time.sleep(0.05)
+    def has_reported() -> bool:
+        status = read_status(paths)
+        return status is not None and status.attempt >= attempt and status.reports >= number
+
+    wait_until(has_reported, lambda: str(read_status(paths)), timeout_s=PATIENCE_S)
 
 
 def events_of(paths: RunPaths, name: str) -> list[dict[str, Any]]:

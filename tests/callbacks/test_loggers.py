@@ -13,8 +13,7 @@ import signal
 import struct
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +36,7 @@ from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus
 from hpctrain.worker.metrics import encode_line, encode_metrics
 from tests.callbacks.records import comet_messages, wandb_history, wandb_parts
+from tests.waiting import wait_until
 
 PARAMETERS = {"lr": 0.1, "opt": {"name": "sgd", "betas": [0.9, 0.99]}}
 
@@ -286,20 +286,13 @@ def test_a_copy_of_a_run_directory_and_a_run_without_a_report_have_records_of_th
     assert len(client.search_runs(["0"])) == 2
 
 
-def _wait(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_wandb_has_one_run_over_all_jobs_and_each_step_once(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     path = tmp_path / "run"
     run = Run(path, WandbLoggerCallback(project="p", excludes=["val/acc"]))
     run.fail_and_resume()
     # wandb's own process closes a file after finish() has returned.
-    _wait(lambda: sum(r.HasField("exit") for part in wandb_parts(path) for r in part) == 2)
+    wait_until(lambda: sum(r.HasField("exit") for part in wandb_parts(path) for r in part) == 2)
     first, second = wandb_parts(path)
     runs = [r.run for records in (first, second) for r in records if r.HasField("run")]
     assert {(r.run_id, r.project, r.display_name) for r in runs} == {
@@ -330,7 +323,7 @@ def _log_and_be_killed(path: Path) -> None:
     for number in range(1, 9):
         run.make_report({"loss": float(number)})
         if number == 5:
-            _wait(lambda: any(wandb_history(part) for part in wandb_parts(path)))
+            wait_until(lambda: any(wandb_history(part) for part in wandb_parts(path)))
     os.kill(os.getpid(), signal.SIGKILL)
 
 

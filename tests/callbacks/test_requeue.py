@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.testing.slurm import VirtualCluster
 from tests.callbacks.records import wandb_history, wandb_parts
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slurm
 TIMEOUT_S = 90.0
@@ -91,10 +91,7 @@ class Job:
         return done.stdout.strip()
 
     def wait_for(self, condition: Callable[[], Any], what: str) -> None:
-        deadline = time.monotonic() + TIMEOUT_S
-        while not condition():
-            assert time.monotonic() < deadline, f"{what}: not within {TIMEOUT_S:.0f} s"
-            time.sleep(0.05)
+        wait_until(condition, what, timeout_s=TIMEOUT_S)
 
     def wait_for_step(self, step: int) -> None:
         metrics = self.run_dir / "metrics.jsonl"

@@ -4,13 +4,14 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.waiting import wait_until
 
 REPOSITORY = Path(__file__).parents[2]
 HPCTRAIN = [sys.executable, "-m", "hpctrain.cli"]
@@ -109,14 +110,14 @@ class Workplace:
 
     def wait_until(self, condition: Callable[[], bool], what: str, *, started: bool = True) -> None:
         """Poll; `started` says whether what was started has to go on meanwhile."""
-        deadline = time.monotonic() + TIMEOUT_S
-        while not condition():
-            ended = [p.args for p in self.started if p.poll() is not None]
-            assert not (started and ended), (
-                f"{what}: not before the end of what was started: {ended}"
-            )
-            assert time.monotonic() < deadline, f"{what}: not within {TIMEOUT_S} s"
-            time.sleep(0.05)
+
+        def holds() -> bool:
+            ended = [p.args for p in self.started if started and p.poll() is not None]
+            held = condition()
+            assert held or not ended, f"{what}: not before the end of what was started: {ended}"
+            return held
+
+        wait_until(holds, what, timeout_s=TIMEOUT_S)
 
     def start_run(self, *args: str, name: str = "tiny") -> subprocess.Popen[str]:
         """Start an endless run and wait for its first reports."""

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.testing.pytest_plugin import require_components
 from hpctrain.testing.slurm import ClusterSpec, VirtualCluster, best_mode
+from tests.waiting import wait_until
 
 PATIENCE_S = 120.0
 
@@ -124,11 +124,7 @@ class Run:
 
     def wait(self, what: str, condition: Callable[[], Any]) -> None:
         """Wait until a condition holds."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not condition():
-            assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_S:.0f} s"
-            assert self.process.poll() is None or condition(), f"ended before {what}"
-            time.sleep(0.05)
+        wait_until(condition, what, timeout_s=PATIENCE_S, process=self.process)
 
     def wait_for_epoch(self, epoch: int, *, attempt: int = 1) -> None:
         """Wait until an epoch was reported in an attempt."""

@@ -15,6 +15,7 @@ from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.run_record import RunRecord
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus, read_status, write_status
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -76,10 +77,12 @@ def test_the_last_word_waits_for_room(run_record: ExecutorRecord, monkeypatch: p
 
 
 def wait_until_newer(paths: RunPaths, than: RunStatus) -> RunStatus:
-    deadline = time.monotonic() + 10
-    while (written := read_status(paths)) is None or written.updated_at <= than.updated_at:
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+    def newer() -> RunStatus | None:
+        written = read_status(paths)
+        return written if written is not None and written.updated_at > than.updated_at else None
+
+    written = wait_until(newer, "a newer status", timeout_s=10)
+    assert written is not None
     return written
 
 

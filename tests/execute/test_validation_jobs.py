@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from hpctrain import Result
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.testing.slurm import VirtualCluster
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slurm
 
@@ -133,13 +133,12 @@ class Run:
         (self.path / name).touch()
 
     def await_that(self, condition: Callable[[], Any], *, may_fail: bool = False) -> Any:
-        deadline = time.monotonic() + TIMEOUT_S
-        while not (found := condition()):
+        def look() -> Any:
             assert self.driver is not None
             assert may_fail or self.driver.poll() in (None, 0), self.logs()
-            assert time.monotonic() < deadline, self.logs()
-            time.sleep(0.1)
-        return found
+            return condition()
+
+        return wait_until(look, self.logs, timeout_s=TIMEOUT_S)
 
     def began(self) -> list[str]:
         """Return the jobs whose validations have begun."""

@@ -31,6 +31,7 @@ from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.store import CheckpointStore
 from hpctrain.testing.slurm import VirtualCluster
+from tests.waiting import wait_until
 
 TIMEOUT_S = 60.0
 
@@ -392,13 +393,8 @@ def test_ranks_that_were_started_elsewhere_wait_for_it_too(tmp_path: Path) -> No
 
 
 def _await_gone(pid: int) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while (
-        os.path.exists(f"/proc/{pid}")
-        and "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    ):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    status = Path(f"/proc/{pid}/status")
+    wait_until(lambda: not status.exists() or "\nState:\tZ" in status.read_text(), f"end of {pid}")
 
 
 @pytest.mark.mpi
@@ -407,11 +403,7 @@ def test_a_run_whose_executor_was_killed_validates_again(tmp_path: Path) -> None
     script.write_text(SCRIPT)
     argv = [sys.executable, str(script), str(tmp_path)]
     first = subprocess.Popen(argv)
-    deadline = time.monotonic() + TIMEOUT_S
-    while not (pids.is_dir() and any(pids.iterdir())):
-        assert first.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: pids.is_dir() and any(pids.iterdir()), "a validation", process=first)
     first.kill()
     first.wait()
     (pid,) = (int(path.name.partition("-")[0]) for path in pids.iterdir())
@@ -432,17 +424,10 @@ def test_a_job_that_is_queued_again_validates_again(
     script.write_text(SCRIPT.replace('launcher="local"', 'launcher="slurm"'))
     environment = {**os.environ, **virtual_slurm.environ}
     driver = subprocess.Popen([sys.executable, str(script), str(tmp_path)], env=environment)
-    deadline = time.monotonic() + TIMEOUT_S
-    while not (pids.is_dir() and any(pids.iterdir())):
-        assert driver.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: pids.is_dir() and any(pids.iterdir()), "a validation", process=driver)
     job_id = Result.from_path(tmp_path / "run").status.job_id
     subprocess.run(["scontrol", "requeue", str(job_id)], env=environment, check=True)
-    while len(list(pids.iterdir())) < 2:
-        assert driver.poll() is None
-        assert time.monotonic() < deadline + TIMEOUT_S
-        time.sleep(0.05)
+    wait_until(lambda: len(list(pids.iterdir())) == 2, "another validation", process=driver)
     (tmp_path / "go").touch()
     assert driver.wait(TIMEOUT_S) == 0
     result = Result.from_path(tmp_path / "run")

@@ -6,13 +6,13 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from hpctrain import Result
 from hpctrain.testing.slurm import VirtualCluster
+from tests.waiting import wait_until_final
 
 pytestmark = pytest.mark.slurm
 
@@ -102,10 +102,7 @@ def test_a_run_that_its_script_leaves_behind_ends_with_the_job_and_is_resumed(
     done = in_job(virtual_slurm, tmp_path, LEAVES, sbatch=True)
     assert done.returncode == 0, done.stdout + done.stderr + (tmp_path / "job.out").read_text()
     # The executor stops the ranks in the grace time of Slurm.
-    deadline = time.monotonic() + 60
-    while (left := Result.from_path(tmp_path / "a %place" / "left")).state == "running":
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    left = wait_until_final(tmp_path / "a %place" / "left")
     assert left.state == "stopped"
     (job_id,) = left.job_ids
     assert f"job {job_id} got SIGTERM" in str(left.error)

@@ -6,13 +6,13 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from hpctrain import Result
 from hpctrain.testing.slurm import VirtualCluster
+from tests.waiting import wait_until_final
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits.py"
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
@@ -23,14 +23,6 @@ def run(argv: list[str], environ: dict[str, str]) -> str:
     done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-def wait_until_final(path: Path) -> None:
-    # sbatch --wait asks ever more seldom, up to every half minute.
-    deadline = time.monotonic() + TIMEOUT_S
-    while not (path / "status.json").exists() or not Result.from_path(path).status.state.is_final:
-        assert time.monotonic() < deadline, f"{path} is not final after {TIMEOUT_S} s"
-        time.sleep(0.2)
 
 
 def reported(path: Path) -> list[tuple[int, float, float]]:
@@ -63,7 +55,8 @@ def test_digits_has_the_same_losses_in_every_home(
     run(["sbatch", *two_nodes, str(script)], cluster)
     said = run([*digits("login"), "--nodes=2"], cluster)
 
-    wait_until_final(tmp_path / "sbatch")
+    # sbatch --wait asks ever more seldom, up to every half minute.
+    wait_until_final(tmp_path / "sbatch", timeout_s=TIMEOUT_S)
     assert "submitted login as job" in said
     losses = {path.name: reported(path) for path in tmp_path.iterdir() if path.is_dir()}
     assert set(losses) == {"laptop", "mpiexec", "salloc", "srun", "sbatch", "login"}

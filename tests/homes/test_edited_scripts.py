@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 
 from hpctrain import Result
 from hpctrain.testing.slurm import VirtualCluster
+from tests.waiting import wait_until
 
 SCRIPT = """
 import sys
@@ -202,10 +202,7 @@ do sleep 0.1; done
         return subprocess.check_output(argv, env=environ, cwd=folder, text=True).strip()
 
     def wait_for(condition: Any) -> None:
-        deadline = time.monotonic() + 90
-        while not condition():
-            assert time.monotonic() < deadline, (folder / "job.out").read_text()
-            time.sleep(0.1)
+        wait_until(condition, (folder / "job.out").read_text, timeout_s=90)
 
     job_id = slurm("sbatch", *options, "job.sh")
     wait_for((folder / "ended-").exists)

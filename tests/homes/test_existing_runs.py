@@ -6,8 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ import pytest
 from hpctrain import Result
 from hpctrain.errors import ConfigError
 from hpctrain.testing.slurm import VirtualCluster
+from tests.waiting import wait_until
 
 SCRIPT = """
 import sys, time, pathlib
@@ -55,13 +54,6 @@ def script(tmp_path: Path) -> Path:
 def command(script: Path, factor: float = 1.0) -> list[str]:
     storage, gate = script.parent / "runs", script.parent / "gate"
     return [sys.executable, str(script), str(storage), str(gate), str(factor)]
-
-
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {timeout_s} s until {what}"
-        time.sleep(0.05)
 
 
 def has_saved_twice(run: Path) -> bool:

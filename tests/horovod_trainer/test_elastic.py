@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 from hpctrain import ConfigError, Result, RunConfig, ScalingConfig, WorkerError
 from hpctrain.execute.process import process_start_time
 from hpctrain.horovod import HorovodConfig, HorovodTrainer, elastic_state
+from tests.waiting import wait_until
 
 pytest.importorskip("horovod", reason="hpctrain install horovod")
 pytestmark = pytest.mark.mpi
@@ -262,10 +262,3 @@ def ignores(pid: int, number: signal.Signals) -> bool:
         line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
     )
     return bool(int(status["SigIgn"], 16) >> (number - 1) & 1)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

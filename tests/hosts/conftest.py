@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 from hpctrain.testing.pytest_plugin import is_all_required
 from hpctrain.testing.slurm import VirtualCluster
 from hpctrain.testing.slurm.components import SEARCH_PATH
+from tests.waiting import wait_until
 
 SSHD = shutil.which("sshd", path=SEARCH_PATH)
 TIMEOUT_S = 120.0
@@ -70,10 +70,7 @@ class Machines:
 
     def await_that(self, condition: Callable[[], object], what: str) -> None:
         """Wait for something, bounded in time."""
-        deadline = time.monotonic() + TIMEOUT_S
-        while not condition():
-            assert time.monotonic() < deadline, f"waited {TIMEOUT_S:.0f} s in vain for {what}"
-            time.sleep(0.05)
+        wait_until(condition, what, timeout_s=TIMEOUT_S)
 
 
 def _configure(path: Path) -> None:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from hpctrain import (
     ScalingConfig,
     WorkerError,
 )
+from tests.waiting import wait_until
 
 TIMEOUT_S = 120.0
 
@@ -52,13 +52,6 @@ def make_trainer(
         scaling_config=ScalingConfig(num_workers=num_workers),
         run_config=RunConfig(storage_path=storage, name=name, verbose=0),
     )
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_submit_returns_before_the_run_is_over_and_the_handle_waits_for_it(tmp_path: Path) -> None:

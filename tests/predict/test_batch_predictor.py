@@ -39,6 +39,7 @@ from hpctrain.predict.features import ModelFeatures
 from hpctrain.preprocessors import BatchMapper
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.xgboost import XGBoostPredictor
+from tests.waiting import wait_until
 
 ROWS = 3000
 NAMES = tuple(f"x_{i}" for i in range(4))
@@ -466,11 +467,7 @@ def test_a_whole_job_that_is_killed_goes_on_with_another_number_of_ranks(rows_h5
 
     job = start("killed", 2)
     parts = tmp_path / f"killed{suffix}.parts"
-    deadline = time.monotonic() + 60
-    while len(list(parts.glob("part-*"))) < 4:
-        assert time.monotonic() < deadline
-        assert job.poll() is None, job.stdout.read()
-        time.sleep(0.01)
+    wait_until(lambda: len(list(parts.glob("part-*"))) >= 4, "parts", interval_s=0.01, process=job)
     job.kill()
     job.communicate(timeout=30)
     done = {path: path.stat().st_mtime_ns for path in parts.glob("part-*")}

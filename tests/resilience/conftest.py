@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from hpctrain import Result
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.testing.slurm import VirtualCluster
+from tests.waiting import wait_until
 
 TIMEOUT_S = 120.0
 
@@ -164,14 +164,7 @@ class Disturbed:
         return job_id
 
     def wait_for(self, condition: Callable[[], Any], what: str) -> Any:
-        deadline = time.monotonic() + TIMEOUT_S
-        while not (value := condition()):
-            if self.process is not None and self.process.poll() is not None:
-                said, _ = self.process.communicate()
-                raise AssertionError(f"{what}: not before the end of fit():\n{said}")
-            assert time.monotonic() < deadline, f"{what}: not within {TIMEOUT_S:.0f} s"
-            time.sleep(0.05)
-        return value
+        return wait_until(condition, what, timeout_s=TIMEOUT_S, process=self.process)
 
     def wait_for_step(self, step: int) -> None:
         metrics = self.run_dir / "metrics.jsonl"

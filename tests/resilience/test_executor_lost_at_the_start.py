@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.testing.chaos.processes import await_end, find_processes
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.mpi
 PATIENCE_S = 60.0
@@ -78,11 +79,14 @@ def start(trial: Path, *, waits_before: str) -> subprocess.Popen[bytes]:
         [sys.executable, script_of(trial), str(trial)],
         env={**os.environ, **variables, "HPCTRAIN_LAUNCHER": "local"},
     )
-    deadline = time.monotonic() + PATIENCE_S
-    while not all((trial / f"rank-{rank}").exists() for rank in range(3)):
-        assert executor.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    begun = [trial / f"rank-{rank}" for rank in range(3)]
+    wait_until(
+        lambda: all(path.exists() for path in begun),
+        "three ranks",
+        timeout_s=PATIENCE_S,
+        interval_s=0.01,
+        process=executor,
+    )
     return executor
 
 

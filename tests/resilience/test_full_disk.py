@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from hpctrain import Result
 from hpctrain.execute.process import process_start_time
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.mpi
 PATIENCE_S = 90.0
@@ -62,13 +63,6 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(argv, check=True)
     yield disk
     subprocess.run(["umount", "--lazy", str(disk)], check=True)
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {PATIENCE_S:.0f} s: {what}"
-        time.sleep(0.02)
 
 
 def fill(disk: Path) -> Path:

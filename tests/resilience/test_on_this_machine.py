@@ -34,6 +34,7 @@ from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import read_status
 from hpctrain.rundir.store import CheckpointStore
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.mpi
 PATIENCE_S = 60.0
@@ -79,10 +80,7 @@ def kill_executor_at_work(tmp_path: Path, **environment: str) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     metrics = tmp_path / "run" / "metrics.jsonl"
     first = subprocess.Popen(ARGV, cwd=tmp_path, env={**os.environ, **environment})
-    deadline = time.monotonic() + PATIENCE_S
-    while not (metrics.exists() and '"step":12}' in metrics.read_text()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: metrics.exists() and '"step":12}' in metrics.read_text(), "step 12")
     first.kill()
     first.wait()
 
@@ -92,10 +90,9 @@ def test_ranks_leave_within_seconds_of_their_executors_death_and_the_next_fit_re
 ) -> None:
     kill_executor_at_work(tmp_path)
     pids = [int((tmp_path / f"pid-{rank}-1").read_text()) for rank in (0, 1)]
-    deadline = time.monotonic() + 10
-    while any(process_start_time(pid) is not None for pid in pids):
-        assert time.monotonic() < deadline, "ranks live on without their executor"
-        time.sleep(0.05)
+    wait_until(
+        lambda: all(process_start_time(pid) is None for pid in pids), "ranks end", timeout_s=10
+    )
 
     subprocess.run(ARGV, cwd=tmp_path, check=True, timeout=PATIENCE_S)
     result = Result.from_path(tmp_path / "run")

@@ -7,8 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ import pytest
 from hpctrain import Result
 from hpctrain.rundir.directory import read_run_id
 from hpctrain.rundir.paths import RunPaths
+from tests.waiting import wait_until
 
 PATIENCE_S = 60.0
 
@@ -92,13 +91,6 @@ class Home:
 def wait_for_step(run: Path, step: int) -> None:
     metrics = run / "metrics.jsonl"
     wait_until(lambda: metrics.exists() and f'"step":{step}}}' in metrics.read_text(), "a step")
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {PATIENCE_S:.0f} s: {what}"
-        time.sleep(0.05)
 
 
 def remove(directory: Path) -> bool:

@@ -14,6 +14,7 @@ from hpctrain.slurm.job import cancel_jobs, explain_end, find_job, read_own_job
 from hpctrain.slurm.nodes import SlurmNodes
 from hpctrain.slurm.output import Job, parse_job
 from hpctrain.testing.slurm import VirtualCluster
+from tests.waiting import wait_until
 
 # scontrol --oneliner show job, Slurm 22.05.
 RUNNING = (
@@ -190,10 +191,8 @@ def run_job(
     def run(limit: str) -> str:
         options = ["--parsable", "--output=/dev/null", f"--time={limit}", "--wrap=sleep 100"]
         job_ids.append(slurm("sbatch", *options).strip())
-        deadline = time.monotonic() + 60
-        while "RUNNING" not in slurm("squeue", "-h", f"--jobs={job_ids[-1]}", "--format=%T"):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        ask = ["squeue", "-h", f"--jobs={job_ids[-1]}", "--format=%T"]
+        wait_until(lambda: "RUNNING" in slurm(*ask), "the job runs", interval_s=0.1)
         return job_ids[-1]
 
     yield run

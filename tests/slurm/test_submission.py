@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from hpctrain import Result
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.rundir.trust import digest_spec
 from hpctrain.testing.slurm import VirtualCluster
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slurm
 
@@ -99,10 +99,7 @@ class Login:
         return dict([*words, *lines])
 
     def wait_for(self, condition: Callable[[], Any], what: str) -> None:
-        deadline = time.monotonic() + TIMEOUT_S
-        while not condition():
-            assert time.monotonic() < deadline, f"{what}: not within {TIMEOUT_S} s: {self.logs()}"
-            time.sleep(0.1)
+        wait_until(condition, lambda: f"{what}\n{self.logs()}", timeout_s=TIMEOUT_S)
 
     def logs(self) -> str:
         files = [*self.run_dir.glob("slurm/*.out"), self.run_dir / "ledger.jsonl"]

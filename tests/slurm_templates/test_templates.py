@@ -4,7 +4,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from hpctrain import ConfigError, Result, ScalingConfig, SlurmConfig
 from hpctrain.plan.resources import NodeShape
 from hpctrain.plan.site import load_site, site_names
 from hpctrain.plan.template import describe_template, render_template, template_names
+from tests.waiting import wait_until_final
 
 CASES = {
     "plain": ScalingConfig(num_workers=4, slurm=SlurmConfig(nodes=2)),
@@ -145,15 +145,10 @@ def on_cluster(cluster, argv: list[str], cwd: Path, *, timeout_s: float = 120) -
 
 
 def await_end(path: Path, log: Path, *, timeout_s: float = 90) -> Result:
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if (path / "status.json").exists():
-            result = Result.from_path(path)
-            if result.state in ("finished", "failed", "stopped"):
-                return result
-        time.sleep(0.2)
-    said = log.read_text() if log.exists() else "nothing"
-    pytest.fail(f"{path} has not ended within {timeout_s} s. {log.name}: {said}")
+    def said() -> str:
+        return f"the end of {path}. {log.name}: {log.read_text() if log.exists() else 'nothing'}"
+
+    return wait_until_final(path, said, timeout_s=timeout_s)
 
 
 @pytest.mark.slurm

@@ -6,8 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from hpctrain.rundir.paths import RunPaths
 from hpctrain.slurm.output import parse_pmi_types
 from hpctrain.testing.pytest_plugin import require_components
 from hpctrain.testing.slurm import ClusterSpec, VirtualCluster
+from tests.waiting import wait_until, wait_until_final
 
 pytestmark = [pytest.mark.slurm, pytest.mark.mpi]
 
@@ -89,11 +89,7 @@ def run(argv: list[str], cwd: Path, environ: dict[str, str], *, status: int = 0)
 
 
 def losses(path: Path) -> list[float]:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not (path / "status.json").exists() or not Result.from_path(path).status.state.is_final:
-        assert time.monotonic() < deadline, f"{path} is not final after {TIMEOUT_S:.0f} s"
-        time.sleep(0.1)
-    result = Result.from_path(path)
+    result = wait_until_final(path, timeout_s=TIMEOUT_S)
     assert result.state == "finished", result.error
     return [metrics["loss"] for metrics in result.metrics_history]
 
@@ -231,19 +227,27 @@ def test_a_limit_of_accounting_is_named_and_what_it_lets_through_is_accounted(
     run(fit("short", *options, "--account=hpctrain", "--time=1"), tmp_path, environ)
     job_id = Result.from_path(tmp_path / "short").status.job_id
     ask = ["sacct", "-nPX", f"--jobs={job_id}", "--format=State,QOS,Account"]
-    deadline = time.monotonic() + 30
     # slurmdbd learns of the end of a job a moment later.
-    while (told := with_limits.run_on("head", ask).stdout.strip()) != "COMPLETED|brief|hpctrain":
-        assert time.monotonic() < deadline, told
-        time.sleep(0.2)
+    ended = "COMPLETED|brief|hpctrain"
+    wait_for_answer(with_limits, ask, lambda told: told.strip() == ended, ended)
 
 
 def wait_for_reason(cluster: VirtualCluster, reason: str) -> None:
-    deadline = time.monotonic() + 30
     ask = ["squeue", "--noheader", "--states=PENDING", "--format=%r"]
-    while reason not in (told := cluster.run_on("head", ask).stdout):
-        assert time.monotonic() < deadline, f"no job waits for {reason}: {told}"
-        time.sleep(0.2)
+    wait_for_answer(cluster, ask, lambda told: reason in told, f"a job that waits for {reason}")
+
+
+def wait_for_answer(
+    cluster: VirtualCluster, ask: list[str], is_it: Callable[[str], bool], what: str
+) -> None:
+    told = ""
+
+    def is_told() -> bool:
+        nonlocal told
+        told = cluster.run_on("head", ask).stdout
+        return is_it(told)
+
+    wait_until(is_told, lambda: f"{what}, in {told!r}", timeout_s=30, interval_s=0.2)
 
 
 @pytest.mark.matrix("limits that a job waits for are shown", ci=False)

@@ -5,7 +5,6 @@ import os
 import shutil
 import tempfile
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,6 +30,7 @@ from hpctrain.worker.report import Session
 from hpctrain.worker.report_count import LeaveTraining
 from hpctrain.worker.upload import Background, Upload
 from hpctrain.world import World
+from tests.waiting import wait_until
 
 PATIENCE_S = 10.0
 
@@ -660,13 +660,6 @@ def test_a_checkpoint_that_waits_for_its_commit_can_be_frozen_meanwhile(
 ASYNC = CheckpointUploadMode.ASYNC
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 class Gate:
     """An upload function that waits until it is let through."""
 
@@ -713,7 +706,7 @@ def test_async_checkpoints_are_staged_in_order_and_a_third_waits_for_the_first(
     thread = threading.Thread(target=session.report, args=({}, part_of(model, ASYNC)), daemon=True)
     thread.start()
     gate.open.set()
-    wait_for(lambda: len(executor.staged) == MAX_IN_FLIGHT)
+    wait_until(lambda: len(executor.staged) == MAX_IN_FLIGHT)
     thread.join(0.05)
     assert thread.is_alive()
     # It has not begun its report, so it can be told to stop before it.
@@ -722,7 +715,7 @@ def test_async_checkpoints_are_staged_in_order_and_a_third_waits_for_the_first(
     session.decide(1, decide(1))
     thread.join(PATIENCE_S)
     assert not thread.is_alive()
-    wait_for(lambda: len(executor.staged) == 3)
+    wait_until(lambda: len(executor.staged) == 3)
     session.decide(2, decide(2))
     session.decide(3, decide(3))
     session.drain()
@@ -738,7 +731,7 @@ def test_an_error_behind_the_training_function_is_raised_by_what_it_does_next(
 
     session = start()
     session.report({}, part_of(model, ASYNC, upload_fn=fail))
-    wait_for(lambda: session._commits.failure is not None)
+    wait_until(lambda: session._commits.failure is not None)
     with pytest.raises(KeyError, match="no bucket"):
         {
             "report": lambda: session.report({}),
@@ -757,7 +750,7 @@ def test_a_commit_that_failed_behind_is_raised_by_the_next_report(
     executor.decide = lambda number: Verdict(None, "No space left on device (/x)")
     session = start()
     session.report({}, part_of(model, ASYNC))
-    wait_for(lambda: session._commits.failure is not None)
+    wait_until(lambda: session._commits.failure is not None)
     message = r"checkpoint of report 1 was not committed: No space left on device \(/x\)"
     with pytest.raises(CheckpointError, match=message):
         session.report({})
@@ -799,11 +792,11 @@ def test_what_goes_wrong_behind_is_raised_by_the_next_report(
     executor.decide = lambda number: Verdict(str(model), None)
     session = start()
     session.report({}, part_of(model, ASYNC))
-    wait_for(lambda: session._commits.failure is not None)
+    wait_until(lambda: session._commits.failure is not None)
     with pytest.raises(ValueError, match="no such directory"):
         session.report({})
     session.report({}, part_of(model, ASYNC))
-    wait_for(lambda: 3 in executor.parts)
+    wait_until(lambda: 3 in executor.parts)
 
 
 def test_artifacts_with_a_damaged_state_are_told_of_and_later_checkpoints_go_on(
@@ -816,13 +809,13 @@ def test_artifacts_with_a_damaged_state_are_told_of_and_later_checkpoints_go_on(
     state = session.artifacts() / "state.safetensors"
     state.write_bytes(layout.header(["0" * 16]) + bytes(9))
     session.report({}, part_of(model, ASYNC))
-    wait_for(lambda: session._commits.failure is not None)
+    wait_until(lambda: session._commits.failure is not None)
     message = r"rank 0 could not copy its artifacts to .*: .*state\.safetensors is damaged.*node\.$"
     with pytest.raises(CheckpointError, match=message):
         session.report({})
     state.unlink()
     session.report({}, part_of(model, ASYNC))
-    wait_for(lambda: 3 in executor.parts)
+    wait_until(lambda: 3 in executor.parts)
     session.close()
 
 
@@ -831,7 +824,7 @@ def test_what_is_under_way_for_too_long_says_what_it_waits_for(
 ):
     session = start(rank=2, commit_timeout_s=0.05)
     session.report({}, part_of(model, ASYNC))
-    wait_for(lambda: 1 in executor.parts)
+    wait_until(lambda: 1 in executor.parts)
     message = r"rank 2: the checkpoint of report 1 is not committed after .*: not every rank made"
     with pytest.raises(CheckpointError, match=message):
         session.drain()
