@@ -55,6 +55,8 @@ nitpick_ignore_regex = [(r"py:.*", r"hpctrain\.(.*\.)?([A-Z]|.*_T)")]
 nitpick_ignore_regex.append((r"py:.*", r"hpctrain\.testing\.slurm\.[a-z_]+\..*"))
 # The base of trainers and predictors that checks their arguments.
 nitpick_ignore_regex.append((r"py:.*", r"hpctrain\.checks\..*"))
+# What trainers show of it, they inherit.
+nitpick_ignore_regex.append((r"py:.*", r"hpctrain\.function_run\..*"))
 # What several preprocessors, or loggers, have in common is private.
 nitpick_ignore_regex.append((r"py:.*", r"hpctrain\.(preprocessors|callbacks)\.\w+\._\w+"))
 # Dataset shows what it inherits; the mixins that it is made of have no pages.

@@ -15,6 +15,7 @@ from hpctrain.version import __version__ as __version__
 if TYPE_CHECKING:
     from hpctrain.backend import Backend as Backend
     from hpctrain.backend import BackendConfig as BackendConfig
+    from hpctrain.base_trainer import BaseTrainer as BaseTrainer
     from hpctrain.callback import RunContext as RunContext
     from hpctrain.callback import UserCallback as UserCallback
     from hpctrain.checkpoint import Checkpoint as Checkpoint
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from hpctrain.result import Result as Result
     from hpctrain.scaling_config import ScalingConfig as ScalingConfig
     from hpctrain.slurm_config import SlurmConfig as SlurmConfig
-    from hpctrain.trainer import BaseTrainer as BaseTrainer
     from hpctrain.trainer import DataParallelTrainer as DataParallelTrainer
     from hpctrain.validation_config import ValidationConfig as ValidationConfig
     from hpctrain.validation_config import ValidationFn as ValidationFn
@@ -78,7 +78,7 @@ _HOME_OF = {
     "Backend": "backend",
     "BackendConfig": "backend",
     "BackendExecutor": "execute.backend_executor",
-    "BaseTrainer": "trainer",
+    "BaseTrainer": "base_trainer",
     "Checkpoint": "checkpoint",
     "CheckpointConfig": "config",
     "CheckpointError": "errors",

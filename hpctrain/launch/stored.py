@@ -1,49 +1,96 @@
-"""The RunConfig of a run, as its directory keeps it."""
+"""`StoredRun`: what a run was begun with, as its directory keeps it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from hpctrain.checks import check_type
-from hpctrain.config import CheckpointConfig, FailureConfig, RunConfig, SyncConfig
+from hpctrain.config import (
+    CheckpointConfig,
+    FailureConfig,
+    RunConfig,
+    ScalingConfig,
+    SyncConfig,
+)
 from hpctrain.log import log
 from hpctrain.plan import spec
-from hpctrain.plan.spec import RunSpec
+from hpctrain.plan.spec import RunSpec, WorkerSpec
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.plan import read_plan
+from hpctrain.rundir.trust import read_spec
+from hpctrain.slurm_config import SlurmConfig
+from hpctrain.validation_config import ValidationConfig
 
 
-def stored_request(
-    paths: RunPaths, plan: Mapping[str, Any], run_spec: RunSpec, given: RunConfig | None
-) -> tuple[RunConfig, Path | None]:
-    """Return the RunConfig of a run, and the checkpoint of another run that it began with.
+@dataclass(frozen=True, kw_only=True)
+class StoredRun:
+    """What a run was begun with."""
 
-    Not collective. The content of the run's spec is unpickled. The checkpoint may be deleted.
+    worker_spec: WorkerSpec
+    scaling_config: ScalingConfig
+    run_config: RunConfig
+    resume_from: Path | None
+    """The checkpoint of another run that it began with, which may be deleted."""
+    validation_config: ValidationConfig | None
+
+
+def read_stored(paths: RunPaths, run_config: RunConfig | None) -> StoredRun:
+    """Return what a run was begun with, as its directory keeps it.
+
+    Not collective. The content of the run's spec is unpickled.
 
     Parameters
     ----------
-    plan
-        Content of ``plan.json``. It has what can be had of a run whose spec has no RunConfig: one
-        of an older version, or of a callback that cannot be pickled.
-    given
+    run_config
         What replaces the stored RunConfig.
+
+    Raises
+    ------
+    ConfigError
+        If others can have written the spec, or `run_config` is not one.
     """
+    plan = read_plan(paths, needs=("run_config", "scaling_config"))
+    run_spec = RunSpec.from_bytes(read_spec(paths))
+    worker_spec: WorkerSpec = spec.unpack(run_spec.worker)
     resume_from: Path | None = None
     stored: RunConfig | None = None
     if run_spec.executor:
         stored, _, resume_from = spec.unpack(run_spec.executor)
-    if given is not None:
-        check_type("restore(run_config=...)", given, RunConfig)
-        stored = given
+    if run_config is not None:
+        check_type("restore(run_config=...)", run_config, RunConfig)
+        stored = run_config
     if stored is None:
+        # A run of an older version, or of a callback that cannot be pickled.
         stored = _read_plan(paths, plan["run_config"])
-    # However the run was begun, it is to go on.
-    own = replace(
-        stored, name=paths.root.name, storage_path=str(paths.root.parent), existing="auto"
+    scaling = dict(plan["scaling_config"])
+    return StoredRun(
+        worker_spec=worker_spec,
+        scaling_config=ScalingConfig(**{**scaling, "slurm": SlurmConfig(**scaling["slurm"])}),
+        # However the run was begun, it is to go on.
+        run_config=replace(
+            stored, name=paths.root.name, storage_path=str(paths.root.parent), existing="auto"
+        ),
+        resume_from=resume_from,
+        validation_config=_validation_config(run_spec),
     )
-    return own, resume_from
+
+
+def _validation_config(run_spec: RunSpec) -> ValidationConfig | None:
+    stored = run_spec.validation
+    if stored is None:
+        return None
+    return ValidationConfig(
+        fn=spec.unpack(stored.fn),
+        task_config=stored.task_config,
+        use_gpu=stored.use_gpu,
+        wait_timeout_s=stored.wait_timeout_s,
+        slurm_config=stored.slurm_config,
+        resources=stored.resources or {},
+        max_jobs=stored.max_jobs,
+    )
 
 
 def _read_plan(paths: RunPaths, written: Mapping[str, Any]) -> RunConfig:

@@ -17,7 +17,10 @@ from types import FrameType, FunctionType, MappingProxyType, ModuleType
 from typing import Any
 
 # By name: a script without a prediction has not imported the second.
-_STARTERS = ("hpctrain.trainer.BaseTrainer", "hpctrain.predict.batch_predictor.BatchPredictor")
+_STARTERS = (
+    "hpctrain.base_trainer.BaseTrainer",
+    "hpctrain.predict.batch_predictor.BatchPredictor",
+)
 _METHODS = ("fit", "submit", "predict")
 _NOT_THE_USERS = tuple(
     os.path.realpath(path) + os.sep

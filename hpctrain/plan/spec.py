@@ -121,13 +121,13 @@ class WorkerSpec:
     """The part of a run that ranks open."""
 
     train_loop: Callable[..., Any]
-    train_loop_config: Mapping[str, Any] | None
+    train_loop_config: Mapping[str, Any] | None = None
     takes_config: bool
     backend_config: Any
-    datasets: Mapping[str, Any]
-    datasets_to_split: Literal["all"] | Sequence[str]
-    preprocessor: Any
-    metadata: Mapping[str, Any]
+    datasets: Mapping[str, Any] = field(default_factory=dict)
+    datasets_to_split: Literal["all"] | Sequence[str] = "all"
+    preprocessor: Any = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
     data_config: Any = None
     """A DataConfig with a ``configure()`` of the user's, which assigns the datasets."""
 

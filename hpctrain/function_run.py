@@ -1,0 +1,133 @@
+"""`FunctionRun`: what trainers, batch predictions and servers share: a function on every rank.
+
+Scripts import this before anything is asked of it, so what starts a run is imported by ``fit()``.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import TYPE_CHECKING, Any
+
+from hpctrain.checks import NamedArguments, given_or_default
+from hpctrain.config import RunConfig, ScalingConfig
+from hpctrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hpctrain.launch.handle import RunHandle
+    from hpctrain.launch.request import Request
+    from hpctrain.plan.spec import WorkerSpec
+    from hpctrain.result import Result
+
+
+class FunctionRun(NamedArguments, abc.ABC):
+    """Runs a function on every rank, in whichever home this process is in.
+
+    Parameters
+    ----------
+    scaling_config
+        How many workers, and what each of them needs.
+    run_config
+        What the run is called, where it lands, and how it is looked after.
+    """
+
+    def __init__(
+        self,
+        *,
+        scaling_config: ScalingConfig | None = None,
+        run_config: RunConfig | None = None,
+    ) -> None:
+        self.scaling_config = given_or_default("scaling_config", scaling_config, ScalingConfig)
+        self.run_config = given_or_default("run_config", run_config, RunConfig)
+
+    def __repr__(self) -> str:
+        """Return a short line."""
+        return f"{type(self).__name__}(num_workers={self.scaling_config.num_workers})"
+
+    def fit(self) -> Result:
+        """Run it, and return what came out of it.
+
+        Not collective, except where this process already is a rank (``srun python train.py``): then
+        every rank must call it.
+
+        Raises
+        ------
+        ConfigError
+            If something is impossible; nothing has been started then.
+        LaunchError
+            If the ranks, or the job, could not be started.
+        TrainingFailedError
+            If the run failed or was stopped; ``fit()`` with the same name resumes it.
+        """
+        from hpctrain.launch.fit import refuse_nested_fit
+
+        refuse_nested_fit("fit")
+        self._prepare()
+        result: Result = self._run()
+        return result
+
+    def submit(self) -> RunHandle:
+        """Begin the run and return at once; it goes on without this process.
+
+        Not collective. On a login node the run is a job of Slurm. On a laptop, and inside an
+        allocation, its executor is a process in the background, and such runs go one after another.
+        A run that is there already is treated as by ``fit()``: followed, resumed or left as it is.
+
+        Returns
+        -------
+        RunHandle
+            The run: its state, ``wait()``, ``result()`` and ``cancel()``.
+
+        Raises
+        ------
+        ConfigError
+            If something is impossible, as with ``num_workers=0`` or where this process already is
+            a rank; nothing has been started then.
+        LaunchError
+            If Slurm refused the job.
+        """
+        from hpctrain.launch.fit import refuse_nested_fit, submit
+
+        refuse_nested_fit("submit")
+        self._prepare()
+        return submit(self._request())
+
+    def _prepare(self) -> None:
+        """Check what can be known before the run. Not collective."""
+        # Here and not when it is made, as in Ray Train: a RunConfig may be shared by trainers.
+        checkpoints = self.run_config.checkpoint_config
+        automatic = checkpoints.checkpoint_frequency or checkpoints.checkpoint_at_end
+        if automatic and not self._has_loop():
+            raise ConfigError(
+                "CheckpointConfig(checkpoint_frequency=..., checkpoint_at_end=...) is for trainers "
+                "that have the loop. This one runs a training function, which saves by "
+                "report(metrics, checkpoint)."
+            )
+
+    def _has_loop(self) -> bool:
+        """Return whether the training function is the trainer's own."""
+        return False
+
+    def _run(self) -> Any:
+        from hpctrain.launch.fit import fit
+
+        return fit(self._request())
+
+    def _request(self) -> Request:
+        from hpctrain.launch.request import Request
+
+        return Request(
+            trainer=class_path(type(self)),
+            scaling_config=self.scaling_config,
+            run_config=self.run_config,
+            worker_spec=self._worker_spec(),
+            resume_from=None,
+        )
+
+    @abc.abstractmethod
+    def _worker_spec(self) -> WorkerSpec:
+        """Return what each rank runs. Not collective."""
+
+
+def class_path(cls: type) -> str:
+    """Return what a run's plan calls its trainer: ``module.Class``. Not collective."""
+    return f"{cls.__module__}.{cls.__qualname__}"
