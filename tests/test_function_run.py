@@ -14,6 +14,8 @@ from hpctrain.backend import BackendConfig
 from hpctrain.config import CheckpointConfig
 from hpctrain.function_run import FunctionRun
 from hpctrain.plan.spec import WorkerSpec
+from hpctrain.predict.batch_predictor import BatchPrediction
+from hpctrain.serve.server import Serving
 
 
 class Doubling(FunctionRun):
@@ -52,6 +54,12 @@ def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path: Path, be
     with pytest.raises(ConfigError, match="run_config='here' is of type str; type RunConfig is"):
         Doubling(1, run_config="here")  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_trains_nothing_is_no_trainer() -> None:
+    for kind in (BatchPrediction, Serving):
+        assert issubclass(kind, FunctionRun)
+        assert not issubclass(kind, BaseTrainer)
 
 
 def test_a_trainer_with_a_loop_of_its_own_is_submitted_too(

@@ -4,34 +4,30 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpctrain import environ, pickle_trust
+from hpctrain import environ
+from hpctrain.backend import BackendConfig
 from hpctrain.checkpoint import Checkpoint
-from hpctrain.checks import check_count, given_or_default
 from hpctrain.config import CheckpointConfig, RunConfig, ScalingConfig
 from hpctrain.data.dataset import Dataset
-from hpctrain.data.identity import identify_files
-from hpctrain.data.schema import Schema, check_columns
 from hpctrain.errors import ConfigError
+from hpctrain.function_run import FunctionRun
 from hpctrain.log import log
-from hpctrain.plan.spec import make_fingerprint, pack
-from hpctrain.predict.batches import PREDICTIONS
-from hpctrain.predict.features import ModelFeatures, columns_of_features
-from hpctrain.predict.identity import Identity
-from hpctrain.predict.input import as_dataset, schema_after
+from hpctrain.plan.spec import WorkerSpec
+from hpctrain.predict.features import ModelFeatures
+from hpctrain.predict.input import as_dataset
 from hpctrain.predict.output import Output
 from hpctrain.predict.predict_arguments import check_arguments
 from hpctrain.predict.predictor import FunctionPredictor, Predictor
 from hpctrain.predict.scoring import Scoring, score
+from hpctrain.predict.scoring_plan import plan_scoring
 from hpctrain.predict.scoring_workers import take_scaling
-from hpctrain.preprocessors import storage
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.trainer import DataParallelTrainer
 
 if TYPE_CHECKING:
     import pandas
@@ -40,8 +36,8 @@ if TYPE_CHECKING:
     from hpctrain.result import Result
 
 
-class BatchPrediction(DataParallelTrainer):
-    """The run of a `BatchPredictor`: every rank scores, and nothing is trained.
+class BatchPrediction(FunctionRun):
+    """The run of a `BatchPredictor`: every rank scores.
 
     Parameters
     ----------
@@ -63,21 +59,43 @@ class BatchPrediction(DataParallelTrainer):
         scaling_config: ScalingConfig | None = None,
         run_config: RunConfig | None = None,
     ) -> None:
-        run_config = given_or_default("run_config", run_config, RunConfig)
-        if run_config.stop is not None:
+        super().__init__(scaling_config=scaling_config, run_config=run_config)
+        self.scoring = scoring
+        if self.run_config.stop is not None:
             raise ConfigError(
                 "RunConfig(stop=...) would end a prediction before all rows are scored. Leave it "
                 "out; predict on dataset.limit(n) to score fewer."
             )
-        if run_config.checkpoint_config == CheckpointConfig():
+        if self.run_config.checkpoint_config == CheckpointConfig():
             # They say how far the run is, and nobody wants the old ones.
-            run_config = replace(run_config, checkpoint_config=CheckpointConfig(num_to_keep=1))
-        super().__init__(
-            score,
-            train_loop_config={"scoring": scoring},
-            scaling_config=scaling_config,
-            run_config=run_config,
+            last_only = CheckpointConfig(num_to_keep=1)
+            self.run_config = replace(self.run_config, checkpoint_config=last_only)
+
+    def _worker_spec(self) -> WorkerSpec:
+        return WorkerSpec(
+            train_loop=score,
+            train_loop_config={"scoring": self.scoring},
+            takes_config=True,
+            backend_config=BackendConfig(),
         )
+
+    def finished_output(self) -> Output | None:
+        """Return the output if it is there, finished by another run than this one.
+
+        Not collective.
+
+        Raises
+        ------
+        ConfigError
+            If what is there belongs to another prediction.
+        """
+        scoring = self.scoring
+        if (begun := _find_run(self.run_config)) is not None:
+            scoring.output_in(begun.root).refuse_parts_of_another(scoring.identity)
+        elif scoring.output is not None:
+            scoring.output.check(keep_columns=scoring.keep_columns)
+            return scoring.output if scoring.output.is_finished(scoring.identity) else None
+        return None
 
 
 class BatchPredictor:
@@ -214,31 +232,27 @@ class BatchPredictor:
         TrainingFailedError
             If the run failed or was stopped.
         """
-        scaling_config, predictor_kwargs = take_scaling(
-            predict_kwargs, scaling_config, self._predictor_cls, self._predictor_kwargs
-        )
-        scoring = self._plan(
-            as_dataset(data),
+        run = self._plan(
+            data,
             feature_columns=feature_columns,
-            keep_columns=keep_columns or (),
+            keep_columns=keep_columns,
             batch_size=batch_size,
-            output=None if output is None else Output.at(output),
+            output=output,
+            scaling_config=scaling_config,
+            run_config=run_config,
             rows_per_part=rows_per_part,
-            predictor_kwargs=predictor_kwargs,
             predict_kwargs=predict_kwargs,
         )
-        run = _make_run(scoring, scaling_config, run_config)
-        if run is None:
-            assert scoring.output is not None
-            if run_config is None or run_config.verbose:
-                log(f"{scoring.output.path} is there already, and is returned.", to=sys.stdout)
-            return scoring.output.read()
+        if (done := run.finished_output()) is not None:
+            if run.run_config.verbose:
+                log(f"{done.path} is there already, and is returned.", to=sys.stdout)
+            return done.read()
         result = run.fit()
         # Where this process is a rank, one of them speaks for all.
         is_speaker = environ.variable(environ.RANK_MARKER) in (None, "0")
         if run.run_config.verbose and is_speaker and "output" in result.metrics:
             log(f"{describe_result(result)}")
-        return scoring.output_in(result.path).read()
+        return run.scoring.output_in(result.path).read()
 
     def submit(
         self,
@@ -273,117 +287,63 @@ class BatchPredictor:
         LaunchError
             If Slurm refused the job.
         """
-        scaling_config, predictor_kwargs = take_scaling(
-            predict_kwargs, scaling_config, self._predictor_cls, self._predictor_kwargs
-        )
-        scoring = self._plan(
-            as_dataset(data),
+        run = self._plan(
+            data,
             feature_columns=feature_columns,
-            keep_columns=keep_columns or (),
+            keep_columns=keep_columns,
             batch_size=batch_size,
-            output=None if output is None else Output.at(output),
+            output=output,
+            scaling_config=scaling_config,
+            run_config=run_config,
             rows_per_part=rows_per_part,
-            predictor_kwargs=predictor_kwargs,
             predict_kwargs=predict_kwargs,
         )
-        run = _make_run(scoring, scaling_config, run_config)
-        if run is None:
-            assert scoring.output is not None
+        if (done := run.finished_output()) is not None:
             raise ConfigError(
-                f"{scoring.output.path} is there already and has these predictions, so there is "
-                f"no run to submit. Call predict(), which returns it, or choose another output."
+                f"{done.path} is there already and has these predictions, so there is no run to "
+                f"submit. Call predict(), which returns it, or choose another output."
             )
         return run.submit()
 
     def _plan(
         self,
-        dataset: Dataset,
+        data: Any,
         *,
         feature_columns: Sequence[str] | None,
-        keep_columns: Sequence[str],
+        keep_columns: Sequence[str] | None,
         batch_size: int,
-        output: Output | None,
+        output: str | PathLike[str] | None,
+        scaling_config: ScalingConfig | None,
+        run_config: RunConfig | None,
         rows_per_part: int | None,
-        predictor_kwargs: Mapping[str, Any],
         predict_kwargs: dict[str, Any],
-    ) -> Scoring:
-        check_arguments(self._predictor_cls, predict_kwargs, own=_OWN_ARGUMENTS)
-        check_count("batch_size", batch_size, at_least=1)
-        check_count("rows_per_part", rows_per_part, at_least=1, optional=True)
-        for name, columns in (("feature_columns", feature_columns), ("keep_columns", keep_columns)):
-            if isinstance(columns, str):
-                raise ConfigError(f"{name}={columns!r}: a list of names is needed, [{columns!r}].")
-        if dataset.source.num_rows == 0:
-            raise ConfigError("the input has no rows: there is nothing to predict on.")
-        preprocessor = self.get_preprocessor()
-        columns = self._choose_columns(
-            schema_after(preprocessor, dataset), feature_columns, tuple(keep_columns)
+    ) -> BatchPrediction:
+        """Return the run that scores what is asked for."""
+        scaling_config, predictor_kwargs = take_scaling(
+            predict_kwargs, scaling_config, self._predictor_cls, self._predictor_kwargs
         )
-        if preprocessor is None:
-            dataset = dataset.select_columns(list(dict.fromkeys((*columns, *keep_columns))))
-        if rows_per_part is not None:
-            rows_per_part = -(-rows_per_part // batch_size) * batch_size
-        checkpoint = None if self._checkpoint is None else Path(self._checkpoint.path)
-        scoring = Scoring(
-            dataset=dataset,
+        dataset = as_dataset(data)
+        place = None if output is None else Output.at(output)
+        check_arguments(self._predictor_cls, predict_kwargs, own=_OWN_ARGUMENTS)
+        scoring = plan_scoring(
+            dataset,
             predictor_cls=self._predictor_cls,
-            checkpoint=checkpoint,
             predictor_kwargs=predictor_kwargs,
             predict_kwargs=predict_kwargs,
-            preprocessor=self._preprocessor,
-            own_pickles=frozenset() if checkpoint is None else _own_pickles(checkpoint),
-            feature_columns=columns,
-            keep_columns=tuple(keep_columns),
+            checkpoint=None if self._checkpoint is None else Path(self._checkpoint.path),
+            model=self._model,
+            preprocessor=self.get_preprocessor(),
+            replaces_preprocessor=self._preprocessor,
+            feature_columns=feature_columns,
+            keep_columns=keep_columns or (),
             batch_size=batch_size,
             rows_per_part=rows_per_part,
-            output=output,
-            identity=Identity(whole="", inputs="", model="", about=""),
+            output=place,
         )
-        about = f"{self._predictor_cls.__name__} of {checkpoint}, {dataset!r}"
-        return replace(scoring, identity=_identify(scoring, about))
-
-    def _choose_columns(
-        self,
-        schema: Schema,
-        feature_columns: Sequence[str] | None,
-        keep_columns: tuple[str, ...],
-    ) -> tuple[str, ...]:
-        check_columns(keep_columns, schema.names)
-        if PREDICTIONS in keep_columns:
-            raise ConfigError(
-                f"keep_columns has {PREDICTIONS!r}, the name of what is predicted. Rename the "
-                f"column of the input, or do not keep it."
-            )
-        names = None if self._model is None else self._model.features
-        label = None if self._model is None else self._model.label
-        if feature_columns is not None:
-            check_columns(feature_columns, schema.names)
-            chosen = list(feature_columns)
-        else:
-            not_features = {*keep_columns, label} if names is None else set()
-            chosen = [name for name in schema.names if name not in not_features]
-        if names is not None:
-            shapes = {name: schema[name].shape for name in chosen}
-            ignore = () if feature_columns is not None else (*keep_columns, *_only(label))
-            chosen = columns_of_features(shapes, names, ignore=ignore)
-        return tuple(chosen)
+        return BatchPrediction(scoring, scaling_config=scaling_config, run_config=run_config)
 
 
 _OWN_ARGUMENTS = tuple(inspect.signature(BatchPredictor.predict).parameters)[1:-1]
-
-
-def _make_run(
-    scoring: Scoring, scaling_config: ScalingConfig | None, run_config: RunConfig | None
-) -> BatchPrediction | None:
-    """Return the run that scores, or None if it is not begun yet and its output is there."""
-    run = BatchPrediction(scoring, scaling_config=scaling_config, run_config=run_config)
-    if (begun := _find_run(run.run_config)) is not None:
-        scoring.output_in(begun.root).refuse_parts_of_another(scoring.identity)
-    elif scoring.output is not None:
-        scoring.output.check(keep_columns=scoring.keep_columns)
-        if scoring.output.is_finished(scoring.identity):
-            return None
-    return run
 
 
 def describe_result(result: Result) -> str:
@@ -398,25 +358,6 @@ def describe_result(result: Result) -> str:
         f"{metrics['of']} rows{resumed}, {metrics['seconds']:.1f} s on {ranks} ranks "
         f"({metrics['rows_per_s']} rows/s){failures}: {metrics['output']}"
     )
-
-
-def _own_pickles(checkpoint: Path) -> frozenset[str]:
-    """Return the digests of the pickles in a checkpoint that this process has made."""
-    return storage.recognized_in(checkpoint) | pickle_trust.made_here_in(checkpoint)
-
-
-def _only(label: str | None) -> tuple[str, ...]:
-    return () if label is None else (label,)
-
-
-def _identify(scoring: Scoring, about: str) -> Identity:
-    """Return all that predictions depend on, the content of input and model included."""
-    inputs, model = map(identify_files, (scoring.input_files(), scoring.model_files()))
-    # How the rows are dealt into parts changes no prediction, nor does the place of the output. The
-    # files of the checkpoint count by themselves, whoever made them.
-    content = replace(scoring, output=None, rows_per_part=None, own_pickles=frozenset())
-    whole = make_fingerprint(pack(content, what="the prediction"), f"{inputs} {model}".encode())
-    return Identity(whole=whole, inputs=inputs, model=model, about=about)
 
 
 def _find_run(run_config: RunConfig) -> RunPaths | None:

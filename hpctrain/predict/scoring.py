@@ -6,13 +6,13 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpctrain import pickle_trust
-from hpctrain.checkpoint import Checkpoint, CheckpointUploadMode
+from hpctrain.checkpoint import Checkpoint
 from hpctrain.data.dataset import Dataset
 from hpctrain.data.formats import Batch, from_any, num_rows, slice_batch, to_pandas
 from hpctrain.data.identity import files_below, files_of, identify_files, newest
@@ -27,11 +27,9 @@ from hpctrain.predict.part_files import PartFile
 from hpctrain.predict.parts import Claims, Partition
 from hpctrain.predict.pipeline import Reader, Writer
 from hpctrain.predict.predictor import Predictor
+from hpctrain.predict.progress import Progress
 from hpctrain.worker import mpi
-from hpctrain.worker.context import ActiveWorker, active_worker, checkpoint_dir
-
-_REPORT_INTERVAL_S = 2.0
-_CHECKPOINT_INTERVAL_S = 30.0
+from hpctrain.worker.context import ActiveWorker, active_worker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,120 +169,6 @@ class Scorer:
         if not self._has_warned:
             log(f"warning: {found}: what is predicted belongs to no row of the input.")
         self._has_warned = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class Own:
-    """What one rank has done, once it has done it."""
-
-    parts: tuple[int, ...]
-    rows: int
-    first_row_at: float | None
-    """Seconds since the epoch."""
-    model_s: float
-
-
-@dataclass
-class Progress:
-    """What this rank has done, and what is known of all, for reports."""
-
-    worker: ActiveWorker
-    output: Output
-    partition: Partition
-    done: set[int]
-    """Parts that earlier attempts have scored."""
-    parts: list[int] = field(default_factory=list)
-    """Parts that this rank has written, in the thread that writes."""
-    began_at: float = field(default_factory=time.monotonic)
-    rows: int = 0
-    """Rows that this rank has scored."""
-    first_row_at: float | None = None
-    """Seconds since the epoch."""
-    model_s: float = 0.0
-    """Seconds that loading the model took."""
-    _reported_at: float = field(default_factory=time.monotonic)
-    _saved_at: float = field(default_factory=time.monotonic)
-    _saved: Path | None = None
-
-    @property
-    def rows_before(self) -> int:
-        """Rows that earlier attempts have scored."""
-        return self._rows_of(self.done)
-
-    def own(self) -> Own:
-        """Return what the other ranks want to know. Not collective."""
-        return Own(
-            parts=tuple(self.parts),
-            rows=self.rows,
-            first_row_at=self.first_row_at,
-            model_s=self.model_s,
-        )
-
-    def add(self, rows: int) -> bool:
-        """Count rows that were scored; return whether all ranks are to stop."""
-        session = self.worker.session
-        session.heartbeat()
-        if self.first_row_at is None:
-            self.first_row_at = time.time()
-        self.rows += rows
-        if time.monotonic() - self._reported_at < _REPORT_INTERVAL_S:
-            return False
-        self.report()
-        return session.should_stop()
-
-    def report(self) -> None:
-        """Report; rank 0 looks how far all are."""
-        self._reported_at = time.monotonic()
-        if self.worker.context.world.world_rank != 0:
-            self.worker.session.report({"rows": self.rows})
-            return
-        metrics = self.describe(self._count_rows())
-        if time.monotonic() - self._saved_at >= _CHECKPOINT_INTERVAL_S and self._is_committed():
-            self._report_with_checkpoint(metrics)
-        else:
-            self.worker.session.report(metrics)
-
-    def describe(self, rows: int) -> dict[str, Any]:
-        """Return the metrics of so many rows that are done."""
-        total = self.partition.num_rows
-        elapsed = time.monotonic() - self.began_at
-        return {
-            "rows": rows,
-            "of": total,
-            "percent": round(100 * rows / total, 1),
-            "rows_per_s": round((rows - self.rows_before) / max(elapsed, 1e-9)),
-        }
-
-    def _count_rows(self) -> int:
-        return max(self._rows_of(self.output.done()), self.rows_before + self.rows)
-
-    def _rows_of(self, parts: Iterable[int]) -> int:
-        return sum(len(self.partition.rows(part)) for part in parts)
-
-    def _is_committed(self) -> bool:
-        newest = self.worker.session.checkpoint
-        return self._saved is None or (newest is not None and newest.path == self._saved)
-
-    def _report_with_checkpoint(self, metrics: dict[str, Any]) -> None:
-        # By checkpoints others see that the run makes progress. Behind, and the next only when this
-        # one is committed: ranks make their reports at their own pace.
-        from hpctrain.worker.upload import Upload
-
-        self._saved_at = time.monotonic()
-        with checkpoint_dir() as directory:
-            checkpoint = Checkpoint(directory)
-            checkpoint.set_metadata(metrics)
-            number = self.worker.session.reports + 1
-            upload = Upload(
-                checkpoint=checkpoint,
-                dir_name=None,
-                mode=CheckpointUploadMode.ASYNC,
-                delete_local=False,
-                upload_fn=None,
-            )
-            self.worker.session.report(metrics, upload)
-        run = self.worker.context.storage
-        self._saved = run / "checkpoints" / f"{number:06d}"
 
 
 def score(config: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -14,15 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpctrain import timeouts
+from hpctrain.backend import BackendConfig
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.config import RunConfig, ScalingConfig
 from hpctrain.data.optional import require
 from hpctrain.errors import ConfigError, TrainingFailedError
+from hpctrain.function_run import FunctionRun
 from hpctrain.log import log
+from hpctrain.plan.spec import WorkerSpec
 from hpctrain.predict.predictor import Predictor
 from hpctrain.serve.app import make_app
 from hpctrain.serve.model import ServedModel
-from hpctrain.trainer import DataParallelTrainer
 from hpctrain.worker.context import active_worker, report, should_stop
 
 if TYPE_CHECKING:
@@ -133,7 +135,7 @@ def serve_in_run(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"url": url, "requests": model.requests}
 
 
-class Serving(DataParallelTrainer):
+class Serving(FunctionRun):
     """The run of a server: one rank, which serves until it is stopped.
 
     Parameters
@@ -151,17 +153,21 @@ class Serving(DataParallelTrainer):
         scaling_config: ScalingConfig | None = None,
         run_config: RunConfig | None = None,
     ) -> None:
-        super().__init__(
-            serve_in_run,
-            train_loop_config={"service": service},
-            scaling_config=scaling_config,
-            run_config=run_config,
-        )
+        super().__init__(scaling_config=scaling_config, run_config=run_config)
+        self._service = service
         if self.scaling_config.num_workers != 1:
             raise ConfigError(
                 f"num_workers={self.scaling_config.num_workers}: a server is one rank. Start more "
                 f"of them, each under its own name."
             )
+
+    def _worker_spec(self) -> WorkerSpec:
+        return WorkerSpec(
+            train_loop=serve_in_run,
+            train_loop_config={"service": self._service},
+            takes_config=True,
+            backend_config=BackendConfig(),
+        )
 
 
 @contextmanager

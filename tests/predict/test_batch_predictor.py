@@ -34,7 +34,7 @@ from hpctrain import (
 )
 from hpctrain.data import from_numpy, read_hdf5
 from hpctrain.lightgbm import LightGBMPredictor
-from hpctrain.predict import BatchPredictor, Predictor, scoring
+from hpctrain.predict import BatchPredictor, Predictor, progress
 from hpctrain.predict.features import ModelFeatures
 from hpctrain.preprocessors import BatchMapper
 from hpctrain.rundir.paths import RunPaths
@@ -421,7 +421,7 @@ import sys
 import time
 
 import hpctrain
-from hpctrain.predict import BatchPredictor, Predictor, scoring
+from hpctrain.predict import BatchPredictor, Predictor
 
 rows, model, output, name, ranks = sys.argv[1:]
 
@@ -499,7 +499,7 @@ class Uneven(Predictor):
 
     @classmethod
     def from_checkpoint(cls, checkpoint, **kwargs):
-        scoring._REPORT_INTERVAL_S = scoring._CHECKPOINT_INTERVAL_S = 0.02
+        progress._REPORT_INTERVAL_S = progress._CHECKPOINT_INTERVAL_S = 0.02
         return cls()
 
     def _predict_numpy(self, data):

@@ -204,13 +204,14 @@ def test_steps_may_leave_out_the_first_rows_of_an_input(tmp_path: Path):
         "keep_columns": (),
         "batch_size": 4,
         "output": None,
+        "scaling_config": None,
+        "run_config": None,
         "rows_per_part": None,
-        "predictor_kwargs": {},
         "predict_kwargs": {},
     }
     largest = float(np.sort(X[:, 0])[-2])
     assert X[0, 0] < largest
     assert X[1, 0] < largest
-    assert predictor._plan(rows_above(largest), **options).feature_columns == ("f",)
+    assert predictor._plan(rows_above(largest), **options).scoring.feature_columns == ("f",)
     with pytest.raises(ConfigError, match="steps of the input leave no rows"):
         predictor._plan(rows_above(np.inf), **options)
