@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-import stat
 import time
-from collections import deque
 from collections.abc import Collection, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpctrain.bulk.digest import digest_file
-from hpctrain.bulk.reader import verify_state_file
-from hpctrain.bulk.unreadable import UnreadableError, is_passing
+from hpctrain.bulk.unreadable import UnreadableError
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.checkpoint_files import MANIFEST_NAME, VALIDATION_NAME
 from hpctrain.checkpoint_lock import hold_for_deletion
@@ -48,15 +42,11 @@ from hpctrain.rundir.staging import (
     shared_directory,
     staging_directory,
 )
+from hpctrain.rundir.verify import TRY_AGAIN, verify_files
 
 if TYPE_CHECKING:
     from hpctrain.config import CheckpointConfig
 
-_AGAIN = (
-    "That does not say that it is damaged, and nothing was changed: try again once it can be read."
-)
-_READERS = 4
-"""Files that are verified at a time."""
 _SCANNED_BYTES = 64 * 2**20
 """Of a state that are verified before ranks start: more would keep them waiting."""
 
@@ -277,13 +267,7 @@ class CheckpointStore:
         CheckpointError
             If a file is missing, differs, or cannot be read: `UnreadableError` if that may pass.
         """
-        readers = ThreadPoolExecutor(_READERS, thread_name_prefix="hpctrain-verify")
-        try:
-            verify = partial(self._verify, manifest, quick=quick)
-            # Raises what the first of them raised.
-            deque(readers.map(verify, manifest.files), maxlen=0)
-        finally:
-            readers.shutdown(cancel_futures=True)
+        verify_files(self._directory / manifest.name, manifest.files, quick=quick)
 
     def retain(self, config: CheckpointConfig, *, protected: Collection[str] = ()) -> None:
         """Delete what `config` does not keep. Not collective.
@@ -323,40 +307,6 @@ class CheckpointStore:
                     self._discard(Path(entry.path))
                 else:
                     os.rename(entry.path, original)
-
-    def _verify(self, manifest: Manifest, file: StagedFile, *, quick: bool) -> None:
-        path = self._directory / manifest.name / file.path
-        try:
-            complaint = self._difference(path, file, quick=quick)
-        except FileNotFoundError as error:
-            raise CheckpointError(f"checkpoint {manifest.name} has lost {path}.") from error
-        except UnreadableError as error:
-            raise UnreadableError(f"checkpoint {manifest.name}: {error} {_AGAIN}") from error
-        except OSError as error:
-            message = f"checkpoint {manifest.name}: {path} cannot be read: {error.strerror}."
-            if is_passing(error):
-                raise UnreadableError(f"{message} {_AGAIN}") from error
-            raise CheckpointError(message) from error
-        if complaint is not None:
-            raise CheckpointError(f"checkpoint {manifest.name}: {complaint}")
-
-    def _difference(self, path: Path, file: StagedFile, *, quick: bool) -> str | None:
-        if file.kind == "header":
-            return verify_state_file(path, file.digest, quick=quick)
-        # Bytes that do not belong there need not be read.
-        present = os.stat(path)
-        if stat.S_ISREG(present.st_mode) and present.st_size > file.size:
-            return (
-                f"{path} has {present.st_size} bytes, but {file.size} bytes and digest "
-                f"{file.digest} were committed."
-            )
-        size, digest = digest_file(path)
-        if (size, digest) == (file.size, file.digest):
-            return None
-        return (
-            f"{path} has {size} bytes and digest {digest}, but {file.size} bytes and digest "
-            f"{file.digest} were committed."
-        )
 
     def _merge(
         self, attempt: int, report: int, parts: Mapping[int, StagedPart]
@@ -436,7 +386,7 @@ class CheckpointStore:
                 yield Entry(path=path, manifest=read_manifest(path), complaint=None)
             except UnreadableError as error:
                 yield Entry(
-                    path=path, manifest=None, complaint=f"checkpoint {name}: {error} {_AGAIN}"
+                    path=path, manifest=None, complaint=f"checkpoint {name}: {error} {TRY_AGAIN}"
                 )
             except DamagedManifestError as error:
                 # Deleted meanwhile, if it is gone.
