@@ -114,3 +114,19 @@ def _are_distinct(values: np.ndarray) -> bool:
 
 def _is_missing(value: Any) -> bool:
     return value is None or type(value).__name__ in ("NAType", "NaTType") or value != value
+
+
+def codes_of(name: str, array: np.ndarray, categories: Categories) -> np.ndarray:
+    """Return the place of each value of a column among its categories, -1 where it is missing.
+
+    Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If a value is none of them; the message names the column.
+    """
+    try:
+        return categories.codes(array)
+    except ConfigError as error:
+        raise ConfigError(f"column {name!r}: {error}") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hpctrain.data.formats import Batch
+from hpctrain.data.batch import Batch
 from hpctrain.data.schema import Column, Schema
 from hpctrain.data.types import cast_exactly
 from hpctrain.errors import ConfigError

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from hpctrain.data.batch import Batch
 from hpctrain.data.dataset import Dataset
-from hpctrain.data.formats import Batch
 from hpctrain.data.memory import MemorySource
 from hpctrain.data.operations.items import batch_of_items
 from hpctrain.data.operations.scheduling import say_no_meaning

@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from hpctrain.data.arrow_batches import column_type, from_arrow
+from hpctrain.data.batch import Batch
 from hpctrain.data.conform import conform, empty
 from hpctrain.data.files import Paths, describe_all, find_files
-from hpctrain.data.formats import Batch, as_column, column_type, from_arrow
+from hpctrain.data.formats import as_column
 from hpctrain.data.optional import require
 from hpctrain.data.schema import Column, Schema, check_columns, check_unique
 from hpctrain.data.source import Blocks, Source

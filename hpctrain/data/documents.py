@@ -11,9 +11,10 @@ from typing import Protocol
 
 import numpy as np
 
+from hpctrain.data.arrow_batches import from_arrow
+from hpctrain.data.batch import Batch, num_rows, slice_batch
 from hpctrain.data.conform import conform, empty
 from hpctrain.data.files import Paths, describe_all, find_files
-from hpctrain.data.formats import Batch, from_arrow, num_rows, slice_batch
 from hpctrain.data.operations.derived import union_schema
 from hpctrain.data.operations.items import batch_of_items
 from hpctrain.data.optional import require

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from hpctrain.data.batch import Batch, check_batch_size, num_rows
 from hpctrain.data.dataset import Dataset
-from hpctrain.data.formats import Batch, check_batch_size, num_rows
 from hpctrain.data.passes import SizedPasses
 from hpctrain.data.prefetch import prefetch, spare_threads
 from hpctrain.data.source import at_epoch, block_rows, read_rows

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from hpctrain.data.batch import Batch
 from hpctrain.data.conform import conform, empty
 from hpctrain.data.files import Paths, describe_all, find_files
-from hpctrain.data.formats import Batch
 from hpctrain.data.optional import require
 from hpctrain.data.schema import Column, Schema
 from hpctrain.data.source import Blocks, Source, block_rows

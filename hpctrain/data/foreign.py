@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from hpctrain.data.arrow_batches import column_type, from_arrow
+from hpctrain.data.batch import Batch
 from hpctrain.data.conform import conform, empty
-from hpctrain.data.formats import Batch, as_column, column_type, from_arrow
+from hpctrain.data.formats import as_column
 from hpctrain.data.memory import MemorySource
 from hpctrain.data.schema import Column, Schema, check_unique
 from hpctrain.data.shard import items_of

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from hpctrain.data.batch import Batch
 from hpctrain.data.conform import check_unchanged
 from hpctrain.data.files import Paths, describe_all, find_files
-from hpctrain.data.formats import Batch
 from hpctrain.data.hdf5_reader import Hdf5Reader, column_of
 from hpctrain.data.open_files import OpenFiles
 from hpctrain.data.optional import require

@@ -8,16 +8,11 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from hpctrain.data.batch import Batch
 from hpctrain.data.categories import plain
 from hpctrain.data.dataset import Dataset
 from hpctrain.data.epochs import Epochs
-from hpctrain.data.formats import (
-    Batch,
-    BatchFormat,
-    check_format,
-    rows_of,
-    to_format,
-)
+from hpctrain.data.formats import BatchFormat, check_format, rows_of, to_format
 from hpctrain.data.passes import Passes, SizedPasses, passes
 from hpctrain.data.schema import Schema
 from hpctrain.data.shard_tensors import ShardTensors

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpctrain.data.formats import Batch, num_rows, slice_batch
+from hpctrain.data.batch import Batch, num_rows, slice_batch
 from hpctrain.data.schema import Schema
 from hpctrain.data.source import Blocks, block_rows
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from hpctrain.data.batch import Batch, check_lengths
 from hpctrain.data.conform import check_unchanged
 from hpctrain.data.files import Paths, describe_all, find_files
-from hpctrain.data.formats import Batch, check_lengths
 from hpctrain.data.open_files import OpenFiles
 from hpctrain.data.schema import Column, Schema
 from hpctrain.data.source import Blocks, SideBySide, Source, block_rows

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from hpctrain.data.arrow_batches import categories_of_arrow, column_type, from_arrow
+from hpctrain.data.batch import Batch
 from hpctrain.data.categories import Categories, categories_of, union, with_categories
 from hpctrain.data.conform import conform, empty
 from hpctrain.data.files import Paths, describe_all
-from hpctrain.data.formats import Batch, categories_of_arrow, column_type, from_arrow
 from hpctrain.data.open_files import OpenFiles
 from hpctrain.data.optional import require
 from hpctrain.data.partitions import Keys, find_partitions, key_types

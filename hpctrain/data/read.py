@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from hpctrain.data import formats
+from hpctrain.data import arrow_batches, pandas_batches
+from hpctrain.data.batch import Batch, concatenate
 from hpctrain.data.dataset import Dataset
 from hpctrain.data.files import Paths
+from hpctrain.data.formats import from_any
 from hpctrain.data.memory import MemorySource
 from hpctrain.data.operations.scheduling import say_no_blocks, say_no_meaning
 
@@ -178,7 +180,7 @@ def from_numpy(arrays: Any) -> Dataset:
     ConfigError
         If they have unlike numbers of rows, or those of a list have unlike columns.
     """
-    return _in_memory(arrays, formats.from_any)
+    return _in_memory(arrays, from_any)
 
 
 def from_pandas(dfs: Any, *, override_num_blocks: int | None = None) -> Dataset:
@@ -194,7 +196,7 @@ def from_pandas(dfs: Any, *, override_num_blocks: int | None = None) -> Dataset:
         Has no meaning here.
     """
     say_no_meaning("from_pandas()", {"override_num_blocks": override_num_blocks})
-    return _in_memory(dfs, partial(formats.from_pandas, keep_categories=True))
+    return _in_memory(dfs, partial(pandas_batches.from_pandas, keep_categories=True))
 
 
 def from_arrow(tables: Any, *, override_num_blocks: int | None = None) -> Dataset:
@@ -210,7 +212,7 @@ def from_arrow(tables: Any, *, override_num_blocks: int | None = None) -> Datase
         Has no meaning here.
     """
     say_no_meaning("from_arrow()", {"override_num_blocks": override_num_blocks})
-    return _in_memory(tables, partial(formats.from_arrow, keep_categories=True))
+    return _in_memory(tables, partial(arrow_batches.from_arrow, keep_categories=True))
 
 
 def from_dask(df: Any) -> Dataset:
@@ -229,12 +231,12 @@ def from_dask(df: Any) -> Dataset:
     return from_pandas(partitions_of(df))
 
 
-def _in_memory(given: Any, read: Callable[[Any], formats.Batch]) -> Dataset:
+def _in_memory(given: Any, read: Callable[[Any], Batch]) -> Dataset:
     """Return a dataset of one object, or of a list of them."""
     if not isinstance(given, (list, tuple)):
         return Dataset(MemorySource(arrays=read(given)))
     batches = [read(item) for item in given]
-    return Dataset(MemorySource(arrays=formats.concatenate(batches) if batches else {}))
+    return Dataset(MemorySource(arrays=concatenate(batches) if batches else {}))
 
 
 def from_torch(dataset: Any, *, columns: Sequence[str] | None = None) -> Dataset:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hpctrain.data.formats import Batch
+from hpctrain.data.batch import Batch
 from hpctrain.data.optional import require
 from hpctrain.data.passes import SizedPasses
 from hpctrain.data.tensors import to_tensorflow_batch

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from hpctrain.data.formats import Batch, concatenate
+from hpctrain.data.batch import Batch, concatenate
 from hpctrain.data.order import Shuffle, permutation
 from hpctrain.data.schema import Schema
 from hpctrain.data.source import Blocks, RowRanges, Source

@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any, Protocol, runtime_checkable
 
-from hpctrain.data.formats import Batch, concatenate
+from hpctrain.data.batch import Batch, concatenate
 from hpctrain.data.packed import Packed, pack, unpack
 from hpctrain.data.schema import Schema
 from hpctrain.errors import ConfigError

@@ -8,16 +8,9 @@ from typing import Protocol
 
 import numpy as np
 
+from hpctrain.data.batch import Batch, concatenate, num_rows, slice_batch
 from hpctrain.data.categories import categories_of, plain
-from hpctrain.data.formats import (
-    Batch,
-    BatchFormat,
-    concatenate,
-    from_any,
-    num_rows,
-    slice_batch,
-    to_format,
-)
+from hpctrain.data.formats import BatchFormat, from_any, to_format
 from hpctrain.data.operations.call import Call
 from hpctrain.data.schema import check_columns
 from hpctrain.errors import ConfigError

@@ -9,7 +9,7 @@ from itertools import chain
 
 import numpy as np
 
-from hpctrain.data.formats import Batch, concatenate, num_rows, slice_batch
+from hpctrain.data.batch import Batch, concatenate, num_rows, slice_batch
 from hpctrain.data.order import SLABS, Shuffle
 from hpctrain.data.schema import Schema
 from hpctrain.data.source import Concatenated, RowRanges, Source, read_rows

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpctrain.data.formats import Batch
+from hpctrain.data.batch import Batch
 from hpctrain.data.optional import require
 from hpctrain.data.schema import Schema
 from hpctrain.errors import ConfigError

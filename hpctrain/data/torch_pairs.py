@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpctrain.data.formats import Batch
+from hpctrain.data.batch import Batch
 from hpctrain.data.optional import require
 from hpctrain.data.tensors import to_torch
 

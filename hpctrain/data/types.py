@@ -99,6 +99,11 @@ def cast_exactly(array: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
     return cast if same.all() else None
 
 
+def are_floats(integers: np.ndarray) -> bool:
+    """Return whether each of these integers is a float64 too. Not collective."""
+    return cast_exactly(integers, np.dtype(np.float64)) is not None
+
+
 def _numbers_exactly(array: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
     """Return objects as numbers; as floats those too of which some are missing."""
     values = array.reshape(-1).tolist()

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from hpctrain.data.formats import Batch, slice_batch
+from hpctrain.data.batch import Batch, slice_batch
 from hpctrain.data.order import Shuffle, Window
 from hpctrain.data.prefetch import Buffers
 

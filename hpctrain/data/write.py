@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from hpctrain.data.arrow_batches import to_arrow
+from hpctrain.data.batch import Batch, num_rows
 from hpctrain.data.categories import plain
 from hpctrain.data.conform import conform, empty
-from hpctrain.data.formats import Batch, num_rows, to_arrow
 from hpctrain.data.hdf5 import as_in_hdf5, check_names, hdf5_type, is_text, open_file
 from hpctrain.data.operations.consumed import Consumed
 from hpctrain.data.optional import require

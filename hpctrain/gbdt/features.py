@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hpctrain.data.formats import flat_rows
+from hpctrain.data.batch import flat_rows
 from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.predict.features import FEATURES_NAME, ModelFeatures, array_columns
 

@@ -7,7 +7,9 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from hpctrain.data.formats import Batch, flat_rows, from_any, num_rows, to_arrow
+from hpctrain.data.arrow_batches import to_arrow
+from hpctrain.data.batch import Batch, flat_rows, num_rows
+from hpctrain.data.formats import from_any
 from hpctrain.errors import ConfigError
 
 BatchForm: TypeAlias = Literal["array", "columns", "pandas", "arrow"]

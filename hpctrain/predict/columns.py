@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from hpctrain.data.formats import Batch, from_any, to_arrow
+from hpctrain.data.arrow_batches import to_arrow
+from hpctrain.data.batch import Batch
+from hpctrain.data.formats import from_any
 from hpctrain.errors import ConfigError
 from hpctrain.own_files import name_beside
 from hpctrain.predict.part_files import PartFile

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from hpctrain.data.formats import flat_rows, from_pandas
+from hpctrain.data.batch import flat_rows
+from hpctrain.data.pandas_batches import from_pandas
 from hpctrain.data.schema import check_columns
 from hpctrain.errors import ConfigError
 

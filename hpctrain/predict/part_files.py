@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from hpctrain.data.formats import Batch, concatenate, num_rows, to_arrow
+from hpctrain.data.arrow_batches import to_arrow
+from hpctrain.data.batch import Batch, concatenate, num_rows
 from hpctrain.data.hdf5 import as_in_hdf5, check_names, hdf5_type, is_text
 from hpctrain.data.optional import require
 from hpctrain.errors import ConfigError

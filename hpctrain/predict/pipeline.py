@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import Any
 
 from hpctrain import timeouts
+from hpctrain.data.batch import Batch
 from hpctrain.data.dataset import Dataset
-from hpctrain.data.formats import Batch
 from hpctrain.errors import WorkerError
 from hpctrain.predict.part_files import PartFile
 

@@ -11,7 +11,9 @@ import numpy as np
 
 from hpctrain.checkpoint import Checkpoint, refuse_missing
 from hpctrain.checks import NamedArguments
-from hpctrain.data.formats import from_any, num_rows, to_pandas
+from hpctrain.data.batch import num_rows
+from hpctrain.data.formats import from_any
+from hpctrain.data.pandas_batches import to_pandas
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.predict.batches import form_of, in_form_of, name_outputs, to_columns
 from hpctrain.predict.features import ModelFeatures

@@ -13,9 +13,11 @@ from typing import Any
 
 from hpctrain import pickle_trust
 from hpctrain.checkpoint import Checkpoint
+from hpctrain.data.batch import Batch, num_rows, slice_batch
 from hpctrain.data.dataset import Dataset
-from hpctrain.data.formats import Batch, from_any, num_rows, slice_batch, to_pandas
+from hpctrain.data.formats import from_any
 from hpctrain.data.identity import files_below, files_of, identify_files, newest
+from hpctrain.data.pandas_batches import to_pandas
 from hpctrain.errors import ConfigError
 from hpctrain.log import log
 from hpctrain.own_files import DIRECTORY_MODE

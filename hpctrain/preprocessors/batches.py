@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from hpctrain.data import categories, formats
+from hpctrain.data import arrow_batches, categories, formats, pandas_batches
+from hpctrain.data import batch as arrays
+from hpctrain.data.batch import flat_rows as flat_rows
 from hpctrain.data.formats import BatchFormat as BatchFormat
-from hpctrain.data.formats import flat_rows as flat_rows
 from hpctrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -120,12 +121,12 @@ def column_of(batch: Any, name: str) -> Array:
         return categories.plain({name: formats.as_column(batch[name])})[name]
     if form == "pandas":
         return _from_series(batch, name)
-    return formats.from_arrow(batch.select([name]))[name]
+    return arrow_batches.from_arrow(batch.select([name]))[name]
 
 
 def num_rows(batch: Any) -> int:
     """Return the number of rows. Not collective."""
-    return formats.num_rows(batch) if format_of(batch) == "numpy" else len(batch)
+    return arrays.num_rows(batch) if format_of(batch) == "numpy" else len(batch)
 
 
 def replace_columns(batch: Any, columns: Mapping[str, Any], *, dropped: Sequence[str]) -> Any:
@@ -252,13 +253,13 @@ def _to_series(column: Any, index: Any) -> Any:
 
     if isinstance(column, Categories):
         return pandas.Series(column.to_pandas(), index=index)
-    return formats.to_pandas({"column": np.asarray(column)})["column"].set_axis(index)
+    return pandas_batches.to_pandas({"column": np.asarray(column)})["column"].set_axis(index)
 
 
 def _to_arrow(column: Any) -> Any:
     if isinstance(column, Categories):
         return column.to_arrow()
-    return formats.to_arrow({"column": np.asarray(column)}).column("column")
+    return arrow_batches.to_arrow({"column": np.asarray(column)}).column("column")
 
 
 def slices_of(batch: Any, num_rows_each: int | None) -> list[Any]:
@@ -271,7 +272,7 @@ def slices_of(batch: Any, num_rows_each: int | None) -> list[Any]:
     for start in range(0, total, num_rows_each):
         stop = min(start + num_rows_each, total)
         if form == "numpy":
-            parts.append(formats.slice_batch(batch, start, stop))
+            parts.append(arrays.slice_batch(batch, start, stop))
         elif form == "pandas":
             parts.append(batch.iloc[start:stop])
         else:
@@ -285,7 +286,7 @@ def concatenate(parts: Sequence[Any]) -> Any:
         return parts[0]
     form = format_of(parts[0])
     if form == "numpy":
-        return formats.concatenate(parts)
+        return arrays.concatenate(parts)
     if form == "pandas":
         import pandas
 

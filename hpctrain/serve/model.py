@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hpctrain.data.formats import num_rows
+from hpctrain.data.batch import num_rows
 from hpctrain.errors import ConfigError
 from hpctrain.predict.batches import name_outputs
 from hpctrain.predict.predictor import Predictor

@@ -13,7 +13,8 @@ import pytest
 
 from hpctrain import ConfigError
 from hpctrain.data import from_numpy, from_pandas, types
-from hpctrain.data.formats import as_column, concatenate, from_any
+from hpctrain.data.batch import concatenate
+from hpctrain.data.formats import as_column, from_any
 
 Examples = Callable[[Callable[[np.random.Generator], None]], None]
 

@@ -16,7 +16,8 @@ import xgboost
 
 from hpctrain import Checkpoint, ConfigError, RunConfig, ScalingConfig
 from hpctrain.data import from_numpy
-from hpctrain.data.formats import to_arrow, to_pandas
+from hpctrain.data.arrow_batches import to_arrow
+from hpctrain.data.pandas_batches import to_pandas
 from hpctrain.lightgbm import LightGBMPredictor, LightGBMTrainer
 from hpctrain.predict import BatchPredictor, Predictor
 from hpctrain.predict.batches import name_outputs

@@ -14,7 +14,8 @@ from numpy.testing import assert_array_equal
 
 from hpctrain import preprocessors
 from hpctrain.data import from_numpy
-from hpctrain.data.formats import to_arrow, to_pandas
+from hpctrain.data.arrow_batches import to_arrow
+from hpctrain.data.pandas_batches import to_pandas
 from hpctrain.errors import ConfigError
 from hpctrain.preprocessors import (
     BatchMapper,

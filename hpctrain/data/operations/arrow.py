@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpctrain.data.formats import Batch, to_arrow
+from hpctrain.data.arrow_batches import to_arrow
+from hpctrain.data.batch import Batch
 from hpctrain.data.optional import require
 
 

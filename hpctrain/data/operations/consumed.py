@@ -8,23 +8,16 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from hpctrain.data.arrow_batches import to_arrow
+from hpctrain.data.batch import Batch, check_batch_size, num_rows
 from hpctrain.data.categories import plain
-from hpctrain.data.formats import (
-    Batch,
-    BatchFormat,
-    check_batch_size,
-    check_format,
-    num_rows,
-    rows_of,
-    to_arrow,
-    to_format,
-    to_pandas,
-)
+from hpctrain.data.formats import BatchFormat, check_format, rows_of, to_format
 from hpctrain.data.operations.combined import Combined, check_limit
 from hpctrain.data.operations.description import DatasetT, Description
 from hpctrain.data.operations.mapped import Mapped
 from hpctrain.data.operations.scheduling import say_no_meaning
 from hpctrain.data.optional import require
+from hpctrain.data.pandas_batches import to_pandas
 from hpctrain.data.passes import Passes, SizedPasses, passes
 from hpctrain.data.source import check_range, files_of_source
 from hpctrain.data.stream import rebatch

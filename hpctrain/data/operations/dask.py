@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from hpctrain.data.formats import to_pandas
 from hpctrain.data.operations.combined import Combined
 from hpctrain.data.operations.description import Description
 from hpctrain.data.optional import require
+from hpctrain.data.pandas_batches import to_pandas
 from hpctrain.data.stream import windows
 
 

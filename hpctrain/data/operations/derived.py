@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from hpctrain.data.batch import Batch
 from hpctrain.data.conform import conform, empty
-from hpctrain.data.formats import Batch
 from hpctrain.data.operations.description import Description
 from hpctrain.data.schema import Column, Schema
 from hpctrain.data.source import Blocks, Source, at_epoch, read_rows

@@ -9,7 +9,7 @@ from itertools import repeat
 from threading import Lock
 from typing import Any, TypeVar
 
-from hpctrain.data.formats import Batch, concatenate, num_rows
+from hpctrain.data.batch import Batch, concatenate, num_rows
 from hpctrain.data.memory import MemorySource
 from hpctrain.data.prefetch import prefetch, spare_threads
 from hpctrain.data.schema import Schema

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from hpctrain.checks import check_text, shown
+from hpctrain.data.arrow_batches import from_arrow
+from hpctrain.data.batch import Batch, num_rows
 from hpctrain.data.categories import plain
-from hpctrain.data.formats import Batch, from_arrow, num_rows
 from hpctrain.data.operations.arrow import to_arrow_with_missing
 from hpctrain.data.optional import require
 from hpctrain.data.schema import check_columns

@@ -10,17 +10,10 @@ from typing import Any, Generic
 
 import numpy as np
 
+from hpctrain.data.arrow_batches import from_arrow
+from hpctrain.data.batch import Batch, concatenate, num_rows
 from hpctrain.data.categories import plain
-from hpctrain.data.formats import (
-    Batch,
-    BatchFormat,
-    check_format,
-    concatenate,
-    from_any,
-    from_arrow,
-    num_rows,
-    to_format,
-)
+from hpctrain.data.formats import BatchFormat, check_format, from_any, to_format
 from hpctrain.data.operations.aggregates import (
     Aggregate,
     aggregate,

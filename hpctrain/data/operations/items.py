@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from hpctrain.data.formats import Batch, as_column
+from hpctrain.data.batch import Batch
+from hpctrain.data.formats import as_column
 from hpctrain.data.types import with_missing
 from hpctrain.errors import ConfigError
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hpctrain.data.formats import BatchFormat, check_batch_size, check_format
+from hpctrain.data.batch import check_batch_size
+from hpctrain.data.formats import BatchFormat, check_format
 from hpctrain.data.operations.call import Call
 from hpctrain.data.operations.description import DatasetT, Description
 from hpctrain.data.operations.expression import FilterExpression, WithColumns

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from hpctrain.data.batch import Batch, num_rows
 from hpctrain.data.categories import plain
 from hpctrain.data.conform import empty
-from hpctrain.data.formats import Batch, BatchFormat, as_column, num_rows, rows_of, to_format
+from hpctrain.data.formats import BatchFormat, as_column, rows_of, to_format
 from hpctrain.data.operations.call import Call
 from hpctrain.data.operations.items import batch_of_rows
 from hpctrain.data.schema import Schema, check_columns, check_unique

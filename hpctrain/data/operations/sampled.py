@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hpctrain.data.formats import Batch
+from hpctrain.data.batch import Batch
 from hpctrain.data.schema import Schema
 from hpctrain.data.source import Blocks, Source, read_rows
 

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from hpctrain.data.batch import Batch, num_rows
 from hpctrain.data.categories import plain
-from hpctrain.data.formats import Batch, num_rows
 from hpctrain.data.memory import MemorySource
 from hpctrain.data.operations.arrow import to_arrow_with_missing
 from hpctrain.data.operations.description import Description
