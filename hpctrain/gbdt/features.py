@@ -11,7 +11,8 @@ import numpy as np
 
 from hpctrain.data.batch import flat_rows
 from hpctrain.errors import CheckpointError, ConfigError
-from hpctrain.predict.features import FEATURES_NAME, ModelFeatures, array_columns
+from hpctrain.predict.feature_columns import array_columns
+from hpctrain.predict.features import FEATURES_NAME, ModelFeatures
 
 Array = np.ndarray[Any, Any]
 

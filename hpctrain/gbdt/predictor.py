@@ -11,7 +11,8 @@ import numpy as np
 
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.errors import CheckpointError
-from hpctrain.predict.features import FEATURES_NAME, encode_categories, select_matrix
+from hpctrain.predict.feature_columns import encode_categories, select_matrix
+from hpctrain.predict.features import FEATURES_NAME
 from hpctrain.predict.predictor import Predictor
 
 P = TypeVar("P", bound="BoosterPredictor")

@@ -8,7 +8,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from os import PathLike, fspath
@@ -21,9 +21,10 @@ import numpy as np
 from hpctrain import timeouts
 from hpctrain.data.dataset import Dataset
 from hpctrain.errors import ConfigError
-from hpctrain.own_files import DIRECTORY_MODE, create_file, name_beside
+from hpctrain.own_files import DIRECTORY_MODE, name_beside
 from hpctrain.predict.columns import AgreedColumns, OutputColumn, read_columns
 from hpctrain.predict.identity import Identity
+from hpctrain.predict.joined_parts import join_parts
 from hpctrain.predict.part_files import (
     CsvPart,
     Hdf5Part,
@@ -38,7 +39,6 @@ from hpctrain.rundir.trust import check_owner
 
 _PLAN_NAME = "_plan.json"
 _COLUMNS_NAME = "_columns.json"
-_COPY_BYTES = 8 * 2**20
 _LOCK_INTERVAL_S = 0.2
 
 _FORMATS: Mapping[str, type[PartFile]] = {
@@ -282,7 +282,7 @@ class Output:
         else:
             parts = [self._part(number) for number in numbers]
             beside = name_beside(self.path)
-            _JOIN[self.part_type](parts, beside)
+            join_parts(self.part_type, parts, beside)
             sync_file(beside)
             os.replace(beside, self.path)
         fsync_directory(self.path.parent)
@@ -347,72 +347,3 @@ def _lock(descriptor: int) -> bool:
         # No locks on this filesystem.
         pass
     return True
-
-
-def _check_alike(path: Path, found: Any, first: Any) -> None:
-    if first and found != first:
-        raise ConfigError(
-            f"{path} has {found}, and the parts before it {first}: they are not of one prediction. "
-            f"Remove the parts and predict again."
-        )
-
-
-def _join_hdf5(parts: Sequence[Path], target: Path) -> None:
-    """Write virtual datasets over those of the parts."""
-    import h5py
-
-    shapes: dict[str, list[tuple[Path, tuple[int, ...]]]] = {}
-    dtypes: dict[str, Any] = {}
-    for path in parts:
-        with h5py.File(path, "r") as file:
-            _check_alike(path, {n: d.dtype for n, d in file.items()}, dtypes)
-            for name, dataset in file.items():
-                shapes.setdefault(name, []).append((path, dataset.shape))
-                dtypes[name] = dataset.dtype
-    with h5py.File(target, "x", libver="latest") as file:
-        for name, found in shapes.items():
-            rows = sum(shape[0] for _, shape in found)
-            layout = h5py.VirtualLayout((rows, *found[0][1][1:]), dtype=dtypes[name])
-            start = 0
-            for path, shape in found:
-                # Relative to the virtual file, so that both can be moved together.
-                relative = f"{path.parent.name}/{path.name}"
-                layout[start : start + shape[0]] = h5py.VirtualSource(relative, name, shape=shape)
-                start += shape[0]
-            file.create_virtual_dataset(name, layout)
-
-
-def _join_lines(parts: Sequence[Path], target: Path) -> None:
-    first = b""
-    with open(create_file(target), "wb") as joined:
-        for path in parts:
-            with open(path, "rb") as file:
-                names = file.readline()
-                if path == parts[0]:
-                    first = names
-                    joined.write(names)
-                _check_alike(path, names, first)
-                shutil.copyfileobj(file, joined, _COPY_BYTES)
-
-
-def _join_arrays(parts: Sequence[Path], target: Path) -> None:
-    arrays = [np.load(path, mmap_mode="r") for path in parts]
-    first = arrays[0]
-    for path, array in zip(parts, arrays, strict=True):
-        _check_alike(path, (array.dtype, array.shape[1:]), (first.dtype, first.shape[1:]))
-    header = {
-        "descr": np.lib.format.dtype_to_descr(first.dtype),
-        "fortran_order": False,
-        "shape": (sum(map(len, arrays)), *first.shape[1:]),
-    }
-    with open(create_file(target), "wb") as joined:
-        np.lib.format.write_array_header_1_0(joined, header)
-        for array in arrays:
-            joined.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-
-
-_JOIN: Mapping[type[PartFile], Callable[[Sequence[Path], Path], None]] = {
-    Hdf5Part: _join_hdf5,
-    CsvPart: _join_lines,
-    NumpyPart: _join_arrays,
-}

@@ -15,7 +15,8 @@ from hpctrain.data.schema import Schema, check_columns
 from hpctrain.errors import ConfigError
 from hpctrain.plan.spec import make_fingerprint, pack
 from hpctrain.predict.batches import PREDICTIONS
-from hpctrain.predict.features import ModelFeatures, columns_of_features
+from hpctrain.predict.feature_columns import columns_of_features
+from hpctrain.predict.features import ModelFeatures
 from hpctrain.predict.identity import Identity
 from hpctrain.predict.input import schema_after
 from hpctrain.predict.output import Output

@@ -9,7 +9,7 @@ import numpy as np
 
 from hpctrain.errors import ConfigError
 from hpctrain.predict.batches import PREDICTIONS
-from hpctrain.predict.features import check_width, feature_matrix
+from hpctrain.predict.feature_columns import check_width, feature_matrix
 
 
 def to_inputs(

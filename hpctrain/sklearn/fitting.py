@@ -156,7 +156,7 @@ def as_frame(dataset: Any, name: str) -> pandas.DataFrame:
     import pandas
 
     from hpctrain.gbdt.features import columns_of, width_of
-    from hpctrain.predict.features import flatten_frame
+    from hpctrain.predict.feature_columns import flatten_frame
 
     if hasattr(dataset, "iloc"):
         return flatten_frame(dataset)

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpctrain.checkpoint import Checkpoint
-from hpctrain.predict.features import feature_frame, select_columns, select_frame, select_matrix
+from hpctrain.predict.feature_columns import (
+    feature_frame,
+    select_columns,
+    select_frame,
+    select_matrix,
+)
 from hpctrain.predict.predictor import Predictor
 from hpctrain.sklearn.checkpoint import PICKLED_NAME, SklearnCheckpoint
 

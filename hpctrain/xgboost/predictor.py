@@ -12,7 +12,7 @@ from hpctrain.data.formats import from_any
 from hpctrain.data.optional import require
 from hpctrain.gbdt.model_file import read_model_file
 from hpctrain.gbdt.predictor import BoosterPredictor
-from hpctrain.predict.features import select_frame
+from hpctrain.predict.feature_columns import select_frame
 
 if TYPE_CHECKING:
     import xgboost

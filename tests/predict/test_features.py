@@ -1,20 +1,6 @@
 from __future__ import annotations
 
-import numpy as np
-import pandas as pd
-import pytest
-
-from hpctrain import ConfigError
-from hpctrain.predict.features import (
-    ModelFeatures,
-    columns_of_features,
-    encode_categories,
-    feature_matrix,
-    select_frame,
-    select_matrix,
-)
-
-X = np.arange(12.0).reshape(4, 3)
+from hpctrain.predict.features import ModelFeatures
 
 
 def test_what_is_written_beside_a_model_is_read_again(tmp_path):
@@ -22,69 +8,3 @@ def test_what_is_written_beside_a_model_is_read_again(tmp_path):
     written.write(tmp_path)
     assert ModelFeatures.read(tmp_path) == written
     assert ModelFeatures.read(tmp_path / "nowhere") is None
-
-
-def test_a_single_column_that_is_all_features_is_not_copied():
-    assert np.shares_memory(feature_matrix({"x": X}, ["x_0", "x_1", "x_2"]), X)
-
-
-def test_columns_are_put_into_the_order_of_the_model():
-    matrix = feature_matrix({"b": X[:, 1], "x": X[:, :1], "a": X[:, 2]}, ["a", "x_0", "b"])
-    assert np.array_equal(matrix, X[:, [2, 0, 1]])
-
-
-def test_components_of_a_column_may_lie_apart_in_the_model():
-    matrix = feature_matrix({"x": X[:, :2], "b": X[:, 2]}, ["x_1", "b", "x_0"])
-    assert np.array_equal(matrix, X[:, [1, 2, 0]])
-
-
-def test_a_feature_that_has_vanished_is_named():
-    with pytest.raises(ConfigError, match="has no 'c', which the model was trained on"):
-        feature_matrix({"a": X[:, 0], "b": X[:, 1]}, ["a", "b", "c"])
-
-
-def test_a_feature_that_appears_is_named():
-    with pytest.raises(ConfigError, match="has 'c', which the model was not trained on"):
-        feature_matrix({"a": X[:, 0], "c": X[:, 1]}, ["a"])
-
-
-def test_a_wider_column_is_a_feature_that_appears():
-    with pytest.raises(ConfigError, match="has 'x_2', which the model was not trained on"):
-        feature_matrix({"x": X}, ["x_0", "x_1"])
-
-
-@pytest.mark.parametrize("names", [["f0", "f1", "f2"], ["Column_0", "Column_1", "Column_2"]])
-def test_a_model_without_names_takes_columns_as_they_come(names):
-    batch = {"z": X[:, 0], "a": X[:, 1:]}
-    assert np.array_equal(feature_matrix(batch, names), X)
-    columns = {"z": (), "a": (2,), "y": ()}
-    assert columns_of_features(columns, names, ignore=["y"]) == ["z", "a"]
-    with pytest.raises(ConfigError, match="which the model was trained on"):
-        feature_matrix({"z": X[:, 0]}, names)
-
-
-def test_categories_become_their_places_and_others_are_missing():
-    batch = {"colour": np.array(["g", "r", "?"], dtype=object), "x": X[:3, 0]}
-    encoded = encode_categories(batch, {"colour": ("r", "g")})
-    assert np.array_equal(encoded["colour"], [1, 0, np.nan], equal_nan=True)
-    assert encoded["x"] is batch["x"]
-
-
-def test_the_label_may_be_there():
-    columns = {"x": (3,), "y": ()}
-    assert columns_of_features(columns, ["x_0", "x_1", "x_2"], ignore=["y"]) == ["x"]
-
-
-def test_an_array_has_to_be_as_wide_as_the_model():
-    assert select_matrix(X, ["a", "b"], [2, 0]).tolist() == X[:, [2, 0]].tolist()
-    with pytest.raises(ConfigError, match="3 columns, and the model was trained on 2 features"):
-        select_matrix(X, ["a", "b"])
-
-
-def test_a_frame_keeps_its_types():
-    frame = pd.DataFrame({"b": pd.Categorical(["u", "v"]), "a": [1.0, 2.0], "c": [0, 0]})
-    selected = select_frame(frame, ["a", "b"], ["a", "b"])
-    assert list(selected.columns) == ["a", "b"]
-    assert selected["b"].dtype == "category"
-    with pytest.raises(ConfigError, match="has 'c'"):
-        select_frame(frame, ["a", "b"])
