@@ -1,4 +1,7 @@
-"""`ModelCheckpoint`: a directory with a model in its library's own format, and its features."""
+"""`ModelCheckpoint`: a directory with a model in its library's own format, and its features.
+
+`BoosterCheckpoint` is that of XGBoost and LightGBM.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from hpctrain.bulk.digest import digest_file
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.gbdt.features import Features
+from hpctrain.gbdt.model_file import read_booster
 from hpctrain.predict.features import FEATURES_NAME
 
 C = TypeVar("C", bound="ModelCheckpoint")
@@ -166,3 +170,23 @@ class ModelCheckpoint(Checkpoint, abc.ABC):
         """
         with self.as_directory() as directory:
             return Features.read(directory, framework=self.framework)
+
+
+class BoosterCheckpoint(ModelCheckpoint, abc.ABC):
+    """A checkpoint that holds a booster, in its library's own format: opening it runs no code."""
+
+    @classmethod
+    def write_model(cls, model: Any, path: Path) -> None:
+        """Write a booster into a file: its best rounds, if LightGBM knows them. Not collective."""
+        model.save_model(path)
+
+    @classmethod
+    def read_model(cls, path: Path) -> Any:
+        """Return the booster of a file. Not collective.
+
+        Raises
+        ------
+        CheckpointError
+            If it is damaged.
+        """
+        return read_booster(path, framework=cls.framework)

@@ -10,9 +10,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from os import PathLike
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hpctrain import environ, timeouts
 from hpctrain.bulk.digest import digest_file
@@ -55,6 +56,15 @@ def read_model_file(path: Path, read: Callable[[Path], T], *, framework: str) ->
         raise
     except Exception as error:
         raise _damage(path, f"{framework} cannot read it: {first_line(error)}") from error
+
+
+def read_booster(path: Path, *, framework: str) -> Any:
+    """Return the booster in a file. Not collective.
+
+    The arguments and errors are those of `read_model_file`.
+    """
+    library = import_module(framework)
+    return read_model_file(path, lambda path: library.Booster(model_file=path), framework=framework)
 
 
 def verify_digest(path: Path) -> bool:

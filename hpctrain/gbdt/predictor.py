@@ -5,12 +5,14 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
 from hpctrain.checkpoint import Checkpoint
+from hpctrain.data.optional import require
 from hpctrain.errors import CheckpointError
+from hpctrain.gbdt.model_file import read_booster
 from hpctrain.predict.feature_columns import encode_categories, select_matrix
 from hpctrain.predict.features import FEATURES_NAME
 from hpctrain.predict.predictor import Predictor
@@ -35,10 +37,19 @@ class BoosterPredictor(Predictor, abc.ABC):
         self.categories: Mapping[str, Sequence[Any]] = {}
         """Values of columns with categories, by which they become numbers."""
 
+    framework: ClassVar[str]
+    """Name of the library, and of the extra that installs it."""
+
     @classmethod
-    @abc.abstractmethod
+    def import_framework(cls) -> Any:
+        """Import the library. Not collective."""
+        return require(cls.framework, to="to predict with its models", extra=cls.framework)
+
+    @classmethod
     def read_model(cls, path: Path) -> Any:
         """Return the booster in a file. Not collective."""
+        cls.import_framework()
+        return read_booster(path, framework=cls.framework)
 
     @classmethod
     def from_checkpoint(

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import hpctrain
 from hpctrain.errors import ConfigError
 from hpctrain.gbdt.boosting import (
     COMMON_DATASET_ARGUMENTS,
@@ -93,47 +92,29 @@ class LightGBMBoosting(Boosting):
         """Boost, from the newest checkpoint. Collective."""
         from lightgbm import train
 
-        from hpctrain.gbdt.rounds import Patience, Rounds, read_state, report_again
+        from hpctrain.gbdt.start import Start, find_start, make_rounds
         from hpctrain.gbdt.table import open_datasets
         from hpctrain.lightgbm.callback import LoopCallback, saves
         from hpctrain.lightgbm.checkpoint import LightGBMCheckpoint
         from hpctrain.lightgbm.metrics import TakenOver, take_over
         from hpctrain.lightgbm.network import get_network_params
 
-        worker = active_worker("LightGBMTrainer")
-        comm = worker.comm
-        # Nobody else could ask for it.
-        validation = worker.validation is not None
+        comm = active_worker("LightGBMTrainer").comm
         self.check_ranks(comm.size)
-        state: Mapping[str, Any] = {"is_over": False, "early_stopping": None}
-        booster, known = None, None
-        if checkpoint := hpctrain.get_checkpoint():
-            with checkpoint.as_directory() as directory:
-                booster, known = LightGBMCheckpoint.load_to_resume(directory)
-                state = read_state(directory)
-        done = 0 if booster is None else booster.current_iteration()
-        if checkpoint is not None and self.is_finished(done, is_over=state["is_over"]):
-            report_again(checkpoint, state, done=done, validation=validation)
+        start = find_start(self, LightGBMCheckpoint, count_rounds=lambda b: b.current_iteration())
+        if start is None:
             return
-        if booster is not None and is_forest(self._named_params()):
+        if start.booster is not None and is_forest(self._named_params()):
             if comm.rank == 0:
                 log(
-                    f"LightGBM cannot go on with a random forest: its {done} trees are grown again."
+                    f"LightGBM cannot go on with a random forest: its {start.done} trees are grown "
+                    f"again."
                 )
-            booster, done, state = None, 0, {"is_over": False, "early_stopping": None}
+            start = Start(features=start.features)
         for unknown in find_unknown(self.params) if comm.rank == 0 else ():
             log(f"warning: {unknown}")
-        features, readers = open_datasets(self, comm, known=known)
-        patience = None
-        if self.early_stopping is not None:
-            patience = Patience(self.early_stopping, state["early_stopping"])
-        rounds = Rounds(
-            save=saves(features),
-            frequency=self.checkpoint_frequency,
-            at_end=self.checkpoint_at_end,
-            patience=patience,
-            validation=validation,
-        )
+        features, readers = open_datasets(self, comm, known=start.features)
+        rounds = make_rounds(self, start, saves(features))
         params = self._params()
         taken = TakenOver(params=params)
         if comm.size > 1:
@@ -147,10 +128,10 @@ class LightGBMBoosting(Boosting):
         trained = train(
             params,
             datasets[TRAIN],
-            num_boost_round=self.num_boost_round - done,
+            num_boost_round=self.num_boost_round - start.done,
             valid_sets=list(datasets.values()),
             valid_names=list(datasets),
-            init_model=booster,
+            init_model=start.booster,
             feval=metrics or None,
             # The other one is made of the model's text, which nobody needs.
             keep_training_booster=True,

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hpctrain.data.formats import from_any
-from hpctrain.data.optional import require
-from hpctrain.gbdt.model_file import read_model_file
 from hpctrain.gbdt.predictor import BoosterPredictor
 from hpctrain.predict.feature_columns import select_frame
 
@@ -36,22 +33,6 @@ class LightGBMPredictor(BoosterPredictor):
     def __init__(self, model: lightgbm.Booster, preprocessor: Any = None) -> None:
         super().__init__(model, preprocessor)
         self.features = tuple(model.feature_name())
-
-    @classmethod
-    def import_framework(cls) -> Any:
-        """Import LightGBM. Not collective."""
-        return require("lightgbm", to="to predict with its models", extra="lightgbm")
-
-    @classmethod
-    def read_model(cls, path: Path) -> lightgbm.Booster:
-        """Return the booster in a file. Not collective."""
-        library = cls.import_framework()
-
-        def read(path: Path) -> lightgbm.Booster:
-            booster: lightgbm.Booster = library.Booster(model_file=str(path))
-            return booster
-
-        return read_model_file(path, read, framework=cls.framework)
 
     def _made_up_row(self) -> np.ndarray[Any, Any]:
         return np.zeros((1, self.model.num_feature()))

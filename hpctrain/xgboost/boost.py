@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import hpctrain
 from hpctrain.errors import ConfigError
 from hpctrain.gbdt.boosting import (
     COMMON_DATASET_ARGUMENTS,
@@ -134,45 +133,26 @@ class XGBoostBoosting(Boosting):
         """Boost, from the newest checkpoint. Collective."""
         from xgboost import train
 
-        from hpctrain.gbdt.rounds import Patience, Rounds, read_state, report_again
+        from hpctrain.gbdt.start import find_start, make_rounds
         from hpctrain.gbdt.table import open_datasets
         from hpctrain.xgboost.callback import LoopCallback, SeededRounds, saves
         from hpctrain.xgboost.checkpoint import XGBoostCheckpoint
 
-        worker = active_worker("XGBoostTrainer")
-        comm = worker.comm
-        # Nobody else could ask for it.
-        validation = worker.validation is not None
-        state: Mapping[str, Any] = {"is_over": False, "early_stopping": None}
-        booster, known = None, None
-        if checkpoint := hpctrain.get_checkpoint():
-            with checkpoint.as_directory() as directory:
-                booster, known = XGBoostCheckpoint.load_to_resume(directory)
-                state = read_state(directory)
-        done = 0 if booster is None else booster.num_boosted_rounds()
-        if checkpoint is not None and self.is_finished(done, is_over=state["is_over"]):
-            report_again(checkpoint, state, done=done, validation=validation)
+        comm = active_worker("XGBoostTrainer").comm
+        start = find_start(self, XGBoostCheckpoint, count_rounds=lambda b: b.num_boosted_rounds())
+        if start is None:
             return
         with ExitStack() as stack:
-            features, readers = open_datasets(self, comm, known=known)
+            features, readers = open_datasets(self, comm, known=start.features)
             matrices = stack.enter_context(self._matrices(features, readers))
-            patience = None
-            if self.early_stopping is not None:
-                patience = Patience(self.early_stopping, state["early_stopping"])
-            rounds = Rounds(
-                save=saves(features),
-                frequency=self.checkpoint_frequency,
-                at_end=self.checkpoint_at_end,
-                patience=patience,
-                validation=validation,
-            )
+            rounds = make_rounds(self, start, saves(features))
             extra = dict(self.train_kwargs)
             train(
                 self._params(),
                 matrices[TRAIN],
-                num_boost_round=self.num_boost_round - done,
+                num_boost_round=self.num_boost_round - start.done,
                 evals=[(matrix, name) for name, matrix in matrices.items()],
-                xgb_model=booster,
+                xgb_model=start.booster,
                 verbose_eval=extra.pop("verbose_eval", False),
                 callbacks=[
                     *([SeededRounds(self.params)] if SeededRounds.is_needed(self.params) else ()),

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hpctrain.data.formats import from_any
-from hpctrain.data.optional import require
-from hpctrain.gbdt.model_file import read_model_file
 from hpctrain.gbdt.predictor import BoosterPredictor
 from hpctrain.predict.feature_columns import select_frame
 
@@ -41,22 +38,6 @@ class XGBoostPredictor(BoosterPredictor):
         self.features = None if model.feature_names is None else tuple(model.feature_names)
         best = model.attr("best_iteration")
         self._rounds = (0, 0) if best is None else (0, int(best) + 1)
-
-    @classmethod
-    def import_framework(cls) -> Any:
-        """Import XGBoost. Not collective."""
-        return require("xgboost", to="to predict with its models", extra="xgboost")
-
-    @classmethod
-    def read_model(cls, path: Path) -> xgboost.Booster:
-        """Return the booster in a file. Not collective."""
-        library = cls.import_framework()
-
-        def read(path: Path) -> xgboost.Booster:
-            booster: xgboost.Booster = library.Booster(model_file=str(path))
-            return booster
-
-        return read_model_file(path, read, framework=cls.framework)
 
     def _made_up_row(self) -> np.ndarray[Any, Any]:
         return np.zeros((1, self.model.num_features()))
