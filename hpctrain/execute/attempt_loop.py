@@ -10,15 +10,14 @@ from hpctrain.errors import RunStoppedError, TrainingFailedError, WorkerError, W
 from hpctrain.execute.attempt_executor import AttemptExecutor
 from hpctrain.execute.explain import explain_failure
 from hpctrain.execute.hang import HangWatch
-from hpctrain.execute.preemption import Preemption
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.tracker import ReportRound
 
 _POLL_S = 0.25
 
 
-class Stopping(Protocol):
-    """What lets the ranks stop once they should: `StopAgreement`, or `ScalingPolicy` around it."""
+class Step(Protocol):
+    """What has something to do from time to time: `Preemption`, `StopAgreement`, ..."""
 
     def step(self) -> None:
         """Take the next step, if there is one to take."""
@@ -34,9 +33,10 @@ class AttemptLoop:
     attempt
         The ranks, and what they have said.
     preemption
-        Knows when the run has to leave its job.
+        Notices when the run has to leave its job; None where it never has to.
     stopping
-        Lets the ranks stop.
+        Lets the ranks stop once the run is to stop: `StopAgreement`, or `ScalingPolicy` around it;
+        None where no stop is ever requested.
     failure_config
         When ranks hang.
     may_end_hangs
@@ -50,8 +50,8 @@ class AttemptLoop:
         recorder: Recorder,
         attempt: AttemptExecutor,
         *,
-        preemption: Preemption,
-        stopping: Stopping,
+        preemption: Step | None = None,
+        stopping: Step | None = None,
         failure_config: FailureConfig,
         may_end_hangs: bool = True,
         in_each_turn: Callable[[], None] = lambda: None,
@@ -88,9 +88,11 @@ class AttemptLoop:
             recorder.record(round_, self._ranks.broadcast)
         recorder.answer(tracker, self._ranks.broadcast)
         recorder.tick(phase=tracker.phase, reports=tracker.reports)
-        self._preemption.step()
+        if self._preemption is not None:
+            self._preemption.step()
         self._in_each_turn()
-        self._stopping.step()
+        if self._stopping is not None:
+            self._stopping.step()
         self._look_for_hangs()
 
     def conclude(self) -> None:

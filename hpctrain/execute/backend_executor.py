@@ -13,22 +13,26 @@ from typing import Any, Literal
 from hpctrain import timeouts
 from hpctrain.backend import BackendConfig
 from hpctrain.checkpoint import Checkpoint, refuse_missing
-from hpctrain.errors import CheckpointError, ConfigError
+from hpctrain.config import FailureConfig, RunConfig
+from hpctrain.errors import ConfigError
 from hpctrain.execute.attempt_executor import AttemptExecutor
-from hpctrain.execute.explain import explain_failure
+from hpctrain.execute.attempt_loop import AttemptLoop
+from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.worker_group import WorkerGroup
 from hpctrain.plan import spec
 from hpctrain.plan.resources import Placement
 from hpctrain.plan.spec import RankSettings, RunSpec, WorkerSpec
 from hpctrain.rundir.files import write_atomic
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.store import CheckpointStore
+from hpctrain.rundir.states import RunEvent, RunState
+from hpctrain.rundir.status import RunStatus
 from hpctrain.rundir.trust import digest_spec
 from hpctrain.train_function import takes_config
 from hpctrain.worker.context import active_worker
 
 _POLL_S = 0.1
 _ATTEMPT = 1
+_NAME = "backend-executor"
 
 
 class BackendExecutor:
@@ -178,7 +182,7 @@ class BackendExecutor:
             fingerprint="",
             digests={},
             settings=RankSettings(
-                name="backend-executor",
+                name=_NAME,
                 cwd=os.getcwd(),
                 sys_path=tuple(str(Path(p).absolute()) for p in sys.path),
                 cpus_per_worker=group.placement.cpus_per_task,
@@ -190,14 +194,27 @@ class BackendExecutor:
         ).to_bytes()
         paths = self._paths()
         write_atomic(paths.spec, content, mode=0o600)
-        self._store = CheckpointStore(paths.checkpoints)
-        self._store.prepare()
+        self._recorder = self._begin(paths, group)
         self._attempt = AttemptExecutor(
             group,
             spec_digest=digest_spec(content),
             checkpoint=None if checkpoint is None else Path(checkpoint.path),
         )
+        self._loop = AttemptLoop(
+            self._recorder, self._attempt, failure_config=FailureConfig(), may_end_hangs=False
+        )
         self._attempt.start_training()
+
+    def _begin(self, paths: RunPaths, group: WorkerGroup) -> Recorder:
+        """Return what records the reports, in the directory that `shutdown` deletes."""
+        status = RunStatus(name=_NAME, state=RunState.STARTING, launcher="local")
+        recorder = Recorder(paths=paths, run_config=RunConfig(name=_NAME), status=status)
+        recorder.run_record.begin()
+        recorder.begin_attempt(None)
+        recorder.run_record.advance(
+            RunEvent.JOINED, world_size=len(group), nodes=group.hostnames, phase="importing"
+        )
+        return recorder
 
     def get_next_results(self) -> list[dict[str, Any]] | None:
         """Wait for the next report; return the metrics of each rank, or None at the end.
@@ -208,27 +225,16 @@ class BackendExecutor:
         ------
         WorkerError
             If a rank failed.
+        TrainingFailedError
+            If ranks did not make the same calls.
         """
-        attempt = self._training()
+        attempt, loop = self._training(), self._loop
         while not attempt.is_finished():
             round_ = attempt.get_next_results(_POLL_S)
-            if round_ is None:
-                continue
-            metrics = [round_.metrics(rank) for rank in range(len(attempt.ranks))]
-            if round_.parts:
-                self._commit(attempt, round_)
-            return metrics
-        if attempt.tracker.has_failed:
-            group = attempt.ranks
-            error = explain_failure(
-                attempt.tracker,
-                workers=group.workers,
-                paths=self._paths(),
-                attempt=_ATTEMPT,
-                checkpoint=None,
-                launcher_output=group.launcher_output(),
-            )
-            raise error from error.worker_failures.get(error.rank)
+            loop.turn([] if round_ is None else [round_])
+            if round_ is not None:
+                return [round_.metrics(rank) for rank in range(len(attempt.ranks))]
+        loop.conclude()
         return None
 
     def get_checkpoint(self) -> Checkpoint | None:
@@ -237,8 +243,7 @@ class BackendExecutor:
         It is deleted by `shutdown`: copy it with ``to_directory()``.
         """
         self._training()
-        newest = max(self._store.manifests(), key=lambda found: found.report, default=None)
-        return None if newest is None else self._store.open(newest)
+        return self._recorder.checkpoints.latest
 
     def finish_training(self) -> list[Any]:
         """Wait for the end; return what the training function returned, by rank. Not collective.
@@ -247,6 +252,8 @@ class BackendExecutor:
         ------
         WorkerError
             If a rank failed.
+        TrainingFailedError
+            If ranks did not make the same calls.
         """
         while self.get_next_results() is not None:
             pass
@@ -258,28 +265,11 @@ class BackendExecutor:
         """End the workers, and delete their directory. Not collective."""
         if self._group is not None:
             self._group.shutdown(patience_s=10.0 if graceful_termination else 0.0)
+        if self._attempt is not None:
+            self._recorder.run_record.directory.close()
         if self._root is not None:
             shutil.rmtree(self._root, ignore_errors=True)
         self._group = self._root = self._attempt = None
-
-    def _commit(self, attempt: AttemptExecutor, round_: Any) -> None:
-        path, reason = None, None
-        try:
-            for part in round_.parts.values():
-                if part.error is not None:
-                    raise CheckpointError(part.error)
-            checkpoint, _ = self._store.commit(
-                attempt=_ATTEMPT,
-                report=round_.report,
-                world_size=len(attempt.ranks),
-                metrics=round_.metrics(),
-                parts=round_.parts,
-            )
-            path = str(checkpoint.path)
-        except (OSError, CheckpointError) as error:
-            self._store.abandon(attempt=_ATTEMPT, report=round_.report)
-            reason = str(error)
-        attempt.ranks.broadcast("committed", report=round_.report, path=path, error=reason)
 
     def _paths(self) -> RunPaths:
         assert self._root is not None

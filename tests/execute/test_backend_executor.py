@@ -90,3 +90,21 @@ def test_a_hook_that_fails_leaves_nothing() -> None:
 def test_without_a_backend_it_says_what_comes_first() -> None:
     with pytest.raises(ConfigError, match="a BackendConfig comes first"):
         BackendExecutor(2)  # type: ignore[arg-type]
+
+
+def test_ranks_get_the_list_of_checkpoints() -> None:
+    def save() -> list[int]:
+        rank = hpctrain.get_context().get_world_rank()
+        for step in (1, 2):
+            checkpoint = Checkpoint.from_dict({"step": step}) if rank == 0 else None
+            hpctrain.report({"step": step}, checkpoint)
+        found = hpctrain.get_all_reported_checkpoints(timeout_s=60.0)
+        return [reported.metrics["step"] for reported in found]
+
+    executor = BackendExecutor(BackendConfig(), num_workers=2)
+    executor.start()
+    try:
+        executor.start_training(save)
+        assert executor.finish_training() == [[1, 2], [1, 2]]
+    finally:
+        executor.shutdown()
