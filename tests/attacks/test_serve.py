@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -192,17 +191,15 @@ def test_silent_connections_keep_nobody_out_and_are_closed(slow: Server) -> None
 
 
 def test_it_is_healthy_behind_slow_predictions(slow: Server) -> None:
-    took = []
+    num_healthy = 0
     with ThreadPoolExecutor(60) as clients:
         answers = [clients.submit(slow.post, columns={"a": [1]}) for _ in range(60)]
         while not all(answer.done() for answer in answers):
-            began = time.monotonic()
             assert httpx.get(f"{slow.url}/healthz", timeout=30).status_code == 200
-            took.append(time.monotonic() - began)
+            num_healthy += 1
     assert {answer.result().status_code for answer in answers} == {200}
-    print(f"/healthz: median {1e3 * np.median(took):.0f} ms of {len(took)}")
-    # Behind 60 predictions that take 6 s together, each waited for a thread.
-    assert np.median(took) < 1.0
+    # Behind 60 predictions that take 6 s together, the first one would wait for a thread.
+    assert num_healthy > 10
 
 
 @pytest.mark.parametrize(

@@ -57,18 +57,18 @@ class Outcome:
     """The same of standard output, without the states of the run and its checkpoints."""
     status: int
     """The exit code; of a process that a signal ended, the signal's number with a minus."""
-    seconds: float
     num_lines: int
     """All lines that were printed, also those left out above."""
 
-    def assert_is(self, err: str, *, out: str = "", status: int, within_s: float) -> None:
+    def assert_is(self, err: str, *, out: str = "", status: int) -> None:
         """Compare the whole outcome of a mistake, which fits into 15 lines."""
         assert (self.err, self.out, self.status) == (err, out, status)
         assert self.num_lines <= 15
-        assert self.seconds < within_s
 
 
 ScriptRunner = Callable[..., Outcome]
+# A start, a mistake, and the end of all ranks, on a machine that is busy: none waits for a timeout.
+SECONDS = 60
 
 
 @pytest.fixture
@@ -83,20 +83,18 @@ def run_script(tmp_path: Path) -> ScriptRunner:
     ) -> Outcome:
         (tmp_path / "train.py").write_text(_HEAD + textwrap.dedent(script))
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("HPCTRAIN_")}
-        started = time.monotonic()
         done = subprocess.run(
             [*command, "train.py"],
             cwd=tmp_path,
             env={**inherited, "HPCTRAIN_LAUNCHER": "auto", **(environment or {})},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=SECONDS,
         )
         return Outcome(
             err=normalize(done.stderr, tmp_path),
             out=_DISPLAY.sub("", normalize(done.stdout, tmp_path)),
             status=done.returncode,
-            seconds=time.monotonic() - started,
             num_lines=len((done.stdout + done.stderr).splitlines()),
         )
 
@@ -162,14 +160,14 @@ def script_in_terminal(tmp_path: Path) -> ScriptRunner:
 
     def run(script: str, *, key: bytes, once: str) -> Outcome:
         (tmp_path / "train.py").write_text(_HEAD + textwrap.dedent(script))
-        started = time.monotonic()
+        deadline = time.monotonic() + SECONDS
         pid, terminal = pty.fork()
         if pid == 0:
             os.chdir(tmp_path)
             os.environ["HPCTRAIN_LAUNCHER"] = "auto"
             os.execv(sys.executable, [sys.executable, "train.py"])
         shown, pressed = b"", False
-        while time.monotonic() - started < 120:
+        while time.monotonic() < deadline:
             if not pressed and (tmp_path / once).exists():
                 os.write(terminal, key)
                 pressed = True
@@ -185,7 +183,6 @@ def script_in_terminal(tmp_path: Path) -> ScriptRunner:
             err=text,
             out="",
             status=os.waitstatus_to_exitcode(status),
-            seconds=time.monotonic() - started,
             num_lines=len(text.splitlines()),
         )
 

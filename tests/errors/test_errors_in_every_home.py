@@ -17,7 +17,6 @@ from hpctrain.frames import format_user_traceback
 from hpctrain.testing.slurm import VirtualCluster
 
 pytestmark = pytest.mark.mpi
-SECONDS = 40
 
 SCRIPT = """\
 def train(config):
@@ -128,7 +127,6 @@ def test_ranks_that_somebody_else_started_show_it_once(
         "  Log: the output of the ranks   Last complete checkpoint: none\n" + RUN + TRACEBACK
     )
     assert outcome.status == WorkerError.exit_code
-    assert outcome.seconds < SECONDS
     assert not (tmp_path / "went on").exists(), "a barrier that one rank never came to was left"
 
 
@@ -167,7 +165,6 @@ def test_ctrl_c_in_a_terminal(script_in_terminal: Any, workers: int) -> None:
         "^C\nhpctrain: interrupted; fit() with name='run' and the same storage_path resumes from "
         "its beginning\n",
         status=-signal.SIGINT,
-        within_s=SECONDS,
     )
 
 

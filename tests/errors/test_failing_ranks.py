@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,9 @@ from hpctrain import (
     WorkerError,
 )
 
-pytestmark = pytest.mark.mpi
-# A start of four ranks, a failure, and the end of the others, on a machine that is busy.
-SECONDS = 30
+# A start of four ranks, a failure, and the end of the others, on a machine that is busy. The others
+# would wait for ten minutes.
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
 
 
 @pytest.fixture(autouse=True)
@@ -66,10 +65,8 @@ def _save_then(end: str) -> Any:
 
 
 def test_an_exception_carries_traceback_rank_node_log_and_checkpoint(tmp_path: Path) -> None:
-    started = time.monotonic()
     with pytest.raises(WorkerError) as caught:
         fit(_save_then("raise"), tmp_path)
-    assert time.monotonic() - started < SECONDS
     message = str(caught.value)
     assert (
         f"rank 2 of 4 on {os.uname().nodename} failed after report 1: ValueError: the loss"
@@ -100,10 +97,8 @@ def test_an_exception_carries_traceback_rank_node_log_and_checkpoint(tmp_path: P
     ],
 )
 def test_a_rank_that_dies_without_a_word_is_named(tmp_path: Path, end: str, reason: str) -> None:
-    started = time.monotonic()
     with pytest.raises(WorkerError, match=r"rank 2 of 4 .* without a word") as caught:
         fit(_save_then(end), tmp_path)
-    assert time.monotonic() - started < SECONDS
     assert reason in str(caught.value)
     assert "checkpoints/000001" in str(caught.value)
     briefs = {"segfault": "crashed (Segmentation fault)", "kill": "was killed (SIGKILL)"}

@@ -100,11 +100,10 @@ def stacks(tmp_path: Path) -> dict[int, str]:
     return {int(path.stem[-5:]): path.read_text() for path in folder.iterdir()}
 
 
+@pytest.mark.timeout(SECONDS)
 def test_a_stopped_rank_is_named_with_the_state_of_its_process(tmp_path: Path) -> None:
-    started = time.monotonic()
     with pytest.raises(WorkerHangError) as caught:
         fit(hang("stopped"), tmp_path)
-    assert time.monotonic() - started < SECONDS
     message = str(caught.value)
     assert (
         f"rank 1 of 3 on {os.uname().nodename} hangs in phase training, after report 2: "

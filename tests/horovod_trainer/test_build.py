@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -71,13 +70,12 @@ def test_an_old_cmake_is_refused_with_the_package_that_has_a_newer_one(
         build.check_tools(target)
 
 
+@pytest.mark.timeout(60)
 def test_a_build_that_takes_too_long_is_stopped_with_all_that_it_started(tmp_path: Path) -> None:
-    began = time.monotonic()
     done = install(f"--cache={tmp_path}", "--timeout=1")
     assert done.returncode == 3, done.stdout + done.stderr
     assert "was stopped after 1 s" in done.stderr
     assert "--timeout sets" in done.stderr
-    assert time.monotonic() - began < 60
     (log,) = tmp_path.glob("*/build.log")
     assert not list(tmp_path.glob("*/*.whl"))
     assert str(log) in done.stdout

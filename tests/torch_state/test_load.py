@@ -617,6 +617,8 @@ def test_too_little_memory_on_one_rank_is_told_on_all_before_anything_is_changed
     assert all((value == 7).all() for value in live.values())
 
 
+# Less than each rank would wait for the other.
+@pytest.mark.timeout(45)
 def test_what_a_device_raises_on_one_rank_is_told_on_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -644,11 +646,9 @@ def test_what_a_device_raises_on_one_rank_is_told_on_all(
         return str(caught.value)
 
     monkeypatch.setattr(Memory, "copy", fail)
-    begin = time.monotonic()
     (message,) = set(run_on_threads(2, attempt))
     assert message.startswith("out of memory")
     assert "load another checkpoint" in message
-    assert time.monotonic() - begin < 30
 
 
 def test_a_flipped_bit_is_told_on_all_ranks_with_file_and_tensor(tmp_path: Path) -> None:

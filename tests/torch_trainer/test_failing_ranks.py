@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,9 @@ import pytest
 from hpctrain import Result, RunConfig, ScalingConfig, TrainingFailedError, WorkerError
 from hpctrain.torch import TorchTrainer
 
-pytestmark = pytest.mark.mpi
-# A start of two ranks that import torch, and their end, on a machine that is busy. Gloo itself
+# Starts of two ranks that import torch, and their ends, on a machine that is busy. Gloo itself
 # gives up after half an hour.
-SECONDS = 120
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(240)]
 
 
 def fit(train: Callable[[], Any], tmp_path: Path) -> Result:
@@ -98,10 +96,8 @@ def test_an_exception_while_others_wait_names_its_rank_and_the_run_resumes_bit_b
     tmp_path: Path,
 ) -> None:
     train = _fails_once_at_epoch_2()
-    started = time.monotonic()
     with pytest.raises(WorkerError) as caught:
         fit(train, tmp_path)
-    assert time.monotonic() - started < SECONDS
     assert caught.value.rank == 1
     assert "rank 1 of 2 on" in str(caught.value)
     assert "ValueError: the loss is NaN" in str(caught.value)
@@ -131,10 +127,8 @@ def test_a_rank_that_is_killed_is_named_not_the_one_that_misses_it(tmp_path: Pat
             os.kill(os.getpid(), signal.SIGKILL)
         distributed.all_reduce(torch.zeros(1))
 
-    started = time.monotonic()
     with pytest.raises(WorkerError, match=r"rank 1 of 2 .* without a word") as caught:
         fit(train, tmp_path)
-    assert time.monotonic() - started < SECONDS
     assert caught.value.rank == 1
 
 
@@ -147,7 +141,5 @@ def test_a_checkpoint_that_one_rank_reports_while_the_other_returns_is_an_error_
         if hpctrain.get_context().get_world_rank() == 0:
             hpctrain.report({"of": "one"}, hpctrain.Checkpoint.from_dict({"a": 1}))
 
-    started = time.monotonic()
     with pytest.raises(TrainingFailedError, match="rank 1 returned after 0 reports, but rank 0"):
         fit(train, tmp_path)
-    assert time.monotonic() - started < SECONDS
