@@ -29,9 +29,9 @@ from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
-from hpctrain.torch.state.flatten import flatten_state
 from hpctrain.torch.state.load import load_into
 from hpctrain.torch.state.save import write_state
+from hpctrain.torch.state.state_dict.flatten import flatten_state
 from hpctrain.world import SerialComm
 
 TENSOR_ROWS = 4096

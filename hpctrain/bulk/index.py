@@ -1,4 +1,4 @@
-"""`StateIndex`: which file of a state holds which box of which tensor."""
+"""`StateIndex`: which file of a state holds which region of which tensor."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpctrain.bulk.state_file import Piece, StateFile
+from hpctrain.bulk.state_file import Chunk, StateFile
 from hpctrain.errors import CheckpointError
 
 INDEX_NAME = "state.json"
@@ -60,8 +60,8 @@ class StateIndex:
                     "header_bytes": file.layout.header_bytes,
                     "data_bytes": file.layout.data_bytes,
                     "pieces": [
-                        [piece.name, piece.dtype, list(piece.shape), list(piece.offsets), start]
-                        for piece, start in zip(file.layout.pieces, file.layout.starts, strict=True)
+                        [chunk.name, chunk.dtype, list(chunk.shape), list(chunk.offsets), start]
+                        for chunk, start in zip(file.layout.chunks, file.layout.starts, strict=True)
                     ],
                 }
                 for file in self.files
@@ -106,8 +106,8 @@ class StateIndex:
 
 
 def _decode_file(file: Mapping[str, Any]) -> IndexedFile:
-    pieces = [
-        Piece(name=name, dtype=dtype, shape=tuple(shape), offsets=tuple(offsets))
+    chunks = [
+        Chunk(name=name, dtype=dtype, shape=tuple(shape), offsets=tuple(offsets))
         for name, dtype, shape, offsets, _ in file["pieces"]
     ]
     # A name that leads out of the directory would have another file read, or written over.
@@ -118,7 +118,7 @@ def _decode_file(file: Mapping[str, Any]) -> IndexedFile:
     ):
         raise ValueError(f"{name!r} is not the name of a file of the state")
     layout = StateFile(
-        pieces=tuple(pieces),
+        chunks=tuple(chunks),
         starts=tuple(start for *_, start in file["pieces"]),
         data_bytes=file["data_bytes"],
         header_bytes=file["header_bytes"],

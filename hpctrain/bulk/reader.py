@@ -344,9 +344,9 @@ class BlockReader:
     def _contents(self, block: int) -> str:
         start, stop = self.layout.extent(block)
         names = [
-            piece.name
-            for piece, at in zip(self.layout.pieces, self.layout.starts, strict=True)
-            if at < stop and at + piece.size > start
+            chunk.name
+            for chunk, at in zip(self.layout.chunks, self.layout.starts, strict=True)
+            if at < stop and at + chunk.size > start
         ]
         rest = f" and {len(names) - 3} more tensors" if len(names) > 3 else ""
         return ", ".join(names[:3]) + rest

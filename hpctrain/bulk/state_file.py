@@ -43,17 +43,17 @@ _MAX_HEADER_BYTES = 100_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
-    """A box of a tensor, which may be all of it."""
+class Chunk:
+    """A region of a tensor, which may be all of it."""
 
     name: str
     """Of the tensor."""
     dtype: str
     """As safetensors calls it, see `DTYPE_BYTES`."""
     shape: tuple[int, ...]
-    """Of this box."""
+    """Of this region."""
     offsets: tuple[int, ...]
-    """Where the box begins in the tensor; zeros if it is all of it."""
+    """Where the region begins in the tensor; zeros if it is all of it."""
 
     @property
     def size(self) -> int:
@@ -65,7 +65,7 @@ class Piece:
 class StateFile:
     """The layout of one file; all but the digests is known before the first byte is written."""
 
-    pieces: tuple[Piece, ...]
+    chunks: tuple[Chunk, ...]
     """One after the other, without holes."""
     starts: tuple[int, ...]
     """Where each begins in the data, in bytes."""
@@ -76,26 +76,26 @@ class StateFile:
     """xxh3_64 of each block of `BLOCK_BYTES` of the data, 16 hexadecimal digits each."""
 
     @staticmethod
-    def plan(pieces: Iterable[Piece]) -> StateFile:
-        """Return the layout of a file with these pieces, without digests. Not collective.
+    def plan(chunks: Iterable[Chunk]) -> StateFile:
+        """Return the layout of a file with these chunks, without digests. Not collective.
 
         Parameters
         ----------
-        pieces
+        chunks
             At most one of a tensor. Those of wide types go first, so that each is aligned to its
             type.
         """
-        ordered = sorted(pieces, key=lambda piece: -DTYPE_BYTES[piece.dtype])
+        ordered = sorted(chunks, key=lambda chunk: -DTYPE_BYTES[chunk.dtype])
         starts, position = [], 0
-        for piece in ordered:
+        for chunk in ordered:
             starts.append(position)
-            position += piece.size
+            position += chunk.size
         file = StateFile(
-            pieces=tuple(ordered), starts=tuple(starts), data_bytes=position, header_bytes=0
+            chunks=tuple(ordered), starts=tuple(starts), data_bytes=position, header_bytes=0
         )
         unpadded = _LENGTH.size + len(_encode(file, ["0" * 16] * file.blocks))
         return StateFile(
-            pieces=file.pieces,
+            chunks=file.chunks,
             starts=file.starts,
             data_bytes=position,
             header_bytes=whole_pages(unpadded),
@@ -156,7 +156,7 @@ class StateFile:
             found = [
                 (
                     value["data_offsets"],
-                    Piece(
+                    Chunk(
                         name=key,
                         dtype=value["dtype"],
                         shape=tuple(value["shape"]),
@@ -170,14 +170,14 @@ class StateFile:
             found.sort(key=lambda pair: pair[0])
             digests = metadata.get(_DIGESTS_KEY, "")
             file = StateFile(
-                pieces=tuple(piece for _, piece in found),
+                chunks=tuple(chunk for _, chunk in found),
                 starts=tuple(offsets[0] for offsets, _ in found),
                 data_bytes=found[-1][0][1] if found else 0,
                 header_bytes=stop,
                 digests=tuple(digests[i : i + 16] for i in range(0, len(digests), 16)),
             )
             fits = all(
-                stop - start == piece.size for (start, stop), piece in found
+                stop - start == chunk.size for (start, stop), chunk in found
             ) and metadata.get(_BLOCK_BYTES_KEY) in (None, str(BLOCK_BYTES))
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise CheckpointError(f"{name} is damaged: its header is torn.") from error
@@ -221,7 +221,7 @@ def file_digest(header: bytes) -> str:
 
 
 def _encode(file: StateFile, digests: Sequence[str]) -> bytes:
-    sharding = {piece.name: {_OFFSETS_KEY: list(piece.offsets)} for piece in file.pieces}
+    sharding = {chunk.name: {_OFFSETS_KEY: list(chunk.offsets)} for chunk in file.chunks}
     content: dict[str, Any] = {
         _METADATA: {
             "format": "pt",
@@ -230,10 +230,10 @@ def _encode(file: StateFile, digests: Sequence[str]) -> bytes:
             _DIGESTS_KEY: "".join(digests),
         }
     }
-    for piece, start in zip(file.pieces, file.starts, strict=True):
-        content[piece.name] = {
-            "dtype": piece.dtype,
-            "shape": list(piece.shape),
-            "data_offsets": [start, start + piece.size],
+    for chunk, start in zip(file.chunks, file.starts, strict=True):
+        content[chunk.name] = {
+            "dtype": chunk.dtype,
+            "shape": list(chunk.shape),
+            "data_offsets": [start, start + chunk.size],
         }
     return json.dumps(content, separators=(",", ":")).encode()

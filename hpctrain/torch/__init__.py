@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from hpctrain.torch.prepare import prepare_data_loader as prepare_data_loader
     from hpctrain.torch.prepare import prepare_model as prepare_model
     from hpctrain.torch.process_group import TorchBackend as TorchBackend
-    from hpctrain.torch.state.dcp_reader import StateReader as StateReader
-    from hpctrain.torch.state.dcp_writer import StateWriter as StateWriter
+    from hpctrain.torch.state.dcp.planner import StatePlanner as StatePlanner
+    from hpctrain.torch.state.dcp.reader import StateReader as StateReader
+    from hpctrain.torch.state.dcp.writer import StateWriter as StateWriter
     from hpctrain.torch.state.load import load_state as load_state
-    from hpctrain.torch.state.planner import StatePlanner as StatePlanner
     from hpctrain.torch.state.report import report_state as report_state
     from hpctrain.torch.state.save import save_state as save_state
     from hpctrain.torch.trainer import TorchTrainer as TorchTrainer
 
 _HOME_OF = {
     "LoopState": "loop",
-    "StatePlanner": "state.planner",
-    "StateReader": "state.dcp_reader",
-    "StateWriter": "state.dcp_writer",
+    "StatePlanner": "state.dcp.planner",
+    "StateReader": "state.dcp.reader",
+    "StateWriter": "state.dcp.writer",
     "TorchBackend": "process_group",
     "TorchCheckpoint": "checkpoint",
     "TorchConfig": "config",

@@ -21,7 +21,7 @@ from hpctrain.bulk.direct import LARGE_BYTES, FileReader
 from hpctrain.bulk.pace import Pace
 from hpctrain.bulk.page_cache import CachedPages
 from hpctrain.bulk.ring import Ring
-from hpctrain.bulk.state_file import BLOCK_BYTES, PAGE_BYTES, Piece, StateFile, file_digest
+from hpctrain.bulk.state_file import BLOCK_BYTES, PAGE_BYTES, Chunk, StateFile, file_digest
 from hpctrain.bulk.writer import write_state_file
 from hpctrain.errors import CheckpointError
 
@@ -62,7 +62,7 @@ def forget(path: Path) -> None:
 
 def write_state(path: Path, size: int = 2 * BLOCK_BYTES + 100) -> bytes:
     """Write a state's file; return its header."""
-    layout = StateFile.plan([Piece(name="a", dtype="U8", shape=(size,), offsets=(0,))])
+    layout = StateFile.plan([Chunk(name="a", dtype="U8", shape=(size,), offsets=(0,))])
     content = memoryview(os.urandom(1000) * (size // 1000 + 1))
 
     def fill(block: int, memory: memoryview) -> list[int]:

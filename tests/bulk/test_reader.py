@@ -18,15 +18,15 @@ from hpctrain.bulk.reader import (
     scratch_memory,
     verify_state_file,
 )
-from hpctrain.bulk.state_file import BLOCK_BYTES, PAGE_BYTES, Piece, StateFile, file_digest
+from hpctrain.bulk.state_file import BLOCK_BYTES, PAGE_BYTES, Chunk, StateFile, file_digest
 from hpctrain.bulk.striping import filesystem_type
 from hpctrain.bulk.unreadable import UnreadableError
 from hpctrain.errors import CheckpointError
 
 PIECES = [
-    Piece(name="weight", dtype="F32", shape=(1500, 3000), offsets=(0, 0)),
-    Piece(name="bias", dtype="F32", shape=(1001,), offsets=(0,)),
-    Piece(name="flags", dtype="BOOL", shape=(3,), offsets=(0,)),
+    Chunk(name="weight", dtype="F32", shape=(1500, 3000), offsets=(0, 0)),
+    Chunk(name="bias", dtype="F32", shape=(1001,), offsets=(0,)),
+    Chunk(name="flags", dtype="BOOL", shape=(3,), offsets=(0,)),
 ]
 
 

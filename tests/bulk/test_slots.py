@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from hpctrain.bulk.slots import Slots
-from hpctrain.bulk.state_file import BLOCK_BYTES, PAGE_BYTES, Piece, StateFile
+from hpctrain.bulk.state_file import BLOCK_BYTES, PAGE_BYTES, Chunk, StateFile
 from hpctrain.bulk.writer import StateFileWriter
 
 
@@ -34,8 +34,8 @@ def test_memory_is_there_once_it_is_used():
 
 def test_a_file_is_finished_while_blocks_of_the_next_have_all_places(tmp_path: Path):
     slots = Slots(1)
-    piece = Piece(name="w", dtype="U8", shape=(10,), offsets=(0,))
-    layout = StateFile.plan([piece])
+    chunk = Chunk(name="w", dtype="U8", shape=(10,), offsets=(0,))
+    layout = StateFile.plan([chunk])
     slots.place(0)[:10] = b"0123456789"
     with StateFileWriter(tmp_path / "f", layout, ring=slots) as writer:
         slots.occupy([0])

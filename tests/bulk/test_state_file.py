@@ -12,7 +12,7 @@ from hpctrain.bulk.index import IndexedFile, StateIndex
 from hpctrain.bulk.state_file import (
     BLOCK_BYTES,
     PAGE_BYTES,
-    Piece,
+    Chunk,
     StateFile,
     file_digest,
     header_length,
@@ -20,10 +20,10 @@ from hpctrain.bulk.state_file import (
 from hpctrain.errors import CheckpointError
 
 PIECES = [
-    Piece(name="flags", dtype="BOOL", shape=(3,), offsets=(0,)),
-    Piece(name="step", dtype="I64", shape=(), offsets=()),
-    Piece(name="weight", dtype="F32", shape=(1000, 3000), offsets=(1000, 0)),
-    Piece(name="none", dtype="F16", shape=(0, 4), offsets=(0, 0)),
+    Chunk(name="flags", dtype="BOOL", shape=(3,), offsets=(0,)),
+    Chunk(name="step", dtype="I64", shape=(), offsets=()),
+    Chunk(name="weight", dtype="F32", shape=(1000, 3000), offsets=(1000, 0)),
+    Chunk(name="none", dtype="F16", shape=(0, 4), offsets=(0, 0)),
 ]
 
 
@@ -41,10 +41,10 @@ def test_data_begin_on_a_page_and_every_piece_is_aligned_to_its_type() -> None:
     layout = StateFile.plan(PIECES)
     assert layout.header_bytes % PAGE_BYTES == 0
     assert layout.blocks == -(-layout.data_bytes // BLOCK_BYTES) == 2
-    starts = {p.name: start for p, start in zip(layout.pieces, layout.starts, strict=True)}
+    starts = {p.name: start for p, start in zip(layout.chunks, layout.starts, strict=True)}
     assert starts["step"] == 0
     assert starts["weight"] % 4 == 0
-    assert [piece.name for piece in layout.pieces] == ["step", "weight", "none", "flags"]
+    assert [chunk.name for chunk in layout.chunks] == ["step", "weight", "none", "flags"]
 
 
 def test_a_header_is_read_back_with_its_digests() -> None:
@@ -54,8 +54,8 @@ def test_a_header_is_read_back_with_its_digests() -> None:
     read = StateFile.parse(content[:stop], size=len(content), name="f")
     assert len(read.digests) == 2
     assert read.header(read.digests) == content[:stop]
-    assert (read.pieces, read.starts, read.data_bytes) == (
-        layout.pieces,
+    assert (read.chunks, read.starts, read.data_bytes) == (
+        layout.chunks,
         layout.starts,
         layout.data_bytes,
     )

@@ -15,7 +15,7 @@ import pytest
 import xxhash
 
 from hpctrain.bulk.ring import Ring
-from hpctrain.bulk.state_file import BLOCK_BYTES, PAGE_BYTES, Piece, StateFile, file_digest
+from hpctrain.bulk.state_file import BLOCK_BYTES, PAGE_BYTES, Chunk, StateFile, file_digest
 from hpctrain.bulk.writer import StateFileWriter, write_state_file
 from hpctrain.errors import CheckpointError
 
@@ -26,7 +26,7 @@ def ring() -> Ring:
 
 
 def _layout(data_bytes: int) -> StateFile:
-    return StateFile.plan([Piece(name="w", dtype="U8", shape=(data_bytes,), offsets=(0,))])
+    return StateFile.plan([Chunk(name="w", dtype="U8", shape=(data_bytes,), offsets=(0,))])
 
 
 def _content(block: int, size: int) -> bytes:
@@ -123,14 +123,14 @@ def test_a_full_disk_is_an_error_that_names_file_bytes_and_what_to_do(
         import resource, signal, sys
         from pathlib import Path
         from hpctrain.bulk.ring import Ring
-        from hpctrain.bulk.state_file import BLOCK_BYTES, Piece, StateFile
+        from hpctrain.bulk.state_file import BLOCK_BYTES, Chunk, StateFile
         from hpctrain.bulk.writer import write_state_file
         from hpctrain.errors import CheckpointError
 
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (2 * BLOCK_BYTES, 2 * BLOCK_BYTES))
         shape = (4 * BLOCK_BYTES,)
-        layout = StateFile.plan([Piece(name="w", dtype="U8", shape=shape, offsets=(0,))])
+        layout = StateFile.plan([Chunk(name="w", dtype="U8", shape=shape, offsets=(0,))])
         ring = Ring(2)
         fill = lambda block, memory: [len(memory)]
         for _ in range(2):

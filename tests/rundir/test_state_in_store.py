@@ -13,7 +13,7 @@ import xxhash
 from hpctrain.bulk import reader
 from hpctrain.bulk.direct import FileReader
 from hpctrain.bulk.reader import BlockReader
-from hpctrain.bulk.state_file import BLOCK_BYTES, Piece, StateFile, file_digest
+from hpctrain.bulk.state_file import BLOCK_BYTES, Chunk, StateFile, file_digest
 from hpctrain.bulk.unreadable import UnreadableError
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.checkpoint_files import MANIFEST_NAME
@@ -29,8 +29,8 @@ BEYOND_THE_SCAN = 33
 
 def write_state(path: Path, *, blocks: int = 2) -> StateFile:
     """Write a state's file that holds zeros, and takes no room on the disk."""
-    piece = Piece(name="weight", dtype="U8", shape=(blocks * BLOCK_BYTES - 5,), offsets=(0,))
-    layout = StateFile.plan([piece])
+    chunk = Chunk(name="weight", dtype="U8", shape=(blocks * BLOCK_BYTES - 5,), offsets=(0,))
+    layout = StateFile.plan([chunk])
     full, last = (
         xxhash.xxh3_64_hexdigest(bytes(n)) for n in (BLOCK_BYTES, layout.data_bytes % BLOCK_BYTES)
     )

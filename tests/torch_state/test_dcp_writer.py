@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from hpctrain.bulk.index import INDEX_NAME, StateIndex
 from hpctrain.torch import StatePlanner, StateWriter
-from hpctrain.torch.state.values import decode
+from hpctrain.torch.state.state_dict.json_values import decode
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 

@@ -25,12 +25,13 @@ from hpctrain.bulk.reader import BlockReader, scratch_memory
 from hpctrain.errors import CheckpointError
 from hpctrain.testing.thread_comm import ThreadComm, run_on_threads
 from hpctrain.torch import load_state, save_state
-from hpctrain.torch.state import optimizer_state, reading
-from hpctrain.torch.state.flatten import flatten_state
+from hpctrain.torch.state.engine import read_blocks
+from hpctrain.torch.state.engine.transport import Pending
+from hpctrain.torch.state.layout.block_targets import Memory
 from hpctrain.torch.state.load import load_into
 from hpctrain.torch.state.save import write_state
-from hpctrain.torch.state.targets import Memory
-from hpctrain.torch.state.transport import Pending
+from hpctrain.torch.state.state_dict import optimizer as optimizer_states
+from hpctrain.torch.state.state_dict.flatten import flatten_state
 from hpctrain.world import SerialComm
 
 
@@ -143,7 +144,7 @@ def test_what_goes_wrong_before_reading_is_told_on_all_ranks_and_nothing_is_chan
     saved: tuple[Path, Model, torch.optim.Optimizer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory, _, _ = saved
-    made = optimizer_state._made
+    made = optimizer_states._made
 
     def fail(parameter: Any, group: Any, name: str, *rest: Any) -> Any:
         # In the middle of its parameters, on one rank.
@@ -151,7 +152,7 @@ def test_what_goes_wrong_before_reading_is_told_on_all_ranks_and_nothing_is_chan
             raise torch.OutOfMemoryError("out of memory")
         return made(parameter, group, name, *rest)
 
-    monkeypatch.setattr(optimizer_state, "_made", fail)
+    monkeypatch.setattr(optimizer_states, "_made", fail)
 
     def attempt(comm: ThreadComm) -> tuple[str, int]:
         threading.current_thread().name = f"rank {comm.rank}"
@@ -589,7 +590,7 @@ def test_a_file_that_cannot_be_opened_is_told_on_all_with_what_to_do(
             raise CheckpointError(f"{path} cannot be opened: {os.strerror(errno.EACCES)}.")
         return BlockReader(path, layout)
 
-    monkeypatch.setattr(reading, "BlockReader", refuse)
+    monkeypatch.setattr(read_blocks, "BlockReader", refuse)
     live = {name: torch.full_like(value, 7) for name, value in CONTENT.items()}
     message = _refused(tmp_path / "s", live)
     expected = f"{second} cannot be opened: Permission denied. Load another checkpoint. Nothing was"
@@ -609,7 +610,7 @@ def test_too_little_memory_on_one_rank_is_told_on_all_before_anything_is_changed
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
         return scratch_memory()
 
-    monkeypatch.setattr(reading, "scratch_memory", run_out)
+    monkeypatch.setattr(read_blocks, "scratch_memory", run_out)
     live = {name: torch.full_like(value, 7) for name, value in CONTENT.items()}
     message = _refused(tmp_path / "s", live)
     assert "no memory to read a checkpoint through: [Errno 12] Cannot allocate memory" in message

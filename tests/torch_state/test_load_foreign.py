@@ -16,8 +16,8 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from hpctrain.errors import CheckpointError
 from hpctrain.testing.thread_comm import run_on_threads
 from hpctrain.torch import StateReader, StateWriter, load_state, save_state
-from hpctrain.torch.state.flatten import flatten_state
 from hpctrain.torch.state.save import write_state
+from hpctrain.torch.state.state_dict.flatten import flatten_state
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 

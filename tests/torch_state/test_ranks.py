@@ -12,7 +12,7 @@ import torch.distributed.checkpoint as dcp
 from hpctrain import RunConfig, ScalingConfig
 from hpctrain.bulk.index import INDEX_NAME, StateIndex
 from hpctrain.torch import TorchConfig, TorchTrainer, load_state
-from hpctrain.torch.state.values import decode
+from hpctrain.torch.state.state_dict.json_values import decode
 
 pytestmark = [
     pytest.mark.mpi,
@@ -42,9 +42,9 @@ def _training(directory: str) -> Callable[[], None]:
 
         import hpctrain
         import hpctrain.torch
-        from hpctrain.torch.state.flatten import flatten_state
         from hpctrain.torch.state.ranks import GroupComm
         from hpctrain.torch.state.save import write_state
+        from hpctrain.torch.state.state_dict.flatten import flatten_state
 
         rank = hpctrain.get_context().get_world_rank()
 
@@ -195,8 +195,8 @@ def test_what_is_replicated_is_written_by_all_ranks_equally(directory: Path) -> 
 
 def test_a_sharded_model_is_written_by_those_who_hold_it(directory: Path) -> None:
     for rank, file in enumerate(_index(directory, "fsdp").files):
-        pieces = {piece.name: piece for piece in file.layout.pieces}
-        assert pieces["model.0.weight"].offsets == (1025 * rank, 0)
+        chunks = {chunk.name: chunk for chunk in file.layout.chunks}
+        assert chunks["model.0.weight"].offsets == (1025 * rank, 0)
 
 
 def _index(directory: Path, kind: str) -> StateIndex:

@@ -19,10 +19,10 @@ from hpctrain.bulk.state_file import BLOCK_BYTES
 from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.testing.thread_comm import ThreadComm, run_on_threads
 from hpctrain.torch.state import save as saving
-from hpctrain.torch.state.flatten import flatten_state
-from hpctrain.torch.state.plan import StatePlan, plan_state
+from hpctrain.torch.state.layout.save_plan import SavePlan, plan_save
 from hpctrain.torch.state.save import save_state, write_state
-from hpctrain.torch.state.values import decode
+from hpctrain.torch.state.state_dict.flatten import flatten_state
+from hpctrain.torch.state.state_dict.json_values import decode
 from hpctrain.world import SerialComm
 
 
@@ -32,16 +32,16 @@ def _read(directory: Path) -> tuple[StateIndex, dict[str, torch.Tensor]]:
     tensors: dict[str, torch.Tensor] = {}
     for file in index.files:
         with safe_open(directory / file.name, framework="pt") as opened:
-            for piece in file.layout.pieces:
-                content = opened.get_tensor(piece.name)
-                assert tuple(content.shape) == piece.shape
-                shape = index.shapes[piece.name]
-                whole = tensors.setdefault(piece.name, torch.empty(shape, dtype=content.dtype))
-                box = tuple(
+            for chunk in file.layout.chunks:
+                content = opened.get_tensor(chunk.name)
+                assert tuple(content.shape) == chunk.shape
+                shape = index.shapes[chunk.name]
+                whole = tensors.setdefault(chunk.name, torch.empty(shape, dtype=content.dtype))
+                shard = tuple(
                     slice(start, start + size)
-                    for start, size in zip(piece.offsets, piece.shape, strict=True)
+                    for start, size in zip(chunk.offsets, chunk.shape, strict=True)
                 )
-                whole[box] = content
+                whole[shard] = content
     assert set(tensors) == set(index.shapes)
     return index, tensors
 
@@ -122,7 +122,7 @@ def _planned(states: Callable[[int], Iterable[dict[str, torch.Tensor]]]) -> list
         shapes = []
         for tensors in states(comm.rank):
             state = flatten_state(others={"x": tensors})
-            index = plan_state(state, communicator=counting).index
+            index = plan_save(state, communicator=counting).index
             shapes.append(None if index is None else dict(index.shapes))
         return counting.stages, shapes
 
@@ -287,7 +287,7 @@ def test_a_complex_number_is_not_cut_in_two(tmp_path: Path) -> None:
     state = flatten_state(others={"x": {"w": torch.tensor(1 - 2j, dtype=torch.complex128)}})
     run_on_threads(2, lambda comm: write_state(tmp_path / "s", state, ranks=comm))
     index, _ = _read(tmp_path / "s")
-    assert [p.shape for file in index.files for p in file.layout.pieces] == [(2,)]
+    assert [p.shape for file in index.files for p in file.layout.chunks] == [(2,)]
 
 
 def test_bits_are_not_an_alias_of_the_tensor_they_are_a_view_of(tmp_path: Path) -> None:
@@ -413,11 +413,11 @@ def test_a_parameter_of_two_optimizers_is_refused(tmp_path: Path) -> None:
 def test_what_a_device_raises_on_one_rank_is_told_on_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hpctrain.torch.state.copies import BlockCopies
+    from hpctrain.torch.state.layout.block_source import BlockSource
 
-    fill = BlockCopies.fill
+    fill = BlockSource.fill
 
-    def fail(copies: BlockCopies, block: int, memory: memoryview) -> Iterator[int]:
+    def fail(copies: BlockSource, block: int, memory: memoryview) -> Iterator[int]:
         if threading.current_thread().name.endswith("1"):
             raise torch.OutOfMemoryError("out of memory")
         return fill(copies, block, memory)
@@ -430,7 +430,7 @@ def test_what_a_device_raises_on_one_rank_is_told_on_all(
             write_state(tmp_path / "s", state, ranks=comm)
         return type(raised.value.__cause__).__name__
 
-    monkeypatch.setattr(BlockCopies, "fill", fail)
+    monkeypatch.setattr(BlockSource, "fill", fail)
     assert run_on_threads(2, save) == ["NoneType", "OutOfMemoryError"]
 
 
@@ -471,31 +471,31 @@ def test_a_full_disk_on_one_rank_is_an_error_on_all_and_the_next_save_works(
 def test_a_plan_that_is_in_use_is_the_next_one_too_until_a_tensor_moves() -> None:
     model, optimizer = _trained()
 
-    def planned() -> StatePlan:
+    def planned() -> SavePlan:
         state = flatten_state(
             model=model, optimizer=optimizer, others={"at": {"step": next(steps)}}
         )
-        return plan_state(state, communicator=SerialComm())
+        return plan_save(state, communicator=SerialComm())
 
     steps = iter(range(9))
     first = planned()
     second = planned()
-    assert second.copies is first.copies
+    assert second.source is first.source
     assert first.index is not None
     assert second.index is not None
     assert [plan.index.values["at"] for plan in (first, second)] == [{"step": 0}, {"step": 1}]
     with torch.no_grad():
         model[0].weight.data = model[0].weight.data.clone()
     moved = planned()
-    assert moved.copies is not first.copies
+    assert moved.source is not first.source
     assert moved.layout is first.layout
 
 
 def test_a_plan_that_holds_a_copy_is_not_the_next_one() -> None:
     value = torch.ones(3, dtype=torch.complex128)
     state = flatten_state(others={"x": {"w": value.conj()}})
-    first = plan_state(state, communicator=SerialComm())
+    first = plan_save(state, communicator=SerialComm())
     value.fill_(1 + 2j)
-    second = plan_state(state, communicator=SerialComm())
-    assert second.copies is not first.copies
-    assert torch.equal(second.copies.tensors[0], torch.tensor([[1.0, -2.0]] * 3).double())
+    second = plan_save(state, communicator=SerialComm())
+    assert second.source is not first.source
+    assert torch.equal(second.source.tensors[0], torch.tensor([[1.0, -2.0]] * 3).double())

@@ -19,18 +19,18 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from hpctrain.bulk.state_file import BLOCK_BYTES
 from hpctrain.bulk.writer import StateFileWriter
 from hpctrain.errors import CheckpointError
-from hpctrain.torch.state import ahead
-from hpctrain.torch.state.flatten import flatten_state
-from hpctrain.torch.state.gate import wait_for_all
-from hpctrain.torch.state.plan import StatePlan, plan_state
-from hpctrain.torch.state.snapshot import Snapshot, Snapshots
+from hpctrain.torch.state.engine import snapshot_copies
+from hpctrain.torch.state.engine.snapshot import Snapshot, Snapshots
+from hpctrain.torch.state.engine.step_gate import wait_for_all
+from hpctrain.torch.state.layout.save_plan import SavePlan, plan_save
+from hpctrain.torch.state.state_dict.flatten import flatten_state
 from hpctrain.world import SerialComm
 
 TIMEOUT_S = 60.0
 
 
-def _plan(tensors: Mapping[str, torch.Tensor]) -> StatePlan:
-    return plan_state(flatten_state(others={"its": dict(tensors)}), communicator=SerialComm())
+def _plan(tensors: Mapping[str, torch.Tensor]) -> SavePlan:
+    return plan_save(flatten_state(others={"its": dict(tensors)}), communicator=SerialComm())
 
 
 class CountingOptimizer(torch.optim.Optimizer):
@@ -151,8 +151,8 @@ def test_only_what_makes_room_is_written_while_something_copies(
         written.append(block)
         put(writer, block, *arguments)
 
-    copy_tensors, put = ahead.copy_tensors, StateFileWriter.put
-    monkeypatch.setattr(ahead, "copy_tensors", copy_when_told)
+    copy_tensors, put = snapshot_copies.copy_tensors, StateFileWriter.put
+    monkeypatch.setattr(snapshot_copies, "copy_tensors", copy_when_told)
     monkeypatch.setattr(StateFileWriter, "put", put_and_note)
     memory = (plan.layout.blocks - 2) * BLOCK_BYTES
     snapshots = Snapshots(timeout_s=TIMEOUT_S, memory=memory)

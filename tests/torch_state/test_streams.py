@@ -15,7 +15,7 @@ import torch
 from hpctrain.bulk.ring import Ring
 from hpctrain.bulk.slots import Slots
 from hpctrain.bulk.state_file import BLOCK_BYTES
-from hpctrain.torch.state.streams import Moment, copy_tensors, pin, wait_for_devices
+from hpctrain.torch.state.streams import StreamEvents, copy_tensors, pin, wait_for_devices
 
 DEVICE = torch.device("cuda", 1)
 
@@ -74,7 +74,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> StandInModule:
 
 
 def test_another_thread_goes_on_from_where_the_device_was(module: StandInModule) -> None:
-    moment = Moment([torch.device("cpu"), DEVICE])
+    moment = StreamEvents([torch.device("cpu"), DEVICE])
     assert module.log == ["event in the usual stream"]
     with moment.after():
         assert module.used == "its own"
@@ -83,7 +83,7 @@ def test_another_thread_goes_on_from_where_the_device_was(module: StandInModule)
 
 
 def test_the_cpu_has_nothing_to_wait_for(module: StandInModule) -> None:
-    with Moment([torch.device("cpu")]).after():
+    with StreamEvents([torch.device("cpu")]).after():
         copy_tensors([target := torch.zeros(3)], [torch.ones(3)])
     assert target.tolist() == [1, 1, 1]
     assert module.log == []

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from torch import distributed
 
-from hpctrain.torch.state.transport import _host_group, transport
+from hpctrain.torch.state.engine.transport import _host_group, transport
 from hpctrain.world import SerialComm
 
 
@@ -78,7 +78,7 @@ def test_a_rank_of_gloo_that_fails_ends_at_once_and_the_others_are_told(tmp_path
         from torch import distributed
         from hpctrain.errors import CheckpointError
         from hpctrain.torch.state.ranks import GroupComm
-        from hpctrain.torch.state.transport import transport
+        from hpctrain.torch.state.engine.transport import transport
 
         rank = int(sys.argv[1])
         distributed.init_process_group(

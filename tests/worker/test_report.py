@@ -14,7 +14,7 @@ from typing import Any
 import numpy
 import pytest
 
-from hpctrain.bulk.state_file import Piece, StateFile
+from hpctrain.bulk.state_file import Chunk, StateFile
 from hpctrain.checkpoint import Checkpoint, CheckpointUploadMode, ReportedCheckpoint
 from hpctrain.checkpoint_files import MANIFEST_NAME
 from hpctrain.errors import CheckpointError, ConfigError
@@ -805,7 +805,7 @@ def test_artifacts_with_a_damaged_state_are_told_of_and_later_checkpoints_go_on(
     session = start()
     (tmp_path / "nvme").mkdir()
     session.use_scratch(tmp_path / "nvme", artifacts=True)
-    layout = StateFile.plan([Piece(name="a", dtype="U8", shape=(9,), offsets=(0,))])
+    layout = StateFile.plan([Chunk(name="a", dtype="U8", shape=(9,), offsets=(0,))])
     state = session.artifacts() / "state.safetensors"
     state.write_bytes(layout.header(["0" * 16]) + bytes(9))
     session.report({}, part_of(model, ASYNC))

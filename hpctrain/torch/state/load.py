@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,20 +16,19 @@ from hpctrain.bulk.index import IndexedFile, StateIndex
 from hpctrain.bulk.reader import read_layout
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.errors import CheckpointError, ConfigError
-from hpctrain.torch.state.exchange import Wants, plan_exchange
-from hpctrain.torch.state.find import find_index
-from hpctrain.torch.state.flatten import flatten_state
-from hpctrain.torch.state.foreign import METADATA_NAME as DCP_METADATA_NAME
-from hpctrain.torch.state.foreign import read_dcp
-from hpctrain.torch.state.gate import wait_for_all
-from hpctrain.torch.state.match import match
-from hpctrain.torch.state.optimizer_state import shard_again
-from hpctrain.torch.state.ranks import communicator, exchange, telling_failure
-from hpctrain.torch.state.reading import ReadFile, StateReading, wants_of
+from hpctrain.torch.state.dcp.torch_files import METADATA_NAME as DCP_METADATA_NAME
+from hpctrain.torch.state.dcp.torch_files import read_dcp
+from hpctrain.torch.state.engine.read_blocks import ReadFile, StateReading
+from hpctrain.torch.state.engine.step_gate import wait_for_all
+from hpctrain.torch.state.engine.transport import Transport, transport
+from hpctrain.torch.state.find_index import find_index
+from hpctrain.torch.state.layout.block_targets import FileTargets
+from hpctrain.torch.state.layout.load_plan import ReadRequests, plan_global, plan_local, requests_of
+from hpctrain.torch.state.ranks import communicator, exchange, failing_together
+from hpctrain.torch.state.state_dict.flatten import FlatState, flatten_state
+from hpctrain.torch.state.state_dict.optimizer import shard_again
+from hpctrain.torch.state.state_dict.saved_trees import SavedTrees
 from hpctrain.torch.state.streams import wait_for_devices
-from hpctrain.torch.state.targets import FileTargets
-from hpctrain.torch.state.transport import Transport, transport
-from hpctrain.torch.state.trees import SavedTrees
 from hpctrain.world import Communicator
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def load_state(
     """
     ranks = communicator()
     with ExitStack() as held:
-        with telling_failure(ranks, FINDING):
+        with failing_together(ranks, FINDING):
             if isinstance(source, Checkpoint):
                 source = held.enter_context(source.as_directory())
             directory = _checked(source)
@@ -127,17 +127,6 @@ class Loaded:
     """Of files, by all ranks together."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Prepared:
-    """What ranks tell each other before any of them changes anything."""
-
-    wants: Wants
-    digests: Mapping[int, tuple[str, ...]]
-    """Of the blocks of files whose headers this rank has read, by the number of the file."""
-    header_bytes: int
-    complaint: str | None
-
-
 def load_into(
     directory: Path,
     *,
@@ -161,54 +150,97 @@ def load_into(
     timeout_s
         Seconds to wait for other ranks or the disk, if nothing moves meanwhile.
     """
-    with telling_failure(ranks, FINDING):
+    with failing_together(ranks, FINDING):
         # What is about to be overwritten may be being copied for an ASYNC report.
         wait_for_all()
     index = _agreed_index(directory, ranks)
     is_dcp = any(file.name == DCP_METADATA_NAME for file in index.files)
-    complaint, cause, targets, state = None, None, dict[int, FileTargets](), None
+    state, targets, failure, cause = None, dict[int, FileTargets](), None, None
     try:
         if model is not None:
             shard_again(model)
         saved = SavedTrees(index)
         state = flatten_state(model=model, optimizer=optimizer, others=others, saved=saved)
-        targets = match(state, index, directory=directory)
+        targets = plan_local(state, index, directory=directory)
         wait_for_devices({tensor.device for tensor in state.tensors.values()})
         if is_dcp:
             targets = {}
     # Whatever it is, a device without memory for instance: the others wait for this rank.
     except Exception as error:
-        complaint, cause = str(error) or type(error).__name__, error
+        failure, cause = str(error) or type(error).__name__, error
     headers = _read_headers(directory, () if is_dcp else index.files, ranks)
-    prepared_here = _Prepared(
-        wants=wants_of(targets),
+    plan = _LocalPlan(
+        requests=requests_of(targets),
         digests=headers.digests,
         header_bytes=headers.size,
-        complaint=complaint or headers.complaint,
+        failure=failure or headers.failure,
     )
-    prepared = exchange(ranks, "loading", prepared_here)
-    _raise_first([p.complaint for p in prepared], cause)
-    digests = {number: d for p in prepared for number, d in p.digests.items()}
-    files = [
+    plans = exchange(ranks, "loading", plan)
+    _raise_first([each.failure for each in plans], cause)
+    assert state is not None
+    reading = StateReading(
+        _files_to_read(directory, index, plans),
+        targets,
+        plan_global([each.requests for each in plans]),
+        rank=ranks.rank,
+        transport=carrier or (transport(ranks) if ranks.size > 1 else None),
+        timeout_s=timeout_s,
+    )
+    read_too = partial(read_dcp, directory, state, index) if is_dcp else None
+    bytes_read = _read(reading, ranks, read_too=read_too)
+    _restore(state, index, ranks)
+    return Loaded(bytes_read=bytes_read + sum(each.header_bytes for each in plans))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _LocalPlan:
+    """What ranks send each other before any of them changes anything."""
+
+    requests: ReadRequests
+    digests: Mapping[int, tuple[str, ...]]
+    """Of the blocks of files whose headers this rank has read, by the number of the file."""
+    header_bytes: int
+    failure: str | None
+
+
+def _agreed_index(directory: Path, ranks: Communicator) -> StateIndex:
+    """Return the index, which one rank reads. Collective."""
+    index, failure, cause = None, None, None
+    if ranks.rank == 0:
+        try:
+            index = find_index(directory)
+        except Exception as error:
+            failure, cause = str(error) or type(error).__name__, error
+    found: tuple[StateIndex | None, str | None]
+    found = exchange(ranks, FINDING, (index, failure))[0]
+    if found[0] is None:
+        raise CheckpointError(f"{found[1]} Nothing was changed.") from cause
+    return found[0]
+
+
+def _files_to_read(
+    directory: Path, index: StateIndex, plans: Sequence[_LocalPlan]
+) -> list[ReadFile]:
+    """Return all files, with the digests that all ranks have read together. Not collective."""
+    digests = {number: its for plan in plans for number, its in plan.digests.items()}
+    return [
         ReadFile(
             path=directory / file.name,
             layout=replace(file.layout, digests=digests.get(number, ())),
         )
         for number, file in enumerate(index.files)
     ]
-    reading = StateReading(
-        files,
-        targets,
-        plan_exchange([p.wants for p in prepared]),
-        rank=ranks.rank,
-        transport=carrier or (transport(ranks) if ranks.size > 1 else None),
-        timeout_s=timeout_s,
-    )
+
+
+def _read(
+    reading: StateReading, ranks: Communicator, *, read_too: Callable[[], None] | None
+) -> int:
+    """Read into live tensors; return how many bytes all ranks have read. Collective."""
     with reading:
-        _raise_first(exchange(ranks, "opened", reading.complaint))
+        _raise_first(exchange(ranks, "opened", reading.failure))
         try:
-            if is_dcp and state is not None:
-                read_dcp(directory, state, index)
+            if read_too is not None:
+                read_too()
             with prompt_handover(awaited=True):
                 reading.run()
         except CheckpointError as error:
@@ -218,39 +250,26 @@ def load_into(
     if damage:
         several = f"{len(damage)} blocks are damaged. " if len(damage) > 1 else ""
         raise CheckpointError(f"{damage[0]} {several}{_TORN}")
-    assert state is not None
-    complaint, cause = None, None
+    return sum(size for size, _ in outcomes)
+
+
+def _restore(state: FlatState, index: StateIndex, ranks: Communicator) -> None:
+    """Load what is no tensor, once all tensors are read. Collective."""
+    failure, cause = None, None
     try:
         state.restore({name: index.values[name] for name in state.values})
     except CheckpointError as error:
-        complaint, cause = str(error), error
-    complaints = [text for text in exchange(ranks, "restored", complaint) if text is not None]
-    if complaints:
-        raise CheckpointError(f"{complaints[0]} {_TORN}") from cause
-    headers_read = sum(p.header_bytes for p in prepared)
-    return Loaded(bytes_read=headers_read + sum(size for size, _ in outcomes))
-
-
-def _agreed_index(directory: Path, ranks: Communicator) -> StateIndex:
-    """Return the index, which one rank reads. Collective."""
-    index, complaint, cause = None, None, None
-    if ranks.rank == 0:
-        try:
-            index = find_index(directory)
-        except Exception as error:
-            complaint, cause = str(error) or type(error).__name__, error
-    found: tuple[StateIndex | None, str | None]
-    found = exchange(ranks, FINDING, (index, complaint))[0]
-    if found[0] is None:
-        raise CheckpointError(f"{found[1]} Nothing was changed.") from cause
-    return found[0]
+        failure, cause = str(error), error
+    failures = [text for text in exchange(ranks, "restored", failure) if text is not None]
+    if failures:
+        raise CheckpointError(f"{failures[0]} {_TORN}") from cause
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Headers:
     digests: Mapping[int, tuple[str, ...]]
     size: int
-    complaint: str | None = None
+    failure: str | None = None
 
 
 def _read_headers(directory: Path, files: Sequence[IndexedFile], ranks: Communicator) -> _Headers:
@@ -261,23 +280,21 @@ def _read_headers(directory: Path, files: Sequence[IndexedFile], ranks: Communic
         try:
             layout = read_layout(directory / file.name)
         except CheckpointError as error:
-            return _Headers(digests={}, size=size, complaint=f"{error} {_NEXT}")
+            return _Headers(digests={}, size=size, failure=f"{error} {_NEXT}")
         size += layout.header_bytes
         if replace(layout, digests=()) != replace(file.layout, digests=()):
-            complaint = (
+            failure = (
                 f"{directory / file.name} is not the file that the index of {directory} tells of. "
                 f"{_NEXT}"
             )
-            return _Headers(digests={}, size=size, complaint=complaint)
+            return _Headers(digests={}, size=size, failure=failure)
         digests[number] = layout.digests
     return _Headers(digests=digests, size=size)
 
 
-def _raise_first(complaints: Sequence[str | None], cause: Exception | None = None) -> None:
-    failed = [(rank, text) for rank, text in enumerate(complaints) if text is not None]
+def _raise_first(failures: Sequence[str | None], cause: Exception | None = None) -> None:
+    failed = [(rank, text) for rank, text in enumerate(failures) if text is not None]
     if failed:
         rank, text = failed[0]
-        others = (
-            "" if len(complaints) == 1 else f" (rank {rank}; {len(failed)} of {len(complaints)})"
-        )
+        others = "" if len(failures) == 1 else f" (rank {rank}; {len(failed)} of {len(failures)})"
         raise CheckpointError(f"{text} Nothing was changed.{others}") from cause

@@ -52,7 +52,7 @@ def exchange(ranks: Communicator, stage: str, value: Any) -> list[Any]:
     ------
     CheckpointError
         If ranks are at different stages, since the state of some has changed, or do not come; or if
-        one failed before, see `telling_failure`.
+        one failed before, see `failing_together`.
     """
     answers = _gathered(ranks, stage, (stage, value))
     others = {rank: other for rank, (other, _) in enumerate(answers) if other != stage}
@@ -74,7 +74,7 @@ class _Failed:
 
 
 @contextmanager
-def telling_failure(ranks: Communicator, stage: str) -> Iterator[None]:
+def failing_together(ranks: Communicator, stage: str) -> Iterator[None]:
     """Do something before an exchange, so that an error here is an error on all ranks.
 
     Not collective, if all goes well: other ranks are told in place of what they wait for.

@@ -16,11 +16,11 @@ from hpctrain.checkpoint import CheckpointUploadMode
 from hpctrain.errors import ConfigError
 from hpctrain.rundir.files import write_unseen
 from hpctrain.rundir.staging import StagedFile
-from hpctrain.torch.state.flatten import flatten_state
-from hpctrain.torch.state.optimizer_state import optimizers_of
-from hpctrain.torch.state.plan import StatePlan, plan_state
-from hpctrain.torch.state.ranks import telling_failure
+from hpctrain.torch.state.layout.save_plan import SavePlan, plan_save
+from hpctrain.torch.state.ranks import failing_together
 from hpctrain.torch.state.save import shared_ring
+from hpctrain.torch.state.state_dict.flatten import flatten_state
+from hpctrain.torch.state.state_dict.optimizer import optimizers_of
 from hpctrain.worker.context import active_worker, validation_task
 from hpctrain.worker.upload import Upload
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import torch
 
     from hpctrain.torch.loop import LoopState
-    from hpctrain.torch.state.snapshot import Snapshot, Snapshots
+    from hpctrain.torch.state.engine.snapshot import Snapshot, Snapshots
     from hpctrain.validation_config import ValidationTaskConfig
     from hpctrain.worker.report import Session
 
@@ -114,12 +114,12 @@ def report_state(
     with session.shared_staging() as directory:
         # Ranks that have made fewer reports than others would save a state of several moments.
         stage = f"report_state() of report {session.reports + 1}"
-        with telling_failure(worker.comm, stage):
+        with failing_together(worker.comm, stage):
             optimizers = optimizers_of(optimizer)
             state = flatten_state(
                 model=model, optimizer=optimizers if optimizer is not None else None, others=others
             )
-        plan = plan_state(state, communicator=worker.comm, stage=stage)
+        plan = plan_save(state, communicator=worker.comm, stage=stage)
         changed_by = [model, *optimizers, *others.values()]
         if _steps_may_be_replayed(changed_by):
             mode = CheckpointUploadMode.SYNC
@@ -130,7 +130,7 @@ def report_state(
                 dir_name=checkpoint_dir_name,
                 mode=mode,
                 validation=task,
-                writer=ShareWriter(
+                writer=RankWriter(
                     plan,
                     directory=directory,
                     loop=loop,
@@ -156,7 +156,7 @@ def _steps_may_be_replayed(changed_by: Sequence[Any]) -> bool:
 _snapshots: WeakKeyDictionary[Session, Snapshots] = WeakKeyDictionary()
 
 
-class ShareWriter:
+class RankWriter:
     """Writes a rank's share of a state: in the report itself, or behind the training function.
 
     Parameters
@@ -175,14 +175,14 @@ class ShareWriter:
 
     def __init__(
         self,
-        plan: StatePlan,
+        plan: SavePlan,
         *,
         directory: Path,
         loop: LoopState | None,
         session: Session,
         changed_by: Sequence[Any],
     ) -> None:
-        from hpctrain.torch.state.streams import Moment
+        from hpctrain.torch.state.streams import StreamEvents
 
         self._plan, self._loop = plan, loop
         self.directory = directory
@@ -191,7 +191,7 @@ class ShareWriter:
         self._session, self._changed_by = session, changed_by
         self._snapshot: Snapshot | None = None
         # It may be written in another thread, behind what this one has given its devices to do.
-        self._moment = Moment({tensor.device for tensor in plan.copies.tensors})
+        self._stream_events = StreamEvents({tensor.device for tensor in plan.source.tensors})
 
     def capture(self) -> None:
         """Take a snapshot of the share. Not collective."""
@@ -214,8 +214,8 @@ class ShareWriter:
             if self._snapshot is not None:
                 written = self._snapshot.finish(path)
             else:
-                copies = self._plan.copies
-                with self._moment.after():
+                copies = self._plan.source
+                with self._stream_events.after():
                     ring = shared_ring(copies.tensors)
                     written = write_state_file(path, copies.layout, copies.fill, ring=ring)
             return [StagedFile(path.name, written.size, written.digest, "header"), *small.result()]
@@ -241,7 +241,7 @@ class ShareWriter:
 
 
 def _snapshots_of(session: Session) -> Snapshots:
-    from hpctrain.torch.state.snapshot import Snapshots
+    from hpctrain.torch.state.engine.snapshot import Snapshots
 
     if session not in _snapshots:
         _snapshots[session] = Snapshots(

@@ -14,9 +14,9 @@ from hpctrain.bulk.ring import Ring
 from hpctrain.bulk.writer import write_state_file
 from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.rundir.files import fsync_directory, write_atomic
-from hpctrain.torch.state.flatten import FlatState, flatten_state
-from hpctrain.torch.state.plan import PLANNING, plan_state
-from hpctrain.torch.state.ranks import communicator, exchange, telling_failure
+from hpctrain.torch.state.layout.save_plan import PLANNING, plan_save
+from hpctrain.torch.state.ranks import communicator, exchange, failing_together
+from hpctrain.torch.state.state_dict.flatten import FlatState, flatten_state
 from hpctrain.world import Communicator
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def save_state(
     # Not only for the blocks: calls of the system give the lock away, and views of tensors that go.
     ranks = communicator()
     with prompt_handover(awaited=True):
-        with telling_failure(ranks, PLANNING):
+        with failing_together(ranks, PLANNING):
             state = flatten_state(model=model, optimizer=optimizer, others=others)
         write_state(Path(directory), state, ranks=ranks)
 
@@ -82,8 +82,8 @@ def write_state(target: Path, state: FlatState, *, ranks: Communicator) -> None:
     CheckpointError
         If the disk is full or fails.
     """
-    plan = plan_state(state, communicator=ranks)
-    with telling_failure(ranks, "saving"):
+    plan = plan_save(state, communicator=ranks)
+    with failing_together(ranks, "saving"):
         occupied = ranks.rank == 0 and (target / INDEX_NAME).exists()
     if exchange(ranks, "saving", occupied)[0]:
         raise ConfigError(
@@ -93,8 +93,8 @@ def write_state(target: Path, state: FlatState, *, ranks: Communicator) -> None:
     path, failure, cause = target / plan.name, None, None
     try:
         target.mkdir(parents=True, exist_ok=True)
-        ring = shared_ring(plan.copies.tensors)
-        write_state_file(path, plan.layout, plan.copies.fill, ring=ring)
+        ring = shared_ring(plan.source.tensors)
+        write_state_file(path, plan.layout, plan.source.fill, ring=ring)
     # Whatever it is, a device without memory for instance: the others wait for this rank.
     except Exception as error:
         failure, cause = str(error) or type(error).__name__, error

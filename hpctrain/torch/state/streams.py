@@ -39,7 +39,7 @@ def wait_for_devices(devices: Iterable[torch.device]) -> None:
             torch.get_device_module(device).current_stream(device).synchronize()
 
 
-class Moment:
+class StreamEvents:
     """Where the streams of devices stand in the thread that makes this.
 
     Parameters

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.errors import CheckpointError
-from hpctrain.torch.state.find import find_index
+from hpctrain.torch.state.find_index import find_index
 from hpctrain.torch.state.load import load_into
-from hpctrain.torch.state.trees import SavedTrees, make_whole
+from hpctrain.torch.state.state_dict.saved_trees import SavedTrees, make_whole
 from hpctrain.world import SerialComm
 
 _PART = "model"
@@ -36,7 +36,7 @@ def read_weights(directory: Path) -> dict[str, Any]:
     for name in (*index.shapes, *index.aliases, *index.values):
         top = next((tree for tree in index.trees if name.startswith(f"{tree}.")), name)
         if (key := _key_of(top)) is not None and key not in weights:
-            weights[key] = saved.tree(top, saved.form(top), None, make_whole)
+            weights[key] = saved.tree(top, saved.treedef(top), None, make_whole)
     load_into(directory, model=None, optimizer=None, others={_PART: weights}, ranks=SerialComm())
     return weights
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from hpctrain.bulk.state_file import BLOCK_BYTES, StateFile
-from hpctrain.torch.state.runs import Runs, runs_of
+from hpctrain.torch.state.layout.strided_copy import StridedCopy, strided_copies
 from hpctrain.torch.state.streams import wait_for_devices
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class BlockTarget:
     low: int
     high: int
     """Which bytes of the block are wanted, in all."""
-    copies: list[tuple[Memory, Runs]] = field(default_factory=list)
+    copies: list[tuple[Memory, StridedCopy]] = field(default_factory=list)
     finished: list[Callable[[], None]] = field(default_factory=list)
     """To be called once the block is there."""
 
@@ -46,11 +46,13 @@ class BlockTarget:
         if len(self.copies) > _MAX_MEMORIES:
             return None
         position, memories = 0, []
-        for memory, runs in sorted(self.copies, key=lambda copy: copy[1].source):
-            if runs.num_runs > 1 or runs.source != position or memory.array is None:
+        for memory, rows in sorted(self.copies, key=lambda copy: copy[1].source):
+            if rows.num_rows > 1 or rows.source != position or memory.array is None:
                 return None
-            position += runs.length
-            memories.append(memoryview(memory.array[runs.target : runs.target + runs.length].data))
+            position += rows.row_bytes
+            memories.append(
+                memoryview(memory.array[rows.target : rows.target + rows.row_bytes].data)
+            )
         return memories if position == size else None
 
     def straight(self, low: int, high: int) -> memoryview | None:
@@ -63,17 +65,17 @@ class BlockTarget:
         """
         if len(self.copies) > _MAX_MEMORIES:
             return None
-        found = [(memory, part) for memory, runs in self.copies for part in runs.clip(low, high)]
+        found = [(memory, part) for memory, rows in self.copies for part in rows.clip(low, high)]
         if len(found) != 1:
             return None
-        ((memory, runs),) = found
+        ((memory, rows),) = found
         if (
-            runs.num_runs > 1
+            rows.num_rows > 1
             or memory.array is None
-            or (runs.source, runs.length) != (0, high - low)
+            or (rows.source, rows.row_bytes) != (0, high - low)
         ):
             return None
-        return memoryview(memory.array[runs.target : runs.target + runs.length].data)
+        return memoryview(memory.array[rows.target : rows.target + rows.row_bytes].data)
 
     def scatter(self, content: memoryview, start: int) -> None:
         """Copy what was read to where it goes. Not collective.
@@ -87,10 +89,10 @@ class BlockTarget:
         """
         array = np.frombuffer(content, dtype=np.uint8)
         stop = start + len(content)
-        for memory, runs in self.copies:
+        for memory, rows in self.copies:
             # Most are elsewhere, if there are many.
-            if runs.source < stop and runs.end > start:
-                for part in runs.clip(start, stop):
+            if rows.source < stop and rows.end > start:
+                for part in rows.clip(start, stop):
                     memory.copy(array, part)
 
     def finish(self) -> None:
@@ -122,24 +124,24 @@ class Memory:
         storage = self._tensor.untyped_storage()
         return torch.empty(0, dtype=torch.uint8, device=self._tensor.device).set_(storage)
 
-    def copy(self, content: NDArray[np.uint8], runs: Runs) -> None:
-        """Copy runs of bytes of the content into it. Not collective."""
-        shape = (runs.num_runs, runs.length)
+    def copy(self, content: NDArray[np.uint8], rows: StridedCopy) -> None:
+        """Copy rows of the content into it. Not collective."""
+        shape = (rows.num_rows, rows.row_bytes)
         if self.array is None:
             source = torch.from_numpy(content)
             _copy(
-                torch.as_strided(self._bytes, shape, (runs.target_step, 1), runs.target),
-                torch.as_strided(source, shape, (runs.source_step, 1), runs.source),
+                torch.as_strided(self._bytes, shape, (rows.target_stride, 1), rows.target),
+                torch.as_strided(source, shape, (rows.source_stride, 1), rows.source),
             )
-        elif runs.num_runs == 1:
-            source_stop, stop = runs.source + runs.length, runs.target + runs.length
-            self.array[runs.target : stop] = content[runs.source : source_stop]
+        elif rows.num_rows == 1:
+            source_stop, stop = rows.source + rows.row_bytes, rows.target + rows.row_bytes
+            self.array[rows.target : stop] = content[rows.source : source_stop]
         else:
             source_rows = np.ndarray(
-                shape, np.uint8, content, offset=runs.source, strides=(runs.source_step, 1)
+                shape, np.uint8, content, offset=rows.source, strides=(rows.source_stride, 1)
             )
             target_rows = np.ndarray(
-                shape, np.uint8, self.array, runs.target, strides=(runs.target_step, 1)
+                shape, np.uint8, self.array, rows.target, strides=(rows.target_stride, 1)
             )
             target_rows[:] = source_rows
 
@@ -158,50 +160,50 @@ class FileTargets:
         self.blocks: dict[int, BlockTarget] = {}
         """Those of which something is wanted, by number."""
 
-    def add(self, piece: int, tensor: torch.Tensor, *, offsets: Sequence[int]) -> None:
-        """Have a box of a piece read into a tensor. Not collective.
+    def add(self, chunk: int, tensor: torch.Tensor, *, offsets: Sequence[int]) -> None:
+        """Have a region of a chunk read into a tensor. Not collective.
 
         Parameters
         ----------
-        piece
+        chunk
             Its number in the file.
         tensor
-            Of the box's shape and the piece's type.
+            Of the region's shape and the chunk's type.
         offsets
-            Where in the piece the box begins.
+            Where in the chunk the region begins.
         """
-        shape, item = self._layout.pieces[piece].shape, tensor.element_size()
-        runs = runs_of(
+        shape, item = self._layout.chunks[chunk].shape, tensor.element_size()
+        copies = strided_copies(
             shape=shape,
             offsets=offsets,
             lengths=tensor.shape,
-            source=self._layout.starts[piece],
+            source=self._layout.starts[chunk],
             target=int(tensor.storage_offset()) * item,
             target_strides=[stride * item for stride in tensor.stride()],
             item_bytes=item,
         )
-        if runs is not None and not tensor.is_conj() and not tensor.is_neg():
-            self._add(Memory(tensor), runs)
+        if copies is not None and not tensor.is_conj() and not tensor.is_neg():
+            self._add(Memory(tensor), copies)
             return
         # Memory in another order, channels_last for instance, or of a conjugated or negated tensor:
         # read as it is in the file, and put into order once it is complete.
         staged = torch.empty(shape, dtype=tensor.dtype)
-        box = staged[tuple(slice(o, o + n) for o, n in zip(offsets, tensor.shape, strict=True))]
-        low = self._layout.starts[piece]
-        whole = Runs(source=low, target=0, length=staged.numel() * item)
-        self._add(Memory(staged), [whole], finished=lambda: _copy(tensor, box))
+        region = staged[tuple(slice(o, o + n) for o, n in zip(offsets, tensor.shape, strict=True))]
+        low = self._layout.starts[chunk]
+        whole = StridedCopy(source=low, target=0, row_bytes=staged.numel() * item)
+        self._add(Memory(staged), [whole], finished=lambda: _copy(tensor, region))
 
     def _add(
         self,
         memory: Memory,
-        all_runs: Sequence[Runs],
+        copies: Sequence[StridedCopy],
         *,
         finished: Callable[[], Any] | None = None,
     ) -> None:
         touched = []
-        for runs in all_runs:
-            for block in range(runs.source // BLOCK_BYTES, -(-runs.end // BLOCK_BYTES)):
-                for clipped in runs.clip(*self._layout.extent(block)):
+        for rows in copies:
+            for block in range(rows.source // BLOCK_BYTES, -(-rows.end // BLOCK_BYTES)):
+                for clipped in rows.clip(*self._layout.extent(block)):
                     target = self._target(block, clipped)
                     target.copies.append((memory, clipped))
                     touched.append(target)
@@ -210,8 +212,8 @@ class FileTargets:
             for target in touched:
                 target.finished.append(count_down)
 
-    def _target(self, block: int, runs: Runs) -> BlockTarget:
-        low, high = runs.source, runs.end
+    def _target(self, block: int, rows: StridedCopy) -> BlockTarget:
+        low, high = rows.source, rows.end
         target = self.blocks.setdefault(block, BlockTarget(low, high))
         target.low, target.high = min(target.low, low), max(target.high, high)
         return target

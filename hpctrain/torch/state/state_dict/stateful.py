@@ -1,15 +1,42 @@
-"""What may be given to be saved and loaded. Each refusal says what to give in its place."""
+"""`Stateful`: one of the things that a state is made of, and checks of what may be one.
+
+Each refusal says what to give in its place.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.errors import CheckpointError, ConfigError
-from hpctrain.torch.state.trees import SavedTrees, is_tensor
-from hpctrain.torch.state.values import decode
+from hpctrain.torch.state.state_dict.json_values import decode
+from hpctrain.torch.state.state_dict.pytree import is_tensor
+from hpctrain.torch.state.state_dict.saved_trees import SavedTrees
 
 if TYPE_CHECKING:
     import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stateful:
+    """A model, an optimizer or another object of a state, under a name of its own.
+
+    As in `torch.distributed.checkpoint.stateful`: what gives a tree to save and takes one to load.
+    """
+
+    name: str
+    tree: Any
+    """Of dicts, lists, tensors and values. Its tensors are the live ones; of a state that is loaded
+    they are those that are read into, and values are None."""
+    restore: Callable[[Any], None]
+    """Load a tree of the same treedef, whose tensors have been read."""
+    keep_top: bool = False
+    """Whether each key of the tree has a name, also one below which there is no tensor."""
+    buffers: Collection[str] = ()
+    """Which keys of the tree are buffers of a module, of which each rank may have its own."""
+    with_treedef: Mapping[str, Any] = field(default_factory=dict)
+    """Trees whose treedef is saved too, as they may have another one by then; by name."""
 
 
 def check_is_module(model: Any) -> None:
@@ -76,7 +103,7 @@ def _saves_what_it_has(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def check_is_whole(name: str, other: Any) -> None:
-    """Raise a ConfigError, if each rank has a part of something that cannot be told.
+    """Raise a ConfigError, if each rank has an unknown part of something.
 
     Not collective.
     """

@@ -18,9 +18,9 @@ import xxhash
 
 from hpctrain.bulk.reader import PART_BYTES, BlockReader
 from hpctrain.own_time import OwnTime
-from hpctrain.torch.state.exchange import Block, Transfer
-from hpctrain.torch.state.targets import BlockTarget, FileTargets
-from hpctrain.torch.state.transport import Pending, Transport
+from hpctrain.torch.state.engine.transport import Pending, Transport
+from hpctrain.torch.state.layout.block_targets import BlockTarget, FileTargets
+from hpctrain.torch.state.layout.load_plan import Block, Transfer
 
 # Long messages get on only while somebody asks for them.
 _PAUSE_S = 2e-4
@@ -139,8 +139,8 @@ class Outgoing:
             self.damage.setdefault(part.block, text_of(error))
         sent = [content[cut.low - part.first : cut.high - part.first] for cut in part.cuts]
         pendings = [
-            (self._transport.send(piece, cut.receiver), cut)
-            for piece, cut in zip(sent, part.cuts, strict=True)
+            (self._transport.send(chunk, cut.receiver), cut)
+            for chunk, cut in zip(sent, part.cuts, strict=True)
         ]
         self._leaving.append(_Leaving(memory=read.memory, pendings=pendings))
         self.bytes_read += part.size

@@ -1,4 +1,4 @@
-"""`BlockCopies`: what of which tensor is copied into a block of a file."""
+"""`BlockSource`: what of which tensor is copied into a block of a file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Sources:
     """In the memory of the CPU, one after the other."""
 
 
-class BlockCopies:
+class BlockSource:
     """The tensors of a file, cut at the borders of its blocks.
 
     Parameters
@@ -32,7 +32,7 @@ class BlockCopies:
     layout
         Of the file.
     tensors
-        Of its pieces, in their order; on any device, and with any strides.
+        Of its chunks, in their order; on any device, and with any strides.
     """
 
     def __init__(self, layout: StateFile, tensors: Sequence[torch.Tensor]) -> None:
@@ -73,14 +73,14 @@ class BlockCopies:
     def parts(self, block: int) -> Iterator[tuple[int, torch.Tensor]]:
         """Give what is copied into a block, and to where in it, in bytes. Not collective."""
         start, stop = self.layout.extent(block)
-        starts, pieces = self.layout.starts, self.layout.pieces
+        starts, chunks = self.layout.starts, self.layout.chunks
         position = 0
-        for index in range(bisect_right(starts, start) - 1, len(pieces)):
+        for index in range(bisect_right(starts, start) - 1, len(chunks)):
             if starts[index] >= stop:
                 break
-            width = DTYPE_BYTES[pieces[index].dtype]
+            width = DTYPE_BYTES[chunks[index].dtype]
             first = max(start - starts[index], 0) // width
-            last = min(stop - starts[index], pieces[index].size) // width
+            last = min(stop - starts[index], chunks[index].size) // width
             for source in _elements(self.tensors[index], first, last):
                 yield position, source
                 position += source.numel() * source.element_size()

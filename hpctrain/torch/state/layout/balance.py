@@ -1,4 +1,4 @@
-"""`share_out`: who of the ranks that hold a tensor writes which rows of it."""
+"""`balance_rows`: who of the ranks that hold a tensor writes which rows of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class HeldRows:
     """Rows that one or several ranks hold."""
 
     holders: tuple[int, ...]
@@ -17,7 +17,7 @@ class Held:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
+class RowRange:
     """Rows that a rank writes."""
 
     rank: int
@@ -25,12 +25,12 @@ class Share:
     stop: int
 
 
-def share_out(held: Sequence[Held], *, ranks: int) -> list[list[Share]]:
+def balance_rows(held: Sequence[HeldRows], *, ranks: int) -> list[list[RowRange]]:
     """Return who writes which rows of each, so that all ranks write equally many bytes.
 
     Not collective; the same on every rank that is given the same. What one rank holds it writes.
     What several hold is laid end to end and cut between rows, so that most of it stays in one
-    piece, and no rank has two pieces of one.
+    chunk, and no rank has two chunks of one.
 
     Parameters
     ----------
@@ -41,10 +41,10 @@ def share_out(held: Sequence[Held], *, ranks: int) -> list[list[Share]]:
 
     Examples
     --------
-    >>> share_out([Held(holders=(0, 1), rows=10, row_bytes=4)], ranks=2)
-    [[Share(rank=0, start=0, stop=5), Share(rank=1, start=5, stop=10)]]
+    >>> balance_rows([HeldRows(holders=(0, 1), rows=10, row_bytes=4)], ranks=2)
+    [[RowRange(rank=0, start=0, stop=5), RowRange(rank=1, start=5, stop=10)]]
     """
-    shares: list[list[Share]] = [[] for _ in held]
+    ranges: list[list[RowRange]] = [[] for _ in held]
     load = [0] * ranks
     groups: dict[tuple[int, ...], list[int]] = {}
     for index, item in enumerate(held):
@@ -55,11 +55,11 @@ def share_out(held: Sequence[Held], *, ranks: int) -> list[list[Share]]:
         cuts = _cuts(size, [load[rank] for rank in holders])
         position = 0
         for index in indices:
-            for share in _cut(held[index], position, holders, cuts):
-                shares[index].append(share)
-                load[share.rank] += (share.stop - share.start) * held[index].row_bytes
+            for rows in _cut(held[index], position, holders, cuts):
+                ranges[index].append(rows)
+                load[rows.rank] += (rows.stop - rows.start) * held[index].row_bytes
             position += held[index].rows * held[index].row_bytes
-    return shares
+    return ranges
 
 
 def _cuts(size: int, load: Sequence[int]) -> list[float]:
@@ -76,13 +76,15 @@ def _cuts(size: int, load: Sequence[int]) -> list[float]:
     return cuts
 
 
-def _cut(item: Held, position: int, holders: Sequence[int], cuts: Sequence[float]) -> list[Share]:
-    start, shares = 0, list[Share]()
+def _cut(
+    item: HeldRows, position: int, holders: Sequence[int], cuts: Sequence[float]
+) -> list[RowRange]:
+    start, ranges = 0, list[RowRange]()
     for rank, cut in zip(holders, cuts, strict=True):
         last = rank == holders[-1]
         rows = item.rows if last or not item.row_bytes else round((cut - position) / item.row_bytes)
         stop = min(max(rows, start), item.rows)
-        if stop > start or (item.rows == 0 and not shares):
-            shares.append(Share(rank=rank, start=start, stop=stop))
+        if stop > start or (item.rows == 0 and not ranges):
+            ranges.append(RowRange(rank=rank, start=start, stop=stop))
             start = stop
-    return shares
+    return ranges

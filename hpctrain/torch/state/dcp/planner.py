@@ -13,8 +13,8 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 
-from hpctrain.torch.state.boxes import held_of, row_dimension
-from hpctrain.torch.state.share import Held, Share, share_out
+from hpctrain.torch.state.layout.balance import HeldRows, RowRange, balance_rows
+from hpctrain.torch.state.layout.shards import held_of, row_dimension
 
 __all__ = ["StatePlanner"]
 
@@ -39,8 +39,8 @@ class StatePlanner(DefaultSavePlanner):
         )
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Share out, and go on as torch does. Not collective: rank 0 calls it."""
-        return super().create_global_plan(_shared(all_plans))
+        """Balance the rows, and go on as torch does. Not collective: rank 0 calls it."""
+        return super().create_global_plan(_balanced(all_plans))
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
         """Return what is to be written, of a tensor the rows of this rank. Not collective."""
@@ -67,7 +67,7 @@ def _held(name: str, held: Any) -> Iterator[tuple[torch.Tensor, Sequence[int]]]:
         yield found
 
 
-def _shared(plans: Sequence[SavePlan]) -> list[SavePlan]:
+def _balanced(plans: Sequence[SavePlan]) -> list[SavePlan]:
     holders: dict[MetadataIndex, list[int]] = {}
     items: dict[MetadataIndex, WriteItem] = {}
     for rank, plan in enumerate(plans):
@@ -78,14 +78,14 @@ def _shared(plans: Sequence[SavePlan]) -> list[SavePlan]:
                 holders.setdefault(item.index, []).append(rank)
                 items.setdefault(item.index, item)
     held = [
-        Held(holders=tuple(ranks), rows=_rows(items[index]), row_bytes=_row_bytes(items[index]))
+        HeldRows(holders=tuple(ranks), rows=_rows(items[index]), row_bytes=_row_bytes(items[index]))
         for index, ranks in holders.items()
     ]
-    shared: list[list[WriteItem]] = [[] for _ in plans]
-    for index, shares in zip(holders, share_out(held, ranks=len(plans)), strict=True):
-        for share in shares:
-            shared[share.rank].append(_slice(items[index], share))
-    return [replace(plan, items=its) for plan, its in zip(plans, shared, strict=True)]
+    balanced: list[list[WriteItem]] = [[] for _ in plans]
+    for index, ranges in zip(holders, balance_rows(held, ranks=len(plans)), strict=True):
+        for rows in ranges:
+            balanced[rows.rank].append(_slice(items[index], rows))
+    return [replace(plan, items=its) for plan, its in zip(plans, balanced, strict=True)]
 
 
 def _rows(item: WriteItem) -> int:
@@ -100,14 +100,14 @@ def _row_bytes(item: WriteItem) -> int:
     return item.tensor_data.chunk.sizes.numel() * width // max(_rows(item), 1)
 
 
-def _slice(item: WriteItem, share: Share) -> WriteItem:
+def _slice(item: WriteItem, rows: RowRange) -> WriteItem:
     data = item.tensor_data
-    if data is None or (share.start, share.stop) == (0, _rows(item)):
+    if data is None or (rows.start, rows.stop) == (0, _rows(item)):
         return item
     dimension = row_dimension(data.chunk.sizes)
     offsets, sizes = list(data.chunk.offsets), list(data.chunk.sizes)
-    offsets[dimension] += share.start
-    sizes[dimension] = share.stop - share.start
+    offsets[dimension] += rows.start
+    sizes[dimension] = rows.stop - rows.start
     chunk = ChunkStorageMetadata(offsets=torch.Size(offsets), sizes=torch.Size(sizes))
     return replace(
         item,

@@ -21,10 +21,10 @@ from hpctrain.bulk.writer import StateFileWriter, Written
 from hpctrain.control.memory import free_bytes
 from hpctrain.errors import CheckpointError
 from hpctrain.own_time import wait_for
-from hpctrain.torch.state.ahead import CopiesAhead, Run
-from hpctrain.torch.state.gate import Gate
-from hpctrain.torch.state.plan import StatePlan
-from hpctrain.torch.state.streams import Moment, pin
+from hpctrain.torch.state.engine.snapshot_copies import CopyBatch, SnapshotCopies
+from hpctrain.torch.state.engine.step_gate import Gate
+from hpctrain.torch.state.layout.save_plan import SavePlan
+from hpctrain.torch.state.streams import StreamEvents, pin
 from hpctrain.worker.upload import Background
 
 # Copying is several times as fast as a disk: by the time that the last blocks are copied, the first
@@ -57,14 +57,14 @@ class Snapshots:
         # It is also the number for threads to come, and is taken back for them.
         torch.set_num_threads(torch.get_num_threads())
         self._slots: Slots | None = None
-        self._copies: CopiesAhead | None = None
+        self._copies: SnapshotCopies | None = None
         # Weak: who copies or writes a snapshot keeps it, and then nothing is to be waited for.
         self._newest: weakref.ref[Snapshot] | None = None
         self._watched: list[weakref.ref[Any]] = []
 
     def take(
         self,
-        plan: StatePlan,
+        plan: SavePlan,
         *,
         changed_by: Sequence[Any],
         name: str,
@@ -95,7 +95,7 @@ class Snapshots:
         copies = self._copies
         if copies is None or not copies.are_for(plan, optimizers):
             self._copies = copies = None
-            self._copies = copies = CopiesAhead(plan, optimizers, self._slots_for(plan))
+            self._copies = copies = SnapshotCopies(plan, optimizers, self._slots_for(plan))
             changing = torch.optim.Optimizer | torch.nn.Module
             self._watched = [
                 weakref.ref(part, self._forget) for part in changed_by if isinstance(part, changing)
@@ -119,7 +119,7 @@ class Snapshots:
     def _newest_alive(self) -> Snapshot | None:
         return None if self._newest is None else self._newest()
 
-    def _slots_for(self, plan: StatePlan) -> Slots:
+    def _slots_for(self, plan: SavePlan) -> Slots:
         blocks, memory = plan.layout.blocks, self._memory
         if memory is None:
             had = 0 if self._slots is None else len(self._slots.memory)
@@ -133,7 +133,7 @@ class Snapshots:
                 del newest
             self._newest = self._slots = None
             self._slots = Slots(wanted)
-            pin(self._slots, plan.copies.tensors)
+            pin(self._slots, plan.source.tensors)
         return self._slots
 
 
@@ -150,7 +150,7 @@ class Snapshot:
         Seconds to wait for a copy, or for memory.
     """
 
-    def __init__(self, copies: CopiesAhead, *, name: str, timeout_s: float) -> None:
+    def __init__(self, copies: SnapshotCopies, *, name: str, timeout_s: float) -> None:
         self._copies, self._name, self._timeout_s = copies, name, timeout_s
         self._slots, self._change = copies.slots, copies.slots.change
         self._blocks = copies.layout.blocks
@@ -161,7 +161,7 @@ class Snapshot:
         self._held: set[int] = set()
         self._late: list[list[torch.Tensor]] = []
         self._versions: list[list[int]] = []
-        self._moment: Moment
+        self._stream_events: StreamEvents
 
     def finish(self, path: Path) -> Written:
         """Write the file, durably, once all is copied, or what makes room for the rest is.
@@ -231,9 +231,11 @@ class Snapshot:
         self._held.update(copies.now_blocks)
         try:
             copies.now.run()
-            self._late = [[tensor.clone() for tensor in run.late.sources] for run in copies.runs]
-            self._versions = [run.gated.versions() for run in copies.runs]
-            self._moment = Moment(copies.devices)
+            self._late = [
+                [tensor.clone() for tensor in batch.late.sources] for batch in copies.batches
+            ]
+            self._versions = [batch.gated.versions() for batch in copies.batches]
+            self._stream_events = StreamEvents(copies.devices)
         except BaseException:
             self.discard()
             raise
@@ -241,39 +243,39 @@ class Snapshot:
     def copy(self) -> None:
         """Copy all else, behind the training function. Not collective."""
         try:
-            with self._moment.after():
-                for number, run in enumerate(self._copies.runs):
-                    if not self._copy_run(number, run):
+            with self._stream_events.after():
+                for number, batch in enumerate(self._copies.batches):
+                    if not self._copy_batch(number, batch):
                         return
                     self._late[number] = []
         except BaseException as error:
             self._close(error)
 
-    def _copy_run(self, number: int, run: Run) -> bool:
-        """Copy the blocks of a run; return whether anybody wants more."""
-        missing = [block for block in run.blocks if block not in self._held]
+    def _copy_batch(self, number: int, batch: CopyBatch) -> bool:
+        """Copy the blocks of a batch; return whether anybody wants more."""
+        missing = [block for block in batch.blocks if block not in self._held]
         with self._change:
             self._wait(lambda: self._closed or self._slots.are_free(missing))
             if self._closed:
                 return False
             self._slots.occupy(missing)
-            self._held.difference_update(run.blocks)
+            self._held.difference_update(batch.blocks)
         try:
-            run.gated.run()
-            run.late.run(self._late[number])
-            versions = zip(run.gated.versions(), self._versions[number], strict=True)
-            for source, (now, before) in zip(run.gated.sources, versions, strict=True):
+            batch.gated.run()
+            batch.late.run(self._late[number])
+            versions = zip(batch.gated.versions(), self._versions[number], strict=True)
+            for source, (now, before) in zip(batch.gated.sources, versions, strict=True):
                 if now != before:
                     raise self._torn(source)
         except BaseException:
-            self._slots.release(run.blocks)
+            self._slots.release(batch.blocks)
             raise
         with self._change:
             if self._closed:
-                self._slots.release(run.blocks)
+                self._slots.release(batch.blocks)
                 return False
-            self._held.update(run.blocks)
-            self._copied = run.blocks.stop
+            self._held.update(batch.blocks)
+            self._copied = batch.blocks.stop
             self._change.notify_all()
         return True
 

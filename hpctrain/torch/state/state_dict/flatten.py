@@ -8,7 +8,25 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.errors import CheckpointError, ConfigError
-from hpctrain.torch.state.given import (
+from hpctrain.torch.state.state_dict.json_values import decode, encode
+from hpctrain.torch.state.state_dict.model import model_stateful, parameter_names
+from hpctrain.torch.state.state_dict.optimizer import (
+    maker,
+    optimizer_stateful,
+    optimizers_of,
+    saved_by_numbers,
+)
+from hpctrain.torch.state.state_dict.pytree import (
+    is_tensor,
+    keys_survive_json,
+    leaves,
+    merge,
+    treedef_of,
+    unflatten,
+)
+from hpctrain.torch.state.state_dict.saved_trees import SavedTrees, with_saved_treedef
+from hpctrain.torch.state.state_dict.stateful import (
+    Stateful,
     check_is_dict,
     check_is_module,
     check_is_whole,
@@ -16,25 +34,6 @@ from hpctrain.torch.state.given import (
     has_usual_state,
     refusal,
 )
-from hpctrain.torch.state.model_state import model_part, parameter_names
-from hpctrain.torch.state.optimizer_state import (
-    maker,
-    optimizer_part,
-    optimizers_of,
-    saved_by_numbers,
-)
-from hpctrain.torch.state.part import Part
-from hpctrain.torch.state.trees import (
-    SavedTrees,
-    filled,
-    form_of,
-    in_saved_form,
-    is_tensor,
-    joined,
-    keeps_names,
-    leaves,
-)
-from hpctrain.torch.state.values import decode, encode
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +49,7 @@ class FlatState:
     """Names of those tensors that ranks may have with other values: the lowest one's count."""
     values: Mapping[str, Any]
     """JSON; of what has no tensor in it, the whole tree has one name."""
-    parts: tuple[Part, ...]
+    objects: tuple[Stateful, ...]
 
     def restore(self, values: Mapping[str, Any]) -> None:
         """Give what is no tensor back to where it came from, once the tensors are read.
@@ -77,31 +76,31 @@ class FlatState:
                 )
             return decode(values[name])
 
-        for part in self.parts:
-            form = form_of(part.tree, keep=part.keep_top)
-            tree = filled(part.name, form, leaf, live=part.tree)
+        for stateful in self.objects:
+            treedef = treedef_of(stateful.tree, keep=stateful.keep_top)
+            tree = unflatten(stateful.name, treedef, leaf, live=stateful.tree)
             try:
-                part.restore(tree)
+                stateful.restore(tree)
             # Whatever a load_state_dict() of the user's raises.
             except Exception as error:
                 what = str(error) or type(error).__name__
                 raise CheckpointError(
-                    f"{part.name} could not take in what was read: {what.rstrip('.')}."
+                    f"{stateful.name} could not take in what was read: {what.rstrip('.')}."
                 ) from error
 
     def trees(self) -> dict[str, Any]:
-        """Return the forms of trees that may have another one when they are loaded, as JSON.
+        """Return the treedefs of trees that may differ when they are loaded, as JSON.
 
-        Not collective. By name; values, and tensors that are no part of a tree, have none.
+        Not collective. By name; values, and tensors that stand alone, have none.
         """
         found = {}
-        for part in self.parts:
-            for name, tree in part.grown.items():
-                form = form_of(tree, keep=part.keep_top)
-                # Keys need not be values. Then it is loaded into what has the same form.
+        for stateful in self.objects:
+            for name, tree in stateful.with_treedef.items():
+                treedef = treedef_of(tree, keep=stateful.keep_top)
+                # Keys need not be values. Such a tree is loaded into one of the same treedef only.
                 with suppress(ConfigError):
-                    if form is not None and keeps_names(form):
-                        found[name] = encode(form, name=name)
+                    if treedef is not None and keys_survive_json(treedef):
+                        found[name] = encode(treedef, name=name)
         return found
 
 
@@ -127,7 +126,7 @@ def flatten_state(
         By name: whatever has ``state_dict()`` and ``load_state_dict()``, and dicts. None is left
         out.
     saved
-        Of the checkpoint that is loaded: what may have another form there gets that. Nothing is
+        Of the checkpoint that is loaded: trees get the treedef that they have there. Nothing is
         changed before `FlatState.restore`.
 
     Raises
@@ -139,10 +138,10 @@ def flatten_state(
     """
     # As what may or may not be there is most often written: scaler = GradScaler() if ... else None.
     given = {name: other for name, other in (others or {}).items() if other is not None}
-    parts = []
+    objects = []
     if model is not None:
         check_is_module(model)
-        parts.append(model_part("model", model, saved))
+        objects.append(model_stateful("model", model, saved))
     if optimizer is not None:
         optimizers = optimizers_of(optimizer)
         if saved is None:
@@ -151,14 +150,14 @@ def flatten_state(
         names: Mapping[torch.Tensor, str] | None = {} if model is None else parameter_names(model)
         if saved is not None and saved_by_numbers("optimizer", saved):
             names = None
-        parts.append(optimizer_part("optimizer", optimizers, names, saved))
+        objects.append(optimizer_stateful("optimizer", optimizers, names, saved))
     # A load has to know the memory of models first.
     for name, other in sorted(given.items(), key=_is_no_module) if saved else given.items():
-        parts.append(_other_part(name, other, saved, [model, *given.values()]))
+        objects.append(_other_stateful(name, other, saved, [model, *given.values()]))
     tensors: dict[str, torch.Tensor] = {}
     values: dict[str, Any] = {}
-    for part in parts:
-        for name, leaf, is_one in leaves(part.name, part.tree, keep=part.keep_top):
+    for stateful in objects:
+        for name, leaf, is_one in leaves(stateful.name, stateful.tree, keep=stateful.keep_top):
             if name in tensors or name in values:
                 raise ConfigError(
                     f"two things of the state are called {name}. Rename one: names are keys, "
@@ -168,8 +167,10 @@ def flatten_state(
                 tensors[name] = leaf
             else:
                 values[name] = encode(leaf, name=name)
-    buffers = frozenset(f"{part.name}.{key}" for part in parts for key in part.buffers)
-    return FlatState(tensors=tensors, buffers=buffers, values=values, parts=tuple(parts))
+    buffers = frozenset(
+        f"{stateful.name}.{key}" for stateful in objects for key in stateful.buffers
+    )
+    return FlatState(tensors=tensors, buffers=buffers, values=values, objects=tuple(objects))
 
 
 def _is_no_module(item: tuple[str, Any]) -> bool:
@@ -178,28 +179,30 @@ def _is_no_module(item: tuple[str, Any]) -> bool:
     return not isinstance(item[1], torch.nn.Module)
 
 
-def _other_part(name: str, other: Any, saved: SavedTrees | None, beside: Sequence[Any]) -> Part:
+def _other_stateful(
+    name: str, other: Any, saved: SavedTrees | None, beside: Sequence[Any]
+) -> Stateful:
     import torch
 
     if isinstance(other, torch.nn.Module):
-        return model_part(name, other, saved)
+        return model_stateful(name, other, saved)
     if isinstance(other, torch.optim.Optimizer) and has_usual_state(other):
         names = None
         if saved is not None and saved_by_numbers(name, saved) is False:
             models = [one for one in beside if isinstance(one, torch.nn.Module)]
             names = {p: its_name for m in models for p, its_name in parameter_names(m).items()}
-        return optimizer_part(name, [other], names, saved)
+        return optimizer_stateful(name, [other], names, saved)
     check_is_whole(name, other)
     if hasattr(other, "state_dict") and hasattr(other, "load_state_dict"):
         tree, restore = other.state_dict(), other.load_state_dict
         make = maker(name, other) if isinstance(other, torch.optim.Optimizer) else None
-        tree = in_saved_form(name, tree, saved, make)
+        tree = with_saved_treedef(name, tree, saved, make)
     elif isinstance(other, dict):
-        tree, restore = in_saved_form(name, other, saved), other.update
+        tree, restore = with_saved_treedef(name, other, saved), other.update
         if saved is not None and tree is not other:
             check_is_dict(name, tree, saved)
             # Who gave a tensor in a dict may hold it elsewhere too: it is read into, or missed.
-            tree = joined(tree, other)
+            tree = merge(tree, other)
     else:
         raise refusal(name, other)
-    return Part(name=name, tree=tree, restore=restore, grown={name: tree})
+    return Stateful(name=name, tree=tree, restore=restore, with_treedef={name: tree})

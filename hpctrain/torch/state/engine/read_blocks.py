@@ -16,10 +16,10 @@ from hpctrain.bulk.reader import BlockReader, scratch_memory
 from hpctrain.bulk.state_file import StateFile
 from hpctrain.errors import CheckpointError
 from hpctrain.own_time import LOOK_INTERVAL_S, Deadline
-from hpctrain.torch.state.exchange import Block, Schedule, Transfer, Wants
-from hpctrain.torch.state.relay import Incoming, Outgoing, StuckError, relay, text_of
-from hpctrain.torch.state.targets import FileTargets
-from hpctrain.torch.state.transport import Transport
+from hpctrain.torch.state.engine.relay import Incoming, Outgoing, StuckError, relay, text_of
+from hpctrain.torch.state.engine.transport import Transport
+from hpctrain.torch.state.layout.block_targets import FileTargets
+from hpctrain.torch.state.layout.load_plan import Block, Schedule, Transfer
 
 # While two hash or copy, the others have the disk.
 _THREADS = 4
@@ -35,27 +35,6 @@ class ReadFile:
     path: Path
     layout: StateFile
     """With the digests of its blocks, if it has any."""
-
-
-def wants_of(targets: Mapping[int, FileTargets]) -> Wants:
-    """Return what this rank wants, for `plan_exchange`. Not collective.
-
-    Parameters
-    ----------
-    targets
-        Of this rank, by the number of the file.
-    """
-    wants: list[tuple[int, int, int, int, int]] = []
-    for number, file_targets in sorted(targets.items()):
-        for block, target in sorted(file_targets.blocks.items()):
-            low, high = target.low, target.high
-            last = wants[-1] if wants else None
-            # Whole blocks in a row are told of together: a replica wants them all.
-            if last is not None and last[0] == number and last[2:] == (block, low, high):
-                wants[-1] = (number, last[1], block + 1, low, high)
-            else:
-                wants.append((number, block, block + 1, low, high))
-    return wants
 
 
 class StateReading:
@@ -97,7 +76,7 @@ class StateReading:
         self._for_sent: list[memoryview] = []
         self._for_received: list[memoryview] = []
         self._open = ExitStack()
-        self.complaint: str | None = None
+        self.failure: str | None = None
         """Why a file could not be opened, or that memory is short."""
         self.bytes_read = 0
         """Of the data of files, by this rank."""
@@ -106,7 +85,7 @@ class StateReading:
         self._moved_at = 0.0
 
     def __enter__(self) -> StateReading:
-        """Open the files that this rank reads, or say why not in `complaint`.
+        """Open the files that this rank reads, or say why not in `failure`.
 
         Memory to read through is mapped now as well, while nothing has been changed.
         """
@@ -120,9 +99,9 @@ class StateReading:
                 reader = BlockReader(file.path, file.layout)
                 self._readers[number] = self._open.enter_context(reader)
         except CheckpointError as error:
-            self.complaint = f"{error} Load another checkpoint."
+            self.failure = f"{error} Load another checkpoint."
         except (OSError, MemoryError) as error:
-            self.complaint = (
+            self.failure = (
                 f"there is no memory to read a checkpoint through: {text_of(error)}. Raise the "
                 f"limit of this process (ulimit -v), or give the job more memory."
             )

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from hpctrain.torch.state.given import check_not_flattened
-from hpctrain.torch.state.part import Part
-from hpctrain.torch.state.trees import SavedTrees, in_saved_form, is_tensor
+from hpctrain.torch.state.state_dict.pytree import is_tensor
+from hpctrain.torch.state.state_dict.saved_trees import SavedTrees, with_saved_treedef
+from hpctrain.torch.state.state_dict.stateful import Stateful, check_not_flattened
 
 if TYPE_CHECKING:
     import torch
@@ -20,17 +20,18 @@ def parameter_names(model: torch.nn.Module) -> dict[torch.Tensor, str]:
     return {parameter: plain(name) for name, parameter in model.named_parameters()}
 
 
-def model_part(name: str, model: torch.nn.Module, saved: SavedTrees | None) -> Part:
+def model_stateful(name: str, model: torch.nn.Module, saved: SavedTrees | None) -> Stateful:
     """Return the state of a model. Not collective.
 
     Parameters
     ----------
     name
-        Of the part.
+        Under which it is saved.
     model
         Plain, compiled, or wrapped.
     saved
-        Of the checkpoint that is loaded: what is no parameter and no buffer has its form.
+        Of the checkpoint that is loaded: what is neither a parameter nor a buffer gets
+        the treedef that it has there.
 
     Raises
     ------
@@ -46,7 +47,7 @@ def model_part(name: str, model: torch.nn.Module, saved: SavedTrees | None) -> P
     if saved is not None:
         for key, value in tree.items():
             if key in extra:
-                tree[key] = in_saved_form(f"{name}.{key}", value, saved)
+                tree[key] = with_saved_treedef(f"{name}.{key}", value, saved)
             else:
                 # Averages may begin as the model's own tensors, and are not to be read into them.
                 saved.keep(f"{name}.{key}", value)
@@ -63,10 +64,12 @@ def model_part(name: str, model: torch.nn.Module, saved: SavedTrees | None) -> P
         if given:
             model.load_state_dict(given, strict=False)
 
-    grown = {f"{name}.{key}": tree[key] for key in extra}
+    with_treedef = {f"{name}.{key}": tree[key] for key in extra}
     # As DistributedDataParallel has it: it gives rank 0's to the others before each forward pass.
     buffers = {plain(key) for key, _ in model.named_buffers(remove_duplicate=False)}
-    return Part(name=name, tree=tree, restore=restore, buffers=buffers, grown=grown)
+    return Stateful(
+        name=name, tree=tree, restore=restore, buffers=buffers, with_treedef=with_treedef
+    )
 
 
 def _is_extra(key: str) -> bool:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from hpctrain.bulk.index import StateIndex
 from hpctrain.errors import CheckpointError, ConfigError
-from hpctrain.torch.state.part import Part
-from hpctrain.torch.state.trees import SavedTrees, form_of
-from hpctrain.torch.state.values import decode
+from hpctrain.torch.state.state_dict.json_values import decode
+from hpctrain.torch.state.state_dict.pytree import treedef_of
+from hpctrain.torch.state.state_dict.saved_trees import SavedTrees
+from hpctrain.torch.state.state_dict.stateful import Stateful
 
 if TYPE_CHECKING:
     import torch
@@ -68,25 +69,25 @@ def saved_by_numbers(name: str, saved: SavedTrees) -> bool | None:
     return isinstance(first, int)
 
 
-def optimizer_part(
+def optimizer_stateful(
     name: str,
     optimizers: Sequence[torch.optim.Optimizer],
     names: Mapping[torch.Tensor, str] | None,
     saved: SavedTrees | None,
-) -> Part:
+) -> Stateful:
     """Return the state of one or several optimizers. Not collective.
 
     Parameters
     ----------
     name
-        Of the part.
+        Under which it is saved.
     optimizers
-        None of which has a state of its own form.
+        Optimizers with the ``state_dict()`` of torch.
     names
         Of the parameters; None numbers them over all groups, as torch does.
     saved
-        Of the checkpoint that is loaded: the state has its form, and an optimizer is only given it
-        by `Part.restore`.
+        Of the checkpoint that is loaded: the tree has its treedef, and only `Stateful.restore`
+        gives it to an optimizer.
 
     Raises
     ------
@@ -110,15 +111,17 @@ def optimizer_part(
     tree: Any = {"state": state, "param_groups": groups}
     keep_top = names is not None
     if saved is not None:
-        form = saved.form(name) if saved.knows(name) else _guessed_form(name, saved.index, tree)
-        content = _content(name, saved, form)
+        treedef = (
+            saved.treedef(name) if saved.knows(name) else _guessed_treedef(name, saved.index, tree)
+        )
+        content = _content(name, saved, treedef)
         _check_content(name, content)
         _check_groups(name, groups, content)
         if names is None:
             common = [key for key in content["state"] if not isinstance(key, int)]
             owners.update({key: (optimizers[0], key) for key in common})
         _check_owners(name, owners, content)
-        tree = _saved_tree(name, saved, form, content, tree, owners)
+        tree = _saved_tree(name, saved, treedef, content, tree, owners)
         keep_top = keep_top or not saved.knows(name)
 
     def restore(rebuilt: Any) -> None:
@@ -135,7 +138,9 @@ def optimizer_part(
         for optimizer in optimizers:
             _tell(optimizer)
 
-    return Part(name=name, tree=tree, restore=restore, keep_top=keep_top, grown={name: tree})
+    return Stateful(
+        name=name, tree=tree, restore=restore, keep_top=keep_top, with_treedef={name: tree}
+    )
 
 
 def _tell(optimizer: torch.optim.Optimizer) -> None:
@@ -239,13 +244,13 @@ def _check_state_keys(
         )
 
 
-def _content(name: str, saved: SavedTrees, form: Any) -> Any:
+def _content(name: str, saved: SavedTrees, treedef: Any) -> Any:
     """Return the groups of a checkpoint, and at least the names of what has state."""
-    if not isinstance(form, dict):
-        return saved.values(name, form)
+    if not isinstance(treedef, dict):
+        return saved.values(name, treedef)
     return {"state": {}} | {
         key: item if key == "state" and item else saved.values(f"{name}.{key}", item)
-        for key, item in form.items()
+        for key, item in treedef.items()
     }
 
 
@@ -287,10 +292,10 @@ def _check_owners(name: str, owners: _Owners, content: Any) -> None:
 
 
 def _saved_tree(
-    name: str, saved: SavedTrees, form: Any, content: Any, live: Any, owners: _Owners
+    name: str, saved: SavedTrees, treedef: Any, content: Any, live: Any, owners: _Owners
 ) -> Any:
     """Return the tree of a checkpoint, with the live tensors that fit."""
-    if form is None:
+    if treedef is None:
         return None
     # Whose settings each parameter will have in a moment.
     settings = {
@@ -298,7 +303,7 @@ def _saved_tree(
         for group in [*live["param_groups"], *(content["param_groups"] or ())]
         for its_name in group["params"] or ()
     }
-    state = form.get("state")
+    state = treedef.get("state")
     if state is not None:
         state = {
             key: saved.tree(
@@ -314,13 +319,13 @@ def _saved_tree(
         by_parameters.get(tuple(group["params"] or ()), {})
         for group in content["param_groups"] or ()
     ]
-    tree = {"param_groups": saved.tree(f"{name}.param_groups", form["param_groups"], groups)}
-    return {"state": state, **tree} if "state" in form else tree
+    tree = {"param_groups": saved.tree(f"{name}.param_groups", treedef["param_groups"], groups)}
+    return {"state": state, **tree} if "state" in treedef else tree
 
 
-def _guessed_form(name: str, index: StateIndex, live: Any) -> Any:
-    """Return the form that names tell, for other programs and older versions wrote no more."""
-    groups = form_of(live["param_groups"])
+def _guessed_treedef(name: str, index: StateIndex, live: Any) -> Any:
+    """Return the treedef that names imply: other programs and older versions wrote none."""
+    groups = treedef_of(live["param_groups"])
     known = {str(key): key for group in live["param_groups"] for key in group["params"]}
     known |= {str(key): key for key in live["state"]}
     if f"{name}.state" in index.values and not index.plain_names:
@@ -333,9 +338,9 @@ def _guessed_form(name: str, index: StateIndex, live: Any) -> Any:
             if entry:
                 key = known[its_name]
                 own = live["state"].get(key, {})
-                form = state.setdefault(key, {k: form_of(item) for k, item in own.items()})
+                treedef = state.setdefault(key, {k: treedef_of(item) for k, item in own.items()})
                 # Other programs' values have the names of trees, too.
-                form.setdefault(entry, None)
+                treedef.setdefault(entry, None)
             elif rest in known and not index.plain_names:
                 state[known[rest]] = None
     # Torch leaves empty dicts out.
@@ -344,11 +349,11 @@ def _guessed_form(name: str, index: StateIndex, live: Any) -> Any:
 
 def _split(name: str, known: Mapping[str, Any]) -> tuple[str, str]:
     """Return the parameter, and what of its state, a name is of; the latter may be empty."""
-    parts = name.split(".")
-    for end in range(len(parts) - 1, 0, -1):
-        its_name = ".".join(parts[:end])
+    keys = name.split(".")
+    for end in range(len(keys) - 1, 0, -1):
+        its_name = ".".join(keys[:end])
         if its_name in known:
-            return its_name, parts[end]
+            return its_name, keys[end]
     return name, ""
 
 

@@ -1,4 +1,4 @@
-"""Which bytes of a piece of a tensor go where in memory: as few runs as there can be."""
+"""`StridedCopy`: which bytes of a chunk go where in memory, as rows of regular strides."""
 
 from __future__ import annotations
 
@@ -7,70 +7,72 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-# Of runs that are regular; boxes that need more are rare, and read in another way.
-_MAX_GROUPS = 4096
-# Shorter ones are quicker to sort out once the whole box is in memory.
-_MIN_RUN_BYTES = 16
+# Regions that need more are rare, and read in another way.
+_MAX_COPIES = 4096
+# Shorter rows are quicker to sort out once the whole region is in memory.
+_MIN_ROW_BYTES = 16
 
 
 # Every tensor has some before a load reads its first byte, and a tuple is soonest made.
-class Runs(NamedTuple):
-    """Some runs of bytes of the same length, at regular distances. All numbers are bytes."""
+class StridedCopy(NamedTuple):
+    """Rows of as many bytes each, at regular distances in a file and in memory: a 2D copy.
+
+    All numbers are bytes.
+    """
 
     source: int
-    """Where the first begins in the data of a file; clipped runs count from where that is."""
+    """Where the first row begins in the data of a file; clipped ones count from the clip."""
     target: int
     """Where it goes in the memory of a tensor."""
-    length: int
-    num_runs: int = 1
-    """How many runs."""
-    source_step: int = 0
-    target_step: int = 0
+    row_bytes: int
+    num_rows: int = 1
+    source_stride: int = 0
+    target_stride: int = 0
 
     @property
     def end(self) -> int:
         """Where the last ends in the source."""
-        return self.source + (self.num_runs - 1) * self.source_step + self.length
+        return self.source + (self.num_rows - 1) * self.source_stride + self.row_bytes
 
-    def clip(self, start: int, stop: int) -> Iterator[Runs]:
-        """Yield what of the runs lies in a part of the source, counted from its beginning."""
-        if self.num_runs == 1:
+    def clip(self, start: int, stop: int) -> Iterator[StridedCopy]:
+        """Yield what of it lies in a part of the source, counted from the beginning of that."""
+        if self.num_rows == 1:
             yield from self._row(0, start, stop)
             return
-        ends_after = (start - self.source - self.length) // self.source_step + 1
+        ends_after = (start - self.source - self.row_bytes) // self.source_stride + 1
         first = max(0, ends_after)
-        last = min(self.num_runs, -((self.source - stop) // self.source_step)) - 1
+        last = min(self.num_rows, -((self.source - stop) // self.source_stride)) - 1
         if first > last:
             return
         whole = range(first, last + 1)
-        if self.source + first * self.source_step < start:
+        if self.source + first * self.source_stride < start:
             yield from self._row(first, start, stop)
             whole = whole[1:]
-        cut = whole and self.source + whole[-1] * self.source_step + self.length > stop
+        cut = whole and self.source + whole[-1] * self.source_stride + self.row_bytes > stop
         if cut:
             whole = whole[:-1]
         if whole:
-            yield Runs(
-                source=self.source + whole[0] * self.source_step - start,
-                target=self.target + whole[0] * self.target_step,
-                length=self.length,
-                num_runs=len(whole),
-                source_step=self.source_step,
-                target_step=self.target_step,
+            yield StridedCopy(
+                source=self.source + whole[0] * self.source_stride - start,
+                target=self.target + whole[0] * self.target_stride,
+                row_bytes=self.row_bytes,
+                num_rows=len(whole),
+                source_stride=self.source_stride,
+                target_stride=self.target_stride,
             )
         if cut:
             yield from self._row(last, start, stop)
 
-    def _row(self, row: int, start: int, stop: int) -> Iterator[Runs]:
-        source = self.source + row * self.source_step
-        low, high = max(source, start), min(source + self.length, stop)
+    def _row(self, row: int, start: int, stop: int) -> Iterator[StridedCopy]:
+        source = self.source + row * self.source_stride
+        low, high = max(source, start), min(source + self.row_bytes, stop)
         if low < high:
-            target = self.target + row * self.target_step + low - source
-            yield Runs(source=low - start, target=target, length=high - low)
+            target = self.target + row * self.target_stride + low - source
+            yield StridedCopy(source=low - start, target=target, row_bytes=high - low)
 
 
 class Overlap(NamedTuple):
-    """What two boxes of the same tensor have in common."""
+    """What two regions of the same tensor have in common."""
 
     lengths: tuple[int, ...]
     source_offsets: tuple[int, ...]
@@ -85,7 +87,7 @@ def overlap(
     target_offsets: Sequence[int],
     target_shape: Sequence[int],
 ) -> Overlap | None:
-    """Return what two boxes have in common, or None. Not collective."""
+    """Return what two regions have in common, or None. Not collective."""
     if source_offsets == target_offsets and source_shape == target_shape:
         # As it was saved, as most are.
         start = (0,) * len(source_offsets)
@@ -106,7 +108,7 @@ def overlap(
     )
 
 
-def runs_of(
+def strided_copies(
     *,
     shape: Sequence[int],
     offsets: Sequence[int],
@@ -115,21 +117,21 @@ def runs_of(
     target: int,
     target_strides: Sequence[int],
     item_bytes: int,
-) -> list[Runs] | None:
-    """Return the runs that copy a box of a piece into memory, or None if they are too many.
+) -> list[StridedCopy] | None:
+    """Return what copies a region of a chunk into memory, or None if it takes too many copies.
 
     Not collective.
 
     Parameters
     ----------
     shape
-        Of the piece, whose elements lie one after another.
+        Of the chunk, whose elements lie one after another.
     offsets, lengths
-        Of the box in it.
+        Of the region in it.
     source
-        Where the piece begins in the data of its file, in bytes.
+        Where the chunk begins in the data of its file, in bytes.
     target, target_strides
-        Where the box goes in memory: its first element, and the distance of elements along each
+        Where the region goes in memory: its first element, and the distance of elements along each
         axis, in bytes.
     item_bytes
         Of an element.
@@ -141,19 +143,19 @@ def runs_of(
     while axes and strides[axes[-1]] == target_strides[axes[-1]] == length:
         length *= lengths[axes.pop()]
     if not axes:
-        return [Runs(source=source, target=target, length=length)]
+        return [StridedCopy(source=source, target=target, row_bytes=length)]
     *outer, inner = axes
-    if math.prod(lengths[axis] for axis in outer) > _MAX_GROUPS or length < _MIN_RUN_BYTES:
+    if math.prod(lengths[axis] for axis in outer) > _MAX_COPIES or length < _MIN_ROW_BYTES:
         return None
     return [
-        Runs(
+        StridedCopy(
             source=source + sum(n * strides[axis] for n, axis in zip(place, outer, strict=True)),
             target=target
             + sum(n * target_strides[axis] for n, axis in zip(place, outer, strict=True)),
-            length=length,
-            num_runs=lengths[inner],
-            source_step=strides[inner],
-            target_step=target_strides[inner],
+            row_bytes=length,
+            num_rows=lengths[inner],
+            source_stride=strides[inner],
+            target_stride=target_strides[inner],
         )
         for place in itertools.product(*(range(lengths[axis]) for axis in outer))
     ]

@@ -21,12 +21,12 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.planner import ReadItem
 
 from hpctrain.bulk.index import IndexedFile, StateIndex
-from hpctrain.bulk.state_file import Piece, StateFile
+from hpctrain.bulk.state_file import Chunk, StateFile
 from hpctrain.errors import CheckpointError, ConfigError
-from hpctrain.torch.state.boxes import safetensors_name
-from hpctrain.torch.state.flatten import FlatState
-from hpctrain.torch.state.match import saved_name
-from hpctrain.torch.state.values import encode
+from hpctrain.torch.state.layout.load_plan import saved_name
+from hpctrain.torch.state.state_dict.dtypes import safetensors_name
+from hpctrain.torch.state.state_dict.flatten import FlatState
+from hpctrain.torch.state.state_dict.json_values import encode
 
 METADATA_NAME = ".metadata"
 # All that torch pickles there. Whole modules would not do: each has what it imports, os included.
@@ -65,8 +65,8 @@ def find_dcp_index(directory: Path) -> StateIndex:
         for name, found in metadata.state_dict_metadata.items()
         if isinstance(found, TensorStorageMetadata)
     }
-    pieces = [
-        Piece(
+    chunks = [
+        Chunk(
             name=name,
             dtype=safetensors_name(found.properties.dtype, name=name),
             shape=tuple(found.size),
@@ -82,8 +82,8 @@ def find_dcp_index(directory: Path) -> StateIndex:
     for name, value in nested.items():
         _add_values(values, name, value)
     return StateIndex(
-        files=(IndexedFile(name=METADATA_NAME, layout=StateFile.plan(pieces)),),
-        shapes={piece.name: piece.shape for piece in pieces},
+        files=(IndexedFile(name=METADATA_NAME, layout=StateFile.plan(chunks)),),
+        shapes={chunk.name: chunk.shape for chunk in chunks},
         values=values,
         plain_names=True,
         types={},

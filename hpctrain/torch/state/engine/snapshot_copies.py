@@ -1,4 +1,4 @@
-"""`CopiesAhead`: which memory is copied where for a snapshot, and for what an optimizer waits."""
+"""`SnapshotCopies`: which memory a snapshot copies where, and what an optimizer waits for."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hpctrain.bulk.state_file import BLOCK_BYTES
 from hpctrain.torch.state.streams import copy_tensors
 
 if TYPE_CHECKING:
-    from hpctrain.torch.state.plan import StatePlan
+    from hpctrain.torch.state.layout.save_plan import SavePlan
 
 # A call that returns beside a busy thread waits up to 5 ms for Python's lock: few calls copy all.
 # But after each of them the writer can go on, and what it has written can be used again.
-_RUNS = 16
+_BATCHES = 16
 
 
 @dataclass
@@ -50,8 +50,8 @@ class CopyList:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
-    """Blocks that are copied in one call behind the training function."""
+class CopyBatch:
+    """Blocks that are copied in one call, while the training function goes on."""
 
     blocks: range
     gated: CopyList
@@ -60,7 +60,7 @@ class Run:
     """What anything may change, and has no place of its own."""
 
 
-class CopiesAhead:
+class SnapshotCopies:
     """Which memory is copied where, prepared once for as long as the tensors are the same.
 
     Parameters
@@ -74,13 +74,13 @@ class CopiesAhead:
     """
 
     def __init__(
-        self, plan: StatePlan, optimizers: Sequence[torch.optim.Optimizer], slots: Slots
+        self, plan: SavePlan, optimizers: Sequence[torch.optim.Optimizer], slots: Slots
     ) -> None:
         self.layout, self.slots = plan.layout, slots
         self._optimizers = tuple(map(weakref.ref, optimizers))
         # Kept, so that the next plan of the same tensors has them again.
-        self._copies = plan.copies
-        self.devices = {tensor.device for tensor in plan.copies.tensors}
+        self._source = plan.source
+        self.devices = {tensor.device for tensor in plan.source.tensors}
         self.until = [0] * len(optimizers)
         """How many blocks each optimizer waits for."""
         self.now = CopyList()
@@ -92,14 +92,14 @@ class CopiesAhead:
                 owners.setdefault(_storage(tensor), set()).add(number)
         memory = torch.frombuffer(slots.memory, dtype=torch.uint8)
         blocks = self.layout.blocks
-        step = max(1, min(blocks, slots.blocks) // _RUNS)
-        self.runs = []
+        step = max(1, min(blocks, slots.blocks) // _BATCHES)
+        self.batches = []
         for first in range(0, blocks, step):
             numbers = range(first, min(first + step, blocks))
-            run = Run(blocks=numbers, gated=CopyList(), late=CopyList())
+            batch = CopyBatch(blocks=numbers, gated=CopyList(), late=CopyList())
             for block in numbers:
                 place = block % slots.blocks * BLOCK_BYTES
-                for start, source in plan.copies.parts(block):
+                for start, source in plan.source.parts(block):
                     size = source.numel() * source.element_size()
                     part = memory[place + start : place + start + size]
                     target = part.view(source.dtype).view(source.shape)
@@ -108,24 +108,24 @@ class CopiesAhead:
                     for owner in its_owners:
                         self.until[owner] = block + 1
                     if its_owners:
-                        run.gated.add(target, source)
+                        batch.gated.add(target, source)
                     elif block < slots.blocks:
                         self.now.add(target, source)
                         self.now_blocks.add(block)
                     else:
-                        run.late.add(target, source)
-            self.runs.append(run)
+                        batch.late.add(target, source)
+            self.batches.append(batch)
 
-    def are_for(self, plan: StatePlan, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
+    def are_for(self, plan: SavePlan, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
         """Return whether a plan is of the same tensors, and optimizers are the same."""
         known = [reference() for reference in self._optimizers]
-        return plan.copies is self._copies and known == list(optimizers)
+        return plan.source is self._source and known == list(optimizers)
 
     def name_of(self, source: torch.Tensor) -> str:
         """Return the name of the tensor that a source is a part of. Not collective."""
         storage = _storage(source)
-        names = (piece.name for piece in self.layout.pieces)
-        tensors = zip(names, self._copies.tensors, strict=True)
+        names = (chunk.name for chunk in self.layout.chunks)
+        tensors = zip(names, self._source.tensors, strict=True)
         return next(name for name, tensor in tensors if _storage(tensor) == storage)
 
 

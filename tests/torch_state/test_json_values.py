@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hpctrain.errors import CheckpointError, ConfigError
-from hpctrain.torch.state.values import decode, encode
+from hpctrain.torch.state.state_dict.json_values import decode, encode
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,13 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from hpctrain.bulk.index import INDEX_NAME, IndexedFile, StateIndex, file_name
-from hpctrain.bulk.state_file import Piece, StateFile
+from hpctrain.bulk.state_file import Chunk, StateFile
 from hpctrain.bulk.writer import write_state_file
 from hpctrain.errors import CheckpointError, ConfigError
-from hpctrain.torch.state.boxes import LocalBox, box_of
-from hpctrain.torch.state.copies import BlockCopies
+from hpctrain.torch.state.layout.block_source import BlockSource
+from hpctrain.torch.state.layout.shards import LocalShard, shard_of
 from hpctrain.torch.state.save import shared_ring, write_index
-from hpctrain.torch.state.values import encode
+from hpctrain.torch.state.state_dict.json_values import encode
 
 __all__ = ["StateWriter"]
 
@@ -29,7 +29,7 @@ __all__ = ["StateWriter"]
 class _Tensor(NamedTuple):
     """What rank 0 is told of a tensor."""
 
-    piece: Piece
+    chunk: Chunk
     shape: tuple[int, ...]
     torch_type: str
 
@@ -104,7 +104,7 @@ class StateWriter(StorageWriter):
         ConfigError
             If something cannot be saved.
         """
-        boxes: dict[str, LocalBox] = {}
+        shards: dict[str, LocalShard] = {}
         results: list[WriteResult] = []
         for item in plan.items:
             name, size = item.index.fqn, 0
@@ -116,18 +116,18 @@ class StateWriter(StorageWriter):
                 record = _Value(encode(torch.load(resolved, weights_only=False), name=name))
             elif resolved.numel() or not item.tensor_data.size.numel():
                 chunk = item.tensor_data.chunk
-                box = box_of(name, resolved.detach(), item.tensor_data.size, chunk.offsets)
-                if name in boxes:
+                shard = shard_of(name, resolved.detach(), item.tensor_data.size, chunk.offsets)
+                if name in shards:
                     raise ConfigError(
                         f"this rank holds several shards of {name}, and a file has one. Save it as "
                         f"a DTensor, of which each rank has one shard."
                     )
-                boxes[name] = box
-                piece = box.box.piece(0, box.box.rows)
-                size, record = piece.size, _Tensor(piece, box.box.shape, box.box.torch_type)
+                shards[name] = shard
+                own = shard.shard.chunk(0, shard.shard.rows)
+                size, record = own.size, _Tensor(own, shard.shard.shape, shard.shard.torch_type)
             results.append(WriteResult(index=item.index, size_in_bytes=size, storage_data=record))
         layout = _layout(results)
-        copies = BlockCopies(layout, [boxes[piece.name].content for piece in layout.pieces])
+        copies = BlockSource(layout, [shards[chunk.name].content for chunk in layout.chunks])
         path = self._directory / plan.storage_data
         write_state_file(path, layout, copies.fill, ring=shared_ring(copies.tensors))
         done: Future[list[WriteResult]] = Future()
@@ -184,7 +184,7 @@ class StateWriter(StorageWriter):
 
 def _layout(results: Sequence[WriteResult]) -> StateFile:
     record = (result.storage_data for result in results)
-    return StateFile.plan(data.piece for data in record if isinstance(data, _Tensor))
+    return StateFile.plan(data.chunk for data in record if isinstance(data, _Tensor))
 
 
 def _nested(

@@ -1,4 +1,4 @@
-"""Who writes which rows: each once, evenly, and in few pieces."""
+"""Who writes which rows: each once, evenly, and in few chunks."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import random
 
 import pytest
 
-from hpctrain.torch.state.share import Held, share_out
+from hpctrain.torch.state.layout.balance import HeldRows, balance_rows
 
 
-def _written(held: list[Held], ranks: int) -> list[int]:
+def _written(held: list[HeldRows], ranks: int) -> list[int]:
     """Return the bytes of each rank, having checked that each row is written once."""
     total = [0] * ranks
-    for item, shares in zip(held, share_out(held, ranks=ranks), strict=True):
+    for item, ranges in zip(held, balance_rows(held, ranks=ranks), strict=True):
         position = 0
-        for share in shares:
-            assert share.rank in item.holders
-            assert share.start == position
-            assert share.stop > share.start or item.rows == 0
-            total[share.rank] += (share.stop - share.start) * item.row_bytes
-            position = share.stop
+        for rows in ranges:
+            assert rows.rank in item.holders
+            assert rows.start == position
+            assert rows.stop > rows.start or item.rows == 0
+            total[rows.rank] += (rows.stop - rows.start) * item.row_bytes
+            position = rows.stop
         assert position == item.rows
-        assert len({share.rank for share in shares}) == len(shares)
+        assert len({rows.rank for rows in ranges}) == len(ranges)
     return total
 
 
@@ -29,36 +29,36 @@ def _written(held: list[Held], ranks: int) -> list[int]:
 def test_what_all_hold_is_written_evenly(ranks: int) -> None:
     everyone = tuple(range(ranks))
     shapes = [(50257, 4096), (1024, 4096), *[(3072, 4096), (3072, 4)] * 12, (1, 4)]
-    held = [Held(holders=everyone, rows=r, row_bytes=b) for r, b in shapes]
+    held = [HeldRows(holders=everyone, rows=r, row_bytes=b) for r, b in shapes]
     total = _written(held, ranks)
     assert max(total) <= 1.02 * sum(total) / ranks
 
 
 def test_replicated_rows_even_out_what_sharded_ones_leave_uneven() -> None:
     held = [
-        Held(holders=(0,), rows=100, row_bytes=10),
-        Held(holders=(1,), rows=20, row_bytes=10),
-        Held(holders=(0, 2), rows=50, row_bytes=10),
-        Held(holders=(0, 1, 2, 3), rows=230, row_bytes=10),
+        HeldRows(holders=(0,), rows=100, row_bytes=10),
+        HeldRows(holders=(1,), rows=20, row_bytes=10),
+        HeldRows(holders=(0, 2), rows=50, row_bytes=10),
+        HeldRows(holders=(0, 1, 2, 3), rows=230, row_bytes=10),
     ]
     assert _written(held, 4) == [1000] * 4
 
 
 def test_a_rank_that_has_more_than_its_part_gets_nothing_more() -> None:
     held = [
-        Held(holders=(1,), rows=1000, row_bytes=10),
-        Held(holders=(0, 1, 2), rows=100, row_bytes=10),
+        HeldRows(holders=(1,), rows=1000, row_bytes=10),
+        HeldRows(holders=(0, 1, 2), rows=100, row_bytes=10),
     ]
     assert _written(held, 3) == [500, 10000, 500]
 
 
 def test_what_has_no_bytes_still_has_a_writer() -> None:
     held = [
-        Held(holders=(0, 1), rows=0, row_bytes=0),
-        Held(holders=(0, 1), rows=3, row_bytes=0),
-        Held(holders=(0, 1), rows=1, row_bytes=4),
+        HeldRows(holders=(0, 1), rows=0, row_bytes=0),
+        HeldRows(holders=(0, 1), rows=3, row_bytes=0),
+        HeldRows(holders=(0, 1), rows=1, row_bytes=4),
     ]
-    assert [len(shares) for shares in share_out(held, ranks=2)] == [1, 1, 1]
+    assert [len(ranges) for ranges in balance_rows(held, ranks=2)] == [1, 1, 1]
 
 
 def test_any_mixture_is_written_once() -> None:
@@ -66,7 +66,7 @@ def test_any_mixture_is_written_once() -> None:
     for _ in range(200):
         ranks = chance.randint(1, 9)
         held = [
-            Held(
+            HeldRows(
                 holders=tuple(sorted(chance.sample(range(ranks), chance.randint(1, ranks)))),
                 rows=chance.choice([0, 1, 2, 17, 1000]),
                 row_bytes=chance.choice([1, 8, 4096]),

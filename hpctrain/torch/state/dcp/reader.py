@@ -23,16 +23,16 @@ from torch.futures import Future
 from hpctrain import timeouts
 from hpctrain.bulk.index import StateIndex
 from hpctrain.bulk.reader import read_layout
-from hpctrain.bulk.state_file import Piece
+from hpctrain.bulk.state_file import Chunk
 from hpctrain.errors import CheckpointError
-from hpctrain.torch.state.boxes import as_stored, live_kind
-from hpctrain.torch.state.exchange import plan_exchange
-from hpctrain.torch.state.find import find_index
-from hpctrain.torch.state.foreign import METADATA_NAME
-from hpctrain.torch.state.reading import ReadFile, StateReading, wants_of
+from hpctrain.torch.state.dcp.torch_files import METADATA_NAME
+from hpctrain.torch.state.engine.read_blocks import ReadFile, StateReading
+from hpctrain.torch.state.find_index import find_index
+from hpctrain.torch.state.layout.block_targets import FileTargets
+from hpctrain.torch.state.layout.load_plan import plan_global, requests_of
+from hpctrain.torch.state.state_dict.dtypes import as_stored, live_kind
+from hpctrain.torch.state.state_dict.json_values import decode
 from hpctrain.torch.state.streams import wait_for_devices
-from hpctrain.torch.state.targets import FileTargets
-from hpctrain.torch.state.values import decode
 
 __all__ = ["StateReader"]
 
@@ -81,19 +81,19 @@ class StateReader(StorageReader):
             )
         tensors: dict[str, Any] = {}
         for number, file in enumerate(index.files):
-            for piece_number, piece in enumerate(file.layout.pieces):
-                dtype, shape = live_kind(piece.name, piece.dtype, index)
+            for chunk_number, chunk in enumerate(file.layout.chunks):
+                dtype, shape = live_kind(chunk.name, chunk.dtype, index)
                 # In a file some types have a dimension more.
-                offsets, sizes = piece.offsets[: len(shape)], piece.shape[: len(shape)]
-                self._places.setdefault((piece.name, offsets), (number, piece_number))
+                offsets, sizes = chunk.offsets[: len(shape)], chunk.shape[: len(shape)]
+                self._places.setdefault((chunk.name, offsets), (number, chunk_number))
                 properties = TensorProperties(dtype=dtype)
                 size = torch.Size(shape)
                 found = tensors.setdefault(
-                    piece.name, TensorStorageMetadata(properties=properties, size=size, chunks=[])
+                    chunk.name, TensorStorageMetadata(properties=properties, size=size, chunks=[])
                 )
-                chunk = ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
-                if chunk not in found.chunks:
-                    found.chunks.append(chunk)
+                region = ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
+                if region not in found.chunks:
+                    found.chunks.append(region)
         for name, other in index.aliases.items():
             tensors[name] = tensors[other]
         for name, value in index.values.items():
@@ -138,27 +138,27 @@ class StateReader(StorageReader):
                 content.seek(0)
                 planner.load_bytes(item, content)
             else:
-                number, piece = self._place(item)
+                number, chunk = self._place(item)
                 if number not in targets:
                     path = files[number].path
                     files[number] = ReadFile(path=path, layout=read_layout(path))
                     targets[number] = FileTargets(files[number].layout)
                 target = planner.resolve_tensor(item).detach()
-                memory, stored = self._memory(target, files[number].layout.pieces[piece])
+                memory, stored = self._memory(target, files[number].layout.chunks[chunk])
                 offsets = (*item.storage_offsets, *(0,) * (stored.dim() - memory.dim()))
-                targets[number].add(piece, stored, offsets=offsets)
+                targets[number].add(chunk, stored, offsets=offsets)
                 begun.append((item, target, memory))
         wait_for_devices({memory.device for _, _, memory in begun})
         with StateReading(
             files,
             targets,
-            plan_exchange([wants_of(targets)]),
+            plan_global([requests_of(targets)]),
             rank=0,
             transport=None,
             timeout_s=timeouts.STATE_READ_S,
         ) as reading:
-            if reading.complaint is not None:
-                raise CheckpointError(reading.complaint)
+            if reading.failure is not None:
+                raise CheckpointError(reading.failure)
             reading.run()
         if reading.damage:
             raise CheckpointError(f"{reading.damage[0]} Load another checkpoint.")
@@ -190,15 +190,15 @@ class StateReader(StorageReader):
         offsets = item.storage_index.offset or (0,) * len(item.storage_offsets)
         return self._places[name, tuple(offsets)]
 
-    def _memory(self, target: torch.Tensor, piece: Piece) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what a piece is read into, and a view of it with the type of the file."""
+    def _memory(self, target: torch.Tensor, chunk: Chunk) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what a chunk is read into, and a view of it with the type of the file."""
         assert self._index is not None
-        dtype, _ = live_kind(piece.name, piece.dtype, self._index)
+        dtype, _ = live_kind(chunk.name, chunk.dtype, self._index)
         memory = target
         # Of conjugated and negated numbers there may be no such view.
         if target.dtype != dtype or target.is_conj() or target.is_neg():
             memory = torch.empty(target.shape, dtype=dtype, device=target.device)
-        return memory, as_stored(memory, name=piece.name)
+        return memory, as_stored(memory, name=chunk.name)
 
     def _add_values(self, name: str, value: Any) -> None:
         """Take a value by its name, and what is in it by the names that torch gives that."""

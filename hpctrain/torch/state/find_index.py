@@ -30,7 +30,7 @@ def find_index(directory: Path) -> StateIndex:
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
     if (directory / ".metadata").exists():
-        from hpctrain.torch.state.foreign import find_dcp_index
+        from hpctrain.torch.state.dcp.torch_files import find_dcp_index
 
         return find_dcp_index(directory)
     if not directory.is_dir():
@@ -66,8 +66,8 @@ def _some_of(directory: Path) -> str:
 def _shapes(files: tuple[IndexedFile, ...]) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     for file in files:
-        for piece in file.layout.pieces:
-            ends = tuple(o + n for o, n in zip(piece.offsets, piece.shape, strict=True))
-            known = shapes.get(piece.name, ends)
-            shapes[piece.name] = tuple(max(pair) for pair in zip(known, ends, strict=True))
+        for chunk in file.layout.chunks:
+            ends = tuple(o + n for o, n in zip(chunk.offsets, chunk.shape, strict=True))
+            known = shapes.get(chunk.name, ends)
+            shapes[chunk.name] = tuple(max(pair) for pair in zip(known, ends, strict=True))
     return shapes

@@ -1,0 +1,1 @@
+"""Which bytes of which tensor lie in which block of which file, and which rank moves them."""

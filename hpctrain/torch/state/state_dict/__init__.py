@@ -1,0 +1,1 @@
+"""What is saved, and by which names: models, optimizers and all else as one flat dict."""
