@@ -43,7 +43,7 @@ class Agent:
     Parameters
     ----------
     attempt
-        Number of the first attempt; the executor tells of later ones.
+        Number of the first attempt; the executor sends those of later ones.
     uplink
         Connected to the executor.
     seal
@@ -88,7 +88,7 @@ class Agent:
         self._examiner: Examiner | None = None
 
     def run(self) -> bool:
-        """Pass frames on until the executor is gone or says so; return whether it said so."""
+        """Pass frames on until the executor is gone or ends it; return whether it ended it."""
         # Ranks do nothing before they find this listener.
         self._remove_leftovers()
         try:
@@ -120,10 +120,10 @@ class Agent:
     def _introduce(self) -> None:
         self._say("agent", node=self._name)
         if self._run_dir is not None:
-            self._say_health(str(self._run_dir))
+            self._send_health(str(self._run_dir))
 
-    def _say_health(self, run_dir: str) -> None:
-        """Say how this node is; of its storage a thread says it later, since that may hang."""
+    def _send_health(self, run_dir: str) -> None:
+        """Send how this node is; a thread sends the state of its storage, which may hang, later."""
         node = self._name
         self._say("health", node=node, **describe_node(_tmp()))
         mine, others = socket.socketpair()
@@ -296,7 +296,7 @@ def run_agent(argv: list[str]) -> None:
         name=name,
     )
     is_orphan = not agent.run() and lease_s is not None and not is_on_host
-    # On the executor's own node there is nobody left to act; without Slurm, nobody to ask.
+    # On the executor's own node no process is left to act; without Slurm, none can be asked.
     if is_orphan and executor[0] != here[0]:
         assert lease_s is not None
         from hpctrain.execute.lease import take_over
@@ -311,7 +311,7 @@ def _read_secret(path: Path, *, name: str) -> bytes:
             return path.read_bytes()
         except OSError as error:
             if deadline.is_over:
-                # Without the secret it can tell nobody but those who read its output.
+                # Without the secret it cannot connect: its output is all that others can read.
                 raise SystemExit(
                     f"hpctrain: {name} cannot be used: it does not see the run directory "
                     f"{path.parent}: {error.strerror}"

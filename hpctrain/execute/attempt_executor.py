@@ -14,9 +14,9 @@ from hpctrain.execute.progress import Progress
 from hpctrain.execute.ranks import Ranks
 from hpctrain.execute.tracker import AttemptTracker, ReportRound
 
-# After the first sign of a failure others are still listened to, since the rank that is to blame is
-# not always the first that is reported: until none has failed for so long, but not for ever. Who
-# died without a word was not brought down by a complaint that comes later.
+# After the first failure frames of other ranks are still read, since the rank that caused it is not
+# always the first that is reported: until no rank has failed for so long, within a limit. A silent
+# death precedes any error that its peers report later.
 _QUIET_S = 0.15
 _SILENT_QUIET_S = 0.03
 _LISTEN_S = 0.02
@@ -28,10 +28,10 @@ class AttemptExecutor:
     Parameters
     ----------
     ranks
-        They need not have come yet.
+        They need not have joined yet.
     spec_digest
         Of the ``spec.pkl`` that the ranks are to run, and no other; None where they do not wait for
-        a word to begin.
+        a command to begin.
     first_report
         Number of the report that the attempt resumes from, 0 at a fresh start.
     checkpoint
@@ -132,6 +132,6 @@ class AttemptExecutor:
         if not self.tracker.is_done and not self.tracker.has_failed:
             raise LaunchError(
                 f"the step of the ranks ended with status {self.ranks.exit_status()}, and "
-                f"no rank said why. It said:\n{self.ranks.launcher_output()}"
+                f"no rank reported why. Its output:\n{self.ranks.launcher_output()}"
             )
         return self.tracker.return_value

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from hpctrain import timeouts
 from hpctrain.execute.executor_record import ExecutorRecord
-from hpctrain.rundir.files import insist, make_directory, write_atomic
+from hpctrain.rundir.files import make_directory, retry, write_atomic
 from hpctrain.worker.failure import RankFailure
 
 
@@ -17,7 +17,7 @@ def remove_return_value(run_record: ExecutorRecord) -> None:
     Not collective.
     """
     path = run_record.paths.return_value
-    insist(lambda: path.unlink(missing_ok=True), patience_s=timeouts.LAST_WRITE_S)
+    retry(lambda: path.unlink(missing_ok=True), patience_s=timeouts.LAST_WRITE_S)
 
 
 def write_return_value(run_record: ExecutorRecord, content: bytes, *, is_stopping: bool) -> None:
@@ -44,11 +44,11 @@ def write_return_value(run_record: ExecutorRecord, content: bytes, *, is_stoppin
     path = run_record.directory.paths.return_value
     patience_s = 0.0 if is_stopping else timeouts.LAST_WRITE_S
     try:
-        insist(lambda: write_atomic(path, content, mode=0o600), patience_s=patience_s)
+        retry(lambda: write_atomic(path, content, mode=0o600), patience_s=patience_s)
     except OSError as error:
         if not is_stopping:
             raise
-        run_record.complain(path.name, error)
+        run_record.warn_unwritten(path.name, error)
 
 
 def write_failures(run_record: ExecutorRecord, failures: Iterable[RankFailure]) -> None:
@@ -62,4 +62,4 @@ def write_failures(run_record: ExecutorRecord, failures: Iterable[RankFailure]) 
             make_directory(path.parent, below=paths.root)
             write_atomic(path, json.dumps(failure.to_json(), indent=1).encode())
         except OSError as error:
-            run_record.complain(path.name, error)
+            run_record.warn_unwritten(path.name, error)

@@ -29,9 +29,9 @@ class AttemptLoop:
     Parameters
     ----------
     recorder
-        Writes it down, and knows whether the run should stop.
+        Records it, and decides whether the run is to stop.
     attempt
-        The ranks, and what they have said.
+        The ranks, and what they have sent.
     preemption
         Notices when the run has to leave its job; None where it never has to.
     stopping
@@ -108,8 +108,8 @@ class AttemptLoop:
             If what started the ranks ended without a reason.
         """
         recorder, tracker = self._recorder, self._attempt.tracker
-        if complaint := tracker.unmatched_calls():
-            raise TrainingFailedError(complaint)
+        if mismatch := tracker.unmatched_calls():
+            raise TrainingFailedError(mismatch)
         value = self._attempt.finish_training()
         if tracker.has_failed:
             # Before callbacks, which may read them.
@@ -132,8 +132,8 @@ class AttemptLoop:
                 f"name={recorder.run_record.status.name!r} and the same storage_path resumes from "
                 f"{recorder.checkpoint_path() or 'its beginning'}."
             )
-        # The launcher says how a silent rank died: srun at once, others after they cleaned up, none
-        # where a node is silent.
+        # The launcher prints how a silent rank died: srun at once, others after they cleaned up; no
+        # launcher does where a node is silent.
         silent = set(tracker.lost) - set(tracker.failures)
         if silent and not any(ranks.lost_nodes.values()):
             ranks.await_death_notice()

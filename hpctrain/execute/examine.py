@@ -1,4 +1,4 @@
-"""Look at a process from outside, when it cannot say itself where it is."""
+"""Look at a process from outside, when it cannot report itself where it is."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REASONS = {
     "T": "its process is stopped (SIGSTOP, or Ctrl-Z)",
     "t": "its process is stopped by a debugger",
     "D": "its process waits in the kernel and cannot be interrupted, as a rule for a filesystem",
-    "Z": "its process has ended, and nobody has noticed",
+    "Z": "its process has ended, and its parent has not collected its status",
 }
 _NO_PYTHON = (
     "its process lives but runs no Python: compiled code holds Python's lock (GIL), or its memory "
@@ -108,7 +108,7 @@ def examine(pid: int) -> Examination:
 
 
 def native_stack(pid: int) -> str:
-    """Return Python and native stacks of a process that has said its Python stacks itself."""
+    """Return Python and native stacks of a process that has sent its Python stacks itself."""
     return f"\nwith native frames, by py-spy:\n{_py_spy(pid)}\n" if find_py_spy() else ""
 
 

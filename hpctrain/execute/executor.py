@@ -37,7 +37,7 @@ from hpctrain.rundir.reading import read_end
 from hpctrain.rundir.states import RunEvent
 from hpctrain.slurm.nodes import SlurmNodes
 
-_SAID_BYTES = 2**20
+_OUTPUT_BYTES = 2**20
 
 
 class Executor:
@@ -73,7 +73,7 @@ class Executor:
         self._resume_from = resume_from
         self._mpi = plan.mpi
         self.signals: list[str] = []
-        """Signals that this process got; whoever made it may append to it, also in a handler."""
+        """Signals that this process got; the process's signal handlers append to it."""
         self.recorder = Recorder(
             paths=paths, run_config=run_config, status=initial_status(paths, plan, run_config)
         )
@@ -106,7 +106,7 @@ class Executor:
         Returns
         -------
         bool
-            Whether it has ended. Otherwise nobody may write into the run directory any more.
+            Whether it has ended. Otherwise this process may no longer write into the run directory.
 
         Raises
         ------
@@ -123,7 +123,7 @@ class Executor:
         recorder = self.recorder
         try:
             self._preemption.begin()
-            self._go_on_after_the_last_executor()
+            self._resume_after_dead_executor()
             while True:
                 try:
                     # A request can be older than this process: between two jobs.
@@ -138,10 +138,10 @@ class Executor:
                     self._note_restart(str(resize))
                     continue
                 except (LaunchError, TrainingFailedError) as error:
-                    # What ranks say whose run directory is gone is an effect of it.
+                    # Where the run directory is gone, errors of ranks are an effect of that.
                     self._run_record.check()
                     if recorder.stop is not None:
-                        # Nobody is to take the end of this process for the loss of its node.
+                        # Agents must not take the end of this process for the loss of its node.
                         self._agents.close()
                     if self._preemption.leave(error):
                         return False
@@ -156,7 +156,7 @@ class Executor:
         return True
 
     def _may_wait(self) -> bool:
-        """Return whether nothing wants the run to stop, between two attempts."""
+        """Return whether the run is not to stop, between two attempts."""
         self._preemption.step()
         self.recorder.check_stop_request()
         return self.recorder.stop is None
@@ -174,8 +174,8 @@ class Executor:
         lost_node.brief = losses
         return lost_node
 
-    def _go_on_after_the_last_executor(self) -> None:
-        """Count attempts whose executor died without a word, and see if the budgets allow more."""
+    def _resume_after_dead_executor(self) -> None:
+        """Count attempts whose executor died silently, and check that the budgets allow more."""
         saved = self.recorder.checkpoints.newest()
         dead = self._run_record.close_dead_attempts(saved=0 if saved is None else saved.report)
         if dead is not None:
@@ -219,7 +219,7 @@ class Executor:
         if not decision.restart:
             self._run_record.note("gave-up", reason=decision.reason)
             if self._run_record.history.without_progress > 1:
-                # What is printed and stored: the last failure alone would not say why it was fatal.
+                # Printed and stored: the last failure alone does not explain why the run ended.
                 error.args = (f"{error}\n{decision.reason}",)
             raise error
         if isinstance(error, LaunchError) and not can_leave_out and self._plan.in_job:
@@ -228,13 +228,13 @@ class Executor:
         time.sleep(decision.delay_s)
 
     def _explain_wrong_pmi(self) -> str:
-        # Complete only when srun has ended: srun passes on what ranks say a moment later.
+        # Complete only when srun has ended: srun forwards the output of ranks with a delay.
         log = self._paths.launcher_log(self._run_record.status.attempt)
         try:
-            said = read_end(log, _SAID_BYTES).decode(errors="replace")
+            output = read_end(log, _OUTPUT_BYTES).decode(errors="replace")
         except OSError:
             return ""
-        return explain_wrong_pmi(self._mpi, said=said)
+        return explain_wrong_pmi(self._mpi, output=output)
 
     def _run_attempt(self) -> None:
         recorder = self.recorder

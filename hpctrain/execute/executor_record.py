@@ -16,7 +16,7 @@ from hpctrain.execute.health import Verdict
 from hpctrain.log import log
 from hpctrain.rundir.announcement import announce, announcements
 from hpctrain.rundir.directory import HeldDirectory
-from hpctrain.rundir.files import insist
+from hpctrain.rundir.files import retry
 from hpctrain.rundir.history import (
     FailureKind,
     History,
@@ -35,7 +35,7 @@ STATUS_INTERVAL_S = 2.0
 # Ranks that start, a callback or Slurm's controller may take minutes, and an executor that writes
 # nothing for one of them is taken for dead.
 _LIFE_INTERVAL_S = 4.0
-_COMPLAINT_INTERVAL_S = 10.0
+_WARNING_INTERVAL_S = 10.0
 
 
 class ExecutorRecord:
@@ -59,18 +59,18 @@ class ExecutorRecord:
         self.directory = HeldDirectory(paths)
         """The directory that the run has begun in."""
         self._fence = Fence(paths)
-        self._previous = insist(lambda: read_status(paths), patience_s=timeouts.STORAGE_FAILOVER_S)
+        self._previous = retry(lambda: read_status(paths), patience_s=timeouts.STORAGE_FAILOVER_S)
         self._written_at = 0.0
         self._writing = threading.Lock()
-        # Not held while a disk is waited for: who changes the status for later does not wait.
+        # Not held while a disk is waited for: a change of the status for later does not wait.
         self._changing = threading.Lock()
         # Kept here too: with a full disk the ledger does not grow, and what is counted must.
-        self._events = insist(lambda: read_events(paths), patience_s=timeouts.STORAGE_FAILOVER_S)
+        self._events = retry(lambda: read_events(paths), patience_s=timeouts.STORAGE_FAILOVER_S)
         self.status = status.with_changes(
             last_restart=next(reversed(announcements(self._events)), "")
         )
         self._unwritten: deque[dict[str, Any]] = deque()
-        self._complain_at: dict[str, float] = {}
+        self._warn_at: dict[str, float] = {}
 
     @property
     def may_write(self) -> bool:
@@ -145,13 +145,13 @@ class ExecutorRecord:
         Parameters
         ----------
         patience_s
-            Seconds for which it is tried to write it, where a disk is full, say.
+            Seconds for which it is tried to write it, as where a disk is full.
         **changes
             Fields of the status.
         """
         with self._writing:
             self.change_later(**changes)
-            self._insist_on_writing(patience_s)
+            self._retry_status(patience_s)
 
     def advance(self, event: RunEvent, *, patience_s: float = 0.0, **changes: Any) -> None:
         """Change the state of the run by an event, and write it as `change` does.
@@ -159,7 +159,7 @@ class ExecutorRecord:
         Parameters
         ----------
         event
-            What happened; `hpctrain.rundir.states` says which state follows.
+            What happened; `hpctrain.rundir.states` has the state that follows.
         patience_s
             Seconds for which it is tried to write it.
         **changes
@@ -168,18 +168,18 @@ class ExecutorRecord:
         with self._writing:
             with self._changing:
                 self.status = self.status.after(event, **changes)
-            self._insist_on_writing(patience_s)
+            self._retry_status(patience_s)
 
-    def _insist_on_writing(self, patience_s: float) -> None:
+    def _retry_status(self, patience_s: float) -> None:
         self._written_at = time.monotonic()
         try:
-            insist(self._write_status, patience_s=patience_s)
+            retry(self._write_status, patience_s=patience_s)
         except OSError as error:
-            self.complain("status.json", error)
+            self.warn_unwritten("status.json", error)
 
     @contextmanager
     def kept_alive(self) -> Iterator[None]:
-        """Write the status now and then, in a thread, while it says that the run is at work."""
+        """Write the status now and then, in a thread, while its state is that of a run at work."""
         over = threading.Event()
 
         def show_life() -> None:
@@ -217,8 +217,8 @@ class ExecutorRecord:
         """Append an event to the ledger, and before it those for which there was no room."""
         entry = {"event": event, "time": time.time(), **details}
         self._events.append(entry)
-        if said := announce(entry):
-            self.change_later(last_restart=said)
+        if announced := announce(entry):
+            self.change_later(last_restart=announced)
         self._unwritten.append(entry)
         try:
             while self._unwritten:
@@ -228,15 +228,15 @@ class ExecutorRecord:
                 RunRecord(paths).append(**self._unwritten[0])
                 self._unwritten.popleft()
         except OSError as error:
-            self.complain("ledger.jsonl", error)
+            self.warn_unwritten("ledger.jsonl", error)
 
-    def complain(self, what: str, error: OSError) -> None:
-        """Say that something cannot be written, once in a while."""
+    def warn_unwritten(self, what: str, error: OSError) -> None:
+        """Log that something cannot be written, once in a while."""
         now = time.monotonic()
-        if now < self._complain_at.get(what, 0.0):
+        if now < self._warn_at.get(what, 0.0):
             return
-        self._complain_at[what] = now + _COMPLAINT_INTERVAL_S
-        # A full disk must not end a run whose ranks may never write to it; they say so themselves.
+        self._warn_at[what] = now + _WARNING_INTERVAL_S
+        # A full disk must not end a run whose ranks may never write to it; ranks that do raise.
         log(
             f"cannot write {what} in {self.paths.root}: {error.strerror}",
         )
@@ -276,13 +276,13 @@ class ExecutorRecord:
         self.advance(RunEvent.SUBMITTED, metrics=metrics or self.status.metrics)
 
     def name_successor(self, job_id: str) -> None:
-        """Write down which job goes on, unless it has begun already: its word then stands."""
+        """Write down which job goes on, unless it has begun already and written that itself."""
         present = read_status(self.paths)
         if present is not None and present.job_id == self.status.job_id:
             self.change(job_id=job_id)
 
     def note_health(self, verdict: Verdict) -> None:
-        """Write down what is wrong with nodes, and say what does not end the run."""
+        """Write down what is wrong with nodes, and log what does not end the run."""
         of = {"job_id": self.status.job_id, "attempt": self.status.attempt}
         for node, reason in verdict.bad.items():
             self.note("node-bad", node=node, reason=reason, **of)
@@ -291,7 +291,7 @@ class ExecutorRecord:
             log(f"{node} is used, but {reason}.")
 
     def close_dead_attempts(self, saved: int) -> tuple[str, FailureKind] | None:
-        """Write down how attempts ended whose executor died without a word.
+        """Write down how attempts ended whose executor died silently.
 
         Parameters
         ----------

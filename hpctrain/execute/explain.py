@@ -1,4 +1,4 @@
-"""Say why an attempt failed: which rank, where, why, and what to look at."""
+"""Explain why an attempt failed: which rank, where, why, and what to look at."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hpctrain.rundir.trust import read_spec
 from hpctrain.worker.failure import RankFailure
 from hpctrain.worker.imports import is_found_here
 
-# What frameworks say when a peer is gone: an effect, not a cause.
+# Errors of frameworks when a peer is gone: an effect, not a cause.
 _COLLATERAL = re.compile(
     r"closed by peer|reset by peer|connection (?:was )?closed|socket.*(?:closed|timeout)|"
     r"broken pipe|remote process exited|NCCL.*(?:abort|remote)|gloo.*(?:timed out|connect)",
@@ -46,11 +46,11 @@ _NOT_FOR_MEMORY = ", and not for want of memory: by a person or a program"
 def first_failure(
     tracker: AttemptTracker, launcher_output: str = ""
 ) -> tuple[int, RankFailure | None]:
-    """Return the rank to blame, and what it said if it said anything.
+    """Return the rank that failed first, and its report if it sent one.
 
-    Not collective. A rank that died without a word comes before ranks that complain about a peer;
-    otherwise the first that was reported. Of several silent ones the launcher may have said which
-    it did not end itself. What the kernel killed for want of memory is the cause of all the rest.
+    Not collective. A silent death precedes any error that its peers report later; otherwise it is
+    the first rank that was reported. Of several silent ones the launcher may have printed which it
+    did not end itself. A rank that the kernel killed for want of memory is the cause of the rest.
     """
     causes = [
         failure for failure in tracker.failures.values() if not _COLLATERAL.search(failure.message)
@@ -69,7 +69,7 @@ def first_failure(
 
 
 def names_a_death(launcher_output: str) -> bool:
-    """Return whether a launcher has said already which rank died by itself. Not collective."""
+    """Return whether a launcher has printed which rank died by itself. Not collective."""
     return bool(_ranks_that_launcher_blames(launcher_output))
 
 
@@ -183,7 +183,7 @@ def _end_in_brief(failure: RankFailure | None, status: str | None, *, killed: bo
 
 
 def name_next_step(error: TrainingFailedError, *, run: Path, checkpoint: Path | None) -> None:
-    """Say in an error that ends a run where all of it is, and how it goes on. Not collective."""
+    """Add to an error that ends a run where its files are, and how to resume it. Not collective."""
     resumes = f"with name={run.name!r} resumes from {checkpoint.name}" if checkpoint else "again"
     said, blank, traceback = str(error).partition("\n\n")
     error.args = (
@@ -200,7 +200,7 @@ def _is_found_here(failure: RankFailure, paths: RunPaths) -> bool:
 
 
 def _crash_in(log: Path) -> tuple[str | None, str]:
-    """Return what faulthandler says at the end of the log of a rank that crashed, and its stack."""
+    """Return what faulthandler wrote at the end of the log of a crashed rank, and its stack."""
     end = _end_of(log)
     crash = re.search(r"^Fatal Python error: (.+)$", end, re.MULTILINE)
     if crash is None:
@@ -211,7 +211,7 @@ def _crash_in(log: Path) -> tuple[str | None, str]:
 
 
 def _exit_status(launcher_output: str, rank: int, pid: int) -> str | None:
-    """Return how a process ended as its launcher tells it: a signal's name, or a status."""
+    """Return how a process ended by its launcher's output: a signal's name, or a status."""
     status = None
     # hydra: "=   PID 123 RUNNING AT host" and "=   EXIT CODE: 9"; a signal's number or a status. It
     # can be that of a rank which hydra itself killed afterwards, hence the pid.
@@ -236,14 +236,14 @@ def _exit_status(launcher_output: str, rank: int, pid: int) -> str | None:
 
 
 def _signal_of_all(launcher_output: str, *, alone: bool) -> str | None:
-    """Return by which signal ranks ended, if that can be said of the one that is to blame.
+    """Return by which signal ranks ended, if that is known of the one that failed first.
 
     Parameters
     ----------
     alone
         Whether no other rank died silently.
     """
-    # hydra, where it killed none itself, says "EXIT STRING: Killed (signal 9)": the bitwise or of
+    # hydra, where it killed none itself, prints "EXIT STRING: Killed (signal 9)": the bitwise or of
     # the signals of all. MPICH aborts the peers of a rank that died, with a status and no signal.
     if "BAD TERMINATION" in launcher_output:
         return None

@@ -141,7 +141,7 @@ def interpret_signal(name: str, job: Job | None, *, now: float, notice_s: float)
     name
         ``SIGUSR2``, by which Slurm warns of the end, or ``SIGTERM``.
     job
-        What Slurm says of the job at this moment; None if it says nothing.
+        What Slurm reports of the job at this moment; None without an answer.
     now
         Seconds since the epoch.
     notice_s
@@ -182,7 +182,7 @@ def choose_continuation(
     Parameters
     ----------
     job
-        What Slurm says of the job, after the ranks have left; None outside of jobs.
+        What Slurm reports of the job, after the ranks have left; None outside of jobs.
     notice
         Why they left.
     restarts
@@ -199,8 +199,8 @@ def choose_continuation(
         return Continuation.LEAVE
     taken_away = notice.kind is StopKind.PREEMPTION and job.is_preempted
     if not job.is_running:
-        # Slurm ends it, and has not queued it again: cancelled by a person, unless it said before
-        # why it would.
+        # Slurm ends it, and has not queued it again: cancelled by a person, unless it warned before
+        # of a reason.
         ended = taken_away or notice.kind is StopKind.TIME_LIMIT
         return Continuation.SUCCESSOR if is_ours and ended else Continuation.STOP
     if job.is_batch and job.may_requeue and requeue and (is_ours or taken_away):

@@ -1,14 +1,14 @@
 """`Fence`: which executor of a run may write, also where an older one goes on after a pause.
 
 Each executor, and each ``fit()`` that begins a run, takes the next number: a file ``.executor-N``,
-created with O_EXCL, which is atomic on NFS, Lustre and GPFS. Whoever takes a number removes the
-smaller ones, so that one file is left, whose owner may write. An executor whose host was suspended,
-or cut off, finds its file gone, and leaves.
+created with O_EXCL, which is atomic on NFS, Lustre and GPFS. A process that takes a number removes
+the smaller ones, so that one file is left, whose owner may write. An executor whose host was
+suspended, or cut off, finds its file gone, and leaves.
 
 It opens its file before it writes: of a file that is opened NFS asks the server, while it answers a
 stat for up to a minute from its cache. A pause between that look and the write itself is not seen;
-so checkpoints do not depend on it: who begins an attempt removes what older ones have staged, and
-a commit moves just that.
+so checkpoints do not depend on it: an executor that begins an attempt removes what older ones have
+staged, and a commit moves just that.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Fence:
         """Its number: until one is taken, the last that there was."""
 
     def take(self, paths: RunPaths) -> None:
-        """Take the next number; whoever had one before may not write any more. Not collective.
+        """Take the next number; owners of smaller ones may not write any more. Not collective.
 
         On a full disk it shares that of its predecessor, and goes on.
 
@@ -69,7 +69,7 @@ class Fence:
             self.number = number
 
     def holds(self, paths: RunPaths) -> bool:
-        """Return whether nobody has a larger number. Not collective. One `open` as a rule."""
+        """Return whether no process has a larger number. Not collective. One `open` as a rule."""
         try:
             os.close(os.open(paths.executor(self.number), os.O_RDONLY | os.O_CLOEXEC))
         except FileNotFoundError:
@@ -83,7 +83,7 @@ class Fence:
         return True
 
     def check(self, paths: RunPaths) -> None:
-        """Return if nobody has a larger number. Not collective.
+        """Return if no process has a larger number. Not collective.
 
         Raises
         ------
@@ -99,7 +99,7 @@ class Fence:
             )
 
     def check_after(self, paths: RunPaths, *, child: int) -> None:
-        """Return if nobody but a child of this process has taken a number since. Not collective.
+        """Return if only a child of this process has taken a number since. Not collective.
 
         Parameters
         ----------
@@ -138,7 +138,7 @@ def _create(paths: RunPaths, number: int) -> bool:
 
 
 def read_owner(paths: RunPaths) -> dict[str, Any]:
-    """Return ``host``, ``pid``, ``start`` and ``job_id`` of whoever has the largest number.
+    """Return ``host``, ``pid``, ``start`` and ``job_id`` of the owner of the largest number.
 
     Not collective. Empty where that is not known.
     """

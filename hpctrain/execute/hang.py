@@ -68,7 +68,7 @@ class HangWatch:
     paths, attempt
         Where stacks are written.
     checkpoint
-        Says which checkpoint is the newest complete one.
+        Returns the newest complete checkpoint.
     note
         Writes an event into the ledger.
     may_end
@@ -139,7 +139,7 @@ class HangWatch:
 
     def _ask(self, inquiry: _Inquiry) -> None:
         self._progress.ask()
-        # Where it cannot be made, the error still says what the ranks themselves answered.
+        # Where it cannot be made, the error still has the answers of the ranks themselves.
         with contextlib.suppress(OSError):
             make_directory(self._paths.stacks(self._attempt), below=self._paths.root)
         self._inquiry = inquiry
@@ -312,10 +312,10 @@ class HangWatch:
         return [f"  Other ranks: {listed}"]
 
     def _stack(self, rank: int) -> str:
-        said = self._progress.stacks.get(rank) or _without_other_threads(
+        stack = self._progress.stacks.get(rank) or _without_other_threads(
             self._progress.seen.get(rank, "")
         )
-        return user_part_of_stack(said)
+        return user_part_of_stack(stack)
 
 
 def _clock(seconds_ago: float) -> str:

@@ -1,4 +1,4 @@
-"""`Health`: which nodes of an attempt can be used, judged by what they say of themselves."""
+"""`Health`: which nodes of an attempt can be used, judged by their reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ keep what ranks share, or in the run directory."""
 DOUBTFUL_SKEW_S = 5.0
 """A clock that is off by more is reported: times in logs and of files cannot be compared."""
 BAD_SKEW_S = 300.0
-"""A clock that is off by more makes a node bad: munge lets nobody in there, nor does Kerberos."""
+"""A clock that is off by more makes a node bad: munge and Kerberos refuse credentials there."""
 
 # What an agent prints that cannot even read the secret of the run; srun when one has ended.
 _COMPLAINT = re.compile(r"^hpctrain: (\S+) cannot be used: (.+)$", re.MULTILINE)
@@ -60,12 +60,12 @@ def judge(
     Parameters
     ----------
     reports
-        What nodes have said, by name: see `describe_node` and `examine_storage`. ``skew`` is by how
+        Reports of nodes, by name: see `describe_node` and `examine_storage`. ``skew`` is by how
         many seconds the clock is ahead at least, or behind if negative.
     num_nodes
         How many nodes there are; 0 if that is not known.
     gpus_on
-        Says how many GPUs the ranks of a node use, by its name.
+        Returns how many GPUs the ranks of a node use, by its name.
     """
     bad: dict[str, str] = {}
     doubtful: dict[str, str] = {}
@@ -129,14 +129,14 @@ def bad_nodes(paths: RunPaths, *, job_id: str | None) -> dict[str, str]:
 
 
 class Health:
-    """What the nodes of one attempt have said of themselves.
+    """What the nodes of one attempt report of themselves.
 
     Parameters
     ----------
     num_nodes
         How many nodes it has.
     gpus_on
-        Says how many GPUs the ranks of a node use, by its name.
+        Returns how many GPUs the ranks of a node use, by its name.
     """
 
     def __init__(self, *, num_nodes: int = 0, gpus_on: Callable[[str], int] = lambda _: 0) -> None:
@@ -147,11 +147,11 @@ class Health:
         """By name of the node."""
 
     def take(self, report: Mapping[str, Any]) -> None:
-        """Take in what a node says; it may say it in parts."""
+        """Take in a report of a node; it may come in parts."""
         known = self.reports.setdefault(str(report["node"]), {})
         known.update(report)
         if "time" in report:
-            # It was said after the attempt began, and before now: what is left over is the skew.
+            # It was sent after the attempt began, and before now: what is left over is the skew.
             ahead, behind = report["time"] - time.time(), report["time"] - self._began_at
             known["skew"] = ahead if ahead > 0 else min(behind, 0.0)
 
@@ -163,11 +163,11 @@ class Health:
             self.reports.setdefault(node, {}).setdefault("complaint", f"its agent {reason.lower()}")
 
     def is_complete(self) -> bool:
-        """Return whether all nodes have said whether they can be used."""
+        """Return whether all nodes have reported whether they can be used."""
         return len(self.reports) >= self._num_nodes and not self.unanswered()
 
     def is_unanimous(self) -> bool:
-        """Return whether all that have said something so far do not see the same thing."""
+        """Return whether all that have reported so far do not see the same thing."""
         return bool(judge(self.reports, num_nodes=len(self.reports)).unseen)
 
     def unanswered(self) -> Collection[str]:

@@ -27,7 +27,7 @@ class HostNodes:
         self._mpiexec = mpiexec
 
     def usable(self) -> dict[str, bool]:
-        """Return all hosts: nobody says of any that it is down. Not collective."""
+        """Return all hosts: no scheduler reports one as down. Not collective."""
         return dict.fromkeys(self._hosts, False)
 
     def starts_a_process(self, node: str) -> bool:

@@ -1,7 +1,7 @@
 """The lease of a node's agent on the executor: what it does when the executor's node is lost.
 
 Imported only then. A job that Slurm does not end with a node (``--no-kill``) stays there, running
-and owned by nobody, when that node was the executor's (measured with Slurm 22.05).
+without an owner, when that node was the executor's (measured with Slurm 22.05).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def take_over(run_dir: Path, address: tuple[str, int], *, lease_s: float) -> Non
     address
         Where the executor was.
     lease_s
-        Seconds for which nobody may have shown a sign of life.
+        Seconds without a sign of life of any executor.
     """
     paths = RunPaths(run_dir)
     before = read_status(paths)

@@ -1,4 +1,4 @@
-"""Say that some ranks have returned while others are still in their training function. Pure."""
+"""Describes ranks that have returned while others are in their training function. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node says of itself before its ranks are used."""
+"""What a node reports of itself before its ranks are used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Say that a rank ran out of memory: how much there was, and what to do."""
+"""Explain that a rank ran out of memory: how much there was, and what to do."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ def describe_kill(memory: Mapping[str, Any]) -> str:
     memory
         What `MemoryWatch.remove` returned; may be empty.
     """
-    said = "killed by the kernel, out of memory"
+    text = "killed by the kernel, out of memory"
     if "limit" in memory:
         limit = format_bytes(memory["limit"])
         if memory["sharing"] > 1:
-            said += f": the {memory['sharing']} ranks of its node share a limit of {limit}"
+            text += f": the {memory['sharing']} ranks of its node share a limit of {limit}"
         else:
-            said += f": its limit is {limit}"
+            text += f": its limit is {limit}"
         if memory["peak"] is not None:
-            said += f", of which {format_bytes(memory['peak'])} were used"
+            text += f", of which {format_bytes(memory['peak'])} were used"
     elif memory:
-        said += ": the whole node had none left, as nothing limits this rank to a part of it"
+        text += ": the whole node had none left, as nothing limits this rank to a part of it"
     if "resident" in memory:
         size = format_bytes(memory["resident"])
-        said += f"; the rank itself held {size} when last seen, {memory['age_s']:.1f} s before"
-    return said
+        text += f"; the rank itself held {size} when last seen, {memory['age_s']:.1f} s before"
+    return text
 
 
 def format_bytes(count: int) -> str:

@@ -1,4 +1,4 @@
-"""Which job owns a run: what the ledger says of those that were submitted for it."""
+"""Which job owns a run: by the entries of those that were submitted for it in the ledger."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def await_ownership(paths: RunPaths, *, patience_s: float = timeouts.OWNERSHIP_S
     paths
         The run directory.
     patience_s
-        Seconds to wait for an entry in the ledger that somebody is about to make.
+        Seconds to wait for an entry in the ledger that another process is about to make.
     """
     job_id = environ.variable("SLURM_JOB_ID")
     assert job_id is not None
@@ -42,7 +42,7 @@ def await_ownership(paths: RunPaths, *, patience_s: float = timeouts.OWNERSHIP_S
         if verdict is not Ownership.UNDECIDED:
             return verdict
         if deadline.is_over:
-            # Whoever submitted this job died before it could say so. Nobody else is there.
+            # The process that submitted this job died before it could write so. No other is left.
             with suppress(OSError):
                 RunRecord(paths).append("successor", job_id=job_id, after=None)
             return Ownership.MINE
@@ -52,7 +52,7 @@ def await_ownership(paths: RunPaths, *, patience_s: float = timeouts.OWNERSHIP_S
 def judge_ownership(events: Iterable[Mapping[str, Any]], job_id: str) -> Ownership:
     """Return whether a job that begins owns its run. Pure; not collective.
 
-    The last job that the ledger says was submitted does, until the run has ended.
+    The last job that was submitted according to the ledger does, until the run has ended.
     """
     owner: str | None = None
     is_settled = is_over = False

@@ -27,7 +27,7 @@ from hpctrain.slurm_config import time_limit_minutes
 
 
 class Preemption:
-    """When a run must leave, and what becomes of it then. One for an executor.
+    """Decides when a run must leave its job, and how it continues. One for an executor.
 
     It requests the stop of the recorder (``request_stop``), and others act on it. A run that is in
     no job has nothing to leave: only signals and its own time end it.
@@ -39,9 +39,9 @@ class Preemption:
     run_config
         Its budgets, and its own time.
     recorder
-        Knows whether a stop is wanted, and what has gone wrong so far.
+        Holds the stop decision, and what has gone wrong so far.
     signals
-        Names of the signals that this process got; whoever made the list may append to it.
+        Names of the signals that this process got; signal handlers append to the list.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Preemption:
         Parameters
         ----------
         tracker
-            What they have said.
+            What they have sent.
         """
         if self._recorder.stop is not None:
             return
@@ -134,7 +134,7 @@ class Preemption:
         RunStoppedError
             If a person has to decide how it goes on.
         LaunchError
-            If Slurm does not say what becomes of the job, or takes no other one.
+            If Slurm does not answer what becomes of the job, or takes no other one.
         """
         recorder = self._recorder
         recorder.check_stop_request()
@@ -215,7 +215,7 @@ class Preemption:
         self._recorder.request_stop(StopNotice(kind=StopKind.TOTAL_TIME, why=why))
 
     def _read_job(self) -> Job | None:
-        """Return what Slurm says of this job; None where there is no job, or no answer."""
+        """Return what Slurm reports of this job; None where there is no job, or no answer."""
         if not self._plan.in_job:
             return None
         try:

@@ -87,7 +87,7 @@ class StepProcess:
     def returncode(self) -> int | None:
         """Return the exit status, or None while it runs."""
         if self._process.returncode is None:
-            # It is not reaped before `kill`: until then its process id is nobody else's.
+            # It is not reaped before `kill`: until then no other process gets its id.
             with contextlib.suppress(ChildProcessError):
                 ended = os.waitid(os.P_PID, self.pid, _LOOK_ONLY)
                 if ended is None:

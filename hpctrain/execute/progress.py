@@ -28,12 +28,12 @@ class Progress:
     def __init__(self, *, world_size: int, first_report: int, now: float) -> None:
         self._phases = ["mpi"] * world_size
         self._reports = [first_report] * world_size
-        # Time in which nobody listened, because a checkpoint was written or the executor itself
+        # Time in which no frames were read, because a checkpoint was written or the executor itself
         # stood still, is not held against the ranks.
         self._time = OwnTime(now)
         self._since = [self._time.now] * world_size
         self.stacks: dict[int, str] = {}
-        """What ranks have said of where they are, since `ask`."""
+        """Where ranks are, as they have answered since `ask`."""
         self.seen: dict[int, str] = {}
         """What their agents saw from outside."""
         self.reasons: dict[int, str] = {}
@@ -44,7 +44,7 @@ class Progress:
         return len(self._phases)
 
     def listen(self, now: float) -> None:
-        """Say that frames are read now. To be called often, whether there are frames or not."""
+        """Note that frames are read now. To be called often, whether there are frames or not."""
         self._time.look(now)
 
     @property
@@ -72,7 +72,7 @@ class Progress:
                 self._phases[rank] = "done"
 
     def ask(self) -> None:
-        """Forget what was said of where ranks are."""
+        """Forget the answers about where ranks are."""
         self.stacks, self.seen, self.reasons = {}, {}, {}
 
     def phase(self, rank: int) -> str:
@@ -144,5 +144,5 @@ class Progress:
 
     def _position(self, rank: int) -> tuple[int, int]:
         phase = self._phases[rank]
-        # Whoever saves a checkpoint has not made that report yet.
+        # A rank that saves a checkpoint has not made that report yet.
         return PHASES.index("training" if phase == "checkpoint" else phase), self._reports[rank]

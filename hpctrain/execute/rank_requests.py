@@ -62,7 +62,7 @@ class RankRequests:
                 found = self._checkpoints.describe()
             except OSError as error:
                 # The ranks wait, and are answered when the list can be read.
-                self._run_record.complain("checkpoints/", error)
+                self._run_record.warn_unwritten("checkpoints/", error)
                 return
             tracker.asked -= due
             broadcast("checkpoints", found, report=recorded)

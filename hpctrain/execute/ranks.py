@@ -1,4 +1,4 @@
-"""`Ranks`: how the loop over an attempt reaches the ranks, whoever has started them."""
+"""`Ranks`: how the loop over an attempt reaches the ranks, however they were started."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Ranks(Protocol):
         """Return the last lines of what started the ranks; None if it is not ours."""
 
     def await_death_notice(self) -> None:
-        """Wait until the launcher says how a rank died that said nothing itself.
+        """Wait until the launcher prints how a rank died that reported nothing itself.
 
-        Meanwhile the others can leave. Returns at once where nobody says it.
+        Meanwhile the others can leave. Returns at once where no launcher prints it.
         """

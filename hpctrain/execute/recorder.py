@@ -308,7 +308,7 @@ class Recorder:
                 self.raise_if_stopped(reports)
 
     def end(self, error: BaseException | None) -> None:
-        """Write down how the run ended, and tell the callbacks."""
+        """Write how the run ended, and call the callbacks."""
         self.validations.close()
         if isinstance(error, TrainingFailedError) and not isinstance(error, RunStoppedError):
             name_next_step(error, run=self.paths.root, checkpoint=self.checkpoint_path())

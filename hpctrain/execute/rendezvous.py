@@ -1,4 +1,4 @@
-"""Wait until all ranks of a group have joined one MPI world, or say why they do not."""
+"""Wait until all ranks of a group have joined one MPI world, or raise why they do not."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class WorkerMetadata:
 
     @staticmethod
     def from_hello(header: Mapping[str, Any]) -> WorkerMetadata:
-        """Return what a rank said of itself when it introduced itself.
+        """Return what a rank sent of itself in its first frame.
 
         Raises
         ------
@@ -78,7 +78,7 @@ class Rendezvous:
     Parameters
     ----------
     poll
-        Returns what they say.
+        Returns the frames that they send.
     examine
         Asks for a look at processes from outside.
     step
@@ -90,7 +90,7 @@ class Rendezvous:
     stacks
         Where it is written what those looks have shown.
     health
-        Gets what nodes say of themselves.
+        Gets the reports of nodes.
     """
 
     def __init__(
@@ -116,12 +116,12 @@ class Rendezvous:
         """Ranks that have joined."""
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until all have joined, and all nodes have said that they can be used.
+        """Wait until all have joined, and all nodes have reported that they can be used.
 
         Raises
         ------
         LaunchError
-            If a node is bad, a rank dies or complains, their launcher ends, or the time is over.
+            If a node is bad, a rank dies or fails, their launcher ends, or the time is over.
         """
         try:
             self._await_ranks(timeout_s)

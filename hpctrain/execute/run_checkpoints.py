@@ -15,22 +15,22 @@ from hpctrain.execute.executor_record import ExecutorRecord
 from hpctrain.execute.tracker import ReportRound
 from hpctrain.log import log
 from hpctrain.metric_names import COUNTED, find_metric, find_number, has_metric
-from hpctrain.rundir.files import insist
+from hpctrain.rundir.files import retry
 from hpctrain.rundir.manifest import Manifest
 from hpctrain.rundir.store import CheckpointStore
 
-# A server of a parallel filesystem that fails over is away for about as long; who has to stop waits
-# no longer than Slurm does before it kills (KillWait, 30 s).
+# A server of a parallel filesystem that fails over is away for about as long; a run that is to
+# stop waits no longer than Slurm does before it kills (KillWait, 30 s).
 _PAUSES_S = (1.0, 4.0, 16.0)
 
 
 class RunCheckpoints:
-    """The checkpoints of a run, in its executor's hand. One for a run, over all attempts.
+    """The checkpoints of a run, as its executor keeps them. One for a run, over all attempts.
 
     Parameters
     ----------
     run_record
-        Where it says what it did.
+        Where its actions are written.
     config
         Which of them are kept.
     """
@@ -44,7 +44,7 @@ class RunCheckpoints:
         self._run_record = run_record
         self._config = config
         self._in_use: str | None = None
-        self._has_told = False
+        self._has_warned = False
 
     @property
     def latest_name(self) -> str | None:
@@ -53,7 +53,7 @@ class RunCheckpoints:
 
     def newest(self) -> Manifest | None:
         """Return the newest one on disk; None where there is none."""
-        manifests = insist(self.store.manifests, patience_s=sum(_PAUSES_S))
+        manifests = retry(self.store.manifests, patience_s=sum(_PAUSES_S))
         return max(manifests, key=lambda manifest: manifest.report, default=None)
 
     def begin_attempt(self) -> Manifest | None:
@@ -64,10 +64,10 @@ class RunCheckpoints:
         UnreadableError, OSError
             If it cannot be read, or they cannot be listed, some looks later neither.
         """
-        manifest, complaints = self._newest_good()
-        for complaint in complaints:
-            self._run_record.note("checkpoint-damaged", error=complaint)
-            log(f"{complaint} It is set aside.")
+        manifest, damages = self._newest_good()
+        for damage in damages:
+            self._run_record.note("checkpoint-damaged", error=damage)
+            log(f"{damage} It is set aside.")
         if manifest is None:
             self.latest, self.saved, self._in_use = None, 0, None
         else:
@@ -98,7 +98,7 @@ class RunCheckpoints:
             self.store.prepare()
         except OSError as error:
             # The next attempt looks again, and this one's end has a reason of its own.
-            self._run_record.complain("checkpoints/", error)
+            self._run_record.warn_unwritten("checkpoints/", error)
 
     def end_attempt(self) -> None:
         """Let go of what the attempt resumed from."""
@@ -107,7 +107,7 @@ class RunCheckpoints:
             self._retain()
 
     def commit(self, round_: ReportRound, broadcast: Callable[..., None]) -> Checkpoint | None:
-        """Make one of what ranks staged with a report, and tell them what became of it.
+        """Make one of what ranks staged with a report, and send them what became of it.
 
         None is deleted for it yet: see `retain`.
         """
@@ -156,7 +156,7 @@ class RunCheckpoints:
             Whether it is to be validated, which may give its score.
         """
         if not is_pending:
-            self._tell_of_missing_score(checkpoint.path.name, metrics)
+            self._warn_of_missing_score(checkpoint.path.name, metrics)
         self._retain()
 
     def end_validation(self, manifest: Manifest, metrics: Mapping[str, Any]) -> bool:
@@ -180,17 +180,17 @@ class RunCheckpoints:
         ]
         return json.dumps(found).encode()
 
-    def _tell_of_missing_score(self, name: str, metrics: Mapping[str, Any]) -> None:
+    def _warn_of_missing_score(self, name: str, metrics: Mapping[str, Any]) -> None:
         """Log once that a checkpoint is ranked last."""
         attribute = self._config.checkpoint_score_attribute
-        if attribute in (None, COUNTED[0]) or self._has_told:
+        if attribute in (None, COUNTED[0]) or self._has_warned:
             return
         if find_number(metrics, attribute) is not None:
             return
         if has_metric(metrics, attribute) and find_metric(metrics, attribute) is None:
             # It is not measured yet.
             return
-        self._has_told = True
+        self._has_warned = True
         log(
             f"checkpoint {name} has no metric {attribute!r}, by which "
             f"CheckpointConfig(checkpoint_score_attribute=...) keeps the best; it has "
@@ -206,4 +206,4 @@ class RunCheckpoints:
         try:
             self.store.retain(self._config, protected=protected)
         except OSError as error:
-            self._run_record.complain("checkpoints/", error)
+            self._run_record.warn_unwritten("checkpoints/", error)

@@ -26,11 +26,11 @@ class ScalingPolicy:
     Parameters
     ----------
     recorder
-        Knows whether a stop is wanted, and the newest checkpoint.
+        Holds the stop decision, and the newest checkpoint.
     tracker
-        What the ranks have said.
+        What the ranks have sent.
     node_pool
-        Knows whether there are more nodes.
+        Returns whether there are more nodes.
     stop
         Asks the ranks.
     """
@@ -71,7 +71,7 @@ class ScalingPolicy:
                 self._checkpoint = self._recorder.checkpoints.latest
             elif self._recorder.checkpoints.latest is not self._checkpoint:
                 # The next attempt would not know of signals that this one got.
-                self._stop.heed_signals()
+                self._stop.stop_for_signals()
                 if self._recorder.stop is _WISH:
                     raise Resize(_WISH.why) from None
 
@@ -95,7 +95,7 @@ class ScalingPolicy:
         """
         if self._tracker.is_done and self._recorder.stop is _WISH:
             # No rank has died, so nothing but the end of the job can be behind a signal.
-            self._stop.heed_signals()
+            self._stop.stop_for_signals()
         # Ranks that did not know that they should leave have come to their own end.
         is_room_made = self._recorder.stop is _WISH and self._tracker.was_notified
         self.withdraw()

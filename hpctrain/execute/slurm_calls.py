@@ -48,8 +48,8 @@ class SlurmCalls:
         try:
             future = self._threads[changes].submit(call)
         except RuntimeError as error:
-            # The limit of processes (ulimit -u), say. The call is queued all the same, and a later
-            # one would take it along.
+            # For example at the limit of processes (ulimit -u). The call is queued all the same:
+            # a later one would take it along.
             self._threads.pop(changes).shutdown(wait=False, cancel_futures=True)
             failed: Future[T] = Future()
             failed.set_exception(LaunchError(str(error), transient=True))

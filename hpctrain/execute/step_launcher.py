@@ -21,7 +21,7 @@ _PMI_OF = {
     "cray-mpich": ("cray_shasta", "pmi2"),
     "openmpi": ("pmix", "pmix_v5", "pmix_v4", "pmix_v3"),
 }
-# Said by srun, by MPICH 5 under PMIx, and by Open MPI 4 under PMI-2. Later ones become singletons.
+# Of srun, of MPICH 5 under PMIx, and of Open MPI 4 under PMI-2. Later ones become singletons.
 _WRONG_PMI = re.compile(
     r"Invalid MPI type|unsupported PMI version|OMPI was not built with SLURM's PMI support"
 )
@@ -99,7 +99,7 @@ def other_mpi(mpi: str, *, tried: str) -> str:
     Parameters
     ----------
     mpi
-        What the plan says.
+        As of the plan.
     tried
         What failed.
     """
@@ -109,7 +109,7 @@ def other_mpi(mpi: str, *, tried: str) -> str:
     return "wheel" if mpi == tried == "auto" and has_wheel else mpi
 
 
-def explain_wrong_pmi(mpi: str, *, said: str) -> str:
+def explain_wrong_pmi(mpi: str, *, output: str) -> str:
     """Return why no start with a PMI that the user named can succeed; empty if one may.
 
     Not collective.
@@ -118,10 +118,10 @@ def explain_wrong_pmi(mpi: str, *, said: str) -> str:
     ----------
     mpi
         ``SlurmConfig(mpi=...)``.
-    said
+    output
         What srun and the ranks printed when a start failed.
     """
-    if mpi in ("auto", "wheel") or "/" in mpi or not _WRONG_PMI.search(said):
+    if mpi in ("auto", "wheel") or "/" in mpi or not _WRONG_PMI.search(output):
         return ""
     library = _mpi_library()
     spoken = _PMI_OF[library]
@@ -153,7 +153,7 @@ def launcher_variables(kind: str, *, local: bool) -> dict[str, str]:
         # Otherwise its proxies write one into /tmp, which stays when they are killed.
         variables = {environ.TOPOLOGY_FILE: ""}
     if kind == "openmpi" and os.geteuid() == 0:
-        # Open MPI refuses root unless both say so.
+        # Open MPI refuses root unless both are set.
         variables = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     if kind != "srun" and not local:
         # For the srun with which hydra, prterun and orterun start their proxies: one step for all
@@ -184,7 +184,7 @@ def _mpi_library() -> str:
 
 
 def _is_library_named() -> bool:
-    """Return whether the user says which library mpi4py loads; it looks no further then."""
+    """Return whether the user has set which library mpi4py loads; it looks no further then."""
     return bool(environ.variable("MPI4PY_LIBMPI"))
 
 

@@ -21,23 +21,23 @@ _TERM_DOUBT_S = 0.5
 
 
 class StopAgreement:
-    """Asks the ranks how far they are (``freeze``), then says where to stop (``stop``).
+    """Asks the ranks how far they are (``freeze``), then sends where to stop (``stop``).
 
     Until the second message no rank begins a further report, so the answer still holds when it
-    arrives. Ranks that do not ask ``should_stop()`` go on where only more workers are to be had
-    (``unwind`` is false); if there is a better reason later, it is all done again, for them. One
-    object an attempt.
+    arrives. Ranks that do not ask ``should_stop()`` continue where the stop is only for more
+    workers (``unwind`` is false); for a reason that weighs more later, both messages are sent
+    again. One object an attempt.
 
     Parameters
     ----------
     recorder
-        Says whether a stop is wanted.
+        Holds the stop decision.
     tracker
         Holds the answers.
     broadcast
         Sends a command to all ranks.
     interpret
-        Says what a signal means that ranks have passed on.
+        Returns what a signal means that ranks have passed on.
     nodes
         Ranks of each node, by host name.
     """
@@ -120,9 +120,9 @@ class StopAgreement:
         if self._signalled_at is None:
             self._signalled_at = now
         if signals != ["SIGTERM"] * len(signals) or now - self._signalled_at > _TERM_DOUBT_S:
-            self.heed_signals()
+            self.stop_for_signals()
 
-    def heed_signals(self) -> None:
+    def stop_for_signals(self) -> None:
         """Stop for the signals that ranks have passed on, if there are any."""
         if self._tracker.signals and self._recorder.decision.yields_to(StopKind.PREEMPTION):
             self._recorder.request_stop(self._interpret(self._tracker.signals[0]))
@@ -137,7 +137,7 @@ class StopAgreement:
 def patience_s(notice: StopNotice, *, now: float) -> float:
     """Return how long ranks have to save and return, in seconds. Pure; not collective.
 
-    Without end where the goal is met: an epoch may last for hours, and nobody waits for its end.
+    Without end where the goal is met: an epoch may last for hours, and nothing depends on its end.
     """
     if notice.kind is StopKind.GOAL:
         return math.inf

@@ -68,7 +68,7 @@ def pause_s(num_asks: int) -> float:
 class SubmittedValidation:
     """A validation that runs in a job of its own.
 
-    The job outlives the executor: who goes on with the run finds its id, or what it has written.
+    The job outlives the executor: the next one finds its id, or what it has written.
     Slurm is asked seldom, since the job itself writes down how it ends.
 
     Parameters
@@ -85,9 +85,9 @@ class SubmittedValidation:
     submit
         Submits the job, or finds the one that was; returns its id.
     is_wanted
-        Says whether the checkpoint is still the one that is validated.
+        Returns whether the checkpoint is still the one that is validated.
     on_submit
-        Is told the id of a job that was submitted.
+        Gets the id of a job that was submitted.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class SubmittedValidation:
 
     @property
     def leftovers(self) -> tuple[Path, ...]:
-        """Files that nobody needs once its end is taken in.
+        """Files that are no longer needed once its end is recorded.
 
         None while its job may go on in spite of `end`: ``hpctrain cancel --now`` finds it by them.
         """
@@ -139,7 +139,7 @@ class SubmittedValidation:
         return self._files if is_over else ()
 
     def look(self) -> ValidationEnd | None:
-        """Return how it has ended; None while it goes on. Returns at once."""
+        """Return how it has ended; None while it runs. Returns at once."""
         if self._call is not None:
             future, take = self._call
             if not future.done():
@@ -181,7 +181,7 @@ class SubmittedValidation:
         time.sleep(timeout_s)
 
     def end(self) -> None:
-        """Cancel the job: nobody wants its metrics."""
+        """Cancel the job: its metrics are not needed."""
         if self._cancellation is not None:
             return
         name = self.manifest.name
@@ -191,7 +191,7 @@ class SubmittedValidation:
             self._cancellation = self._calls.cancel(name, self._call[0])
 
     def leave(self) -> None:
-        """Let go of it: whoever goes on with the run takes the job over, or submits it."""
+        """Leave it to the next executor of the run, which takes the job over, or submits it."""
         if self._job_id is None and self._call is not None:
             self._call[0].cancel()
 
@@ -234,7 +234,7 @@ class SubmittedValidation:
         self._on_submit(job_id)
 
     def _take_job(self, future: Future[Job | None]) -> ValidationEnd | None:
-        """Take in what Slurm says of the job."""
+        """Take in what Slurm reports of the job."""
         try:
             job = future.result()
         except (LaunchError, OSError):
@@ -304,7 +304,7 @@ class SubmittedValidation:
         return self._make_end({}, error, traceback)
 
     def _has_timed_out(self, timeout_s: float) -> bool:
-        """Return whether ``timeout`` has ended it; it kills what does not heed its SIGTERM."""
+        """Return whether ``timeout`` has ended it; it kills what does not end on SIGTERM."""
         return self._status == TIMED_OUT or (
             self._status == 128 + 9 and (self._seconds or 0.0) >= timeout_s
         )

@@ -19,7 +19,7 @@ _FIRST_PAUSE_S, _LAST_PAUSE_S = 5.0, 600.0
 class TimeLimit:
     """Notices that the time limit of this process's job is about to end.
 
-    Whoever writes a job need not ask Slurm to warn, or asks for a signal that nobody waits for;
+    A job script may ask Slurm for no warning, or for a signal that hpctrain does not handle;
     and a warning may come before there is a step that it could reach.
 
     Parameters
@@ -28,7 +28,7 @@ class TimeLimit:
         Seconds before the end at which it is noticed; a quarter of the time that is left at the
         beginning, if that is less.
     clock
-        Says how long ago Slurm was asked.
+        Returns the time, in seconds.
     """
 
     def __init__(self, *, notice_s: float, clock: Callable[[], float] = time.monotonic) -> None:

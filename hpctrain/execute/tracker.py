@@ -1,4 +1,4 @@
-"""`AttemptTracker`: what the ranks of one attempt have said so far. Pure: no I/O, no clock."""
+"""`AttemptTracker`: what the ranks of one attempt have sent so far. Pure: no I/O, no clock."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class ReportRound:
 
 
 class AttemptTracker:
-    """What the ranks of one attempt have said so far.
+    """What the ranks of one attempt have sent so far.
 
     Parameters
     ----------
@@ -92,16 +92,16 @@ class AttemptTracker:
         self.failures: dict[int, RankFailure] = {}
         """Why ranks failed, in the order in which it became known."""
         self.lost: dict[int, bool] = {}
-        """Ranks whose connection ended, in that order; the value says if their agent's did."""
+        """Ranks whose connection ended, in that order; the value is whether their agent's did."""
         self.memory: dict[int, Mapping[str, Any]] = {}
         """What is known of the memory of ranks that are lost: see `MemoryWatch.remove`."""
         self.signals: list[str] = []
         """Signals that ranks have passed on."""
         self.asked: set[int] = set()
-        """Reports whose checkpoints ranks want to know of; whoever answers removes them."""
+        """Reports whose checkpoints ranks ask for; `RankRequests` answers, and removes them."""
         self.slots: list[tuple[int, int, bool]] = []
         """Ranks, the numbers of their write slots, and whether these are wanted, or over;
-        whoever answers removes them."""
+        `RankRequests` answers, and removes them."""
         self.was_notified = False
         """Whether a rank that returned knew that it should."""
 
@@ -186,7 +186,7 @@ class AttemptTracker:
         return []
 
     def unmatched_calls(self) -> str | None:
-        """Return the complaint if a rank has returned, and others wait for it or reported more."""
+        """Return the error if a rank has returned, and others wait for it or reported more."""
         if not self._returned:
             return None
         return self._unmatched_wait() or self._uneven_reports()
@@ -194,8 +194,8 @@ class AttemptTracker:
     def _unmatched_wait(self) -> str | None:
         gone = min(self._returned, key=lambda rank: self._returned[rank][1])
         for rank, (collective, stage) in self._waits.items():
-            # Who has returned himself may wait in the end of his backend, for all of them. The
-            # number tells a wait in vain from one that has ended, of which no word has come yet.
+            # A rank that has returned may wait for all of them in the end of its backend. By the
+            # number a wait in vain differs from one whose end has not been received yet.
             if rank not in self._returned and collective > self._returned[gone][1]:
                 return (
                     f"rank {gone} returned, but rank {rank} waits for all ranks in {stage}. Every "
@@ -209,7 +209,7 @@ class AttemptTracker:
         least = self._returned[least_rank][0]
         most_rank = max(self._counts, key=self._counts.__getitem__)
         most = self._counts[most_rank]
-        # Without a checkpoint nobody waits, so uneven counts only matter once all have left.
+        # Without a checkpoint no rank waits, so uneven counts only matter once all have left.
         waits = any(report > least for report in self._parts)
         if most == least or not (waits or self.is_done):
             return None

@@ -27,8 +27,8 @@ class NodeSource(Protocol):
 class UsableNodes:
     """The nodes of the allocation of this process. Used from one thread, but for `look_again`.
 
-    Slurm believes in a dead node for as long as SlurmdTimeout says, five minutes as a rule; the
-    silence of its agent shows it earlier. So a node is lost if either says so.
+    Slurm reports a dead node only after SlurmdTimeout, five minutes as a rule; the silence of its
+    agent shows it earlier. So a node is lost if either shows it.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ class UsableNodes:
             usable = {node: False for node in self._known if node not in self._lost}
         for node in self._known:
             if node not in usable:
-                self.give_up(node, "Slurm says that it is down")
+                self.give_up(node, "Slurm reports that it is down")
         self._known = tuple(dict.fromkeys((*usable, *self._known)))
         self.test(node for node, doubtful in usable.items() if doubtful and node not in self._lost)
         lost = self.lost

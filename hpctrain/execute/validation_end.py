@@ -1,4 +1,4 @@
-"""`ValidationEnd`: how a validation has ended, and what its files say of it."""
+"""`ValidationEnd`: how a validation has ended, by its files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ValidationEnd:
     is_taken_away: bool = False
     """Whether a warning of Slurm, which goes to all of a job, came before it could ignore it."""
     leftovers: tuple[Path, ...] = ()
-    """Files that nobody needs once it is taken in."""
+    """Files that are no longer needed once it is recorded."""
 
 
 class RunningValidation(Protocol):
@@ -43,7 +43,7 @@ class RunningValidation(Protocol):
 
     @property
     def leftovers(self) -> tuple[Path, ...]:
-        """Files that nobody needs once its end is taken in."""
+        """Files that are no longer needed once its end is recorded."""
 
     def look(self) -> ValidationEnd | None:
         """Return how it has ended; None while it goes on. Returns at once."""
@@ -52,7 +52,7 @@ class RunningValidation(Protocol):
         """Wait for its end."""
 
     def end(self) -> None:
-        """End it: nobody wants its metrics."""
+        """End it: its metrics are not needed."""
 
     def leave(self) -> None:
         """Let go of it. The run may go on elsewhere, and validate the checkpoint there."""

@@ -82,7 +82,7 @@ class ValidationProcess:
         self.log = self._process.log
         """What it prints."""
         self.leftovers: tuple[Path, ...] = (self._result,)
-        """Files that nobody needs once its end is taken in."""
+        """Files that are no longer needed once its end is recorded."""
         self._deadline = None if self._timeout_s is None else Deadline(self._timeout_s)
         self._began_at = time.monotonic()
 
@@ -122,7 +122,7 @@ class ValidationProcess:
         self._process.kill(timeouts.VALIDATION_END_S)
 
     def leave(self) -> None:
-        """End it: whoever goes on with the run begins it again."""
+        """End it: the next executor of the run begins it again."""
         self.end()
 
 

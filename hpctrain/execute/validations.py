@@ -28,7 +28,7 @@ from hpctrain.rundir.trust import digest_spec, read_spec
 from hpctrain.slurm.validation_submission import make_validation_script, submit_validation
 
 PHASE = "validating"
-"""What the status says while only validations are left to wait for."""
+"""Phase in the status while only validations are left to wait for."""
 _POLL_S = 0.25
 _SAY_AFTER_S = 5.0
 
@@ -44,7 +44,7 @@ class Validations:
     Parameters
     ----------
     run_record
-        Where it says what it did.
+        Where its actions are written.
     checkpoints
         What gets the metrics.
     """
@@ -101,7 +101,7 @@ class Validations:
             self._start(self._queue.popleft())
 
     def wait(self, goes_on: Callable[[], bool]) -> None:
-        """Return once none is pending, or too much time is over, or `goes_on` says so.
+        """Return once none is pending, or too much time is over, or `goes_on` returns false.
 
         What earlier jobs of the run have waited counts: otherwise a run whose jobs reach their time
         limit meanwhile would be handed on for as long as Slurm does not start a validation.
@@ -149,7 +149,7 @@ class Validations:
         return [manifest.name for manifest in (*ended, *running, *self._queue)]
 
     def close(self) -> None:
-        """Let go of what runs. It stays pending, for whoever goes on with the run."""
+        """Leave what runs. It stays pending, for the next executor of the run."""
         for one in self._running:
             one.leave()
         self._forget()
@@ -187,7 +187,7 @@ class Validations:
         self._ended.clear()
 
     def _most_at_once(self) -> int:
-        """Return how many may run at a time; as few as one where nobody says how to validate."""
+        """Return how many may run at a time; one where the spec does not define how to validate."""
         try:
             validation, _, _ = self._read_spec()
         except (OSError, ConfigError):
@@ -286,11 +286,11 @@ class Validations:
         try:
             is_there = self._checkpoints.end_validation(manifest, ended.metrics)
         except OSError as error:
-            run_record.complain(f"checkpoints/{manifest.name}", error)
+            run_record.warn_unwritten(f"checkpoints/{manifest.name}", error)
             self._ended.appendleft(ended)
             return
         except UnreadableError:
-            # A server that fails over; whoever writes next says so.
+            # A server that fails over: the next write raises it.
             self._ended.appendleft(ended)
             return
         except CheckpointError as error:
@@ -319,7 +319,7 @@ class Validations:
         )
 
     def _wait_timeout_s(self) -> float:
-        """Return how long to wait at the end; not at all where nobody says how to validate."""
+        """Return how long to wait at the end; not at all where the spec does not define how."""
         try:
             validation, _, _ = self._read_spec()
         except (OSError, ConfigError):

@@ -52,8 +52,8 @@ class WorkerGroup(CallsFunctions):
     num_workers
         Number of ranks.
     num_cpus_per_worker, num_gpus_per_worker
-        What each of them has, where `placement` does not say; the number of CPUs is that of compute
-        threads too.
+        What each of them has, where `placement` does not set it; compute threads are as many as
+        CPUs.
     placement
         How they lie on nodes; by default all on this machine.
     idle_nodes
@@ -120,7 +120,7 @@ class WorkerGroup(CallsFunctions):
         self.health = Health(
             num_nodes=self.placement.num_nodes + len(idle_nodes), gpus_on=self.placement.gpus_on
         )
-        """What its nodes have said of themselves, even if the start failed."""
+        """What its nodes have reported of themselves, even if the start failed."""
         self._hub: Hub | None = None
         self._step: StepProcess | None = None
         self._is_watched = False
@@ -226,7 +226,7 @@ class WorkerGroup(CallsFunctions):
         self._started_hub().send(op, body, **details)
 
     def poll(self, timeout_s: float = _POLL_S) -> list[Frame]:
-        """Return what ranks have said since the last call, waiting up to `timeout_s` for it."""
+        """Return what ranks have sent since the last call, waiting up to `timeout_s` for it."""
         hub = self._started_hub()
         if self._frames:
             frames = list(self._frames)
@@ -243,7 +243,7 @@ class WorkerGroup(CallsFunctions):
         pids
             Their processes.
         silent
-            Those of them that did not say themselves where they are.
+            Those of them that did not answer where they are.
         """
         run = str(self._paths.root)
         if self._agents is not None:
@@ -262,7 +262,7 @@ class WorkerGroup(CallsFunctions):
         return "" if self._step is None else self._step.last_lines()
 
     def await_death_notice(self) -> None:
-        """Let ranks leave; wait for what srun or mpiexec says of one that died without a word."""
+        """Let ranks leave; wait until srun or mpiexec prints how one died that was silent."""
         assert self._step is not None
         self.broadcast("end")
         deadline = Deadline(timeouts.DEATH_NOTICE_S)
@@ -313,7 +313,7 @@ class WorkerGroup(CallsFunctions):
             for worker in self._workers.values():
                 remove_temporary_checkpoints(worker.tmp, worker.pid)
         elif self._own_agents or not self._workers:
-            # After a start that failed, ranks that never said who they are may still come.
+            # After a start that failed, ranks that never sent who they are may still connect.
             self._agents.close(patience_s)
         self._hub = None
         self._calls.abandon()
@@ -335,7 +335,7 @@ class WorkerGroup(CallsFunctions):
         Raises
         ------
         ConfigError
-            If it is not a number above 0, or the group's nodes were chosen by somebody else.
+            If it is not a number above 0, or the group's nodes were given by the caller.
         LaunchError
             If they cannot be started.
         """
@@ -353,7 +353,7 @@ class WorkerGroup(CallsFunctions):
         Raises
         ------
         ConfigError
-            If none would be left, or the group's nodes were chosen by somebody else.
+            If none would be left, or the group's nodes were given by the caller.
         LaunchError
             If the others cannot be started.
         ValueError

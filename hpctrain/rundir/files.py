@@ -28,7 +28,7 @@ def may_pass(error: OSError) -> bool:
     return error.errno in _PASSING or is_passing(error)
 
 
-def insist(call: Callable[[], T], *, patience_s: float) -> T:
+def retry(call: Callable[[], T], *, patience_s: float) -> T:
     """Call, and call again as long as it fails for a reason that may pass. Not collective.
 
     Parameters

@@ -91,7 +91,7 @@ def ask_slurm(
     return answer.stdout
 
 
-def insist(act: Callable[[], T], *, patience_s: float) -> T:
+def retry(act: Callable[[], T], *, patience_s: float) -> T:
     """Return what `act` returns; call it again while Slurm's controller is away. Not collective.
 
     Raises

@@ -10,7 +10,7 @@ from hpctrain import environ, timeouts
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.plan.visibility import EXIT_INVISIBLE, explain_invisible
 from hpctrain.rundir.reading import is_same_file
-from hpctrain.slurm.client import ask_slurm, insist, run_slurm
+from hpctrain.slurm.client import ask_slurm, retry, run_slurm
 from hpctrain.slurm.output import Job, parse_commands, parse_job, parse_queue, parse_scripts
 
 
@@ -156,7 +156,7 @@ def read_own_job(*, patience_s: float) -> Job | None:
             raise LaunchError(f"Slurm has forgotten job {job_id}, which SLURM_JOB_ID names.")
         return job
 
-    return insist(ask, patience_s=patience_s)
+    return retry(ask, patience_s=patience_s)
 
 
 def refuse_ended_allocation() -> None:
@@ -198,7 +198,7 @@ def requeue(job_id: str, *, patience_s: float) -> None:
         If Slurm refuses, or its controller does not answer within `patience_s`.
     """
     argv = ["scontrol", "requeue", job_id]
-    insist(
+    retry(
         lambda: ask_slurm(argv, timeout_s=timeouts.OWN_JOB_S, may_die=True), patience_s=patience_s
     )
 

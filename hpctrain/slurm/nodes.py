@@ -5,7 +5,7 @@ from __future__ import annotations
 from hpctrain import environ, timeouts
 from hpctrain.errors import LaunchError
 from hpctrain.plan.argv import node_test_argv
-from hpctrain.slurm.client import ask_slurm, insist
+from hpctrain.slurm.client import ask_slurm, retry
 from hpctrain.slurm.job import find_job
 from hpctrain.slurm.output import parse_node_states
 
@@ -50,7 +50,7 @@ class SlurmNodes:
         argv = node_test_argv(node)
         try:
             # A step that is refused for what another one still holds tells nothing of the node.
-            insist(
+            retry(
                 lambda: ask_slurm(argv, timeout_s=timeouts.NODE_TEST_S),
                 patience_s=timeouts.NODE_TEST_RETRY_S,
             )

@@ -23,7 +23,7 @@ from hpctrain.rundir.files import make_directory, write_atomic
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.run_record import RunRecord
 from hpctrain.rundir.trust import check_run_directory
-from hpctrain.slurm.client import insist, is_passing
+from hpctrain.slurm.client import is_passing, retry
 from hpctrain.slurm.probe import explain_refusal
 
 # Exit statuses of coreutils' `timeout` and `env`.
@@ -157,10 +157,10 @@ def submit_successor(
         raise LaunchError(str(error)) from error
     job_id = environ.variable("SLURM_JOB_ID")
     # Without it the new job takes itself for one that owns nothing.
-    files.insist(
+    files.retry(
         lambda: RunRecord(paths).append("handing-over", job_id=job_id), patience_s=patience_s
     )
-    successor = insist(
+    successor = retry(
         lambda: submit_stored(paths.batch_script, timeout_s=timeouts.SUCCESSOR_SUBMISSION_S),
         patience_s=patience_s,
     )

@@ -114,7 +114,7 @@ def test_a_full_disk_does_not_keep_a_run_that_is_to_stop(
     monkeypatch.setattr(attempt_files, "write_atomic", fail)
     # Which would wait for minutes.
     once = lambda call, *, patience_s: patience_s == 0 and call()  # noqa: E731
-    monkeypatch.setattr(attempt_files, "insist", once)
+    monkeypatch.setattr(attempt_files, "retry", once)
     attempt.recorder.request_stop(StopNotice(kind=StopKind.PREEMPTION, why="it is preempted"))
     attempt.end(value=b"value", notified=True)
     with pytest.raises(RunStoppedError, match="it is preempted"):

@@ -36,9 +36,9 @@ def test_a_pmi_of_the_users_choice_that_never_fits_is_explained(
     monkeypatch: pytest.MonkeyPatch, library: str, mpi: str, said: str, advice: str
 ) -> None:
     monkeypatch.setattr(step_launcher, "_mpi_library", lambda: library)
-    assert f"SlurmConfig({advice})" in explain_wrong_pmi(mpi, said=said)
-    assert explain_wrong_pmi("auto", said=said) == "", "another is tried"
-    assert explain_wrong_pmi(mpi, said="srun: error: node2: task 2: Killed") == ""
+    assert f"SlurmConfig({advice})" in explain_wrong_pmi(mpi, output=said)
+    assert explain_wrong_pmi("auto", output=said) == "", "another is tried"
+    assert explain_wrong_pmi(mpi, output="srun: error: node2: task 2: Killed") == ""
 
 
 @pytest.mark.parametrize("kind", ["hydra", "openmpi"])

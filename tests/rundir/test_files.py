@@ -8,7 +8,7 @@ import pytest
 
 from hpctrain.errors import DamagedFileError
 from hpctrain.rundir import files
-from hpctrain.rundir.files import insist, open_append, write_atomic
+from hpctrain.rundir.files import open_append, retry, write_atomic
 
 
 def test_a_file_is_replaced_as_a_whole_and_nothing_is_left_beside_it(tmp_path: Path):
@@ -75,7 +75,7 @@ def test_what_may_pass_is_tried_again(monkeypatch: pytest.MonkeyPatch, number: i
             raise left.pop()
         return "written"
 
-    assert insist(write, patience_s=60.0) == "written"
+    assert retry(write, patience_s=60.0) == "written"
 
 
 @pytest.mark.parametrize(("number", "patience_s"), [(errno.ENOENT, 60.0), (errno.ENOSPC, 0.0)])
@@ -84,4 +84,4 @@ def test_what_does_not_pass_is_raised(number: int, patience_s: float):
         raise OSError(number, os.strerror(number))
 
     with pytest.raises(OSError, match=os.strerror(number)):
-        insist(write, patience_s=patience_s)
+        retry(write, patience_s=patience_s)
