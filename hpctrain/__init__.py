@@ -52,8 +52,6 @@ if TYPE_CHECKING:
     from hpctrain.validation_config import ValidationConfig as ValidationConfig
     from hpctrain.validation_config import ValidationFn as ValidationFn
     from hpctrain.validation_config import ValidationTaskConfig as ValidationTaskConfig
-    from hpctrain.worker.context import PreemptionInfo as PreemptionInfo
-    from hpctrain.worker.context import TrainContext as TrainContext
     from hpctrain.worker.context import artifact_dir as artifact_dir
     from hpctrain.worker.context import checkpoint_dir as checkpoint_dir
     from hpctrain.worker.context import (
@@ -61,11 +59,13 @@ if TYPE_CHECKING:
     )
     from hpctrain.worker.context import get_checkpoint as get_checkpoint
     from hpctrain.worker.context import get_context as get_context
-    from hpctrain.worker.context import get_dataset_shard as get_dataset_shard
     from hpctrain.worker.context import get_preemption_info as get_preemption_info
     from hpctrain.worker.context import heartbeat as heartbeat
     from hpctrain.worker.context import report as report
     from hpctrain.worker.context import should_stop as should_stop
+    from hpctrain.worker.dataset_shard import get_dataset_shard as get_dataset_shard
+    from hpctrain.worker.train_context import PreemptionInfo as PreemptionInfo
+    from hpctrain.worker.train_context import TrainContext as TrainContext
     from hpctrain.world import Communicator as Communicator
     from hpctrain.world import World as World
 
@@ -95,7 +95,7 @@ _HOME_OF = {
     "NCCLHangError": "errors:WorkerHangError",
     "NodeLostError": "errors",
     "PreemptionError": "errors",
-    "PreemptionInfo": "worker.context",
+    "PreemptionInfo": "worker.train_context",
     "ReportedCheckpoint": "checkpoint",
     "Result": "result",
     "RunConfig": "config",
@@ -108,7 +108,7 @@ _HOME_OF = {
     "SupersededError": "errors",
     "SyncConfig": "config",
     "TRAIN_DATASET_KEY": "constants",
-    "TrainContext": "worker.context",
+    "TrainContext": "worker.train_context",
     "TrainingFailedError": "errors",
     "UnavailableNameError": "errors",
     "UserCallback": "callback",
@@ -126,7 +126,7 @@ _HOME_OF = {
     "get_all_reported_checkpoints": "worker.context",
     "get_checkpoint": "worker.context",
     "get_context": "worker.context",
-    "get_dataset_shard": "worker.context",
+    "get_dataset_shard": "worker.dataset_shard",
     "get_preemption_info": "worker.context",
     "heartbeat": "worker.context",
     "report": "worker.context",

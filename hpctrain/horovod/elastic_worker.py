@@ -31,7 +31,7 @@ from hpctrain.worker.train import pack_return_value
 
 if TYPE_CHECKING:
     from hpctrain.horovod.connections import GlooConnections
-    from hpctrain.worker.context import TrainContext
+    from hpctrain.worker.train_context import TrainContext
 
 _PR_SET_PDEATHSIG = 1
 _PLACE = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")

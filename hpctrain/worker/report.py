@@ -1,55 +1,30 @@
-"""`Session`: what a rank knows and says while its training function runs."""
+"""`Session`: a rank's state while its training function runs, and what it sends of it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from hpctrain.checkpoint import Checkpoint, ReportedCheckpoint
 from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.metric_names import PartialMetrics
-from hpctrain.own_files import DIRECTORY_MODE
-from hpctrain.rundir.files import make_directory
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.worker.channel import Channel
+from hpctrain.worker.collective_count import CollectiveCount
 from hpctrain.worker.commits import Commits, Verdict
 from hpctrain.worker.metrics import MetricsFile, encode_line, encode_metrics
+from hpctrain.worker.part_writer import PartWriter
 from hpctrain.worker.report_count import ReportCount
 from hpctrain.worker.writing import Writing
 from hpctrain.world import World
 
 if TYPE_CHECKING:
-    from hpctrain.rundir.staging import StagedPart
-    from hpctrain.worker.scratch import Scratch
-    from hpctrain.worker.upload import Background, Upload
+    from hpctrain.worker.upload import Upload
 
 _HEARTBEAT_INTERVAL_S = 1.0
-_LONG_WAIT_S = 1.0
-
-
-class Channel(Protocol):
-    """How a session reaches its executor."""
-
-    def report(self, line: bytes) -> None:
-        """Pass a report's metrics on, soon."""
-
-    def announce(self, line: bytes) -> None:
-        """Pass a report on, at once, whose part of a checkpoint follows."""
-
-    def part(self, report: int, part: bytes) -> None:
-        """Pass a staged part of a checkpoint on, at once."""
-
-    def ask(self, report: int) -> None:
-        """Ask for all checkpoints up to a report."""
-
-    def slot(self, number: int, wanted: bool) -> None:
-        """Ask for a slot to write, or give it back."""
-
-    def progress(self, op: str, **details: str | int) -> None:
-        """Pass on that this rank goes on: ``heartbeat``, ``phase``; ``waits``; or ``returned``."""
 
 
 class Session:
@@ -70,7 +45,7 @@ class Session:
     commit_timeout_s
         Seconds to wait for a commit.
     in_background
-        Whether there may be a thread behind the training function.
+        Whether there may be a thread beside the training function.
     """
 
     def __init__(
@@ -99,15 +74,18 @@ class Session:
         """How this rank writes what it shares with others."""
         self.commit_timeout_s = commit_timeout_s
         """Seconds to wait for whatever a commit needs."""
-        self._in_background = in_background
-        self._collectives = 0
-        self.beside: list[Mapping[str, bytes]] = []
-        """Files by name, in groups, that go into every checkpoint: preprocessor, metadata."""
+        self.parts = PartWriter(
+            world,
+            paths,
+            commits=self._commits,
+            writing=self.writing,
+            timeout_s=commit_timeout_s,
+            in_background=in_background,
+        )
+        """This rank's parts of checkpoints, on disk."""
+        self._collectives = CollectiveCount(channel)
         self._leave: Mapping[str, Any] | None = None
-        self._background: Background | None = None
         self._beat_at = 0.0
-        self._scratch: Scratch | None = None
-        self._scratch_has_artifacts = False
         self._metrics = MetricsFile(paths.metrics) if world.world_rank == 0 else None
 
     @property
@@ -139,19 +117,9 @@ class Session:
                 if not self._commits.wait_for_newer(newest):
                     raise
 
-    def use_scratch(self, root: Path, *, artifacts: bool) -> None:
-        """Let checkpoints, and artifacts or not, be written to the node's own disk first."""
-        from hpctrain.worker.scratch import Scratch
-
-        self._scratch = Scratch(root, run=self._paths.root, rank=self.world.world_rank)
-        self._scratch_has_artifacts = artifacts
-
     def artifacts(self) -> Path:
         """Return the directory into which this rank writes its artifacts."""
-        if self._scratch is not None and self._scratch_has_artifacts:
-            return self._scratch.artifacts
-        self._paths.artifacts.mkdir(DIRECTORY_MODE, exist_ok=True)
-        return self._paths.artifacts
+        return self.parts.artifacts()
 
     def report(
         self,
@@ -168,7 +136,7 @@ class Session:
         lacks = metrics.lacks if isinstance(metrics, PartialMetrics) else None
         if upload is not None:
             upload.check(report=self.reports + 1, paths=self._paths)
-            if self._is_in_scratch(upload):
+            if self.parts.holds_in_scratch(upload):
                 upload = upload.from_scratch()
             if upload.is_behind:
                 self._commits.wait_for_room()
@@ -205,7 +173,7 @@ class Session:
                 self._report_and_wait(number, line, upload)
             finally:
                 self._channel.progress("phase", phase="training")
-        self._copy_artifacts()
+        self.parts.copy_artifacts()
 
     def heartbeat(self) -> None:
         """Say that this rank makes progress, once a second at most."""
@@ -214,25 +182,13 @@ class Session:
             self._beat_at = now
             self._channel.progress("heartbeat")
 
-    @contextmanager
-    def collective(self, stage: str) -> Iterator[Callable[[], None]]:
+    def collective(self, stage: str) -> AbstractContextManager[Callable[[], None]]:
         """Count a call that needs all ranks; give what is to be called while this one waits there.
 
         A long wait is reported to the executor, which ends it if a rank has returned without that
         call.
         """
-        self._collectives += 1
-        begun_at, is_told = time.monotonic(), False
-
-        def wait() -> None:
-            nonlocal is_told
-            if not is_told and time.monotonic() - begun_at > _LONG_WAIT_S:
-                is_told = True
-                self._channel.progress("waits", collective=self._collectives, stage=stage)
-
-        yield wait
-        if is_told:
-            self._channel.progress("waits", collective=0, stage=stage)
+        return self._collectives.enter(stage)
 
     def should_stop(self) -> bool:
         """Return whether this rank has reached the report at which all ranks stop."""
@@ -248,33 +204,15 @@ class Session:
 
     def staging(self) -> Path:
         """Return an empty directory of this rank for the next report's checkpoint."""
-        from hpctrain.rundir.staging import make_empty
+        return self.parts.staging(self.reports + 1)
 
-        directory = self._in_scratch() or self._staging_directory(self.reports + 1)
-        make_empty(directory)
-        return directory
-
-    @contextmanager
-    def shared_staging(self) -> Iterator[Path]:
+    def shared_staging(self) -> AbstractContextManager[Path]:
         """Give where files go to that have other names than those of all other ranks.
 
-        Rank 0 makes it, before all ranks meet: who then writes finds it, without a call of its own.
-        It is removed if no report follows.
+        Rank 0 makes it, before all ranks meet. It is removed if no report follows.
         """
-        reports, shared = self.reports, self._shared_directory(self.reports + 1)
-        scratch = self._in_scratch()
-        is_made = scratch is None and self.world.world_rank == 0
-        if is_made:
-            # What stands in the way is an error of the report, where all ranks learn of it.
-            with suppress(OSError):
-                make_directory(shared, below=self._paths.checkpoints)
-        try:
-            yield scratch or shared
-        finally:
-            if is_made and self.reports == reports:
-                for directory in (shared, shared.parent):
-                    with suppress(OSError):
-                        directory.rmdir()
+        reports = self.reports
+        return self.parts.shared_staging(reports + 1, is_made=lambda: self.reports != reports)
 
     def all_checkpoints(self, timeout_s: float | None) -> list[ReportedCheckpoint]:
         """Return the run's checkpoints, oldest first, once those reported so far are decided on."""
@@ -285,16 +223,18 @@ class Session:
         ]
 
     def drain(self) -> None:
-        """Wait until what goes on behind the training function has ended well, and say so.
+        """Wait until what runs in the background has ended well, and report it.
 
         Not collective, but a checkpoint is only committed once every rank has made its report.
         """
-        self._copy_artifacts()
-        if self._commits.wait_for_all() and self._background is not None:
-            self._finish_background("what was written to the scratch directory")
+        self.parts.copy_artifacts()
+        if self._commits.wait_for_all():
+            self.parts.finish()
         self._commits.look(finished=True)
         # Before the end of the backend, where this rank may wait for one that waits for it.
-        self._channel.progress("returned", reports=self.reports, collectives=self._collectives)
+        self._channel.progress(
+            "returned", reports=self.reports, collectives=self._collectives.num_begun
+        )
 
     # Called from the thread of the link.
 
@@ -323,9 +263,9 @@ class Session:
         if upload is None:
             return
         if verdict.path is not None:
-            self._behind(upload.delete_source)
+            self.parts.begin_in_background(upload.delete_source)
         else:
-            self._behind(lambda: self._drop(upload))
+            self.parts.begin_in_background(lambda: self.parts.drop(upload))
 
     def hear_checkpoints(self, report: int, found: Sequence[Any]) -> None:
         """Take note of the checkpoints that there are, all up to `report` decided on."""
@@ -333,15 +273,14 @@ class Session:
 
     def close(self) -> None:
         """Close the metrics file, and delete what is left in the scratch."""
-        if self._scratch is not None:
-            self._scratch.remove()
+        self.parts.close()
         if self._metrics is not None:
             self._metrics.close()
 
     def _report_behind(self, number: int, line: bytes, upload: Upload) -> None:
         def stage() -> None:
             try:
-                part = self._stage(number, upload)
+                part = self.parts.stage(number, upload)
             except BaseException as error:
                 self._commits.fail(error, number)
                 self._give_no_part(number, error)
@@ -357,11 +296,11 @@ class Session:
                 self._give_no_part(number, error)
                 raise
         self._commits.expect(number, upload)
-        self._behind(stage)
+        self.parts.begin_in_background(stage)
 
     def _report_and_wait(self, number: int, line: bytes, upload: Upload) -> None:
         try:
-            part = self._stage_in_time(number, upload)
+            part = self.parts.stage_in_time(number, upload)
         except Exception as error:
             with suppress(CheckpointError):
                 self._append(line)
@@ -376,7 +315,7 @@ class Session:
             self._channel.part(number, part.to_bytes())
             self._commits.wait_for(number)
         except CheckpointError:
-            self._drop(upload)
+            self.parts.drop(upload)
             raise
         upload.delete_source()
 
@@ -390,91 +329,6 @@ class Session:
             raise
         self._channel.announce(line)
 
-    def _stage_in_time(self, number: int, upload: Upload) -> StagedPart:
-        if not self._is_in_scratch(upload):
-            return self._stage(number, upload)
-        # A parallel filesystem that hangs is to be noticed: behind, where it can be left alone.
-        done: list[StagedPart | BaseException] = []
-
-        def stage() -> None:
-            try:
-                done.append(self._stage(number, upload))
-            except BaseException as error:
-                done.append(error)
-
-        self._behind(stage)
-        self._finish_background(f"its part of the checkpoint of report {number}")
-        (part,) = done
-        if isinstance(part, BaseException):
-            raise part
-        return part
-
-    def _finish_background(self, what: str) -> None:
-        assert self._background is not None
-        if not self._background.wait(self.commit_timeout_s):
-            raise CheckpointError(
-                f"rank {self.world.world_rank} could not copy {what} to {self._paths.root} within "
-                f"{self.commit_timeout_s:.0f} s. SyncConfig(sync_timeout=...) sets how long to "
-                f"wait."
-            )
-
-    def _copy_artifacts(self) -> None:
-        scratch = self._scratch
-        if scratch is None or not self._scratch_has_artifacts:
-            return
-
-        def copy() -> None:
-            try:
-                scratch.copy_artifacts(self._paths.artifacts, self.writing.bulk)
-            except (OSError, CheckpointError) as error:
-                # A state's file among them may be changed while it is copied.
-                reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-                self._commits.fail(
-                    CheckpointError(
-                        f"rank {self.world.world_rank} could not copy its artifacts to "
-                        f"{self._paths.artifacts}: {reason.rstrip('.')}."
-                    )
-                )
-
-        self._behind(copy)
-
-    def _is_in_scratch(self, upload: Upload) -> bool:
-        return self._scratch is not None and self._scratch.holds(upload.source)
-
-    def _stage(self, number: int, upload: Upload) -> StagedPart:
-        from hpctrain.rundir.staging import make_below, make_present
-
-        own, shared = self._staging_directory(number), self._shared_directory(number)
-        try:
-            if self.world.world_rank == 0 and upload.source == shared:
-                make_below(shared, make_present)
-            with self.writing.slot():
-                part = upload.stage(
-                    own,
-                    shared=shared,
-                    paths=self._paths,
-                    beside=self.beside,
-                    bulk=self.writing.bulk,
-                )
-            return replace(part, validation=upload.validation)
-        except BaseException as error:
-            self._drop(upload)
-            if upload.writer is not None:
-                upload.writer.discard()
-            if not isinstance(error, OSError):
-                raise
-            raise CheckpointError(
-                f"rank {self.world.world_rank} could not write its part of the checkpoint of "
-                f"report {number} to {own.parent}: {error.strerror or error}. The last complete "
-                f"checkpoint is {self._commits.newest[1] or 'none'}; free space, or choose another "
-                f"storage_path."
-            ) from error
-
-    def _drop(self, upload: Upload) -> None:
-        """Delete what will be in no checkpoint, if it is in the scratch: it needs the room."""
-        if self._is_in_scratch(upload):
-            upload.delete_source()
-
     def _give_no_part(self, number: int, error: BaseException) -> None:
         """Let the other ranks know that there will be no checkpoint, and why."""
         from hpctrain.rundir.staging import StagedPart
@@ -483,31 +337,6 @@ class Session:
         if not isinstance(error, CheckpointError):
             reason = f"rank {self.world.world_rank}: {type(error).__name__}: {reason}"
         self._channel.part(number, StagedPart(files=(), error=reason).to_bytes())
-
-    def _behind(self, job: Callable[[], None]) -> None:
-        if self._background is None:
-            from hpctrain.worker.upload import Background
-
-            self._background = Background(threaded=self._in_background, on_error=self._commits.fail)
-        self._background.submit(job)
-
-    def _in_scratch(self) -> Path | None:
-        return None if self._scratch is None else self._scratch.checkpoint(self.reports + 1)
-
-    def _shared_directory(self, report: int) -> Path:
-        from hpctrain.rundir.staging import shared_directory
-
-        return shared_directory(self._paths.checkpoints, attempt=self.world.attempt, report=report)
-
-    def _staging_directory(self, report: int) -> Path:
-        from hpctrain.rundir.staging import staging_directory
-
-        return staging_directory(
-            self._paths.checkpoints,
-            attempt=self.world.attempt,
-            report=report,
-            rank=self.world.world_rank,
-        )
 
     def _append(self, line: bytes) -> None:
         if self._metrics is not None:

@@ -20,10 +20,11 @@ from hpctrain.rundir.paths import RunPaths
 from hpctrain.worker.address import find_address
 from hpctrain.worker.assignment import assign_datasets
 from hpctrain.worker.bootstrap import gpus_of, visible_gpus
-from hpctrain.worker.context import ActiveWorker, TrainContext, activate
+from hpctrain.worker.context import ActiveWorker, activate
 from hpctrain.worker.node_socket import node_name
 from hpctrain.worker.report import Session
 from hpctrain.worker.report_count import LeaveTraining
+from hpctrain.worker.train_context import TrainContext
 from hpctrain.world import Communicator, World
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def run_training(
         validation=None if run_spec.validation is None else run_spec.validation.task_config,
     )
     if worker_spec.metadata:
-        session.beside.append(metadata_of_run(worker_spec.metadata))
+        session.parts.beside.append(metadata_of_run(worker_spec.metadata))
     # Where all may write at a time, nobody need ask.
     limited = (settings.max_writers or session.world.world_size) < session.world.world_size
     session.writing.limit(
@@ -96,7 +97,7 @@ def run_training(
         max_bytes_per_s=settings.max_bytes_per_s,
     )
     if settings.scratch_dir is not None:
-        session.use_scratch(
+        session.parts.use_scratch(
             environ.expand_path(settings.scratch_dir), artifacts=settings.sync_artifacts
         )
     config = worker_spec.backend_config
@@ -148,7 +149,7 @@ def _fit_preprocessor(
         heartbeat=session.heartbeat,
     )
     # skops writes the same object to other bytes each time, and parts of a checkpoint are compared.
-    session.beside.append(comm.bcast(to_files(fitted) if comm.rank == 0 else None))
+    session.parts.beside.append(comm.bcast(to_files(fitted) if comm.rank == 0 else None))
     return fitted
 
 

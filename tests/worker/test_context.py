@@ -12,8 +12,9 @@ from hpctrain import collective
 from hpctrain.errors import ConfigError, WorkerContextError
 from hpctrain.rundir.metrics import read_reports
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.worker.context import ActiveWorker, TrainContext, activate, is_active
+from hpctrain.worker.context import ActiveWorker, activate, is_active
 from hpctrain.worker.report import Session
+from hpctrain.worker.train_context import TrainContext
 from hpctrain.world import SerialComm, World
 
 

@@ -23,7 +23,7 @@ from hpctrain.rundir.metrics import read_reports
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.shared_staging import SharedStaging
 from hpctrain.rundir.staging import StagedFile, StagedPart
-from hpctrain.worker import report
+from hpctrain.worker import collective_count
 from hpctrain.worker.commits import MAX_IN_FLIGHT, Verdict
 from hpctrain.worker.metrics import encode_metrics
 from hpctrain.worker.report import Session
@@ -324,7 +324,7 @@ def test_a_rank_with_nothing_to_save_gives_an_empty_part_without_the_preprocesso
 ):
     executor.decide = commit_to(paths.checkpoints)
     session = start(rank=2)
-    session.beside.append({"preprocessor.json": b"{}"})
+    session.parts.beside.append({"preprocessor.json": b"{}"})
     (tmp_path / "empty").mkdir()
     session.report({}, part_of(session.staging() if in_staging else tmp_path / "empty"))
     assert executor.staged[1] == []
@@ -804,7 +804,7 @@ def test_artifacts_with_a_damaged_state_are_told_of_and_later_checkpoints_go_on(
 ):
     session = start()
     (tmp_path / "nvme").mkdir()
-    session.use_scratch(tmp_path / "nvme", artifacts=True)
+    session.parts.use_scratch(tmp_path / "nvme", artifacts=True)
     layout = StateFile.plan([Chunk(name="a", dtype="U8", shape=(9,), offsets=(0,))])
     state = session.artifacts() / "state.safetensors"
     state.write_bytes(layout.header(["0" * 16]) + bytes(9))
@@ -1034,7 +1034,7 @@ def test_only_a_long_wait_for_all_ranks_is_told_and_that_it_is_over(
     with session.collective("barrier()") as waits:
         waits()
     assert executor.signs == []
-    monkeypatch.setattr(report, "_LONG_WAIT_S", -1.0)
+    monkeypatch.setattr(collective_count, "_LONG_WAIT_S", -1.0)
     with session.collective("barrier()") as waits:
         waits()
         waits()
