@@ -20,85 +20,69 @@ HERE = Path(__file__).parent
 SEED = int(os.environ.get("HPCTRAIN_CHAOS_SEED") or random.SystemRandom().randrange(10**6))
 # Longer than a node takes to be given up, and to come back, on a busy machine.
 TIMEOUT_S = 150.0
-
 Begin = Callable[..., Experiment]
 
 
 @pytest.fixture(scope="session")
-def local(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
+def begin(tmp_path_factory: pytest.TempPathFactory) -> Begin:
+    def begin(
+        *args: str, model: str = "numpy_model.py", cluster: VirtualCluster | None = None
+    ) -> Experiment:
+        folder = tmp_path_factory.mktemp("experiment")
+        script = Script(path=HERE / model, args=args, cwd=folder)
+        return Experiment.begin(folder, script=script, cluster=cluster, timeout_s=TIMEOUT_S)
+
+    return begin
+
+
+@pytest.fixture(scope="session")
+def local(begin: Begin) -> Experiment:
     """Three ranks of the NumPy model, on this machine."""
-    folder = tmp_path_factory.mktemp("local")
-    script = Script(path=HERE / "numpy_model.py", args=("--workers", "3"), cwd=folder)
-    return Experiment.begin(folder, script=script, timeout_s=TIMEOUT_S)
+    return begin("--workers=3")
 
 
 @pytest.fixture(scope="session")
-def on_cluster(
-    virtual_slurm: VirtualCluster, tmp_path_factory: pytest.TempPathFactory
-) -> Experiment:
+def on_cluster(begin: Begin, virtual_slurm: VirtualCluster) -> Experiment:
     """Three ranks of the NumPy model, on three nodes."""
-    folder = tmp_path_factory.mktemp("cluster")
-    args = ("--workers", "3", "--nodes", "3")
-    script = Script(path=HERE / "numpy_model.py", args=args, cwd=folder)
-    return Experiment.begin(folder, script=script, cluster=virtual_slurm, timeout_s=TIMEOUT_S)
+    return begin("--workers=3", "--nodes=3", cluster=virtual_slurm)
 
 
 @pytest.fixture(scope="session")
-def on_one_node(
-    virtual_slurm: VirtualCluster, tmp_path_factory: pytest.TempPathFactory
-) -> Experiment:
+def on_one_node(begin: Begin, virtual_slurm: VirtualCluster) -> Experiment:
     """Three ranks of the NumPy model, on one node, where they share memory."""
-    folder = tmp_path_factory.mktemp("node")
-    args = ("--workers", "3", "--nodes", "1")
-    script = Script(path=HERE / "numpy_model.py", args=args, cwd=folder)
-    return Experiment.begin(folder, script=script, cluster=virtual_slurm, timeout_s=TIMEOUT_S)
+    return begin("--workers=3", "--nodes=1", cluster=virtual_slurm)
 
 
 @pytest.fixture(scope="session")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
+def watched(begin: Begin) -> Experiment:
     """Three ranks of the NumPy model, on this machine, which are ended when they hang."""
-    folder = tmp_path_factory.mktemp("watched")
     # Longer than a step takes, however busy the machine is.
-    args = ("--workers", "3", "--hang-timeout", "5")
-    script = Script(path=HERE / "numpy_model.py", args=args, cwd=folder)
-    return Experiment.begin(folder, script=script, timeout_s=TIMEOUT_S)
+    return begin("--workers=3", "--hang-timeout=5")
 
 
 @pytest.fixture(scope="session")
-def paced(virtual_slurm: VirtualCluster, tmp_path_factory: pytest.TempPathFactory) -> Experiment:
+def paced(begin: Begin, virtual_slurm: VirtualCluster) -> Experiment:
     """Three ranks on three nodes, with steps that leave the time to agree on a stop."""
-    folder = tmp_path_factory.mktemp("paced")
-    args = ("--workers", "3", "--nodes", "3", "--pause", "0.4")
-    script = Script(path=HERE / "numpy_model.py", args=args, cwd=folder)
-    return Experiment.begin(folder, script=script, cluster=virtual_slurm, timeout_s=TIMEOUT_S)
+    return begin("--workers=3", "--nodes=3", "--pause=0.4", cluster=virtual_slurm)
 
 
 @pytest.fixture(scope="session")
-def with_spare_node(
-    virtual_slurm: VirtualCluster, tmp_path_factory: pytest.TempPathFactory
-) -> Experiment:
+def with_spare_node(begin: Begin, virtual_slurm: VirtualCluster) -> Experiment:
     """Three ranks on three nodes, of a job that has a fourth and is set --no-kill."""
-    folder = tmp_path_factory.mktemp("spare")
     args = ("--workers=3", "--nodes=3", "--spare-nodes=1", "--node-timeout=6")
-    script = Script(path=HERE / "numpy_model.py", args=args, cwd=folder)
-    return Experiment.begin(folder, script=script, cluster=virtual_slurm, timeout_s=TIMEOUT_S)
+    return begin(*args, cluster=virtual_slurm)
 
 
 @pytest.fixture(scope="session")
-def with_torch(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
+def with_torch(begin: Begin) -> Experiment:
     """Two ranks of the torch model, on this machine."""
-    folder = tmp_path_factory.mktemp("torch")
-    script = Script(path=HERE / "torch_model.py", args=("--workers", "2"), cwd=folder)
-    return Experiment.begin(folder, script=script, timeout_s=TIMEOUT_S)
+    return begin("--workers=2", model="torch_model.py")
 
 
 @pytest.fixture(scope="session")
-def with_states(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
+def with_states(begin: Begin) -> Experiment:
     """Two ranks of the torch model, on this machine, which report its state."""
-    folder = tmp_path_factory.mktemp("states")
-    args = ("--workers", "2", "--states")
-    script = Script(path=HERE / "torch_model.py", args=args, cwd=folder)
-    return Experiment.begin(folder, script=script, timeout_s=TIMEOUT_S)
+    return begin("--workers=2", "--states", model="torch_model.py")
 
 
 @pytest.fixture
