@@ -81,12 +81,12 @@ if [ $# -gt 0 ]; then
     exec pytest "$@"
 fi
 
-# Half of their time the tests wait: for Slurm, for ranks that start, for the end of a time limit. More
-# than four at once are too many ranks for the file descriptors and the memory of a usual machine.
+# Most of their time the tests wait: for Slurm, for ranks that start, for the end of a time limit. More
+# than six at once would start too many ranks for the memory of a usual machine.
 count_processes() {
     local cores
     cores="$(nproc)"
-    echo $((cores < 3 ? cores + 1 : 4))
+    echo $((cores < 3 ? 2 * cores : 6))
 }
 
 # Tests kill processes, nodes and clusters on a machine that may do other work as well. In CI alone, up to
@@ -138,13 +138,16 @@ wait "$docs" || failed=yes
 cat "$docs_log"
 rm -f "$docs_log"
 wait "$prepared" || true
-say "Set-up, linters and docs took $SECONDS s. Now the tests, those of TensorFlow first."
+say "Set-up, linters and docs took $SECONDS s. Now the tests, with TensorFlow and with a newer Slurm first."
 began=$SECONDS
-nox --session tensorflow || failed=yes
-say "TensorFlow took $((SECONDS - began)) s. Now a newer Slurm."
-began=$SECONDS
+tensorflow_log="$(mktemp)"
+nox --session tensorflow &>"$tensorflow_log" &
+tensorflow=$!
 test_newer_slurm || failed=yes
-say "The newer Slurm took $((SECONDS - began)) s. Now all others."
+wait "$tensorflow" || failed=yes
+cat "$tensorflow_log"
+rm -f "$tensorflow_log"
+say "TensorFlow and the newer Slurm took $((SECONDS - began)) s. Now all others."
 run_tests || failed=yes
 # Nothing is printed after pytest's closing line unless there is something to say.
 if [ -n "$failed" ]; then
