@@ -21,13 +21,9 @@ from hpctrain import (
     UserCallback,
     WorkerError,
 )
+from tests.runs import fit
 
 pytestmark = pytest.mark.mpi
-
-
-@pytest.fixture(autouse=True)
-def _on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HPCTRAIN_LAUNCHER", "local")
 
 
 class Listening(UserCallback):
@@ -60,16 +56,6 @@ class Fatal(Raising):
     fatal = True
 
 
-def _trainer(train: Any, tmp_path: Path, **arguments: Any) -> DataParallelTrainer:
-    run_config = arguments.pop("run_config", {})
-    return DataParallelTrainer(
-        train,
-        scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(storage_path=tmp_path, name="run", verbose=0, **run_config),
-        **arguments,
-    )
-
-
 def test_callbacks_hear_every_rank_and_one_that_raises_does_not_end_the_run(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -81,7 +67,7 @@ def test_callbacks_hear_every_rank_and_one_that_raises_does_not_end_the_run(
         hpctrain.report({"rank": rank}, Checkpoint.from_dict({"a": 1}) if rank == 1 else None)
 
     listening = Listening()
-    result = _trainer(train, tmp_path, run_config={"callbacks": [Raising(), listening]}).fit()
+    result = fit(train, tmp_path, callbacks=[Raising(), listening])
     assert result.state == "finished"
     assert listening.heard == [([0, 1], None), ([0, 1], "000002"), ("run", "finished")]
     assert (
@@ -98,7 +84,7 @@ def test_a_fatal_callback_ends_the_run(tmp_path: Path) -> None:
         hpctrain.collective.barrier()
 
     with pytest.raises(RuntimeError, match="a tracker without a network"):
-        _trainer(train, tmp_path, run_config={"callbacks": [Fatal()]}).fit()
+        fit(train, tmp_path, callbacks=[Fatal()])
     assert Result.from_path(tmp_path / "run").state == "failed"
 
 
@@ -111,7 +97,7 @@ def test_after_exception_hears_what_each_rank_raised(tmp_path: Path) -> None:
 
     listening = Listening()
     with pytest.raises(WorkerError):
-        _trainer(train, tmp_path, run_config={"callbacks": [listening]}).fit()
+        fit(train, tmp_path, callbacks=[listening])
     exceptions, end = listening.heard
     assert isinstance(exceptions[1], KeyError)
     assert end == ("run", "failed")
@@ -135,7 +121,7 @@ def test_the_stop_rule_lets_all_ranks_leave_after_the_same_report(
             hpctrain.collective.barrier(timeout_s=60)
         return step
 
-    result = _trainer(train, tmp_path, run_config={"stop": stop}).fit()
+    result = fit(train, tmp_path, stop=stop)
     assert result.state == "finished"
     assert result.return_value >= 3
     assert result.metrics["step"] == result.return_value
@@ -196,13 +182,13 @@ def test_datasets_are_split_and_metadata_travels(
             hpctrain.report({"rows": len(mine)}, checkpoint)
         return whole, context.get_metadata()
 
-    result = _trainer(
+    result = fit(
         train,
         tmp_path,
         datasets={"train": list(range(5)), "valid": lambda: [7, 8]},
         dataset_config=DataConfig(datasets_to_split=["train"]),
         metadata={"git": "abc", "by": "the trainer"},
-    ).fit()
+    )
     assert result.return_value == ([7, 8], {"git": "abc", "by": "the trainer"})
     assert result.checkpoint is not None
     assert (result.checkpoint.path / "rank0").read_text() == "[0, 1, 2]"
@@ -231,7 +217,7 @@ def test_restore_continues_a_run_without_its_script(tmp_path: Path) -> None:
         return first
 
     with pytest.raises(WorkerError):
-        _trainer(train, tmp_path, train_loop_config={"lr": 1}, datasets={"train": [1, 2]}).fit()
+        fit(train, tmp_path, train_loop_config={"lr": 1}, datasets={"train": [1, 2]})
     path = tmp_path / "run"
     assert DataParallelTrainer.can_restore(path)
     assert not DataParallelTrainer.can_restore(tmp_path)
@@ -255,5 +241,5 @@ def test_resume_from_checkpoint_begins_another_run(tmp_path: Path) -> None:
         return checkpoint.to_dict()
 
     start = Checkpoint.from_dict({"step": 9})
-    result = _trainer(train, tmp_path, resume_from_checkpoint=start).fit()
+    result = fit(train, tmp_path, resume_from_checkpoint=start)
     assert result.return_value == {"step": 9}

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import hpctrain
-from hpctrain import Checkpoint, Result, RunConfig, ScalingConfig
+from hpctrain import Checkpoint, Result
 from hpctrain.checkpoint_files import MANIFEST_NAME
 from hpctrain.errors import CheckpointError, ConfigError, DamagedFileError
 from hpctrain.execute.process import process_start_time
@@ -32,6 +32,7 @@ from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus, read_status, write_status
 from hpctrain.rundir.store import CheckpointStore
 from hpctrain.trainer import DataParallelTrainer
+from tests.runs import make_trainer
 
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b2J\u202e"
 
@@ -44,11 +45,7 @@ def train() -> None:
 
 
 def trainer(root: Path, **config: Any) -> DataParallelTrainer:
-    return DataParallelTrainer(
-        train,
-        scaling_config=ScalingConfig(num_workers=0),
-        run_config=RunConfig(name=root.name, storage_path=str(root.parent), verbose=0, **config),
-    )
+    return make_trainer(train, root.parent, num_workers=0, name=root.name, **config)
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from hpctrain import (
     Checkpoint,
     ConfigError,
     DataConfig,
-    DataParallelTrainer,
     FailureConfig,
     Result,
     RunConfig,
@@ -24,6 +23,7 @@ from hpctrain import (
 )
 from hpctrain.data import Dataset, from_items, from_numpy, read_hdf5, read_parquet
 from hpctrain.torch import TorchTrainer
+from tests import runs
 
 pytestmark = pytest.mark.mpi
 
@@ -50,12 +50,7 @@ def parquet(hdf5: Dataset, tmp_path: Path) -> Dataset:
 
 
 def fit(train: Any, storage: Path, workers: int, **arguments: Any) -> Result:
-    return DataParallelTrainer(
-        train,
-        scaling_config=ScalingConfig(num_workers=workers),
-        run_config=RunConfig(storage_path=storage, name=f"on-{workers}", verbose=0),
-        **arguments,
-    ).fit()
+    return runs.fit(train, storage, num_workers=workers, name=f"on-{workers}", **arguments)
 
 
 def see(config: dict[str, Any]) -> list[int]:

@@ -9,35 +9,16 @@ from pathlib import Path
 import pytest
 
 from hpctrain import (
-    DataParallelTrainer,
     FailureConfig,
     Result,
-    RunConfig,
-    ScalingConfig,
     WorkerError,
 )
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
+from tests.runs import fit
 
 pytestmark = pytest.mark.mpi
-
-
-@pytest.fixture(autouse=True)
-def _on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HPCTRAIN_LAUNCHER", "local")
-
-
-def fit(train: Callable[[], object], tmp_path: Path) -> Result:
-    return DataParallelTrainer(
-        train,
-        scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(
-            storage_path=tmp_path,
-            name="run",
-            verbose=0,
-            failure_config=FailureConfig(max_failures=3),
-        ),
-    ).fit()
+RESTARTS = FailureConfig(max_failures=3)
 
 
 def import_what_nobody_has() -> None:
@@ -72,7 +53,7 @@ def test_a_failed_import_uses_no_restart_and_says_what_to_type(
     tmp_path: Path, train: Callable[[], None], said: str, to_type: str
 ) -> None:
     with pytest.raises(WorkerError) as caught:
-        fit(train, tmp_path)
+        fit(train, tmp_path, failure_config=RESTARTS)
     message = str(caught.value)
     assert said in message.splitlines()[0]
     assert f"{sys.executable} -m {to_type}" in message
@@ -106,6 +87,6 @@ def fail_once(break_import: str) -> Callable[[], int]:
 def test_an_import_that_fails_on_one_rank_only_is_tried_again(
     tmp_path: Path, break_import: str
 ) -> None:
-    result = fit(fail_once(break_import), tmp_path)
+    result = fit(fail_once(break_import), tmp_path, failure_config=RESTARTS)
     assert result.return_value == 2
     assert len(result.attempts) == 2

@@ -10,31 +10,16 @@ import pytest
 
 from hpctrain import (
     Checkpoint,
-    DataParallelTrainer,
     FailureConfig,
     Result,
-    RunConfig,
-    ScalingConfig,
     TrainingFailedError,
     WorkerError,
 )
+from tests.runs import fit
 
 # A start of four ranks, a failure, and the end of the others, on a machine that is busy. The others
 # would wait for ten minutes.
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
-
-
-@pytest.fixture(autouse=True)
-def _on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HPCTRAIN_LAUNCHER", "local")
-
-
-def fit(train: Any, tmp_path: Path, num_workers: int = 4, **run_config: Any) -> Result:
-    return DataParallelTrainer(
-        train,
-        scaling_config=ScalingConfig(num_workers=num_workers),
-        run_config=RunConfig(storage_path=tmp_path, name="run", verbose=0, **run_config),
-    ).fit()
 
 
 def _save_then(end: str) -> Any:
@@ -66,7 +51,7 @@ def _save_then(end: str) -> Any:
 
 def test_an_exception_carries_traceback_rank_node_log_and_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(WorkerError) as caught:
-        fit(_save_then("raise"), tmp_path)
+        fit(_save_then("raise"), tmp_path, num_workers=4)
     message = str(caught.value)
     assert (
         f"rank 2 of 4 on {os.uname().nodename} failed after report 1: ValueError: the loss"
@@ -98,7 +83,7 @@ def test_an_exception_carries_traceback_rank_node_log_and_checkpoint(tmp_path: P
 )
 def test_a_rank_that_dies_without_a_word_is_named(tmp_path: Path, end: str, reason: str) -> None:
     with pytest.raises(WorkerError, match=r"rank 2 of 4 .* without a word") as caught:
-        fit(_save_then(end), tmp_path)
+        fit(_save_then(end), tmp_path, num_workers=4)
     assert reason in str(caught.value)
     assert "checkpoints/000001" in str(caught.value)
     briefs = {"segfault": "crashed (Segmentation fault)", "kill": "was killed (SIGKILL)"}

@@ -32,6 +32,7 @@ from hpctrain import (
 from hpctrain.backend import BackendContext
 from hpctrain.execute.examine import find_py_spy
 from hpctrain.testing.slurm import VirtualCluster
+from tests import runs
 
 pytestmark = pytest.mark.mpi
 TIMEOUT_S = 3.0
@@ -42,19 +43,8 @@ SECONDS = 60
 def fit(
     train: Any, tmp_path: Path, *, num_workers: int = 3, max_failures: int = 0, **failure: Any
 ) -> Result:
-    return DataParallelTrainer(
-        train,
-        scaling_config=ScalingConfig(num_workers=num_workers),
-        run_config=RunConfig(
-            storage_path=tmp_path,
-            name="run",
-            verbose=0,
-            launcher="local",
-            failure_config=FailureConfig(
-                max_failures=max_failures, **{"hang_timeout_s": TIMEOUT_S, **failure}
-            ),
-        ),
-    ).fit()
+    budget = FailureConfig(max_failures=max_failures, **{"hang_timeout_s": TIMEOUT_S, **failure})
+    return runs.fit(train, tmp_path, num_workers=num_workers, failure_config=budget)
 
 
 def hang(how: str) -> Any:

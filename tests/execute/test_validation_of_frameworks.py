@@ -10,22 +10,18 @@ import pytest
 from hpctrain import (
     Checkpoint,
     ConfigError,
-    RunConfig,
-    ScalingConfig,
     ValidationConfig,
     ValidationTaskConfig,
 )
 from hpctrain.torch import TorchTrainer, report_state
+from tests import runs
 
 
 def fit(path: Path, train: Any, validation_config: Any) -> list[Any]:
     """Return what validations have found, checkpoint by checkpoint."""
-    result = TorchTrainer(
-        train,
-        scaling_config=ScalingConfig(num_workers=0),
-        run_config=RunConfig(storage_path=path, name="run", verbose=0),
-        validation_config=validation_config,
-    ).fit()
+    result = runs.fit(
+        train, path, num_workers=0, trainer=TorchTrainer, validation_config=validation_config
+    )
     return [metrics.get("validated") for _, metrics in result.best_checkpoints]
 
 

@@ -21,8 +21,6 @@ from hpctrain import (
     ConfigError,
     DataParallelTrainer,
     Result,
-    RunConfig,
-    ScalingConfig,
     SlurmConfig,
     ValidationConfig,
     ValidationTaskConfig,
@@ -31,6 +29,7 @@ from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.store import CheckpointStore
 from hpctrain.testing.slurm import VirtualCluster
+from tests.runs import fit
 from tests.waiting import wait_until
 
 TIMEOUT_S = 60.0
@@ -72,19 +71,14 @@ def _fit(path: Path, validate: Any = _validate, workers: int = 2, **options: Any
     names = ("task_config", "wait_timeout_s", "use_gpu", "slurm_config", "max_jobs")
     given = {name: options.pop(name) for name in names if name in options}
     checkpoint_config = options.pop("checkpoint_config", CheckpointConfig())
-    return DataParallelTrainer(
+    return fit(
         _train,
+        path,
+        num_workers=workers,
         train_loop_config={"steps": 3, **options},
-        scaling_config=ScalingConfig(num_workers=workers),
-        run_config=RunConfig(
-            name="run",
-            storage_path=path,
-            verbose=0,
-            launcher="local" if workers else "auto",
-            checkpoint_config=checkpoint_config,
-        ),
+        checkpoint_config=checkpoint_config,
         validation_config=ValidationConfig(fn=validate, **given),
-    ).fit()
+    )
 
 
 def _events(result: Result | Path, kind: str) -> list[dict[str, Any]]:
@@ -290,15 +284,6 @@ def test_a_report_has_arguments_of_its_own(tmp_path: Path) -> None:
     assert _scores(result) == [1.0, 1.8, 0.2]
 
 
-def _fit_two(path: Path, train: Any) -> Result:
-    return DataParallelTrainer(
-        train,
-        scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(name="run", storage_path=path, verbose=0, launcher="local"),
-        validation_config=ValidationConfig(fn=_validate),
-    ).fit()
-
-
 @pytest.mark.mpi
 def test_a_rank_without_a_checkpoint_may_ask_for_the_validation(tmp_path: Path) -> None:
     def train() -> None:
@@ -306,7 +291,7 @@ def test_a_rank_without_a_checkpoint_may_ask_for_the_validation(tmp_path: Path) 
         mine = Checkpoint.from_dict({"step": 2}) if rank == 0 else None
         hpctrain.report({"step": 2}, checkpoint=mine, validation=rank == 1)
 
-    result = _fit_two(tmp_path, train)
+    result = fit(train, tmp_path, validation_config=ValidationConfig(fn=_validate))
     assert _scores(result) == [0.9]
     assert "validation" not in (tmp_path / "run" / "metrics.jsonl").read_text()
 
@@ -322,7 +307,7 @@ def test_ranks_that_ask_for_different_validations_are_named(
             mine = Checkpoint.from_dict({"step": 2}) if rank == 1 else None
             hpctrain.report({"step": 2}, checkpoint=mine, validation=task)
 
-    result = _fit_two(tmp_path, train)
+    result = fit(train, tmp_path, validation_config=ValidationConfig(fn=_validate))
     # Rank 0 gives no part, and is the lowest that asks.
     assert _scores(result) == [1.8, 1.8]
     told = capfd.readouterr().err
@@ -339,7 +324,7 @@ def test_a_validation_that_no_rank_gives_a_checkpoint_for_is_a_warning(
     def train() -> None:
         hpctrain.report({"step": 1}, validation=hpctrain.get_context().get_world_rank() == 1)
 
-    _fit_two(tmp_path, train)
+    fit(train, tmp_path, validation_config=ValidationConfig(fn=_validate))
     assert "report 1: rank 1 asked for a validation, but no rank gave" in capfd.readouterr().err
 
 
@@ -477,15 +462,6 @@ def test_a_trainer_takes_no_function_for_a_configuration() -> None:
         DataParallelTrainer(_train, validation_config=_validate)  # type: ignore[arg-type]
 
 
-def _fit_inline(path: Path, train: Any, config: ValidationConfig | None) -> Result:
-    return DataParallelTrainer(
-        train,
-        scaling_config=ScalingConfig(num_workers=0),
-        run_config=RunConfig(name="run", storage_path=path, verbose=0),
-        validation_config=config,
-    ).fit()
-
-
 @pytest.mark.parametrize(
     ("validation", "has_config", "has_checkpoint", "complaint"),
     [
@@ -504,7 +480,7 @@ def test_a_wrong_report_is_refused(
 
     config = ValidationConfig(fn=_validate) if has_config else None
     with pytest.raises(ConfigError, match=complaint):
-        _fit_inline(tmp_path, train, config)
+        fit(train, tmp_path, num_workers=0, validation_config=config)
 
 
 def test_a_pending_validation_survives_a_failure_and_a_restored_trainer_makes_it(
@@ -520,7 +496,7 @@ def test_a_pending_validation_survives_a_failure_and_a_restored_trainer_makes_it
             raise RuntimeError("a failure")
 
     with pytest.raises(RuntimeError, match="a failure"):
-        _fit_inline(tmp_path, train, ValidationConfig(fn=_validate))
+        fit(train, tmp_path, num_workers=0, validation_config=ValidationConfig(fn=_validate))
     (pending,) = CheckpointStore(tmp_path / "run" / "checkpoints").manifests()
     assert pending.validation == {"fn_kwargs": {}, "timeout_s": None}
     result = DataParallelTrainer.restore(tmp_path / "run").fit()

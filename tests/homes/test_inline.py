@@ -5,17 +5,13 @@ from __future__ import annotations
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hpctrain import (
     CheckpointError,
-    DataParallelTrainer,
     Result,
-    RunConfig,
     RunStoppedError,
-    ScalingConfig,
 )
 from hpctrain.execute import executor_record
 from hpctrain.execute.run_checkpoints import RunCheckpoints
@@ -23,14 +19,7 @@ from hpctrain.rundir.history import read_history
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import read_status
-
-
-def fit(train: Any, tmp_path: Path, **run_config: Any) -> Result:
-    return DataParallelTrainer(
-        train,
-        scaling_config=ScalingConfig(num_workers=0),
-        run_config=RunConfig(storage_path=tmp_path, name="run", verbose=0, **run_config),
-    ).fit()
+from tests.runs import fit
 
 
 def test_the_total_time_ends_it(tmp_path: Path) -> None:
@@ -44,7 +33,7 @@ def test_the_total_time_ends_it(tmp_path: Path) -> None:
             hpctrain.report({})
 
     with pytest.raises(RunStoppedError, match=r"because its total_time=.* is used up, at report"):
-        fit(train, tmp_path, total_time=timedelta(seconds=1))
+        fit(train, tmp_path, num_workers=0, total_time=timedelta(seconds=1))
     assert Result.from_path(tmp_path / "run").state == "stopped"
     # A job that Slurm starts again has what is left.
     assert read_history(read_events(RunPaths(tmp_path / "run"))).used_s >= 1
@@ -62,7 +51,7 @@ def test_a_long_epoch_does_not_look_like_death(
             time.sleep(0.01)
 
     monkeypatch.setattr(executor_record, "_LIFE_INTERVAL_S", 0.2)
-    assert fit(train, tmp_path).state == "finished"
+    assert fit(train, tmp_path, num_workers=0).state == "finished"
 
 
 def test_a_run_that_could_not_begin_does_not_look_as_if_it_were_at_work(
@@ -77,6 +66,6 @@ def test_a_run_that_could_not_begin_does_not_look_as_if_it_were_at_work(
     with monkeypatch.context() as outage:
         outage.setattr(RunCheckpoints, "begin_attempt", away)
         with pytest.raises(CheckpointError, match="just now"):
-            fit(train, tmp_path)
+            fit(train, tmp_path, num_workers=0)
     assert Result.from_path(tmp_path / "run").state == "failed"
-    assert fit(train, tmp_path).return_value == "the end"
+    assert fit(train, tmp_path, num_workers=0).return_value == "the end"

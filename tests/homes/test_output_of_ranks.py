@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from hpctrain import DataParallelTrainer, RunConfig, ScalingConfig, WorkerError
+from hpctrain import WorkerError
+from tests.runs import fit
 
 pytestmark = pytest.mark.mpi
-
-
-def fit(train: Any, tmp_path: Path, *, log_to_file: bool) -> None:
-    DataParallelTrainer(
-        train,
-        scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(
-            storage_path=tmp_path,
-            name="run",
-            verbose=0,
-            launcher="local",
-            log_to_file=log_to_file,
-        ),
-    ).fit()
 
 
 def say_and_die() -> None:

@@ -17,6 +17,7 @@ import hpctrain
 from hpctrain import Checkpoint, ConfigError, RunConfig, ScalingConfig
 from hpctrain.backend import BackendConfig
 from hpctrain.jax import JaxCheckpoint, JaxConfig, JaxPredictor, JaxTrainer
+from tests.runs import fit
 
 X = np.random.default_rng(0).normal(size=(6, 3)).astype("f4")
 PARAMS = {"weights": np.arange(3, dtype="f4"), "bias": np.float32(0.5)}
@@ -33,14 +34,6 @@ class Linear:
         return score(params, x)
 
 
-def fit(train: Any, storage: Path) -> Any:
-    return JaxTrainer(
-        train,
-        scaling_config=ScalingConfig(num_workers=0),
-        run_config=RunConfig(storage_path=storage, verbose=0),
-    ).fit()
-
-
 def test_this_interpreter_trains_saves_and_keeps_its_own_arrays(tmp_path: Path) -> None:
     import jax
 
@@ -51,7 +44,7 @@ def test_this_interpreter_trains_saves_and_keeps_its_own_arrays(tmp_path: Path) 
         hpctrain.report({"loss": 1.0}, JaxCheckpoint.from_state({"params": params, "step": 4}))
         return float(params["weights"].sum())
 
-    result = fit(train, tmp_path)
+    result = fit(train, tmp_path, num_workers=0, trainer=JaxTrainer)
     assert result.return_value == 3.0
     assert float((mine + jax.numpy.arange(3.0)).sum()) == 6.0
     saved = JaxCheckpoint(result.checkpoint.path)
@@ -188,7 +181,12 @@ def test_a_missing_package_is_named_with_its_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ConfigError, match=r"pip install 'hpctrain\[jax\]'"):
-        fit(lambda: JaxCheckpoint.from_state({"step": 1}), tmp_path)
+        fit(
+            lambda: JaxCheckpoint.from_state({"step": 1}),
+            tmp_path,
+            num_workers=0,
+            trainer=JaxTrainer,
+        )
 
 
 def test_importing_the_trainer_does_not_import_jax() -> None:

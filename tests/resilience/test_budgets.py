@@ -9,31 +9,18 @@ import pytest
 
 from hpctrain import (
     Checkpoint,
-    DataParallelTrainer,
     FailureConfig,
     Result,
-    RunConfig,
-    ScalingConfig,
     WorkerError,
 )
 from hpctrain.execute.failure_policy import MAX_ATTEMPTS_WITHOUT_PROGRESS
+from tests import runs
 
 pytestmark = pytest.mark.mpi
 
 
-@pytest.fixture(autouse=True)
-def _on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HPCTRAIN_LAUNCHER", "local")
-
-
 def fit(train: Any, tmp_path: Path, **budgets: int) -> Result:
-    return DataParallelTrainer(
-        train,
-        scaling_config=ScalingConfig(num_workers=1),
-        run_config=RunConfig(
-            storage_path=tmp_path, name="run", verbose=0, failure_config=FailureConfig(**budgets)
-        ),
-    ).fit()
+    return runs.fit(train, tmp_path, num_workers=1, failure_config=FailureConfig(**budgets))
 
 
 def test_a_run_that_makes_no_progress_is_stopped_whatever_its_budget_and_says_so(

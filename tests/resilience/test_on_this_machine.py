@@ -17,12 +17,9 @@ import pytest
 
 from hpctrain import (
     Checkpoint,
-    DataParallelTrainer,
     FailureConfig,
     Result,
-    RunConfig,
     RunContext,
-    ScalingConfig,
     UserCallback,
 )
 from hpctrain.errors import RunStoppedError
@@ -34,6 +31,7 @@ from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import read_status
 from hpctrain.rundir.store import CheckpointStore
+from tests.runs import fit
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.mpi
@@ -135,15 +133,6 @@ def test_a_request_to_stop_outlives_the_start_of_its_job(tmp_path: Path) -> None
     # A person who calls fit() wants it to go on.
     subprocess.run(ARGV, cwd=tmp_path, check=True, timeout=PATIENCE_S)
     assert Result.from_path(tmp_path / "run").state == "finished"
-
-
-def fit(train: Any, tmp_path: Path, loop_config: Any = None, **run_config: Any) -> Result:
-    return DataParallelTrainer(
-        train,
-        train_loop_config=loop_config,
-        scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(storage_path=tmp_path, name="run", verbose=0, **run_config),
-    ).fit()
 
 
 def train_without_asking() -> None:
@@ -322,7 +311,7 @@ def test_nobody_who_does_not_ask_is_unwound_for_more_workers(
     # Nodes that are lost and come back are a matter of Slurm; what follows is that of any run.
     monkeypatch.setattr(NodePool, "can_grow", lambda _: next(nodes_are_back, False))
     monkeypatch.setattr("hpctrain.timeouts.STOP_AGREEMENT_S", 1.0)
-    result = fit(train, tmp_path, loop_config={"saves": saves})
+    result = fit(train, tmp_path, train_loop_config={"saves": saves})
     history = [(m["attempt"], m["step"]) for m in result.metrics_history]
     second = 60 if saves else 80
     assert [step for _, step in history] == list(range(1, 81))

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from hpctrain import FailureConfig, Result, RunConfig, ScalingConfig
+from hpctrain import FailureConfig, Result
 from hpctrain.bulk.index import INDEX_NAME
 from hpctrain.rundir.store import CheckpointStore
 from hpctrain.torch import TorchConfig, TorchTrainer
+from tests.runs import fit
 
 pytestmark = [
     pytest.mark.mpi,
@@ -89,19 +90,14 @@ def _training() -> Callable[[dict[str, Any]], list[str]]:
 
 
 def _run(directory: Path, mode: str, *, raise_at: int = 0, full: bool = False) -> Result:
-    return TorchTrainer(
+    return fit(
         _training(),
+        directory,
+        trainer=TorchTrainer,
         train_loop_config={"mode": mode, "steps": STEPS, "raise_at": raise_at, "full": full},
         torch_config=TorchConfig(backend="gloo"),
-        scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(
-            name="run",
-            storage_path=directory,
-            failure_config=FailureConfig(max_failures=1 if raise_at else 0),
-            launcher="local",
-            verbose=0,
-        ),
-    ).fit()
+        failure_config=FailureConfig(max_failures=1 if raise_at else 0),
+    )
 
 
 def _contents(result: Result) -> dict[str, dict[str, str]]:

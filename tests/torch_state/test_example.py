@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from hpctrain import FailureConfig, Result, RunConfig, ScalingConfig
+from hpctrain import FailureConfig, Result
 from hpctrain.rundir.manifest import read_manifest
 from hpctrain.torch import TorchTrainer
+from tests.runs import fit
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 CONFIG = {"epochs": 1, "lr": 3e-3, "batch_size": 64, "seed": 7, "steps_between": 3}
@@ -48,17 +49,14 @@ def _train_and_be_killed() -> Callable[[dict[str, Any]], None]:
 
 
 def _run(directory: Path, name: str, strategy: str, *, dies_at: int = 0) -> Result:
-    return TorchTrainer(
+    return fit(
         _train_and_be_killed(),
+        directory,
+        trainer=TorchTrainer,
         train_loop_config={**CONFIG, "strategy": strategy, "dies_at": dies_at},
-        scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(
-            storage_path=directory,
-            name=name,
-            failure_config=FailureConfig(max_failures=1),
-            verbose=0,
-        ),
-    ).fit()
+        name=name,
+        failure_config=FailureConfig(max_failures=1),
+    )
 
 
 def _state(result: Result) -> dict[str, tuple[int, str]]:
@@ -103,16 +101,12 @@ def test_steps_go_on_while_a_checkpoint_is_written(tmp_path: Path) -> None:
 def _run_steps(directory: Path, mode: str) -> Result:
     import steps_go_on
 
-    return TorchTrainer(
+    sizes = {"steps_between": 5, "width": 1024, "layers": 8, "batch_size": 2}
+    return fit(
         steps_go_on.train,
-        train_loop_config={
-            "mode": mode,
-            "steps": 16,
-            "steps_between": 5,
-            "width": 1024,
-            "layers": 8,
-            "batch_size": 2,
-        },
-        scaling_config=ScalingConfig(num_workers=1),
-        run_config=RunConfig(storage_path=directory, name=mode, verbose=0),
-    ).fit()
+        directory,
+        trainer=TorchTrainer,
+        train_loop_config={"mode": mode, "steps": 16, **sizes},
+        num_workers=1,
+        name=mode,
+    )

@@ -8,30 +8,23 @@ from typing import Any
 
 import pytest
 
-from hpctrain import RunConfig, ScalingConfig, SyncConfig
+from hpctrain import SyncConfig
 from hpctrain.errors import TrainingFailedError
 from hpctrain.torch import TorchConfig, TorchTrainer, load_state
+from tests.runs import fit
 
 pytestmark = pytest.mark.mpi
 
 
 def _fit(directory: Path, train: Callable[[], Any], **sync: Any) -> Any:
-    return (
-        TorchTrainer(
-            train,
-            torch_config=TorchConfig(backend="gloo"),
-            scaling_config=ScalingConfig(num_workers=2),
-            run_config=RunConfig(
-                name="objects",
-                storage_path=directory / "runs",
-                sync_config=SyncConfig(**sync),
-                launcher="local",
-                verbose=0,
-            ),
-        )
-        .fit()
-        .return_value
+    result = fit(
+        train,
+        directory / "runs",
+        trainer=TorchTrainer,
+        torch_config=TorchConfig(backend="gloo"),
+        sync_config=SyncConfig(**sync),
     )
+    return result.return_value
 
 
 def _sharded(directory: str) -> Callable[[], dict[str, Any]]:

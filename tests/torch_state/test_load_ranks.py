@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from hpctrain import RunConfig, ScalingConfig
 from hpctrain.torch import TorchConfig, TorchTrainer
+from tests.runs import fit
 
 pytestmark = pytest.mark.mpi
 
@@ -136,12 +136,14 @@ def _training(
 def _run(
     directory: Path, ranks: int, *, load: dict[str, list[str]], save: list[str]
 ) -> list[Findings]:
-    result = TorchTrainer(
+    result = fit(
         _training(str(directory), load, save),
+        directory / "runs",
+        trainer=TorchTrainer,
         torch_config=TorchConfig(backend="gloo"),
-        scaling_config=ScalingConfig(num_workers=ranks),
-        run_config=RunConfig(name=f"on-{ranks}", storage_path=str(directory / "runs")),
-    ).fit()
+        num_workers=ranks,
+        name=f"on-{ranks}",
+    )
     findings: list[Findings] = result.return_value
     return findings
 

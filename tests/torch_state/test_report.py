@@ -11,10 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hpctrain import FailureConfig, Result, RunConfig, ScalingConfig, SyncConfig
+from hpctrain import FailureConfig, Result, SyncConfig
 from hpctrain.errors import ConfigError, TrainingFailedError, WorkerContextError
 from hpctrain.rundir.store import CheckpointStore
 from hpctrain.torch import TorchTrainer, report_state
+from tests.runs import fit
 
 
 def _run(
@@ -22,19 +23,16 @@ def _run(
 ) -> Result:
     scratch = config.pop("scratch", None)
     failure_config = config.pop("failure_config", FailureConfig())
-    return TorchTrainer(
+    return fit(
         train,
+        directory,
+        trainer=TorchTrainer,
         train_loop_config=config,
-        scaling_config=ScalingConfig(num_workers=workers),
-        run_config=RunConfig(
-            name="states",
-            storage_path=directory,
-            sync_config=SyncConfig(scratch_dir=scratch),
-            failure_config=failure_config,
-            launcher="local" if workers else "auto",
-            verbose=0,
-        ),
-    ).fit()
+        num_workers=workers,
+        name="states",
+        sync_config=SyncConfig(scratch_dir=scratch),
+        failure_config=failure_config,
+    )
 
 
 def _steps(config: dict[str, Any]) -> dict[str, Any]:

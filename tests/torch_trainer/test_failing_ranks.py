@@ -8,20 +8,13 @@ from typing import Any
 
 import pytest
 
-from hpctrain import Result, RunConfig, ScalingConfig, TrainingFailedError, WorkerError
+from hpctrain import TrainingFailedError, WorkerError
 from hpctrain.torch import TorchTrainer
+from tests.runs import fit
 
 # Starts of two ranks that import torch, and their ends, on a machine that is busy. Gloo itself
 # gives up after half an hour.
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(240)]
-
-
-def fit(train: Callable[[], Any], tmp_path: Path) -> Result:
-    return TorchTrainer(
-        train,
-        scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(storage_path=tmp_path, name="run", verbose=0, launcher="local"),
-    ).fit()
 
 
 def _fails_once_at_epoch_2() -> Callable[[], Any]:
@@ -97,13 +90,15 @@ def test_an_exception_while_others_wait_names_its_rank_and_the_run_resumes_bit_b
 ) -> None:
     train = _fails_once_at_epoch_2()
     with pytest.raises(WorkerError) as caught:
-        fit(train, tmp_path)
+        fit(train, tmp_path, trainer=TorchTrainer)
     assert caught.value.rank == 1
     assert "rank 1 of 2 on" in str(caught.value)
     assert "ValueError: the loss is NaN" in str(caught.value)
     assert "checkpoints/000002" in str(caught.value)
 
-    result = fit(train, tmp_path)  # again in this process, and under the same name
+    result = fit(
+        train, tmp_path, trainer=TorchTrainer
+    )  # again in this process, and under the same name
     losses = result.return_value
     assert len(losses["uninterrupted"]) == 5
     assert losses["resumed"] == losses["uninterrupted"][2:]
@@ -128,7 +123,7 @@ def test_a_rank_that_is_killed_is_named_not_the_one_that_misses_it(tmp_path: Pat
         distributed.all_reduce(torch.zeros(1))
 
     with pytest.raises(WorkerError, match=r"rank 1 of 2 .* without a word") as caught:
-        fit(train, tmp_path)
+        fit(train, tmp_path, trainer=TorchTrainer)
     assert caught.value.rank == 1
 
 
@@ -142,4 +137,4 @@ def test_a_checkpoint_that_one_rank_reports_while_the_other_returns_is_an_error_
             hpctrain.report({"of": "one"}, hpctrain.Checkpoint.from_dict({"a": 1}))
 
     with pytest.raises(TrainingFailedError, match="rank 1 returned after 0 reports, but rank 0"):
-        fit(train, tmp_path)
+        fit(train, tmp_path, trainer=TorchTrainer)

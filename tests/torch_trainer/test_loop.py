@@ -17,6 +17,7 @@ from hpctrain import (
     ScalingConfig,
 )
 from hpctrain.torch import TorchTrainer
+from tests import runs
 
 torch = pytest.importorskip("torch")
 
@@ -151,25 +152,24 @@ def _training() -> Callable[[dict[str, Any]], Any]:
 def fit(
     directory: Path, name: str, *, kind: str, workers: int, num_workers: int = 2, die_at: int = 0
 ) -> Result:
-    return TorchTrainer(
+    config = {
+        "kind": kind,
+        "num_workers": num_workers,
+        "epochs": 3,
+        "die_at": die_at,
+        "die_rank": max(workers, 1) - 1,
+        "marker": str(directory / name),
+        "kill": workers > 0,
+    }
+    return runs.fit(
         _training(),
-        train_loop_config={
-            "kind": kind,
-            "num_workers": num_workers,
-            "epochs": 3,
-            "die_at": die_at,
-            "die_rank": max(workers, 1) - 1,
-            "marker": str(directory / name),
-            "kill": workers > 0,
-        },
-        scaling_config=ScalingConfig(num_workers=workers),
-        run_config=RunConfig(
-            name=f"run-{name}",
-            storage_path=directory,
-            failure_config=FailureConfig(max_failures=1),
-            verbose=0,
-        ),
-    ).fit()
+        directory,
+        trainer=TorchTrainer,
+        train_loop_config=config,
+        num_workers=workers,
+        name=f"run-{name}",
+        failure_config=FailureConfig(max_failures=1),
+    )
 
 
 def assert_same(killed: Result, whole: Result) -> None:

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 import hpctrain
-from hpctrain import DataConfig, DataParallelTrainer, RunConfig, ScalingConfig
+from hpctrain import DataConfig, DataParallelTrainer
 from hpctrain.data import from_numpy
 from hpctrain.errors import ConfigError, WorkerError
+from tests import runs
 
 
 class Reversed(DataConfig):
@@ -65,14 +66,13 @@ class Short(DataConfig):
 def fit(
     tmp_path: Path, function: Any, config: DataConfig, *, num_workers: int = 2, **datasets: Any
 ) -> Any:
-    trainer = DataParallelTrainer(
+    return runs.fit(
         function,
-        scaling_config=ScalingConfig(num_workers=num_workers),
-        run_config=RunConfig(storage_path=tmp_path, name="run", verbose=0),
+        tmp_path,
+        num_workers=num_workers,
         datasets=datasets or {"train": from_numpy({"y": np.arange(7)})},
         dataset_config=config,
-    )
-    return trainer.fit().return_value
+    ).return_value
 
 
 def values(name: str) -> list[int]:

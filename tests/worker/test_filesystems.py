@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from hpctrain import DataParallelTrainer, Result, RunConfig, ScalingConfig, SyncConfig
+from hpctrain import Result, SyncConfig
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.store import CheckpointStore
+from tests import runs
 
 SIZE_MIB = 24
 
@@ -50,18 +51,13 @@ def fit(
     num_workers: int = 2,
     **sync: Any,
 ) -> Result:
-    return DataParallelTrainer(
+    return runs.fit(
         train,
+        storage,
+        num_workers=num_workers,
         train_loop_config=config,
-        scaling_config=ScalingConfig(num_workers=num_workers),
-        run_config=RunConfig(
-            name="run",
-            storage_path=storage,
-            sync_config=SyncConfig(**sync),
-            launcher="local",
-            verbose=0,
-        ),
-    ).fit()
+        sync_config=SyncConfig(**sync),
+    )
 
 
 def used(directory: Path) -> int:

@@ -22,6 +22,7 @@ from hpctrain import (
 from hpctrain.bulk.copy import Copied
 from hpctrain.rundir.bulk import Bulk
 from hpctrain.worker.scratch import Scratch
+from tests import runs
 
 
 @pytest.fixture
@@ -34,16 +35,8 @@ def nvme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def fit(directory: Path, train: Callable[[], Any], *, workers: int = 0, **sync: Any) -> Result:
-    return DataParallelTrainer(
-        train,
-        scaling_config=ScalingConfig(num_workers=workers),
-        run_config=RunConfig(
-            name="run",
-            storage_path=directory / "runs",
-            sync_config=SyncConfig(scratch_dir="$NVME/", **sync),
-            verbose=0,
-        ),
-    ).fit()
+    scratch = SyncConfig(scratch_dir="$NVME/", **sync)
+    return runs.fit(train, directory / "runs", num_workers=workers, sync_config=scratch)
 
 
 @pytest.mark.parametrize("mode", CheckpointUploadMode)
