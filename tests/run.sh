@@ -81,12 +81,12 @@ if [ $# -gt 0 ]; then
     exec pytest "$@"
 fi
 
-# Most of their time the tests wait: for Slurm, for ranks that start, for the end of a time limit. More
-# than six at once would start too many ranks for the memory of a usual machine.
+# Two thirds of their time the tests wait: for Slurm, for ranks that start, for the end of a time limit. More
+# files than that at once would hold up each other's ranks where the machine does other work as well.
 count_processes() {
     local cores
     cores="$(nproc)"
-    echo $((cores < 3 ? 2 * cores : 6))
+    echo $((cores < 4 ? cores + 1 : 4))
 }
 
 # Tests kill processes, nodes and clusters on a machine that may do other work as well. In CI alone, up to
