@@ -48,6 +48,8 @@ class PartFile(abc.ABC):
         self._held: list[Batch] = []
         self._held_bytes = 0
         self._appended = 0
+        self._file: Any = None
+        """Open for writing; made of `_beside` with the first rows."""
 
     @classmethod
     def check_names(cls, names: Iterable[str]) -> None:
@@ -131,9 +133,11 @@ class PartFile(abc.ABC):
     def _write(self, batch: Batch) -> None:
         """Append rows to the file, which is made at the first call."""
 
-    @abc.abstractmethod
     def _close(self) -> None:
         """Close the file, if it is open."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
 
 
 class Hdf5Part(PartFile):
@@ -163,7 +167,6 @@ class Hdf5Part(PartFile):
                     if not is_text(value):
                         raise _no_type(name, f"{_shown(value)} among its values", cls)
 
-    _file: Any = None
     _offset = 0
 
     def _write(self, batch: Batch) -> None:
@@ -178,18 +181,11 @@ class Hdf5Part(PartFile):
             self._file[name][self._offset : end] = as_in_hdf5(values)
         self._offset = end
 
-    def _close(self) -> None:
-        file, self._file = self._file, None
-        if file is not None:
-            file.close()
-
 
 class ParquetPart(PartFile):
     """Columns, compressed; those of more dimensions are tensors of fixed shape."""
 
     suffix = ".parquet"
-
-    _writer: Any = None
 
     @classmethod
     def check_columns(cls, batch: Batch) -> None:
@@ -202,22 +198,15 @@ class ParquetPart(PartFile):
     def _write(self, batch: Batch) -> None:
         parquet = require("pyarrow.parquet", to="to write Parquet files")
         table = _table(batch, self._kinds)
-        if self._writer is None:
-            self._writer = parquet.ParquetWriter(self._beside, table.schema)
-        self._writer.write_table(table)
-
-    def _close(self) -> None:
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            writer.close()
+        if self._file is None:
+            self._file = parquet.ParquetWriter(self._beside, table.schema)
+        self._file.write_table(table)
 
 
 class CsvPart(PartFile):
     """Lines, the first of them the names. An n-d column is one for each component."""
 
     suffix = ".csv"
-
-    _file: Any = None
 
     @classmethod
     def check_names(cls, names: Iterable[str]) -> None:
@@ -269,18 +258,11 @@ class CsvPart(PartFile):
             table = table.set_column(0, table.schema.names[0], texts)
         csv.write_csv(table, self._file, csv.WriteOptions(include_header=is_first))
 
-    def _close(self) -> None:
-        file, self._file = self._file, None
-        if file is not None:
-            file.close()
-
 
 class NumpyPart(PartFile):
     """One array."""
 
     suffix = ".npy"
-
-    _file: Any = None
 
     @classmethod
     def check_columns(cls, batch: Batch) -> None:
@@ -299,11 +281,6 @@ class NumpyPart(PartFile):
             np.lib.format.write_array_header_1_0(self._file, header)
         # Not all types have a buffer of their own.
         self._file.write(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
-
-    def _close(self) -> None:
-        file, self._file = self._file, None
-        if file is not None:
-            file.close()
 
 
 def sync_file(path: Path) -> None:
