@@ -154,17 +154,7 @@ class StateFile:
                     f"{', '.join(DTYPE_BYTES)}. Save them as another type."
                 )
             found = [
-                (
-                    value["data_offsets"],
-                    Chunk(
-                        name=key,
-                        dtype=value["dtype"],
-                        shape=tuple(value["shape"]),
-                        offsets=tuple(
-                            sharding.get(key, {}).get(_OFFSETS_KEY, [0] * len(value["shape"]))
-                        ),
-                    ),
-                )
+                (value["data_offsets"], _decode_chunk(key, value, sharding.get(key, {})))
                 for key, value in content.items()
             ]
             found.sort(key=lambda pair: pair[0])
@@ -218,6 +208,15 @@ def file_digest(header: bytes) -> str:
     Not collective. 32 hexadecimal digits.
     """
     return xxhash.xxh3_128_hexdigest(header)
+
+
+def _decode_chunk(
+    name: str, value: Mapping[str, Any], sharding: Mapping[str, Sequence[int]]
+) -> Chunk:
+    offsets = sharding.get(_OFFSETS_KEY, [0] * len(value["shape"]))
+    return Chunk(
+        name=name, dtype=value["dtype"], shape=tuple(value["shape"]), offsets=tuple(offsets)
+    )
 
 
 def _encode(file: StateFile, digests: Sequence[str]) -> bytes:

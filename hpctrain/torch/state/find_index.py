@@ -15,7 +15,7 @@ _NAMED = 3
 def find_index(directory: Path) -> StateIndex:
     """Return the index of a directory; made from their headers for files of other programs.
 
-    Not collective: one rank calls it, and tells the others.
+    Not collective: one rank calls it, and sends it to the others.
 
     Raises
     ------

@@ -49,8 +49,8 @@ def load_state(
 
     Each byte is read once by all ranks together, verified while it is in the cache, and sent to the
     ranks that want it too. There is no second copy of the state: what is read goes into the live
-    parameters, buffers and optimizer state. State need not have the form that it has now: what an
-    optimizer, a dict or whatever has a ``load_state_dict()`` lacks, it is given, which for an
+    parameters, buffers and optimizer state. State need not have the structure that it has now: what
+    an optimizer, a dict or whatever has a ``load_state_dict()`` lacks, it is given, which for an
     optimizer that has not stepped is all of its state, also under a name of its own.
 
     Parameters
@@ -161,22 +161,16 @@ def load_into(
             shard_again(model)
         saved = SavedTrees(index)
         state = flatten_state(model=model, optimizer=optimizer, others=others, saved=saved)
-        targets = plan_local(state, index, directory=directory)
+        found = plan_local(state, index, directory=directory)
         wait_for_devices({tensor.device for tensor in state.tensors.values()})
-        if is_dcp:
-            targets = {}
+        targets = {} if is_dcp else found
     # Whatever it is, a device without memory for instance: the others wait for this rank.
     except Exception as error:
         failure, cause = str(error) or type(error).__name__, error
     headers = _read_headers(directory, () if is_dcp else index.files, ranks)
-    plan = _LocalPlan(
-        requests=requests_of(targets),
-        digests=headers.digests,
-        header_bytes=headers.size,
-        failure=failure or headers.failure,
-    )
+    plan = _LocalPlan(requests=requests_of(targets), headers=headers, failure=failure)
     plans = exchange(ranks, "loading", plan)
-    _raise_first([each.failure for each in plans], cause)
+    _raise_first([each.failure or each.headers.failure for each in plans], cause)
     assert state is not None
     reading = StateReading(
         _files_to_read(directory, index, plans),
@@ -186,10 +180,10 @@ def load_into(
         transport=carrier or (transport(ranks) if ranks.size > 1 else None),
         timeout_s=timeout_s,
     )
-    read_too = partial(read_dcp, directory, state, index) if is_dcp else None
-    bytes_read = _read(reading, ranks, read_too=read_too)
+    read_dcp_too = partial(read_dcp, directory, state, index) if is_dcp else None
+    bytes_read = _read(reading, ranks, read_too=read_dcp_too)
     _restore(state, index, ranks)
-    return Loaded(bytes_read=bytes_read + sum(each.header_bytes for each in plans))
+    return Loaded(bytes_read=bytes_read + sum(each.headers.size for each in plans))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,9 +191,7 @@ class _LocalPlan:
     """What ranks send each other before any of them changes anything."""
 
     requests: ReadRequests
-    digests: Mapping[int, tuple[str, ...]]
-    """Of the blocks of files whose headers this rank has read, by the number of the file."""
-    header_bytes: int
+    headers: _Headers
     failure: str | None
 
 
@@ -222,7 +214,7 @@ def _files_to_read(
     directory: Path, index: StateIndex, plans: Sequence[_LocalPlan]
 ) -> list[ReadFile]:
     """Return all files, with the digests that all ranks have read together. Not collective."""
-    digests = {number: its for plan in plans for number, its in plan.digests.items()}
+    digests = {number: its for plan in plans for number, its in plan.headers.digests.items()}
     return [
         ReadFile(
             path=directory / file.name,
@@ -267,8 +259,12 @@ def _restore(state: FlatState, index: StateIndex, ranks: Communicator) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Headers:
+    """The headers of some files, which this rank has read."""
+
     digests: Mapping[int, tuple[str, ...]]
+    """Of the blocks of each, by the number of the file."""
     size: int
+    """Bytes of all of them."""
     failure: str | None = None
 
 
@@ -284,7 +280,7 @@ def _read_headers(directory: Path, files: Sequence[IndexedFile], ranks: Communic
         size += layout.header_bytes
         if replace(layout, digests=()) != replace(file.layout, digests=()):
             failure = (
-                f"{directory / file.name} is not the file that the index of {directory} tells of. "
+                f"{directory / file.name} is not the file that the index of {directory} names. "
                 f"{_NEXT}"
             )
             return _Headers(digests={}, size=size, failure=failure)

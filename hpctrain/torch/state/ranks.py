@@ -77,7 +77,7 @@ class _Failed:
 def failing_together(ranks: Communicator, stage: str) -> Iterator[None]:
     """Do something before an exchange, so that an error here is an error on all ranks.
 
-    Not collective, if all goes well: other ranks are told in place of what they wait for.
+    Not collective, if all goes well: other ranks receive it in place of what they wait for.
 
     Parameters
     ----------

@@ -135,7 +135,7 @@ def write_index(directory: Path, index: StateIndex) -> str | None:
     try:
         write_atomic(directory / INDEX_NAME, index.encode(), durable=True)
         fsync_directory(directory.parent)
-    # Whatever it is: all ranks wait to be told.
+    # Whatever it is: all ranks wait for the outcome.
     except Exception as error:
         with suppress(OSError):
             # It would be one of files that are removed.

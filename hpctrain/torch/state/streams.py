@@ -92,7 +92,7 @@ def pin(memory: Slots | Ring, tensors: Iterable[torch.Tensor]) -> None:
             weakref.finalize(memory, _unpin, address, device)
             return
         # CUDA keeps the error for whoever asks next (cudaGetLastError), which torch does after
-        # each kernel: this one is told instead of the model's.
+        # each kernel: this one gets it instead of the model's.
         with suppress(RuntimeError):
             torch.zeros(1, device=device)
 

@@ -117,7 +117,7 @@ class StateReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read what a plan tells of, straight to where the planner wants it. Not collective.
+        """Read what a plan lists, straight to where the planner wants it. Not collective.
 
         Raises
         ------

@@ -27,7 +27,7 @@ __all__ = ["StateWriter"]
 
 
 class _Tensor(NamedTuple):
-    """What rank 0 is told of a tensor."""
+    """What rank 0 receives of a tensor."""
 
     chunk: Chunk
     shape: tuple[int, ...]
@@ -35,7 +35,7 @@ class _Tensor(NamedTuple):
 
 
 class _Value(NamedTuple):
-    """What rank 0 is told of a value."""
+    """What rank 0 receives of a value."""
 
     json: Any
 

@@ -85,7 +85,7 @@ class StateReading:
         self._moved_at = 0.0
 
     def __enter__(self) -> StateReading:
-        """Open the files that this rank reads, or say why not in `failure`.
+        """Open the files that this rank reads, or set `failure`.
 
         Memory to read through is mapped now as well, while nothing has been changed.
         """
@@ -124,7 +124,7 @@ class StateReading:
     def run(self) -> None:
         """Read, send and receive. Collective if something is sent.
 
-        A block that is damaged is sent like any other, and told of in `damage`: no rank waits for
+        A block that is damaged is sent like any other, and named in `damage`: no rank waits for
         it in vain.
 
         Raises

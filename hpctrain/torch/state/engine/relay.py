@@ -135,7 +135,7 @@ class Outgoing:
         part, content = read.part, read.memory[: read.part.size]
         number, index = part.block
         if (error := read.future.exception()) is not None:
-            # Of a block of which nothing can be read, one complaint will do.
+            # Of a block of which nothing can be read, one error will do.
             self.damage.setdefault(part.block, text_of(error))
         sent = [content[cut.low - part.first : cut.high - part.first] for cut in part.cuts]
         pendings = [
@@ -242,7 +242,7 @@ _unfinished: list[Outgoing | Incoming] = []
 def relay(outgoing: Outgoing, incoming: Incoming, *, timeout_s: float) -> None:
     """Go on with both until all is done. Collective.
 
-    What fails on one rank is told of in `damage`, so that no rank waits in vain.
+    What fails on one rank is named in `damage`, so that no rank waits in vain.
 
     Raises
     ------

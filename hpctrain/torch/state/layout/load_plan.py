@@ -139,7 +139,7 @@ def requests_of(targets: Mapping[int, FileTargets]) -> ReadRequests:
         for block, target in sorted(file_targets.blocks.items()):
             low, high = target.low, target.high
             last = wants[-1] if wants else None
-            # Whole blocks in a row are told of together: a replica wants them all.
+            # Whole blocks in a row are one request: a replica wants them all.
             if last is not None and last[0] == number and last[2:] == (block, low, high):
                 wants[-1] = (number, last[1], block + 1, low, high)
             else:
@@ -288,7 +288,7 @@ def _check_shared(
 ) -> None:
     """Refuse to read two things that were saved apart into one memory, but for weights of a model.
 
-    Other programs do not tell of shared memory.
+    Other programs do not record shared memory.
     """
     one, two = name.partition(".")[0], other.shard.name.partition(".")[0]
     if saved != other_saved and one != two and not index.plain_names:

@@ -150,7 +150,7 @@ def _agreed_assignment(
 
 @dataclass(frozen=True, kw_only=True)
 class _Held:
-    """What a rank tells the others of its tensors."""
+    """What a rank sends the others of its tensors."""
 
     shards: tuple[Shard, ...]
     aliases: Mapping[str, str]
@@ -238,7 +238,7 @@ def _aliases(shards: Mapping[str, LocalShard]) -> dict[str, str]:
 
 def _assign(own: _Held, ranks: Communicator, *, replicated: bool) -> _Assignment:
     if replicated:
-        # All of it is replicated, and each rank can tell by itself what every rank would say.
+        # All of it is replicated, and each rank knows by itself what every rank would send.
         held = [own]
         holders = {shard: tuple(range(ranks.size)) for shard in own.shards}
     else:

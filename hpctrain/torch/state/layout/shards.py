@@ -58,7 +58,7 @@ class Shard(NamedTuple):
         return math.prod(self.sizes) * DTYPE_BYTES[self.dtype] // self.rows if self.rows else 0
 
     def chunk(self, start: int, stop: int) -> Chunk:
-        """Return what a file is told of some rows. Not collective."""
+        """Return the chunk of a file that holds some rows. Not collective."""
         sizes, offsets = list(self.sizes), list(self.offsets)
         if self._live_sizes:
             sizes[self.row_dimension] = stop - start

@@ -136,24 +136,7 @@ def flatten_state(
     CheckpointError
         If an optimizer has other parameters than in the checkpoint.
     """
-    # As what may or may not be there is most often written: scaler = GradScaler() if ... else None.
-    given = {name: other for name, other in (others or {}).items() if other is not None}
-    objects = []
-    if model is not None:
-        check_is_module(model)
-        objects.append(model_stateful("model", model, saved))
-    if optimizer is not None:
-        optimizers = optimizers_of(optimizer)
-        if saved is None:
-            for one in optimizers:
-                check_usual_state(one)
-        names: Mapping[torch.Tensor, str] | None = {} if model is None else parameter_names(model)
-        if saved is not None and saved_by_numbers("optimizer", saved):
-            names = None
-        objects.append(optimizer_stateful("optimizer", optimizers, names, saved))
-    # A load has to know the memory of models first.
-    for name, other in sorted(given.items(), key=_is_no_module) if saved else given.items():
-        objects.append(_other_stateful(name, other, saved, [model, *given.values()]))
+    objects = _objects(model, optimizer, others or {}, saved)
     tensors: dict[str, torch.Tensor] = {}
     values: dict[str, Any] = {}
     for stateful in objects:
@@ -171,6 +154,33 @@ def flatten_state(
         f"{stateful.name}.{key}" for stateful in objects for key in stateful.buffers
     )
     return FlatState(tensors=tensors, buffers=buffers, values=values, objects=tuple(objects))
+
+
+def _objects(
+    model: torch.nn.Module | None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
+    others: Mapping[str, Any],
+    saved: SavedTrees | None,
+) -> list[Stateful]:
+    # As what may or may not be there is most often written: scaler = GradScaler() if ... else None.
+    given = {name: other for name, other in others.items() if other is not None}
+    objects = []
+    if model is not None:
+        check_is_module(model)
+        objects.append(model_stateful("model", model, saved))
+    if optimizer is not None:
+        optimizers = optimizers_of(optimizer)
+        if saved is None:
+            for one in optimizers:
+                check_usual_state(one)
+        names: Mapping[torch.Tensor, str] | None = {} if model is None else parameter_names(model)
+        if saved is not None and saved_by_numbers("optimizer", saved):
+            names = None
+        objects.append(optimizer_stateful("optimizer", optimizers, names, saved))
+    # A load has to know the memory of models first.
+    for name, other in sorted(given.items(), key=_is_no_module) if saved else given.items():
+        objects.append(_other_stateful(name, other, saved, [model, *given.values()]))
+    return objects
 
 
 def _is_no_module(item: tuple[str, Any]) -> bool:

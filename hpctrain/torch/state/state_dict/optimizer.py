@@ -52,7 +52,7 @@ def optimizers_of(
 def saved_by_numbers(name: str, saved: SavedTrees) -> bool | None:
     """Return whether an optimizer's parameters are numbers in a checkpoint, in place of names.
 
-    Not collective. None, if it cannot be told.
+    Not collective. None, if the checkpoint does not show it.
     """
     values = saved.index.values
     whole = decode(values.get(name))
@@ -124,26 +124,37 @@ def optimizer_stateful(
         tree = _saved_tree(name, saved, treedef, content, tree, owners)
         keep_top = keep_top or not saved.knows(name)
 
-    def restore(rebuilt: Any) -> None:
-        state = rebuilt.get("state") or {}
-        loaded = {tuple(group["params"]): group for group in rebuilt["param_groups"]}
-        live = [group for optimizer in optimizers for group in optimizer.param_groups]
-        for group, here in zip(live, groups, strict=True):
-            found = loaded[tuple(here["params"])]
-            group.update({key: found[key] for key in found if key != "params"})
-        for its_name, (optimizer, key) in owners.items():
-            optimizer.state.pop(key, None)
-            if its_name in state:
-                optimizer.state[key] = state[its_name]
-        for optimizer in optimizers:
-            _tell(optimizer)
-
     return Stateful(
-        name=name, tree=tree, restore=restore, keep_top=keep_top, with_treedef={name: tree}
+        name=name,
+        tree=tree,
+        restore=partial(_restore, optimizers, owners, groups),
+        keep_top=keep_top,
+        with_treedef={name: tree},
     )
 
 
-def _tell(optimizer: torch.optim.Optimizer) -> None:
+def _restore(
+    optimizers: Sequence[torch.optim.Optimizer],
+    owners: _Owners,
+    groups: Sequence[Mapping[str, Any]],
+    rebuilt: Any,
+) -> None:
+    """Give optimizers the groups and the state of a tree that has been read."""
+    state = rebuilt.get("state") or {}
+    loaded = {tuple(group["params"]): group for group in rebuilt["param_groups"]}
+    live = [group for optimizer in optimizers for group in optimizer.param_groups]
+    for group, here in zip(live, groups, strict=True):
+        found = loaded[tuple(here["params"])]
+        group.update({key: found[key] for key in found if key != "params"})
+    for its_name, (optimizer, key) in owners.items():
+        optimizer.state.pop(key, None)
+        if its_name in state:
+            optimizer.state[key] = state[its_name]
+    for optimizer in optimizers:
+        _update(optimizer)
+
+
+def _update(optimizer: torch.optim.Optimizer) -> None:
     """Let an optimizer make what it makes of its state, as torch does after loading it."""
     own = type(optimizer).__setstate__
     # Torch's own fill in what older versions of torch had not. A wrapper would keep what belongs to

@@ -89,7 +89,7 @@ class SavedTrees:
         """
         # Without such tensors this may be a process for itself, which has all of each.
         shapes = set() if make else set(map(_shape, filter(is_sharded, tensors_of(live))))
-        tells = _tells_of_shards(treedef)
+        knows_shards = _has_shards(treedef)
 
         def leaf(name: str, kind: Any, live: Any) -> Any:
             saved = self.index.aliases.get(name, name)
@@ -104,7 +104,7 @@ class SavedTrees:
                 dtype, shape = live_kind(saved, self._dtypes[saved], self.index)
                 if is_fit:
                     made = _like(live)
-                elif shapes and (kind == SHARDED if tells else shape in shapes):
+                elif shapes and (kind == SHARDED if knows_shards else shape in shapes):
                     raise CheckpointError(
                         f"{name} of shape {list(shape)} is not there yet, and beside DTensors only "
                         f"optimizers tell how theirs are sharded. Make it first, an optimizer's by "
@@ -191,11 +191,9 @@ def _like(live: Any) -> Any:
     return live.copy()
 
 
-def _tells_of_shards(treedef: Any) -> bool:
+def _has_shards(treedef: Any) -> bool:
     if isinstance(treedef, dict | list | tuple):
-        return any(
-            map(_tells_of_shards, treedef.values() if isinstance(treedef, dict) else treedef)
-        )
+        return any(map(_has_shards, treedef.values() if isinstance(treedef, dict) else treedef))
     return bool(treedef == SHARDED)
 
 
