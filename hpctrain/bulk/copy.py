@@ -13,10 +13,10 @@ import xxhash
 
 from hpctrain.bulk.block_writer import BlockWriter
 from hpctrain.bulk.direct import LARGE_BYTES, FileReader
+from hpctrain.bulk.header import read_state_header
 from hpctrain.bulk.pace import Pace
 from hpctrain.bulk.ring import Ring, make_ring
 from hpctrain.bulk.state_file import BLOCK_BYTES, StateFile, file_digest, whole_pages
-from hpctrain.bulk.verify import read_state_header
 from hpctrain.errors import CheckpointError
 from hpctrain.own_files import create_file
 

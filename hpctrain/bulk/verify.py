@@ -1,42 +1,66 @@
-"""Whether a file is one of a state, for all of which a digest of its header stands."""
+"""`verify_state_file`: whether a file of tensors is what was written."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 
-from hpctrain.bulk.reader import read_start
-from hpctrain.bulk.state_file import StateFile, file_digest, is_ours
+from hpctrain.bulk.block_reader import BlockReader, scratch_memory
+from hpctrain.bulk.header import read_start
+from hpctrain.bulk.state_file import file_digest
+from hpctrain.bulk.unreadable import UnreadableError
+from hpctrain.errors import CheckpointError
 
-
-def state_file_digest(path: Path) -> tuple[int, str] | None:
-    """Return size in bytes and digest of a state's file; None if it is another kind of file.
-
-    Not collective. Reads the header only: whoever wrote it has digested all blocks.
-
-    Raises
-    ------
-    CheckpointError
-        If it cannot be read, or is a state's file that is cut off or torn.
-    """
-    found = read_state_header(path)
-    return None if found is None else (found[0].size, file_digest(found[1]))
+_THREADS = 2
 
 
-def read_state_header(path: Path) -> tuple[StateFile, bytes] | None:
-    """Return layout and header of a state's file; None if it is another kind of file.
+def verify_state_file(path: Path, digest: str, *, quick: bool = False) -> str | None:
+    """Return how a file differs from what was written, or None. Not collective.
 
-    Not collective.
+    Parameters
+    ----------
+    digest
+        `file_digest` of what was written.
+    quick
+        Compare the size and the header only, which takes no time: what tells torn, truncated and
+        exchanged files, not flipped bits.
 
     Raises
     ------
-    CheckpointError
-        If it cannot be read, or is a state's file that is cut off or torn: a digest of what is left
-        of it would make that pass for what was saved.
+    UnreadableError
+        If it cannot be read just now, so that nobody knows.
     """
-    if path.suffix != ".safetensors":
-        return None
-    start = read_start(path)
-    if not is_ours(start.header):
-        return None
-    layout = start.layout()
-    return (layout, start.header) if layout.digests else None
+    try:
+        start = read_start(path)
+        layout = start.layout()
+        if (found := file_digest(start.header)) != digest:
+            return f"{path} has a header of digest {found}, but {digest} was written."
+        if quick or not layout.digests:
+            return None
+        with BlockReader(path, layout) as reader:
+            threads = min(_THREADS, layout.blocks)
+            scratch: SimpleQueue[memoryview] = SimpleQueue()
+            for _ in range(threads):
+                scratch.put(scratch_memory())
+
+            def verify(block: int) -> None:
+                memory = scratch.get()
+                try:
+                    for _ in reader.read_parts(block, memory):
+                        pass
+                finally:
+                    scratch.put(memory)
+
+            with ThreadPoolExecutor(threads, thread_name_prefix="hpctrain-verify") as pool:
+                try:
+                    for _ in pool.map(verify, range(layout.blocks)):
+                        pass
+                except CheckpointError:
+                    pool.shutdown(cancel_futures=True)
+                    raise
+    except UnreadableError:
+        raise
+    except CheckpointError as error:
+        return str(error)
+    return None

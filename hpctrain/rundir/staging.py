@@ -18,7 +18,7 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from hpctrain.bulk.verify import state_file_digest
+from hpctrain.bulk.header import state_file_digest
 from hpctrain.errors import CheckpointError
 from hpctrain.own_files import DIRECTORY_MODE
 from hpctrain.rundir.bulk import BULK, Bulk

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 
 from hpctrain.bulk.digest import digest_file
-from hpctrain.bulk.reader import verify_state_file
 from hpctrain.bulk.unreadable import UnreadableError, is_passing
+from hpctrain.bulk.verify import verify_state_file
 from hpctrain.errors import CheckpointError
 from hpctrain.rundir.staging import StagedFile
 

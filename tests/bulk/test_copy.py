@@ -22,7 +22,7 @@ from hpctrain.bulk.pace import Pace
 from hpctrain.bulk.page_cache import CachedPages
 from hpctrain.bulk.ring import Ring
 from hpctrain.bulk.state_file import BLOCK_BYTES, PAGE_BYTES, Chunk, StateFile, file_digest
-from hpctrain.bulk.writer import write_state_file
+from hpctrain.bulk.state_file_writer import write_state_file
 from hpctrain.errors import CheckpointError
 
 SIZES = (

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from hpctrain.bulk.slots import Slots
 from hpctrain.bulk.state_file import BLOCK_BYTES, PAGE_BYTES, Chunk, StateFile
-from hpctrain.bulk.writer import StateFileWriter
+from hpctrain.bulk.state_file_writer import StateFileWriter
 
 
 def test_a_block_always_has_the_same_place_and_shares_it_with_others_where_there_are_few():

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from hpctrain.bulk import reader
+from hpctrain.bulk import block_reader
+from hpctrain.bulk.block_reader import BlockReader
 from hpctrain.bulk.direct import FileReader
-from hpctrain.bulk.reader import BlockReader
 from hpctrain.bulk.state_file import BLOCK_BYTES, Chunk, StateFile, file_digest
 from hpctrain.bulk.unreadable import UnreadableError
 from hpctrain.checkpoint import Checkpoint
@@ -179,7 +179,7 @@ def test_a_states_file_that_cannot_be_read_just_now_is_not_set_aside(
     store = CheckpointStore(tmp_path)
     with monkeypatch.context() as outage:
         if moment == "open":
-            outage.setattr(reader, "FileReader", closed)
+            outage.setattr(block_reader, "FileReader", closed)
         else:
             outage.setattr(BlockReader, "read_part", away)
         message = rf"^checkpoint 000001: .*{NAME} cannot be .*Stale file handle.*try again"

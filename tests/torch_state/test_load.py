@@ -20,8 +20,8 @@ import pytest
 import torch
 from torch import nn
 
+from hpctrain.bulk.block_reader import BlockReader, scratch_memory
 from hpctrain.bulk.index import INDEX_NAME
-from hpctrain.bulk.reader import BlockReader, scratch_memory
 from hpctrain.errors import CheckpointError
 from hpctrain.testing.thread_comm import ThreadComm, run_on_threads
 from hpctrain.torch import load_state, save_state

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from hpctrain.bulk.state_file import BLOCK_BYTES
-from hpctrain.bulk.writer import StateFileWriter
+from hpctrain.bulk.state_file_writer import StateFileWriter
 from hpctrain.errors import CheckpointError
 from hpctrain.torch.state.engine import snapshot_copies
 from hpctrain.torch.state.engine.snapshot import Snapshot, Snapshots

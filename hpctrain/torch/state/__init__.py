@@ -6,7 +6,7 @@ Where to read, from the top down::
                   -> state_dict/flatten.py     all of it as tensors and values by name
                   -> layout/save_plan.py       which rank writes which rows of which tensor
                   -> layout/block_source.py    what of which tensor is in a block of a file
-                  -> bulk/writer.py            blocks to the disk, with digests
+                  -> bulk/state_file_writer.py            blocks to the disk, with digests
 
     load_state    load.py
                   -> find_index.py             what the directory holds

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hpctrain.bulk.header import read_layout
 from hpctrain.bulk.index import INDEX_NAME, IndexedFile, StateIndex
-from hpctrain.bulk.reader import read_layout
 from hpctrain.errors import CheckpointError
 from hpctrain.rundir.paths import RunPaths
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpctrain import timeouts
-from hpctrain.bulk.handover import prompt_handover
+from hpctrain.bulk.header import read_layout
 from hpctrain.bulk.index import IndexedFile, StateIndex
-from hpctrain.bulk.reader import read_layout
+from hpctrain.bulk.switch_interval import short_switch_interval
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.torch.state.dcp.torch_files import METADATA_NAME as DCP_METADATA_NAME
@@ -233,7 +233,7 @@ def _read(
         try:
             if read_too is not None:
                 read_too()
-            with prompt_handover(awaited=True):
+            with short_switch_interval(awaited=True):
                 reading.run()
         except CheckpointError as error:
             raise CheckpointError(f"{error} {_TORN}") from error

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import xxhash
 
 from hpctrain.bulk.index import INDEX_NAME
-from hpctrain.bulk.writer import write_state_file
+from hpctrain.bulk.state_file_writer import write_state_file
 from hpctrain.checkpoint import CheckpointUploadMode
 from hpctrain.errors import ConfigError
 from hpctrain.rundir.files import write_unseen

@@ -8,10 +8,10 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpctrain.bulk.handover import prompt_handover
 from hpctrain.bulk.index import INDEX_NAME, StateIndex
 from hpctrain.bulk.ring import Ring
-from hpctrain.bulk.writer import write_state_file
+from hpctrain.bulk.state_file_writer import write_state_file
+from hpctrain.bulk.switch_interval import short_switch_interval
 from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.rundir.files import fsync_directory, write_atomic
 from hpctrain.torch.state.layout.save_plan import PLANNING, plan_save
@@ -66,7 +66,7 @@ def save_state(
     """
     # Not only for the blocks: calls of the system give the lock away, and views of tensors that go.
     ranks = communicator()
-    with prompt_handover(awaited=True):
+    with short_switch_interval(awaited=True):
         with failing_together(ranks, PLANNING):
             state = flatten_state(model=model, optimizer=optimizer, others=others)
         write_state(Path(directory), state, ranks=ranks)

@@ -21,8 +21,8 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from hpctrain import timeouts
+from hpctrain.bulk.header import read_layout
 from hpctrain.bulk.index import StateIndex
-from hpctrain.bulk.reader import read_layout
 from hpctrain.bulk.state_file import Chunk
 from hpctrain.errors import CheckpointError
 from hpctrain.torch.state.dcp.torch_files import METADATA_NAME

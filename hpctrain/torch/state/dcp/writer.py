@@ -16,7 +16,7 @@ from torch.futures import Future
 
 from hpctrain.bulk.index import INDEX_NAME, IndexedFile, StateIndex, file_name
 from hpctrain.bulk.state_file import Chunk, StateFile
-from hpctrain.bulk.writer import write_state_file
+from hpctrain.bulk.state_file_writer import write_state_file
 from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.torch.state.layout.block_source import BlockSource
 from hpctrain.torch.state.layout.shards import LocalShard, shard_of

@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from types import TracebackType
 
 from hpctrain import timeouts
-from hpctrain.bulk.reader import BlockReader, scratch_memory
+from hpctrain.bulk.block_reader import BlockReader, scratch_memory
 from hpctrain.bulk.state_file import StateFile
 from hpctrain.errors import CheckpointError
 from hpctrain.own_time import LOOK_INTERVAL_S, Deadline

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import xxhash
 
-from hpctrain.bulk.reader import PART_BYTES, BlockReader
+from hpctrain.bulk.block_reader import PART_BYTES, BlockReader
 from hpctrain.own_time import OwnTime
 from hpctrain.torch.state.engine.transport import Pending, Transport
 from hpctrain.torch.state.layout.block_targets import BlockTarget, FileTargets

@@ -17,7 +17,7 @@ import torch
 
 from hpctrain.bulk.slots import Slots
 from hpctrain.bulk.state_file import BLOCK_BYTES
-from hpctrain.bulk.writer import StateFileWriter, Written
+from hpctrain.bulk.state_file_writer import StateFileWriter, Written
 from hpctrain.control.memory import free_bytes
 from hpctrain.errors import CheckpointError
 from hpctrain.own_time import wait_for

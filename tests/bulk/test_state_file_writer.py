@@ -16,7 +16,7 @@ import xxhash
 
 from hpctrain.bulk.ring import Ring
 from hpctrain.bulk.state_file import BLOCK_BYTES, PAGE_BYTES, Chunk, StateFile, file_digest
-from hpctrain.bulk.writer import StateFileWriter, write_state_file
+from hpctrain.bulk.state_file_writer import StateFileWriter, write_state_file
 from hpctrain.errors import CheckpointError
 
 
@@ -124,7 +124,7 @@ def test_a_full_disk_is_an_error_that_names_file_bytes_and_what_to_do(
         from pathlib import Path
         from hpctrain.bulk.ring import Ring
         from hpctrain.bulk.state_file import BLOCK_BYTES, Chunk, StateFile
-        from hpctrain.bulk.writer import write_state_file
+        from hpctrain.bulk.state_file_writer import write_state_file
         from hpctrain.errors import CheckpointError
 
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

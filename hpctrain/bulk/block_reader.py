@@ -1,4 +1,4 @@
-"""Read a state's files block by block, into the memory they are for, and verified.
+"""`BlockReader`: reads a state's file block by block, into the memory it is for, and verified.
 
 What the page cache has is read from there, straight into place. What it has not is read past it, a
 part at a time, and is hashed and copied into place while the processor's caches have it: that takes
@@ -7,13 +7,9 @@ less CPU time than to go through the page cache, and does not push out what othe
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 from types import TracebackType
 
 import xxhash
@@ -24,13 +20,10 @@ from hpctrain.bulk.state_file import (
     HASHED_BYTES,
     PAGE_BYTES,
     StateFile,
-    file_digest,
-    header_length,
     whole_pages,
 )
 from hpctrain.bulk.unreadable import UnreadableError, is_passing
 from hpctrain.errors import CheckpointError
-from hpctrain.regular_file import open_regular
 
 PART_BYTES = 2 * 2**20
 """What is read past the page cache at a time, into the same memory again and again. Disk and
@@ -38,115 +31,10 @@ processor wait for the same memory: what stays in the caches is hashed and copie
 both. Writing in such parts was measured too, and is no faster."""
 
 _IOV_MAX = 1024
-_VERIFYING_THREADS = 2
 
 
 class DamagedError(CheckpointError):
     """A block cannot be read, or is not what was written."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FileStart:
-    """What a file of tensors begins with, and its size, both of the same moment."""
-
-    path: Path
-    header: bytes
-    """The bytes before the data: fewer if the file ends there, or is of another kind."""
-    size: int
-    """Bytes of the whole file."""
-
-    def layout(self) -> StateFile:
-        """Return the layout that the header describes; see `StateFile.parse`. Not collective."""
-        return StateFile.parse(self.header, size=self.size, name=str(self.path))
-
-
-def read_start(path: Path) -> FileStart:
-    """Return the first bytes of a file, up to its data, and its size. Not collective.
-
-    Raises
-    ------
-    CheckpointError
-        If it is missing, or cannot be read: `UnreadableError` if that may pass.
-    """
-    try:
-        with open_regular(path, follow_links=True) as file:
-            size = os.fstat(file.fileno()).st_size
-            header = file.read(PAGE_BYTES)
-            try:
-                length = header_length(header[:8], name=str(path))
-            except CheckpointError:
-                # No safetensors file: the error follows where its layout is read.
-                length = len(header)
-            while len(header) < length and (more := file.read(length - len(header))):
-                header += more
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path} is missing.") from error
-    except OSError as error:
-        kind = UnreadableError if is_passing(error) else CheckpointError
-        raise kind(f"{path} cannot be read: {error.strerror}.") from error
-    return FileStart(path=path, header=header[:length], size=size)
-
-
-def read_layout(path: Path) -> StateFile:
-    """Return the layout of a file, with digests if it is one of ours. Not collective.
-
-    Raises
-    ------
-    CheckpointError
-        If it is missing, cannot be read, or is damaged.
-    """
-    return read_start(path).layout()
-
-
-def verify_state_file(path: Path, digest: str, *, quick: bool = False) -> str | None:
-    """Return how a file differs from what was written, or None. Not collective.
-
-    Parameters
-    ----------
-    digest
-        `file_digest` of what was written.
-    quick
-        Compare the size and the header only, which takes no time: what tells torn, truncated and
-        exchanged files, not flipped bits.
-
-    Raises
-    ------
-    UnreadableError
-        If it cannot be read just now, so that nobody knows.
-    """
-    try:
-        start = read_start(path)
-        layout = start.layout()
-        if (found := file_digest(start.header)) != digest:
-            return f"{path} has a header of digest {found}, but {digest} was written."
-        if quick or not layout.digests:
-            return None
-        with BlockReader(path, layout) as reader:
-            threads = min(_VERIFYING_THREADS, layout.blocks)
-            scratch: SimpleQueue[memoryview] = SimpleQueue()
-            for _ in range(threads):
-                scratch.put(scratch_memory())
-
-            def verify(block: int) -> None:
-                memory = scratch.get()
-                try:
-                    for _ in reader.read_parts(block, memory):
-                        pass
-                finally:
-                    scratch.put(memory)
-
-            with ThreadPoolExecutor(threads, thread_name_prefix="hpctrain-verify") as pool:
-                try:
-                    for _ in pool.map(verify, range(layout.blocks)):
-                        pass
-                except CheckpointError:
-                    pool.shutdown(cancel_futures=True)
-                    raise
-    except UnreadableError:
-        raise
-    except CheckpointError as error:
-        return str(error)
-    return None
 
 
 def scratch_memory() -> memoryview:

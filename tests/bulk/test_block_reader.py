@@ -10,17 +10,13 @@ from pathlib import Path
 import pytest
 import xxhash
 
+from hpctrain.bulk.block_reader import BlockReader, scratch_memory
+from hpctrain.bulk.header import read_layout, read_start
 from hpctrain.bulk.page_cache import CachedPages
-from hpctrain.bulk.reader import (
-    BlockReader,
-    read_layout,
-    read_start,
-    scratch_memory,
-    verify_state_file,
-)
 from hpctrain.bulk.state_file import BLOCK_BYTES, PAGE_BYTES, Chunk, StateFile, file_digest
 from hpctrain.bulk.striping import filesystem_type
 from hpctrain.bulk.unreadable import UnreadableError
+from hpctrain.bulk.verify import verify_state_file
 from hpctrain.errors import CheckpointError
 
 PIECES = [

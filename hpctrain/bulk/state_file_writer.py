@@ -12,9 +12,9 @@ from types import TracebackType
 import xxhash
 
 from hpctrain.bulk.block_writer import BlockWriter
-from hpctrain.bulk.handover import prompt_handover
 from hpctrain.bulk.ring import BlockMemory, Ring
 from hpctrain.bulk.state_file import BLOCK_BYTES, StateFile, file_digest
+from hpctrain.bulk.switch_interval import short_switch_interval
 from hpctrain.errors import CheckpointError
 
 # Two, so that the disk has the next block while Python lets go of the last one.
@@ -62,7 +62,7 @@ def write_state_file(path: Path, layout: StateFile, fill: Fill, *, ring: Ring) -
     CheckpointError
         If the disk is full or fails.
     """
-    with prompt_handover(awaited=True), StateFileWriter(path, layout, ring=ring) as writer:
+    with short_switch_interval(awaited=True), StateFileWriter(path, layout, ring=ring) as writer:
         for block in range(layout.blocks):
             memory = ring.take()
             try:
@@ -114,7 +114,7 @@ class StateFileWriter:
             except OSError as error:
                 raise _explained(error, path, layout.size) from error
             undo.callback(self._remove_unfinished)
-            undo.enter_context(prompt_handover())
+            undo.enter_context(short_switch_interval())
             self._file = undo.enter_context(file)
             self._exits = undo.pop_all()
 

@@ -1,4 +1,4 @@
-"""`prompt_handover`: threads that move blocks get Python's lock when they need it."""
+"""`short_switch_interval`: threads that move blocks get the GIL when they need it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _interval_before_s = 0.0
 
 
 @contextmanager
-def prompt_handover(*, awaited: bool = False) -> Iterator[None]:
+def short_switch_interval(*, awaited: bool = False) -> Iterator[None]:
     """Let threads of this process hand Python's lock over soon. Not collective.
 
     Other threads lose some microseconds whenever one that moves blocks wants the lock.
