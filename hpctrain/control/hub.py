@@ -101,7 +101,7 @@ class Hub:
     def poll(self, timeout_s: float) -> list[Frame]:
         """Return the frames that have arrived, in order of arrival of each connection.
 
-        A connection that ends gives a frame ``lost`` for each rank behind it that has not said that
+        A connection that ends gives a frame ``lost`` for each rank behind it that has not sent that
         it leaves.
         """
         events: list[Frame] = []
@@ -160,7 +160,7 @@ class Hub:
 
     @property
     def num_ranks(self) -> int:
-        """Number of ranks that are connected and have not said that they leave."""
+        """Number of ranks that are connected and have not sent that they leave."""
         return len(self._peer_of)
 
     @property
@@ -177,7 +177,7 @@ class Hub:
         """Close everything; ranks that are left see that their executor is gone."""
         for peer in list(self._peers.values()):
             self._drop(peer)
-        # Listeners, and whoever has not proved itself yet.
+        # Listeners, and peers that have not proved themselves yet.
         for key in list((self._selector.get_map() or {}).values()):
             if isinstance(key.fileobj, socket.socket):
                 key.fileobj.close()
@@ -239,7 +239,7 @@ class Hub:
             self._peer_of.pop(rank, None)
 
     def _drop_silent_agents(self) -> list[Frame]:
-        """Give a node up whose agent, which says something every two seconds, has not for long."""
+        """Give a node up whose agent, which sends a frame every two seconds, has not for long."""
         events = []
         for peer in list(self._peers.values()):
             if peer.is_agent and self._time.now - peer.last_heard > self._silence_s:

@@ -25,7 +25,7 @@ _RETRY_INTERVAL_S = 0.01
 
 
 class LinkTimeoutError(Exception):
-    """Nobody answered in time."""
+    """No answer came in time."""
 
 
 class Link:
@@ -65,13 +65,13 @@ class Link:
         self._signals: list[str] = []
         self._closing = False
         self._thread = threading.Thread(target=self._serve, name="hpctrain-link", daemon=True)
-        # A child of this rank (a DataLoader worker, say) must not keep the connection open: its end
+        # A child of this rank (a DataLoader worker) must not keep the connection open: its end
         # is how the executor learns of the rank's death.
         os.register_at_fork(after_in_child=self._frames.close)
         self._thread.start()
 
     def introduce(self, rank: int, details: Mapping[str, Any]) -> None:
-        """Say which rank this is. Not collective."""
+        """Send which rank this is. Not collective."""
         self._rank = rank
         self._report_header = encode_header(rank, self._attempt)
         self.post("hello", **details)
@@ -176,7 +176,7 @@ class Link:
         try:
             return self._frames.receive()
         except ProtocolError:
-            # Whoever this is, it is not our executor any more.
+            # The peer is no longer our executor.
             self._frames.close()
             return []
 
@@ -260,7 +260,7 @@ def _resolve(host: str) -> str:
 def _shake_hands(sock: socket.socket, credentials: Credentials) -> Seal:
     from hpctrain.control.proof import AGENT, EXECUTOR, NONCE_BYTES, PROOF_BYTES
 
-    # In all: whoever sends a byte now and then must not keep others from being tried.
+    # In all: a peer that sends a byte now and then must not keep others from being tried.
     deadline = Deadline(timeouts.PEER_PROOF_S, longest_gap_s=timeouts.PEER_PROOF_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     own = os.urandom(NONCE_BYTES)

@@ -22,7 +22,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 def new_socket_name() -> str:
-    """Return a name that nobody else has. Not collective."""
+    """Return a name that no other process has. Not collective."""
     return f"hpctrain-{secrets.token_hex(8)}"
 
 

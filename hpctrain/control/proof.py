@@ -8,7 +8,7 @@
 
 A proof is a keyed hash of the role, the run, the attempt and both nonces, so that one of another
 role, run, attempt or connection is worth nothing here. The keys of the MACs, one for each
-direction, come from the same: whoever passes a handshake on can read the frames after it, and
+direction, come from the same: a process that forwards a handshake can read the frames after it, and
 neither change, repeat, drop nor add one. Imported by TCP connections only: hashlib loads OpenSSL.
 """
 
@@ -28,7 +28,7 @@ _RECORD_BYTES = 2**16
 
 EXECUTOR = "executor"
 AGENT = "agent"
-"""The role of whoever connects to the executor: the agent of a node, or a rank."""
+"""The role of the side that connects to the executor: the agent of a node, or a rank."""
 
 
 class Seal:

@@ -14,11 +14,11 @@ from hpctrain.control.proof import AGENT, EXECUTOR, NONCE_BYTES, PROOF_BYTES, Cr
 MAX_STRANGERS = 128
 """Connections that may wait for a proof at the same time. Those of a run's own processes do so for
 a round trip, and try again if they had to give way."""
-"""Seconds in which whoever connects over TCP has to prove that it knows the secret."""
+"""Seconds in which a peer that connects over TCP has to prove that it knows the secret."""
 
 
 class Strangers:
-    """Whoever has connected over TCP, until it has proved itself or is shut out.
+    """Peers that have connected over TCP, until they have proved themselves or are shut out.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class Strangers:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.send(nonce)
         except OSError:
-            # Whoever it was has gone again: a port scan, say.
+            # It has closed the connection, like a port scan.
             sock.close()
             return
         received = bytearray()

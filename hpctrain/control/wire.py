@@ -26,7 +26,7 @@ UNKNOWN_RANK = -1
 
 # Not a dataclass: their module costs an agent a third of its imports.
 class Frame(NamedTuple):
-    """A message: what it says, and bytes that only its reader understands."""
+    """A message: its header, and bytes that only its reader understands."""
 
     header: Mapping[str, Any]
     body: bytes
@@ -61,7 +61,7 @@ class FrameSocket:
     sock
         Connected. Owned by this object from here on.
     seal
-        Puts frames into records that have MACs. None where the kernel says who the other side is.
+        Puts frames into records that have MACs. None where the kernel identifies the other side.
     """
 
     def __init__(self, sock: socket.socket, seal: Seal | None = None) -> None:
@@ -117,7 +117,7 @@ class FrameSocket:
         Raises
         ------
         ProtocolError
-            If the other side sends something else, or somebody else does: no byte of a frame is
+            If the other side sends something else, or a third party does: no byte of a frame is
             looked at before its MAC is checked.
         """
         try:
