@@ -365,9 +365,9 @@ class Result:
     def _manifests(self) -> list[Manifest]:
         entries = self._store.entries()
         for entry in entries:
-            if entry.complaint is not None:
+            if entry.problem is not None:
                 # A handle on an older one looks like one on the newest.
-                log(f"warning: {entry.complaint} It is left out.")
+                log(f"warning: {entry.problem} It is left out.")
         return [entry.manifest for entry in entries if entry.manifest is not None]
 
     def _checkpoint_config(self) -> CheckpointConfig:

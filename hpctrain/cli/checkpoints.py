@@ -204,7 +204,7 @@ def _checked(paths: RunPaths, *, verify: bool) -> Iterator[CheckpointView]:
         name, manifest = entry.path.name, entry.manifest
         if manifest is None:
             state = "damaged" if entry.is_damaged else "unreadable"
-            yield CheckpointView(name=name, state=state, complaint=entry.complaint)
+            yield CheckpointView(name=name, state=state, complaint=entry.problem)
             continue
         if not verify:
             yield CheckpointView(name=name, state="complete", manifest=manifest)

@@ -1,4 +1,4 @@
-"""What the ledger says of restarts, as a sentence for the display and the status. Pure."""
+"""The restarts in the ledger, each as a sentence for the display and the status. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _LONGEST = 300
 
 
 def announce(event: Mapping[str, Any]) -> str:
-    """Return what an event of the ledger says of a restart; empty if it says nothing of one.
+    """Return an event of the ledger as a sentence on a restart; empty if it is none of one.
 
     Not collective.
 
@@ -40,13 +40,13 @@ def announce(event: Mapping[str, Any]) -> str:
 
 def announcements(events: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the announcements since a person last called ``fit()``. Not collective."""
-    said: list[str] = []
+    sentences: list[str] = []
     for event in events:
         if event["event"] == "fit" and not event.get("continues"):
-            said.clear()
+            sentences.clear()
         elif sentence := announce(event):
-            said.append(sentence)
-    return said
+            sentences.append(sentence)
+    return sentences
 
 
 def describe_start(checkpoint: object) -> str:

@@ -16,15 +16,15 @@ RESTARTS = ("restart", "requeued", "successor")
 
 @dataclass(kw_only=True)
 class AttemptRecord:
-    """What the ledger says of one start of the ranks. Times are seconds since the epoch."""
+    """One start of the ranks, by the ledger. Times are seconds since the epoch."""
 
     attempt: int
     job_id: str | None = None
     nodes: tuple[str, ...] = ()
     started_at: float | None = None
-    """None where the line that says it is damaged."""
+    """None where the line that has it is damaged."""
     ended_at: float | None = None
-    """None while it runs, or if its executor died and no other one has said so yet."""
+    """None while it runs, or if its executor died and no other one has written so yet."""
     resumed_from: str | None = None
     """Name of a checkpoint; None for the beginning."""
     first_report: int = 0
@@ -66,8 +66,8 @@ def describe_event(event: Mapping[str, Any]) -> str:
 
     Not collective.
     """
-    if said := announce(event):
-        return said
+    if announced := announce(event):
+        return announced
     template = _TEMPLATES.get(event["event"], "")
     known = {name: str(value) for name, value in event.items()}
     try:

@@ -71,7 +71,7 @@ class HeldDirectory:
             )
 
     def _explain(self) -> str | None:
-        """Return what became of the directory; None if it is as it was, or if nobody can tell."""
+        """Return what became of the directory; None if it is as it was, or if that is not known."""
         if not self._finalizer.alive:
             return None
         root = self._paths.root
@@ -98,7 +98,7 @@ class HeldDirectory:
             return None
         if mark is None:
             return "has lost its files"
-        # None: damaged, which does not say that it is another run's.
+        # None: damaged, which does not mean that it is another run's.
         if run_id not in (None, self._run_id):
             return "has the files of another run now"
         self._plan_mark = mark

@@ -92,7 +92,7 @@ def make_directory(directory: Path, *, below: Path) -> None:
 
 
 def write_unseen(path: Path, content: bytes) -> None:
-    """Write a file durably, in a directory that nobody reads yet. Not collective."""
+    """Write a file durably, in a directory that no process reads yet. Not collective."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     with open(os.open(path, flags, FILE_MODE), "wb") as file:
         file.write(content)
@@ -101,7 +101,7 @@ def write_unseen(path: Path, content: bytes) -> None:
 
 
 def fsync_file(path: Path) -> None:
-    """Make the content of a file durable, whoever wrote it. Not collective."""
+    """Make the content of a file durable, whichever process wrote it. Not collective."""
     with open(path, "rb", buffering=0) as file:
         os.fsync(file.fileno())
 

@@ -84,13 +84,13 @@ def read_validation_wait(events: Iterable[Mapping[str, Any]]) -> float:
 
 
 def has_open_executor(events: Iterable[Mapping[str, Any]]) -> bool:
-    """Return whether the last executor did not say that it ended. Not collective."""
+    """Return whether the last executor did not write that it ended. Not collective."""
     words = [e["event"] for e in events if e["event"] in ("executor-started", "executor-ended")]
     return words[-1:] == ["executor-started"]
 
 
 def unfinished_attempts(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the ``attempt-started`` events whose executor could not say how they ended.
+    """Return the ``attempt-started`` events whose executor could not write how they ended.
 
     Not collective.
     """

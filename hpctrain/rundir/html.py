@@ -37,14 +37,16 @@ def render_run(
     name, state
         Of the run.
     facts
-        What else there is to say, by what it is called.
+        Further facts, by their names.
     history
         Metrics of each report, the oldest first.
     error
         Why it failed; None if it did not.
     """
-    said = "".join(f"<div>{escape(key)}: {escape(value)}</div>" for key, value in facts.items())
-    parts = [f"<div><b>{escape(name)}</b> {escape(state)}</div>", said]
+    described = "".join(
+        f"<div>{escape(key)}: {escape(value)}</div>" for key, value in facts.items()
+    )
+    parts = [f"<div><b>{escape(name)}</b> {escape(state)}</div>", described]
     if error is not None:
         lines = error.splitlines()[:_MAX_ERROR_LINES]
         shown = escape("\n".join(lines))

@@ -36,7 +36,7 @@ def append_event(paths: RunPaths, event: str, **details: Any) -> None:
     try:
         written = os.write(descriptor, line.encode())
         if written < len(line.encode()):
-            # What is there of it is ended, and left out, by whoever writes or reads next.
+            # The next write ends the torn line, and readers leave it out.
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(paths.ledger))
         os.fsync(descriptor)
     finally:
@@ -74,7 +74,7 @@ _REQUIRED = {
     **dict.fromkeys(("submitted", "successor"), ("job_id",)),
     "node-bad": ("node", "reason"),
 }
-"""Fields without which an event says nothing; where others are missing they are unknown."""
+"""Fields without which an event means nothing; where others are missing they are unknown."""
 _RULES: Mapping[str, Callable[[Any], bool]] = {
     "attempt": _is_count,
     "first_report": _is_count,

@@ -113,7 +113,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def encode_validation(manifest: Manifest, metrics: Mapping[str, Any]) -> bytes:
-    """Return the content of the file that says that a validation has ended. Not collective.
+    """Return the content of the file which records that a validation has ended. Not collective.
 
     The manifest does not change: who reads the checkpoint holds a lock on it.
     """
@@ -122,13 +122,13 @@ def encode_validation(manifest: Manifest, metrics: Mapping[str, Any]) -> bytes:
 
 
 def _with_validation(manifest: Manifest, directory: Path) -> Manifest:
-    """Add what a validation has found; without a word of it that is whole, it is pending."""
+    """Add what a validation has found; without a whole file of it, it is pending."""
     if manifest.validation is None:
         return manifest
     try:
         content = _read_json(directory / VALIDATION_NAME)
         checksum = content.pop("checksum")
-        # A copy of another checkpoint's, which a training function has put there, says nothing.
+        # A copy of another checkpoint's, which a training function has put there, does not count.
         is_of_this = content["created_at"] == manifest.created_at
         if checksum == _checksum(content) and is_of_this and isinstance(content["metrics"], dict):
             metrics = {**manifest.metrics, **content["metrics"]}

@@ -56,7 +56,7 @@ def read_last_report(paths: RunPaths) -> dict[str, Any] | None:
 
 
 def say_if_cut(paths: RunPaths, status: RunStatus, *, last: int) -> None:
-    """Say so if metrics are lost: all, or the last ones of a run that is over. Not collective.
+    """Log it if metrics are lost: all, or the last ones of a run that is over. Not collective.
 
     Parameters
     ----------

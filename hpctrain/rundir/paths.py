@@ -78,15 +78,15 @@ class RunPaths:
         return self.submission / f"{job_id}_0_log.out"
 
     def claim(self, number: int) -> Path:
-        """Directory that says who starts the run; the largest number counts."""
+        """Directory with the process that starts the run; the largest number counts."""
         return self.root / f".claim-{number}"
 
     def executor(self, number: int) -> Path:
-        """File that says which executor may write; the largest number counts."""
+        """File with the executor that may write; the largest number counts."""
         return self.root / f".executor-{number}"
 
     def lease(self, attempt: int) -> Path:
-        """Its existence says that an agent goes on with a run whose executor was lost."""
+        """File of an agent that continues a run whose executor was lost."""
         return self.root / f".lease-{attempt}"
 
     def logs(self, attempt: int) -> Path:

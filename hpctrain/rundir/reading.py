@@ -125,7 +125,7 @@ def read_lines(path: Path, is_valid: Callable[[Any], bool]) -> list[dict[str, An
 
 
 def say_torn(path: Path) -> None:
-    """Say that a file of lines ends in the middle of one. Not collective."""
+    """Log that a file of lines ends in the middle of one. Not collective."""
     log(f"warning: {path}: the last line is torn, or just being written, and left out.")
 
 

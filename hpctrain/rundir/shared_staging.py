@@ -63,7 +63,7 @@ class SharedStaging:
             return self._add(self._own, path, make)
 
     def offer(self, path: str, content: bytes) -> None:
-        """Write a file of which every rank has the same, unless somebody has. Not collective."""
+        """Write a file that is the same on every rank, unless one has. Not collective."""
 
         def write(target: Path) -> None:
             with open(create_file(target), "wb") as file:
@@ -137,7 +137,7 @@ class SharedStaging:
             # Files are looked at once, and here: hard links have given them a second name.
             foreign = foreign or (tree.judge() if self.paths else None)
         if self.paths and foreign is not None:
-            # The copies belong to this user, whoever has written the files.
+            # The copies belong to this user, whichever user has written the files.
             self.offer(COPIED_NAME, COPIED_CONTENT)
 
     def _walk(self, source: Path, inside: str, add: Callable[[str, Path], object]) -> None:

@@ -28,7 +28,7 @@ class RunState(str, Enum):
     STOPPED = "stopped"
     """Stopped from outside; ``fit()`` again resumes."""
     REFUSED = "refused"
-    """Slurm refused the job, and says why; ``fit()`` again submits it anew."""
+    """Slurm refused the job; ``error`` has its reason; ``fit()`` again submits it anew."""
 
     @property
     def is_final(self) -> bool:

@@ -64,7 +64,7 @@ class RunStatus:
     error_type: str | None = None
     """Name of the class of that error."""
     path: str = ""
-    """The run directory, as whoever began the run calls it; empty in runs of older versions."""
+    """The run directory, as the run was begun with it; empty in runs of older versions."""
     device: int = 0
     inode: int = 0
     """Of that directory, as it saw it: a directory for which none of this holds is a copy."""
@@ -121,7 +121,7 @@ class RunStatus:
         try:
             here = os.stat(root)
         except OSError:
-            # Nobody can tell.
+            # It is not known.
             return True
         # Other hosts give other numbers to devices, and this one does when they are mounted anew.
         if here.st_dev != self.device and has_path:
@@ -144,9 +144,9 @@ def write_status(paths: RunPaths, status: RunStatus) -> RunStatus:
 def read_status(paths: RunPaths) -> RunStatus | None:
     """Return the status, or None where there is none yet. Not collective.
 
-    In a copy of a run that somebody ran when it was copied, it is that of a run which was stopped:
-    job and process are the original's. Where the file is damaged, it is what the ledger says, and
-    says so (`RunStatus.damage`).
+    In a copy of a run that was at work when it was copied, it is that of a run which was stopped:
+    job and process are the original's. Where the file is damaged, it is rebuilt from the
+    ledger, and has the reason (`RunStatus.damage`).
 
     Raises
     ------
@@ -167,7 +167,7 @@ def read_status(paths: RunPaths) -> RunStatus | None:
 
 
 def last_attempt(paths: RunPaths) -> dict[str, Any]:
-    """Return the fields of the status that say which attempt was the last, and where it ran.
+    """Return the fields of the status on the last attempt, and where it ran.
 
     Not collective. For a status that begins anew: what is known of an attempt whose executor died
     is in the status that it wrote.
@@ -218,14 +218,14 @@ def _as_copy(status: RunStatus, root: Path) -> RunStatus:
 
 
 def rebuild_status(paths: RunPaths, *, why: str) -> RunStatus:
-    """Return the status that the ledger tells of. Not collective.
+    """Return the status that follows from the ledger. Not collective.
 
     Parameters
     ----------
     why
         Why ``status.json`` cannot be read.
     """
-    # Without an owner, whoever asks takes it for alive as long as the file changes.
+    # Without an owner, readers take it for alive as long as the file changes.
     status = RunStatus(name=paths.root.name, state=RunState.RUNNING, launcher="", damage=why)
     for event in read_events(paths):
         status = _after(status, event)
@@ -274,7 +274,7 @@ def _after(status: RunStatus, event: Mapping[str, Any]) -> RunStatus:
 
 
 def explain_gap(events: Sequence[Mapping[str, Any]], status: RunStatus) -> str | None:
-    """Return what a ledger lacks of what the status of its run says; None if it lacks nothing.
+    """Return what a ledger lacks of the status of its run; None if it lacks nothing.
 
     Not collective.
     """

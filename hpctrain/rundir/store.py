@@ -57,7 +57,7 @@ class Entry:
 
     path: Path
     manifest: Manifest | None
-    complaint: str | None
+    problem: str | None
     """Why it is no checkpoint; None if it is one."""
     is_damaged: bool = False
     """Whether it never will be one: its manifest was read, and is none."""
@@ -210,9 +210,9 @@ class CheckpointStore:
         return Checkpoint.from_directory(self._directory / manifest.name)
 
     def newest_good(self, *, doubtful: Collection[str] = ()) -> tuple[Manifest | None, list[str]]:
-        """Return the newest checkpoint whose files are what its manifest says.
+        """Return the newest checkpoint whose files match its manifest.
 
-        Not collective. Reads every byte of it, but of a large state the headers only: whoever loads
+        Not collective. Reads every byte of it, but of a large state the headers only: what loads
         it verifies each block anyway. Call it before ranks start.
 
         Parameters
@@ -233,10 +233,10 @@ class CheckpointStore:
             an outage that would be all of them.
         """
         entries = self.entries()
-        complaints = [entry.complaint for entry in entries if entry.complaint is not None]
+        problems = [entry.problem for entry in entries if entry.problem is not None]
         for entry in entries:
             if entry.manifest is None and not entry.is_damaged:
-                raise UnreadableError(entry.complaint)
+                raise UnreadableError(entry.problem)
         damaged = [entry.path for entry in entries if entry.is_damaged]
         newest = None
         for manifest in reversed([e.manifest for e in entries if e.manifest is not None]):
@@ -245,14 +245,14 @@ class CheckpointStore:
             except UnreadableError:
                 raise
             except CheckpointError as error:
-                complaints.append(str(error))
+                problems.append(str(error))
                 damaged.append(self._directory / manifest.name)
                 continue
             newest = manifest
             break
         for path in damaged:
             self._set_aside(path)
-        return newest, complaints
+        return newest, problems
 
     def verify(self, manifest: Manifest, *, quick: bool = False) -> None:
         """Check sizes and digests of a checkpoint's files. Not collective.
@@ -272,7 +272,7 @@ class CheckpointStore:
     def retain(self, config: CheckpointConfig, *, protected: Collection[str] = ()) -> None:
         """Delete what `config` does not keep. Not collective.
 
-        What somebody reads (`Checkpoint.as_directory`) is deleted by a later call, when it is read
+        What is being read (`Checkpoint.as_directory`) is deleted by a later call, when it is read
         no more.
 
         Parameters
@@ -383,16 +383,16 @@ class CheckpointStore:
                 continue
             path = self._directory / name
             try:
-                yield Entry(path=path, manifest=read_manifest(path), complaint=None)
+                yield Entry(path=path, manifest=read_manifest(path), problem=None)
             except UnreadableError as error:
                 yield Entry(
-                    path=path, manifest=None, complaint=f"checkpoint {name}: {error} {TRY_AGAIN}"
+                    path=path, manifest=None, problem=f"checkpoint {name}: {error} {TRY_AGAIN}"
                 )
             except DamagedManifestError as error:
                 # Deleted meanwhile, if it is gone.
                 if path.exists():
-                    complaint = f"checkpoint {name}: {error} ({path / MANIFEST_NAME})."
-                    yield Entry(path=path, manifest=None, complaint=complaint, is_damaged=True)
+                    problem = f"checkpoint {name}: {error} ({path / MANIFEST_NAME})."
+                    yield Entry(path=path, manifest=None, problem=problem, is_damaged=True)
 
     def _set_aside(self, path: Path) -> None:
         damaged = path.with_name(path.name + DAMAGED)

@@ -20,20 +20,20 @@ _MOST_BYTES = 64 * 2**30
 
 
 def check_run_directory(root: Path) -> None:
-    """Return if nobody but this user can write into a run directory, or there is none.
+    """Return if only this user can write into a run directory, or there is none.
 
     Not collective.
 
     Raises
     ------
     ConfigError
-        If it belongs to somebody else, or its group or others can write into it.
+        If it belongs to another user, or its group or others can write into it.
     """
     try:
         found = os.lstat(root)
         target = os.stat(root) if stat.S_ISLNK(found.st_mode) else found
     except OSError:
-        # Whoever opens it says why it cannot be.
+        # The error comes when it is opened.
         return
     if target is not found:
         # It leads wherever its owner likes, such as to another run of this user.
@@ -42,7 +42,7 @@ def check_run_directory(root: Path) -> None:
 
 
 def check_owner(found: os.stat_result, path: Path, *, what: str, instead: str = _INSTEAD) -> None:
-    """Return if nobody but this user can write a file, or into a directory. Not collective.
+    """Return if only this user can write a file, or into a directory. Not collective.
 
     Access control lists count too: their mask stands in for the mode of the group.
 
@@ -58,7 +58,7 @@ def check_owner(found: os.stat_result, path: Path, *, what: str, instead: str = 
     Raises
     ------
     ConfigError
-        If somebody else can.
+        If another user can.
     """
     _check(found.st_uid, found.st_mode, path, what=what, instead=instead)
 
@@ -79,14 +79,14 @@ def _check(uid: int, mode: int, path: Path, *, what: str, instead: str = _INSTEA
 
 
 def read_own(path: Path) -> bytes:
-    """Return the content of a pickle that nobody but this user has written. Not collective.
+    """Return the content of a pickle that only this user has written. Not collective.
 
     Raises
     ------
     FileNotFoundError
         If there is none.
     ConfigError
-        If it belongs to somebody else, or others can write it.
+        If it belongs to another user, or others can write it.
     DamagedFileError
         If it is not a regular file, too large, or this user cannot read it.
     """
@@ -114,7 +114,7 @@ def read_spec(paths: RunPaths, *, digest: str | None = None) -> bytes:
     Raises
     ------
     ConfigError
-        If somebody else could have written it.
+        If another user could have written it.
     DamagedFileError
         If it is something else than was submitted.
     """
