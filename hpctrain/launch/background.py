@@ -56,7 +56,7 @@ def start_in_background(submission: Submission) -> None:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    # Nobody else takes its exit status.
+    # Nothing else collects its exit status.
     threading.Thread(target=process.wait, daemon=True).start()
     assert process.stdin is not None
     with process.stdin:
@@ -77,7 +77,7 @@ def start_in_background(submission: Submission) -> None:
 def run_in_background(paths: RunPaths, spec_digest: str) -> int:
     """Run a run in this process, once those before it have ended; return the exit status."""
     if sys.stdin.buffer.read(1) != _GO:
-        # Whoever started this process died before it could say so in the run directory.
+        # The process that started this one died before it could write so in the run directory.
         return 1
     try:
         # As every executor: `hpctrain cancel --now` ends no process without it.

@@ -34,7 +34,7 @@ def begin_or_find(submission: Submission, begin: Callable[[list[str]], None]) ->
     ----------
     begin
         Writes down that the run begins, given what has changed since it was begun; called while
-        nobody else can begin it.
+        no other process can begin it.
 
     Raises
     ------
@@ -50,7 +50,7 @@ def begin_or_find(submission: Submission, begin: Callable[[list[str]], None]) ->
         if not existing.begins and existing is not Existing.RESTART:
             break
         with errors_of_storage(paths), claimed(paths):
-            # Somebody else may have been quicker, and somebody who is not to be trusted.
+            # Another process may have been quicker, and of a user who is not to be trusted.
             check_run_directory(paths.root)
             existing, changes = decide_on_existing(paths, submission.spec, life, policy)
             if existing.begins:
@@ -60,7 +60,7 @@ def begin_or_find(submission: Submission, begin: Callable[[list[str]], None]) ->
                 break
             if existing is Existing.RESTART:
                 _move_aside(paths)
-                # Once: what is there from now on is of somebody who was quicker.
+                # Once: what is there from now on is of a process that was quicker.
                 policy = "auto"
     if existing is Existing.FINISHED and changes:
         log(
@@ -71,7 +71,7 @@ def begin_or_find(submission: Submission, begin: Callable[[list[str]], None]) ->
 
 
 def _move_aside(paths: RunPaths) -> Path:
-    """Move a run that is over out of the way, and say where it is; whoever does it holds the claim.
+    """Move a run that is over out of the way, and log where it is; the caller holds the claim.
 
     Raises
     ------

@@ -37,8 +37,8 @@ def cancel_run(paths: RunPaths, *, now: bool) -> str:
     LaunchError
         If Slurm does not answer.
     """
-    said = _stop_run(paths, now=now)
-    return said + end_validations(paths) if now else said
+    done = _stop_run(paths, now=now)
+    return done + end_validations(paths) if now else done
 
 
 def _stop_run(paths: RunPaths, *, now: bool) -> str:
@@ -140,7 +140,7 @@ def end_validations(paths: RunPaths) -> str:
     try:
         known = scripts_of_jobs(paths.batch_script)
         for script, job_id in jobs.items():
-            # Whatever the files say, no other job is ended.
+            # Whatever is in the files, no other job is ended.
             if job_id in known and is_same_file(known[job_id], script):
                 cancel_job(job_id)
                 ended.append(job_id)
@@ -152,12 +152,12 @@ def end_validations(paths: RunPaths) -> str:
 
 
 def refuse_unknown_process(paths: RunPaths, status: RunStatus) -> None:
-    """Refuse to end a run of which nobody knows whose process it is.
+    """Refuse to end a run whose process is not known.
 
     Raises
     ------
     ConfigError
-        If its status does not say.
+        If its status does not name it.
     """
     if status.owner_pid <= 0:
         raise ConfigError(
@@ -167,8 +167,8 @@ def refuse_unknown_process(paths: RunPaths, status: RunStatus) -> None:
 
 
 def _refuse_foreign_process(paths: RunPaths, pid: int) -> None:
-    """Refuse to signal a process that is not at work on the run, whatever its files say."""
-    # An executor holds the directory open all the time, which nobody else can make it do.
+    """Refuse to signal a process that is not at work on the run, whatever is in its files."""
+    # An executor holds the directory open all the time, and no other user can make it do so.
     try:
         root, descriptors = os.stat(paths.root), os.listdir(f"/proc/{pid}/fd")
     except OSError as error:
@@ -187,7 +187,7 @@ def _refuse_foreign_process(paths: RunPaths, pid: int) -> None:
 
 
 def _refuse_foreign_job(paths: RunPaths, job_id: str) -> None:
-    """Refuse to end a job that is not one of the run, whatever its files say."""
+    """Refuse to end a job that is not one of the run, whatever is in its files."""
     script = find_script_of_job(job_id, paths.batch_script)
     if script is not None and is_same_file(script, paths.batch_script):
         return

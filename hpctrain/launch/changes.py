@@ -18,7 +18,7 @@ _THE_REST = "datasets, preprocessor or metadata"
 def find_changes(paths: RunPaths, plan: Mapping[str, Any], spec: RunSpec) -> list[str]:
     """Return what a request changes of what decides the result of a run.
 
-    Not collective. What the run's plan does not say, as an older hpctrain wrote it, is taken as
+    Not collective. What the run's plan does not have, as an older hpctrain wrote it, is taken as
     unchanged.
 
     Parameters

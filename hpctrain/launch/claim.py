@@ -31,7 +31,7 @@ _OWNER = "owner"
 
 @contextlib.contextmanager
 def claimed(paths: RunPaths, *, patience_s: float = timeouts.CLAIM_S) -> Iterator[None]:
-    """Hold the claim on a run, for the time between the look at it and the word that it begins.
+    """Hold the claim on a run, for the time between the look at it and the entry that it begins.
 
     Not collective. The run directory is made if needed. Waits while another process holds the
     claim; one that has died on this host does not hold it any more.
@@ -65,11 +65,11 @@ class Claim:
     number: int
     owner: bytes
     is_here: bool
-    """Whether by a process of this host, which lives; of another host nobody here can tell."""
+    """Whether by a process of this host, which lives; of another host that is not known here."""
 
 
 def find_claim(paths: RunPaths) -> Claim | None:
-    """Return the claim on a run; None if nobody holds it. Not collective."""
+    """Return the claim on a run; None if no process holds it. Not collective."""
     try:
         newest = _newest(paths)
     except OSError:
@@ -152,7 +152,7 @@ def _rename_to(paths: RunPaths, number: int, prepared: Path, owner: bytes) -> bo
     """Try to make a claim; return whether it is ours."""
     claim = paths.claim(number)
     # An error need not be true: NFS can do it, lose its answer, and fail when it asks again. So the
-    # file says whose it is.
+    # file names its owner.
     with contextlib.suppress(OSError):
         os.rename(prepared, claim)
     ours = _read_owner(claim) == owner

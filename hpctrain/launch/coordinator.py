@@ -1,4 +1,4 @@
-"""`Coordinator`: the executor's part where nobody has started the ranks, in a thread of rank 0."""
+"""`Coordinator`: the executor where the user has started the ranks, in a thread of rank 0."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hpctrain.world import World
 
 
 class Coordinator(threading.Thread):
-    """Watches the ranks and writes down what they do, for one attempt; made by rank 0.
+    """Watches the ranks and records one attempt; made by rank 0.
 
     Parameters
     ----------
@@ -57,12 +57,12 @@ class Coordinator(threading.Thread):
         )
 
     def run(self) -> None:
-        """Watch the ranks until they have ended, write it all down, and tell them."""
+        """Watch the ranks until they have ended, record the end, and send it to them."""
         try:
             with self._run_record.kept_alive():
                 op, body = self._outcome()
         except BaseException as error:
-            # A run directory that is gone, a full disk: the ranks wait for a word all the same.
+            # A run directory that is gone, a full disk: the ranks wait for a command all the same.
             op, body = "run-failed", spec.pack(_plain(error), what="the error")
         self.ranks.dismiss(op, body, patience_s=timeouts.SPMD_END_S)
 

@@ -1,4 +1,4 @@
-"""What ``hpctrain submit`` and ``HPCTRAIN_DETACH=1`` change: job ids are printed, nobody waits."""
+"""What ``hpctrain submit`` and ``HPCTRAIN_DETACH=1`` change: job ids are printed, and no wait."""
 
 from __future__ import annotations
 

@@ -24,13 +24,13 @@ class EndWatch:
     def __init__(self, paths: RunPaths) -> None:
         self.paths = paths
         self.error: HpctrainError | None = None
-        """That nobody runs it any more, though it has not ended."""
+        """That no process runs it any more, though it has not ended."""
         self.look_at = 0.0
         """When to look again, in seconds of a monotonic clock."""
         self._liveness, self._pace = Liveness(paths), Pace()
 
     def has_ended(self) -> bool:
-        """Look; return whether the run is over, or nobody runs it any more. Not collective."""
+        """Look; return whether the run is over, or no process runs it any more. Not collective."""
         status = read_status(self.paths)
         try:
             if status is None:

@@ -1,4 +1,4 @@
-"""`ExistingRanks`: ranks that somebody else has started, as rank 0 reaches them."""
+"""`ExistingRanks`: ranks that the user has started, as rank 0 reaches them."""
 
 from __future__ import annotations
 
@@ -99,10 +99,10 @@ class ExistingRanks:
         """Return None: it goes elsewhere."""
 
     def await_death_notice(self) -> None:
-        """Return at once: nobody gives notice here."""
+        """Return at once: there is no launcher to read here."""
 
     def dismiss(self, op: str, body: bytes, *, patience_s: float) -> None:
-        """Send the last word to all ranks, wait until they have left, and close."""
+        """Send the last command to all ranks, wait until they have left, and close."""
         self._hub.send(op, body)
         deadline = Deadline(patience_s)
         while self._hub.num_ranks and not deadline.is_over:

@@ -169,7 +169,7 @@ class Follower:
             say_if_cut(self._paths, status, last=last)
         status = status.with_changes(checkpoint=self._newest)
         self._show_stalled(status.stalled)
-        # The last word comes last.
+        # The final line comes last.
         if status.state.is_final:
             self._show_status(status)
         if self._status_line is not None:
@@ -185,11 +185,11 @@ class Follower:
             )
 
     def _show_restarts(self) -> None:
-        """Say that ranks are started again, and why, after what they have printed."""
-        said = announcements(filter(is_event, map(parse_json, self._ledger.read())))
-        if said:
+        """Print that ranks are started again, and why, after what they have printed."""
+        sentences = announcements(filter(is_event, map(parse_json, self._ledger.read())))
+        if sentences:
             self._show_logs(final=True)
-        for sentence in said:
+        for sentence in sentences:
             self._say(f"hpctrain: {self._paths.root.name}: {one_line(sentence)}")
 
     def _show_stalled(self, stalled: str) -> None:
@@ -286,7 +286,7 @@ class Follower:
     def _say(self, line: str) -> None:
         line = show_controls(line, keep_colours=True)
         if self._status_line is not None:
-            self._status_line.say(line)
+            self._status_line.print(line)
         else:
             print(line, file=self._out, flush=True)
 
@@ -306,14 +306,14 @@ class Follower:
 def follow_to_end(paths: RunPaths, *, verbose: int) -> Result:
     """Follow a run that another process runs, until it ends; return its result.
 
-    Not collective. The follower can be killed without harm to the run; Ctrl-C says so.
+    Not collective. The follower can be killed without harm to the run; after Ctrl-C it prints so.
 
     Raises
     ------
     TrainingFailedError
         If the run failed or was stopped.
     LaunchError
-        If its job has ended and the executor never said so: it could not begin, or was killed.
+        If its job has ended and the executor never wrote so: it could not begin, or was killed.
     """
     from hpctrain.launch.liveness import Liveness
     from hpctrain.launch.pace import Pace
@@ -360,5 +360,5 @@ def _is_terminal(out: TextIO) -> bool:
 
 
 def _format_report(report: Mapping[str, Any], checkpoint: str | None) -> str:
-    said = [f"report {report['report']}", format_metrics(report["metrics"])]
-    return "  ".join([*filter(None, said), *([f"checkpoint {checkpoint}"] if checkpoint else [])])
+    parts = [f"report {report['report']}", format_metrics(report["metrics"])]
+    return "  ".join([*filter(None, parts), *([f"checkpoint {checkpoint}"] if checkpoint else [])])

@@ -78,7 +78,7 @@ class RunHandle:
     def wait(self, *, timeout_s: float = math.inf) -> bool:
         """Wait until the run is over; return whether it is.
 
-        Not collective. A run that failed, or that nobody runs any more, is over as well.
+        Not collective. A run that failed, or that no process runs any more, is over as well.
         """
         done, _ = wait([self], timeout_s=timeout_s)
         return bool(done)

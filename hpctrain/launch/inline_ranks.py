@@ -21,7 +21,7 @@ class InlineRanks:
     lost_nodes: Mapping[str, bool] = {}
     share_a_terminal = True
     workers: Sequence[WorkerMetadata] = ()
-    """None that could be watched: who would watch this process from inside it."""
+    """None that could be watched: this process cannot watch itself."""
 
     def __init__(self) -> None:
         self.session: Session | None = None
@@ -31,7 +31,7 @@ class InlineRanks:
         return 1
 
     def broadcast(self, op: str, body: bytes = b"", **details: Any) -> None:
-        """Call what the word is for."""
+        """Call the method for the command."""
         assert self.session is not None
         if op == "checkpoints":
             self.session.hear_checkpoints(details["report"], json.loads(body))
@@ -85,7 +85,7 @@ class InlineChannel:
         self._send("slot", number=number, wanted=wanted)
 
     def progress(self, op: str, **details: str | int) -> None:
-        """Do nothing: who would watch this process from inside it."""
+        """Do nothing: this process cannot watch itself."""
 
     def enter(self, phase: str) -> None:
         """Take note of how far the rank is."""
@@ -109,6 +109,6 @@ class StopAtOnce:
         self._ranks = ranks
 
     def step(self) -> None:
-        """Tell it, if it should."""
+        """Send it the stop, if it is to stop."""
         if self._recorder.stop is not None and self._ranks.session is not None:
             self._ranks.session.stop_after(self._attempt.tracker.reports)

@@ -12,7 +12,7 @@ from hpctrain.uncaught import show_as
 def explain_interrupt(
     error: KeyboardInterrupt, run_config: RunConfig, checkpoint: Path | None
 ) -> None:
-    """Say what the run resumes from; its traceback would say nothing. Not collective."""
+    """Add to Ctrl-C what the run resumes from, without a traceback. Not collective."""
     log(
         f"interrupted; fit() with name={run_config.name!r} and the same storage_path resumes from "
         f"{checkpoint or 'its beginning'}",

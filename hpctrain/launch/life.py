@@ -28,7 +28,7 @@ _QUIET_S = 3.0
 class LifeTest:
     """Finds out whether an executor is, or will be, at work on a run, in one look or several.
 
-    Slurm's word counts, and on this host a process with its start time. Of an executor elsewhere,
+    Slurm's answer counts, and on this host a process with its start time. Of an executor elsewhere,
     it is seen whether the status changes, in seconds of this process's own clock.
 
     Parameters
@@ -36,7 +36,7 @@ class LifeTest:
     paths
         The run directory.
     job_is_alive
-        Whether Slurm says that a job waits or runs; None if it does not know the job.
+        Whether a job waits or runs according to Slurm; None if it does not know the job.
     silence_s
         Seconds without a change that mean death; None is twice the run's ``node_timeout_s``.
     """
@@ -58,11 +58,11 @@ class LifeTest:
 
     @property
     def is_watching(self) -> bool:
-        """Whether only a change can tell."""
+        """Whether only a change shows it."""
         return self._seen is not None
 
     def look(self, status: RunStatus) -> bool | None:
-        """Return whether an executor is at work; None if only a later look can tell.
+        """Return whether an executor is at work; None if only a later look shows it.
 
         Not collective. After a change, it counts as alive until it is silent for too long.
 
@@ -105,7 +105,7 @@ class LifeTest:
             time.sleep(_LOOK_INTERVAL_S)
 
     def _look_here(self, status: RunStatus) -> bool | None:
-        """Return what can be said at once."""
+        """Return what is known at once."""
         if status.state.is_final:
             return False
         if status.state is RunState.SUBMITTING:
@@ -127,7 +127,7 @@ class LifeTest:
         return self._look_for_job(status)
 
     def _look_for_job(self, status: RunStatus) -> bool | None:
-        """Return False if the job that an executor runs in is over; else only a change tells."""
+        """Return False if the job that an executor runs in is over; else only a change shows it."""
         if status.job_id is None or self._seen is not None:
             return None
         try:

@@ -1,4 +1,4 @@
-"""Notice, as a follower, that nobody runs the run any more, or why nobody runs it yet."""
+"""Notice, as a follower, that no process runs the run any more, or why none does yet."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class QuestionBudget:
 
 
 class Liveness:
-    """Finds out whether a run still has somebody who runs it, from files as far as they tell.
+    """Finds out whether a process still runs a run, from files as far as possible.
 
     Slurm is asked where the executor is silent, or has not begun.
 
@@ -92,7 +92,7 @@ class Liveness:
         """Why the job of the run waits, and what to do; empty if it does not."""
 
     def check(self, status: RunStatus) -> None:
-        """Raise if nobody runs the run any more. Not collective.
+        """Raise if no process runs the run any more. Not collective.
 
         Raises
         ------
@@ -133,7 +133,7 @@ class Liveness:
             self._clue, self._clue_at = clue, now - (quiet_s if is_old else 0.0)
         is_quiet = now - self._clue_at >= quiet_s
         if status.state is not RunState.SUBMITTED and not is_quiet:
-            # Somebody is at work.
+            # An executor is at work.
             self.waits = ""
             return False
         is_new = is_quiet and clue != self._asked_about
@@ -178,7 +178,7 @@ class Liveness:
         if settled is None or settled.state is RunState.SUBMITTING:
             return
         if settled.state is RunState.STOPPED:
-            # On a disk that is full nobody else says so.
+            # On a disk that is full no other process can write so.
             raise RunStoppedError(settled.error)
         self._settled = settled
 
@@ -209,7 +209,7 @@ class Liveness:
         return job_is_alive(job_id)
 
     def check_directory(self) -> None:
-        """Raise if the run directory is gone, or nobody begins the run. Not collective.
+        """Raise if the run directory is gone, or no process begins the run. Not collective.
 
         For a run that has no status yet.
 
@@ -222,7 +222,7 @@ class Liveness:
         self._look_for_submission(time.monotonic())
 
     def _raise_ended(self, status: RunStatus, job: Job | None) -> None:
-        # The executor writes its last word before the job ends, so look once more.
+        # The executor writes its last status before the job ends, so look once more.
         latest = read_status(self._paths)
         if latest is not None and (latest.state.is_final or latest.job_id != status.job_id):
             return

@@ -1,4 +1,4 @@
-"""The one attempt of a home in which nobody starts the ranks, nor starts them again."""
+"""The one attempt of a home in which hpctrain does not start the ranks, nor restart them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hpctrain.launch.request import Submission
 
 
 def begin_only_attempt(submission: Submission) -> tuple[Recorder, Preemption, AttemptStart]:
-    """Write down that a run begins here; return who records it, when it must leave, and its start.
+    """Record that a run begins here; return its recorder, its preemption, and its start.
 
     Not collective.
 

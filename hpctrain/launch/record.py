@@ -44,7 +44,7 @@ def write_plan_and_spec(submission: Submission) -> None:
     # By starting its job again, Slurm has called fit() again.
     continues = submission.plan.launcher != "slurm" and was_begun_by_this_job(events)
     if not continues:
-        # Whoever asked for a stop asked for that of the run as it was before.
+        # A stop that was requested before is of the run as it was before.
         paths.stop_request.unlink(missing_ok=True)
     previous = read_status(paths)
     if previous is not None and has_open_executor(events):
@@ -120,7 +120,7 @@ def _without_secrets(content: dict[str, Any]) -> dict[str, Any]:
 def installed_versions() -> dict[str, str]:
     """Return the versions of what matters to a run, from the names of installed packages.
 
-    Not collective. ``importlib.metadata`` would say the same, and take as long as the rest of a
+    Not collective. ``importlib.metadata`` would return the same, and take as long as the rest of a
     start together.
     """
     versions = {"hpctrain": __version__, "python": platform.python_version()}

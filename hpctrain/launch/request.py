@@ -99,7 +99,7 @@ class Submission:
         return self.spec.to_bytes()
 
 
-# Which home this is does not change while a process lives, but what tells of it does: ranks delete
+# Which home this is does not change while a process lives, but its signs do: ranks delete
 # their launcher's variables.
 _home: Home | None = None
 

@@ -14,7 +14,7 @@ from hpctrain.rundir.status import RunStatus, read_status
 
 
 def read_settled_status(paths: RunPaths, *, believe_claim: bool = True) -> RunStatus | None:
-    """Return the status of a run. One that nobody submits any more is submitted, or stopped.
+    """Return the status of a run. One that no process submits any more is submitted, or stopped.
 
     Not collective. Slurm is asked only where the process that submitted the run is gone; what it
     answers is written into the run directory. None: the run is being written down just now.
@@ -34,7 +34,7 @@ def read_settled_status(paths: RunPaths, *, believe_claim: bool = True) -> RunSt
         return status
     if believe_claim and is_claimed(paths):
         return status
-    # Whoever held the claim has written the status before it let go.
+    # The process that held the claim has written the status before it released it.
     again = read_status(paths)
     if again != status:
         return again

@@ -56,7 +56,7 @@ def submit_job(submission: Submission) -> None:
         directives = {**plan.directives, **plan.first_job_directives}
         record_job(paths, status, job_id, directives=directives)
     except OSError as error:
-        # The job is there all the same, and whoever reads the status finds it in Slurm's queue.
+        # The job is there all the same, and readers of the status find it in Slurm's queue.
         log(f"job {job_id} is submitted, but {paths.root} cannot be written: {error.strerror}.")
     if request.run_config.verbose and not environ.detach_requested():
         log(f"submitted {paths.root.name} as job {job_id}: {paths.root}", to=sys.stdout)
@@ -75,7 +75,7 @@ def _job_after_all(paths: RunPaths, status: RunStatus, error: LaunchError) -> st
         job_id = find_unrecorded_job(paths)
     except LaunchError:
         if error.transient:
-            # Nobody knows. Whoever reads the status asks again.
+            # It is not known. A reader of the status asks Slurm again.
             raise error from None
         job_id = None
     if job_id is None:

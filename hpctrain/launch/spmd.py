@@ -1,7 +1,7 @@
 """Every process already is a rank: attach to the MPI world that exists.
 
 Rank 0 does the executor's part in a thread (`hpctrain.launch.coordinator`). Nothing is started, and
-nothing is restarted: that is the business of whoever started the ranks.
+nothing is restarted: that is up to the user, who started the ranks.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ _failed: BaseException | None = None
 
 @dataclass(frozen=True, kw_only=True)
 class _Opening:
-    """What rank 0 tells the others before they begin."""
+    """What rank 0 sends the others before they begin."""
 
     paths: RunPaths
     start: AttemptStart | None
-    """None: there is nothing to run, `result` says why."""
+    """None: there is nothing to run, see `result`."""
     content: bytes
     """The run's `RunSpec`."""
     addresses: list[str]
@@ -91,7 +91,7 @@ def fit_spmd(request: Request) -> Result:
         except (HpctrainError, SystemExit) as error:
             opening = error
         except Exception as error:
-            # A full disk: the others wait for a word all the same.
+            # A full disk: the others wait for a message all the same.
             opening = LaunchError(
                 f"rank 0 cannot open the run in {request.run_config.storage_path}: "
                 f"{type(error).__name__}: {error}"
@@ -199,7 +199,7 @@ def _open(request: Request, world: World) -> tuple[_Opening, Coordinator | None]
 
 
 class _Verdict:
-    """What rank 0 says of a run that has failed, and the end of ranks that do not receive it."""
+    """Rank 0's error of a run that has failed, and the end of ranks that do not receive it."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -208,7 +208,7 @@ class _Verdict:
         self._noticed = threading.Event()
 
     def receive(self, frame: Frame) -> None:
-        """Take rank 0's word in; called from the thread of the link."""
+        """Take rank 0's error in; called from the thread of the link."""
         self._body = frame.body
         self._received.set()
         # The training function may hang in a collective that a failed peer will not join.
@@ -220,7 +220,7 @@ class _Verdict:
         self._end_unless_noticed()
 
     def error(self, otherwise: str) -> Exception:
-        """Return the error to raise here, after a moment in which rank 0 can say what it is."""
+        """Return the error to raise here, after a moment in which rank 0 can send it."""
         self._received.wait(timeouts.SPMD_END_S)
         self._noticed.set()
         if not self._body:
@@ -305,7 +305,7 @@ def _await_connections(comm: Comm) -> None:
     Raises
     ------
     LaunchError
-        If some of them are not in time; these say why.
+        If some of them are not in time; these log why.
     """
     if not mpi.wait_barrier(comm, timeout_s=timeouts.SPMD_RANKS_S):
         raise LaunchError(

@@ -1,4 +1,4 @@
-"""The bottom line of a terminal that follows a run: what it says, and how it is drawn."""
+"""The bottom line of a terminal that follows a run: its text, and how it is drawn."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class StatusLine:
         """Columns of the terminal."""
         return self._console.width
 
-    def say(self, line: str) -> None:
+    def print(self, line: str) -> None:
         """Print a line above."""
         self._console.out(line, highlight=False)
 

@@ -1,4 +1,4 @@
-"""Say why a run directory cannot be written, before anything is started."""
+"""Explain why a run directory cannot be written, before anything is started."""
 
 from __future__ import annotations
 
