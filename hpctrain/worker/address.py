@@ -3,7 +3,7 @@
 What a node knows of itself is not enough. Its own name may stand for a loopback address there, as
 Debian's 127.0.1.1; it may have networks that the other nodes are not in; and some addresses, that
 of Docker's bridge for one, are the same on every node. So each node listens for a moment, and the
-next one connects to it and says where it got through.
+next one connects to it and reports which address it reached.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Door:
     addresses: tuple[str, ...]
     port: int
     token: bytes
-    """What it says to whoever connects."""
+    """What it sends to a peer that connects."""
 
 
 def find_address(world: World, comm: Communicator) -> str:

@@ -1,4 +1,4 @@
-"""What each rank gets of the datasets, where a ``DataConfig.configure()`` of the user's says it."""
+"""What each rank gets of the datasets where the user's ``DataConfig.configure()`` assigns them."""
 
 from __future__ import annotations
 

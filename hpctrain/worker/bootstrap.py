@@ -38,13 +38,13 @@ def join_world(
     fewest, most
         Ranks that were asked for.
     started_elsewhere
-        Whether somebody else started the ranks, so that no option of hpctrain changes how.
+        Whether the user started the ranks, so that no option of hpctrain changes how.
 
     Raises
     ------
     LaunchError
         If every rank is alone: the launcher and the MPI library speak different PMI dialects, and
-        nothing else would say so. Also if the ranks cannot add numbers up together.
+        nothing else would report it. Also if the ranks cannot add numbers up together.
     ConfigError
         If the world has another size otherwise.
     """
@@ -52,14 +52,14 @@ def join_world(
     comm = mpi.initialize()
     try:
         if not fewest <= comm.size <= most:
-            complaint = explain_wrong_size(
+            mismatch = explain_wrong_size(
                 comm.size,
                 min(max(comm.size, fewest), most),
                 library=mpi.library_version(),
                 variables=launched_by,
                 started_elsewhere=started_elsewhere,
             )
-            raise LaunchError(complaint) if comm.size == 1 else ConfigError(complaint)
+            raise LaunchError(mismatch) if comm.size == 1 else ConfigError(mismatch)
         environ.scrub_launcher_variables()
         check_collective(comm, timeout_s=timeouts.FIRST_COLLECTIVE_S)
     finally:
@@ -86,8 +86,8 @@ def join_world(
 def misplaced_node(variables: Mapping[str, str], size: int) -> int | None:
     """Return the number of this node where MPI may not know which ranks share it, else None.
 
-    Not collective. Of the tasks of ``srun --distribution=arbitrary`` Slurm's pmi2 tells MPI that
-    each is on a node of its own (seen with Slurm 22.05 and MPICH).
+    Not collective. By Slurm's pmi2 each task of ``srun --distribution=arbitrary`` is on a node of
+    its own (seen with Slurm 22.05 and MPICH).
 
     Examples
     --------
@@ -130,7 +130,7 @@ def check_collective(comm: Comm, *, timeout_s: float) -> None:
 
 
 def hello_details(world: World) -> dict[str, Any]:
-    """Return what a rank says of itself when it introduces itself. Not collective."""
+    """Return what a rank sends of itself in its first frame. Not collective."""
     return {
         "protocol": PROTOCOL,
         "pid": os.getpid(),

@@ -99,7 +99,7 @@ class Commits:
         """
         with self._change:
             if not wait_for(self._change, lambda: report in self._verdicts, self._timeout_s):
-                # Nobody asks for its verdict any more.
+                # Its verdict is not needed any more.
                 self._flights.pop(report, None)
                 raise CheckpointError(
                     f"rank {self._rank} waited {self._timeout_s:.0f} s in report {report} for its "

@@ -127,7 +127,8 @@ def report(
         is wanted, and there is no checkpoint or no ValidationConfig.
     CheckpointError
         If the checkpoint could not be written (a full disk) or committed. Every rank that gave a
-        part is told. The report has been made: who catches this on all ranks may go on.
+        part gets the error. The report has been made: a function that catches it on all ranks may
+        continue.
     WorkerContextError
         Outside of a training function.
     """
@@ -167,7 +168,7 @@ def validation_task(
     """
     if given is False:
         return None
-    # Whoever asks for no validation need not load it.
+    # Loaded only where a validation is requested.
     from hpctrain.validation_config import ValidationTaskConfig, merge_task
 
     task = merge_task(worker.validation or ValidationTaskConfig(), given)
@@ -185,7 +186,7 @@ def validation_task(
 
 
 def heartbeat() -> None:
-    """Say that this rank makes progress, where a step takes long and has nothing to report.
+    """Report that this rank makes progress, where a step takes long and has nothing to report.
 
     Not collective. For validation, compilation or loading that takes longer than
     ``FailureConfig(hang_timeout_s=...)``: call it in their loop. Costs next to nothing; one a
@@ -295,7 +296,7 @@ def checkpoint_dir() -> Iterator[str]:
         if session.reports == reports:
             import shutil
 
-            # Whoever goes on after a full disk needs the room.
+            # A function that continues after a full disk needs the room.
             shutil.rmtree(directory, ignore_errors=True)
         raise
 

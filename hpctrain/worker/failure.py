@@ -1,4 +1,4 @@
-"""What a failed rank says of itself."""
+"""What a failed rank reports of itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpctrain.frames import fold_library_frames, format_user_traceback
 from hpctrain.worker.imports import advise_on_import, failed_import, missing_module
 
 LAST_WORDS = "this rank fails, and leaves:"
-"""What the log of a rank says before its traceback, which the error of the run has, too."""
+"""What the log of a rank has before its traceback, which the error of the run has, too."""
 _MAX_PICKLE_BYTES = 2**20
 # torch's words where a rank has no GPU: built without CUDA, no driver, none visible.
 _NO_GPU = re.compile(
@@ -81,7 +81,7 @@ class RankFailure:
 def describe_exception(
     error: BaseException, *, rank: int, hostname: str, pid: int, report: int, phase: str
 ) -> RankFailure:
-    """Return what there is to say of an exception in the user's code. Not collective."""
+    """Return what is reported of an exception in the user's code. Not collective."""
     of_import = failed_import(error)
     return RankFailure(
         rank=rank,
@@ -101,7 +101,7 @@ def describe_exception(
 
 
 def _user_traceback(error: BaseException) -> str:
-    """Return the traceback of the user's code; empty if the message of ours says it all.
+    """Return the traceback of the user's code; empty if our message is enough.
 
     The rank's log has all frames.
     """

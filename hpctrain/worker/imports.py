@@ -1,4 +1,4 @@
-"""What a failed import says of the interpreter that the ranks run in, and what to do about it."""
+"""What a failed import shows of the interpreter that the ranks run in, and what to do about it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXTRA_OF = {module: extra for extra, modules in _EXTRAS.items() for module in mo
 
 
 def failed_import(error: BaseException) -> ImportError | None:
-    """Return the import that an exception tells of; None if there is none.
+    """Return the import that an exception is about; None if there is none.
 
     Not collective. That is the exception itself, or what it was raised from. A shared library that
     cannot be opened does not count: those of drivers belong to a node, which may have lost one.

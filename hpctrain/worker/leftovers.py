@@ -3,7 +3,7 @@
 MPICH's ranks of a node find each other by a file, ``/dev/shm/mpich_shm_HASH_NODE`` (5.0:
 ``src/mpid/ch4/shm/posix/posix_init.c``). HASH is that of the world's name, which under Slurm is
 JOB.STEP, and a requeue uses both again. Where the file of ranks that were killed is still there,
-the next ranks of that name open it and wait in MPI_Init for peers that are dead. Nobody opens it by
+the next ranks of that name open it and wait in MPI_Init for peers that are dead. None opens it by
 name once MPI_Init is over.
 """
 
@@ -106,8 +106,8 @@ def remove_dead_segments_of_step(*, shm: str = _SHM, step_age_s: float | None = 
 def _remove_if_older(path: Path, age_s: float) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        # One rank after the other: whoever has the lock and still finds this very file under its
-        # name is the only one who can remove it, so nobody removes a new file of the same name.
+        # One rank after the other: the rank that has the lock and still finds this very file under
+        # its name is the only one to remove it, so none removes a new file of the same name.
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         mine = os.fstat(descriptor)
         # The time of the last change stays that of ftruncate(): what mmap() writes is no change.
@@ -152,7 +152,7 @@ def _mapped_segments(pid: int | str) -> set[str]:
     try:
         lines = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        # It is gone, or somebody else's.
+        # It is gone, or another user's.
         return set()
     paths = {line[line.index("/") :] for line in lines if "/mpich_" in line}
     return {path for path in paths if _SEGMENT.fullmatch(os.path.basename(path))}

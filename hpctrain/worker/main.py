@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from hpctrain.worker.linked_training import LinkedTraining
     from hpctrain.world import World
 
-# BSD's sysexits.h: EX_UNAVAILABLE. The executor is gone, so nobody reads it but a person.
+# BSD's sysexits.h: EX_UNAVAILABLE. The executor is gone, so only a person reads it.
 EXIT_EXECUTOR_LOST = 69
 
 
@@ -56,7 +56,7 @@ class Rank:
         self._world: World | None = None
 
     def join(self, *, size: int, inherit_output: bool) -> Comm:
-        """Join the world and say hello. Collective."""
+        """Join the world and send a first frame. Collective."""
         self._link.post(
             "starting",
             pid=os.getpid(),
@@ -76,7 +76,7 @@ class Rank:
         for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
             signal.signal(number, lambda n, _: self._link.post_signal(signal.Signals(n).name))
         if by_hydra:
-            # hydra says by it that another rank has died, which the executor learns anyway.
+            # hydra signals by it that another rank has died, which the executor learns anyway.
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         self._link.handle("end", lambda _: _exit(0))
         answer_with_stacks(self._link, self._paths, world)
@@ -84,7 +84,7 @@ class Rank:
         return comm
 
     def serve(self, comm: Comm) -> None:
-        """Do what the executor says until it says ``exit``."""
+        """Follow the commands of the executor until ``exit``."""
         while True:
             command = self._link.next_command()
             if command is None:
@@ -98,7 +98,7 @@ class Rank:
                 self._train(command, comm)
 
     def fail(self, error: BaseException) -> None:
-        """Say why this rank fails, in its log and to the executor, and leave."""
+        """Report why this rank fails, in its log and to the executor, and leave."""
         # First of all: the sockets of this process close when it ends, and then its peers fail too.
         if self._training is not None:
             self._training.post_failure(error)
@@ -174,7 +174,7 @@ def run_rank(argv: list[str]) -> None:
     except BaseException as error:
         rank.fail(error)
     link.close()
-    # A rank that was killed at this very moment does not come, and no thread could say so.
+    # A rank that was killed at this very moment does not come, and no thread could report it.
     faulthandler.dump_traceback_later(timeouts.MPI_FINALIZE_S, exit=True)
     mpi.finalize()
     # What is registered for the end still happens, but the interpreter is not taken down module by

@@ -39,7 +39,7 @@ def initialize() -> Comm:
     Raises
     ------
     LaunchError
-        If there is no MPI library, or it says that it could not start.
+        If there is no MPI library, or it reports that it could not start.
     """
     import mpi4py
 
@@ -59,7 +59,7 @@ def initialize() -> Comm:
 def _initialize_without_lock() -> None:
     """Initialise MPI as the import of mpi4py.MPI does, but let Python's other threads run.
 
-    Where a rank never comes, MPI_Init never ends: only another thread can see that nobody waits
+    Where a rank never comes, MPI_Init never ends: only another thread can see that no rank waits
     for this process any more.
     """
     import mpi4py
@@ -240,7 +240,7 @@ def _wait(
         if waited_s > timeout_s:
             return False
         meanwhile()
-        # Nobody waits much longer than needed, and who waits for long uses no core.
+        # No rank waits much longer than needed, and one that waits for long uses no core.
         time.sleep(min(waited_s / 10, 1e-2))
     return True
 

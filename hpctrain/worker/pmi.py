@@ -42,7 +42,7 @@ def short_values() -> contextlib.AbstractContextManager[object]:
 
 
 class _Proxy:
-    """Stands between a PMI client and its server for a while, and tells it of a lower limit."""
+    """Stands between a PMI client and its server for a while, and reports a lower limit to it."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

@@ -130,7 +130,7 @@ class Session:
     ) -> None:
         """Report metrics, and a checkpoint with them or not.
 
-        Without an upload, `validation` says how the checkpoint of the other ranks is validated.
+        Without an upload, `validation` is how the checkpoint of the other ranks is validated.
         """
         content = encode_metrics(metrics)
         lacks = metrics.lacks if isinstance(metrics, PartialMetrics) else None
@@ -176,7 +176,7 @@ class Session:
         self.parts.copy_artifacts()
 
     def heartbeat(self) -> None:
-        """Say that this rank makes progress, once a second at most."""
+        """Report that this rank makes progress, once a second at most."""
         now = time.monotonic()
         if now - self._beat_at >= _HEARTBEAT_INTERVAL_S:
             self._beat_at = now
@@ -251,8 +251,8 @@ class Session:
     ) -> None:
         """Go on until `report`, after which `should_stop` is true; None only lifts the promise.
 
-        Without `unwind` a training function that does not ask goes on, until a second call tells
-        it where to end after all.
+        Without `unwind` a training function that does not ask continues, until a second call sets
+        where it ends.
         """
         self._leave = leave
         self._count.stop_after(report, unwind=unwind)

@@ -22,7 +22,7 @@ class ReportCount:
     first
         Number of the report that the run resumed from; 0 at a fresh start.
     timeout_s
-        Seconds to wait for the executor to say at which report to stop.
+        Seconds to wait for the executor to send at which report to stop.
     """
 
     def __init__(self, *, rank: int, first: int, timeout_s: float) -> None:
@@ -55,7 +55,7 @@ class ReportCount:
         Raises
         ------
         CheckpointError
-            If the executor does not say in time at which report to stop.
+            If the executor does not send in time at which report to stop.
         LeaveTraining
             If the last report has been made.
         """
@@ -66,7 +66,7 @@ class ReportCount:
                     f"rank {self._rank} waited {self._timeout_s:.0f} s for the executor to say "
                     f"at which report to stop. SyncConfig(sync_timeout=...) sets how long to wait."
                 )
-            # Whoever has asked should_stop() may save in one more report.
+            # A function that has asked should_stop() may save in one more report.
             last = self._end_at if self._notified_at is None else self._notified_at + 1
             if last is not None and self.begun >= last:
                 if self._notified_at is None:
@@ -94,7 +94,7 @@ class ReportCount:
     def stop_after(self, report: int | None, *, unwind: bool = True) -> None:
         """Go on until `report`; see `Session.stop_after`."""
         with self._turn:
-            # The first word stands: some ranks may have acted on it.
+            # The first command stands: some ranks may have acted on it.
             if self._stop_at is None:
                 self._stop_at = report
             if self._end_at is None and unwind:

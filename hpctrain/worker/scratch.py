@@ -28,11 +28,11 @@ class Scratch:
     Raises
     ------
     ConfigError
-        If `root` cannot be written, or the directory in it is somebody else's.
+        If `root` cannot be written, or the directory in it is another user's.
     """
 
     def __init__(self, root: Path, *, run: Path, rank: int) -> None:
-        # Not a random name: whoever comes after a kill has to find what is left.
+        # Not a random name: the next process after a kill has to find what is left.
         digest = hashlib.sha256(str(run).encode()).hexdigest()[:12]
         ours = root / f"hpctrain-{run.name}-{digest}"
         self.path = ours / f"rank-{rank:05d}"

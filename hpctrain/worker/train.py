@@ -90,7 +90,7 @@ def run_training(
     )
     if worker_spec.metadata:
         session.parts.beside.append(metadata_of_run(worker_spec.metadata))
-    # Where all may write at a time, nobody need ask.
+    # Where all may write at a time, no rank need ask.
     limited = (settings.max_writers or session.world.world_size) < session.world.world_size
     session.writing.limit(
         max_writers=settings.max_writers if limited else None,
@@ -163,7 +163,7 @@ def export_thread_counts(settings: RankSettings) -> None:
 def pack_return_value(world: World, value: Any) -> bytes:
     """Return what rank 0's training function returned, pickled; empty for None and other ranks.
 
-    Not collective. What cannot be pickled is dropped, with a word in the log: the training itself
+    Not collective. What cannot be pickled is dropped, with a line in the log: the training itself
     went well.
     """
     if world.world_rank != 0 or value is None:

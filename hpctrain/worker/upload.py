@@ -98,9 +98,9 @@ class Upload:
             modes = ", ".join(f"CheckpointUploadMode.{mode.name}" for mode in CheckpointUploadMode)
             raise ConfigError(f"report(checkpoint_upload_mode={self.mode!r}): one of {modes}.")
         if self.dir_name is not None:
-            complaint = check_name(self.dir_name, report=report)
-            if complaint is not None:
-                raise ConfigError(f"report(checkpoint_dir_name={self.dir_name!r}): {complaint}.")
+            problem = check_name(self.dir_name, report=report)
+            if problem is not None:
+                raise ConfigError(f"report(checkpoint_dir_name={self.dir_name!r}): {problem}.")
         if self.delete_local:
             source, checkpoints = self.source.resolve(), paths.checkpoints.resolve()
             inside = (
@@ -152,7 +152,7 @@ class Upload:
         OSError
             If it cannot be written.
         CheckpointError, ConfigError
-            If it is not where it was said to be.
+            If it is not where `upload_fn` returned that it is.
         """
         source = self.source
         written: Sequence[StagedFile] = ()
@@ -240,7 +240,7 @@ class Background:
         self._thread: threading.Thread | None = None
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Do a job after those before it. It tells of its own errors; others go to `on_error`."""
+        """Do a job after those before it. It reports its own errors; others go to `on_error`."""
         if not self._threaded:
             job()
             return

@@ -35,7 +35,7 @@ _EXIT_EXECUTOR_LOST = 69
 
 
 def run_validation(argv: list[str]) -> None:
-    """Validate a checkpoint, as the command line says. Not collective."""
+    """Validate a checkpoint, as of the command line. Not collective."""
     root, name, result, digest, executor = argv
     if int(executor):
         _ignore_warnings_of_slurm()
@@ -88,7 +88,7 @@ def _keep_failure(error: Exception, path: Path) -> None:
 
 
 def _leave_with(executor: int) -> None:
-    """End this process when its executor is gone: nobody would read the metrics."""
+    """End this process when its executor is gone: the metrics would not be read."""
 
     def watch() -> None:
         while os.getppid() == executor:

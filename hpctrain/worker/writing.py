@@ -24,7 +24,7 @@ class Writing:
     timeout_s
         Seconds to wait for a slot.
     ask
-        Tells the executor the number of a slot, and whether it is wanted, or over.
+        Sends the executor the number of a slot, and whether it is wanted, or over.
     """
 
     def __init__(self, *, rank: int, timeout_s: float, ask: Callable[[int, bool], None]) -> None:
