@@ -1,0 +1,127 @@
+"""How an agent lets a run go on whose executor is lost; how it notices is in tests/elastic."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.execute import lease
+from hpctrain.rundir.ledger import read_events
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.run_record import RunRecord
+from hpctrain.rundir.states import RunState
+from hpctrain.rundir.status import RunStatus, read_status
+from hpctrain.slurm.output import Job
+
+
+class Slurm:
+    """Stands in for Slurm: its own job, and what it is asked to do."""
+
+    def __init__(self) -> None:
+        self.job: Job | None = None
+        self.done: list[tuple[str, Any]] = []
+
+    def read_own_job(self, patience_s: float) -> Job | None:
+        return self.job
+
+    def requeue(self, job_id: str, patience_s: float) -> None:
+        self.done.append(("requeue", job_id))
+
+    def submit_successor(self, paths: RunPaths, **details: Any) -> str:
+        self.done.append(("submit", details["checkpoint"]))
+        return "8"
+
+    def cancel_job(self, job_id: str) -> None:
+        self.done.append(("cancel", job_id))
+
+
+@pytest.fixture
+def slurm(monkeypatch: pytest.MonkeyPatch) -> Slurm:
+    slurm = Slurm()
+    for name in ("read_own_job", "requeue", "submit_successor", "cancel_job"):
+        monkeypatch.setattr(lease, name, getattr(slurm, name))
+    monkeypatch.setattr(lease, "is_reachable", lambda _: False)
+    monkeypatch.setattr(lease, "_LOOK_INTERVAL_S", 0.01)
+    return slurm
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    return RunPaths(tmp_path)
+
+
+def lose(paths: RunPaths, *, launcher: str, requeue: bool = False, job_id: str = "7") -> None:
+    """Let an agent find out that the executor of a run is lost."""
+    status = RunStatus(
+        name="run",
+        state=RunState.RUNNING,
+        launcher=launcher,
+        job_id=job_id,
+        attempt=2,
+        checkpoint="000004",
+        owner_host="node1",
+    )
+    RunRecord(paths).write(status)
+    content = {"format": 2, "launch_plan": {"launcher": launcher, "requeue": requeue}}
+    paths.plan.write_text(json.dumps(content))
+    lease.take_over(paths.root, ("192.0.2.1", 9), lease_s=0.02)
+
+
+def running(**fields: Any) -> Job:
+    return Job(job_id="7", state="RUNNING", **fields)
+
+
+def test_a_job_that_may_be_requeued_is(slurm: Slurm, paths: RunPaths):
+    slurm.job = running(is_batch=True, may_requeue=True)
+    lose(paths, launcher="slurm", requeue=True)
+    # Slurm ends the job with it.
+    assert slurm.done == [("requeue", "7")]
+    (event,) = read_events(paths)
+    assert (event["event"], event["host"], event["attempt"]) == ("executor-lost", "node1", 2)
+
+
+@pytest.mark.parametrize(
+    ("may_requeue", "is_batch", "requeue"),
+    [(False, True, True), (True, False, True), (True, True, False)],
+)
+def test_otherwise_another_job_is_submitted_and_this_one_cancelled(
+    slurm: Slurm, paths: RunPaths, may_requeue: bool, is_batch: bool, requeue: bool
+):
+    slurm.job = running(is_batch=is_batch, may_requeue=may_requeue)
+    lose(paths, launcher="slurm", requeue=requeue)
+    assert slurm.done == [("submit", "000004"), ("cancel", "7")]
+    status = read_status(paths)
+    assert status is not None
+    assert (status.state, status.job_id) == (RunState.SUBMITTED, "8")
+
+
+def test_the_status_of_a_job_that_runs_the_run_already_stands(slurm: Slurm, paths: RunPaths):
+    slurm.job = running()
+    lose(paths, launcher="slurm", job_id="9")
+    status = read_status(paths)
+    assert status is not None
+    assert (status.state, status.job_id) == (RunState.RUNNING, "9")
+
+
+def test_a_job_of_the_users_is_only_cancelled(slurm: Slurm, paths: RunPaths):
+    slurm.job = running()
+    lose(paths, launcher="allocation")
+    assert slurm.done == [("cancel", "7")]
+
+
+@pytest.mark.parametrize("job", [None, Job(job_id="7", state="COMPLETING")])
+def test_a_job_that_slurm_ends_by_itself_is_left_to_it(
+    slurm: Slurm, paths: RunPaths, job: Job | None
+):
+    slurm.job = job
+    lose(paths, launcher="slurm")
+    assert slurm.done == []
+
+
+def test_a_run_that_is_over_is_left_alone(slurm: Slurm, paths: RunPaths):
+    RunRecord(paths).write(RunStatus(name="run", state=RunState.FINISHED, launcher="slurm"))
+    lease.take_over(paths.root, ("192.0.2.1", 9), lease_s=0.02)
+    assert read_events(paths) == []
