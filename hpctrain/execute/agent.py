@@ -118,14 +118,14 @@ class Agent:
             remove_dead_segments(job_id)
 
     def _introduce(self) -> None:
-        self._say("agent", node=self._name)
+        self._send("agent", node=self._name)
         if self._run_dir is not None:
             self._send_health(str(self._run_dir))
 
     def _send_health(self, run_dir: str) -> None:
         """Send how this node is; a thread sends the state of its storage, which may hang, later."""
         node = self._name
-        self._say("health", node=node, **describe_node(_tmp()))
+        self._send("health", node=node, **describe_node(_tmp()))
         mine, others = socket.socketpair()
         frames = FrameSocket(mine)
         self._ranks[frames] = None
@@ -142,7 +142,7 @@ class Agent:
     def _step(self, listener: socket.socket) -> None:
         ready = self._selector.select(_BEAT_INTERVAL_S)
         if not ready:
-            self._say("beat")
+            self._send("beat")
         self._memory.sample()
         if self._examiner is not None:
             for seen in self._examiner.frames():
@@ -202,7 +202,7 @@ class Agent:
             self._selector.unregister(frames)
             frames.close()
             if rank is not None:
-                self._say("lost", rank=rank, memory=memory)
+                self._send("lost", rank=rank, memory=memory)
                 if temporary is not None:
                     remove_temporary_checkpoints(*temporary)
         self._uplink.flush()
@@ -213,7 +213,7 @@ class Agent:
         try:
             received = self._uplink.receive()
         except ProtocolError:
-            # Somebody changes what the executor sends. It is lost to this node.
+            # A third party changes what the executor sends. It is lost to this node.
             self._uplink.close()
             return
         for frame in received:
@@ -222,7 +222,7 @@ class Agent:
                 self._uplink.close()
                 return
             if frame.op == "beat":
-                self._say("beat")
+                self._send("beat")
                 continue
             if frame.op == "begin":
                 self._attempt = frame.header["attempt"]
@@ -247,7 +247,7 @@ class Agent:
         here = {rank: pid for rank, pid in pids.items() if pid in self._pids}
         self._examiner.begin(request, here)
 
-    def _say(self, op: str, **details: object) -> None:
+    def _send(self, op: str, **details: object) -> None:
         self._uplink.post(encode_frame({"op": op, "attempt": self._attempt, **details}))
 
     def _watch(self, frames: FrameSocket) -> None:

@@ -96,10 +96,10 @@ def explain_failure(
     Parameters
     ----------
     launcher_output
-        What srun or mpiexec printed; None where somebody else has started the ranks.
+        What srun or mpiexec printed; None where the user has started the ranks.
     """
-    said = launcher_output or ""
-    rank, failure = first_failure(tracker, said)
+    output = launcher_output or ""
+    rank, failure = first_failure(tracker, output)
     memory = tracker.memory.get(rank, {})
     status = crash = None
     stack = ""
@@ -113,11 +113,11 @@ def explain_failure(
     else:
         where = "without a word"
         crash, stack = _crash_in(paths.rank_log(attempt, rank))
-        status = _exit_status(said, rank, worker.pid if worker else -1)
+        status = _exit_status(output, rank, worker.pid if worker else -1)
         if status is None:
             alone = tracker.lost.keys() - tracker.failures.keys() == {rank}
-            status = _signal_of_all(said, alone=alone)
-        killed = crash is None and _was_killed_for_memory(status, memory, said)
+            status = _signal_of_all(output, alone=alone)
+        killed = crash is None and _was_killed_for_memory(status, memory, output)
         reason = describe_kill(memory) if killed else crash or _describe_death(status, memory)
         if tracker.lost.get(rank):
             reason = "the agent of its node is gone too: the node, or its network, is down"
@@ -168,8 +168,8 @@ def _end_in_brief(failure: RankFailure | None, status: str | None, *, killed: bo
         return "was killed (out of memory)"
     if failure is not None:
         first_line = (failure.message.splitlines() or [""])[0]
-        said = f"{failure.type}: {first_line}" if failure.type else first_line
-        return f"raised {said}" if failure.type else f"failed: {said}"
+        described = f"{failure.type}: {first_line}" if failure.type else first_line
+        return f"raised {described}" if failure.type else f"failed: {described}"
     if status is None:
         return "ended without an error"
     crash, comma, _ = status.partition(",")
@@ -185,9 +185,9 @@ def _end_in_brief(failure: RankFailure | None, status: str | None, *, killed: bo
 def name_next_step(error: TrainingFailedError, *, run: Path, checkpoint: Path | None) -> None:
     """Add to an error that ends a run where its files are, and how to resume it. Not collective."""
     resumes = f"with name={run.name!r} resumes from {checkpoint.name}" if checkpoint else "again"
-    said, blank, traceback = str(error).partition("\n\n")
+    message, blank, traceback = str(error).partition("\n\n")
     error.args = (
-        f"{said}\n  Run: {run}   Next: fix the cause, then fit() {resumes}.{blank}{traceback}",
+        f"{message}\n  Run: {run}   Next: fix the cause, then fit() {resumes}.{blank}{traceback}",
     )
 
 
@@ -206,8 +206,8 @@ def _crash_in(log: Path) -> tuple[str | None, str]:
     if crash is None:
         return None, ""
     stack = re.search(r"^Current thread .*\n(?:  File .*\n?)+", end[crash.end() :], re.MULTILINE)
-    said = f"{crash.group(1)}, a crash in compiled code; its log ends with the Python stack"
-    return said, user_part_of_stack(stack.group()) if stack else ""
+    described = f"{crash.group(1)}, a crash in compiled code; its log ends with the Python stack"
+    return described, user_part_of_stack(stack.group()) if stack else ""
 
 
 def _exit_status(launcher_output: str, rank: int, pid: int) -> str | None:

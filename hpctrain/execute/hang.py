@@ -103,7 +103,7 @@ class HangWatch:
         self._note = note
         self._look_at = 0.0
         self._inquiry: _Inquiry | None = None
-        self._told: tuple[int, ...] = ()
+        self._reported: tuple[int, ...] = ()
         self._left_behind: set[int] = set()
         self.stalled = ""
         """Who makes no progress and where they are, as long as that is so."""
@@ -126,10 +126,10 @@ class HangWatch:
         stalled = tuple(self._stalled())
         behind = self._progress.left_behind(timeouts.LEFT_BEHIND_S)
         if not stalled:
-            self._told = ()
+            self._reported = ()
             if not behind:
                 self.stalled = ""
-        if set(stalled) - set(self._told):
+        if set(stalled) - set(self._reported):
             self._ask(_Inquiry(stalled, now))
         elif set(behind) - self._left_behind:
             self._ask(_Inquiry(tuple(behind), now, is_left_behind=True))
@@ -163,7 +163,7 @@ class HangWatch:
             return
         self._inquiry = None
         if inquiry.is_left_behind:
-            self._say_who_is_left_behind(now)
+            self._report_left_behind(now)
             return
         # Meanwhile they may have gone on.
         still = tuple(rank for rank in self._stalled() if rank in inquiry.stalled)
@@ -175,7 +175,7 @@ class HangWatch:
                 named = find_culprits(progress, quiet, silent)
             self._conclude(named, still, now)
 
-    def _say_who_is_left_behind(self, now: float) -> None:
+    def _report_left_behind(self, now: float) -> None:
         progress = self._progress
         behind = progress.left_behind(timeouts.LEFT_BEHIND_S)
         if not behind:
@@ -196,7 +196,7 @@ class HangWatch:
 
     def _consequence(self) -> str:
         if not self._may_end:
-            return "Ranks that somebody else started are not ended."
+            return "Ranks that hpctrain did not start are not ended."
         if not self._ends:
             return (
                 "It is not ended, as it may have work of its own: "
@@ -215,7 +215,7 @@ class HangWatch:
         return any(self._progress.phase(rank) not in in_training for rank in self._stalled())
 
     def _conclude(self, named: list[int], stalled: tuple[int, ...], now: float) -> None:
-        self._told = stalled
+        self._reported = stalled
         what = self._describe(named, now)
         message = "\n".join(
             [
@@ -246,7 +246,7 @@ class HangWatch:
         why = (
             "FailureConfig(hang_timeout_s=...) is not set"
             if self._may_end
-            else "ranks that somebody else started are not ended"
+            else "ranks that hpctrain did not start are not ended"
         )
         self.stalled = f"{message}\n  It is let be: {why}."
 

@@ -22,7 +22,7 @@ BAD_SKEW_S = 300.0
 """A clock that is off by more makes a node bad: munge and Kerberos refuse credentials there."""
 
 # What an agent prints that cannot even read the secret of the run; srun when one has ended.
-_COMPLAINT = re.compile(r"^hpctrain: (\S+) cannot be used: (.+)$", re.MULTILINE)
+_REFUSAL = re.compile(r"^hpctrain: (\S+) cannot be used: (.+)$", re.MULTILINE)
 _ENDED = re.compile(
     r"^srun: error: ([\w.-]+): task \d+: (Exited with exit code \d+)$", re.MULTILINE
 )
@@ -35,7 +35,7 @@ class Verdict:
     bad: Mapping[str, str]
     """Nodes that cannot be used."""
     doubtful: Mapping[str, str]
-    """Nodes that can be used, but of which somebody should know."""
+    """Nodes that can be used, but that the run reports."""
     unseen: str = ""
     """What none of the nodes sees, where that is why none can be used."""
 
@@ -54,7 +54,7 @@ def judge(
     """Return what is wrong with the nodes of an attempt. Pure.
 
     Not collective. What all nodes share is not a fault of one of them: where the storage is full
-    for all, the run says so when it has something to write; a directory that none of them sees is
+    for all, the run raises when it has something to write; a directory that none of them sees is
     one that nodes do not share.
 
     Parameters
@@ -157,7 +157,7 @@ class Health:
 
     def read(self, agents_output: str) -> None:
         """Take in what agents have printed that could not reach the executor."""
-        for node, reason in _COMPLAINT.findall(agents_output):
+        for node, reason in _REFUSAL.findall(agents_output):
             self.reports.setdefault(node, {})["complaint"] = reason
         for node, reason in _ENDED.findall(agents_output):
             self.reports.setdefault(node, {}).setdefault("complaint", f"its agent {reason.lower()}")

@@ -134,15 +134,15 @@ class Rendezvous:
         self._refuse_bad_nodes(None)
 
     def _refuse_bad_nodes(self, error: LaunchError | None) -> None:
-        said = ""
+        printed = ""
         if self._agents is not None:
-            said = self._agents.last_lines(_NUM_LINES)
-            self._health.read(said)
+            printed = self._agents.last_lines(_NUM_LINES)
+            self._health.read(printed)
         verdict = self._health.verdict()
         if not verdict.allows_start:
             message = explain_bad_nodes(verdict, in_allocation=self._agents is not None)
-            if said and not verdict.unseen:
-                message += f"\nTheir agents said:\n{said}"
+            if printed and not verdict.unseen:
+                message += f"\nTheir agents printed:\n{printed}"
             raise LaunchError(message) from error
 
     def _await_last_words(self) -> None:
@@ -184,11 +184,12 @@ class Rendezvous:
             if self._agents is not None and self._agents.returncode():
                 if self._ask_again(self._agents, asking):
                     continue
-                said = self._agents.last_lines()
-                if is_refused_for_now(said):
-                    said += f"\n{_WHOSE_MEMORY}"
+                printed = self._agents.last_lines()
+                if is_refused_for_now(printed):
+                    printed += f"\n{_WHOSE_MEMORY}"
                 raise LaunchError(
-                    f"the agents of the nodes did not start: {said}", transient=is_passing(said)
+                    f"the agents of the nodes did not start: {printed}",
+                    transient=is_passing(printed),
                 )
             now = time.monotonic()
             if now > look_at:
@@ -264,9 +265,9 @@ class Rendezvous:
         return reasons
 
     def _fail(self, what: str) -> None:
-        said = self._step.last_lines()
+        printed = self._step.last_lines()
         raise LaunchError(
-            f"{what} {self._launcher} said:\n{said}" if said else what, transient=True
+            f"{what} {self._launcher} printed:\n{printed}" if printed else what, transient=True
         )
 
     @property

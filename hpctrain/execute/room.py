@@ -32,10 +32,10 @@ def await_room(
         Seconds to wait at most.
     """
     deadline = time.monotonic() + patience_s
-    is_told = False
+    is_logged = False
     while (error := _write_probe(paths)) is not None:
-        if not is_told:
-            is_told = True
+        if not is_logged:
+            is_logged = True
             log(
                 f"{paths.root} cannot be written to: {error.strerror}. The ranks are started again "
                 f"once it can, in {timeouts.describe(patience_s)} at the latest."

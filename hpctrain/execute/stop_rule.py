@@ -46,7 +46,7 @@ class StopRule:
         if self._stop is None:
             return None
         if not isinstance(self._stop, Mapping):
-            return "the stop function said so" if self._stop(report, metrics) else None
+            return "the stop function returned true" if self._stop(report, metrics) else None
         counted = self._count(report)
         for name, goal in self._stop.items():
             value = find_number(metrics, name)

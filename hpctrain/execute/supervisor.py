@@ -103,7 +103,7 @@ def stored_executor(paths: RunPaths, spec_digest: str | None = None) -> Executor
     Raises
     ------
     ConfigError, DamagedFileError
-        If somebody else could have written it, or has.
+        If another user could have written it, or has.
     """
     check_run_directory(paths.root)
     content = read_spec(paths, digest=spec_digest)

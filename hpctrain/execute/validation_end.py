@@ -112,5 +112,5 @@ def explain_status(status: int, last_line: str, kept: Path) -> tuple[str, str]:
         more = " ..." if len(message) > _LONGEST_MESSAGE else ""
         raised = f"{failure.type}: {message[:_LONGEST_MESSAGE]}{more}"
         return raised, show_controls(str(failure.traceback)[:_LONGEST_TRACEBACK])
-    said = f": {show_controls(last_line.strip()[:_LONGEST_LINE])}" if last_line.strip() else ""
-    return f"it ended with status {status}{said}", ""
+    printed = f": {show_controls(last_line.strip()[:_LONGEST_LINE])}" if last_line.strip() else ""
+    return f"it ended with status {status}{printed}", ""

@@ -161,7 +161,7 @@ def _turn_file() -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():
         raise ConfigError(
-            f"{folder}, in which runs in the background take turns, belongs to somebody else. Set "
+            f"{folder}, in which runs in the background take turns, belongs to another user. Set "
             f"TMPDIR to a directory of your own."
         )
     return folder / f"turn-of-job-{job}"

@@ -94,7 +94,7 @@ def _move_aside(paths: RunPaths) -> Path:
 
 
 def _rename(root: Path) -> Path:
-    """Give a directory a name beside it that says when, and that nothing has."""
+    """Give a directory an unused name beside it, with the time."""
     base = f"{root.name[:_LONGEST_NAME]}.{time.strftime('%Y%m%d-%H%M%S')}"
     number = 1
     while True:

@@ -93,7 +93,7 @@ def submit(request: Request) -> RunHandle:
         )
     if launcher == "spmd":
         raise ConfigError(
-            "this process is one of several ranks that somebody else has started, so submit() has "
+            "this process is one of several ranks that hpctrain did not start, so submit() has "
             "no ranks to start. Call fit() on every rank; or start the script once, without srun "
             "or mpiexec, to submit runs from it."
         )

@@ -113,7 +113,7 @@ class Follower:
         self._waits = waits
         try:
             if waits:
-                self._say(f"hpctrain: {self._paths.root.name} {waits}")
+                self._print(f"hpctrain: {self._paths.root.name} {waits}")
         except Exception as error:
             self._give_up(error)
 
@@ -190,11 +190,11 @@ class Follower:
         if sentences:
             self._show_logs(final=True)
         for sentence in sentences:
-            self._say(f"hpctrain: {self._paths.root.name}: {one_line(sentence)}")
+            self._print(f"hpctrain: {self._paths.root.name}: {one_line(sentence)}")
 
     def _show_stalled(self, stalled: str) -> None:
         if stalled and stalled != self._stalled:
-            self._say(f"hpctrain: {self._paths.root.name}: {stalled}")
+            self._print(f"hpctrain: {self._paths.root.name}: {stalled}")
         self._stalled = stalled
 
     def _is_time_for_status_line(self) -> bool:
@@ -218,7 +218,7 @@ class Follower:
         elif status.job_id and not status.state.is_final:
             shown += f" as job {status.job_id}"
         if shown != self._shown:
-            self._say(f"hpctrain: {status.name} {shown}")
+            self._print(f"hpctrain: {status.name} {shown}")
         self._shown = shown
 
     def _show_logs(self, *, final: bool) -> None:
@@ -226,7 +226,7 @@ class Follower:
             label = f"[{rank}] " if self._verbose > 1 else ""
             # At once: above a status line every call draws it anew.
             if lines := self._before_last_words(rank, tail.read(final=final)):
-                self._say("\n".join(f"{label}{line}" for line in lines))
+                self._print("\n".join(f"{label}{line}" for line in lines))
 
     def _before_last_words(self, rank: int, lines: list[str]) -> list[str]:
         """Return the lines up to the traceback, which the error of the run shows, too."""
@@ -277,13 +277,13 @@ class Follower:
         if not (final or due) or not (self._is_held_back or (final and new)):
             return
         if self._is_held_back and self._report is not None:
-            self._say(_format_report(self._report, new))
+            self._print(_format_report(self._report, new))
         else:
-            self._say(f"checkpoint {new}")
+            self._print(f"checkpoint {new}")
         self._is_held_back, self._shown_at = False, now
         self._checkpoint = self._newest
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         line = show_controls(line, keep_colours=True)
         if self._status_line is not None:
             self._status_line.print(line)

@@ -34,7 +34,7 @@ class InlineRanks:
         """Call the method for the command."""
         assert self.session is not None
         if op == "checkpoints":
-            self.session.hear_checkpoints(details["report"], json.loads(body))
+            self.session.receive_checkpoints(details["report"], json.loads(body))
         elif op == "committed":
             self.session.decide(details["report"], Verdict(details["path"], details["error"]))
         elif op == "slot":

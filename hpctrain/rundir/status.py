@@ -209,8 +209,8 @@ def _as_copy(status: RunStatus, root: Path) -> RunStatus:
         owner_pid=0,
         owner_start=0,
         stalled="",
-        error=f"{root} is a copy of {status.path}, made while that run was going on, and nobody "
-        f"runs the copy. fit() with its storage_path and name resumes it from its own checkpoints, "
+        error=f"{root} is a copy of {status.path}, made while that run was at work, and the "
+        f"copy is not. fit() with its storage_path and name resumes it from its own checkpoints, "
         f"as a run of its own.",
         error_type="RunStoppedError",
         ended_at=status.updated_at,

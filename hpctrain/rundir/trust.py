@@ -72,7 +72,7 @@ def _check(uid: int, mode: int, path: Path, *, what: str, instead: str = _INSTEA
         mend = f"chmod -R go-w {shlex.quote(str(path))}"
         first = f"If all in it is your own: {mend}\nOtherwise choose"
     raise ConfigError(
-        f"the {what} {path} {foreign.state}: what somebody else writes there would run as you.\n"
+        f"the {what} {path} {foreign.state}: what another user writes there would run as you.\n"
         f"{first} {instead}. Only if you trust all who can write there: set "
         f"HPCTRAIN_TRUST_WRITERS=1."
     )
@@ -123,7 +123,7 @@ def read_spec(paths: RunPaths, *, digest: str | None = None) -> bytes:
     content = read_own(paths.spec)
     if digest is not None and digest != digest_spec(content):
         raise DamagedFileError(
-            f"{paths.spec} is not what was submitted: somebody has replaced or changed it since. "
+            f"{paths.spec} is not what was submitted: it has been replaced or changed since. "
             f"Nothing of it was run. fit() writes it again."
         )
     return content

@@ -119,7 +119,7 @@ def check_collective(comm: Comm, *, timeout_s: float) -> None:
             f"a sum over {size} ranks has not ended {where} within "
             f"{timeouts.describe(timeout_s)}: the network between their nodes does not carry MPI's "
             f"messages. Which network MPI uses is up to "
-            f"UCX_NET_DEVICES, FI_PROVIDER or OMPI_MCA_btl, as the site's documentation says."
+            f"UCX_NET_DEVICES, FI_PROVIDER or OMPI_MCA_btl, as the site's documentation describes."
         )
     right = size * (size + 1) // 2
     if wrong := [value for value in sums if value != right]:

@@ -215,7 +215,7 @@ class Commits:
             self._change.notify_all()
         return flight.upload if flight is not None and flight.upload.is_behind else None
 
-    def hear_all(self, report: int, found: Sequence[Any]) -> None:
+    def receive_all(self, report: int, found: Sequence[Any]) -> None:
         """Take note of the checkpoints that there are, all up to `report` decided on."""
         with self._change:
             self._found = (report, found)

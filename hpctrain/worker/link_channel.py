@@ -62,7 +62,7 @@ def connect_session(link: Link, session: Session) -> None:
     link.handle("stop", stop)
 
     def list_checkpoints(frame: Frame) -> None:
-        session.hear_checkpoints(frame.header["report"], json.loads(frame.body))
+        session.receive_checkpoints(frame.header["report"], json.loads(frame.body))
 
     link.handle("slot", begin_slot)
     link.handle("committed", decide)

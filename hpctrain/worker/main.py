@@ -1,7 +1,7 @@
 """The process of one MPI rank: ``python -m hpctrain.worker.main RUN ATTEMPT SIZE SOCKET``.
 
-It joins the MPI world, introduces itself to the agent of its node, and then does what the executor
-says: call a function, train, leave.
+It joins the MPI world, introduces itself to the agent of its node, and then follows the commands
+of the executor: call a function, train, leave.
 """
 
 from __future__ import annotations
@@ -187,8 +187,8 @@ def run_rank(argv: list[str]) -> None:
 def _connect(template: str) -> socket.socket:
     """Connect to the executor of this machine, or to the agent of this node."""
     name = node_socket_name(template)
-    # An agent may come later than the ranks. The executor listens before it starts them, so where
-    # nobody does it is gone.
+    # An agent may start later than the ranks. The executor listens before it starts them, so where
+    # no process does it is gone.
     timeout_s = timeouts.AGENT_OF_NODE_S if name != template else 0.0
     return local_socket.connect(name, timeout_s=timeout_s)
 

@@ -267,9 +267,9 @@ class Session:
         else:
             self.parts.begin_in_background(lambda: self.parts.drop(upload))
 
-    def hear_checkpoints(self, report: int, found: Sequence[Any]) -> None:
+    def receive_checkpoints(self, report: int, found: Sequence[Any]) -> None:
         """Take note of the checkpoints that there are, all up to `report` decided on."""
-        self._commits.hear_all(report, found)
+        self._commits.receive_all(report, found)
 
     def close(self) -> None:
         """Close the metrics file, and delete what is left in the scratch."""

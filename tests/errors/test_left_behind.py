@@ -146,7 +146,7 @@ def test_work_of_one_rank_is_named_and_let_be(start: Any, spmd: bool) -> None:
     stalled = run.stalled()
     assert stalled.startswith("rank 1 has returned, but rank 0 on ")
     assert "waits for other ranks" not in stalled
-    expected = "Ranks that somebody else started" if spmd else "hang_timeout_s=...) is not set"
+    expected = "Ranks that hpctrain did not start" if spmd else "hang_timeout_s=...) is not set"
     assert expected in stalled
     assert "in save_alone" in stalled
     # What is said no longer holds once it goes on.

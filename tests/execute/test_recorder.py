@@ -414,7 +414,7 @@ def test_a_stop_function_sees_the_number_of_the_report_and_rank_0s_metrics(
     recorder.record(make_round(1), broadcasts)
     assert recorder.stop is None
     recorder.record(make_round(2), broadcasts)
-    assert recorder.decision.reason == "the stop function said so"
+    assert recorder.decision.reason == "the stop function returned true"
     recorder.record(make_round(3), broadcasts)
     assert seen == [(1, {"rank": 0}), (2, {"rank": 0})]
     recorder.raise_if_unfinished(3, notified=True)

@@ -66,7 +66,7 @@ class FakeExecutor:
 
     def ask(self, report: int) -> None:
         assert self.session is not None
-        self.session.hear_checkpoints(report, self.found)
+        self.session.receive_checkpoints(report, self.found)
 
     def slot(self, number: int, wanted: bool) -> None:
         self.slots.append((number, wanted))
