@@ -96,7 +96,7 @@ run_tests() {
     # Those have run in an environment of their own.
     local -a tests=(pytest --ignore=tests/tensorflow_trainer --ignore=tests/slurm_versions)
     # A file is in one process, with all that its fixtures make. Each process has a cluster of its own.
-    # In the order of the files: those of JAX are the last, see tests/conftest.py.
+    # In their order: those of JAX are the last, see tests/conftest.py.
     local -a at_once=(--numprocesses="$(count_processes)" --dist=loadfile --no-loadscope-reorder)
     "${tests[@]}" "${at_once[@]}" && return
     [ "${CI:-}" = true ] && [ "$(grep -c '": true' "$first_time")" -le 3 ] || return 1

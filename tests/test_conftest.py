@@ -64,3 +64,20 @@ def test_a_long_test_runs_where_the_command_line_names_it(
     )
     result = session.runpytest("-p", "no:cacheprovider", *options)
     result.assert_outcomes(passed=passed, deselected=2 - passed)
+
+
+def test_tests_of_jax_are_the_last_of_a_process_whatever_file_they_are_in(
+    session: pytest.Pytester,
+):
+    pytest.importorskip("xdist")
+    session.makepyfile(test_one="def test_jax(): pass\ndef test(): pass")
+    session.makepyfile(test_two="def test(): pass")
+    options = ("-p", "no:cacheprovider", "-n1", "--dist=loadfile", "--no-loadscope-reorder")
+    result = session.runpytest_subprocess("-v", *options)
+    result.stdout.fnmatch_lines(
+        [
+            "*PASSED*test_one.py::test *",
+            "*PASSED*test_two.py::test *",
+            "*PASSED*test_one.py::test_jax*",
+        ]
+    )

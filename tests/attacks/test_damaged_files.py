@@ -64,7 +64,7 @@ def hpctrain_cli(*words: object, limit_bytes: int | None = None) -> subprocess.C
         [sys.executable, "-m", "hpctrain.cli", *map(str, words)],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         preexec_fn=limit,
     )
 
