@@ -1,5 +1,5 @@
-"""Pure translation: from what a user asks for to what is run, and on what.
+"""Pure translation: from a user's request to commands and resources.
 
-Nothing here starts a process, asks Slurm or looks at the environment; what is known of the site
-comes in as values. That is what makes ``--dry-run`` and the golden files possible.
+Nothing here starts a process, queries Slurm or reads the environment; facts about the site are
+arguments. This makes ``--dry-run`` and the golden files possible.
 """

@@ -1,4 +1,4 @@
-"""Where the workers go in an allocation that somebody else has asked for."""
+"""The placement of workers in an allocation that the user requested."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from hpctrain.plan.resources import (
 
 @dataclass(frozen=True, kw_only=True)
 class AllocatedNode:
-    """What an allocation has of one node; None is unknown."""
+    """The share of one node that an allocation has; None is unknown."""
 
     tasks: int | None = None
-    """Tasks that Slurm has laid on it, where the allocation was asked for with a number of them."""
+    """Tasks that Slurm has placed on it, if the request named a number of them."""
     cpus: int | None = None
     gpus: int | None = None
 
@@ -30,11 +30,11 @@ class AllocatedNode:
 def place_in_allocation(
     scaling: ScalingConfig, nodes: Mapping[str, AllocatedNode], *, cpus_per_gpu: int | None = None
 ) -> tuple[Placement, dict[str, int]]:
-    """Return where the workers go in an allocation at full size, and how many each node holds.
+    """Return the placement of all workers in an allocation, and how many each node can hold.
 
-    Not collective. A node holds as many workers as it has tasks. Where that does not suffice, or
-    nobody has said how many tasks there are, it holds as many as its CPUs and GPUs are enough for.
-    Nodes are named unless all of them get the same number of workers.
+    Not collective. A node holds as many workers as it has tasks. If that does not suffice, or the
+    number of tasks is unknown, it holds as many as its CPUs and GPUs allow. Nodes are named unless
+    all of them get the same number of workers.
 
     Parameters
     ----------
@@ -57,14 +57,14 @@ def place_in_allocation(
     if all(node.tasks is not None for node in nodes.values()):
         by_tasks = zip(nodes.values(), by_resources, strict=True)
         ways.append(([min(node.tasks or 0, room) for node, room in by_tasks], spread))
-    # Where it is unknown what a node holds, each gets as little as possible.
+    # If the capacity of a node is unknown, each gets as few workers as possible.
     is_known = all(_is_known(scaling, node) for node in nodes.values())
     ways.append((by_resources, spread or not is_known))
 
     def placed(way: tuple[list[int], bool]) -> int:
         return min(sum(_usable(scaling, way[0], num_nodes, most)), scaling.max_workers)
 
-    # The first of those that place the most workers.
+    # The first of the choices that place the most workers.
     slots, spread = max(ways, key=placed)
     usable = _usable(scaling, slots, num_nodes, most)
     num_workers = placed((slots, spread))
@@ -83,7 +83,7 @@ def place_in_allocation(
 
 
 def _room(scaling: ScalingConfig, node: AllocatedNode) -> int:
-    """Return for how many workers a node has CPUs and GPUs, as far as that is known."""
+    """Return for how many workers a node has CPUs and GPUs, as far as known."""
     limits = [scaling.max_workers]
     if node.cpus is not None:
         limits.append(node.cpus // scaling.num_cpus_per_worker)
@@ -99,7 +99,7 @@ def _is_known(scaling: ScalingConfig, node: AllocatedNode) -> bool:
 def _usable(
     scaling: ScalingConfig, slots: Sequence[int], num_nodes: int | None, most: int | None
 ) -> list[int]:
-    """Return `slots` without those of spare nodes, and those beyond what the request allows."""
+    """Return `slots` without spare nodes, limited to the number that the request allows."""
     largest_first = sorted(range(len(slots)), key=lambda node: -slots[node])
     kept = largest_first[: max(len(slots) - scaling.slurm.spare_nodes, 0)][:num_nodes]
     return [
@@ -109,7 +109,7 @@ def _usable(
 
 
 def _cpus_of_each(placement: Placement, nodes: Mapping[str, AllocatedNode]) -> int | None:
-    """Return how many CPUs there are for each worker, on the node that has the fewest for it."""
+    """Return the CPUs for each worker, on the node with the fewest CPUs for each."""
     shares = [
         cpus // count
         for node, count in zip(placement.nodes, placement.tasks_per_node, strict=True)
@@ -139,8 +139,8 @@ def _check(
     if (num_nodes or 1) + spare > most_nodes:
         raise ConfigError(
             f"num_workers={scaling.num_workers} needs {(num_nodes or 1) + spare} nodes"
-            f"{' with the spare ones' if spare else ''}, but this allocation has {most_nodes}. Ask "
-            f"for a larger one, or for fewer nodes."
+            f"{' with the spare ones' if spare else ''}, but this allocation has {most_nodes}. "
+            f"Request a larger one, or fewer nodes."
         )
     if scaling.max_workers < (num_nodes or 1):
         raise ConfigError(
@@ -154,9 +154,9 @@ def _check(
         needs += f" and {scaling.num_gpus_per_worker} GPU"
     strategy = scaling.placement_strategy
     asked = "" if strategy == "PACK" else f" and placement_strategy={strategy!r}"
-    fitting = f"Use num_workers={sum(usable)} or less" if any(usable) else "Ask for less a worker"
+    fitting = f"Use num_workers={sum(usable)} or less" if any(usable) else "Request less per worker"
     raise ConfigError(
         f"num_workers={scaling.num_workers} with {needs} each{asked}: the nodes of this allocation "
-        f"hold {describe_counts(usable)} of them{' beside the spare ones' if spare else ''}. "
+        f"hold {describe_counts(usable)} of them{' besides the spare ones' if spare else ''}. "
         f"{fitting}, or make a larger allocation."
     )

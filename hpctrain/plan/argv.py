@@ -22,20 +22,20 @@ _GPU_VARIABLES = (
     "SLURM_NTASKS_PER_GPU",
     "SLURM_TRES_PER_TASK",
 )
-# It would win over every other way to say where tasks go.
+# It would override all other options that place tasks.
 _HOSTFILE = "SLURM_HOSTFILE"
 STEP_VARIABLES = (
     _HOSTFILE,
-    # srun warns of it where nodes have unequal numbers of ranks; otherwise the step says it itself.
+    # srun warns about it if nodes have unequal numbers of ranks; otherwise the step sets it itself.
     "SLURM_NTASKS_PER_NODE",
     # srun refuses it together with --ntasks-per-node (measured with Slurm 22.05).
     "SLURM_NTASKS_PER_GPU",
 )
-"""Options of the job that srun takes from the environment, and that contradict a step's ranks."""
+"""Options of the job that srun reads from the environment, and that contradict a step's ranks."""
 # Otherwise a step inside a step inherits the outer one's distribution and ranks are cyclic.
 _IN_BLOCKS = "--distribution=block"
-# A job with --export=NONE hands that on to its steps, which would get nothing of what the batch
-# script has set up (measured with Slurm 22.05).
+# A job with --export=NONE passes that to its steps, which would not get the variables of the batch
+# script (measured with Slurm 22.05).
 _BESIDE_OTHERS = ("--overlap", "--export=ALL")
 
 
@@ -67,9 +67,9 @@ def validation_argv(
     result
         File that gets the metrics.
     spec_digest
-        That of ``spec.pkl``.
+        Digest of ``spec.pkl``.
     executor
-        Process with which it ends; 0 in a job of its own.
+        Process with whose end it ends too; 0 in a separate job.
     """
     argv = [python, "-m", "hpctrain.worker.validate", run_dir, checkpoint, result, spec_digest]
     return [*argv, str(executor)]
@@ -93,10 +93,10 @@ def agent_argv(
     Parameters
     ----------
     cwd
-        The working directory of the run, which every node has to see.
+        The working directory of the run, which every node must see.
     lease_s
-        For an agent that sees to it that the run goes on when the executor's node is lost: seconds
-        after which it is.
+        For an agent with a lease on the executor, which continues the run when the executor's node
+        is lost: seconds after which the lease lapses.
     hosts
         For agents that mpiexec starts: the names by which the nodes are known, in its order.
     """
@@ -122,7 +122,7 @@ def worker_step_argv(
     Parameters
     ----------
     launcher
-        What starts them.
+        The program that starts them.
     placement
         How they lie on the nodes.
     command
@@ -130,7 +130,7 @@ def worker_step_argv(
     srun_args
         The user's and the site's further srun options.
     export
-        Names of the variables that ranks get on other hosts, where mpiexec reaches these by itself.
+        Names of the variables that ranks get on other hosts, if mpiexec connects to these itself.
     local
         Whether the ranks stay on this machine, even inside an allocation.
     """
@@ -150,8 +150,8 @@ def worker_step_argv(
     is_listed = bool(placement.nodes) and not placement.is_even
     argv = [launcher.program, "-n", str(placement.num_workers)]
     if launcher.kind == "hydra":
-        # By default hydra kills all ranks at the death of one, and then nobody can tell which died
-        # by itself. The executor notices through the rank's agent, and ends the others.
+        # By default hydra kills all ranks when one dies, and then the first death cannot be
+        # identified. The executor detects it through the rank's agent, and ends the others.
         argv.append("-disable-auto-cleanup")
         if local:
             # Inside an allocation hydra would start its proxies through srun.
@@ -199,7 +199,7 @@ def agent_step_argv(
     num_nodes = placement.num_nodes + len(idle_nodes)
     argv = _small_step(num_nodes, (*placement.nodes, *idle_nodes))
     if survives_loss:
-        # Where the job goes on without a lost node, its agents do too.
+        # If the job continues without a lost node, so do its agents.
         argv += ["--no-kill", "--kill-on-bad-exit=0"]
     return [*argv, *command]
 
@@ -239,13 +239,13 @@ def _one_on_each(mpiexec: StepLauncher, hosts: Sequence[str]) -> list[str]:
     """Return the beginning of a command that runs one process on each host."""
     argv = [mpiexec.program, "-n", str(len(hosts))]
     if mpiexec.kind == "hydra":
-        # One that ends must not take the others with it.
+        # One that ends must not end the others.
         return [*argv, "-disable-auto-cleanup", "-hosts", ",".join(hosts), "-ppn", "1"]
     return [*argv, "--bind-to", "none", "--host", ",".join(hosts), "--map-by", "ppr:1:node"]
 
 
 def _small_step(nodes: int, names: Sequence[str]) -> list[str]:
-    """Return the beginning of a command that runs one process on each node, beside others."""
+    """Return the beginning of a command that runs one process on each node, next to other steps."""
     return [
         "env",
         *(f"--unset={name}" for name in (*_GPU_VARIABLES, _HOSTFILE)),
@@ -258,7 +258,7 @@ def _small_step(nodes: int, names: Sequence[str]) -> list[str]:
         _IN_BLOCKS,
         *_BESIDE_OTHERS,
         "--cpus-per-task=1",
-        # A step that says nothing of GPUs asks for all of the job's.
+        # A step without GPU options requests all GPUs of the job.
         "--gres=none",
     ]
 
@@ -280,7 +280,7 @@ def _worker_step_shape(placement: Placement) -> list[str]:
     most = placement.max_tasks_per_node
     if set(placement.tasks_per_node[:-1]) == {most}:
         return [nodes, *named, tasks, f"--distribution=plane={most}", *_BESIDE_OTHERS]
-    # Each name stands for a task. Slurm 22.05 does not take "node1*3" for three of them.
+    # Each name is one task. Slurm 22.05 does not accept "node1*3" for three.
     names = [
         name
         for name, count in zip(placement.nodes, placement.tasks_per_node, strict=True)

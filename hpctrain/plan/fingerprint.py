@@ -1,9 +1,9 @@
 """Digests of pickles that stay the same as long as what was pickled does.
 
-Two processes that run the same script pickle the same function to different bytes: sets come in the
+Two processes that run the same script pickle the same function to different bytes: sets are in the
 order of their hashes, which differ with PYTHONHASHSEED; cloudpickle gives each class of the main
-script a random tracker id; and code knows its file and line. So a pickle is not hashed byte by
-byte. Its opcodes are followed, without importing or calling anything, and what they build is
+script a random tracker id; and code records its file and line. So a pickle is not hashed byte by
+byte: its opcodes are interpreted, without importing or calling anything, and the resulting tree is
 hashed.
 """
 
@@ -16,9 +16,9 @@ import pickletools
 from collections.abc import Iterator
 from typing import Any
 
-# What differs although the function is the same: where the script lies, whether another script runs
-# it (then its __package__ is ""), where a class begins in it,
-# attributes in the order of a set (both new in Python 3.13), and what else is imported by now.
+# Differences between equal functions: the path of the script, whether another script runs it (then
+# its __package__ is ""), the line of a class, attributes in the order of a set (both new in Python
+# 3.13), and the other imported modules.
 _IGNORED_KEYS = frozenset(
     [
         "__file__",
@@ -49,7 +49,7 @@ class Node:
 def digest_pickle(content: bytes) -> bytes:
     """Return a digest of what a pickle builds. Not collective.
 
-    What cannot be followed (a pickle of another protocol, say) is hashed byte by byte.
+    A pickle that cannot be interpreted (of another protocol, for example) is hashed byte by byte.
 
     Examples
     --------
@@ -73,7 +73,7 @@ def build_pickle(content: bytes) -> Any:
     Raises
     ------
     ValueError, LookupError, TypeError, AttributeError, RecursionError
-        If it cannot be followed.
+        If it cannot be interpreted.
     """
     return _build(io.BytesIO(content), memoryview(content))
 
@@ -204,7 +204,7 @@ class _Digester:
         if key in self._done:
             return self._done[key]
         if key in self._path:
-            # Part of itself: how many steps up it is.
+            # Part of itself: the number of levels up.
             return _hash("above", [str(len(self._path) - self._path[key]).encode()])
         self._path[key] = len(self._path)
         parts: list[bytes | memoryview] = [self.digest(part) for part in _meaning(value)]
@@ -216,7 +216,7 @@ class _Digester:
 
 
 def _meaning(node: Node) -> Iterator[Any]:
-    """Yield the parts of a node that make it what it is."""
+    """Yield the parts of a node that identify it."""
     if node.kind == "dict":
         for key, value in zip(node.parts[::2], node.parts[1::2], strict=True):
             if not (isinstance(key, str) and key in _IGNORED_KEYS):
@@ -238,7 +238,7 @@ def _meaning(node: Node) -> Iterator[Any]:
 
 
 def _without_addresses(content: bytes) -> Node:
-    """Return what a storage of torch holds.
+    """Return the content of a torch storage.
 
     torch pickles it as five pickles and the values. The fourth names the storage by its address in
     memory, which the fifth lists.

@@ -1,4 +1,4 @@
-"""Which of the GPUs that a rank sees are its own. Imported by every rank, so it imports little."""
+"""The GPUs of a rank among the visible ones. Every rank imports it, so it imports little."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def assign_gpus(
 ) -> tuple[str, ...]:
     """Return which of the visible GPUs belong to a worker.
 
-    Not collective. Where a task sees the GPUs of its whole node (``--gpus-per-node``), workers take
-    them in blocks by local rank; where it sees only its own (``--gpus-per-task``), all of them.
+    Not collective. If a task sees the GPUs of its whole node (``--gpus-per-node``), workers get
+    them in blocks by local rank; if it sees only its own (``--gpus-per-task``), all of them.
 
     Parameters
     ----------
@@ -41,8 +41,8 @@ def assign_gpus(
         return visible
     raise ConfigError(
         f"{local_world_size} workers on this node with {gpus_per_worker} GPUs each, but "
-        f"CUDA_VISIBLE_DEVICES shows {len(visible)} ({','.join(visible)}). Ask for the GPUs of the "
-        f"whole node (SlurmConfig(gpu_request='gpus-per-node')), or for fewer a worker."
+        f"CUDA_VISIBLE_DEVICES shows {len(visible)} ({','.join(visible)}). Request the GPUs of the "
+        f"whole node (SlurmConfig(gpu_request='gpus-per-node')), or fewer per worker."
     )
 
 
@@ -61,14 +61,14 @@ class SeenGpus:
 
 
 def check_gpus_of_ranks(ranks: Sequence[SeenGpus], gpus_per_worker: int) -> None:
-    """Refuse ranks of which several on one node would compute on the same GPU.
+    """Refuse ranks if several on one node would compute on the same GPU.
 
     Not collective.
 
     Parameters
     ----------
     ranks
-        What each rank sees, by rank.
+        The GPUs that each rank sees, by rank.
 
     Raises
     ------
@@ -77,8 +77,8 @@ def check_gpus_of_ranks(ranks: Sequence[SeenGpus], gpus_per_worker: int) -> None
     """
     alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for rank, seen in enumerate(ranks):
-        # With ConstrainDevices=yes, Slurm numbers the GPUs of each task from 0: only the files that
-        # a task may open tell them apart.
+        # With ConstrainDevices=yes, Slurm numbers the GPUs of each task from 0: only the device
+        # files that a task may open distinguish them.
         alike[seen.node_rank, seen.visible, seen.devices].append(rank)
     for numbers in alike.values():
         seen, needed = ranks[numbers[0]], len(numbers) * gpus_per_worker

@@ -18,11 +18,11 @@ _SLOTS = re.compile(r"(?<!\S)slots?\s*=\s*(\d+)")
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """One machine, and how many ranks it may hold."""
+    """One machine, and its number of slots for ranks."""
 
     name: str
     slots: int | None
-    """Ranks that fit; None where nothing says it."""
+    """Number of slots; None if unknown."""
 
 
 def read_hostfile(path: Path) -> tuple[Host, ...]:
@@ -33,7 +33,7 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
     Raises
     ------
     ConfigError
-        If it cannot be read, or is no list of hosts.
+        If it cannot be read, or is not a list of hosts.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -48,10 +48,10 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
 def parse_hostfile(text: str, *, path: str) -> tuple[Host, ...]:
     r"""Return the hosts of a hostfile, in the order in which they first appear. Pure.
 
-    Not collective. Understood are the hostfiles of MPICH and Intel MPI (``node1:4``), Open MPI
-    (``node1 slots=4``), the node files of PBS and LSF (a line a slot) and that of Grid Engine
-    (``node1 4 queue processors``). Lines of one host add up. Where no line has a number and no host
-    is named twice, how many ranks a host holds is not known.
+    Not collective. It parses the hostfiles of MPICH and Intel MPI (``node1:4``), Open MPI (``node1
+    slots=4``), the node files of PBS and LSF (a line a slot) and that of Grid Engine (``node1 4
+    queue processors``). Lines of one host add up. If no line has a number and no host is named
+    twice, the number of slots is unknown.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def parse_hostfile(text: str, *, path: str) -> tuple[Host, ...]:
     Raises
     ------
     ConfigError
-        With the line that is no host.
+        With the invalid line.
 
     Examples
     --------
@@ -80,7 +80,7 @@ def parse_hostfile(text: str, *, path: str) -> tuple[Host, ...]:
         count = None if match is None else _count(match)
         if match is None or count == 0:
             raise ConfigError(
-                f"hostfile {path}, line {number}: {content[:80]!r} is no host with at least one "
+                f"hostfile {path}, line {number}: {content[:80]!r} is not a host with at least one "
                 f"slot. Write 'node1', 'node1:4' or 'node1 slots=4'."
             )
         name = match["name"].strip("[]")

@@ -1,4 +1,4 @@
-"""`LaunchPlan`: on what a run runs."""
+"""`LaunchPlan`: the resources of a run."""
 
 from __future__ import annotations
 
@@ -17,30 +17,31 @@ class StepLauncher:
     program: str
     """``srun``, or the path of an ``mpiexec``."""
     kind: str
-    """``srun``, ``hydra`` (MPICH, Intel MPI) or ``openmpi``: whose options the program takes."""
+    """``srun``, ``hydra`` (MPICH, Intel MPI) or ``openmpi``: the options that the program
+    accepts."""
     pmi: str | None = None
     """The value of ``srun --mpi``; None with mpiexec."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchPlan:
-    """On what a run runs: the resources, how they are asked for, and how ranks start there."""
+    """The resources of a run, how they are requested, and how ranks start there."""
 
     launcher: str
     """``local``, ``allocation``, ``slurm``, ``mpiexec``, ``spmd`` or ``inline``."""
     placement: Placement
-    """How the workers lie on the nodes, at full size."""
+    """Placement of the workers on the nodes, at full size."""
     job_nodes: NodeRange
-    """How many nodes the job has, spare ones included, and how many it can do without."""
+    """Number of nodes of the job, including spare ones, and how many it can lose."""
     node_slots: Mapping[str, int] = field(default_factory=dict)
-    """How many workers each node of an allocation, or host of a hostfile, holds; others hold as
-    many as the node of the placement that has the most."""
+    """Slots of each node of an allocation, or host of a hostfile; other nodes have as many as the
+    fullest node of the placement."""
     resize_interval_s: float = 60.0
-    """How often a run that is not at full size looks whether it can grow."""
+    """Seconds between two checks whether a run below full size can grow."""
     threads_per_task: int
-    """Compute threads of a rank: the same in every home, whatever CPUs a site adds to a task."""
+    """Compute threads of a rank: the same in every home, even if a site adds CPUs to a task."""
     mpi: str
-    """What the user said of MPI: ``auto``, ``wheel``, a PMI type, or the path of an mpiexec."""
+    """The user's MPI setting: ``auto``, ``wheel``, a PMI type, or the path of an mpiexec."""
     directives: Mapping[str, str | None]
     """Options of sbatch, without dashes; None is a switch. Empty unless a job is submitted."""
     first_job_directives: Mapping[str, str | None]
@@ -50,9 +51,9 @@ class LaunchPlan:
     srun_args: tuple[str, ...]
     """Further options for the workers' step."""
     environment: Mapping[str, str]
-    """Variables that ranks get on top of the executor's own."""
+    """Variables that ranks get in addition to the executor's own."""
     stop_notice_s: int = 120
-    """Seconds before the end of the time limit at which ranks are asked to leave."""
+    """Seconds before the end of the time limit at which ranks are asked to stop."""
     requeue: bool = True
     """Whether the site lets jobs be requeued."""
 
@@ -62,7 +63,7 @@ class LaunchPlan:
 
     @property
     def in_job(self) -> bool:
-        """Whether the executor is in a job of Slurm, and starts the ranks as steps of it."""
+        """Whether the executor is in a Slurm job, and starts the ranks as its steps."""
         return self.launcher in ("allocation", "slurm")
 
     @property

@@ -1,4 +1,4 @@
-"""How many workers each node gets, from how many it holds. Numbers only; no Slurm, no names."""
+"""Number of workers for each node, from its slots. Numbers only; no Slurm, no names."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from itertools import groupby
 
 
 def share_out(num_workers: int, slots: Sequence[int], *, num_nodes: int = 1) -> tuple[int, ...]:
-    """Return how many workers each node gets: as few nodes as hold them, and these evenly.
+    """Return the number of workers for each node: as few nodes as possible, filled evenly.
 
-    Not collective. It is how srun lays a step in blocks on the nodes that it is given: equal
-    numbers as far as there is room for them.
+    Not collective. This equals srun's block distribution of a step over its nodes: equal numbers as
+    far as there is room.
 
     Parameters
     ----------

@@ -1,11 +1,11 @@
 """The user's own modules that a pickle reaches, found without importing anything.
 
-cloudpickle stores what an imported module defines by its name only. So of a training function that
-calls ``model.build()`` the pickle says nothing of what is in ``model.py``. Here the files behind
-the names are found, and the files that these import.
+cloudpickle stores functions and classes of an imported module only by name. So the pickle of a
+training function that calls ``model.build()`` does not contain ``model.py``. This module finds the
+files of the names, and the files that these import.
 
-Left out are the standard library, ``site-packages`` and hpctrain itself; and what only the running
-program knows: a module whose name is computed.
+It excludes the standard library, ``site-packages`` and hpctrain itself. It cannot find a module
+whose name is computed at run time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _IMPORT_NAME, _EXTENDED_ARG = dis.opmap["IMPORT_NAME"], dis.opmap["EXTENDED_ARG"
 # Arguments of types.CodeType, in all Pythons: bytecode, constants, names.
 _BYTECODE, _CONSTANTS, _NAMES = 6, 7, 8
 
-# Also within functions, after `;` and `:`, and in a text, which does no harm.
+# Also within functions, after `;` and `:`, and in strings, which is harmless.
 _STATEMENT = re.compile(
     rb"(?:^|[;:])[ \t]*(?:from[ \t]+(\.*)[ \t]*([\w.]*)[ \t]+import[ \t]*(\([^)]*\)|[^\n;#(]+)"
     rb"|import[ \t]+([^\n;#]+))"
@@ -40,7 +40,7 @@ _NAME = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 
 
 def reached_modules(*pickles: bytes) -> dict[str, str]:
-    """Return a digest of each file of the user's that pickles reach, by its name.
+    """Return a digest of each user file that pickles reach, by its name.
 
     Not collective. Names are relative to where Python found the module (``model.py``,
     ``package/net.py``), so they do not change with the directory.
@@ -67,7 +67,7 @@ class _Finder:
         self._paths = [p for p in paths if _is_own(p + os.sep) and not p.endswith(".zip")]
 
     def reach(self, name: str) -> None:
-        """Take in a module, those that it imports, and the packages that it is in."""
+        """Add a module, its imports, and its parent packages."""
         waiting = [name]
         while waiting and len(self.digests) < _MOST_FILES:
             name = waiting.pop()
@@ -114,7 +114,7 @@ class _Finder:
         return None
 
     def _directories(self, package: str) -> list[str]:
-        """Return where the modules of a package lie; of a namespace package in several places."""
+        """Return the directories of a package's modules; a namespace package has several."""
         if not package:
             return self._paths
         if package not in self._places:
@@ -139,7 +139,7 @@ def _has_own_place(module: Any) -> bool:
     path = getattr(module, "__file__", None)
     if isinstance(path, str):
         return _is_own(os.path.abspath(path))
-    # A namespace package; what is built in has no path.
+    # A namespace package; built-in modules have no path.
     return hasattr(module, "__path__")
 
 
@@ -157,7 +157,7 @@ def _shown(name: str, path: str) -> str:
 
 
 def _imported_by(name: str, path: str, source: bytes) -> Iterator[str]:
-    """Yield names that a file imports, and some that are of no module."""
+    """Yield names that a file imports, and some that are not modules."""
     is_package = os.path.basename(path) == "__init__.py"
     for dots, origin, members, modules, computed in _STATEMENT.findall(source):
         if computed:
@@ -183,7 +183,7 @@ def _imported_by(name: str, path: str, source: bytes) -> Iterator[str]:
 
 
 def _named_in(tree: Any) -> Iterator[str]:
-    """Yield names of modules that a pickle mentions, and some that are of no module."""
+    """Yield names of modules in a pickle, and some that are not modules."""
     main = sys.modules.get("__main__")
     package = getattr(main, "__package__", None) or ""
     seen: set[int] = set()
@@ -221,7 +221,7 @@ def _imported_in_code(arguments: list[Any]) -> Iterator[str]:
         if opcode == _IMPORT_NAME:
             imported.append(names[argument])
     yield from imported
-    # Of `from package import module` and `package.module.function`.
+    # For `from package import module` and `package.module.function`.
     for name in imported:
         yield from (f"{name}.{other}" for other in names if isinstance(other, str))
     if "import_module" in names or "__import__" in names:

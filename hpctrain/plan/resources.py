@@ -13,18 +13,18 @@ from hpctrain.plan.layout import share_out
 
 @dataclass(frozen=True, kw_only=True)
 class NodeShape:
-    """What one node has to give; None is unknown."""
+    """Resources of one node; None is unknown."""
 
     cpus: int | None = None
     gpus: int | None = None
     cpus_per_gpu: int | None = None
-    """CPUs that belong to a GPU; a worker with GPUs that does not say how many CPUs it needs is
-    given these, as far as they are there."""
+    """CPUs that belong to a GPU; a worker with GPUs and without a number of CPUs gets these, as far
+    as available."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """How the workers lie on the nodes. Ranks are in blocks: the first ones on the first node."""
+    """Placement of workers on nodes. Ranks are in blocks: the first ones on the first node."""
 
     tasks_per_node: tuple[int, ...]
     """Workers on each node, in the order of the nodes."""
@@ -32,9 +32,9 @@ class Placement:
     gpus_per_task: int
     mem_bytes_per_task: int | None
     nodes: tuple[str, ...] = ()
-    """Names of the nodes, where they are chosen; empty leaves the choice to Slurm."""
+    """Names of the nodes, if hpctrain chooses them; empty leaves the choice to Slurm."""
     srun_shares_out: bool = True
-    """Whether these are the numbers that srun itself gives to nodes in blocks, by their CPUs."""
+    """Whether srun's own block distribution by CPUs gives the same numbers."""
 
     @property
     def num_workers(self) -> int:
@@ -48,7 +48,7 @@ class Placement:
 
     @property
     def max_tasks_per_node(self) -> int:
-        """Workers on the node that has the most."""
+        """Workers on the fullest node."""
         return max(self.tasks_per_node)
 
     @property
@@ -58,18 +58,18 @@ class Placement:
 
     @property
     def gpus_per_node(self) -> int:
-        """GPUs that the workers of one node use at most."""
+        """Maximum of GPUs that the workers of one node use."""
         return self.gpus_per_task * self.max_tasks_per_node
 
     @property
     def mem_mib_per_node(self) -> int | None:
-        """Memory that the workers of one node ask for at most, in MiB, rounded up."""
+        """Maximum of memory that the workers of one node request, in MiB, rounded up."""
         if self.mem_bytes_per_task is None:
             return None
         return -(-self.mem_bytes_per_task * self.max_tasks_per_node // 2**20)
 
     def gpus_on(self, node: str) -> int:
-        """Return how many GPUs workers of a node use, or could use one day. Not collective."""
+        """Return how many GPUs workers of a node use, or could use later. Not collective."""
         if node not in self.nodes:
             return self.gpus_per_node
         return self.gpus_per_task * self.tasks_per_node[self.nodes.index(node)]
@@ -77,33 +77,33 @@ class Placement:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeRange:
-    """How many nodes a job asks for, and can do without."""
+    """How many nodes a job requests, and can lose."""
 
     fewest: int
-    """It does not begin with less."""
+    """It does not begin with fewer."""
     most: int
-    """All workers fit, and spare nodes are left over."""
+    """All workers fit, and spare nodes remain."""
     enough: int
-    """With less it does not go on."""
+    """It does not continue with fewer."""
     min_workers: int
-    """Nor if the nodes that are left hold fewer workers."""
+    """Nor if the remaining nodes hold fewer workers."""
 
     @property
     def survives_loss(self) -> bool:
-        """Whether the run goes on in the same job when a node is lost."""
+        """Whether the run continues in the same job when a node is lost."""
         return self.enough < self.most
 
     def __str__(self) -> str:
-        """Return it as Slurm's ``--nodes`` wants it."""
+        """Return the value of Slurm's ``--nodes``."""
         return str(self.most) if self.fewest == self.most else f"{self.fewest}-{self.most}"
 
 
 def node_range(
     scaling: ScalingConfig, placement: Placement, *, slots: Collection[int] = ()
 ) -> NodeRange:
-    """Return how many nodes a job asks for: those of the workers, and the spare ones.
+    """Return how many nodes a job requests: those for workers, and spare ones.
 
-    Not collective. An elastic run begins with what it gets.
+    Not collective. An elastic run begins with the nodes that it gets.
 
     Parameters
     ----------
@@ -112,8 +112,7 @@ def node_range(
     placement
         How the workers lie on the nodes at full size.
     slots
-        How many workers the nodes hold, where they are known; otherwise each holds as many as the
-        node that has the most.
+        Slots of the nodes, if known; otherwise each holds as many workers as the fullest node.
     """
     most = placement.num_nodes + scaling.slurm.spare_nodes
     if not scaling.elasticity_enabled:
@@ -133,7 +132,7 @@ def node_range(
 def place_on_one_node(scaling: ScalingConfig) -> Placement:
     """Return the placement of all workers on this machine. Not collective.
 
-    One machine is there as a whole or not at all, so an elastic run has its full size there.
+    A single machine cannot lose a node, so an elastic run has its full size there.
     """
     return make_placement(scaling, (max(scaling.max_workers, 1),))
 
@@ -148,17 +147,17 @@ def place_workers(
     Parameters
     ----------
     scaling
-        What is asked for. ``slurm.nodes`` and ``slurm.tasks_per_node`` decide where they are given.
+        The request. ``slurm.nodes`` and ``slurm.tasks_per_node`` take precedence.
     node
         Shape of a node, from the site profile or the partition.
     num_nodes
-        How many nodes there are, where that is known: ``SPREAD`` does with them.
+        Number of nodes, if known: the limit for ``SPREAD``.
 
     Raises
     ------
     ConfigError
-        If a node would be empty, if a worker does not fit a node, or if nothing says how many
-        workers a node holds.
+        If a node would be empty, if a worker does not fit a node, or if the number of workers per
+        node is unknown.
     """
     workers = scaling.max_workers
     nodes, tasks = requested_shape(scaling)
@@ -169,7 +168,7 @@ def place_workers(
         tasks = tasks or _tasks_that_fit(scaling, node)
         if tasks is None:
             raise ConfigError(
-                f"num_workers={workers}, and nothing says how many workers a node holds. Give "
+                f"num_workers={workers}, but the number of workers per node is unknown. Give "
                 f"SlurmConfig(nodes=...) or SlurmConfig(tasks_per_node=...), or a site profile "
                 f"with SlurmConfig(site=...)."
             )
@@ -193,7 +192,7 @@ def place_workers(
 
 
 def place_on_nodes(full: Placement, slots: Mapping[str, int], *, fewest: int) -> Placement | None:
-    """Return the placement on the nodes that are left, or None if they hold too few workers.
+    """Return the placement on the remaining nodes, or None if they hold too few workers.
 
     Not collective. No node gets more workers than one has at full size.
 
@@ -202,9 +201,9 @@ def place_on_nodes(full: Placement, slots: Mapping[str, int], *, fewest: int) ->
     full
         The placement at full size.
     slots
-        How many workers each node that can be used holds; those to use first in front.
+        Slots of each usable node; the preferred ones first.
     fewest
-        The fewest workers to go on with.
+        The fewest workers with which the run continues.
     """
     room = [min(held, full.max_tasks_per_node) for held in slots.values()]
     num_workers = min(full.num_workers, sum(room))
@@ -230,12 +229,12 @@ def make_placement(scaling: ScalingConfig, tasks_per_node: tuple[int, ...]) -> P
 
 
 def cpus_beside_gpus(placement: Placement, cpus_per_gpu: int, available: int | None) -> int:
-    """Return the CPUs of a worker that says nothing of them: those of its GPUs. Not collective.
+    """Return the default CPUs of a worker: those of its GPUs. Not collective.
 
     Parameters
     ----------
     available
-        CPUs that there are for it; None is unknown.
+        CPUs available to it; None is unknown.
     """
     cpus = cpus_per_gpu * placement.gpus_per_task
     return max(cpus if available is None else min(cpus, available), 1)
@@ -244,7 +243,7 @@ def cpus_beside_gpus(placement: Placement, cpus_per_gpu: int, available: int | N
 def requested_shape(scaling: ScalingConfig) -> tuple[int | None, int | None]:
     """Return how many nodes, and at most how many workers on a node, a request asks for.
 
-    Not collective. None is what it leaves open.
+    Not collective. None is unspecified.
 
     Raises
     ------
@@ -286,8 +285,8 @@ def _tasks_that_fit(scaling: ScalingConfig, node: NodeShape) -> int | None:
     if tasks == 0:
         asked = scaling.num_cpus_per_worker if kind == "CPU" else scaling.num_gpus_per_worker
         raise ConfigError(
-            f"resources_per_worker {kind}={asked}, but a node has {available}. A worker lives on "
-            f"one node: ask for less, or choose another partition or node type."
+            f"resources_per_worker {kind}={asked}, but a node has {available}. A worker runs on "
+            f"one node: request less, or choose another partition or node type."
         )
     return tasks
 
@@ -305,5 +304,5 @@ def _check_fit(scaling: ScalingConfig, placement: Placement, node: NodeShape) ->
                 way_out = "Use more nodes"
             raise ConfigError(
                 f"{placement.max_tasks_per_node} workers a node need {needed} {kind}s, but a node "
-                f"has {available}. {way_out}, or less {kind} a worker."
+                f"has {available}. {way_out}, or less {kind} per worker."
             )

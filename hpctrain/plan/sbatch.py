@@ -14,8 +14,8 @@ from hpctrain.plan.sbatch_options import merge_directives, parse_sbatch_args
 from hpctrain.plan.site import Site
 from hpctrain.slurm_config import SlurmConfig, time_limit_minutes
 
-# A run of more than one node cannot do without --nodes, nor be found again without --job-name; what
-# follows from the others is said in the error.
+# A run on several nodes needs --nodes, and hpctrain finds its job by --job-name; the error explains
+# the others.
 _NOT_SKIPPED = ("nodes", "job-name", "output", "open-mode", "signal")
 _MEMORY_UNITS = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
 
@@ -25,19 +25,19 @@ def make_directives(
 ) -> dict[str, str | None]:
     """Return the sbatch options of a run, without dashes; None is a switch.
 
-    Not collective. What the user says wins over what the site profile says; what either says in
-    ``skip_directives`` is left out. Each option is there once.
+    Not collective. The user's options override those of the site profile; the ``skip_directives``
+    of both are left out. Each option occurs once.
 
     Raises
     ------
     ConfigError
-        If what is asked for contradicts itself, or cannot be said to Slurm.
+        If the request contradicts itself, or Slurm has no option for it.
     """
     slurm = scaling.slurm
     nodes = node_range(scaling, placement)
     directives: dict[str, str | None] = {"job-name": job_name, "nodes": str(nodes)}
     if nodes.survives_loss:
-        # Without it Slurm ends the job at the loss of a node, and queues it again.
+        # Without it Slurm ends the job when a node is lost, and requeues it.
         directives["no-kill"] = None
     if nodes.fewest == nodes.most:
         directives["ntasks-per-node"] = str(placement.max_tasks_per_node)
@@ -73,9 +73,9 @@ def make_directives(
         option = name.lstrip("-")
         if option in _NOT_SKIPPED:
             raise ConfigError(
-                f"skip_directives holds {name!r}, but a run cannot do without --nodes, be found "
-                f"again without --job-name or --output, keep its log without --open-mode, or leave "
-                f"before its time limit without --signal. Leave out others only."
+                f"skip_directives holds {name!r}, but a run needs --nodes, is found by --job-name "
+                f"and --output, keeps its log by --open-mode, and stops before its time limit by "
+                f"--signal. Leave out only other options."
             )
         directives.pop(option, None)
     directives = merge_directives(directives, parse_sbatch_args(slurm.sbatch_args))
@@ -84,7 +84,7 @@ def make_directives(
 
 
 def _refuse_lines(directives: Mapping[str, str | None]) -> None:
-    """Refuse values of which a part would be a line of the batch script."""
+    """Refuse values that would span several lines of the batch script."""
     for name, value in directives.items():
         if value is not None and not value.isprintable():
             raise ConfigError(
@@ -95,7 +95,7 @@ def _refuse_lines(directives: Mapping[str, str | None]) -> None:
 
 def directive_lines(directives: Mapping[str, str | None]) -> list[str]:
     """Return the ``#SBATCH`` lines of a script. Not collective."""
-    # sbatch takes quotes away as a shell does, and without them ends at a space or a '#'.
+    # sbatch removes quotes as a shell does, and without them a value ends at a space or a '#'.
     return [
         f"#SBATCH --{name}" if value is None else f"#SBATCH --{name}={shlex.quote(value)}"
         for name, value in escape_directives(directives).items()
@@ -103,8 +103,8 @@ def directive_lines(directives: Mapping[str, str | None]) -> list[str]:
 
 
 def escape_directives(directives: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Return directives as a script has to have them, before quoting. Not collective."""
-    # Other than a shell, sbatch takes a backslash away between single quotes too.
+    """Return directives as a script needs them, before quoting. Not collective."""
+    # Unlike a shell, sbatch removes a backslash between single quotes too.
     return {
         name: None if value is None else value.replace("\\", "\\\\")
         for name, value in directives.items()
@@ -132,10 +132,10 @@ def _gpu_directives(scaling: ScalingConfig, placement: Placement, site: Site) ->
     if request == "gpus-per-task" and nodes.fewest == nodes.most:
         return {"gpus-per-task": f"{kind}{placement.gpus_per_task}"}
     directives = {"gpus-per-node": on_node}
-    # A total has to be known beforehand.
+    # The total must be known beforehand.
     if request == "gpus" and nodes.fewest == nodes.most:
         total = f"{kind}{placement.gpus_per_node * nodes.most}"
-        # Of --gpus=4 alone, two nodes with room get 3 and 1 (measured with Slurm 22.05).
+        # With --gpus=4 alone, two nodes with room get 3 and 1 (measured with Slurm 22.05).
         return {"gpus": total, **(directives if nodes.most > 1 else {})}
     return directives
 
@@ -155,7 +155,7 @@ def _memory_directive(slurm: SlurmConfig, placement: Placement) -> str | None:
         raise ConfigError(
             f"SlurmConfig(mem={slurm.mem!r}) is the memory of a node, but its "
             f"{placement.max_tasks_per_node} workers need {needed_mib} MiB "
-            f"(resources_per_worker memory). Drop one of the two, or give mem='{needed_mib}M'."
+            f"(resources_per_worker memory). Drop one of the two, or set mem='{needed_mib}M'."
         )
     return slurm.mem
 

@@ -1,4 +1,4 @@
-"""Which options of sbatch are whose: the plan's, the user's, or those of the environment."""
+"""The owners of sbatch's options: the plan, the user, or the environment."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from hpctrain.errors import ConfigError
 
-# What the plan itself says, in the words of sbatch and srun, and where a user says it.
+# Options that the plan sets, as sbatch and srun name them, and the user's field for each.
 _OWNED_BY_BOTH = {
     "nodes": "SlurmConfig(nodes=...)",
     "ntasks": "ScalingConfig(num_workers=...)",
@@ -26,16 +26,15 @@ _OWNED_BY_SBATCH = {
     "gpus-per-task": _GPUS,
     "tres-per-task": "resources_per_worker={'CPU': ..., 'GPU': ...}",
     "job-name": "RunConfig(name=...)",
-    # The job's log is looked for where the plan says that it lies, and a job that is queued again
-    # goes on with it.
+    # hpctrain looks for the job's log at the path of the plan, and a requeued job appends to it.
     "output": "RunConfig(storage_path=...)",
     "error": "RunConfig(storage_path=...)",
     "open-mode": "the log that hpctrain appends to",
     "signal": "SlurmConfig(stop_notice_s=...)",
     "array": "one run for each value",
-    # Without somebody who goes on, the job would stay, and nobody would own it.
+    # Without a process that continues the run, the job would stay without an owner.
     "no-kill": "num_workers=(fewest, most), or SlurmConfig(spare_nodes=...),",
-    # With these sbatch does not say at once which job it has submitted, or submits none.
+    # With these sbatch does not print the job id at once, or submits no job.
     "wait": "fit(), or 'hpctrain submit --wait',",
     "parsable": "'hpctrain submit', which prints the job id,",
     "quiet": "RunConfig(verbose=0)",
@@ -44,13 +43,13 @@ _OWNED_BY_SBATCH = {
     "help": "sbatch itself",
     "usage": "sbatch itself",
     "version": "sbatch itself",
-    # Every later question about the job goes to the cluster of this machine.
+    # All later queries about the job go to the cluster of this machine.
     "clusters": "a login node of that cluster, or SLURM_CLUSTERS,",
-    # The run directory belongs to whoever calls fit().
+    # The run directory belongs to the user who calls fit().
     "uid": "a login as that user",
     "gid": "a login with that group",
 }
-# Here a site profile and the environment may say what holds where the user says nothing.
+# A site profile and the environment may set the defaults of these.
 _FIELDS = {
     name: f"SlurmConfig({name}=...)"
     for name in ("partition", "account", "qos", "time", "constraint", "reservation", "mem")
@@ -104,9 +103,9 @@ _SHORT_OF_SRUN = {name: _SHORT[name] for name in "Nncoe"}
 _OTHER_NAMES = {"cluster": "clusters", "tasks-per-node": "ntasks-per-node"}
 
 FIRST_JOB_ONLY = ("begin", "dependency", "hold")
-"""Options that a successor must not have: it goes on at once."""
+"""Options that a successor must not have: it continues at once."""
 
-# sbatch takes one of each.
+# sbatch accepts one of each.
 _ALTERNATIVES = (
     frozenset({"mem", "mem-per-cpu", "mem-per-gpu"}),
     frozenset({"requeue", "no-requeue"}),
@@ -135,7 +134,7 @@ _VARIABLES = {
     "SBATCH_SEGMENT_SIZE": "segment",
     "SBATCH_TIMELIMIT": "time",
 }
-# For these it is enough that the variable is there, whatever it says.
+# For these any value counts, even an empty one.
 _SWITCHES = frozenset(
     {
         "consolidate-segments",
@@ -148,7 +147,7 @@ _SWITCHES = frozenset(
         "use-min-nodes",
     }
 )
-# A user's own word on Slurm's commands; the others describe the job that a process is in.
+# The user's settings of Slurm's commands; the others describe the job of a process.
 _NOT_OF_A_JOB = frozenset({"SLURM_CLUSTERS", "SLURM_CONF", "SLURM_JWT", "SLURM_MPI_TYPE"})
 
 
@@ -175,8 +174,8 @@ def parse_sbatch_args(sbatch_args: Sequence[str]) -> dict[str, str | None]:
 def check_srun_args(srun_args: Sequence[str]) -> None:
     """Refuse further options of the workers' step that contradict the plan.
 
-    Not collective. Slurm would take the last of two, and ranks would not be where they are looked
-    for.
+    Not collective. Slurm would use the last of two, and ranks would not be where hpctrain expects
+    them.
 
     Raises
     ------
@@ -192,8 +191,8 @@ def check_srun_args(srun_args: Sequence[str]) -> None:
         values = option.removeprefix("--export").lstrip("= ").split(",")
         if name == "export" and "ALL" not in values:
             raise ConfigError(
-                f"SlurmConfig(srun_args=...) holds {option!r}, but ranks need what the executor "
-                f"has in its environment. Use --export=ALL,NAME=value to add a variable."
+                f"SlurmConfig(srun_args=...) holds {option!r}, but ranks need the executor's "
+                f"environment. Use --export=ALL,NAME=value to add a variable."
             )
 
 
@@ -210,22 +209,22 @@ def check_site_directives(directives: Iterable[str], *, origin: str) -> None:
     for name in directives:
         if name in _OWNED_BY_SBATCH:
             raise ConfigError(
-                f"site profile {origin}: [directives] holds {name!r}, but --{name} is for hpctrain "
-                f"to say. Use {_OWNED_BY_SBATCH[name]} instead."
+                f"site profile {origin}: [directives] holds {name!r}, but hpctrain sets --{name} "
+                f"itself. Use {_OWNED_BY_SBATCH[name]} instead."
             )
 
 
 def read_sbatch_variables(
     environ: Mapping[str, str],
 ) -> tuple[dict[str, str | None], tuple[str, ...]]:
-    """Return what the environment asks of sbatch: the options, and what is not taken and why.
+    """Return sbatch's options from the environment, and the ignored ones with the reason.
 
     Not collective.
 
     Raises
     ------
     ConfigError
-        If it asks for another cluster.
+        If it selects another cluster.
     """
     options: dict[str, str | None] = {}
     refused = []
@@ -235,12 +234,12 @@ def read_sbatch_variables(
             continue
         if name == "clusters":
             raise ConfigError(
-                f"{variable}={value} is in the environment, but hpctrain asks the cluster of this "
-                f"machine about its jobs. Use {_OWNED_BY_SBATCH[name]} instead."
+                f"{variable}={value} is in the environment, but hpctrain queries the cluster of "
+                f"this machine about its jobs. Use {_OWNED_BY_SBATCH[name]} instead."
             )
         owner = _GPUS if name == "gres" and _asks_for_gpus(value) else _OWNED_BY_SBATCH.get(name)
         if owner is not None:
-            refused.append(f"{variable}={value} is not taken over: use {owner.rstrip(',')}")
+            refused.append(f"{variable}={value} is ignored: use {owner.rstrip(',')}")
         else:
             options[name] = None if name in _SWITCHES else value or None
     if "switches" in options and "SBATCH_WAIT4SWITCH" in environ:
@@ -249,9 +248,9 @@ def read_sbatch_variables(
 
 
 def hidden_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of the variables that would change a submission behind the script's back.
+    """Return the names of the variables that would override a submitted script.
 
-    Not collective. Those of a job that this process is in are among them: sbatch takes some for
+    Not collective. They include the variables of this process's own job: sbatch reads some as
     options, and passes on the others.
     """
     in_job = "SLURM_JOB_ID" in environ
@@ -266,7 +265,7 @@ def hidden_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
 def merge_directives(
     directives: Mapping[str, str | None], more: Mapping[str, str | None]
 ) -> dict[str, str | None]:
-    """Return directives in which those that come later replace those that they contradict.
+    """Return directives in which later ones replace earlier ones that they contradict.
 
     Not collective. Generic resources are added up.
 
@@ -294,7 +293,7 @@ def _read_option(option: str) -> list[tuple[str, str | None]]:
         if separator == " " and value.startswith("-"):
             raise ConfigError(
                 f"SlurmConfig(sbatch_args=...) holds {option!r}, which is two options. Give each "
-                f"of them an entry of its own."
+                f"its own entry."
             )
         return [(_OTHER_NAMES.get(name, name), value)]
     read: list[tuple[str, str | None]] = []
@@ -314,12 +313,12 @@ def _read_option(option: str) -> list[tuple[str, str | None]]:
 
 
 def _refuse_owned(field: str, option: str, name: str, owned: Mapping[str, str]) -> None:
-    # Slurm's commands take the beginning of an option's name for the option.
+    # Slurm's commands accept unambiguous prefixes of option names.
     full = next((known for known in owned if known.startswith(name)), None)
     full = name if name in owned else full
     if full is not None:
         raise ConfigError(
-            f"SlurmConfig({field}=...) holds {option!r}, but --{full} is for hpctrain to say. Use "
+            f"SlurmConfig({field}=...) holds {option!r}, but hpctrain sets --{full} itself. Use "
             f"{owned[full]} instead."
         )
 

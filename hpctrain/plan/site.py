@@ -1,4 +1,4 @@
-"""Site profiles: what a centre wants to be said, and how.
+"""Site profiles: the options that a centre expects.
 
 A profile is a TOML file in ``slurm_templates/sites/``, or one of the user's own.
 """
@@ -20,15 +20,15 @@ from hpctrain.slurm_config import GpuRequest, check_setup
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """What a centre wants to be said, and how. The keys of a profile are these fields."""
+    """The options that a centre expects. The keys of a profile are these fields."""
 
     name: str = "generic"
     """Name of the profile: that of its file."""
     description: str = ""
     """One line: the machine."""
     grade: str = ""
-    """How sure the facts are. A: the centre's own documentation. B: scripts of its staff or of
-    large projects. C: scripts of users; verify before relying on it."""
+    """Grade of the sources. A: the centre's own documentation. B: scripts of its staff or of large
+    projects. C: scripts of users; verify before relying on it."""
     cpus_per_node: int | None = None
     """CPUs of a node that jobs may use."""
     gpus_per_node: int | None = None
@@ -36,13 +36,13 @@ class Site:
     cpus_per_gpu: int | None = None
     """CPUs of a worker for each of its GPUs, where the ScalingConfig does not say ``CPU``."""
     gpu_request: str = "gpus-per-node"
-    """How GPUs are asked for: gpus-per-node, gpus-per-task, gres or gpus."""
+    """How GPUs are requested: gpus-per-node, gpus-per-task, gres or gpus."""
     mpi: str = "auto"
-    """What ``SlurmConfig(mpi="auto")`` means here."""
+    """The meaning of ``SlurmConfig(mpi="auto")``."""
     requeue: bool = True
-    """Whether jobs may be requeued here; where not, a run goes on in a successor."""
+    """Whether jobs may be requeued; otherwise a run continues in a successor."""
     account_suffix: str = ""
-    """What every account ends with here: ``@a100``."""
+    """Suffix of every account: ``@a100``."""
     directives: Mapping[str, str] = field(default_factory=dict)
     """Further sbatch options, without dashes; an empty text is a switch."""
     skip_directives: tuple[str, ...] = ()
@@ -67,7 +67,7 @@ class Site:
 
 
 def known_shape(site: Site, seen: NodeShape) -> NodeShape:
-    """Return the shape of a node: what the profile says, else what Slurm says. Not collective."""
+    """Return the shape of a node, from the profile, else from Slurm. Not collective."""
     return NodeShape(
         cpus=seen.cpus if site.cpus_per_node is None else site.cpus_per_node,
         gpus=seen.gpus if site.gpus_per_node is None else site.gpus_per_node,
@@ -93,7 +93,7 @@ def site_srun_args(site: Site, placement: Placement, *, gpu_request: str) -> tup
     if placement.gpus_per_task:
         request = site.gpu_request if gpu_request == "auto" else gpu_request
         if request == "gpus-per-task":
-            # Said to srun as well: an allocation made by hand need not have said it.
+            # Also for srun: an allocation made by hand may lack the option.
             options.append(f"--gpus-per-task={placement.gpus_per_task}")
         options += site.gpu_srun_args
         if placement.gpus_per_task == 1 and set(placement.tasks_per_node) == {site.gpus_per_node}:
@@ -104,12 +104,12 @@ def site_srun_args(site: Site, placement: Placement, *, gpu_request: str) -> tup
 def load_site(name: str | None) -> Site:
     """Return a site profile by its name, or from the path of a TOML file.
 
-    Not collective. None is a profile that knows nothing.
+    Not collective. None gives an empty profile.
 
     Raises
     ------
     ConfigError
-        If there is no such profile, or it holds what a profile does not have.
+        If there is no such profile, or it has an unknown key.
     """
     if name is None:
         return Site()
@@ -145,7 +145,7 @@ def _parse_site(name: str, text: str, *, origin: str) -> Site:
         table: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(
-            f"site profile {origin} is not TOML: {error}. Texts need quotes, and a [table] ends "
+            f"site profile {origin} is not TOML: {error}. Strings need quotes, and a [table] ends "
             f"with the next one."
         ) from error
     known = {f.name: f.type for f in fields(Site) if f.name != "name"}
@@ -168,7 +168,7 @@ def _parse_site(name: str, text: str, *, origin: str) -> Site:
 
 
 def _checked(origin: str, key: str, annotation: str, value: Any) -> Any:
-    """Return the value of a key of a profile as its field wants it."""
+    """Return the value of a key of a profile in the type of its field."""
     if annotation.startswith("int"):
         fits, wanted = isinstance(value, int) and value is not True and value >= 1, "a number"
     elif annotation == "bool":

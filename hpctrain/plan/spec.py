@@ -16,31 +16,31 @@ from hpctrain.slurm_config import SlurmConfig
 from hpctrain.validation_config import ValidationTaskConfig
 
 LARGE_PICKLE_BYTES = 10 * 2**20
-"""A training function above this size makes `pack` name what makes it large."""
+"""Above this size of a training function, a warning names its largest part."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankSettings:
-    """What a rank needs to feel at home; the same on every rank."""
+    """The surroundings of a rank; the same on every rank."""
 
     name: str
     """Name of the run."""
     cwd: str
     """The driver's working directory."""
     sys_path: tuple[str, ...]
-    """The driver's ``sys.path``, so that modules beside the script need no installation."""
+    """The driver's ``sys.path``, so that modules next to the script need no installation."""
     cpus_per_worker: int
     gpus_per_worker: int
     commit_timeout_s: float
     """Seconds that a rank waits for its checkpoint to be committed."""
     scratch_dir: str | None = None
-    """Node-local directory for checkpoints on their way, variables not replaced."""
+    """Node-local directory for checkpoints before their copy, with unexpanded variables."""
     sync_artifacts: bool = False
     """Whether artifacts are written there, too."""
     max_writers: int | None = None
     """Ranks that may write their parts of checkpoints at a time."""
     max_bytes_per_s: float | None = None
-    """How fast each of them may copy."""
+    """Limit of each rank's copy rate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,20 +66,20 @@ class ValidationSpec:
     task_config: ValidationTaskConfig
     use_gpu: bool
     wait_timeout_s: float
-    # From here on specs of older versions have no values of their own: only constants are defaults.
+    # Specs of older versions lack the following fields: defaults must be constants.
     slurm_config: SlurmConfig | None = None
     resources: Mapping[str, float] | None = None
     max_jobs: int = 1
     job: ValidationJob | None = None
-    """What of these a job is; None where each validation is a process beside the executor."""
+    """The job of each validation; None if each is a process of the executor's node."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpec:
     """What a run runs.
 
-    Pickled parts stay pickled until the process that needs them opens them: the executor must not
-    import torch only to read its own part.
+    Pickled parts stay pickled until a process needs them: the executor must not import torch only
+    to read its own part.
     """
 
     trainer: str
@@ -87,13 +87,13 @@ class RunSpec:
     backend: str
     """Class of the backend, ``module.Class``."""
     fingerprint: str
-    """Digest of everything that makes this run another run."""
+    """Digest of everything that identifies the run."""
     digests: Mapping[str, str]
-    """Digests of its parts, by what a person calls them."""
+    """Digests of its parts, by readable names."""
     modules: Mapping[str, str] = field(default_factory=dict)
     """Digests of the user's modules that it reaches, by their file."""
     values: Mapping[str, str] = field(default_factory=dict)
-    """What a person calls by name, as text: to be compared, not to be read again."""
+    """Readable parts as text: only for comparison."""
     settings: RankSettings
     worker: bytes
     """Pickled `WorkerSpec`."""
@@ -101,8 +101,8 @@ class RunSpec:
     """Pickled RunConfig, plan and checkpoint to begin with, for a job's executor and for
     ``restore()``. Empty where they cannot be pickled and need not be."""
     validation: ValidationSpec | None = None
-    """How checkpoints are validated; None if the trainer has no ValidationConfig. Another one makes
-    no other run."""
+    """How checkpoints are validated; None if the trainer has no ValidationConfig. It does not
+    identify the run."""
 
     def to_bytes(self) -> bytes:
         """Return the content of ``spec.pkl``."""
@@ -110,7 +110,7 @@ class RunSpec:
 
     @staticmethod
     def from_bytes(content: bytes) -> RunSpec:
-        """Return what `to_bytes` wrote. The content is code: open only what is your own."""
+        """Return the spec from the bytes of `to_bytes`. The content is code: open only your own."""
         spec = pickle.loads(content)
         assert isinstance(spec, RunSpec)
         return spec
@@ -129,11 +129,11 @@ class WorkerSpec:
     preprocessor: Any = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     data_config: Any = None
-    """A DataConfig with a ``configure()`` of the user's, which assigns the datasets."""
+    """A DataConfig with the user's own ``configure()``, which assigns the datasets."""
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """What trackers show as hyperparameters: the configuration, or that of a trainer's loop."""
+        """Hyperparameters for trackers: the configuration, or that of a trainer's loop."""
         if self.train_loop_config is not None:
             return self.train_loop_config
         parameters: Mapping[str, Any] = getattr(self.train_loop, "parameters", {})
@@ -144,9 +144,9 @@ def make_fingerprint(*parts: bytes) -> str:
     """Return a digest of parts: texts, and pickles made by `pack`.
 
     Not collective. The same script gives the same digest in every process and from every directory;
-    what is pickled counts, not the bytes (see `hpctrain.plan.fingerprint`).
+    the pickled values count, not the bytes (see `hpctrain.plan.fingerprint`).
     """
-    # Ranks import this module too, and make no fingerprint.
+    # Ranks import this module too, and compute no fingerprint.
     import hashlib
 
     from hpctrain.plan.fingerprint import digest_pickle, is_pickle
@@ -175,16 +175,16 @@ def pack(
     what
         Its name in the error message.
     canonical
-        Whether equal tensors give equal bytes, in whichever process and from whichever device: they
-        are on the CPU when they are unpickled.
+        Whether equal tensors give equal bytes, in every process and from every device: they are on
+        the CPU when they are unpickled.
     reference
-        Returns what stands in the pickle for a part that is kept elsewhere, and None for all else:
-        `unpack` is given what makes the part again.
+        Returns the reference that replaces a part stored elsewhere, and None for all other values:
+        `unpack` gets the function that restores the part.
 
     Raises
     ------
     NotSerializableError
-        If it cannot be pickled; the message names the variable that is at fault.
+        If it cannot be pickled; the message names the variable.
     """
     try:
         content = _dump(value, canonical=canonical, reference=reference)
@@ -232,14 +232,14 @@ def _dump(value: Any, *, canonical: bool, reference: Callable[[Any], Any] | None
 
 
 def unpack(content: bytes, *, referred: Callable[[Any], Any] | None = None) -> Any:
-    """Return what `pack` was given. Not collective.
+    """Return the value that `pack` pickled. Not collective.
 
     Parameters
     ----------
     content
         The pickle.
     referred
-        Returns the part for which the pickle has something that stands for it.
+        Returns the part for a reference in the pickle.
     """
     if referred is None:
         return pickle.loads(content)
@@ -253,7 +253,7 @@ def unpack(content: bytes, *, referred: Callable[[Any], Any] | None = None) -> A
 
 
 def explain_large_pickle(value: Any, content: bytes) -> str | None:
-    """Return a warning that names what makes a pickle large, or None if it is small.
+    """Return a warning that names the largest part of a pickle, or None if it is small.
 
     Not collective.
     """
@@ -262,14 +262,14 @@ def explain_large_pickle(value: Any, content: bytes) -> str | None:
     size, name = max(((_size(part), name) for name, part in _captured(value)), default=(0, ""))
     culprit = f" Most of it is {name} ({size / 2**20:.0f} MiB)." if name else ""
     return (
-        f"the training function, with all it takes along, is {len(content) / 2**20:.0f} MiB when "
-        f"pickled; above {LARGE_PICKLE_BYTES // 2**20} MiB every start of the ranks is slow."
+        f"the training function, with everything it refers to, is {len(content) / 2**20:.0f} MiB "
+        f"when pickled; above {LARGE_PICKLE_BYTES // 2**20} MiB every start of the ranks is slow."
         f"{culprit} Load or make it inside the training function."
     )
 
 
 def _unpicklable(value: Any, *, above: frozenset[int] = frozenset()) -> list[str]:
-    """Return the names of what cannot be pickled in `value`, as deep inside as they are known."""
+    """Return the names of parts of `value` that cannot be pickled, the innermost known ones."""
     names: list[str] = []
     for name, part in _captured(value):
         if id(part) not in above and _size(part) < 0:
@@ -279,7 +279,7 @@ def _unpicklable(value: Any, *, above: frozenset[int] = frozenset()) -> list[str
 
 
 def _captured(value: Any) -> list[tuple[str, Any]]:
-    """Return what `value` takes along, with a name for each."""
+    """Return the objects that `value` refers to, with a name for each."""
     if isinstance(value, WorkerSpec):
         parts = _captured(value.train_loop)
         for label, mapping in (

@@ -1,7 +1,7 @@
 """Job scripts to submit by hand, from the templates in ``slurm_templates/``.
 
-A template is a shell script with ``@NAME@`` where something is filled in. Options of sbatch, srun
-and mpiexec come from the same functions as those of real submissions.
+A template is a shell script with placeholders ``@NAME@``. Options of sbatch, srun and mpiexec come
+from the same functions as those of real submissions.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def template_names() -> tuple[str, ...]:
 
 
 def describe_template(name: str) -> str:
-    """Return what a template is for, in one line. Not collective.
+    """Return the purpose of a template, in one line. Not collective.
 
     Examples
     --------
@@ -56,31 +56,31 @@ def render_template(
 ) -> str:
     """Return a template filled in: a job script that can be submitted.
 
-    Not collective. Pure, but for the files of the templates and site profiles.
+    Not collective. Pure, except for the files of the templates and site profiles.
 
     Parameters
     ----------
     name
         One of `template_names`.
     script
-        The training script, as it is called where the job is submitted.
+        The training script, relative to the directory of the submission.
     args
         Its arguments.
     scaling
-        How many workers, and what each of them needs.
+        The number of workers, and the resources of each.
     site
         The site profile; by default that of ``scaling.slurm.site``.
     node
-        Shape of a node, as Slurm says; what the site profile says wins.
+        Shape of a node according to Slurm; the site profile overrides it.
     job_name
-        Name of the job; by default that of the script, or of a template without one.
+        Name of the job; by default that of the script, or of the template.
     python
-        The interpreter, as the job finds it.
+        The interpreter in the job.
 
     Raises
     ------
     ConfigError
-        If there is no such template, or the workers cannot be laid on nodes.
+        If there is no such template, or the workers cannot be placed on nodes.
     """
     text = _read_template(name)
     site = load_site(scaling.slurm.site) if site is None else site
@@ -99,7 +99,7 @@ def render_template(
         srun_args=srun_args,
         local=False,
     )
-    # Here nobody else ends the ranks that are left when one dies.
+    # Here no other process ends the remaining ranks when one dies.
     step = [word for word in step if word != "-disable-auto-cleanup"]
     values = {
         "FILE": name,
@@ -110,21 +110,21 @@ def render_template(
         "GPUS": str(scaling.num_gpus_per_worker),
         "TASKS_PER_NODE": str(placement.max_tasks_per_node),
         "DIRECTIVES": "\n".join(directive_lines(directives)),
-        # On a login node there is no job that a site's lines could speak of.
+        # On a login node there is no job for a site's lines.
         "SETUP": "\n".join((*(() if name == "submit.sh" else site.setup), *slurm.setup)),
         "ENVIRONMENT": _exports(site),
         "STEP": _wrapped(step, last=2 + len(args)),
         "SCALING": "\n".join(f"#     {line}" for line in _scaling_lines(scaling, placement)),
     }
     filled = re.sub(r"@([A-Z_]+)@", lambda match: values[match[1]], text)
-    # Where nothing was filled in, no hole is left, nor a comment on it.
+    # An empty placeholder leaves neither a gap nor its comment.
     filled = re.sub(r"# What the site needs: [^\n]*\n\n+", "", filled)
     return re.sub(r"\n{3,}", "\n\n", filled)
 
 
 def _read_template(name: str) -> str:
     if name not in template_names():
-        raise ConfigError(f"template {name!r}: there are {', '.join(template_names())}.")
+        raise ConfigError(f"template {name!r}: choose one of {', '.join(template_names())}.")
     return (files("hpctrain.slurm_templates") / name).read_text("utf-8")
 
 
@@ -132,7 +132,7 @@ def _launcher(name: str, slurm: SlurmConfig, site: Site) -> StepLauncher:
     mpi = site.mpi if slurm.mpi == "auto" else slurm.mpi
     if name == "spmd-mpiexec.sbatch":
         return StepLauncher(program=mpi if "/" in mpi else "mpiexec", kind="hydra")
-    # Nothing is probed here. The MPI wheel of hpctrain[local] speaks pmi2.
+    # Nothing is probed here. The MPI wheel of hpctrain[local] uses pmi2.
     fixed = mpi == "auto" or mpi == "wheel" or "/" in mpi
     return StepLauncher(program="srun", kind="srun", pmi="pmi2" if fixed else mpi)
 

@@ -1,7 +1,7 @@
-"""What every node must see before Python starts there: found out in shell, and put into words.
+"""Paths that every node must see before Python starts: the checks in shell, and the messages.
 
-Python cannot say that it is not there itself; and where a working directory is missing, Slurm
-starts a process in ``/tmp`` all the same, where Python would import what anybody has put there.
+Python cannot report its own absence; and without a working directory, Slurm still starts a process,
+in ``/tmp``, where Python would import files of other users.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import shlex
 EXIT_INVISIBLE = 66
 """BSD's sysexits.h: EX_NOINPUT."""
 NOT_SEEN = "it does not see "
-"""How the reason begins for which a node cannot be used."""
+"""Prefix of the reason why a node cannot be used."""
 
 _RUN_DIRECTORY = "the run directory"
 _WORKING_DIRECTORY = "the working directory"
@@ -29,14 +29,14 @@ _NODE = "${SLURMD_NODENAME:-$(uname -n)}"
 
 
 def run_directory_check(root: str) -> str:
-    """Return the line of a batch script that ends it where the run is not seen. Not collective."""
+    """Return the line that ends a batch script if it cannot see the run. Not collective."""
     return _or_exit(f"test -r {shlex.quote(root)}/spec.pkl", f"{_RUN_DIRECTORY} {root}")
 
 
 def process_checks(cwd: str, python: str) -> list[str]:
     """Return the lines of a batch script before it starts Python. Pure; not collective.
 
-    They go to the working directory, whatever those before them have done.
+    They change to the working directory, whatever the lines before them have done.
     """
     return [
         _or_exit(f"cd {shlex.quote(cwd)}", f"{_WORKING_DIRECTORY} {cwd}"),
@@ -45,7 +45,7 @@ def process_checks(cwd: str, python: str) -> list[str]:
 
 
 def checked_argv(argv: list[str], *, cwd: str) -> list[str]:
-    """Return a command that starts another, or says why this node cannot be used.
+    """Return a command that starts another, or prints why this node cannot be used.
 
     Pure; not collective.
 
@@ -56,7 +56,7 @@ def checked_argv(argv: list[str], *, cwd: str) -> list[str]:
     cwd
         The working directory that it needs.
     """
-    # Both paths are arguments, so no character in them has a meaning; `echo` of some shells would
+    # Both paths are arguments, so no character in them is special; `echo` of some shells would
     # replace backslashes.
     says = f'printf "%s\\n" "hpctrain: {_NODE} cannot be used: {NOT_SEEN}'
     script = (
@@ -67,14 +67,14 @@ def checked_argv(argv: list[str], *, cwd: str) -> list[str]:
 
 
 def explain_invisible(where: str, thing: str) -> str:
-    """Return the message for what no node sees. Pure; not collective.
+    """Return the message for a path that no node sees. Pure; not collective.
 
     Parameters
     ----------
     where
         ``node1 does not see``, or of more nodes.
     thing
-        What it is, as a node has named it.
+        The path, as a node has reported it.
 
     Examples
     --------

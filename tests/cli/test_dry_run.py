@@ -39,7 +39,7 @@ def test_a_request_with_a_shape_is_shown_without_a_controller(workplace: Any) ->
 def test_a_request_without_a_shape_says_what_to_give(workplace: Any) -> None:
     ended = workplace("submit", "--dry-run", "train.py")
     assert ended.returncode == 2
-    assert "nothing says how many workers a node holds" in ended.stderr
+    assert "the number of workers per node is unknown" in ended.stderr
     assert "SlurmConfig(nodes=...)" in ended.stderr
 
 

@@ -49,7 +49,7 @@ def test_an_unknown_template_is_a_usage_error() -> None:
     [
         (
             ["--workers", "4"],
-            "hpctrain: --workers 4, and nothing says how many workers a node holds. Give --nodes "
+            "hpctrain: --workers 4, but the number of workers per node is unknown. Give --nodes "
             "NODES or --ntasks-per-node NTASKS-PER-NODE, or a site profile with --site SITE.",
         ),
         (

@@ -186,8 +186,8 @@ def test_a_worker_that_says_nothing_of_cpus_gets_those_of_its_gpus_on_every_node
             1,
             nodes(cpus=(1, 1)),
             TWO_CPUS,
-            "num_workers=1 with 2 CPU each: the nodes of this allocation hold 0(x2) of them. Ask "
-            "for less a worker, or make a larger allocation.",
+            "num_workers=1 with 2 CPU each: the nodes of this allocation hold 0(x2) of them. "
+            "Request less per worker, or make a larger allocation.",
         ),
         (
             4,
@@ -216,21 +216,21 @@ def test_a_worker_that_says_nothing_of_cpus_gets_those_of_its_gpus_on_every_node
             5,
             TWO_BY_FOUR,
             {"slurm": {"spare_nodes": 1}},
-            "num_workers=5 with 1 CPU each: the nodes of this allocation hold 4,0 of them beside "
+            "num_workers=5 with 1 CPU each: the nodes of this allocation hold 4,0 of them besides "
             "the spare ones. Use num_workers=4 or less, or make a larger allocation.",
         ),
         (
             2,
             TWO_BY_FOUR,
             {"slurm": {"spare_nodes": 2}},
-            "num_workers=2 needs 3 nodes with the spare ones, but this allocation has 2. Ask for "
-            "a larger one, or for fewer nodes.",
+            "num_workers=2 needs 3 nodes with the spare ones, but this allocation has 2. "
+            "Request a larger one, or fewer nodes.",
         ),
         (
             4,
             TWO_BY_FOUR,
             {"slurm": {"nodes": 3}},
-            "num_workers=4 needs 3 nodes, but this allocation has 2. Ask for a larger one, or for"
+            "num_workers=4 needs 3 nodes, but this allocation has 2. Request a larger one, or"
             " fewer nodes.",
         ),
         (

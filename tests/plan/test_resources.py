@@ -110,7 +110,7 @@ def test_a_node_is_asked_for_what_the_fullest_one_needs():
             8,
             NodeShape(),
             {},
-            "num_workers=8, and nothing says how many workers a node holds. Give "
+            "num_workers=8, but the number of workers per node is unknown. Give "
             "SlurmConfig(nodes=...) or SlurmConfig(tasks_per_node=...), or a site profile with "
             "SlurmConfig(site=...).",
         ),
@@ -118,7 +118,7 @@ def test_a_node_is_asked_for_what_the_fullest_one_needs():
             8,
             NodeShape(cpus=64),
             {"use_gpu": True},
-            "num_workers=8, and nothing says how many workers a node holds. Give "
+            "num_workers=8, but the number of workers per node is unknown. Give "
             "SlurmConfig(nodes=...) or SlurmConfig(tasks_per_node=...), or a site profile with "
             "SlurmConfig(site=...).",
         ),
@@ -139,34 +139,36 @@ def test_a_node_is_asked_for_what_the_fullest_one_needs():
             1,
             NodeShape(cpus=4),
             {"resources_per_worker": {"CPU": 8}},
-            "resources_per_worker CPU=8, but a node has 4. A worker lives on one node: ask for "
+            "resources_per_worker CPU=8, but a node has 4. A worker runs on one node: request "
             "less, or choose another partition or node type.",
         ),
         (
             1,
             NodeShape(cpus=64, gpus=4),
             {"use_gpu": True, "resources_per_worker": {"GPU": 8}},
-            "resources_per_worker GPU=8, but a node has 4. A worker lives on one node: ask for "
+            "resources_per_worker GPU=8, but a node has 4. A worker runs on one node: request "
             "less, or choose another partition or node type.",
         ),
         (
             8,
             NodeShape(cpus=4),
             {"slurm": {"nodes": 1}},
-            "8 workers a node need 8 CPUs, but a node has 4. Use more nodes, or less CPU a worker.",
+            "8 workers a node need 8 CPUs, but a node has 4. Use more nodes, or less CPU per "
+            "worker.",
         ),
         (
             8,
             NodeShape(cpus=4),
             {"placement_strategy": "STRICT_PACK"},
             "8 workers a node need 8 CPUs, but a node has 4. Use placement_strategy='PACK', or "
-            "less CPU a worker.",
+            "less CPU per worker.",
         ),
         (
             8,
             NodeShape(cpus=64, gpus=4),
             {"use_gpu": True, "slurm": {"nodes": 1}},
-            "8 workers a node need 8 GPUs, but a node has 4. Use more nodes, or less GPU a worker.",
+            "8 workers a node need 8 GPUs, but a node has 4. Use more nodes, or less GPU per "
+            "worker.",
         ),
         (
             0,

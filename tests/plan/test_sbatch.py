@@ -186,7 +186,7 @@ def test_too_little_memory_for_the_workers_is_refused(mem: str):
         resources_per_worker={"memory": 2 * GIB},
         slurm=SlurmConfig(nodes=1, mem=mem),
     )
-    with pytest.raises(ConfigError, match=r"its 4 workers need 8192 MiB .* give mem='8192M'"):
+    with pytest.raises(ConfigError, match=r"its 4 workers need 8192 MiB .* set mem='8192M'"):
         directives(scaling)
 
 
@@ -208,7 +208,7 @@ def test_memory_that_slurm_does_not_read_is_refused(mem: str):
 
 @pytest.mark.parametrize("name", ["nodes", "--job-name", "signal", "--open-mode"])
 def test_what_a_run_needs_cannot_be_left_out(name: str):
-    with pytest.raises(ConfigError, match="Leave out others only"):
+    with pytest.raises(ConfigError, match="Leave out only other options"):
         directives(ScalingConfig(slurm=SlurmConfig(skip_directives=[name])))
 
 

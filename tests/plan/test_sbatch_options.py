@@ -147,7 +147,7 @@ def test_what_the_environment_asks_of_sbatch_is_taken_over(variables, options):
 def test_what_contradicts_the_plan_is_not_taken_over_and_named(variable, value, instead):
     options, refused = read_sbatch_variables({variable: value})
     assert options == {}
-    assert refused == (f"{variable}={value} is not taken over: use {instead}",)
+    assert refused == (f"{variable}={value} is ignored: use {instead}",)
     assert hidden_variables({variable: value}) == (variable,)
 
 

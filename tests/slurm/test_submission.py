@@ -116,7 +116,7 @@ def test_a_run_and_its_successor_are_submitted_as_the_dry_run_says(
     shown = login(*HPCTRAIN, "submit", "--dry-run", "train.py")
     assert shown.returncode == 0, shown.stderr
     for name, value in HOSTILE.items():
-        assert f"hpctrain: warning: {name}={value} is not taken over: use " in shown.stderr
+        assert f"hpctrain: warning: {name}={value} is ignored: use " in shown.stderr
     assert "# the first job is submitted with --hold\n" in shown.stdout
     script = shown.stdout[shown.stdout.index("#!/bin/bash") :]
     script = script[: script.index("exit $status") + len("exit $status")]

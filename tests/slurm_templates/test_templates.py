@@ -91,7 +91,7 @@ def test_a_template_says_in_one_line_what_it_is_for(name: str):
 
 
 def test_an_unknown_template_is_refused_with_those_there_are():
-    with pytest.raises(ConfigError, match=r"there are predict.sbatch, .*train.sbatch"):
+    with pytest.raises(ConfigError, match=r"choose one of predict.sbatch, .*train.sbatch"):
         render("nothing.sbatch", CASES["plain"])
 
 
