@@ -1,7 +1,7 @@
 """Train on many nodes with what every centre has: Slurm, MPI and a parallel filesystem.
 
-The public names live in small modules and are imported at first use, so that ``import hpctrain``
-stays quick, and safe on login nodes where ``import mpi4py.MPI`` aborts the process.
+Small modules define the public names, which are imported at first use, so that ``import hpctrain``
+stays fast, and safe on login nodes where ``import mpi4py.MPI`` aborts the process.
 """
 
 from __future__ import annotations

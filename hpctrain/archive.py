@@ -12,7 +12,7 @@ from hpctrain.errors import CheckpointError
 
 
 def pack_files(directory: str | PathLike[str], *, leave_out: Collection[str]) -> bytes:
-    """Return what is in a directory as a tar archive, but for some names. Not collective."""
+    """Return the content of a directory as a tar archive, except some names. Not collective."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w:") as archive:
         for path in sorted(Path(directory).iterdir()):
@@ -29,13 +29,13 @@ def unpack_files(data: bytes, directory: str | PathLike[str]) -> None:
     Raises
     ------
     CheckpointError
-        If they are no bytes of `pack_files`.
+        If the bytes are not from `pack_files`.
     """
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
             archive.extractall(directory, filter="data")
     except tarfile.TarError as error:
         raise CheckpointError(
-            f"from_bytes() was given {len(data)} bytes that are no checkpoint: {error}. Give what "
-            f"to_bytes() returned."
+            f"from_bytes() was given {len(data)} bytes that are not a checkpoint: {error}. Pass "
+            f"the result of to_bytes()."
         ) from error

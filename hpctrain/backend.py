@@ -1,10 +1,10 @@
 """The contract that a framework fulfils: `Backend` and `BackendConfig`.
 
 Ray Train calls a backend's hooks in the driver, which then sends functions to every worker. Here
-the workers are MPI ranks, so the hooks run on every rank, collectively, and talk through the
-communicator that the ranks already share: nothing has to pass through one process. A hook that is
-written for Ray Train, ``on_start(worker_group, backend_config)``, runs as it is: what it is given
-has the methods of a worker group.
+the workers are MPI ranks, so the hooks run on every rank, collectively, and communicate through the
+communicator that the ranks already share: no single process is a bottleneck. A hook for Ray Train,
+``on_start(worker_group, backend_config)``, runs unchanged: its argument has the methods of a worker
+group.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ def gpu_indices(gpu_ids: Sequence[str], visible: Sequence[str]) -> tuple[int, ..
 
 @dataclass(frozen=True, kw_only=True)
 class BackendContext:
-    """What a backend's hook is given. The same hook runs on every rank.
+    """The argument of a backend's hooks. The same hook runs on every rank.
 
     It is also Ray Train's worker group: `execute` and the like call a function on all ranks, or on
     one, and give every rank the results.
     """
 
     world: World
-    """Where this rank stands."""
+    """Position of this rank among all ranks."""
     comm: Communicator
     """A communicator over all ranks, for the backend's own use."""
     cpus_per_worker: int
@@ -64,26 +64,26 @@ class BackendContext:
     address: str
     """See `reachable_address`."""
     replaced: dict[str, str | None] = field(default_factory=dict)
-    """The values from before of variables that were exported; None: it was not there."""
+    """Former values of exported variables; None: it was not set."""
 
     @property
     def gpu_indices(self) -> tuple[int, ...]:
-        """The numbers by which frameworks call this rank's GPUs: places among all visible ones."""
+        """Numbers of this rank's GPUs for frameworks: indices among all visible ones."""
         return gpu_indices(self.gpu_ids, self.visible_gpu_ids)
 
     def export(self, **variables: str | None) -> None:
         """Write environment variables of this process, for code that reads them. Not collective.
 
-        None unsets one. When the run is over, each gets the value back that it had.
+        None unsets one. At the end of the run each former value is restored.
         """
         for name in variables:
             self.replaced.setdefault(name, environ.variable(name))
         environ.export(variables)
 
     def take_back(self) -> None:
-        """Give exported variables the values back that they had. Not collective.
+        """Restore the former values of exported variables. Not collective.
 
-        It is called when the run is over on this rank, whatever became of it.
+        Called at the end of the run on this rank, also after a failure.
         """
         environ.export(self.replaced)
         self.replaced.clear()
@@ -91,8 +91,8 @@ class BackendContext:
     def reachable_address(self) -> str:
         """Return an address of this node that the other ranks can connect to. Not collective.
 
-        In numbers, of IPv4: what a node's name stands for differs between nodes. Another node has
-        tried it before the hooks are called. Where there is one node, it is a loopback address.
+        A numeric IPv4 address, since nodes resolve a node's name differently. Another node has
+        tested it before the hooks are called. On a single node it is a loopback address.
         """
         return self.address
 
@@ -109,7 +109,7 @@ class BackendContext:
         return self._call(range(len(self)), function, args, kwargs)
 
     def execute_single(self, rank: int, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Call a function on one rank; return on every rank what it returned. Collective."""
+        """Call a function on one rank; return its result on every rank. Collective."""
         if not 0 <= rank < len(self):
             raise ValueError(f"rank={rank}, but this group has the ranks 0 to {len(self) - 1}.")
         return self._call([rank], function, args, kwargs)[0]
@@ -117,13 +117,13 @@ class BackendContext:
     def execute_async(
         self, function: Callable[..., T], *args: Any, **kwargs: Any
     ) -> list[Future[T]]:
-        """Do what `execute` does; give the results as futures, which are done. Collective."""
+        """Call `execute`; return the results as finished futures. Collective."""
         return [_done(value) for value in self.execute(function, *args, **kwargs)]
 
     def execute_single_async(
         self, rank: int, function: Callable[..., T], *args: Any, **kwargs: Any
     ) -> Future[T]:
-        """Do what `execute_single` does; give the result as a future, which is done. Collective."""
+        """Call `execute_single`; return the result as a finished future. Collective."""
         return _done(self.execute_single(rank, function, *args, **kwargs))
 
     def _call(
@@ -153,41 +153,41 @@ def _done(value: T) -> Future[T]:
 
 
 class Backend:
-    """Set a framework up on every rank.
+    """Set up a framework on every rank.
 
-    All ranks call the hooks that are collective. An exception in a hook fails the rank.
+    All ranks call the collective hooks. An exception in a hook fails the rank.
     """
 
     def on_start(self, context: BackendContext, config: Any) -> None:
-        """Set the framework up: process groups, trackers. Collective."""
+        """Set up the framework: process groups, trackers. Collective."""
 
     def on_training_start(self, context: BackendContext, config: Any) -> None:
-        """Do what follows `on_start` on all ranks, before the training function. Collective."""
+        """Run after `on_start` on all ranks, before the training function. Collective."""
 
     def on_shutdown(self, context: BackendContext, config: Any) -> None:
-        """Take the framework down after the training function returned. Collective.
+        """Shut down the framework after the training function returned. Collective.
 
         Not called on a rank that failed.
         """
 
     def release(self) -> None:
-        """Leave this process as it was before `on_start`. Not collective.
+        """Restore the state of this process from before `on_start`. Not collective.
 
-        The last that is called, also on a rank that failed, be it in `on_start`. What waits for
-        other ranks belongs into `on_shutdown`.
+        Called last, also on a rank that failed, even in `on_start`. Code that waits for other ranks
+        belongs in `on_shutdown`.
         """
 
     def explain(self, error: Exception) -> Exception | None:
-        """Return what to raise, from an error of the training function, if more can be said of it.
+        """Return a more specific error for an error of the training function, or None.
 
         Not collective.
         """
 
 
 class BackendConfig:
-    """Settings of a backend. A subclass adds fields and says which `Backend` they are for.
+    """Settings of a backend. A subclass adds fields and names its `Backend`.
 
-    It is no dataclass itself, so that subclasses may be dataclasses of either kind.
+    It is not a dataclass itself, so subclasses may be frozen dataclasses or not.
     """
 
     def __eq__(self, other: object) -> bool:
@@ -197,7 +197,7 @@ class BackendConfig:
     __hash__ = None  # type: ignore[assignment]  # dataclasses that are frozen have one
 
     def __repr__(self) -> str:
-        """Return the call that makes it."""
+        """Return the call that creates it."""
         settings = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
         return f"{type(self).__name__}({settings})"
 

@@ -1,4 +1,4 @@
-"""`UserCallback`: what a user can hang onto a run."""
+"""`UserCallback`: a user's hooks into a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RunContext:
-    """Which run a callback is called for."""
+    """The run for which a callback is called."""
 
     name: str
     """Name of the run."""
@@ -31,24 +31,23 @@ class RunContext:
 class UserCallback:
     """Hooks that run in the executor: once a run, not once a rank, and never inside a rank.
 
-    On a login node the callback object is pickled and travels with the job, so it may not hold open
-    files or connections; open them at the first call. A hook that raises is logged and the run goes
-    on, unless the class (or the object) says ``fatal = True``.
+    On a login node the callback object is pickled for the job, so it must not hold open files or
+    connections; open them at the first call. If a hook raises, the error is logged and the run
+    continues, unless the class (or the object) sets ``fatal = True``.
     """
 
     fatal: ClassVar[bool] = False
     """Whether an exception in a hook ends the run."""
 
     def on_submit(self, parameters: Mapping[str, Any]) -> None:
-        """Precede the start, in the process that calls ``fit()``: what is raised here, it raises.
+        """Run before the start, in the process that calls ``fit()``, which raises its errors.
 
         Called again by each ``fit()``, before anything is written or submitted.
 
         Parameters
         ----------
         parameters
-            What the training is configured with: `train_loop_config`, or the parameters of a
-            library.
+            Configuration of the training: `train_loop_config`, or the parameters of a library.
         """
 
     def after_report(
@@ -57,12 +56,12 @@ class UserCallback:
         metrics: Sequence[Mapping[str, Any]],
         checkpoint: Checkpoint | None,
     ) -> None:
-        """Follow a report of all ranks: `metrics` has one mapping a rank, by world rank."""
+        """Run after a report of all ranks: `metrics` has one mapping per rank, by world rank."""
 
     def after_exception(
         self, run_context: RunContext, worker_exceptions: Mapping[int, BaseException]
     ) -> None:
-        """Follow the failure of an attempt: what each failed rank raised, by world rank."""
+        """Run after an attempt failed: the exception of each failed rank, by world rank."""
 
     def on_finish(self, run_context: RunContext, result: Result) -> None:
-        """Follow the end of the run, however it ended."""
+        """Run after the end of the run, in every state."""

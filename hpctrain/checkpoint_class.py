@@ -1,6 +1,6 @@
-"""Which class a checkpoint was made as: a dict and a directory of it become that class again.
+"""The class of a checkpoint, which its dict and its directory restore.
 
-Nothing is imported by a name that somebody wrote: a class counts only if this process has it.
+No name from a file is imported: a class counts only if this process has already imported it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class DictOf(dict[str, Any]):
-    """What ``to_dict()`` of a subclass gives; a plain dict for everything else."""
+    """The result of ``to_dict()`` of a subclass; a plain dict for everything else."""
 
     of: type | None = None
 
@@ -35,14 +35,14 @@ def write_class(cls: type, directory: Path) -> None:
 def read_class(base: type, directory: Path) -> type | None:
     """Return the class that a directory names, if this process has it as a subclass of `base`.
 
-    Not collective. A damaged file counts as none: it is no reason to lose a model.
+    Not collective. A damaged file is ignored: it is no reason to lose a model.
     """
     try:
         with open_regular(directory / CLASS_NAME) as file:
             name = json.loads(file.read(_MOST_BYTES) or b"")["class"]
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None
-    # Of classes with one name the newest, as after a cell of a notebook has run again.
+    # The newest of several classes of one name, as after a notebook cell has run again.
     return next((one for one in _subclasses(base) if _name(one) == name), None)
 
 
@@ -52,16 +52,16 @@ def choose_class(asked: type[T], found: type | None) -> type[T]:
     Raises
     ------
     ConfigError
-        If none does.
+        If neither does.
     """
     if found is None or issubclass(asked, found):
         return asked
     if issubclass(found, asked):
         return found
     raise ConfigError(
-        f"the checkpoint was made as a {found.__name__}, which is no {asked.__name__}. Open it as "
-        f"a {found.__name__} or a Checkpoint; {asked.__name__}.from_checkpoint() takes that as it "
-        f"is."
+        f"the checkpoint is a {found.__name__}, not a {asked.__name__}. Open it as "
+        f"a {found.__name__} or a Checkpoint; {asked.__name__}.from_checkpoint() accepts "
+        f"that."
     )
 
 

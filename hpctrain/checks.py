@@ -29,19 +29,16 @@ def explain_fields(
     """Return why a configuration cannot be made of arguments. Not collective."""
     listed = f"It has {', '.join(names) or 'none'}."
     if not unknown:
-        return (
-            f"{kind}({shown(args[0])}): values are given by name, as in {kind}(name=value). "
-            f"{listed}"
-        )
+        return f"{kind}({shown(args[0])}): pass values by name, as in {kind}(name=value). {listed}"
     if instead := INSTEAD_OF_FIELDS.get(kind, {}).get(unknown[0]):
         return f"{kind} has no field {unknown[0]!r}: {instead}"
     return f"{kind} has no field {unknown[0]!r}. {did_you_mean(unknown[0], names) or listed}"
 
 
 class NamedArguments:
-    """A class whose constructor refuses an argument that it does not have with its names.
+    """A class whose constructor refuses an unknown argument and lists its own.
 
-    It holds for every class below it that has a constructor of its own, whose signature stays.
+    It applies to every subclass with its own constructor, whose signature stays.
     """
 
     def __init_subclass__(cls, **kwargs: object) -> None:
@@ -79,7 +76,7 @@ def _with_checked_arguments(kind: type) -> Callable[..., None]:
 
 
 def did_you_mean(name: str, names: Iterable[Any]) -> str:
-    """Return a question with the name that is most like one that does not exist, or nothing.
+    """Return a question with the name that is most similar to an unknown one, or nothing.
 
     Not collective.
 
@@ -93,17 +90,17 @@ def did_you_mean(name: str, names: Iterable[Any]) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a value for a message, shortened; whatever its ``repr`` does. Not collective."""
+    """Return a value for a message, shortened; never raises. Not collective."""
     try:
         text = repr(value)
-    # Of an int of more than 4300 digits, or of a class of the user's.
+    # An int of more than 4300 digits raises, and so may a user's class.
     except Exception:
         return f"a {type(value).__name__} that cannot be shown"
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
 def check_count(what: str, value: object, *, at_least: int, optional: bool = False) -> None:
-    """Refuse what is not a whole number of `at_least` or more."""
+    """Refuse everything except whole numbers of `at_least` or more."""
     if optional and value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int):
@@ -124,14 +121,14 @@ def is_number(value: object) -> bool:
 
 
 def check_seconds(what: str, value: object) -> None:
-    """Refuse what is not a number above 0, and what no timer can wait for."""
+    """Refuse everything except numbers above 0 for which a timer can wait."""
     if not is_number(value) or not 0 < value <= _MOST:  # type: ignore[operator]
         most = f", and at most {_MOST:.1g}," if is_number(value) and value > 0 else ""  # type: ignore[operator]
         raise ConfigError(f"{what} is {shown(value)}. A number of seconds above 0{most} is needed.")
 
 
 def check_choice(what: str, value: object, choices: Sequence[object]) -> None:
-    """Refuse what is none of the choices."""
+    """Refuse everything except the choices."""
     # 1 == True.
     if any(isinstance(value, type(choice)) and value == choice for choice in choices) and (
         not isinstance(value, bool) or any(value is choice for choice in choices)
@@ -145,7 +142,7 @@ def check_choice(what: str, value: object, choices: Sequence[object]) -> None:
 
 
 def check_type(what: str, value: object, *kinds: type) -> None:
-    """Refuse what is of none of the types."""
+    """Refuse values of other types."""
     if not isinstance(value, kinds):
         wanted = " or ".join(kind.__name__ for kind in kinds)
         raise ConfigError(
@@ -154,10 +151,10 @@ def check_type(what: str, value: object, *kinds: type) -> None:
 
 
 def check_text(what: str, value: object) -> None:
-    """Refuse what is not a string, and the empty one."""
+    """Refuse everything except non-empty strings."""
     check_type(what, value, str)
     if not value:
-        raise ConfigError(f"{what} is ''. Leave it out, or say which.")
+        raise ConfigError(f"{what} is ''. Leave it out, or give a value.")
 
 
 def _is_text(value: object) -> bool:
@@ -165,7 +162,7 @@ def _is_text(value: object) -> bool:
 
 
 def given_or_default(what: str, value: object, kind: type[T]) -> T:
-    """Return a value, `kind()` where it is None, and refuse what is of another type."""
+    """Return a value, or `kind()` for None, and refuse other types."""
     if value is None:
         return kind()
     if not isinstance(value, kind):
@@ -195,7 +192,7 @@ def check_column(what: str, column: str, *, dataset: str, columns: Iterable[obje
 
 
 def show_changes(config: Any) -> str:
-    """Return a dataclass as the call that makes it, without what is as by default.
+    """Return a dataclass as the call that creates it, without default values.
 
     Not collective. It is a configuration's ``__repr__``.
     """

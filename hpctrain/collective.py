@@ -1,7 +1,6 @@
-"""Collectives for training functions that need nothing but agreement.
+"""Small collectives for training functions.
 
-They go through MPI, on a communicator of hpctrain's own, so they mix freely with whatever the
-framework does.
+They use MPI, on hpctrain's own communicator, so they do not interfere with those of the framework.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def broadcast_from_rank_zero(data: T, *, timeout_s: float = timeouts.BARRIER_S) 
     Parameters
     ----------
     data
-        Anything that can be pickled; only rank 0's counts. It is meant for small things: a seed, a
+        Any object that can be pickled; only rank 0's counts. Meant for small objects: a seed, a
         name, a decision.
     timeout_s
         Seconds to wait for the slowest rank.
@@ -73,7 +72,7 @@ def _meet(call: str, timeout_s: float) -> Any:
     if not has_come:
         raise TrainingFailedError(
             f"rank {comm.rank} waited {time.monotonic() - started:.0f} s in {call}, and "
-            f"not all {comm.size} ranks came. Every rank must call it equally often; "
-            f"timeout_s sets how long to wait."
+            f"not all {comm.size} ranks called it. Every rank must call it the same number of "
+            f"times; timeout_s sets how long to wait."
         )
     return comm

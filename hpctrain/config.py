@@ -1,6 +1,6 @@
-"""What a user asks for: frozen values that check themselves. No I/O, no environment.
+"""The configurations of a run: frozen, checked values. No I/O, no environment.
 
-The names are Ray Train's where Ray Train has the field and Slurm's where Slurm has it.
+Field names are Ray Train's, or else Slurm's.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Stop = Mapping[str, float] | Callable[[int, Mapping[str, Any]], bool]
 
 EXISTING_POLICIES: tuple[ExistingPolicy, ...] = get_args(ExistingPolicy)
 LAUNCHERS: tuple[Launcher, ...] = get_args(Launcher)
-# Whoever says less has said megabytes.
+# A smaller value was probably meant as megabytes.
 _MIN_BYTES_PER_S = 1e6
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
 
@@ -59,44 +59,46 @@ _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
     hang_timeout_s=optional(seconds),
     start_timeout_s=seconds,
     node_timeout_s=number(
-        5, explain="seconds, 5 or more. Less would give up nodes that are only busy."
+        5, explain="seconds, 5 or more. A shorter timeout would drop busy nodes."
     ),
 )
 @dataclass(frozen=True, kw_only=True)
 class FailureConfig:
-    """How many failures a run may survive before it gives up; -1 is without end.
+    """How many failures a run may survive; -1 is unlimited.
 
-    They are counted over all jobs of a run, from the last ``fit()`` that a person called. Whatever
-    the budgets, a run that fails five times in a row without a newer checkpoint is stopped.
+    They are counted over all jobs of a run, from the last ``fit()`` that a person called.
+    Independently of the budgets, a run stops after five consecutive failures without a newer
+    checkpoint.
     """
 
     max_failures: int = 0
     """Restarts after a failed rank, from the newest checkpoint."""
     fail_fast: bool | Literal["raise"] = False
-    """Ray Tune's: True and ``"raise"`` only say that `max_failures` is 0."""
+    """Ray Tune's: True and ``"raise"`` only mean that `max_failures` is 0."""
     controller_failure_limit: int = -1
-    """Restarts after ranks could not be started for a passing reason, or their executor died."""
+    """Restarts after ranks could not be started for a transient reason, or their executor died."""
     max_preemption_failures: int = -1
-    """Restarts after the job was preempted, requeued, or taken away in another way. The end of the
-    time limit does not count."""
+    """Restarts after the job was preempted, requeued, or ended by Slurm in another way. The end of
+    the time limit does not count."""
     hang_timeout_s: float | None = None
-    """Seconds without progress after which a rank hangs: the stacks of all ranks are written down,
-    and they are ended, which counts as a failed rank. Progress is a report, a change of phase, or
-    `hpctrain.heartbeat`, so it has to be longer than the longest step, validation and checkpoint.
-    None ends nothing; after half an hour the stacks are written all the same."""
+    """Seconds without progress after which a rank counts as hanging: the stacks of all ranks are
+    written, and the ranks are ended, which counts as a failed rank. Progress is a report, a change
+    of phase, or `hpctrain.heartbeat`, so the value must exceed the longest step, validation and
+    checkpoint. With None nothing is ended; the stacks are still written after half an hour."""
     start_timeout_s: float = 1800.0
-    """Seconds that each of the phases around the training function may take: the start of the ranks
-    up to their MPI world, imports, the set-up of the backend and its end. While a preprocessor is
-    fitted, each batch of a rank is progress, and a rank may wait so long for the others."""
+    """Seconds that each phase around the training function may take: the start of the ranks up to
+    their MPI world, imports, the set-up of the backend and its end. While a preprocessor is fitted,
+    each batch of a rank is progress, and a rank may wait this long for the others."""
     node_timeout_s: float = 30.0
-    """Seconds of silence after which a node is given up; its agent says something every two."""
+    """Seconds without a heartbeat after which a node counts as lost; its agent sends one every
+    two."""
 
     def __post_init__(self) -> None:
         """Check the fields against each other."""
         if self.fail_fast and self.max_failures:
             raise ConfigError(
                 f"FailureConfig(fail_fast={self.fail_fast!r}, max_failures={self.max_failures}): a "
-                f"run that ends at its first failure has none to survive. Leave one of them out."
+                f"run that ends at its first failure cannot restart. Leave one of them out."
             )
 
     __repr__ = show_changes
@@ -120,17 +122,18 @@ class CheckpointConfig:
     checkpoint_score_attribute: str | None = None
     """Metric by which the best are kept; None keeps the newest. ``a/b`` is the metric of that name,
     else ``b`` inside the mapping ``a``. A checkpoint without the metric, or with a score that is
-    not finite, ranks last. A name that the first checkpoint does not have is refused then;
-    ``training_iteration`` is the number of the report where it is no metric."""
+    not finite, ranks last. If the first checkpoint lacks the name, the run ends with an error;
+    ``training_iteration`` is the number of the report, unless a metric has this name."""
     checkpoint_score_order: Literal["max", "min"] = "max"
     """Whether large or small scores are better."""
     keep_every_s: float | None = None
-    """Seconds. One checkpoint of each such interval is kept for good, beside the `num_to_keep`."""
+    """Seconds. One checkpoint of each such interval is kept permanently, besides the
+    `num_to_keep`."""
     checkpoint_frequency: int = 0
-    """Rounds, or epochs, between two checkpoints where the trainer has the loop; 0 is none. A
-    training function of the user's saves when it wants to."""
+    """Rounds, or epochs, between two checkpoints if the trainer runs the loop; 0 is none. A
+    training function decides itself when to save."""
     checkpoint_at_end: bool | None = None
-    """Whether a trainer that has the loop saves after the last round. None is yes."""
+    """Whether a trainer that runs the loop saves after the last round. None is yes."""
 
     __repr__ = show_changes
 
@@ -153,26 +156,26 @@ class SyncConfig:
     """How checkpoints and artifacts reach the run directory."""
 
     sync_timeout: float = 1800.0
-    """Seconds that a checkpoint may be under way. A rank waits that long in ``report()`` for it to
-    be committed, which takes as long as the slowest rank needs to report. Then it fails, and says
-    what it waited for."""
+    """Seconds that a checkpoint may take. A rank waits this long in ``report()`` for the commit,
+    which follows the report of the slowest rank. Then it fails, and the error names what it waited
+    for."""
     scratch_dir: str | PathLike[str] | None = None
     """Directory on each node's own disk, such as ``"$TMPDIR"``; variables are those of the rank.
-    `hpctrain.checkpoint_dir` then leads there, and ``report()`` copies from there into the run
-    directory, behind the training function with ``ASYNC``."""
+    `hpctrain.checkpoint_dir` is then there, and ``report()`` copies from there into the run
+    directory, in the background with ``ASYNC``."""
     sync_artifacts: bool = False
-    """Whether `hpctrain.artifact_dir` leads to `scratch_dir` too. What is new there is copied to
-    ``artifacts/`` behind the training function, with each checkpoint and at the end. Without a
-    `scratch_dir` artifacts are written where they belong, and nothing has to be copied."""
+    """Whether `hpctrain.artifact_dir` is in `scratch_dir` too. New files there are copied to
+    ``artifacts/`` in the background, with each checkpoint and at the end. Without a `scratch_dir`
+    artifacts are written there directly."""
     max_writers: int | None = None
     """Ranks of the whole job that may write their parts of a checkpoint at the same time; the
-    others wait for their turn, and have to get it within `sync_timeout`. None lets all write. It
-    is for what ``report()`` and `hpctrain.torch.report_state` write, not for what a training
-    function writes into `hpctrain.checkpoint_dir`, which is only made durable in its turn."""
+    others wait for a write slot, at most `sync_timeout`. None lets all write. It limits the writes
+    of ``report()`` and `hpctrain.torch.report_state`. A training function writes into
+    `hpctrain.checkpoint_dir` without a slot; only the fsync needs one."""
     max_bytes_per_s: float | None = None
     """Bytes a second at which each rank copies checkpoints and artifacts, from `scratch_dir` or
-    from a directory of its own; None is as fast as it can. With `max_writers` the job as a whole
-    copies at most at the product of the two."""
+    from your own directory; None is unlimited. With `max_writers` the whole job copies at most at
+    the product of the two."""
 
     __repr__ = show_changes
 
@@ -190,7 +193,7 @@ def _storage_path(what: str, value: Any) -> Any:
     value = path(what, value)
     if "://" in value:
         raise ConfigError(
-            f"{with_value(what, value)} is a URL. Runs live on a "
+            f"{with_value(what, value)} is a URL. Runs need a "
             f"filesystem that all nodes share: give a directory there."
         )
     return value
@@ -201,8 +204,8 @@ def _log_to_file(what: str, value: Any) -> Any:
     names = value if isinstance(value, (tuple, list)) else (value,)
     if names and all(isinstance(name, str) for name in names):
         log_once(
-            f"{with_value(what, value)}: the names have no meaning here. Each rank writes a file "
-            f"of its own, logs/ATTEMPT/rank-RANK.out in the run directory."
+            f"{with_value(what, value)}: the file names are ignored. Each rank writes its own "
+            f"file, logs/ATTEMPT/rank-RANK.out in the run directory."
         )
         return True
     return kind(bool)(what, value)
@@ -226,9 +229,9 @@ _VERBOSE_OF = {"DEBUG": 2, "INFO": 1, "WARNING": 0, "ERROR": 0, "CRITICAL": 0}
 @checked(log_level=_level)
 @dataclass(frozen=True, kw_only=True)
 class LoggingConfig:
-    """How much of a run is shown in the terminal, in Ray Train's words.
+    """How much of a run the terminal shows, in Ray Train's terms.
 
-    What ranks print is in the files of the run directory, whatever is shown.
+    The files of the run directory always have the full output of the ranks.
     """
 
     log_level: str = "INFO"
@@ -253,13 +256,13 @@ class LoggingConfig:
 )
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """What the run is called, where it lands, and how it is looked after."""
+    """The name of a run, its storage, and how it handles failures and checkpoints."""
 
     name: str | None = None
-    """Name of the run; with `storage_path` it identifies it. ``fit()`` again with the same two
-    follows, resumes, or returns the stored result. None makes a new name."""
+    """Name of the run; with `storage_path` it identifies the run. Another ``fit()`` with the same
+    two follows, resumes, or returns the stored result. None creates a new name."""
     storage_path: str | PathLike[str] = "hpctrain_runs"
-    """Directory of runs. On a cluster it has to be on a filesystem that every node sees."""
+    """Directory of runs. On a cluster it must be on a filesystem that every node sees."""
     failure_config: FailureConfig = field(default_factory=FailureConfig)
     """How many failures the run may survive."""
     checkpoint_config: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -267,33 +270,33 @@ class RunConfig:
     sync_config: SyncConfig = field(default_factory=SyncConfig)
     """How checkpoints reach the run directory."""
     total_time: str | int | timedelta | None = None
-    """How long the run may run, over all its jobs, in the forms of ``SlurmConfig(time=...)``. None
-    is without a limit: a run whose job ends goes on in another one until it is finished."""
+    """Time limit of the run, over all its jobs, in the formats of ``SlurmConfig(time=...)``. None
+    is unlimited: a run whose job ends continues in another one until it is finished."""
     callbacks: Sequence[UserCallback] = ()
     """Hooks that run in the executor."""
     stop: Stop | None = None
-    """When to stop: ``{"accuracy": 0.99}`` (reached or passed; ``a/b`` looks inside mappings; a
-    name that the first report does not have is refused then), or a function of the report's number
-    and rank 0's metrics. ``training_iteration``, the number of the report, and ``time_total_s``,
-    the seconds of all attempts, need not be reported; nor need ``iterations_since_restore`` and
-    ``time_since_restore``, those of this attempt. Training functions see it through
-    ``should_stop()``."""
+    """When to stop: ``{"accuracy": 0.99}`` (reached or passed; ``a/b`` looks inside mappings; the
+    first report must have the name), or a function of the report's number and rank 0's metrics.
+    ``training_iteration``, the number of the report, and ``time_total_s``, the seconds of all
+    attempts, need not be reported; nor need ``iterations_since_restore`` and
+    ``time_since_restore``, the values of this attempt. ``should_stop()`` then returns true in
+    training functions."""
     verbose: int = 1
-    """0: nothing. 1: progress, and what rank 0 prints. 2: what every rank prints."""
+    """0: nothing. 1: progress, and the output of rank 0. 2: the output of every rank."""
     logging_config: LoggingConfig | None = None
-    """Says what `verbose` says, in Ray Train's words. None leaves it to that."""
+    """The same as `verbose`, in Ray Train's terms. With None `verbose` counts."""
     log_to_file: bool = True
-    """Whether the output of a rank goes to a file of its own in the run directory. Otherwise it
-    goes wherever the output of the launcher goes. Names of files, as in Ray Train, are True."""
+    """Whether each rank writes its output to its own file in the run directory. Otherwise it goes
+    to the output of the launcher. File names, as in Ray Train, count as True."""
     launcher: Launcher = "auto"
-    """Where the ranks start; ``auto`` finds out. ``--launcher`` and ``HPCTRAIN_LAUNCHER``, which
-    are said later, win over this."""
+    """Where the ranks start; ``auto`` detects it. ``--launcher`` and ``HPCTRAIN_LAUNCHER`` override
+    it."""
     existing: ExistingPolicy = "auto"
-    """What ``fit()`` does with a run of this name that is over. ``auto`` resumes one that was
-    interrupted, returns the result of one that is finished, and refuses to if this ``fit()`` asks
-    for something else. ``resume`` goes on from its last checkpoint then. ``restart`` moves the run
-    aside and begins anew. ``error`` accepts no run of this name. ``--existing`` and
-    ``HPCTRAIN_EXISTING`` win over this."""
+    """What ``fit()`` does with an existing run of this name. ``auto`` resumes an interrupted run,
+    and returns the result of a finished one, or raises an error if this ``fit()`` requests
+    something else. ``resume`` then continues from the last checkpoint. ``restart`` renames the old
+    run and begins a new one. ``error`` accepts no existing run. ``--existing`` and
+    ``HPCTRAIN_EXISTING`` override it."""
 
     def __post_init__(self) -> None:
         """Check the fields against each other."""
@@ -303,7 +306,7 @@ class RunConfig:
         if self.verbose not in (1, verbose):
             raise ConfigError(
                 f"RunConfig(verbose={self.verbose}, logging_config={self.logging_config!r}): both "
-                f"say how much is shown, and differ. Leave one of them out."
+                f"set how much is shown, and they differ. Leave one of them out."
             )
         object.__setattr__(self, "verbose", verbose)
 

@@ -27,7 +27,7 @@ def _datasets(what: str, value: Any) -> Any:
 @checked(datasets_to_split=or_default(_datasets))
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Which datasets are shared out over the ranks; every rank sees the whole of the others."""
+    """Which datasets are split over the ranks; every rank gets all rows of the others."""
 
     datasets_to_split: Literal["all"] | Sequence[str] = "all"
     """``"all"``, or the names of those to split."""
@@ -44,13 +44,13 @@ class DataConfig:
     ) -> list[dict[str, Any]]:
         """Return which datasets, or parts of them, each worker gets. Not collective.
 
-        A subclass may do otherwise. Rank 0 calls it before the training function begins, with the
-        workers that there are then, and the other ranks receive what it returns.
+        A subclass may override it. Rank 0 calls it before the training function begins, with the
+        current workers, and broadcasts the result to the other ranks.
 
         Parameters
         ----------
         datasets
-            Those of the trainer, preprocessed.
+            The trainer's datasets, preprocessed.
         world_size
             Number of workers.
         worker_handles
@@ -58,19 +58,19 @@ class DataConfig:
         worker_node_ids
             Host name of each worker's node.
         **kwargs
-            What later versions may give.
+            Arguments of later versions.
 
         Returns
         -------
         list
             For each worker the datasets by name, which ``get_dataset_shard()`` returns there: parts
-            that `hpctrain.data.Dataset.shard` made, datasets, or anything else. There may be more,
-            for workers that there are not, if they hold nothing but what others have.
+            from `hpctrain.data.Dataset.shard`, datasets, or any other object. Further dicts, for
+            missing workers, may hold only what the others hold.
 
         Raises
         ------
         ConfigError
-            If a dataset is none of `hpctrain.data`.
+            If a dataset is not from `hpctrain.data`.
         """
         workers: list[dict[str, Any]] = [{} for _ in range(world_size)]
         for name, dataset in datasets.items():

@@ -1,7 +1,7 @@
 """The one owner of ``os.environ``, and the answer to "which home is this?".
 
-Every rank imports this module at its start, so what only some functions need is imported there.
-Nothing else in hpctrain reads or writes the environment (ruff's banned-api holds that).
+Every rank imports this module at its start, so functions import their special needs themselves. No
+other module of hpctrain reads or writes the environment (ruff's banned-api enforces this).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 
 from hpctrain.errors import ConfigError
 
-# Variables by which launchers tell a process that it is a rank. A child that inherits them and
-# initialises MPI by itself aborts (MPICH) or brings its parent down (Open MPI), so a rank deletes
-# them once MPI is initialised.
+# Variables by which launchers mark a process as a rank. A child that inherits them and initialises
+# MPI itself aborts (MPICH) or ends its parent (Open MPI), so a rank deletes them once MPI is
+# initialised.
 _LAUNCHER_PREFIXES = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "HYD", "MPI_LOCAL", "MPIR_PMI", "MV2_COMM")
-# A forced configuration, not an identity: kept.
+# Configuration, not the identity of a rank: kept.
 _LAUNCHER_KEEP = ("OMPI_MCA_", "PRTE_MCA_", "OMPI_ALLOW_RUN_AS_ROOT")
 _RANK_VARIABLES = (
     "OMPI_COMM_WORLD_RANK",
@@ -40,9 +40,10 @@ _OF_THIS_HOST = frozenset(
 
 RANK_MARKER = "HPCTRAIN_RANK"
 STEP_MARK = "HPCTRAIN_STEP"
-"""Tells the sruns of one attempt from all others, also those that its mpiexec has started."""
+"""Identifies the sruns of one attempt, including those of its mpiexec."""
 TOPOLOGY_FILE = "HWLOC_XMLFILE"
-"""Names a file in which hwloc finds the hardware described. Empty: it looks for itself."""
+"""Names a file that describes the hardware for hwloc. If it is empty, hwloc detects the
+hardware."""
 _LAUNCHER = "HPCTRAIN_LAUNCHER"
 _EXISTING = "HPCTRAIN_EXISTING"
 _HOSTFILE = "HPCTRAIN_HOSTFILE"
@@ -62,9 +63,10 @@ class Home(Enum):
     ALLOCATION = "allocation"
     """Inside sbatch or salloc, and not a rank."""
     HOSTS = "mpiexec"
-    """On one of several hosts that a file names: in a job of PBS or LSF, say, and not a rank."""
+    """On one of several hosts that a file names: for example in a job of PBS or LSF, and not a
+    rank."""
     SPMD = "spmd"
-    """Already a rank, among ranks that somebody else started."""
+    """Already a rank, among ranks that the user started."""
 
 
 def detect_home(
@@ -79,10 +81,10 @@ def detect_home(
     environ
         The environment of the process.
     mpi_world_size
-        Size of the MPI world where MPI is initialised in this process already, else None. It counts
-        before any variable.
+        Size of the MPI world if MPI is already initialised in this process, else None. It takes
+        precedence over all variables.
     can_submit
-        Says whether this machine can submit to Slurm; only called where that matters.
+        Returns whether this machine can submit to Slurm; only called if needed.
 
     Raises
     ------
@@ -92,7 +94,7 @@ def detect_home(
     if mpi_world_size is not None and mpi_world_size > 1:
         return Home.SPMD
     if RANK_MARKER in environ:
-        # A child of one of our ranks: what it starts is its own, and stays on this machine.
+        # A child of one of our ranks: the ranks that it starts stay on this machine.
         return Home.LOCAL
     if "TORCHELASTIC_RUN_ID" in environ:
         size = environ.get("WORLD_SIZE", "1")
@@ -100,15 +102,15 @@ def detect_home(
         raise ConfigError(
             f"torchrun (or accelerate launch) started this script as {processes}, and "
             f"hpctrain starts the ranks itself. Use ScalingConfig(num_workers={size}), and run "
-            f"`python SCRIPT` in its place."
+            f"`python SCRIPT` instead."
         )
     in_step = "SLURM_STEP_ID" in environ
     step_tasks = int(environ.get("SLURM_STEP_NUM_TASKS", "1")) if in_step else 1
     launched = next((int(environ[name]) for name in _SIZE_VARIABLES if name in environ), None)
     if max(step_tasks, launched or 1) > 1:
         return Home.SPMD
-    # `srun --pty bash` is a step of one task, with PMI variables where the site's MpiDefault has
-    # them; outside of a step they come from an mpiexec that was asked for one rank.
+    # `srun --pty bash` is a step of one task, with PMI variables if the site's MpiDefault sets
+    # them; outside of a step they come from an mpiexec with one rank.
     if launched == 1 and not in_step:
         return Home.SPMD
     if "SLURM_JOB_ID" in environ and not environ.get(_HOSTFILE):
@@ -119,10 +121,10 @@ def detect_home(
 
 
 def hostfile(environ: Mapping[str, str]) -> str | None:
-    """Return the path of the file that names the hosts for ranks; None where there is none.
+    """Return the path of the file that names the hosts for ranks, or None.
 
-    Not collective. It is the one that was asked for (``--hostfile``, ``HPCTRAIN_HOSTFILE``), else
-    that of a job of PBS, LSF, Cobalt or Grid Engine.
+    Not collective. The requested file (``--hostfile``, ``HPCTRAIN_HOSTFILE``), else that of a job
+    of PBS, LSF, Cobalt or Grid Engine.
     """
     names = (_HOSTFILE, *_NODE_FILE_VARIABLES)
     return next((environ[name] for name in names if environ.get(name)), None)
@@ -161,13 +163,13 @@ def working_directory() -> str:
     except OSError as error:
         was = f", {os.environ['PWD']}," if "PWD" in os.environ else ""
         raise ConfigError(
-            f"the working directory of this process{was} was deleted: {error.strerror}. Go to one "
-            f'that exists (cd "$PWD" if it was made anew), and run it again.'
+            f"the working directory of this process{was} was deleted: {error.strerror}. cd to one "
+            f'that exists (cd "$PWD" if it was recreated), and run the command again.'
         ) from error
 
 
 def expand_path(path: str) -> Path:
-    """Return a path with its variables and ``~`` replaced, as a shell does it.
+    """Return a path with its variables and ``~`` replaced, as a shell does.
 
     Raises
     ------
@@ -180,13 +182,13 @@ def expand_path(path: str) -> Path:
 
         raise ConfigError(
             f"{path!r} is {expanded!r} on {socket.gethostname()}: an absolute path is needed, and "
-            f"its variables have to be set for the ranks."
+            f"its variables must be set for the ranks."
         )
     return Path(expanded)
 
 
 def export(values: Mapping[str, str | None], *, keep_existing: bool = False) -> None:
-    """Write variables into the environment of this process; None deletes one, if it is there."""
+    """Write variables into the environment of this process; None deletes one, if it is set."""
     for name, value in values.items():
         if keep_existing and name in os.environ:
             continue
@@ -197,16 +199,16 @@ def export(values: Mapping[str, str | None], *, keep_existing: bool = False) -> 
 
 
 def launched_rank() -> int:
-    """Return which rank the launcher says that this process is, -1 where it does not.
+    """Return the rank of this process according to the launcher, or -1 if it sets none.
 
-    It need not be what MPI says later: it is for naming who hangs before that.
+    It may differ from MPI's later rank: it serves to name ranks that hang in ``MPI_Init``.
     """
     said = (os.environ.get(name) for name in _RANK_VARIABLES)
     return next((int(value) for value in said if value is not None), -1)
 
 
 def is_launched_by_hydra() -> bool:
-    """Return whether the hydra of MPICH or Intel MPI has started this rank. Not after a scrub."""
+    """Return whether hydra of MPICH or Intel MPI started this rank. Not valid after a scrub."""
     return "MPI_LOCALRANKID" in os.environ
 
 
@@ -221,7 +223,7 @@ def scrub_launcher_variables() -> None:
 
 
 def without_launcher_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return `environ` without what tells a process that it is a rank."""
+    """Return `environ` without the variables that mark a process as a rank."""
     return {
         name: value
         for name, value in environ.items()
@@ -230,18 +232,19 @@ def without_launcher_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_export_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return `environ` without what lets srun keep variables from the processes of a step.
+    """Return `environ` without the options that stop srun from passing variables to a step.
 
-    sbatch sets it for ``--export``; hpctrain's own steps say ``--export=ALL``, but the srun of an
+    sbatch sets them for ``--export``; hpctrain's own steps use ``--export=ALL``, but the srun of an
     mpiexec does not, nor one that a rank starts.
     """
     return {name: value for name, value in environ.items() if name not in _EXPORT_VARIABLES}
 
 
 def portable_names(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of the variables that a process on another host should get too.
+    """Return the names of the variables to pass to a process on another host.
 
-    Not collective. Not those of a host, a terminal or a session, nor exported functions of a shell.
+    Not collective. Excludes variables of a host, a terminal or a session, and exported shell
+    functions.
     """
     return tuple(
         name
@@ -253,30 +256,30 @@ def portable_names(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def restart_count() -> int:
-    """Return how often Slurm has started the job of this process again."""
+    """Return how often Slurm has restarted the job of this process."""
     return int(os.environ.get("SLURM_RESTART_COUNT") or 0)
 
 
 def requested_launcher() -> str | None:
-    """Return the launcher asked for by ``--launcher`` or ``HPCTRAIN_LAUNCHER``, or None."""
+    """Return the launcher of ``--launcher`` or ``HPCTRAIN_LAUNCHER``, or None."""
     return os.environ.get(_LAUNCHER) or None
 
 
 def request_launcher(launcher: str) -> None:
-    """Ask every ``fit()`` of this process and its children for a launcher."""
+    """Set the launcher for every ``fit()`` of this process and its children."""
     os.environ[_LAUNCHER] = launcher
 
 
 def requested_existing() -> str | None:
-    """Return what ``--existing`` or ``HPCTRAIN_EXISTING`` says of a run that exists, or None.
+    """Return the policy of ``--existing`` or ``HPCTRAIN_EXISTING``, or None.
 
-    It is for the script that a person starts, not for what its ranks start.
+    It applies to the script that a person starts, not to processes of its ranks.
     """
     return None if in_rank() else os.environ.get(_EXISTING) or None
 
 
 def request_existing(policy: str) -> None:
-    """Say what every ``fit()`` of this process does with a run that exists."""
+    """Set what every ``fit()`` of this process does with an existing run."""
     os.environ[_EXISTING] = policy
 
 
@@ -301,18 +304,18 @@ def request_dry_run() -> None:
 
 
 def trusts_writers() -> bool:
-    """Return whether whoever can write into a run directory may run code as this user."""
+    """Return whether other users who can write into a run directory may run code as this user."""
     return os.environ.get(_TRUST_WRITERS) == "1"
 
 
 def slurm_overrides() -> dict[str, Any]:
-    """Return the fields of SlurmConfig that ``hpctrain submit`` was given, by name."""
+    """Return the fields of SlurmConfig from the options of ``hpctrain submit``, by name."""
     overrides: dict[str, Any] = json.loads(os.environ.get(_SLURM_OVERRIDES) or "{}")
     return overrides
 
 
 def request_slurm_overrides(fields: Mapping[str, str | int]) -> None:
-    """Ask every ``fit()`` that submits to let these fields of SlurmConfig win over the script's."""
+    """Let these fields of SlurmConfig override the script's in every ``fit()`` that submits."""
     os.environ[_SLURM_OVERRIDES] = json.dumps(dict(fields))
 
 

@@ -3,7 +3,7 @@
 ::
 
     HpctrainError
-    ├── ConfigError            a value is impossible; raised before anything is submitted or started
+    ├── ConfigError            a value is invalid; raised before anything is submitted or started
     │   ├── UnknownFieldError      a keyword that a configuration, trainer or predictor lacks
     │   ├── WrongTypeError         a value of another type, where Ray Train raises a TypeError
     │   ├── NotSerializableError   a value that is sent to the workers cannot be pickled
@@ -14,17 +14,17 @@
     ├── CheckpointError        a checkpoint is missing, damaged, or could not be committed
     ├── DamagedFileError       a file of a run directory is not what hpctrain wrote
     ├── WorkerContextError     a function of the training function was called outside of one
-    ├── PreprocessorNotFittedException  a preprocessor was applied that has learned nothing yet
-    └── TrainingFailedError    ranks were started, and the run did not end well
+    ├── PreprocessorNotFittedException  a preprocessor was applied before it was fitted
+    └── TrainingFailedError    ranks were started, and the run failed
         ├── WorkerError        a rank failed: which one, where, with the user's own traceback
-        │   ├── NodeLostError      with its node, or that of another rank
+        │   ├── NodeLostError      its node, or that of another rank, was lost
         │   └── WorkerHangError    a rank made no progress for too long: with its stack
         ├── PreemptionError    the run was preempted more often than FailureConfig allows
         └── RunStoppedError    the run was stopped and can be resumed
-            └── SupersededError    another executor has taken the run over
+            └── SupersededError    another executor has taken over the run
 
-A message gives the values, then the rule, then the next step. An error that nobody catches is shown
-once, without the frames of hpctrain, and ends the process with its `exit_code`.
+A message gives the values, then the rule, then the next step. An uncaught error is shown once,
+without the frames of hpctrain, and ends the process with its `exit_code`.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ class HpctrainError(Exception):
     """Base of all errors raised on purpose."""
 
     brief: str = ""
-    """What happened, in one line, where the message says more."""
+    """What happened, in one line, if the message is longer."""
     exit_code: ClassVar[int] = 4
-    """What a process ends with that does not catch it, be it a script or ``hpctrain``."""
+    """Exit code of a process that does not catch it, a script or ``hpctrain``."""
     is_shown_elsewhere = False
-    """Whether another process shows it: rank 0, of ranks that somebody else started."""
+    """Whether another process shows it: rank 0 among ranks that the user started."""
 
     def describe(self) -> str:
-        """Return what is shown of it where nobody catches it. Not collective."""
+        """Return the text that is shown if it is not caught. Not collective."""
         return format_user_traceback(self, HpctrainError)
 
     def _render_traceback_(self) -> list[str]:
-        """Return what IPython and Jupyter show of it, line by line; they look for this name."""
+        """Return the lines that IPython and Jupyter show; they look for this name."""
         return self.describe().splitlines()
 
 
 class ConfigError(HpctrainError, ValueError):
-    """A value that cannot work, found before anything was submitted or lost."""
+    """An invalid value, detected before anything was submitted or lost."""
 
     exit_code = 2
 
@@ -91,7 +91,7 @@ class UnavailableNameError(ConfigError, ImportError):
 
 
 class LaunchError(HpctrainError):
-    """The scheduler, MPI or a node refused to start what was asked.
+    """The scheduler, MPI or a node refused the start.
 
     Parameters
     ----------
@@ -110,7 +110,7 @@ class LaunchError(HpctrainError):
 
     @property
     def controller_failure(self) -> BaseException:
-        """What caused it, as Ray Train's ControllerError names it."""
+        """Its cause, under the name of Ray Train's ControllerError."""
         return self.__cause__ or self
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -133,16 +133,16 @@ class WorkerContextError(HpctrainError, RuntimeError):
 
 
 class PreprocessorNotFittedException(HpctrainError, RuntimeError):  # noqa: N818  # Ray's name
-    """A preprocessor was to be applied before it has learned what it needs from data."""
+    """A preprocessor was applied before it was fitted."""
 
 
 class TrainingFailedError(HpctrainError, RuntimeError):
-    """Ranks were started, and the run did not end well."""
+    """Ranks were started, and the run failed."""
 
     def describe(self) -> str:
-        """Return what is shown of it where nobody catches it: its message alone. Not collective.
+        """Return the text that is shown if it is not caught: its message only. Not collective.
 
-        That has the traceback of the training function; where ``fit()`` was called says nothing.
+        The message has the traceback of the training function; that of ``fit()`` is not useful.
         """
         return f"{type(self).__module__}.{type(self).__qualname__}: {self}"
 
@@ -156,15 +156,15 @@ class WorkerError(TrainingFailedError):
         Names the rank, its node, its log and the last complete checkpoint, and ends with the
         traceback of the user's code.
     worker_failures
-        What each failed rank raised, by world rank. The exception is the original one where it
-        could be pickled, otherwise a `RuntimeError` with its text.
+        The exception of each failed rank, by world rank: the original one if it can be pickled,
+        otherwise a `RuntimeError` with its text.
     rank
-        World rank of the rank that failed first; -1 if no rank could be blamed.
+        World rank of the rank that failed first; -1 if none could be identified.
     hostname
         Its node.
     lasting
-        Whether the ranks would fail again however often they were started, because the environment
-        that they run in lacks something, on every node.
+        Whether the ranks would fail again after every restart, because their environment lacks
+        something on every node.
     """
 
     def __init__(
@@ -194,21 +194,21 @@ class WorkerError(TrainingFailedError):
 
 
 class NodeLostError(WorkerError):
-    """A node of the run was lost: it is silent, or Slurm says that it is down."""
+    """A node of the run was lost: it sends no heartbeats, or Slurm reports it as down."""
 
 
 class WorkerHangError(WorkerError):
     """A rank made no progress for longer than ``FailureConfig`` allows.
 
-    The message names the rank, its phase and since when, what others do, and where the stacks of
-    all ranks are; it ends with the stack of that rank.
+    The message names the rank, its phase and since when, the phases of other ranks, and the files
+    with the stacks of all ranks; it ends with the stack of that rank.
     """
 
 
 class PreemptionError(TrainingFailedError):
-    """The run was preempted, or lost its job in another way, more often than is allowed.
+    """The run was preempted, or lost its job in another way, too often.
 
-    ``FailureConfig(max_preemption_failures=...)`` is how often.
+    ``FailureConfig(max_preemption_failures=...)`` is the limit.
     """
 
 
@@ -219,7 +219,7 @@ class RunStoppedError(TrainingFailedError):
 
 
 class SupersededError(RunStoppedError):
-    """Another executor has taken the run over, and goes on with it; this one has left."""
+    """Another executor has taken over the run and continues it; this one has ended."""
 
     exit_code = 6
 

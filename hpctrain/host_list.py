@@ -1,4 +1,4 @@
-"""Names of many nodes in few letters, as Slurm writes them."""
+"""Host lists in Slurm's compressed form."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _NUMBERED = re.compile(r"(.*?)([0-9]+)", re.ASCII | re.DOTALL)
 def compress_hosts(hosts: Iterable[str]) -> str:
     """Return names of hosts in Slurm's short form, which ``scontrol show hostnames`` expands.
 
-    Not collective. Each name is there once. Names that differ in the number at their end alone are
-    put together, in the order of their numbers, where the first of them was.
+    Not collective. Duplicates are dropped. Names that differ only in their final number are
+    grouped, in numeric order, at the place of the first of them.
 
     Examples
     --------

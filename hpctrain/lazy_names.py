@@ -15,13 +15,13 @@ def at_first_use(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return ``__getattr__`` and ``__dir__`` of a package (PEP 562). Not collective.
 
-    A name of Ray Train that hpctrain does not have raises an error that says what to use instead,
-    and so does one that is almost a name of the package.
+    A name of Ray Train that hpctrain does not have raises an error that names a replacement, and so
+    does a misspelled name of the package.
 
     Parameters
     ----------
     package
-        Name of the package, which says in ``__all__`` what is listed.
+        Name of the package, whose ``__all__`` lists the names.
     home_of
         The module that each of its names is in, relative to the package: ``state.load`` is below
         it, ``.config`` beside it. ``errors:WorkerError`` is another name of that class.
@@ -45,10 +45,11 @@ def _missing(package: str, name: str, names: Iterable[str]) -> Exception:
     from hpctrain.errors import UnavailableNameError
     from hpctrain.ray_names import INSTEAD
 
-    # No AttributeError: `from package import name` would replace it by one without the way out.
+    # No AttributeError: `from package import name` would replace it by one without the advice.
     if (instead := INSTEAD.get(package, {}).get(name)) is not None:
         return UnavailableNameError(f"{package} has no {name}: {instead}")
-    # Tools ask modules for names of their own, such as setup_module of pytest: those are not meant.
+    # Tools query modules for their own names, such as pytest's setup_module: no suggestion for
+    # those.
     import difflib
 
     if close := difflib.get_close_matches(name, names, n=1, cutoff=_LIKENESS_OF_TYPOS):

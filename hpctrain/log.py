@@ -1,8 +1,8 @@
-"""The one owner of what hpctrain itself prints for a person to read.
+"""All messages of hpctrain itself for a person.
 
-A full disk, a closed pipe or a stale file under the job's log must not end a run whose ranks and
-checkpoints may be elsewhere, so nothing here raises. What a person should know for certain belongs
-into the ledger or an error, too.
+A full disk, a closed pipe or a stale log file of the job must not end a run whose ranks and
+checkpoints may be elsewhere, so nothing here raises. Important messages also belong in the ledger
+or in an error.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ def log(message: str, *, to: TextIO | None = None, new_line: bool = False) -> No
     Parameters
     ----------
     message
-        What is said. It may have several lines.
+        The text. It may have several lines.
     to
         Where to; None is the standard error output.
     new_line
-        Whether to begin a line of its own: a terminal has just shown ``^C``.
+        Whether to begin a new line: a terminal has just shown ``^C``.
     """
     _print(f"{new_line * chr(10)}hpctrain: {message}", to)
 
@@ -43,14 +43,14 @@ def log_once(message: str) -> None:
 
 
 def log_traceback(error: BaseException | str) -> None:
-    """Print the traceback of an exception, or one that is text. Not collective. Never raises."""
+    """Print the traceback of an exception, or a given one. Not collective. Never raises."""
     if isinstance(error, BaseException):
         error = "".join(traceback.format_exception(error))
     _print(error.rstrip("\n"), None)
 
 
 def flush_output() -> None:
-    """Write out what this process has printed, as far as that is possible. Never raises."""
+    """Flush the output of this process as far as possible. Never raises."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -59,10 +59,10 @@ def flush_output() -> None:
 
 
 def drain_output(*, timeout_s: float = 1.0) -> None:
-    """Wait until whoever reads the pipes that this process prints into has read them.
+    """Wait until the readers of this process's output pipes have read everything.
 
-    Not collective. Never raises. A launcher that ends all ranks at once drops what lies
-    in a pipe still.
+    Not collective. Never raises. A launcher that ends all ranks at once drops unread bytes in a
+    pipe.
     """
     flush_output()
     deadline = time.monotonic() + timeout_s
@@ -72,7 +72,7 @@ def drain_output(*, timeout_s: float = 1.0) -> None:
 
 
 def _waits_in_pipe(descriptor: int) -> bool:
-    """Return whether a pipe holds bytes that nobody has read."""
+    """Return whether a pipe holds unread bytes."""
     import fcntl
     import termios
 

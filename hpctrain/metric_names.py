@@ -1,6 +1,6 @@
-"""Names of metrics: the one place that knows what a name such as ``val/loss`` means.
+"""Names of metrics: the only module that interprets a name such as ``val/loss``.
 
-Retention, the stop rule, `hpctrain.Result` and early stopping all look metrics up here.
+Retention, the stop rule, `hpctrain.Result` and early stopping all look up metrics here.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ COUNTED = (
     "time_total_s",
     "time_since_restore",
 )
-"""What Ray Train adds to each report: a stop criterion may name it, and no report needs to have it.
-The number of the report and the seconds of all attempts, in the run and in the attempt."""
+"""Metrics that Ray Train adds to each report: a stop criterion may name them, and no report needs
+them. The number of the report and the seconds of all attempts, in the run and in the attempt."""
 
 _NAMES_SHOWN = 12
 
 
 class PartialMetrics(dict[str, Any]):
-    """Metrics of a report before all are measured: a name that it lacks may come later.
+    """Metrics of a report before all are measured: later reports may have more names.
 
     Parameters
     ----------
     metrics
         The metrics.
     lacks
-        What the names begin with that may come later; the empty string for all names.
+        Prefix of the names that may come later; the empty string for all names.
     """
 
     def __init__(self, metrics: Mapping[str, Any], lacks: str = "") -> None:
@@ -38,9 +38,9 @@ class PartialMetrics(dict[str, Any]):
 
 
 def find_metric(metrics: Mapping[str, Any], name: str, default: Any = None) -> Any:
-    """Return the metric of a name, or `default` where there is none.
+    """Return the metric of a name, or `default`.
 
-    Not collective. The name as it is written comes first; then ``/`` looks inside mappings.
+    Not collective. The literal name comes first; then ``/`` separates keys of nested mappings.
 
     Examples
     --------
@@ -61,7 +61,7 @@ def find_metric(metrics: Mapping[str, Any], name: str, default: Any = None) -> A
 
 
 def has_metric(metrics: Mapping[str, Any], name: str) -> bool:
-    """Return whether there is a metric of a name, whatever its value. Not collective."""
+    """Return whether there is a metric of a name, with any value. Not collective."""
     return find_metric(metrics, name, _MISSING) is not _MISSING
 
 
@@ -88,7 +88,7 @@ def find_score_of(metrics: Mapping[str, Any], name: str, *, report: int) -> floa
 
 
 def all_names(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the names by which `find_metric` finds what is no mapping. Not collective."""
+    """Yield the names by which `find_metric` finds values that are not mappings. Not collective."""
     for key, value in metrics.items():
         if isinstance(value, Mapping):
             yield from all_names(value, f"{prefix}{key}/")
@@ -97,7 +97,7 @@ def all_names(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def explain_unknown(name: str, known: Iterable[str]) -> str:
-    """Return which names there are, and the one that was probably meant. Not collective.
+    """Return the list of names, and the one that was probably meant. Not collective.
 
     Examples
     --------

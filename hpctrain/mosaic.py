@@ -1,4 +1,4 @@
-"""``ray.train.mosaic`` has no counterpart: its names raise an error with what to use instead."""
+"""``ray.train.mosaic`` has no counterpart: its names raise an error that names a replacement."""
 
 from __future__ import annotations
 

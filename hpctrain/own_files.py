@@ -1,4 +1,4 @@
-"""Files and directories in places where somebody else may write too: made, never found."""
+"""Create files and directories where other users may write too, without opening theirs."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ if TYPE_CHECKING:
 
 FILE_MODE = 0o644
 DIRECTORY_MODE = 0o755
-"""Of what a run consists of. A umask of 002, usual where projects share directories, would let
-every member of the group put code into it; access control lists are bounded by it as well."""
+"""Mode of the files of a run. A umask of 002, usual in shared project directories, would let every
+member of the group put code into them; the mode also bounds access control lists."""
 
 
 def name_beside(path: Path) -> Path:
-    """Return a name in the same directory that nobody can know before. Not collective.
+    """Return an unpredictable name in the same directory. Not collective.
 
-    It is for what is renamed to `path` once it is complete.
+    It is for a file that is renamed to `path` once it is complete.
     """
     return path.with_name(f".{path.name}.{os.urandom(8).hex()}")
 
 
 def create_file(path: str | Path, flags: int = os.O_WRONLY, *, mode: int = FILE_MODE) -> int:
-    """Return a descriptor of a file that this call makes. Not collective.
+    """Return a descriptor of a file that this call creates. Not collective.
 
     Raises
     ------
     FileExistsError
-        If anything has the name, be it a symbolic link that leads nowhere.
+        If the name exists, even as a dangling symbolic link.
     """
     return os.open(path, flags | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
 
@@ -36,7 +36,7 @@ def create_file(path: str | Path, flags: int = os.O_WRONLY, *, mode: int = FILE_
 def write_own(path: str | Path, content: bytes) -> None:
     """Write a file that neither its group nor others can write. Not collective.
 
-    What is there is replaced in place.
+    An existing file is overwritten in place.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
     with open(os.open(path, flags, FILE_MODE), "wb") as file:
@@ -47,7 +47,7 @@ def write_own(path: str | Path, content: bytes) -> None:
 
 
 def open_log(path: str | Path, flags: int = os.O_WRONLY) -> int:
-    """Return a descriptor that appends to a file, which is made if needed. Not collective.
+    """Return a descriptor that appends to a file, which is created if needed. Not collective.
 
     Raises
     ------

@@ -1,8 +1,8 @@
-"""Time in which this process ran: what a patience with others is measured in.
+"""Time in which this process ran: the unit of its waits for other processes.
 
-``scontrol suspend``, a preemption with PreemptMode=SUSPEND, gang scheduling, Ctrl-Z and SIGSTOP let
-a process stand still while the clocks go on. What others did meanwhile it does not know, and they
-may have stood still with it: so a gap between two looks at the clock counts as a short one.
+``scontrol suspend``, a preemption with PreemptMode=SUSPEND, gang scheduling, Ctrl-Z and SIGSTOP
+suspend a process while the clocks continue. It cannot detect what others did meanwhile, and they
+may have been suspended too: so a long gap between two readings of the clock counts as a short one.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable
 
 LONGEST_GAP_S = 1.0
-"""Seconds that may lie between two looks of a process that runs; what is above them does not count.
-Whoever waits looks several times a second."""
+"""Longest gap between two readings of the clock in a running process; the excess does not count. A
+waiting process reads the clock several times a second."""
 LOOK_INTERVAL_S = 0.25
-"""Seconds between two looks of whoever waits for something that wakes it."""
+"""Seconds between two readings of the clock in a wait for an event."""
 
 
 class OwnTime:
-    """Seconds in which a process ran, as far as it looked. Pure: the clock is the caller's.
+    """Seconds in which a process ran, up to its last reading. Pure: the caller reads the clock.
 
     Parameters
     ----------
@@ -33,17 +33,17 @@ class OwnTime:
         self._longest_gap_s = longest_gap_s
         self._looked_at = now
         self.now = 0.0
-        """Seconds of its own since the beginning, at the last look."""
+        """Running time since the beginning, at the last reading."""
 
     def look(self, now: float) -> float:
-        """Return the seconds of its own since the beginning. To be called often."""
+        """Return the running time since the beginning. To be called often."""
         self.now += min(now - self._looked_at, self._longest_gap_s)
         self._looked_at = now
         return self.now
 
 
 class Deadline:
-    """The end of a wait, so many seconds of this process's own time from now.
+    """The end of a wait, in seconds of this process's running time.
 
     Parameters
     ----------
@@ -68,19 +68,19 @@ class Deadline:
 
     @property
     def left_s(self) -> float:
-        """Seconds that are left; 0 once it is over. To be asked often."""
+        """Remaining seconds; 0 after the end. To be read often."""
         return max(0.0, self._timeout_s - self._time.look(self._clock()))
 
     @property
     def is_over(self) -> bool:
-        """Whether there is no time left. To be asked often."""
+        """Whether the time is over. To be read often."""
         return self.left_s == 0.0
 
 
 def wait_for(
     condition: threading.Condition, predicate: Callable[[], bool], timeout_s: float
 ) -> bool:
-    """Wait as ``Condition.wait_for`` does, but in this process's own time. Not collective.
+    """Wait as ``Condition.wait_for`` does, but in this process's running time. Not collective.
 
     Parameters
     ----------

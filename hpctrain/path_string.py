@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     import pyarrow.fs
 
-    # A type checker takes it for either.
+    # For a type checker it is both.
     class _Base(str, PosixPath):  # type: ignore[misc]
         pass
 else:
@@ -22,9 +22,9 @@ else:
 class PathString(_Base):
     """A path that is a string: ``path + "/x"``, ``path.split("/")``, ``json.dumps(path)``.
 
-    What a string has not is that of `pathlib.Path`: ``path / "x"``, ``path.name``,
-    ``path.exists()``. json takes strings only, so it cannot be a Path that is a string besides.
-    It equals a string and a Path, and has the hash of the string.
+    Attributes that a string lacks are those of `pathlib.Path`: ``path / "x"``, ``path.name``,
+    ``path.exists()``. json accepts only strings, so the class extends str, not Path. It equals a
+    string and a Path, and has the hash of the string.
     """
 
     __slots__ = ()
@@ -34,7 +34,7 @@ class PathString(_Base):
         return str.__eq__(self, str(other) if isinstance(other, PurePath) else other)
 
     def __ne__(self, other: object) -> bool:
-        """Return whether the other is no such path."""
+        """Return whether the other is another path."""
         return not self == other
 
     def __hash__(self) -> int:
@@ -46,7 +46,7 @@ class PathString(_Base):
         return str(self)
 
     def __truediv__(self, other: Any) -> Any:
-        """Return the Path of what is in this directory."""
+        """Return the Path of an entry of this directory."""
         return Path(self) / other
 
     def __rtruediv__(self, other: Any) -> Any:
@@ -54,7 +54,7 @@ class PathString(_Base):
         return other / Path(self)
 
     def __getattr__(self, name: str) -> Any:
-        """Return what a Path has, and a string has not."""
+        """Return an attribute of Path that a string lacks."""
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(Path(self), name)

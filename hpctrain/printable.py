@@ -1,17 +1,17 @@
-"""`show_controls`: text of others for a terminal, which obeys what it is sent."""
+"""`show_controls`: make untrusted text safe for a terminal."""
 
 from __future__ import annotations
 
 import re
 
-# Not printable, and harmless: spaces, and what joins parts of one sign.
+# Not printable, and harmless: spaces, and joiners of composed characters.
 _KEPT = "\n\t\xa0\u200c\u200d\u3000"
-# Colours, which harm nobody.
+# Colours, which are harmless.
 _COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")
 
 
 def show_controls(text: str, *, keep_colours: bool = False) -> str:
-    r"""Return a text whose control characters are shown, and not obeyed. Pure.
+    r"""Return a text with its control characters escaped. Pure.
 
     Not collective. Newlines and tabs stay.
 

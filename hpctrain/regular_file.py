@@ -1,4 +1,4 @@
-"""`open_regular`: the way to open files that somebody else may have put there."""
+"""`open_regular`: open files that another user may have put there."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 def open_regular(path: Path, *, follow_links: bool = False, directory: int | None = None) -> FileIO:
     """Open a regular file for reading, without a buffer. Not collective.
 
-    A FIFO would block the reader until somebody writes, and a device such as ``/dev/zero`` never
-    ends.
+    A FIFO would block the reader until another process writes, and a device such as ``/dev/zero``
+    never ends.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ def open_regular(path: Path, *, follow_links: bool = False, directory: int | Non
 
 
 def _open_at_most_linked(path: str, flags: int, *, directory: int | None) -> int:
-    # O_NONBLOCK: opening a FIFO waits for a writer otherwise. Of regular files it changes nothing.
+    # O_NONBLOCK: without it, opening a FIFO waits for a writer. It does not affect regular files.
     descriptor = os.open(path, flags | os.O_NONBLOCK, dir_fd=directory)
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):

@@ -1,4 +1,4 @@
-"""`Result`: what came out of a run, read from its directory."""
+"""`Result`: the result of a run, read from its directory."""
 
 from __future__ import annotations
 
@@ -57,37 +57,38 @@ class Attempt:
     """Seconds since the epoch."""
     ended_at: float | None
     cause: str | None
-    """Why it ended; None while it runs, or if its executor died and no other has said so yet."""
+    """Why it ended; None while it runs, or if its executor died and no other has recorded it
+    yet."""
 
 
 class Result:
-    """What came out of a run: finished, failed or still running.
+    """The result of a run: finished, failed or still running.
 
-    Everything is read from the run directory, so a Result can be had by anyone, later, when every
-    process of the run is long gone. One that is made by hand, as code for Ray Train does, say in a
-    test, has no `status`: it says what it was given, and nothing needs to exist.
+    Everything is read from the run directory, so a Result is available to everyone, also after all
+    processes of the run have ended. A Result that is constructed directly, as in tests for Ray
+    Train, has no `status`: it returns its arguments, and no file needs to exist.
 
     Parameters
     ----------
     metrics, checkpoint
-        Of one that is made by hand.
+        For direct construction.
     error
-        What ``fit()`` raises, or None.
+        The exception that ``fit()`` raises, or None.
     path
         The run directory.
     metrics_dataframe, best_checkpoints
-        Of one that is made by hand.
+        For direct construction.
     status
-        State and last progress; None if it is made by hand.
+        State and last progress; None after direct construction.
 
     Raises
     ------
     ConfigError
-        If it has no path, or both a status and what that run's directory says.
+        If it has no path, or both a status and values that the run directory provides.
     """
 
     _by_hand: Mapping[str, Any] | None = None
-    """What it was made of, by name; None for the result of a run."""
+    """Its arguments, by name; None for the result of a run."""
 
     def __init__(
         self,
@@ -110,7 +111,7 @@ class Result:
         }
         if status is None:
             self._by_hand = given
-            # In place of what is read from files.
+            # Replaces values from files.
             vars(self).update(metrics={} if metrics is None else dict(metrics))
             if metrics_dataframe is not None:
                 vars(self).update(metrics_dataframe=metrics_dataframe)
@@ -152,7 +153,7 @@ class Result:
         )
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the state, the curves and the last metrics."""
+        """Return the display in a notebook: the state, the curves and the last metrics."""
         facts = {
             "path": str(self.path),
             "nodes": compress_hosts(self.nodes),
@@ -186,7 +187,7 @@ class Result:
                 f"the runs of a directory."
             )
         if status.damage:
-            log(f"warning: {status.damage}. The result is what the ledger says of it.")
+            log(f"warning: {status.damage}. The result is rebuilt from the ledger.")
         return cls(path=root, status=status, error=_stored_error(RunPaths(root), status))
 
     @property
@@ -283,7 +284,7 @@ class Result:
 
     @functools.cached_property
     def return_value(self) -> Any:
-        """What rank 0's training function returned.
+        """The return value of rank 0's training function.
 
         This unpickles: open only runs that you trust.
         """
@@ -295,7 +296,7 @@ class Result:
 
     @functools.cached_property
     def config(self) -> dict[str, Any]:
-        """What the run was begun with: ``{"train_loop_config": {...}}``.
+        """Configuration of the run: ``{"train_loop_config": {...}}``.
 
         This unpickles: open only runs that you trust.
         """
@@ -352,7 +353,7 @@ class Result:
         return reports
 
     def _add_validated(self, reports: Sequence[dict[str, Any]]) -> None:
-        """Add to the metrics of reports what validations of their checkpoints found."""
+        """Add the metrics of validations to the reports of their checkpoints."""
         found = {
             (event.get("report"), event.get("attempt")): event.get("metrics", {})
             for event in read_events(self._paths)
@@ -366,7 +367,7 @@ class Result:
         entries = self._store.entries()
         for entry in entries:
             if entry.problem is not None:
-                # A handle on an older one looks like one on the newest.
+                # A handle on an older checkpoint looks like one on the newest.
                 log(f"warning: {entry.problem} It is left out.")
         return [entry.manifest for entry in entries if entry.manifest is not None]
 

@@ -1,7 +1,7 @@
 """What the fields of a configuration may be: one rule for each, in one declaration.
 
-A rule is given what the field is called and a value; it returns what is kept of the value, or
-refuses it with ConfigError: the value, the rule, the next step.
+A rule receives the name of the field and a value; it returns the value to store, or raises
+ConfigError with the value, the rule and the next step.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ Rule = Callable[[str, Any], Any]
 def checked(
     *, renamed: Mapping[str, str] | None = None, **rules: Rule
 ) -> Callable[[type[T]], type[T]]:
-    """Let a configuration, a dataclass, check what its fields are given; each needs a rule.
+    """Make a configuration, a dataclass, check its fields; each needs a rule.
 
-    Its ``__post_init__`` then checks its fields against each other. A keyword that it does not
-    have is refused with its names; Python's own error would be a TypeError, of one name only.
+    Its ``__post_init__`` then checks its fields against each other. The error for an unknown
+    keyword lists the valid names, unlike Python's TypeError.
 
     Parameters
     ----------
     renamed
-        Former names of fields, which are still taken, with a FutureWarning.
+        Former names of fields, which are still accepted, with a FutureWarning.
     **rules
-        Those of the fields.
+        The rules of the fields.
     """
     former = {**(renamed or {})}
 
@@ -104,7 +104,7 @@ def _is_required(field: Field[Any]) -> bool:
 
 
 def optional(rule: Rule) -> Rule:
-    """Return a rule that takes None, too."""
+    """Return a rule that accepts None, too."""
     return lambda what, value: None if value is None else rule(what, value)
 
 
@@ -121,7 +121,7 @@ class or_default:  # noqa: N801
         self._rule = rule
 
     def __call__(self, what: str, value: Any) -> Any:
-        """Return what is kept of a value that is not None."""
+        """Return the stored form of a value that is not None."""
         return self._rule(what, value)
 
 
@@ -136,7 +136,7 @@ def count(at_least: int) -> Rule:
 
 
 def seconds(what: str, value: Any) -> Any:
-    """Keep a number of seconds above 0."""
+    """Accept a number of seconds above 0."""
     check_seconds(what, value)
     return value
 
@@ -178,7 +178,7 @@ def line(*, otherwise: str) -> Rule:
     Parameters
     ----------
     otherwise
-        What else the field can be.
+        Other values of the field, for the message.
     """
 
     def check(what: str, value: Any) -> Any:
@@ -192,20 +192,22 @@ def line(*, otherwise: str) -> Rule:
 
 
 def text(what: str, value: Any) -> Any:
-    """Keep a text of printable characters that is not empty."""
+    """Accept non-empty text of printable characters."""
     check_text(what, value)
     if not value.isprintable():
-        raise ConfigError(f"{what} is {shown(value)}. Names are of printable characters: mend it.")
+        raise ConfigError(
+            f"{what} is {shown(value)}. Names consist of printable characters: correct it."
+        )
     return value
 
 
 def path(what: str, value: Any) -> Any:
-    """Keep a path, as a text."""
+    """Accept a path, and return it as text."""
     check_type(what, value, str, PathLike)
     try:
         value = fspath(value)
     except TypeError as error:
-        raise ConfigError(f"{what} is {shown(value)}, which is no path: {error}.") from error
+        raise ConfigError(f"{what} is {shown(value)}, which is not a path: {error}.") from error
     check_text(what, value)
     if "\0" in value or "\n" in value or "\r" in value:
         raise ConfigError(
@@ -215,12 +217,12 @@ def path(what: str, value: Any) -> Any:
 
 
 def mapping(what_keys: str = "", rule: Rule | None = None) -> Rule:
-    """Return the rule of a mapping with names, and with values of a rule; a copy is kept.
+    """Return the rule of a mapping from names to values of a rule; it returns a copy.
 
     Parameters
     ----------
     what_keys
-        What the names are of.
+        The kind of the names, for the message.
     rule
         Of the values.
     """
@@ -241,7 +243,7 @@ def mapping(what_keys: str = "", rule: Rule | None = None) -> Rule:
 
 
 def several(rule: Rule, *, of: str = "strings") -> Rule:
-    """Return the rule of a sequence of what is of a rule; a tuple is kept."""
+    """Return the rule of a sequence whose items follow a rule; it returns a tuple."""
 
     def check(what: str, value: Any) -> Any:
         if isinstance(value, str):

@@ -57,7 +57,7 @@ def _resource(what: str, amount: Any) -> Any:
             f"{int(amount) + 1}, or fewer workers."
         )
     if amount >= 2**63:
-        raise ConfigError(f"{with_value(what, amount)}: no node has so much. Ask for less.")
+        raise ConfigError(f"{with_value(what, amount)}: no node has that much. Request less.")
     return amount
 
 
@@ -66,7 +66,7 @@ def _resources(what: str, value: Any) -> Any:
     if unknown := sorted(map(str, set(value) - {"CPU", "GPU", "memory"})):
         meant = did_you_mean(unknown[0], ["CPU", "GPU", "memory"])
         raise ConfigError(
-            f"{what} has the keys {unknown}. Slurm knows CPU, GPU and memory (bytes); ask for "
+            f"{what} has the keys {unknown}. Slurm has CPU, GPU and memory (bytes); request "
             f"anything else with SlurmConfig(sbatch_args=...)." + (f" {meant}" if meant else "")
         )
     return mapping(rule=_resource)(what, value)
@@ -85,32 +85,33 @@ def _resources(what: str, value: Any) -> Any:
 )
 @dataclass(frozen=True, kw_only=True)
 class ScalingConfig:
-    """How many workers, and what each of them needs. One worker is one MPI rank."""
+    """How many workers, and the resources of each. One worker is one MPI rank."""
 
     num_workers: int | tuple[int, int] = 1
     """Number of ranks. 0 runs the training function in this interpreter, for a debugger. Two
-    numbers are the fewest and the most that an elastic run goes on with when nodes are lost or come
-    back; inside of the training function ``get_context().get_world_size()`` is the truth."""
+    numbers are the minimum and the maximum of an elastic run, which continues when nodes are lost
+    or return; inside the training function ``get_context().get_world_size()`` is the current
+    number."""
     use_gpu: bool = False
-    """Whether each worker has GPUs: one, unless `resources_per_worker` says otherwise."""
+    """Whether each worker has GPUs: one, unless `resources_per_worker` sets another number."""
     resources_per_worker: Mapping[str, float] = field(default_factory=dict)
     """``{"CPU": 4, "GPU": 1, "memory": 8 * 2**30}``; memory is in bytes. The default is one CPU,
     and one GPU where `use_gpu` is set. Any other key is refused."""
     placement_strategy: PlacementStrategy = "PACK"
-    """``PACK``: as few nodes as hold the workers. ``STRICT_PACK``: one node, or an error.
-    ``SPREAD``: one worker on each node, as far as there are nodes. ``STRICT_SPREAD``: one worker on
-    each node, or an error."""
+    """``PACK``: as few nodes as possible. ``STRICT_PACK``: one node, or an error. ``SPREAD``: one
+    worker on each node, if there are enough nodes. ``STRICT_SPREAD``: one worker on each node, or
+    an error."""
     accelerator_type: str | None = None
     """Type of GPU, in the site's spelling: ``a100`` gives ``--gpus-per-node=a100:4``."""
     label_selector: Mapping[str, str] = field(default_factory=dict)
     """Features that every node must have; ``{"cpu": "milan"}`` gives ``--constraint=milan``."""
     trainer_resources: Mapping[str, float] = field(default_factory=dict)
-    """Ray Train's resources of the coordinator. Here it runs beside the workers of the first node
-    and needs next to nothing: CPUs and memory are only logged, GPUs refused."""
+    """Ray Train's resources of the coordinator. Here it shares the first node with workers and
+    needs almost no resources: CPUs and memory are only logged, GPUs refused."""
     elastic_resize_monitor_interval_s: float = 60.0
-    """Seconds after which a run that is not at its full size looks again whether it can grow."""
+    """Seconds between two checks whether a run below its full size can grow."""
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
-    """What only Slurm knows of."""
+    """Settings that only Slurm needs."""
 
     __repr__ = show_changes
 
@@ -144,19 +145,19 @@ class ScalingConfig:
             )
         if any(self.trainer_resources.values()):
             log_once(
-                f"ScalingConfig(trainer_resources={dict(self.trainer_resources)}) has no meaning "
-                f"here: the coordinator runs on the first node beside the workers. "
+                f"ScalingConfig(trainer_resources={dict(self.trainer_resources)}) has no effect "
+                f"here: the coordinator shares the first node with workers. "
                 f"resources_per_worker gives the workers more."
             )
 
     @property
     def elasticity_enabled(self) -> bool:
-        """Whether the number of workers can change while the run lasts."""
+        """Whether the number of workers can change during the run."""
         return self.min_workers < self.max_workers
 
     @property
     def min_workers(self) -> int:
-        """The fewest workers that the run goes on with."""
+        """The fewest workers with which the run continues."""
         return self.num_workers if isinstance(self.num_workers, int) else self.num_workers[0]
 
     @property
@@ -176,7 +177,7 @@ class ScalingConfig:
 
     @property
     def mem_bytes_per_worker(self) -> int | None:
-        """Memory of one worker, or None where the site's default is wanted."""
+        """Memory of one worker, or None for the site's default."""
         mem = self.resources_per_worker.get("memory")
         return None if mem is None else int(mem)
 

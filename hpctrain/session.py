@@ -1,4 +1,4 @@
-"""``ray.air.session``: what a training function calls, as functions of one module."""
+"""``ray.air.session``: the functions for training functions, in one module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user asks of Slurm alone, in Slurm's own forms. No I/O, no environment."""
+"""Slurm-specific settings, in Slurm's own formats. No I/O, no environment."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _time(what: str, value: object) -> object:
 
 
 TIME: Rule = optional(_time)
-"""A time limit in one of Slurm's forms, or None."""
+"""A time limit in one of Slurm's formats, or None."""
 _WORD = optional(line(otherwise="or None to leave the choice to the site"))
 
 
@@ -78,9 +78,9 @@ _WORD = optional(line(otherwise="or None to leave the choice to the site"))
 )
 @dataclass(frozen=True, kw_only=True)
 class SlurmConfig:
-    """What only Slurm knows of: where, for how long, on whose account.
+    """Settings that only Slurm needs: partition, time limit, account.
 
-    A field that is ``None`` is left to the site's defaults: no directive is written for it.
+    A field that is ``None`` adds no directive: the site's default applies.
     """
 
     partition: str | None = None
@@ -90,42 +90,43 @@ class SlurmConfig:
     qos: str | None = None
     """``--qos``."""
     time: str | int | timedelta | None = None
-    """``--time``: Slurm's own forms (``"30"``, ``"2:00:00"``, ``"1-12"``), minutes, a timedelta."""
+    """``--time``: Slurm's own formats (``"30"``, ``"2:00:00"``, ``"1-12"``), minutes, a
+    timedelta."""
     stop_notice_s: int | None = None
-    """Seconds before the end of the time limit at which the run is asked to save and leave, so that
-    it can go on in another job: ``--signal``. By default 120, or a quarter of `time` if that is
-    less. It has to suffice for a step, a checkpoint, and half a minute for Slurm. In a job that you
-    wrote yourself it is a quarter of what is left when ``fit()`` is called, if that is less."""
+    """Seconds before the end of the time limit at which the run is asked to save and exit, so that
+    it can continue in another job: ``--signal``. By default 120, or a quarter of `time` if that is
+    less. It must suffice for a step, a checkpoint, and half a minute for Slurm. In a job that you
+    wrote yourself it is a quarter of the time left when ``fit()`` is called, if that is less."""
     constraint: str | None = None
     """``--constraint``."""
     reservation: str | None = None
     """``--reservation``."""
     nodes: int | None = None
-    """``--nodes``. By default as few as hold the workers."""
+    """``--nodes``. By default as few as possible."""
     tasks_per_node: int | None = None
-    """Workers on one node at most. By default what `nodes`, the site profile or the partition
-    gives."""
+    """Maximum of workers on one node. By default it follows from `nodes`, the site profile or the
+    partition."""
     spare_nodes: int = 0
-    """Nodes that the job has beside those that the workers need, for when one of these is lost: the
-    run then goes on at full size. They stay empty until then, and are paid for."""
+    """Additional nodes of the job: when a node is lost, the run continues at full size. They stay
+    empty until then, and are charged."""
     exclusive: bool = False
     """``--exclusive``."""
     mem: str | None = None
     """``--mem``: memory of a node, for example ``"120G"``; ``"0"`` is all of it."""
     gpu_request: GpuRequest = "auto"
-    """How GPUs are asked for. ``auto`` is the site profile's way, else ``gpus-per-node``, which
-    leaves the GPUs of a node visible to one another, as NCCL wants."""
+    """How GPUs are requested. ``auto`` is the site profile's option, else ``gpus-per-node``, which
+    makes all GPUs of a node visible to its ranks, as NCCL needs."""
     setup: Sequence[str] = ()
-    """Shell lines of the batch script, before anything of hpctrain: modules, environments."""
+    """Shell lines of the batch script, before hpctrain's own: modules, environments."""
     sbatch_args: Sequence[str] = ()
-    """Further sbatch options, each as one word of a command line, without quotes of a shell:
+    """Further sbatch options, each as one word of a command line, without shell quotes:
     ``"--mail-type=END"``, ``"--comment=two words"``."""
     srun_args: Sequence[str] = ()
     """Further srun options for the step of the workers."""
     skip_directives: Sequence[str] = ()
-    """Options that the site rejects and that are not written: ``"mem"``, ``"cpus-per-task"``."""
+    """Options to omit because the site rejects them: ``"mem"``, ``"cpus-per-task"``."""
     site: str | None = None
-    """Name of a site profile (``hpctrain template --list``), or a path of one."""
+    """Name of a site profile (``hpctrain template --list``), or its path."""
     mpi: str = "auto"
     """``auto`` (probe), ``wheel`` (the MPI wheel of this environment), an srun PMI type (``pmi2``,
     ``pmix``, ...), or the path of a site's ``mpiexec``, which is then used instead of srun."""
@@ -139,13 +140,13 @@ class SlurmConfig:
             if self.stop_notice_s is not None and self.stop_notice_s >= limit_s:
                 raise ConfigError(
                     f"SlurmConfig(stop_notice_s={self.stop_notice_s}, time={self.time!r}): the run "
-                    f"would be asked to stop before it begins. The notice has to be shorter than "
+                    f"would be asked to stop before it begins. The notice must be shorter than "
                     f"the time limit of {limit_s:g} s."
                 )
 
     @property
     def notice_s(self) -> int:
-        """Seconds before the end of the time limit at which the run is asked to leave."""
+        """Seconds before the end of the time limit at which the run is asked to stop."""
         if self.stop_notice_s is not None:
             return self.stop_notice_s
         if self.time is None:
@@ -179,7 +180,7 @@ def time_limit_minutes(
     Parameters
     ----------
     time
-        One of the forms of ``man sbatch``, option ``--time``: ``minutes``, ``minutes:seconds``,
+        One of the formats of ``man sbatch``, option ``--time``: ``minutes``, ``minutes:seconds``,
         ``hours:minutes:seconds``, ``days-hours``, ``days-hours:minutes``,
         ``days-hours:minutes:seconds``; or minutes, or a timedelta.
     what

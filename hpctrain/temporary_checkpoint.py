@@ -1,4 +1,4 @@
-"""Temporary checkpoints, whose names tell which process they belong to.
+"""Temporary checkpoints, whose names identify their process.
 
 A process that ends removes its own. If it is killed, the agent of its node does, or the executor
 where there is no agent. If these are killed too, the next start on that node does.
@@ -16,7 +16,7 @@ _NUM_DIGITS = 16
 
 
 def temporary_prefix() -> str:
-    """Return how the names of this process's temporary checkpoints begin. Not collective."""
+    """Return the prefix of the names of this process's temporary checkpoints. Not collective."""
     return f"{_PREFIX}{os.getpid()}-{_pid_namespace()}-"
 
 
@@ -28,7 +28,7 @@ def remove_temporary_checkpoints(tmp: str, pid: int) -> None:
     tmp
         Its directory for temporary files.
     pid
-        Its process, as it knows itself.
+        Its process, in its own PID namespace.
     """
     for path in Path(tmp).glob(f"{_PREFIX}{pid}-*"):
         _remove(path)
@@ -37,8 +37,8 @@ def remove_temporary_checkpoints(tmp: str, pid: int) -> None:
 def remove_dead_checkpoints(tmp: str) -> None:
     """Remove the temporary checkpoints of this user's dead processes. Not collective.
 
-    Those of another host, container or boot are left alone: whether their processes are alive
-    cannot be seen from here.
+    Checkpoints of another host, container or boot stay: their processes cannot be checked from
+    here.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ def remove_dead_checkpoints(tmp: str) -> None:
         The directory for temporary files.
     """
     name = re.compile(rf"{_PREFIX}([0-9]+)-{_pid_namespace()}-.+")
-    # Listed before processes are looked at: a name that is listed is of a process of that time.
+    # Listed before the processes: each listed name belongs to a process of that time.
     with contextlib.suppress(OSError):
         for found in filter(None, map(name.fullmatch, os.listdir(tmp))):
             if _is_dead(int(found[1])):
@@ -67,17 +67,17 @@ def _is_dead(pid: int) -> bool:
     except ProcessLookupError:
         return True
     except (OSError, OverflowError):
-        # Somebody else's, and alive.
+        # Another user's process, which is alive.
         return False
     return False
 
 
 def _pid_namespace() -> str:
-    """Return the name of the space in which this process's number is valid."""
+    """Return the name of the namespace in which this process's PID is valid."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
         namespace = os.stat("/proc/self/ns/pid").st_ino
     except OSError:
-        # Without /proc: a name that nobody shares.
+        # Without /proc: a unique name.
         return os.urandom(_NUM_DIGITS // 2).hex()
     return f"{boot.strip().replace('-', '')[:_NUM_DIGITS]}.{namespace:x}"

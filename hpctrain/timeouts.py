@@ -1,8 +1,8 @@
 """Every timeout of hpctrain in one table: what waits, how long, what its end does, what changes it.
 
 The documentation prints the table (docs/timeouts.rst), and an error after a timeout names its row.
-Waits that a setting bounds are rows of their own, `SETTINGS`. Intervals between two looks are no
-timeouts, and stay where they are used.
+Waits that a setting limits are in separate rows, `SETTINGS`. Polling intervals are not timeouts,
+and stay where they are used.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 class Timeout(float):
-    """Seconds that something may take at most, and its row of the table.
+    """A time limit in seconds, and its row of the table.
 
     Examples
     --------
@@ -20,7 +20,7 @@ class Timeout(float):
     """
 
     name: str
-    """The row's; that of the constant, in small letters and without its unit."""
+    """Name of the row: that of the constant, in lower case and without its unit."""
     waits_for: str
     """What is waited for."""
     then: str
@@ -36,7 +36,7 @@ class Timeout(float):
         return self
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Travels as the number that it is.
+        # Pickled as a plain number.
         return (float, (float(self),))
 
 
@@ -53,7 +53,7 @@ class SettingRow:
 
     @property
     def shown(self) -> str:
-        """As a user writes it: ``FailureConfig(start_timeout_s=...)``."""
+        """In a user's notation: ``FailureConfig(start_timeout_s=...)``."""
         owner, _, name = self.field.partition(":")[2].partition(".")
         return f"{owner}({name}=...)"
 
@@ -79,22 +79,22 @@ SLURM_COMMAND_S = Timeout(
     30.0,
     "slurm_command",
     "a command of Slurm (``scontrol``, ``squeue``, ``sbatch`` ...)",
-    "LaunchError; asked again while that can help",
+    "LaunchError; retried if that can help",
 )
 OWN_JOB_S = Timeout(
-    10.0, "own_job", "the controller's answer about the job of this process", "it is asked again"
+    10.0, "own_job", "the controller's answer about the job of this process", "it is queried again"
 )
 QUEUE_S = Timeout(
     10.0,
     "queue",
-    "``squeue``, which gives up a controller that is away after some seconds",
-    "the state of the job is shown as not known",
+    "``squeue``, which fails after some seconds if the controller is unavailable",
+    "the state of the job is shown as unknown",
 )
 NODE_QUESTION_S = Timeout(
     15.0,
     "node_question",
     "``scontrol show job`` and ``show node`` before an attempt",
-    "the nodes are taken as they were",
+    "the previous state of the nodes is used",
 )
 NODE_TEST_S = Timeout(
     10.0,
@@ -116,7 +116,7 @@ STEP_QUESTION_S = Timeout(
 SUCCESSOR_SUBMISSION_S = Timeout(
     10.0, "successor_submission", "``sbatch`` of a successor job", "it is tried again"
 )
-# A controller that is restarted is away for some seconds, one that fails over for a minute.
+# A restart of the controller takes some seconds, a failover a minute.
 CONTROLLER_S = Timeout(
     60.0,
     "controller",
@@ -124,9 +124,13 @@ CONTROLLER_S = Timeout(
     "LaunchError: the run resumes at the next fit()",
 )
 TIME_LIMIT_QUESTION_S = Timeout(
-    10.0, "time_limit_question", "the answer when the job ends", "asked again, less and less often"
+    10.0,
+    "time_limit_question",
+    "the answer when the job ends",
+    "queried again, at growing intervals",
 )
-# sbatch has returned long before: this is for a process that died between sbatch and the ledger.
+# sbatch has usually returned long before: this covers a process that died between sbatch and the
+# ledger.
 OWNERSHIP_S = Timeout(
     60.0,
     "ownership",
@@ -139,14 +143,14 @@ LAUNCHER_PROBE_S = Timeout(
     30.0, "launcher_probe", "``srun --mpi=list`` and ``mpiexec --version``", "LaunchError"
 )
 HOST_TEST_S = Timeout(
-    10.0, "host_test", "``mpiexec`` on a host that was lost", "the host stays left out"
+    10.0, "host_test", "``mpiexec`` on a host that was lost", "the host stays excluded"
 )
 HOST_TEST_END_S = Timeout(2.0, "host_test_end", "that ``mpiexec`` to end on SIGTERM", "SIGKILL")
-# Ranks wait a little longer for the agent of their node.
+# Ranks wait slightly longer for the agent of their node.
 STEP_REFUSAL_S = Timeout(
     45.0,
     "step_refusal",
-    "Slurm to take a step that it refuses for what another one holds",
+    "Slurm to accept a step while another one holds its resources",
     "LaunchError, which counts as a failed start",
 )
 AGENT_OF_NODE_S = Timeout(
@@ -161,7 +165,7 @@ EXECUTOR_CONNECTION_S = Timeout(
     "a TCP connection from agents and ranks to the executor",
     "LaunchError that names the addresses",
 )
-# A client of NFS may take that long to see what another machine has just written.
+# An NFS client may take that long to see a file that another machine has just written.
 SECRET_FILE_S = Timeout(
     5.0, "secret_file", "the file with the secret of the attempt", "the agent ends"
 )
@@ -178,29 +182,30 @@ FIRST_COLLECTIVE_S = Timeout(
 NODE_STORAGE_S = Timeout(
     30.0,
     "node_storage",
-    "nodes that have not said whether they can use the storage",
+    "nodes that have not reported whether they can use the storage",
     "their storage counts as bad",
 )
-# What some nodes do not see is their fault, what none sees is not: so the others are waited for.
+# If only some nodes lack a path, those nodes are at fault; if all lack it, none is. So wait for
+# all.
 NODE_REASONS_S = Timeout(
     10.0,
     "node_reasons",
-    "the other nodes, where all so far say the same of the storage",
+    "the other nodes, while all so far report the same of the storage",
     "what is known is taken",
 )
 LAST_NODE_REPORTS_S = Timeout(
     1.0,
     "last_node_reports",
-    "the other nodes, after one has said that it is bad",
+    "the other nodes, after one has reported that it is bad",
     "what is known is taken",
 )
 LATE_RANKS_STACKS_S = Timeout(
     15.0,
     "late_ranks_stacks",
-    "what ranks that did not join do, seen from outside",
+    "the state of ranks that did not join, seen from outside",
     "LaunchError without it",
 )
-# All ranks come at the same time, after a broadcast: who cannot connect soon never will.
+# All ranks connect at the same time, after a broadcast: one that cannot connect soon never will.
 TORCH_STORE_S = Timeout(
     60.0, "torch_store", "connections of all ranks to torch's TCPStore", "WorkerError"
 )
@@ -212,18 +217,16 @@ ADDRESS_TRIAL_S = Timeout(
 TCP_CONNECTION_S = Timeout(
     3.0, "tcp_connection", "one TCP connection", "the next address, then again"
 )
-PEER_PROOF_S = Timeout(
-    3.0, "peer_proof", "the other end to prove itself", "it counts as a stranger"
-)
-STRANGER_S = Timeout(10.0, "stranger", "a new connection to prove itself", "it is closed")
+PEER_PROOF_S = Timeout(3.0, "peer_proof", "the proof of the other end", "the connection is closed")
+STRANGER_S = Timeout(10.0, "stranger", "the proof on a new connection", "it is closed")
 FULL_LINK_S = Timeout(
     60.0,
     "full_link",
-    "the executor to receive, where a rank has much to send",
+    "the executor to receive, if a rank has much to send",
     "the rank continues",
 )
 LAST_FRAMES_S = Timeout(
-    5.0, "last_frames", "the executor to receive what a rank sent last", "it ends"
+    5.0, "last_frames", "the executor to receive the last frames of a rank", "it ends"
 )
 THREAD_END_S = Timeout(1.0, "thread_end", "the thread of a connection to end", "the rank ends")
 LEASE_CONNECTION_S = Timeout(
@@ -234,15 +237,15 @@ EXECUTOR_SILENCE_S = Timeout(
     60.0,
     "executor_silence",
     "an executor on another host to write the status of its run",
-    "it counts as dead; fit() takes the run over",
+    "it counts as dead; fit() takes over the run",
     "``FailureConfig(node_timeout_s=...)``: twice that",
 )
-# A supervisor starts an executor again at once. A node that answers for so long, and nobody writes
-# the status of the run, was booted again.
+# A supervisor restarts an executor at once. If a node answers for this long and no process writes
+# the status of the run, the node was rebooted.
 EXECUTOR_RESTART_S = Timeout(
     60.0,
     "executor_restart",
-    "an executor that is started again on its node",
+    "a restarted executor on its node",
     "an agent requeues the job, or submits a successor",
 )
 
@@ -251,7 +254,7 @@ SUSPICIOUS_SILENCE_S = Timeout(
     1800.0,
     "suspicious_silence",
     "progress of a rank, where ``hang_timeout_s`` is not set",
-    "stacks are written, nothing ends",
+    "stacks are written, nothing is ended",
     "``FailureConfig(hang_timeout_s=...)``",
 )
 STACKS_S = Timeout(5.0, "stacks", "ranks to write their stacks", "they are examined from outside")
@@ -273,7 +276,7 @@ BARRIER_S = Timeout(
     "WorkerError",
     "``barrier(timeout_s=...)``",
 )
-# FailureConfig(hang_timeout_s=...) is there for those who want a limit for folds.
+# FailureConfig(hang_timeout_s=...) sets a limit for folds.
 FOLDS_S = Timeout(
     30 * 24 * 3600.0,
     "folds",
@@ -292,11 +295,11 @@ STOP_AGREEMENT_S = Timeout(
 AGENTS_END_S = Timeout(5.0, "agents_end", "agents to end", "their step is cancelled")
 RANKS_END_S = Timeout(10.0, "ranks_end", "ranks to end after their function returned", "SIGTERM")
 # A rank that computes in C and holds the GIL does not notice that it is to end.
-RANKS_EXIT_S = Timeout(0.5, "ranks_exit", "ranks that failed to end by themselves", "SIGTERM")
+RANKS_EXIT_S = Timeout(0.5, "ranks_exit", "failed ranks to exit", "SIGTERM")
 LAUNCHER_END_S = Timeout(5.0, "launcher_end", "srun or mpiexec to end on SIGTERM", "SIGKILL")
-# An srun that has not ended by then has lost the SIGTERM: its step is ended for it.
+# An srun that has not ended by then has lost the SIGTERM: hpctrain ends its step.
 SRUN_END_S = Timeout(1.0, "srun_end", "srun to act on SIGTERM", "``scancel JOB.STEP``")
-# srun waits for a node that is lost; the processes of the others have ended by then.
+# srun waits for a lost node; the processes of the other nodes have ended by then.
 LOST_NODE_STEP_S = Timeout(1.0, "lost_node_step", "a step on a node that is gone", "SIGKILL")
 DEATH_NOTICE_S = Timeout(
     5.0,
@@ -317,7 +320,7 @@ SPMD_RANKS_S = Timeout(
 CANCEL_BEGIN_S = Timeout(
     5.0,
     "cancel_begin",
-    "Slurm to take back a job that has not begun",
+    "Slurm to cancel a pending job",
     "the run is asked to stop at its next report",
 )
 # Slurm's KillWait is 30 s.
@@ -332,22 +335,22 @@ CANCEL_END_S = Timeout(
 STORAGE_FAILOVER_S = Timeout(
     20.0, "storage_failover", "a server of the filesystem, when an executor begins", "OSError"
 )
-# A run that nobody has written down as ended has to be run again.
+# A run whose end is not recorded must run again.
 LAST_WRITE_S = Timeout(
     300.0, "last_write", "the filesystem, when the end of a run is written", "the error is logged"
 )
 FREE_SPACE_S = Timeout(
     600.0, "free_space", "free space on a full disk, before a restart", "the restart is tried"
 )
-# Nobody here can say whether a process of another host lives. It holds its claim until it has
-# written status.json; an sbatch that waits for a busy controller lies in between.
+# The state of a process on another host is unknown here. It holds its claim until it has written
+# status.json; an sbatch that waits for a busy controller happens in between.
 CLAIM_S = Timeout(
     300.0, "claim", "another process that begins the same run", "LaunchError that names the process"
 )
 NEWER_CHECKPOINT_S = Timeout(
     30.0,
     "newer_checkpoint",
-    "word of a newer checkpoint, where one is gone",
+    "a message about a newer checkpoint, if one was deleted",
     "the checkpoint counts as deleted",
 )
 CHECKPOINT_PARTS_S = Timeout(
@@ -365,7 +368,7 @@ STATE_READ_S = Timeout(
     "``load_state(timeout_s=...)``",
 )
 COMMIT_OF_EXECUTOR_S = Timeout(
-    1800.0, "commit_of_executor", "a commit, with a ``BackendExecutor`` by itself", "WorkerError"
+    1800.0, "commit_of_executor", "a commit, with a stand-alone ``BackendExecutor``", "WorkerError"
 )
 ROWS_READ_S = Timeout(600.0, "rows_read", "the next rows of a dataset", "HpctrainError")
 STRIPING_S = Timeout(30.0, "striping", "``lfs`` of Lustre", "the file is not striped")
@@ -376,12 +379,12 @@ VALIDATION_JOB_END_S = Timeout(
 VALIDATION_SUBMISSION_S = Timeout(
     10.0, "validation_submission", "``sbatch`` of the job of a validation", "it is tried again"
 )
-# The id of a job, or its cancellation, would be lost.
+# Otherwise the id of a job, or its cancellation, would be lost.
 VALIDATION_CALLS_S = Timeout(
     15.0,
     "validation_calls",
     "``sbatch`` and ``scancel`` of validations, when the run ends",
-    "the run ends all the same",
+    "the run ends anyway",
 )
 # A parallel filesystem may show a file of another node late.
 VALIDATION_FILE_S = Timeout(
@@ -395,11 +398,11 @@ PREDICTION_LOCK_S = Timeout(
 LAST_PREDICTIONS_S = Timeout(
     1800.0, "last_predictions", "the last predictions to be written", "WorkerError"
 )
-# A file of gigabytes takes less, and so does an import from a filesystem under load.
+# Longer than for a file of gigabytes, or an import from a filesystem under load.
 MODEL_FILE_S = Timeout(
     600.0,
     "model_file",
-    "a library to read a model of trees, in a process of its own",
+    "a library to read a tree model, in a separate process",
     "CheckpointError",
 )
 # The import of torch, from a cold parallel filesystem.
@@ -412,15 +415,13 @@ SERVER_END_S = Timeout(
 WANDB_WRITE_S = Timeout(
     30.0, "wandb_write", "W&B to write the last report of an offline run", "it is logged"
 )
-HOROVOD_PROBE_S = Timeout(
-    60.0, "horovod_probe", "a compiler or MPI that is looked at", "it is not used"
-)
+HOROVOD_PROBE_S = Timeout(60.0, "horovod_probe", "checks of a compiler or MPI", "it is not used")
 HOROVOD_INSTALL_S = Timeout(
     300.0, "horovod_install", "pip to install Horovod", "ConfigError with its log"
 )
 HOROVOD_CHECK_S = Timeout(180.0, "horovod_check", "a first sum of the new Horovod", "ConfigError")
 HOROVOD_RENDEZVOUS_S = Timeout(
-    60.0, "horovod_rendezvous", "the rendezvous to take what a rank says", "the rank ends"
+    60.0, "horovod_rendezvous", "the rendezvous to accept a message of a rank", "the rank ends"
 )
 HOROVOD_WORKER_END_S = Timeout(10.0, "horovod_worker_end", "a replaced worker to end", "SIGKILL")
 
@@ -431,7 +432,7 @@ SETTINGS: tuple[SettingRow, ...] = (
     SettingRow(
         field="hpctrain:FailureConfig.start_timeout_s",
         waits_for="each phase around the training function: start, imports, set-up, end",
-        then="LaunchError or WorkerHangError; the ranks start again",
+        then="LaunchError or WorkerHangError; the ranks restart",
     ),
     SettingRow(
         field="hpctrain:FailureConfig.hang_timeout_s",
@@ -440,7 +441,7 @@ SETTINGS: tuple[SettingRow, ...] = (
     ),
     SettingRow(
         field="hpctrain:FailureConfig.node_timeout_s",
-        waits_for="a sign of life of a node",
+        waits_for="a heartbeat of a node",
         then="NodeLostError; the run continues without the node",
     ),
     SettingRow(
@@ -481,7 +482,7 @@ SETTINGS: tuple[SettingRow, ...] = (
     SettingRow(
         field="hpctrain.horovod:HorovodConfig.gloo_timeout_s",
         waits_for="a message of Gloo, below Horovod",
-        then="the ranks start again, or the dead one is replaced",
+        then="the ranks restart, or the dead one is replaced",
     ),
     SettingRow(
         field="hpctrain.jax:JaxConfig.connect_timeout_s",

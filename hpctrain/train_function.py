@@ -1,4 +1,4 @@
-"""What a training function may be."""
+"""The signature of a training function."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from hpctrain.errors import ConfigError
 
 
 def takes_config(train_loop: Any) -> bool:
-    """Return whether a training function wants the configuration.
+    """Return whether a training function takes the configuration.
 
     Not collective.
 
     Raises
     ------
     ConfigError
-        If it is not a function, does not tell its arguments, or needs more than one.
+        If it is not a function, has no signature, or needs more than one argument.
     """
     if not callable(train_loop):
         raise ConfigError(
-            f"train_loop_per_worker={train_loop!r} is not a function. Give the function itself, "
+            f"train_loop_per_worker={train_loop!r} is not a function. Pass the function itself, "
             f"without calling it."
         )
     try:
         parameters = inspect.signature(train_loop).parameters.values()
     except ValueError as error:
         raise ConfigError(
-            f"train_loop_per_worker={train_loop!r} does not tell its arguments, as many functions "
-            f"written in C. Call it in a function of your own, and give that."
+            f"train_loop_per_worker={train_loop!r} has no signature, like many functions "
+            f"in C. Wrap it in a function of your own, and pass that."
         ) from error
     needed = [
         p

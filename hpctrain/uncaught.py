@@ -1,6 +1,6 @@
-"""What a process shows of an error that nobody caught, and what it ends with.
+"""How a process shows an uncaught error, and its exit code.
 
-Python's own hook prints forty frames of hpctrain for one mistake of the user's. The hook here is
+Python's own hook prints forty frames of hpctrain for one mistake of the user. The hook here is
 installed with ``import hpctrain``, unless the process has another one already, and is only for our
 errors and for those that `show_as` has marked. Debuggers and pytest do not use it, and exceptions
 keep all their frames; IPython looks for ``_render_traceback_``.
@@ -27,26 +27,26 @@ _held: Any = None
 
 
 def install() -> None:
-    """Show errors of ours briefly from now on. Not collective."""
+    """Show errors of hpctrain briefly from now on. Not collective."""
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = _hook
 
 
 def show_as(error: BaseException, text: str) -> None:
-    """Let an exception of the user's, or Ctrl-C, be shown as a text. Not collective.
+    """Set the text that is shown for a user's exception, or for Ctrl-C. Not collective.
 
     Parameters
     ----------
     error
-        The exception; it is raised on.
+        The exception, which is re-raised.
     text
-        What is shown; empty if all has been said.
+        The text; empty to show nothing.
     """
     error._render_traceback_ = text.splitlines  # type: ignore[attr-defined]
 
 
 def describe(error: BaseException) -> str | None:
-    """Return what is shown of an exception, empty for nothing; None: Python shows it as any other.
+    """Return the text for an exception, empty for nothing; None: Python shows it as usual.
 
     Not collective.
     """
@@ -59,7 +59,7 @@ def describe(error: BaseException) -> str | None:
 
 
 def exit_code(error: BaseException) -> int:
-    """Return what a process ends with that does not catch an exception. Not collective."""
+    """Return the exit code of a process that does not catch an exception. Not collective."""
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
     return error.exit_code if isinstance(error, HpctrainError) else HpctrainError.exit_code
@@ -68,8 +68,8 @@ def exit_code(error: BaseException) -> int:
 def _is_said_here_already(text: str) -> bool:
     """Return whether another rank of this launcher on this node shows the same.
 
-    A mistake in a script that somebody has started as many ranks is one on each of them, before
-    they know of one another.
+    A mistake in a script that was started as several ranks occurs on each of them, before they are
+    connected.
     """
     global _held
     import hashlib
@@ -97,6 +97,6 @@ def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType 
         if is_rank:
             time.sleep(_OTHER_RANKS_S)
     if not isinstance(error, KeyboardInterrupt):
-        # Python ends with the status of a hook that raises it; with -i it does not end. It ends by
-        # itself after Ctrl-C, by that signal, as shells want it.
+        # Python exits with the status of a SystemExit from a hook; with -i it does not exit. After
+        # Ctrl-C it ends by that signal, the shells' convention.
         raise SystemExit(exit_code(error))

@@ -1,4 +1,4 @@
-"""`ValidationConfig`: how checkpoints are validated beside the training."""
+"""`ValidationConfig`: how checkpoints are validated in the background."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class ValidationFn(Protocol):
     """A function that validates a checkpoint."""
 
-    # With both, type checkers take a function with any further arguments, or none.
+    # With both, type checkers accept a function with any further arguments, or none.
     def __call__(self, checkpoint: Checkpoint, *args: Any, **kwargs: Any) -> Mapping[str, Any]:
         """Return the metrics of a checkpoint. Not collective."""
 
@@ -47,15 +47,15 @@ def _json_values(what: str, value: Any) -> Any:
     if "checkpoint" in value:
         raise ConfigError(
             f"{what} has the key 'checkpoint', which is the first argument of every validation "
-            f"function. Give the other one another name."
+            f"function. Rename the other argument."
         )
     try:
-        # As the executor stores it: a run that is resumed calls with the same values.
+        # As the executor stores it: a resumed run calls with the same values.
         return json.loads(json.dumps(value))
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"{with_value(what, value)}: {error}. These arguments are stored as JSON: give "
-            f"numbers, texts, lists and dicts, and make or load the rest in the function."
+            f"numbers, strings, lists and dicts, and create or load the rest in the function."
         ) from error
 
 
@@ -81,10 +81,10 @@ class ValidationTaskConfig:
     """How one checkpoint is validated."""
 
     fn_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of the validation function beside the checkpoint, by name; JSON values."""
+    """Further arguments of the validation function, by name; JSON values."""
     timeout_s: float | None = None
-    """Seconds after which the validation is ended; None lets it take its time. The time that a job
-    waits for its start does not count."""
+    """Seconds after which the validation is ended; None sets no limit. The time that a job is
+    pending does not count."""
 
     __repr__ = show_changes
 
@@ -102,32 +102,32 @@ class ValidationTaskConfig:
 class ValidationConfig:
     """How checkpoints are validated that are reported with ``report(..., validation=...)``.
 
-    The validation runs beside the training, in a process of its own on the node of the executor,
-    one checkpoint at a time. With `slurm_config` each is a job of its own.
+    The validation runs in the background, in a separate process on the node of the executor, one
+    checkpoint at a time. With `slurm_config` each is a separate job.
     """
 
     fn: ValidationFn
     """Called as ``fn(checkpoint, **fn_kwargs)``; returns a dict of metrics, which are added to
     those of the checkpoint, and replace metrics of the same name."""
     task_config: ValidationTaskConfig = field(default_factory=ValidationTaskConfig)
-    """Of every validation, as far as ``report(..., validation=ValidationTaskConfig(...))`` does not
-    say otherwise."""
+    """Defaults of every validation, which ``report(..., validation=ValidationTaskConfig(...))`` can
+    override."""
     use_gpu: bool = False
-    """Whether the function sees the GPUs of its node, which the training has, too; of a job: those
-    that are its own."""
+    """Whether the function sees the GPUs of its node, which it shares with the training; in a
+    separate job: the GPUs of that job."""
     wait_timeout_s: float = 3600.0
     """Seconds that ``fit()`` waits for pending validations once the training has ended, also for
-    jobs that Slurm has not started. All jobs of the run together wait so long; their nodes are idle
-    meanwhile. What is not validated by then keeps the metrics that it was reported with."""
+    jobs that Slurm has not started. All jobs of the run together wait this long; their nodes are
+    idle meanwhile. Checkpoints that are not validated by then keep their reported metrics."""
     slurm_config: SlurmConfig | None = None
-    """Where, and for how long, a validation runs that is a job of its own: another partition, a
-    time limit. ``account``, ``site``, ``setup`` and ``skip_directives`` are the trainer's unless it
-    has its own. Where the training is no job of Slurm, and with None, it is a process."""
+    """Runs each validation as a separate job: its partition, its time limit. ``account``, ``site``,
+    ``setup`` and ``skip_directives`` default to the trainer's. If the training is not a Slurm job,
+    and with None, the validation is a process."""
     resources: Mapping[str, float] = field(default_factory=dict)
     """``{"CPU": 4, "GPU": 1, "memory": 8 * 2**30}`` of such a job; memory is in bytes. By default
-    the CPUs of a worker and, with `use_gpu`, its GPUs, one at least."""
+    the CPUs of a worker and, with `use_gpu`, its GPUs, at least one."""
     max_jobs: int = 1
-    """Such jobs that wait or run at a time. Further checkpoints wait for their turn."""
+    """Maximum of such jobs that are pending or running at a time. Further checkpoints wait."""
 
     __repr__ = show_changes
 
@@ -149,7 +149,7 @@ class ValidationConfig:
 
 
 def _refuse_fields_of_steps(slurm: SlurmConfig) -> None:
-    """Refuse what has no meaning in a job of one process."""
+    """Refuse options that have no effect in a job of one process."""
     given = {
         "nodes": slurm.nodes not in (None, 1),
         "tasks_per_node": slurm.tasks_per_node not in (None, 1),
@@ -173,9 +173,9 @@ def merge_task(default: ValidationTaskConfig, given: object) -> ValidationTaskCo
     Parameters
     ----------
     default
-        That of the trainer.
+        The trainer's configuration.
     given
-        True, or what differs from the default.
+        True, or changes to the default.
 
     Raises
     ------
@@ -187,7 +187,7 @@ def merge_task(default: ValidationTaskConfig, given: object) -> ValidationTaskCo
     if not isinstance(given, ValidationTaskConfig):
         raise ConfigError(
             f"report(validation={shown(given)}): True, False or a ValidationTaskConfig is needed. "
-            f"The function is given to the trainer: validation_config=ValidationConfig(fn=...)."
+            f"Pass the function to the trainer: validation_config=ValidationConfig(fn=...)."
         )
     return replace(
         default,
@@ -197,6 +197,6 @@ def merge_task(default: ValidationTaskConfig, given: object) -> ValidationTaskCo
 
 
 def check_validation_config(value: object) -> None:
-    """Refuse what is no configuration of the validation, and is not None. Not collective."""
+    """Refuse everything except a ValidationConfig and None. Not collective."""
     if value is not None:
         check_type("validation_config", value, ValidationConfig)

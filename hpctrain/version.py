@@ -1,3 +1,3 @@
-"""The version of hpctrain, said here only."""
+"""The version of hpctrain, defined only here."""
 
 __version__ = "0.1.0"

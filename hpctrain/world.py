@@ -1,4 +1,4 @@
-"""Where a rank stands, and the few collectives that hpctrain itself needs.
+"""The position of a rank, and the collectives that hpctrain itself needs.
 
 `Communicator` is the lower-case (pickling) subset of mpi4py's communicator, so that everything that
 communicates can also run on `SerialComm` (one rank, no MPI) and on the thread communicator of
@@ -14,10 +14,10 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """Where one rank stands among all ranks of one attempt."""
+    """Position of one rank among all ranks of one attempt."""
 
     attempt: int
-    """Number of the attempt this world belongs to, from 1. A restart is a fresh world."""
+    """Number of the attempt of this world, from 1. A restart creates a new world."""
     world_rank: int
     """Position among all ranks, ``0 <= world_rank < world_size``."""
     world_size: int
@@ -58,7 +58,7 @@ class Communicator(Protocol):
         """Return every rank's object, by rank, on the root, and None elsewhere. Collective."""
 
     def allreduce(self, obj: Any, op: Callable[[Any, Any], Any]) -> Any:
-        """Return every rank's object, joined two by two, lower ranks first. Collective.
+        """Return the reduction of every rank's object, pairwise, lower ranks first. Collective.
 
         Every rank gets the result of the same operations, so they agree to the last bit.
         """

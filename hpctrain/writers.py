@@ -1,7 +1,7 @@
-"""Who can have written a file: the one rule for everything that runs what a file holds.
+"""Who can have written a file: the rule for all files whose code is run.
 
 A file is this user's own if it belongs to this user or to root, and neither its group nor others
-can write it. Access control lists count too: their mask stands in for the mode of the group.
+can write it. Access control lists count too: their mask appears as the mode of the group.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ from typing import Any
 from hpctrain.regular_file import open_regular
 
 COPIED_NAME = ".hpctrain-copied"
-"""Marks a copy of files that somebody else may have written, while the copy is this user's own."""
+"""Marks a copy of files that another user may have written, while this user owns the copy."""
 COPIED_CONTENT = b"Copied from where somebody else can write. Its pickles need trusted=True.\n"
-"""The same, whichever rank copies from whichever directory."""
+"""The same for every rank and directory."""
 _ROOT = 0
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
-# As the kernel has it.
+# The kernel's limit.
 _MOST_LINKS = 40
 
 
 @dataclass(frozen=True, kw_only=True)
 class Foreign:
-    """Why somebody else can have written a file."""
+    """Why another user can have written a file."""
 
     path: Path
-    """What is not this user's own: the file, or a directory above it."""
+    """The path that is not this user's own: the file, or a directory above it."""
     state: str
-    """What is the matter with it, as the end of a sentence."""
+    """The defect, as the end of a sentence."""
     is_mended_by_chmod: bool = False
-    """Whether it is enough that this user changes its permissions, and may."""
+    """Whether a change of permissions suffices, which this user may make."""
     is_above: bool = False
-    """Whether it is a directory above that of the file: others may have work of their own there."""
+    """Whether it is a directory above that of the file, where others may have files."""
 
     @property
     def command(self) -> str:
-        """The command that mends it, if one does."""
+        """The command that fixes it, if there is one."""
         if not self.is_mended_by_chmod:
             return ""
         return f"chmod {'+t' if self.is_above else 'go-w'} {shlex.quote(str(self.path))}"
 
 
 def judge(uid: int, mode: int, path: Path, *, is_above: bool = False) -> Foreign | None:
-    """Return why somebody else can write a file, or into a directory; None if nobody can.
+    """Return why another user can write a file, or into a directory; None if no other can.
 
     Not collective.
 
@@ -79,7 +79,7 @@ def judge(uid: int, mode: int, path: Path, *, is_above: bool = False) -> Foreign
 
 
 def read_judged(path: Path) -> tuple[bytes, Foreign | None]:
-    """Return the content of a file, and what `open_judged` says of it. Not collective.
+    """Return the content of a file, and the verdict of `open_judged`. Not collective.
 
     Raises
     ------
@@ -92,13 +92,12 @@ def read_judged(path: Path) -> tuple[bytes, Foreign | None]:
 
 
 def open_judged(path: Path) -> tuple[FileIO, Foreign | None]:
-    """Open a regular file for reading; return why somebody else can have written it, or None.
+    """Open a regular file for reading; return why another user can have written it, or None.
 
-    Not collective. Every directory on the way counts, from the root on, and so does the owner of
-    every link. In a directory above that has the sticky bit, such as ``/tmp``, others can write but
-    not replace what is this user's. The mark of a copy counts for all that is below it. The walk
-    goes from descriptor to descriptor: what is looked at is what is opened, whatever is renamed
-    meanwhile.
+    Not collective. Every directory on the path counts, from the root on, and so does the owner of
+    every link. In a directory above with the sticky bit, such as ``/tmp``, others can write but not
+    replace this user's files. The mark of a copy applies to everything below it. The walk goes from
+    descriptor to descriptor, so the checked file is the opened file, also after a rename.
 
     Raises
     ------
@@ -109,7 +108,7 @@ def open_judged(path: Path) -> tuple[FileIO, Foreign | None]:
     try:
         file = walk.open(path.absolute())
     except OSError as error:
-        # The walk knows it by its last part.
+        # The walk refers to it by its last component.
         error.filename = str(path)
         raise
     finally:
@@ -118,23 +117,23 @@ def open_judged(path: Path) -> tuple[FileIO, Foreign | None]:
 
 
 class HeldTree:
-    """A directory that is held open while it is copied: what is judged is what is copied."""
+    """A directory that is held open during a copy: the checked directory is the copied one."""
 
     def __init__(self, directory: Path, descriptor: int, foreign: Foreign | None) -> None:
         self._directory, self._descriptor, self._foreign = directory, descriptor, foreign
         self.path = Path(f"/proc/self/fd/{descriptor}")
-        """Leads to it, whatever is put in place of it or of a directory above."""
+        """A path to it, even if it or a directory above is replaced."""
 
     def judge(self, *, files: bool = True) -> Foreign | None:
-        """Return why somebody else can have written a file in it, or None. Not collective.
+        """Return why another user can have written a file in it, or None. Not collective.
 
-        Who can write above it does not count, but a mark there does, and so does the owner of a
-        link that leads to it; permissions below a directory that only this user can enter do not.
+        Permissions above it do not count, but a mark there does, and so does the owner of a link to
+        it; permissions below a directory that only this user can enter do not.
 
         Parameters
         ----------
         files
-            Whether to look at files, too, and not at directories alone.
+            Whether to check files, too, and not only directories.
         """
         if self._foreign is not None:
             return self._foreign
@@ -146,12 +145,12 @@ class HeldTree:
                 self.path, now, found, is_closed=is_closed, with_files=files
             )
         except (OSError, RecursionError) as error:
-            # Whoever reads it says why it cannot be read.
+            # The reader raises the error.
             return _unseen(self._directory, error)
         return foreign
 
     def name(self, error: BaseException) -> None:
-        """Make an error speak of the directory as it was given, and not of `path`."""
+        """Make an error name the given path of the directory, not `path`."""
         error.args = _renamed(error.args, str(self.path), str(self._directory))
         if isinstance(error, OSError) and isinstance(error.filename, str | PathLike):
             error.filename = _renamed(
@@ -163,7 +162,7 @@ class HeldTree:
         marked, is_closed = _judge_mark(now, found, descriptor=self._descriptor), False
         up, at = "..", now
         while marked is None:
-            # From the descriptor: by its path, another directory might be above by now.
+            # From the descriptor: its path may lead through another directory by now.
             above = os.stat(up, dir_fd=self._descriptor)
             if os.path.samestat(above, found):
                 break
@@ -176,9 +175,9 @@ class HeldTree:
 
 @contextmanager
 def hold_tree(directory: Path) -> Iterator[HeldTree]:
-    """Give a directory that is to be copied, held open until the block ends. Not collective.
+    """Hold a directory open for a copy until the block ends. Not collective.
 
-    Errors of the block name it as it was given.
+    Errors of the block name its given path.
 
     Raises
     ------
@@ -208,7 +207,7 @@ class _Walk:
     def __init__(self) -> None:
         self.foreign: Foreign | None = None
         self.foreign_link: Foreign | None = None
-        """The first link on the way that somebody else owns."""
+        """The first link on the path that another user owns."""
         self._last_above: Foreign | None = None
         self._directory = -1
         self._at = Path("/")
@@ -227,7 +226,7 @@ class _Walk:
         return self._directory
 
     def _follow(self, path: Path) -> str | None:
-        """Return the name of what a path leads to in the directory reached; None if it is that."""
+        """Return the last name of a path in the directory reached; None if it is that directory."""
         todo = deque(path.parts)
         num_links = 0
         while todo:
@@ -261,9 +260,9 @@ class _Walk:
     def _open_last(self, name: str) -> FileIO:
         assert self._found is not None
         if self.foreign is self._last_above:
-            # It was taken for one above.
+            # It was treated as one above.
             self.foreign = None
-        # Here the sticky bit does not help: others could put further files beside this one.
+        # Here the sticky bit does not help: others could add files next to this one.
         self._keep(judge(self._found.st_uid, self._found.st_mode, self._at))
         file = open_regular(Path(name), directory=self._directory)
         found = os.fstat(file.fileno())
@@ -284,14 +283,14 @@ class _Walk:
         self._keep(_judge_mark(at, self._found, descriptor=descriptor))
 
     def _keep(self, foreign: Foreign | None) -> None:
-        # The topmost one is to be mended first.
+        # The topmost one must be fixed first.
         self.foreign = self.foreign or foreign
 
 
 def _judge_mark(
     directory: Path, found: os.stat_result, *, descriptor: int, below: str = "."
 ) -> Foreign | None:
-    """Return what the mark in a directory says; `below` leads there from the descriptor."""
+    """Return the finding of the mark in a directory; `below` is its path from the descriptor."""
     mark = directory / COPIED_NAME
     try:
         status = os.stat(f"{below}/{COPIED_NAME}", dir_fd=descriptor, follow_symlinks=False)
@@ -301,17 +300,17 @@ def _judge_mark(
         return _unseen(mark, error)
     is_shared = found.st_mode & stat.S_ISVTX and found.st_mode & _OTHERS_MAY_WRITE
     if is_shared and status.st_uid not in (os.geteuid(), _ROOT):
-        # In /tmp anybody could make everybody else's checkpoints need trust.
+        # In /tmp any user could make all checkpoints of others need trust.
         return None
-    return Foreign(path=mark, state="says that this is a copy of what somebody else can write")
+    return Foreign(path=mark, state="marks this as a copy of files that others can write")
 
 
 def _judge_tree(
     path: Path, now: Path, found: os.stat_result, *, is_closed: bool, with_files: bool
 ) -> Foreign | None:
-    """Judge what is at `path`, by way of the descriptor; `now` is where that is for others."""
+    """Check the file at `path`, through the descriptor; `now` is its path for others."""
     is_directory = stat.S_ISDIR(found.st_mode)
-    # A file with a second name can be reached by that.
+    # A file with a second name can be reached under that name.
     counts = not is_closed or not (is_directory or found.st_nlink == 1)
     if foreign := judge(found.st_uid, found.st_mode if counts else 0, now):
         return foreign
@@ -324,8 +323,8 @@ def _judge_tree(
                 continue
             below = now / entry.name
             if entry.is_symlink():
-                # All directories above count here, so that nobody else can have put another one
-                # there meanwhile.
+                # All directories above count here, so no other user can have replaced one
+                # meanwhile.
                 foreign = _judge_link(below)
             else:
                 foreign = _judge_tree(
@@ -354,7 +353,7 @@ def _judge_link(path: Path) -> Foreign | None:
 
 
 def _unseen(path: Path, error: Exception) -> Foreign:
-    return Foreign(path=path, state=f"cannot be looked at: {error}")
+    return Foreign(path=path, state=f"cannot be checked: {error}")
 
 
 def _renamed(value: Any, old: str, new: str) -> Any:

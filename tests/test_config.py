@@ -60,7 +60,7 @@ def test_a_configuration_can_be_pickled_and_stays_equal(kind: type):
 
 @pytest.mark.parametrize("kind", ALL)
 def test_a_configuration_takes_keywords_only(kind: type):
-    with pytest.raises(ConfigError, match=rf"{kind.__name__}\(1\): values are given by name"):
+    with pytest.raises(ConfigError, match=rf"{kind.__name__}\(1\): pass values by name"):
         kind(1)
 
 
@@ -155,7 +155,7 @@ def test_an_impossible_slurm_config_is_refused(arguments: dict, message: str):
         ({"trainer_resources": 1}, "of type int. A Mapping is needed"),
         (
             {"resources_per_worker": {"TPU": 1, "disk": 2}},
-            r"has the keys \['TPU', 'disk'\]\. Slurm knows CPU, GPU and memory \(bytes\); ask for "
+            r"has the keys \['TPU', 'disk'\]\. Slurm has CPU, GPU and memory \(bytes\); request "
             r"anything else with SlurmConfig\(sbatch_args=\.\.\.\)",
         ),
         ({"resources_per_worker": {"CPU": -1}}, r"\{'CPU': -1\}\): a number that is not negative"),
@@ -209,7 +209,7 @@ def test_an_impossible_scaling_config_is_refused(arguments: dict, message: str):
         (
             CheckpointConfig,
             {"checkpoint_score_attribute": ""},
-            r"score_attribute=\.\.\.\) is ''\. Leave it out, or say which",
+            r"score_attribute=\.\.\.\) is ''\. Leave it out, or give a value",
         ),
         (CheckpointConfig, {"checkpoint_at_end": "yes"}, r"end=\.\.\.\) holds 'yes' of type str"),
         (CheckpointConfig, {"keep_every_s": 0}, r"keep_every_s=\.\.\.\) is 0\. A number of sec"),
@@ -329,7 +329,7 @@ def test_resources_of_the_coordinator_are_taken_and_said_once_to_mean_nothing(ca
     config = ScalingConfig(num_workers=2, trainer_resources={"CPU": 7, "memory": 123})
     replace(config, num_workers=3)
     said = capfd.readouterr().err
-    assert said.count("trainer_resources={'CPU': 7, 'memory': 123}) has no meaning here") == 1
+    assert said.count("trainer_resources={'CPU': 7, 'memory': 123}) has no effect here") == 1
     assert config.total_resources == {"CPU": 2}
 
 
@@ -441,7 +441,7 @@ def test_a_logging_config_says_how_much_is_shown(level: str, verbose: int) -> No
 
 
 def test_a_logging_config_that_contradicts_verbose_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"verbose=2, .*'ERROR'.*both say how much is shown"):
+    with pytest.raises(ConfigError, match=r"verbose=2, .*'ERROR'.*both set how much is shown"):
         RunConfig(verbose=2, logging_config=LoggingConfig(log_level="ERROR"))
     with pytest.raises(ConfigError, match=r"log_level=\.\.\.\) is 'LOUD'"):
         LoggingConfig(log_level="LOUD")
@@ -452,4 +452,4 @@ def test_a_logging_config_that_contradicts_verbose_is_refused() -> None:
 @pytest.mark.parametrize("names", ["all.log", ("out.log", "err.log"), ["out.log", "err.log"]])
 def test_names_of_log_files_are_true(names: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert RunConfig(log_to_file=names).log_to_file is True
-    assert "the names have no meaning here" in capsys.readouterr().err
+    assert "the file names are ignored" in capsys.readouterr().err

@@ -122,7 +122,7 @@ def test_scratch_of_a_group_needs_trust(
     project.chmod(mode)
     why = (
         rf"{project} can be written by others \(mode {mode:04o}\)\. Keep it in a directory in "
-        rf"which only you can write, or let nobody replace what is yours there: "
+        rf"which only you can write, or prevent others from replacing your files there: "
         rf"chmod \+t {project}\."
     )
     is_refused(checkpoint, marker, why)
@@ -256,7 +256,7 @@ def test_a_copy_of_what_others_can_write_needs_trust_too(
     # copytree() takes the mode along.
     Path(copied.path).chmod(0o755)
     assert (copied.path / COPIED_NAME).exists()
-    is_refused(copied, marker, r"\.hpctrain-copied says that this is a copy")
+    is_refused(copied, marker, r"\.hpctrain-copied marks this as a copy")
 
 
 @pytest.mark.parametrize("copy", WAYS)
@@ -272,8 +272,8 @@ def test_a_part_of_such_a_copy_needs_trust_too(
     mine = Path(Checkpoint(theirs).to_directory(project / "mine"))
     mine.chmod(0o755)
     part = Checkpoint(mine / "generator")
-    is_refused(part, marker, r"mine/\.hpctrain-copied says that this is a copy")
-    is_refused(copy(part, target), marker, r"\.hpctrain-copied says that this is a copy")
+    is_refused(part, marker, r"mine/\.hpctrain-copied marks this as a copy")
+    is_refused(copy(part, target), marker, r"\.hpctrain-copied marks this as a copy")
 
 
 # Each returns what was copied, and whether it is taken for this user's own.
@@ -405,8 +405,8 @@ def test_bytes_of_another_process_need_trust(
 ) -> None:
     content, whole = checkpoint.to_bytes(), dict(checkpoint.to_dict())
     monkeypatch.setattr(pickle_trust, "_made", set())
-    is_refused(Checkpoint.from_bytes(content), marker, "is a copy")
-    is_refused(Checkpoint.from_dict(whole), marker, "is a copy")
+    is_refused(Checkpoint.from_bytes(content), marker, "as a copy")
+    is_refused(Checkpoint.from_dict(whole), marker, "as a copy")
 
 
 def test_what_a_training_function_writes_with_any_umask_can_be_reported(

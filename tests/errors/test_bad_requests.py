@@ -215,7 +215,7 @@ def test_a_large_training_function_is_warned_of_with_the_culprit(
     ).fit()
     assert result.return_value == 12 * 2**20
     said = capsys.readouterr().err
-    assert "the training function, with all it takes along, is 12 MiB when pickled" in said
+    assert "the training function, with everything it refers to, is 12 MiB when pickled" in said
     assert "captured variable 'weights' (12 MiB)" in said
 
 

@@ -43,7 +43,7 @@ WAYS_OUT = {
     "the working directory": "Start the script from a directory on a filesystem that login and "
     "compute nodes share (as a rule its own: cd there first).",
     "the Python of this run,": "The virtual environment, and the Python that it was made with, "
-    "must be on a filesystem that login and compute nodes share.",
+    "have to lie on a filesystem that login and compute nodes share.",
     "the run directory": "Choose a RunConfig(storage_path=...) on a filesystem that login and "
     "compute nodes share.",
 }

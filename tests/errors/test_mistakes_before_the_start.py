@@ -210,7 +210,7 @@ def test_storage_that_is_full(run_script: Any, small_filesystem: Any, tmp_path: 
 ONE_LINE = [
     (
         'RunConfig(storage_path="s3://bucket/runs")',
-        "ConfigError: RunConfig(storage_path='s3://bucket/runs') is a URL. Runs live on a "
+        "ConfigError: RunConfig(storage_path='s3://bucket/runs') is a URL. Runs need a "
         "filesystem that all nodes share: give a directory there.",
     ),
     (

@@ -83,8 +83,8 @@ def test_a_verb_in_a_deleted_directory_says_so(verb: str, tmp_path: Path) -> Non
     assert done.returncode == 2
     assert done.stderr == (
         f"hpctrain: the working directory of this process, {tmp_path}/gone, was deleted: No such "
-        f'file or directory. Go to one that exists (cd "$PWD" if it was made anew), and run it '
-        f"again.\n"
+        f'file or directory. cd to one that exists (cd "$PWD" if it was recreated), and run the '
+        f"command again.\n"
     )
 
 

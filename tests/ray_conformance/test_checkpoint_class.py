@@ -35,7 +35,7 @@ def test_a_dict_becomes_its_class_again():
     assert made.opened
     assert isinstance(Kept.from_dict(Checkpoint.from_dict({"x": 1}).to_dict()), Kept)
     assert type(Checkpoint.from_dict({"x": 1}).to_dict()) is dict
-    with pytest.raises(ConfigError, match="made as a Kept, which is no Other"):
+    with pytest.raises(ConfigError, match="is a Kept, not a Other"):
         Other.from_dict(data)
 
 
@@ -43,7 +43,7 @@ def test_a_directory_becomes_its_class_again(tmp_path: Path):
     Kept.from_dict({"x": 1}).to_directory(tmp_path)
     assert type(Checkpoint.from_directory(tmp_path)) is Kept
     assert type(Kept.from_directory(Checkpoint.from_dict({"x": 1}).to_directory())) is Kept
-    with pytest.raises(ConfigError, match="made as a Kept, which is no Other"):
+    with pytest.raises(ConfigError, match="is a Kept, not a Other"):
         Other.from_directory(tmp_path)
     again = Checkpoint.from_dict(Kept(tmp_path).to_dict())
     assert type(again) is Kept

@@ -24,7 +24,7 @@ def test_bytes_hold_all_files(tmp_path: Path):
     with made.as_directory() as directory:
         assert (Path(directory) / "sub dir" / "100%.txt").read_text() == "deep"
     assert Checkpoint.from_bytes(Checkpoint.from_dict({"x": 1}).to_bytes()).to_dict() == {"x": 1}
-    with pytest.raises(CheckpointError, match="7 bytes that are no checkpoint"):
+    with pytest.raises(CheckpointError, match="7 bytes that are not a checkpoint"):
         Checkpoint.from_bytes(b"garbage")
 
 
