@@ -13,12 +13,12 @@ def attach(
     run: RunArgument,
     storage: StorageOption = DEFAULT_STORAGE,
     all_ranks: Annotated[
-        bool, typer.Option("--all-ranks", help="Show what every rank prints, not only rank 0.")
+        bool, typer.Option("--all-ranks", help="Show the output of every rank, not only of rank 0.")
     ] = False,
 ) -> None:
     """Follow a run to its end, and end as it ends.
 
-    Ctrl-C detaches: the run goes on.
+    Ctrl-C detaches: the run continues.
     """
     from hpctrain.cli.run_view import find_run
     from hpctrain.launch.follow import follow_to_end

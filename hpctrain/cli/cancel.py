@@ -23,7 +23,7 @@ def cancel(
 ) -> None:
     """Stop a run at its next report.
 
-    The same command resumes it. A job that has not begun is taken back from Slurm.
+    The same command resumes it. A pending job is cancelled.
     """
     from hpctrain.cli.exit_codes import say
     from hpctrain.cli.run_view import find_run, view_run
@@ -35,7 +35,7 @@ def cancel(
     if view.is_over:
         say(f"{view.name} is {view.state}; there is nothing to cancel.")
         if not view.status.is_of(paths.root):
-            say(f"Its original is {view.status.path}, and was not touched.")
+            say(f"Its original is {view.status.path}, and was not changed.")
         return
     if dry_run:
         print(show_controls(f"would {_describe_act(paths, view, now=now)}"))

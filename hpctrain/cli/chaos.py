@@ -1,4 +1,4 @@
-"""``hpctrain chaos``: break the runs of a script at random, and see that nothing is lost."""
+"""``hpctrain chaos``: inject random faults into runs of a script, and check the results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def chaos(
     args: Annotated[
         list[str] | None, typer.Argument(metavar="ARGS", help="Its own arguments, all that follow.")
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="How many disturbed runs.")] = 10,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of runs with faults.")] = 10,
     seed: Annotated[
         int | None, typer.Option(help="Of the faults.", show_default="a new one, printed")
     ] = None,
@@ -56,9 +56,9 @@ def chaos(
 ) -> None:
     """Break runs of SCRIPT on a virtual cluster; exit code 4 if one ends differently.
 
-    SCRIPT first runs undisturbed, twice. Then each round kills, damages or cuts off something at a
-    random point; the run has to end with the same metrics in every report, and the same files in
-    the last checkpoint. Runs of SCRIPT keep their settings, but lie in a directory of their own.
+    SCRIPT first runs twice without faults. Then each round injects a fault at a random point; the
+    run must end with the same metrics in every report, and the same files in the last checkpoint.
+    Runs of SCRIPT keep their settings, but have their own directory.
     """
     from hpctrain.errors import ConfigError
     from hpctrain.testing.chaos.kinds import KINDS
@@ -133,7 +133,7 @@ def _run_rounds(
             failed.append(number)
             print(verdict.explain(), flush=True)
     if failed:
-        say(f"{len(failed)} of {rounds} rounds ended differently. Once more: --seed {seed}")
+        say(f"{len(failed)} of {rounds} rounds ended differently. To repeat: --seed {seed}")
         raise SystemExit(FAILED)
     say(f"all {rounds} rounds ended like the undisturbed run")
 
@@ -158,8 +158,8 @@ def _chosen(names: str, cluster: VirtualCluster | None) -> list[Kind]:
             raise ConfigError(f"--faults={name}: one of {', '.join(KINDS)} is needed.")
         if KINDS[name] not in at_hand:
             raise ConfigError(
-                f"--faults={name} cannot be had here{_NEEDS[KINDS[name].needs]}. "
-                f"Possible are {', '.join(kind.name for kind in at_hand)}."
+                f"--faults={name} is not possible here{_NEEDS[KINDS[name].needs]}. "
+                f"Available: {', '.join(kind.name for kind in at_hand)}."
             )
     return [KINDS[name] for name in wanted]
 

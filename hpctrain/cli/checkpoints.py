@@ -1,4 +1,4 @@
-"""``hpctrain checkpoints``: the checkpoints of a run, and what resuming would use."""
+"""``hpctrain checkpoints``: the checkpoints of a run, and which one a resume would use."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
     from hpctrain.rundir.paths import RunPaths
 
 _COLUMNS = ("CHECKPOINT", "REPORT", "ATTEMPT", "RANKS", "FILES", "SIZE", "AGE", "STATE", "METRICS")
-# May go where a terminal is narrow, in this order.
+# Dropped in a narrow terminal, in this order.
 _OPTIONAL = ("FILES", "ATTEMPT", "RANKS", "AGE", "SIZE")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointView:
-    """What there is to say of one checkpoint."""
+    """The state of one checkpoint."""
 
     name: str
     state: str
-    """``complete``, ``verified``, ``damaged``, ``unreadable`` just now, or ``set aside`` when a run
-    resumed."""
+    """``complete``, ``verified``, ``damaged``, ``unreadable`` at the moment, or ``set aside`` when
+    a run resumed."""
     manifest: Manifest | None = None
     complaint: str | None = None
     """Why it is damaged or unreadable."""
     validation: str | None = None
-    """``pending``, ``done`` or ``failed``; None where none was asked for."""
+    """``pending``, ``done`` or ``failed``; None if none was requested."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints."""
@@ -63,9 +63,9 @@ def checkpoints(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """List the checkpoints of a run, oldest first, and say what resuming would use.
+    """List the checkpoints of a run, oldest first, and show which one a resume would use.
 
-    Changes nothing. Ends with 4 if one is damaged, or cannot be read.
+    Changes nothing. The exit code is 4 if one is damaged, or cannot be read.
     """
     from hpctrain.cli.json_output import print_json
     from hpctrain.cli.list_runs import width_of_output
@@ -89,7 +89,7 @@ def checkpoints(
 
 
 def find_resumed(views: list[CheckpointView]) -> str | None:
-    """Return what resuming would use, or None. Pure."""
+    """Return the checkpoint that a resume would use, or None. Pure."""
     if any(view.state == "unreadable" and view.manifest is None for view in views):
         # It may be the newest.
         return None
@@ -146,9 +146,9 @@ def render(
     lines = [render_rows(table[1:], table[0])] if rows else []
     lines += [view.complaint for view in views if view.complaint is not None]
     if resumes_from is None and any(view.state == "unreadable" for view in views):
-        lines.append("fit() would not resume before what is unreadable can be read.")
+        lines.append("fit() would not resume before the unreadable checkpoint can be read.")
     elif resumes_from is None:
-        lines.append("There is no usable checkpoint: fit() would begin at the beginning.")
+        lines.append("There is no usable checkpoint: fit() would start from scratch.")
     elif verified:
         lines.append(f"Resuming would use {resumes_from}.")
     else:
@@ -157,7 +157,7 @@ def render(
 
 
 def format_size(num_bytes: int) -> str:
-    """Return a size in the unit that suits it. Pure."""
+    """Return a size in a suitable unit. Pure."""
     size = float(num_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
@@ -180,7 +180,7 @@ def _validations(paths: RunPaths) -> dict[tuple[str, int], str]:
 
 
 def _views(paths: RunPaths, *, verify: bool) -> Iterator[CheckpointView]:
-    """Return what there is to say of each checkpoint, and of its validation."""
+    """Return the state of each checkpoint, and of its validation."""
     ended = _validations(paths)
     for view in _checked(paths, verify=verify):
         manifest = view.manifest
@@ -210,7 +210,7 @@ def _checked(paths: RunPaths, *, verify: bool) -> Iterator[CheckpointView]:
             yield CheckpointView(name=name, state="complete", manifest=manifest)
             continue
         try:
-            # So that a live run does not delete what is being read.
+            # So that a live run does not delete a checkpoint during the read.
             with store.open(manifest).as_directory():
                 store.verify(manifest)
         except CheckpointError as error:

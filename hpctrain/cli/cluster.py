@@ -1,4 +1,4 @@
-"""``hpctrain cluster``: a throw-away Slurm cluster on this machine, to try things out."""
+"""``hpctrain cluster``: a temporary Slurm cluster on this machine, for experiments."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ cluster_app = typer.Typer(
 @cluster_app.command()
 def up(
     nodes: Annotated[int, typer.Option(help="Number of nodes.")] = 4,
-    cpus: Annotated[int, typer.Option(help="CPUs that each node pretends to have.")] = 4,
-    gpus: Annotated[int, typer.Option(help="GPUs that each node pretends to have.")] = 0,
+    cpus: Annotated[int, typer.Option(help="CPUs that each node reports.")] = 4,
+    gpus: Annotated[int, typer.Option(help="GPUs that each node reports.")] = 0,
     accounting: Annotated[
         bool, typer.Option("--accounting", help="With slurmdbd and a database.")
     ] = False,
@@ -74,7 +74,7 @@ def down(
     keep: Annotated[bool, typer.Option("--keep", help="Keep the state directory.")] = False,
     dry_run: DryRunOption = False,
 ) -> None:
-    """End a cluster with all that runs on it, and remove it."""
+    """Shut down a cluster with everything that runs on it, and remove it."""
     with _cluster_errors():
         cluster = _attach(state)
         if dry_run:
@@ -85,7 +85,7 @@ def down(
 
 @cluster_app.command()
 def status(state: StateOption = None, json: JsonOption = False) -> None:
-    """Show how the nodes are; exit code 3 if not all are ready."""
+    """Show the state of the nodes; exit code 3 if not all are ready."""
     from dataclasses import asdict
 
     from hpctrain.cli.exit_codes import NEVER_STARTS
@@ -124,7 +124,7 @@ def exec_(
     ] = "head",
     state: StateOption = None,
 ) -> None:
-    """Run a command on a node of the cluster, in this directory, and end as it ends."""
+    """Run a command on a node of the cluster, in this directory, and return its exit code."""
     import os
 
     with _cluster_errors():

@@ -1,6 +1,6 @@
-"""What the exit status of a command says, and how it prints errors.
+"""The exit codes of commands, and how commands print errors.
 
-The classes of errors know their own: a script that does not catch them ends with the same.
+The error classes define them: a script that does not catch an error exits with the same code.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hpctrain.uncaught import INTERRUPTED as INTERRUPTED
 
 OK = 0
 USAGE = ConfigError.exit_code
-"""A value or an option is impossible; nothing was started. Also what the parser of options says."""
+"""A value or an option is invalid; nothing was started. Also the code of the option parser."""
 NEVER_STARTS = LaunchError.exit_code
 """The scheduler, MPI or a node refused to start it."""
 FAILED = HpctrainError.exit_code
@@ -26,16 +26,16 @@ FAILED = HpctrainError.exit_code
 RESUMABLE = RunStoppedError.exit_code
 """It was stopped; the same command resumes it."""
 TIMED_OUT = 124
-"""What was waited for is not over yet; as timeout(1) says it."""
+"""The run has not ended in time; the code of timeout(1)."""
 
 
 def exit_code(error: BaseException | None) -> int:
-    """Return the exit status that an outcome has. Not collective."""
+    """Return the exit code for an outcome. Not collective."""
     return OK if error is None else uncaught.exit_code(error)
 
 
 def say(message: str) -> None:
-    """Print a line for the person at the terminal, who may have stdout in a pipe."""
+    """Print a line for the person at the terminal, on stderr since stdout may be a pipe."""
     print(f"hpctrain: {show_controls(message, keep_colours=True)}", file=sys.stderr, flush=True)
 
 
@@ -43,17 +43,17 @@ class Verbs(TyperGroup):
     """The verbs of ``hpctrain``, with its exit codes."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a verb; end the process with the exit code of what it raises."""
+        """Run a verb; end the process with the exit code of its exception."""
         try:
             return super().invoke(ctx)
         except (HpctrainError, KeyboardInterrupt) as error:
-            # A KeyboardInterrupt says nothing: whoever knew what it means has said so.
+            # A KeyboardInterrupt prints nothing: the code that handled it has printed its meaning.
             if str(error):
                 say(str(error))
             raise SystemExit(exit_code(error)) from None
         except OSError as error:
             if isinstance(error, FileNotFoundError):
-                # Of a relative path, in a directory that is no longer there.
+                # A relative path, in a deleted directory.
                 try:
                     working_directory()
                 except ConfigError as of_directory:

@@ -22,7 +22,7 @@ def history(
 ) -> None:
     """Show every attempt of a run: when, where, from and to which checkpoint, and why it ended.
 
-    It reads the run directory alone; Slurm is not asked.
+    It reads only the run directory, and does not query Slurm.
     """
     import shutil
     import sys
@@ -54,7 +54,7 @@ def _read_status(paths: RunPaths) -> RunStatus | None:
     except (OSError, DamagedFileError):
         return None
     if status is not None and status.damage:
-        # The ledger says enough.
+        # The ledger suffices.
         say(f"warning: {status.damage}.")
         return None
     return status
@@ -131,7 +131,7 @@ def render_history(
 def _with_last_nodes(
     attempts: Sequence[AttemptRecord], status: RunStatus | None
 ) -> list[AttemptRecord]:
-    """Give the attempt that runs its nodes, which the ledger has at its end."""
+    """Add the nodes of the running attempt, which the ledger gets only at its end."""
     from dataclasses import replace
 
     runs = [r for r in attempts[-1:] if r.ended_at is None]

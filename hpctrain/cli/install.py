@@ -1,4 +1,4 @@
-"""``hpctrain install``: what no package index offers ready-made."""
+"""``hpctrain install``: packages without wheels in an index."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 install_app = typer.Typer(
-    help="Build and install what no package index offers ready-made.",
+    help="Build and install packages without wheels in an index.",
     no_args_is_help=True,
     rich_markup_mode=None,
     add_completion=False,
@@ -17,13 +17,13 @@ install_app = typer.Typer(
 
 @install_app.callback()
 def _of_install() -> None:
-    """Keep ``horovod`` a word of its own: Typer would drop the name of an only command."""
+    """Keep ``horovod`` as a subcommand: Typer would drop the name of a single command."""
 
 
 @install_app.command()
 def horovod(
     without_mpi: Annotated[
-        bool, typer.Option("--without-mpi", help="Build it with Gloo alone.")
+        bool, typer.Option("--without-mpi", help="Build it with Gloo only.")
     ] = False,
     rebuild: Annotated[
         bool, typer.Option("--rebuild", help="Build it even if the cache has it.")
@@ -31,7 +31,7 @@ def horovod(
     cache: Annotated[
         Path | None,
         typer.Option(
-            help="Directory that keeps what was built.",
+            help="Directory that keeps built wheels.",
             show_default="hpctrain/horovod in XDG_CACHE_HOME or ~/.cache",
         ),
     ] = None,
@@ -45,9 +45,9 @@ def horovod(
         float, typer.Option(min=1, metavar="SECONDS", help="How long the build may take.")
     ] = 3600,
 ) -> None:
-    """Install Horovod for the torch and the MPI of this environment; build it if need be.
+    """Install Horovod for the torch and the MPI of this environment; build it if needed.
 
-    It takes a C++ compiler, make, and some minutes the first time.
+    It needs a C++ compiler, make, and some minutes the first time.
     """
     import os
     import time

@@ -1,6 +1,6 @@
 """What ``--json`` prints: the schema of each verb, with a version, and how it is printed.
 
-A field may be added; one that is removed, renamed or means something else raises `FORMAT`.
+A field may be added; a removal, a rename or another meaning raises `FORMAT`.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any
 FORMAT = 1
 """Version of these schemas; every object that is printed has it as ``format``."""
 
-_FORMAT = ("format", "integer", f"{FORMAT}; raised when a field goes, or changes its meaning")
+_FORMAT = ("format", "integer", f"{FORMAT}; raised when a field is removed, or changes its meaning")
 _OF_RUN = (
     ("name", "string", "name of the run"),
     ("path", "string", "its directory"),
     (
         "state",
         "string",
-        "``state`` of ``status.json``; ``lost`` if it is not over and nobody runs it, ``prepared`` "
-        "before anybody has",
+        "``state`` of ``status.json``; ``lost`` if it has not ended and has no executor, "
+        "``prepared`` before the first",
     ),
 )
 _STATUS = (
@@ -29,19 +29,19 @@ _STATUS = (
     (
         "live",
         "boolean|null",
-        "whether somebody runs it; null if that is not known: Slurm did not answer, or a process "
+        "whether it has an executor; null if unknown: Slurm did not answer, or a process "
         "of another host wrote nothing for 5 s",
     ),
     ("launcher", "string", "home of its ranks, as in ``RunConfig(launcher=...)``"),
     ("job_id", "string|null", "its Slurm job"),
-    ("job_state", "string|null", "Slurm's word for the job, where it was asked"),
-    ("job_reason", "string|null", "why Slurm lets it wait, or ended it"),
+    ("job_state", "string|null", "Slurm's state of the job, if it was queried"),
+    ("job_reason", "string|null", "Slurm's reason why it is pending or ended"),
     ("attempt", "integer", "number of the attempt; 0 before the first"),
     ("world_size", "integer", "number of ranks"),
     ("nodes", "array of string", "host names, by node rank"),
     ("phase", "string", "earliest phase that any rank is in; begins with ``stopping`` in a stop"),
-    ("stalled", "string", "ranks without progress, and where they are; empty if there are none"),
-    ("last_restart", "string", "why the ranks were last started again; empty if they were not"),
+    ("stalled", "string", "ranks without progress, and their phase; empty if there are none"),
+    ("last_restart", "string", "cause of the last restart; empty without one"),
     ("deadline", "number|null", "when the time limit of the job, or ``total_time``, ends"),
     ("reports", "integer", "number of the last report"),
     ("reported_at", "number|null", "when it was made"),
@@ -54,15 +54,19 @@ _STATUS = (
     (
         "damage",
         "string|null",
-        "why ``status.json`` could not be read; then the state is what the ledger says",
+        "why ``status.json`` could not be read; then the state comes from the ledger",
     ),
-    ("next", "string|null", "what a person would do now"),
+    ("next", "string|null", "the suggested next step"),
 )
 _CHECKPOINT = (
     ("name", "string", "its name"),
     ("state", "string", "``complete``, ``verified``, ``damaged``, ``unreadable`` or ``set aside``"),
     ("complaint", "string|null", "why it is damaged or unreadable"),
-    ("report?", "integer", "number of its report; this and what follows only with a manifest"),
+    (
+        "report?",
+        "integer",
+        "number of its report; this and the following fields only with a manifest",
+    ),
     ("attempt?", "integer", "attempt that made it"),
     ("world_size?", "integer", "ranks of that attempt"),
     ("files?", "integer", "number of its files"),
@@ -73,26 +77,30 @@ _CHECKPOINT = (
     (
         "validation?",
         "string|null",
-        "``pending``, ``done`` or ``failed``; null where none was asked for",
+        "``pending``, ``done`` or ``failed``; null if none was requested",
     ),
 )
 _NOTE = (
     ("time", "number", "when"),
-    ("what", "string", "what happened, in words"),
+    ("what", "string", "the event, as text"),
 )
 _ATTEMPT = (
     ("attempt", "integer", "its number"),
     ("job_id", "string|null", "its Slurm job"),
     ("nodes", "array of string", "host names, by node rank"),
-    ("started_at", "number|null", "null where the ledger is damaged"),
+    ("started_at", "number|null", "null if the ledger is damaged"),
     ("ended_at", "number|null", "null while it runs"),
     ("resumed_from", "string|null", "name of a checkpoint; null for the beginning"),
     ("first_report", "integer", "report that it resumed from; 0 at the beginning"),
     ("reports", "integer|null", "reports of all ranks at its end, counted over all attempts"),
     ("checkpoint", "string|null", "newest complete checkpoint at its end"),
     ("cause", "string|null", "why it ended, in one line"),
-    ("kind", "string|null", "which budget paid: ``worker``, ``start``, ``preemption``, ..."),
-    ("notes", "array of note", "what happened until the next attempt began"),
+    (
+        "kind",
+        "string|null",
+        "budget that it counts against: ``worker``, ``start``, ``preemption``, ...",
+    ),
+    ("notes", "array of note", "events until the next attempt began"),
 )
 _HISTORY = (
     _FORMAT,
@@ -101,7 +109,7 @@ _HISTORY = (
     ("updated_at", "number|null", "when ``status.json`` was written"),
     ("ended_at", "number|null", "when the run ended"),
     ("jobs", "array of string", "its Slurm jobs, in order"),
-    ("num_restarts", "integer", "how often the ranks were started again without a person"),
+    ("num_restarts", "integer", "number of automatic restarts of the ranks"),
     ("attempts", "array of attempt", "the first one first"),
     ("events", "array of object", "the ledger, line by line"),
 )
@@ -119,14 +127,14 @@ FIELDS: Mapping[str, Sequence[tuple[str, str, str]]] = {
     "checkpoints": (
         _FORMAT,
         ("path", "string", "directory of the checkpoints"),
-        ("resumes_from", "string|null", "name of the one that resuming would use"),
+        ("resumes_from", "string|null", "name of the one that a resume would use"),
         ("checkpoints", "array of checkpoint", "the oldest first"),
     ),
     "history": _HISTORY,
     "cluster status": (
         _FORMAT,
         ("state_dir", "string", "directory of the virtual cluster"),
-        ("ready", "boolean", "whether all of it answers"),
+        ("ready", "boolean", "whether all its daemons answer"),
         ("controller_alive", "boolean", "whether slurmctld runs"),
         ("nodes", "array of node", "its compute nodes"),
     ),
@@ -162,7 +170,7 @@ def schema(verb: str) -> dict[str, Any]:
 
 
 def print_json(content: Any) -> None:
-    """Print what a verb says, with the version of its form, on stdout."""
+    """Print the output of a verb, with the version of its schema, on stdout."""
     if isinstance(content, list):
         content = [{"format": FORMAT, **each} for each in content]
     else:

@@ -67,9 +67,9 @@ def list_runs(
 
 
 def width_of_output() -> int | None:
-    """Return the columns that a table may take; None if it goes to a program, which wants it whole.
+    """Return the width of a table; None if it goes to a program, which needs it whole.
 
-    Not collective. As of `ps`, where ``COLUMNS`` is exported that counts.
+    Not collective. As in `ps`, an exported ``COLUMNS`` counts.
     """
     import shutil
     import sys
@@ -123,22 +123,21 @@ def fit_rows(
 ) -> list[Sequence[str]]:
     """Return the header and the rows of a table that fits a terminal. Pure.
 
-    Names are shortened in their middle, columns that a person can do without go, and metrics are
-    cut at their end. The checkpoint, and a metric, stay.
+    Names are shortened in their middle, optional columns are dropped, and metrics are cut at their
+    end. The checkpoint, and a metric, stay.
 
     Parameters
     ----------
     rows
-        Their cells, the last of which are metrics.
+        Their cells; the last ones are metrics.
     width
         Of the terminal.
     columns
         The header.
     names
-        Columns that are shortened, with what is left of them at least: at first, and if that does
-        not suffice.
+        Columns to shorten, with their minimum widths: first, and if that does not suffice.
     optional
-        Columns that may go, in this order.
+        Columns to drop, in this order.
     """
     from hpctrain.rundir.display import shorten
 
@@ -149,7 +148,7 @@ def fit_rows(
         return {column: max(len(line[column]) for line in lines) for column in kept}
 
     def room(column: int) -> int:
-        """Return the columns that are left for one of them."""
+        """Return the width that is left for one of them."""
         others = sum(taken for other, taken in widths().items() if other != column)
         return width - others - len(_GAP) * (len(kept) - 1)
 

@@ -1,4 +1,4 @@
-"""``hpctrain logs``: what the ranks of a run print."""
+"""``hpctrain logs``: the output of the ranks of a run."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ def logs(
     storage: StorageOption = DEFAULT_STORAGE,
     rank: Annotated[int, typer.Option("--rank", "-r", min=0, help="Of which rank.")] = 0,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the run is over.")
+        bool, typer.Option("--follow", "-f", help="Continue until the run has ended.")
     ] = False,
     tail: Annotated[
         int | None,
         typer.Option("--tail", "-n", min=0, help="Begin with the last N lines.", metavar="N"),
     ] = None,
     attempt: Annotated[
-        int | None, typer.Option(min=1, help="Of which attempt.", show_default="the last one")
+        int | None, typer.Option(min=1, help="Number of the attempt.", show_default="the last one")
     ] = None,
     launcher_log: Annotated[
-        bool, typer.Option("--launcher-log", help="What srun or mpiexec printed.")
+        bool, typer.Option("--launcher-log", help="The output of srun or mpiexec.")
     ] = False,
     job_log: Annotated[
-        bool, typer.Option("--job-log", help="What the batch job printed: its executor.")
+        bool, typer.Option("--job-log", help="The output of the batch job: its executor.")
     ] = False,
 ) -> None:
-    """Print what a rank has printed, by default rank 0."""
+    """Print the output of a rank, by default of rank 0."""
     from hpctrain.cli.run_view import find_run
     from hpctrain.errors import ConfigError
 
@@ -60,8 +60,8 @@ def logs(
     try:
         _follow(paths, find_log, tail)
     except BrokenPipeError:
-        # `hpctrain logs -f RUN | head`: the reader has had enough. Python would complain again when
-        # it flushes at its end.
+        # `hpctrain logs -f RUN | head`: the reader has closed the pipe. Python would raise again
+        # when it flushes at its end.
         import os
 
         os._exit(0)
@@ -97,7 +97,7 @@ def _explain_missing(paths: RunPaths, path: Path | None) -> str:
     shown = ", ".join(there[:8]) + (f" and {len(there) - 8} more" if len(there) > 8 else "")
     what = "has no such log yet" if path is None else f"has no {path.relative_to(paths.root)}"
     return (
-        f"{paths.root} {what}. There is: {shown or 'no log'}. With RunConfig(log_to_file=False) "
+        f"{paths.root} {what}. Available: {shown or 'no log'}. With RunConfig(log_to_file=False) "
         f"ranks print into the launcher's log: --launcher-log; what a job printed before its ranks "
         f"began: --job-log."
     )
@@ -123,14 +123,14 @@ def _print_all(path: Path) -> None:
 
 
 def _read_last_lines(path: Path, number: int) -> list[str]:
-    """Return the last lines of a log, of which no more is read than they take, about."""
+    """Return the last lines of a log, reading not much more than them."""
     from hpctrain.rundir.reading import read_end
 
     num_bytes = _PIECE_BYTES
     while True:
         end = read_end(path, num_bytes)
         lines = end.decode(errors="replace").splitlines()
-        # The first one may be a part.
+        # The first one may be incomplete.
         if len(lines) > number or len(end) < num_bytes or num_bytes >= _MOST_BYTES:
             return lines[max(0, len(lines) - number) :]
         num_bytes *= 4

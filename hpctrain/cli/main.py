@@ -29,7 +29,7 @@ from hpctrain.cli.wait import wait
 app = typer.Typer(
     cls=Verbs,
     help="Train on many nodes with Slurm and MPI.",
-    epilog="Exit codes: 0 fine, 2 usage or configuration, 3 would never start, 4 failed, 5 stopped "
+    epilog="Exit codes: 0 fine, 2 usage or configuration, 3 could not start, 4 failed, 5 stopped "
     "and can be resumed, 6 taken over by another executor, 124 still running after --timeout, 130 "
     "Ctrl-C. An exception of the script itself is 1.",
     no_args_is_help=True,
@@ -41,7 +41,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-# What follows SCRIPT, and what follows the command of `cluster exec`, is not ours to read.
+# Arguments after SCRIPT, and after the command of `cluster exec`, are not parsed here.
 _rest_is_verbatim = {"allow_interspersed_args": False}
 
 app.command(context_settings=_rest_is_verbatim)(run)

@@ -1,4 +1,4 @@
-"""Options and arguments that several verbs share, so that they read alike."""
+"""Options and arguments that several verbs share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 
 
 def complete_run(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the names of runs that begin so: the shell itself knows directories.
+    """Return the names of runs with a prefix: the shell itself completes directories.
 
     Not collective.
     """
@@ -39,17 +39,17 @@ ExistingOption = Annotated[
     str,
     typer.Option(
         "--existing",
-        help="What to do with a run of this name that is over: auto, resume, restart (moves it "
-        "aside) or error. Wins over the script's RunConfig(existing=...).",
+        help="What to do with an existing run of this name: auto, resume, restart (renames the "
+        "old one) or error. Overrides the script's RunConfig(existing=...).",
         show_default="what the script says, else auto",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", "--dryrun", help="Say what would be done, and do nothing.")
+    bool, typer.Option("--dry-run", "--dryrun", help="Print what would be done, and do nothing.")
 ]
 
-# Slurm's own letters for Slurm's own options.
+# Slurm's short options for Slurm's own options.
 PartitionOption = Annotated[str, typer.Option("--partition", "-p", help="As sbatch's.")]
 AccountOption = Annotated[str, typer.Option("--account", "-A", help="As sbatch's.")]
 QosOption = Annotated[str, typer.Option("--qos", "-q", help="As sbatch's.")]
@@ -78,7 +78,7 @@ DEFAULT_STORAGE = Path("hpctrain_runs")
 
 
 def request_existing(policy: str) -> None:
-    """Let every ``fit()`` of this process take an ``--existing`` that was given. Not collective.
+    """Apply a given ``--existing`` to every ``fit()`` of this process. Not collective.
 
     Raises
     ------
@@ -97,7 +97,7 @@ def request_existing(policy: str) -> None:
 
 @contextmanager
 def naming_flags() -> Iterator[None]:
-    """Let an error name flags in place of the fields of configurations that they set.
+    """Make an error name flags instead of the configuration fields that they set.
 
     Not collective.
     """

@@ -21,13 +21,13 @@ from hpctrain.cli.options import (
     slurm_fields,
 )
 
-CheckpointHelp = "Directory of a checkpoint, or of a run, whose newest it is then."
+CheckpointHelp = "Directory of a checkpoint, or of a run, whose newest checkpoint is used."
 PredictorOption = Annotated[
     str,
     typer.Option(
         metavar="MODULE:CLASS",
         help="Class that loads the checkpoint.",
-        show_default="that of the framework in its features.json",
+        show_default="by the framework in its features.json",
     ),
 ]
 ModelOption = Annotated[
@@ -55,14 +55,14 @@ def predict(
     ],
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", help="Where to: ends with .h5, .parquet, .csv or .npy."),
+        typer.Option("--output", "-o", help="Output path: ends with .h5, .parquet, .csv or .npy."),
     ],
     features: Annotated[
         list[str] | None,
         typer.Option(help="A column for the model; repeat it.", show_default="as trained"),
     ] = None,
     keep: Annotated[
-        list[str] | None, typer.Option(help="A column to copy beside the predictions; repeat it.")
+        list[str] | None, typer.Option(help="A column to copy to the output; repeat it.")
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows for the model at a time.")] = 4096,
     predictor: PredictorOption = "",
@@ -92,7 +92,7 @@ def predict(
 ) -> None:
     """Score files on all ranks.
 
-    The same command after a failure goes on where it stopped.
+    After a failure the same command continues where it stopped.
     """
     from hpctrain import environ
     from hpctrain.config import FailureConfig, RunConfig, ScalingConfig
@@ -142,7 +142,7 @@ def predict(
 
 
 def predictor_arguments(model: str, **flags: bool) -> dict[str, Any]:
-    """Return the arguments of ``from_checkpoint()`` that options say. Not collective.
+    """Return the arguments of ``from_checkpoint()`` from the options. Not collective.
 
     Raises
     ------
@@ -152,12 +152,12 @@ def predictor_arguments(model: str, **flags: bool) -> dict[str, Any]:
     from hpctrain.predict.registry import import_name
 
     arguments: dict[str, Any] = {"model": import_name(model)} if model else {}
-    # Classes of a user's own need not know what is not asked for.
+    # A user's own class need not accept options that are not used.
     return {**arguments, **{name: True for name, wanted in flags.items() if wanted}}
 
 
 def run_name(verb: str, path: Path) -> str:
-    """Return a name for a run: the same command has the same. Not collective.
+    """Return a name for a run: the same for the same command. Not collective.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""`RunView`: what there is to say of a run, from its directory and from Slurm."""
+"""`RunView`: the state of a run, from its directory and from Slurm."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from hpctrain.slurm.job import Queue
     from hpctrain.slurm.output import Job
 
-# Slurm knows a job for some minutes after its end (MinJobAge), in which it can be requeued.
+# Slurm keeps a job for some minutes after its end (MinJobAge), in which it can be requeued.
 _LONG_SILENCE_S = 3600.0
-# An executor writes its status every two seconds as a rule, on a busy machine later.
+# An executor usually writes its status every two seconds, on a busy machine later.
 _GLANCE_S = 5.0
 _GLANCE_INTERVAL_S = 1.0
 _CHECKPOINT_NAME = re.compile(r"\d{6,}")
@@ -38,19 +38,19 @@ _CHECKPOINT_NAME = re.compile(r"\d{6,}")
 
 @dataclass(frozen=True, kw_only=True)
 class RunView:
-    """What there is to say of a run at one moment. Times are seconds since the epoch."""
+    """The state of a run at one moment. Times are seconds since the epoch."""
 
     name: str
     path: Path
     state: str
-    """A `RunState`; ``lost`` if it is not over and nobody runs it; ``prepared`` before that."""
+    """A `RunState`; ``lost`` if it has not ended and has no executor; ``prepared`` before that."""
     live: bool | None
-    """Whether an executor is, or will be, at work on it; None if Slurm could not be asked."""
+    """Whether an executor runs it or will run it; None if Slurm could not be queried."""
     status: RunStatus
     job_state: str | None = None
-    """Slurm's word for its job, where it was asked."""
+    """Slurm's state of its job, if Slurm was queried."""
     job_reason: str | None = None
-    """Why Slurm lets it wait, or ended it."""
+    """Slurm's reason why it is pending or ended."""
     reports: int = 0
     """Number of the last report."""
     reported_at: float | None = None
@@ -59,21 +59,21 @@ class RunView:
     checkpoint: Path | None = None
     """The newest complete checkpoint."""
     next_step: str | None = None
-    """What a person would do now."""
+    """The suggested next step."""
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody is, or will be, at work on it."""
+        """Whether no executor runs it or will run it."""
         return self.state in ("lost", "prepared") or self.status.state.is_final
 
     @property
     def stops(self) -> bool:
-        """Whether it is at work, and on its way to a stop."""
+        """Whether it is running and stopping."""
         return bool(self.live) and self.status.phase.startswith("stopping")
 
     @property
     def shown_state(self) -> str:
-        """The state in a word, for a person."""
+        """The state in one word, for display."""
         return "stopping" if self.stops else self.state
 
     def to_json(self) -> dict[str, Any]:
@@ -148,23 +148,23 @@ def _begun_at(root: Path) -> float:
 
 def is_run(root: Path) -> bool:
     """Return whether a directory is that of a run. Not collective."""
-    # Whatever it is, and also where it cannot be read, as another user's.
+    # Any kind of file, also an unreadable one of another user.
     paths = RunPaths(root)
     return os.path.lexists(paths.plan) or os.path.lexists(paths.status)
 
 
 def view_runs(runs: Sequence[RunPaths]) -> list[RunView]:
-    """Return what there is to say of runs. Not collective. Asks Slurm once for all of them."""
+    """Return the state of runs. Not collective. Queries Slurm once for all of them."""
     from hpctrain.slurm.job import Queue
 
-    # Who submitted the job of a run made its directory.
+    # The owner of a run's directory submitted its job.
     queue = Queue(paths.root.stat().st_uid for paths in runs)
     looks = [_Look(paths, queue) for paths in runs]
     return _look_again(looks, [_view_or_damage(look) for look in looks])
 
 
 def _look_again(looks: Sequence[_Look], views: list[RunView]) -> list[RunView]:
-    """Look again at runs of other hosts, for as long as one that lives takes to write its status.
+    """Watch runs of other hosts, for as long as a live one takes to write its status.
 
     All are watched at the same time.
     """
@@ -180,7 +180,7 @@ def _look_again(looks: Sequence[_Look], views: list[RunView]) -> list[RunView]:
 
 
 def _view_or_damage(look: _Look) -> RunView:
-    """Return what there is to say of a run; one that cannot be read hides no other one."""
+    """Return the state of a run; an unreadable one does not hide others."""
     paths = look.paths
     try:
         return _view(look)
@@ -192,36 +192,36 @@ def _view_or_damage(look: _Look) -> RunView:
 
 
 def view_run(paths: RunPaths) -> RunView:
-    """Return what there is to say of a run. Not collective. Asks Slurm once if its job lives."""
+    """Return the state of a run. Not collective. Queries Slurm once if its job is alive."""
     look = _Look(paths, None)
     return _look_again([look], [_view(look)])[0]
 
 
 class _Look:
-    """Looks at the executor of a run, once or several times.
+    """Check the executor of a run, once or several times.
 
     Parameters
     ----------
     queue
-        Asked in place of Slurm; then jobs that Slurm has forgotten are remembered in the ledger,
-        and not asked for again.
+        Used instead of a query to Slurm; then jobs that Slurm no longer lists are recorded in the
+        ledger, and not queried again.
     """
 
     def __init__(self, paths: RunPaths, queue: Queue | None) -> None:
         self.paths = paths
         self.job: Job | None = None
-        """Its job, where Slurm was asked for it and knows it."""
+        """Its job, if Slurm was queried and lists it."""
         self._queue = queue
         self._life: LifeTest | None = None
         self._status: RunStatus | None = None
 
     @property
     def is_watching(self) -> bool:
-        """Whether a later look can tell more."""
+        """Whether a later check can give more."""
         return self._life is not None and self._life.is_watching
 
     def has_executor(self, status: RunStatus) -> bool | None:
-        """Return whether an executor is at work; None if nobody can tell so far."""
+        """Return whether an executor is running; None if that is still unknown."""
         if status.state.is_final:
             return False
         from hpctrain.launch.life import LifeTest
@@ -253,7 +253,7 @@ def _view(look: _Look) -> RunView:
             ),
         )
     live, job_state, job_reason = _look_for_executor(look, status)
-    # It may have ended while its executor was looked for.
+    # It may have ended during the check of its executor.
     latest = read_status(paths) if live is False and not status.state.is_final else None
     status = latest or status
     reports, reported_at, metrics = _last_report(paths, status)
@@ -290,11 +290,11 @@ def _read_status(paths: RunPaths) -> RunStatus | None:
 def _look_for_executor(
     look: _Look, status: RunStatus
 ) -> tuple[bool | None, str | None, str | None]:
-    """Return whether it is there, and state and reason of its job."""
+    """Return whether it exists, and state and reason of its job."""
     if status.state is RunState.SUBMITTING:
         from hpctrain.launch.claim import is_claimed
 
-        # With nobody who submits it, only Slurm knows, and it did not answer.
+        # Without a process that submits it, only Slurm has its state, and it did not answer.
         return is_claimed(look.paths) or None, None, None
     try:
         live = look.has_executor(status)
@@ -306,41 +306,41 @@ def _look_for_executor(
 
 
 def _find_or_remember(paths: RunPaths, status: RunStatus, queue: Queue) -> Job | None:
-    """Return the job of a run, None if Slurm has forgotten it, now or at an earlier look."""
+    """Return the job of a run, None if Slurm no longer lists it, now or at an earlier check."""
     assert status.job_id is not None
     is_silent = time.time() - status.updated_at > _LONG_SILENCE_S
     gone = {"event": "job-gone", "job_id": status.job_id}
-    # Whoever goes on with the run writes into the ledger first.
+    # A process that continues the run writes into the ledger first.
     if is_silent and gone.items() <= (read_events(paths) or [{}])[-1].items():
         return None
     job = queue.find_job(status.job_id)
     if job is None and is_silent:
-        # The run may be a colleague's, or the disk full.
+        # The run may belong to a colleague, or the disk may be full.
         with suppress(OSError):
             RunRecord(paths).append("job-gone", job_id=status.job_id)
     return job
 
 
 def _last_report(paths: RunPaths, status: RunStatus) -> tuple[int, float | None, Mapping[str, Any]]:
-    """Return number, time and metrics of the last report; the status is some seconds behind."""
+    """Return number, time and metrics of the last report; the status is some seconds old."""
     report = read_last_report(paths)
     if report is None or report["attempt"] != status.attempt:
         return status.reports, None, status.metrics
     if report["report"] < status.reports:
-        # Lines that were there are gone.
+        # Earlier lines have disappeared.
         return status.reports, None, status.metrics
     return report["report"], report["time"], report["metrics"]
 
 
 def _newest_checkpoint(paths: RunPaths) -> Path | None:
-    # They appear by rename, and disappear by it: whatever has such a name is complete.
+    # They appear and disappear by rename: each one with such a name is complete.
     try:
         names = [p.name for p in paths.checkpoints.iterdir() if p.name[0] != "." and p.is_dir()]
     except FileNotFoundError:
         return None
     if all(_CHECKPOINT_NAME.fullmatch(name) for name in names):
         return paths.checkpoints / max(names, key=int) if names else None
-    # Names of the user's own, or what was set aside: the manifests tell.
+    # The user's own names, or renamed ones: the manifests distinguish them.
     manifests = CheckpointStore(paths.checkpoints).manifests()
     return paths.checkpoints / manifests[-1].name if manifests else None
 
@@ -364,18 +364,18 @@ def _next_step(paths: RunPaths, view: RunView) -> str | None:
 def _explain_doubt(paths: RunPaths, status: RunStatus) -> str:
     if status.launcher == "slurm" or status.state is RunState.SUBMITTING:
         return (
-            "Slurm did not answer, so whether it still runs is not known; ask again where squeue "
+            "Slurm did not answer, so it is unknown whether it still runs; ask again where squeue "
             "works"
         )
     return (
         f"its process is on {status.owner_host or 'an unknown host'} and wrote nothing for "
-        f"{_GLANCE_S:.0f} s, so whether it still runs is not known; ask there, or wait for it: "
+        f"{_GLANCE_S:.0f} s, so it is unknown whether it still runs; ask there, or wait for it: "
         f"hpctrain wait {paths.root}"
     )
 
 
 def _command(paths: RunPaths) -> str:
-    """Return the command that began a run, as far as the run directory knows it."""
+    """Return the command that began a run, as far as the run directory records it."""
     try:
         plan = read_plan(paths)
     except (OSError, DamagedFileError):

@@ -11,7 +11,7 @@ from types import TracebackType
 from hpctrain import uncaught
 from hpctrain.errors import ConfigError
 
-# What Python itself ends with after an exception that nobody caught.
+# Python's exit code after an uncaught exception.
 _UNCAUGHT = 1
 
 
@@ -23,7 +23,7 @@ def run_script(script: Path, args: Sequence[str]) -> None:
     ConfigError
         If there is no such file.
     SystemExit
-        After an exception that the script did not catch; it is shown as ``python SCRIPT`` shows it.
+        After an uncaught exception of the script; it is shown as ``python SCRIPT`` shows it.
     """
     if not script.exists():
         raise ConfigError(f"there is no script {script} (working directory {Path.cwd()}).")

@@ -1,4 +1,4 @@
-"""``hpctrain submit --script``: the script itself is the job, as in a batch script of one's own."""
+"""``hpctrain submit --script``: the script itself is the job, as in your own batch script."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def submit_script(
 ) -> int:
     """Submit a job that runs a script; return the exit status. Not collective.
 
-    Nothing of the script runs here, so what the job needs is said by options.
+    No part of the script runs here, so options set the resources of the job.
 
     Raises
     ------
     ConfigError
-        If something is impossible.
+        If a value is invalid.
     LaunchError
         If Slurm refuses the job.
     """
@@ -45,8 +45,8 @@ def submit_script(
         raise ConfigError(f"there is no script {script} (working directory {Path.cwd()}).")
     if workers is None:
         raise ConfigError(
-            "--script needs --workers: nothing of the script runs before the job, so say how many "
-            "workers its largest fit() has, and with --cpus and --gpus what each of them needs."
+            "--script needs --workers: no part of the script runs before the job, so set the "
+            "workers of its largest fit(), and with --cpus and --gpus the resources of each."
         )
     resources = {key: float(n) for key, n in (("CPU", cpus), ("GPU", gpus)) if n}
     scaling = ScalingConfig(

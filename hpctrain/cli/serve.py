@@ -38,23 +38,21 @@ def serve(
         str,
         typer.Option(
             help="Address to listen on.",
-            show_default="127.0.0.1, which only this machine reaches; as a job, the node's",
+            show_default="127.0.0.1, which only this machine reaches; for a job, the node's",
         ),
     ] = "",
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 is any that is free.")
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 is any free one.")
     ] = 0,
     token_file: Annotated[
         Path | None,
-        typer.Option(
-            help="File with the token that requests have to carry.", show_default="a new one"
-        ),
+        typer.Option(help="File with the token that requests must send.", show_default="a new one"),
     ] = None,
     no_token: Annotated[
-        bool, typer.Option("--no-token", help="Ask for no token; on a loopback address only.")
+        bool, typer.Option("--no-token", help="Require no token; only on a loopback address.")
     ] = False,
     yes: Annotated[
-        bool, typer.Option("--yes", help="With --no-token: do not ask whether that is meant.")
+        bool, typer.Option("--yes", help="With --no-token: do not ask for confirmation.")
     ] = False,
     launcher: Annotated[
         str,
@@ -137,11 +135,11 @@ def _ask_whether_without_token() -> None:
 
     risk = (
         "--no-token: every user of this machine, as of a login node, reaches its loopback address, "
-        "and predicts with this model, in your name"
+        "and can predict with this model, in your name"
     )
     if not sys.stdin.isatty():
-        raise ConfigError(f"{risk}. Leave it out, or say --yes.")
-    if not typer.confirm(f"{risk}. Serve all the same?", err=True):
+        raise ConfigError(f"{risk}. Leave it out, or pass --yes.")
+    if not typer.confirm(f"{risk}. Serve anyway?", err=True):
         raise typer.Abort
 
 

@@ -1,4 +1,4 @@
-"""``hpctrain status``: how one run is doing."""
+"""``hpctrain status``: the state of one run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KEY_WIDTH = 12
 def status(
     run: RunArgument, storage: StorageOption = DEFAULT_STORAGE, json: JsonOption = False
 ) -> None:
-    """Show how a run is doing, and what to do next."""
+    """Show the state of a run, and the next step."""
     from hpctrain.cli.json_output import print_json
     from hpctrain.cli.run_view import find_run, view_run
 
@@ -28,7 +28,7 @@ def status(
 
 
 def render_view(view: RunView) -> str:
-    """Return what there is to say of a run as text. Pure, but for the time of day."""
+    """Return the state of a run as text. Pure, except for the time of day."""
     from hpctrain.cli.run_view import format_age
     from hpctrain.host_list import compress_hosts
     from hpctrain.printable import show_controls

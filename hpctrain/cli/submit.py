@@ -51,7 +51,7 @@ def submit(
     gpus: Annotated[int, typer.Option(min=0, help="With --script: GPUs of a worker.")] = 0,
     site: Annotated[str, typer.Option(help="A site profile, or a .toml file.")] = "",
     wait: Annotated[
-        bool, typer.Option("--wait", "-W", help="Follow the run, and end as it ends.")
+        bool, typer.Option("--wait", "-W", help="Follow the run, and return its exit code.")
     ] = False,
     existing: ExistingOption = "",
     dry_run: Annotated[
@@ -61,10 +61,9 @@ def submit(
 ) -> None:
     """Run SCRIPT up to its fit() and submit that to Slurm.
 
-    Prints the id of the job.
-    Options win over the script's SlurmConfig. The script ends where it would wait for its run; what
-    it prints until then goes to stderr. If it would have begun more runs after that, they are named
-    and the exit code is 2.
+    Prints the id of the job. Options override the script's SlurmConfig. The script ends where it
+    would wait for its run; its output until then goes to stderr. If it would have begun more runs
+    later, they are named and the exit code is 2.
     """
     from contextlib import nullcontext, redirect_stdout
     from sys import stderr

@@ -1,4 +1,4 @@
-"""``hpctrain sync``: sends what loggers wrote on nodes without internet."""
+"""``hpctrain sync``: upload logger data from nodes without internet access."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def sync(
     ] = None,
     storage: StorageOption = DEFAULT_STORAGE,
     all_runs: Annotated[
-        bool, typer.Option("--all", help="All runs of --storage, in place of RUN.")
+        bool, typer.Option("--all", help="All runs of --storage, instead of RUN.")
     ] = False,
     mlflow_uri: Annotated[
         str,
@@ -33,10 +33,10 @@ def sync(
         typer.Option(min=1, metavar="SECONDS", help="How long one upload of a tracker may take."),
     ] = 3600,
 ) -> None:
-    """Upload what W&B, Comet and MLflow loggers wrote into a run directory.
+    """Upload the data of W&B, Comet and MLflow loggers in a run directory.
 
-    Call it on a login node. What is uploaded already is not sent again. 4 if something was not
-    sent.
+    Call it on a login node. Uploaded data is not sent again. The exit code is 4 if something was
+    not sent.
     """
     from hpctrain.callbacks.sync import sync_run
     from hpctrain.cli.exit_codes import FAILED

@@ -1,4 +1,4 @@
-"""``hpctrain template``: batch scripts to begin with."""
+"""``hpctrain template``: batch scripts as a starting point."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def template(
         Path | None, typer.Option("--output", "-o", help="File to write, which must not exist.")
     ] = None,
 ) -> None:
-    """Print a batch script for SCRIPT, or list what there is."""
+    """Print a batch script for SCRIPT, or list the templates."""
     from hpctrain.config import ScalingConfig
     from hpctrain.errors import ConfigError
     from hpctrain.plan.template import render_template

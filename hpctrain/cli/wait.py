@@ -1,4 +1,4 @@
-"""``hpctrain wait``: for scripts that go on when a run is over."""
+"""``hpctrain wait``: for scripts that wait until a run has ended."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def wait(
     ] = float("inf"),
     json: JsonOption = False,
 ) -> None:
-    """Wait until a run is over, and end as it ended.
+    """Wait until a run has ended, and return its exit code.
 
-    0 it finished, 4 it failed, 5 it was stopped; 124 it goes on after --timeout.
+    0 it finished, 4 it failed, 5 it was stopped; 124 it still runs after --timeout.
     """
     from hpctrain.cli.exit_codes import TIMED_OUT, exit_code, say
     from hpctrain.cli.json_output import print_json

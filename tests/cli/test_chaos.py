@@ -44,7 +44,7 @@ def test_a_script_that_forgets_its_random_state_fails_and_says_where(tmp_path: P
     assert done.returncode == 4, done.stdout + done.stderr
     assert "1 DIFFERENT  kill-executor: rank-" in done.stdout
     assert "loss is" in done.stdout
-    assert "1 of 1 rounds ended differently. Once more: --seed 7" in done.stderr
+    assert "1 of 1 rounds ended differently. To repeat: --seed 7" in done.stderr
     assert (tmp_path / "all" / "undisturbed" / "storage").is_dir()
 
 
@@ -67,7 +67,7 @@ def test_an_unknown_kind_is_refused_with_the_known_ones(tmp_path: Path) -> None:
 def test_what_needs_a_cluster_is_refused_without_one(tmp_path: Path) -> None:
     done = chaos(tmp_path, "--local", "--faults", "requeue", MODEL)
     assert done.returncode == 2
-    assert "--faults=requeue cannot be had here (not with --local)" in done.stderr
+    assert "--faults=requeue is not possible here (not with --local)" in done.stderr
 
 
 def test_the_kinds_are_listed_without_a_script(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_resuming_passes_over_what_is_damaged_and_not_over_what_cannot_be_read()
     assert find_resumed([view("1", "unreadable", manifest=None), new]) is None
     assert find_resumed([]) is None
     text = render([view("3", "unreadable", manifest=None)], None, verified=False)
-    assert text.endswith("fit() would not resume before what is unreadable can be read.")
+    assert text.endswith("fit() would not resume before the unreadable checkpoint can be read.")
 
 
 def test_what_was_set_aside_is_listed_and_no_failure(workplace: Any, run: Path):
@@ -100,7 +100,7 @@ def test_a_run_without_checkpoints_would_begin_at_the_beginning(workplace: Any, 
     shutil.rmtree(run / "checkpoints")
     answer = workplace("checkpoints", str(run))
     assert answer.returncode == 0
-    assert answer.stdout == "There is no usable checkpoint: fit() would begin at the beginning.\n"
+    assert answer.stdout == "There is no usable checkpoint: fit() would start from scratch.\n"
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ def test_a_script_that_is_the_job_runs_each_of_its_fits_there(login: Any) -> Non
     options = ("submit", "--script", "--workers", "2", "-t", "9")
     refused = login("submit", "--script", "several.py")
     assert refused.returncode == 2
-    assert "--script needs --workers: nothing of the script runs before the job" in refused.stderr
+    assert "--script needs --workers: no part of the script runs before the job" in refused.stderr
     shown = login(*options, "--dry-run", "several.py", "1", "a b")
     assert shown.stdout.splitlines()[-1].endswith(" several.py 1 'a b'"), shown.stderr
     assert "#SBATCH --time=9" in shown.stdout.splitlines()
