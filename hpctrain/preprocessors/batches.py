@@ -23,7 +23,7 @@ Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 NumpyBatch: TypeAlias = dict[str, Array]
 Batch: TypeAlias = "NumpyBatch | pandas.DataFrame | pyarrow.Table"
 Rows: TypeAlias = Callable[[], Iterator[NumpyBatch]]
-"""Gives the batches of a shard from its beginning, as often as it is called."""
+"""Returns the batches of a shard from its beginning at each call."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +140,7 @@ def replace_columns(batch: Any, columns: Mapping[str, Any], *, dropped: Sequence
         kept = {name: array for name, array in batch.items() if name not in gone}
         return {**kept, **{name: _to_numpy(column) for name, column in columns.items()}}
     if form == "pandas":
-        # Assigned one by one, each of many columns would make a block of its own, and a warning.
+        # Assigned one by one, each of many columns would create its own block, and a warning.
         kept = batch.drop(columns=gone)
         made = {name: _to_series(column, kept.index) for name, column in columns.items()}
         return kept.assign(**made)
@@ -178,7 +178,7 @@ def as_dataset(dataset: Any) -> Any:
 
 
 def rows_of(dataset: Any, columns: Sequence[str] | None) -> Rows:
-    """Return what gives the batches of a dataset: those columns of it, or all.
+    """Return a function that yields the batches of a dataset: some columns, or all.
 
     Not collective.
 

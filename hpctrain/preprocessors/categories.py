@@ -104,7 +104,7 @@ def hashable(value: Any) -> Any:
 def in_order(values: Iterable[Any]) -> list[Any]:
     """Return values sorted; of unlike types numbers first, then by the name of the type.
 
-    Not collective. The order is the same on every rank, whatever the order they came in.
+    Not collective. The order is the same on every rank, independently of the order of reading.
     """
     values = list(values)
     try:

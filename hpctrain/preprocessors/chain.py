@@ -53,7 +53,7 @@ class Chain(Preprocessor):
         return found.pop() if found else FitStatus.NOT_FITTABLE
 
     def has_stats(self) -> bool:
-        """Return whether any preprocessor has learned something. Not collective."""
+        """Return whether any preprocessor is fitted. Not collective."""
         return any(preprocessor.has_stats() for preprocessor in self.preprocessors)
 
     def get_input_columns(self) -> list[str]:
@@ -101,7 +101,7 @@ class Chain(Preprocessor):
             learned_from = preprocessor._columns_to_read()
             if learned_from is None:
                 return None
-            # Those after it learn from what it makes of its input.
+            # The preprocessors after it are fitted on its output.
             inputs.append([*preprocessor.get_input_columns(), *learned_from])
         return self._needed(inputs)
 
@@ -128,7 +128,7 @@ class BatchMapper(Preprocessor):
     Parameters
     ----------
     fn
-        Is given a batch and returns one. How the rows are divided into batches is not known to it.
+        Receives a batch and returns one. It must not depend on how rows are divided into batches.
     batch_format
         What it is given: ``"numpy"``, a dict of arrays, or a bare array where a predictor is given
         one; ``"pandas"`` or ``"pyarrow"``.
@@ -169,7 +169,7 @@ class BatchMapper(Preprocessor):
         return to_format(made, format_of(batch))
 
     def _transform_array(self, array: np.ndarray[Any, Any]) -> Any:
-        """Return what the function makes of a bare array, which predictors take too."""
+        """Return the function's result for a bare array, which predictors accept too."""
         size = self.batch_size or max(1, len(array))
         starts = range(0, max(1, len(array)), size)
         made = [self.fn(array[start : start + size]) for start in starts]

@@ -32,7 +32,7 @@ class ColumnPreprocessor(Preprocessor, abc.ABC):
     # What a subclass defines.
 
     def _fit_columns(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
-        """Return what is to be learned from the rows of all ranks. Collective."""
+        """Return the statistics of the rows of all ranks. Collective."""
         raise NotImplementedError
 
     @abc.abstractmethod

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class _Encoder(ColumnPreprocessor):
-    """Learns the values of each column, and gives each a number, in their order."""
+    """Numbers the values of each column, in their order."""
 
     def _learn(
         self,
@@ -159,7 +159,7 @@ class OneHotEncoder(_Encoder):
 
 
 class MultiHotEncoder(_Encoder):
-    """Replaces each list by a vector that says how often each value is in it.
+    """Replaces each list by a vector of counts of its values.
 
     Values that were not there when the encoder was fitted are not counted. The result is one column
     of int64 vectors.
@@ -207,7 +207,7 @@ class MultiHotEncoder(_Encoder):
 class LabelEncoder(_Encoder):
     """Replaces each label by its place among the labels, from 0, as int64.
 
-    A batch without the label column, as in prediction, stays as it is.
+    A batch without the label column, as in prediction, is unchanged.
 
     Parameters
     ----------
@@ -243,7 +243,7 @@ class LabelEncoder(_Encoder):
         Raises
         ------
         PreprocessorNotFittedException
-            If no labels are known yet.
+            If it is not fitted.
         ConfigError
             If a number is that of no label.
         """

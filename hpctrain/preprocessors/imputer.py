@@ -121,7 +121,7 @@ def _in_type(column: str, dtype: np.dtype[Any], fill: Any) -> Array:
     try:
         with np.errstate(over="ignore"):
             made = np.asarray(np.asarray(fill), dtype)
-        # A text has no isfinite(), and what is too large for the type is infinite in it.
+        # Strings have no isfinite(), and values too large for the type become infinite.
         if dtype.kind in "mM" or np.array_equal(np.isfinite(made), np.isfinite(fill)):
             return made
     except (TypeError, ValueError):

@@ -15,7 +15,7 @@ from hpctrain.preprocessors.statistics import finite_numbers
 
 
 class Normalizer(ColumnPreprocessor):
-    """Divides each row by its norm, over all columns; a row of zeros stays as it is.
+    """Divides each row by its norm, over all columns; a row of zeros is unchanged.
 
     A row with NaN becomes NaN; infinite values are refused.
 
@@ -56,7 +56,7 @@ class Normalizer(ColumnPreprocessor):
             norms: Array = np.abs(rows).sum(axis=1)
         elif self.norm == "l2":
             norms = np.sqrt(np.einsum("ij,ij->i", rows, rows))
-            # Squares of what is very large or very small are infinite, or have lost their digits.
+            # Squares of very large or very small numbers are infinite, or lose their digits.
             for row in np.flatnonzero((norms > 1e150) | (norms < 1e-150)):
                 largest = np.abs(rows[row]).max(initial=0.0)
                 if 0 < largest < np.inf:

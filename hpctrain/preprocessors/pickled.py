@@ -19,7 +19,7 @@ def load_pickled(path: Path, *, trusted: bool) -> Preprocessor:
     Raises
     ------
     CheckpointError
-        If it is damaged, or somebody else can have written it and it is not trusted.
+        If it is damaged, or another user can have written it and it is not trusted.
     """
     try:
         content, foreign = read_judged(path)

@@ -29,7 +29,7 @@ P = TypeVar("P", bound="Preprocessor")
 
 
 class Preprocessor:
-    """Learns from a dataset, and transforms batches by what it learned.
+    """Is fitted on a dataset, and transforms batches with its statistics.
 
     To write one of your own, define ``_transform_pandas(df)`` or ``_transform_numpy(batch)``, which
     are given a whole batch and return one. ``_fit(dataset)`` learns from a
@@ -42,7 +42,7 @@ class Preprocessor:
         """Whether a preprocessor can be applied."""
 
         NOT_FITTABLE = "NOT_FITTABLE"
-        """There is nothing to learn from data: it can be applied at once."""
+        """It needs no fit: it can be applied at once."""
         NOT_FITTED = "NOT_FITTED"
         PARTIALLY_FITTED = "PARTIALLY_FITTED"
         """Some preprocessors of a Chain are fitted, and others are not."""
@@ -53,7 +53,7 @@ class Preprocessor:
     """Raised when the same parameters make other numbers than before; it is stored with them."""
     _fitted = False
     stats_: dict[str, Any] | None = None
-    """What was learned, such as ``{"mean(x)": 0.5}``; None before."""
+    """Fitted statistics, such as ``{"mean(x)": 0.5}``; None before."""
 
     # What a subclass defines.
 
@@ -77,11 +77,11 @@ class Preprocessor:
         return {}
 
     def get_input_columns(self) -> list[str]:
-        """Return the columns that are read, as far as they are known. Not collective."""
+        """Return the input columns, as far as they are known. Not collective."""
         return []
 
     def get_output_columns(self) -> list[str]:
-        """Return the columns that are made, as far as they are known. Not collective."""
+        """Return the output columns, as far as they are known. Not collective."""
         return []
 
     def _drops(self, name: str) -> bool:
@@ -100,7 +100,7 @@ class Preprocessor:
         return FitStatus.FITTED if self._fitted or learned else FitStatus.NOT_FITTED
 
     def has_stats(self) -> bool:
-        """Return whether something was learned. Not collective."""
+        """Return whether it is fitted. Not collective."""
         return bool(self.stats_)
 
     @classmethod
@@ -129,8 +129,8 @@ class Preprocessor:
     def fit_shard(self: P, shard: Any, comm: Communicator) -> P:
         """Learn from the shards of all ranks together, and return the preprocessor.
 
-        Collective. The same is learned on every rank, to the last bit. What fails on one rank fails
-        on all.
+        Collective. The statistics are the same on every rank, to the last bit. An error on one rank
+        fails on all.
 
         Parameters
         ----------
@@ -165,7 +165,7 @@ class Preprocessor:
         Parameters
         ----------
         ds
-            A Dataset, which is transformed when it is read, or whatever `transform_batch` takes.
+            A Dataset, which is transformed when it is read, or any input of `transform_batch`.
 
         Raises
         ------
@@ -244,11 +244,11 @@ class Preprocessor:
     # How it is done.
 
     def _learns_from_whole(self) -> bool:
-        """Return whether it learns from all rows in one process, or from the shards of ranks."""
+        """Return whether it is fitted on all rows in one process, or on the shards of ranks."""
         return self.fit_status() is not FitStatus.NOT_FITTABLE
 
     def _lacks_fit(self) -> bool:
-        """Return whether it has something to learn, and no way to."""
+        """Return whether it must be fitted, but defines no fit."""
         return self.fit_status() is FitStatus.NOT_FITTED and not any(
             getattr(type(self), name) is not getattr(Preprocessor, name)
             for name in ("fit", "_fit", "_fit_whole", "_fit_rows")
@@ -262,11 +262,11 @@ class Preprocessor:
 
     def _fit_rows(self: P, rows: Rows, comm: Communicator) -> P:
         """Learn from the rows of all ranks. Collective."""
-        # Whoever calls this has looked whether it learns from rows.
+        # The caller has checked that it is fitted on rows.
         return self
 
     def _begin_fit(self) -> bool:
-        """Return whether there is something to learn; warn if it was learned before."""
+        """Return whether it must be fitted; warn if it was fitted before."""
         status = self.fit_status()
         if status in (FitStatus.FITTED, FitStatus.PARTIALLY_FITTED):
             warnings.warn(
@@ -373,7 +373,7 @@ def per_row(values: Array, shape: tuple[int, ...]) -> Any:
 
 
 def no_value(column: str) -> ConfigError:
-    """Return the error for a column that nothing can be learned from. Not collective."""
+    """Return the error for a column without usable values. Not collective."""
     return ConfigError(
         f"column {column!r} holds no value in any row of any rank: there is nothing to learn from. "
         f"Look whether the dataset is empty, or leave the column out."

@@ -171,14 +171,14 @@ class _Search:
 
 
 def _around(quantile: float, count: int) -> tuple[int, int, float]:
-    """Return the places between which a quantile lies, and how far it is beyond the first."""
+    """Return the positions around a quantile, and its distance from the first."""
     at = (count - 1) * quantile
     low = min(max(math.floor(at), 0), count - 1)
     return low, min(low + 1, count - 1), at - low
 
 
 class _Selection:
-    """What a pass finds out of the values with certain leading bits."""
+    """Result of one pass over the values with certain leading bits."""
 
     def __init__(self, depth: int, prefixes: dict[int, list[int]] | None) -> None:
         self.shape: tuple[int, ...] | None = None

@@ -1,4 +1,4 @@
-"""Scalers: columns of numbers, shifted and divided by what was learned from all rows."""
+"""Scalers: shift and divide columns of numbers by statistics of all rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hpctrain.preprocessors.statistics import (
 )
 from hpctrain.world import Communicator
 
-# What is left of the difference of equal numbers, as a part of them.
+# Rounding error of the difference of equal numbers, relative to them.
 _ROUNDING = 10 * float(np.finfo(np.float64).eps)
 
 
@@ -41,7 +41,7 @@ class _Scaler(ColumnPreprocessor):
         }
 
     def _shift_and_scale(self, column: str) -> tuple[Any, Any]:
-        """Return what is subtracted from a column, and by what it is divided then."""
+        """Return the offset that is subtracted from a column, and its divisor."""
         raise NotImplementedError
 
 
@@ -120,7 +120,7 @@ class MinMaxScaler(_Scaler):
 class MaxAbsScaler(_Scaler):
     """Divides columns by their largest absolute value.
 
-    NaN is left out, and stays NaN; infinite values are refused. A column of zeros stays as it is.
+    NaN is ignored, and stays NaN; infinite values are refused. A column of zeros is unchanged.
 
     Parameters
     ----------
@@ -210,7 +210,7 @@ def _scaled(column: str, values: Array, shift: Any, scale: Any) -> Array:
             f"column {column!r} has rows of shape {values.shape[1:]}; the scaler was fitted on "
             f"rows of shape {shape}. Give it the columns it was fitted on."
         )
-    # Computed in float64, whatever the type of the column: the mean may be far from 0.
+    # Computed in float64 for every column type: the mean may be far from 0.
     width = int(np.prod(shape, dtype=np.int64))
     by_column = [np.broadcast_to(part, shape).reshape(width) for part in (shift, scale)]
     numbers = named_numbers(column, values)

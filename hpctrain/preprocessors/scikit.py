@@ -15,7 +15,7 @@ from hpctrain.world import Communicator
 
 
 class SklearnPreprocessor(ColumnPreprocessor):
-    """Fits and applies a transformer of scikit-learn, on columns put side by side.
+    """Fits and applies a transformer of scikit-learn, on columns side by side.
 
     A transformer that has ``partial_fit`` sees the rows of one rank after the other, batch by
     batch: nothing is gathered, and more ranks are not faster. Of any other the columns of all ranks
@@ -144,7 +144,7 @@ class SklearnPreprocessor(ColumnPreprocessor):
 
 
 def _on(rank: int, work: Callable[[], Any], comm: Communicator) -> Any:
-    """Return what `work` returns on one rank on every rank, or raise what it raises. Collective."""
+    """Return the result of `work` on one rank on every rank, or raise its error. Collective."""
     made, error = None, None
     if comm.rank == rank:
         try:

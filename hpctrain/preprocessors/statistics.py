@@ -26,7 +26,7 @@ S = TypeVar("S", bound="Statistic")
 
 
 class Statistic(Protocol):
-    """What is known of a column from the rows that were seen."""
+    """Statistics of a column over the rows so far."""
 
     def update(self, values: Array) -> None:
         """Take rows into account. Not collective."""
@@ -112,7 +112,7 @@ class Moments:
 
 @dataclass(frozen=True)
 class _Sums:
-    """What is known of each component of a column."""
+    """Statistics of each component of a column."""
 
     count: Array
     origin: Array
@@ -231,7 +231,7 @@ class Counts:
         return _rebuild_counts(self.counts + other.counts, self.missing + other.missing)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travel between ranks without the function that counts, which may be a user's own."""
+        """Pickle without the counting function, which may be a user's own."""
         return _rebuild_counts, (self.counts, self.missing)
 
 
@@ -243,7 +243,7 @@ def _rebuild_counts(counts: Counter[Any], missing: int) -> Counts:
 
 @dataclass
 class _Partial:
-    """What a rank brings to a reduction: its statistics, or why it has none."""
+    """A rank's input to a reduction: its statistics, or why it has none."""
 
     found: Mapping[str, Any]
     error: str | None = None
@@ -372,7 +372,7 @@ def finite_numbers(column: str, values: Array) -> Array:
 
 
 def infinite_values() -> ConfigError:
-    """Return the error for values that nothing can be learned from. Not collective."""
+    """Return the error for values that cannot be fitted. Not collective."""
     return ConfigError(
         "values are infinite, or reach further than float64 does. Drop or clip them first, for "
         "example with a BatchMapper."

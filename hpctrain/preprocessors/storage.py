@@ -2,8 +2,8 @@
 
 Reading hpctrain's own classes runs no code. What else a preprocessor is made of is in the second
 file: estimators of scikit-learn in the format of skops, functions and other objects as pickles.
-Those are opened if nobody but this user can have written them, this very process has pickled the
-same bytes, or the reader says that they are trusted (`hpctrain.pickle_trust`).
+These are opened if only this user can have written them, this process has pickled the same bytes,
+or the reader declares them trusted (`hpctrain.pickle_trust`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hpctrain.writers import Foreign, read_judged
 JSON_NAME = "preprocessor.json"
 ARRAYS_NAME = "preprocessor.npz"
 _FORMAT = 1
-# What Python raises for content that is not what was written.
+# Python's errors for damaged content.
 _DAMAGED = (
     OSError,
     EOFError,
@@ -44,7 +44,7 @@ _DAMAGED = (
 
 
 def save(preprocessor: Preprocessor, directory: str | PathLike[str]) -> None:
-    """Write a preprocessor into a directory, beside a model.
+    """Write a preprocessor into a directory, next to a model.
 
     Not collective.
 
@@ -58,7 +58,7 @@ def save(preprocessor: Preprocessor, directory: str | PathLike[str]) -> None:
     Raises
     ------
     ConfigError
-        If it is no preprocessor, or holds what cannot be pickled.
+        If it is not a preprocessor, or holds an object that cannot be pickled.
     """
     for name, content in to_files(preprocessor).items():
         write_own(Path(directory) / name, content)

@@ -1,6 +1,6 @@
 """The HTTP interface of a predictor."""
 
-# Without `annotations` of __future__: FastAPI could make nothing of the names in a function.
+# Without `annotations` of __future__: FastAPI could not resolve the names in a function.
 
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,8 @@ def make_app(model: ServedModel, *, token: str | None, limits: Limits | None = N
     """Return an ASGI application that predicts.
 
     Not collective. ``POST /predict`` takes ``{"columns": {name: [...]}}`` or ``{"rows": [{...}]}``
-    and answers in the same form. ``GET /healthz`` says that it lives, ``GET /readyz`` that it can
-    predict, and ``/docs`` is a page to try it on.
+    and answers in the same form. ``GET /healthz`` answers if the server runs, ``GET /readyz`` if it
+    can predict, and ``/docs`` is an interactive page.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ def make_app(model: ServedModel, *, token: str | None, limits: Limits | None = N
     token
         What a request has to carry as ``Authorization: Bearer TOKEN``; None lets everybody in.
     limits
-        What it takes at a time; by default `Limits` as it is.
+        Limits on requests; by default `Limits()`.
 
     Raises
     ------
@@ -42,7 +42,7 @@ def make_app(model: ServedModel, *, token: str | None, limits: Limits | None = N
     from fastapi.security import HTTPBearer
     from pydantic import BaseModel, ConfigDict
 
-    # For /docs: `Guard` has looked at the token, before anything was read.
+    # For /docs: `Guard` has checked the token, before anything was read.
     bearer = fastapi.Depends(HTTPBearer(auto_error=False))
 
     class Batch(BaseModel):
@@ -58,29 +58,29 @@ def make_app(model: ServedModel, *, token: str | None, limits: Limits | None = N
 
     @app.exception_handler(RequestValidationError)  # type: ignore[untyped-decorator]
     async def refuse(request: Any, error: RequestValidationError) -> JSONResponse:
-        # Without what was given: NaN in it could not be in an answer.
+        # Without the input: a NaN in it could not be in an answer.
         found = [{key: each[key] for key in ("type", "loc", "msg")} for each in error.errors()]
         return JSONResponse({"detail": found}, 422)
 
-    # Not in a thread: all of them may be taken by predictions.
+    # Not in a thread: predictions may occupy all of them.
     @app.get("/healthz")  # type: ignore[untyped-decorator]
     async def healthz() -> dict[str, str]:
-        """Say that the server lives."""
+        """Confirm that the server runs."""
         return {"status": "ok"}
 
     @app.get("/readyz")  # type: ignore[untyped-decorator]
     async def readyz() -> dict[str, str]:
-        """Say whether the model is loaded."""
+        """Return whether the model is loaded."""
         if not model.is_ready:
             raise fastapi.HTTPException(503, _NOT_READY)
         return {"status": "ready"}
 
     @app.get("/model", dependencies=[bearer])  # type: ignore[untyped-decorator]
     async def describe() -> dict[str, Any]:
-        """Say what the model is, and which features it has."""
+        """Return the name and the features of the model."""
         return {"name": model.name, "ready": model.is_ready, "features": model.features}
 
-    # A plain function: the server calls it in a thread of its own, and goes on answering.
+    # A plain function: the server calls it in a separate thread, and still answers.
     @app.post("/predict", dependencies=[bearer])  # type: ignore[untyped-decorator]
     def predict(batch: Batch) -> dict[str, Any]:
         """Predict on a batch of columns or rows."""

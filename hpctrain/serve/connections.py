@@ -1,4 +1,4 @@
-"""Connections of a server: how many there may be, and how long one may stay without a request."""
+"""Limits on the connections of a server: their number, and their time without a request."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ MAX_CONNECTIONS = 256
 
 
 class BoundedProtocol(H11Protocol):
-    """HTTP/1.1 of uvicorn, in which nobody holds the place of others without a request.
+    """HTTP/1.1 of uvicorn that closes idle connections when there are too many.
 
-    Of too many connections, that one is closed which has waited longest for a header: so a new one
-    gets in, however many silent ones there are.
+    It closes the connection that has waited longest for a header, so silent connections cannot
+    block new ones.
     """
 
     _since = 0.0
     _seen: Any = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take note of a connection. Not collective."""
+        """Record a connection. Not collective."""
         super().connection_made(transport)
         self._since = self.loop.time()
         self.loop.call_later(timeouts.REQUEST_HEADERS_S, self._watch)
@@ -35,8 +35,8 @@ class BoundedProtocol(H11Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has no request that is not answered."""
-        # None until the first of them; uvicorn's annotation does not say so.
+        """Whether it has no unanswered request."""
+        # None until the first request, unlike uvicorn's annotation.
         cycle: Any = self.cycle
         return cycle is None or cycle.response_complete
 

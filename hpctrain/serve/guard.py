@@ -1,4 +1,4 @@
-"""What a request has to pass before any of its body is read: the token, and limits."""
+"""Checks before the body of a request is read: the token, and limits."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/docs", "/openapi.json"})
-"""What is answered without a token, whatever else is going on."""
+"""Paths that are answered without a token, under any load."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What one server takes at a time."""
+    """Limits of one server."""
 
     body_bytes: int = 8 << 20
     """Bytes of one request."""
     body_s: float = 30.0
-    """Seconds in which all of it has to be there."""
+    """Seconds in which the whole request must arrive."""
     requests: int = 64
-    """Requests that are read, wait or are predicted; of more each is answered with 503."""
+    """Requests in progress; further ones are answered with 503."""
 
 
 class Guard:
-    """ASGI middleware that lets only those requests through which may go on.
+    """ASGI middleware that passes only permitted requests on.
 
     Parameters
     ----------
     app
-        What answers them.
+        The application that answers them.
     token
         What a request has to carry as ``Authorization: Bearer TOKEN``; None lets everybody in.
     limits
@@ -76,8 +76,8 @@ class Guard:
         return scheme.lower() == b"bearer" and hmac.compare_digest(given.strip(), self._expected)
 
     def _bounded(self, receive: Receive) -> Receive:
-        """Return what reads a body that may be neither longer nor slower than the limits."""
-        # Comes with FastAPI.
+        """Return a reader for a body within the limits of length and time."""
+        # Installed with FastAPI.
         from starlette.exceptions import HTTPException
 
         deadline = asyncio.get_running_loop().time() + self._limits.body_s
@@ -111,7 +111,7 @@ class Guard:
 async def _answer(
     send: Send, status: int, detail: str, headers: Iterable[tuple[bytes, bytes]] = ()
 ) -> None:
-    """Answer, and read no more of the request."""
+    """Answer without reading more of the request."""
     import json
 
     content = json.dumps({"detail": detail}).encode()

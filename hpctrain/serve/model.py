@@ -1,4 +1,4 @@
-"""`ServedModel`: a predictor that is loaded behind the server, and takes a call at a time."""
+"""`ServedModel`: a predictor that is loaded in the background, and takes one call at a time."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class ServedModel:
     Parameters
     ----------
     load
-        Returns the predictor; called in a thread, so that a server can say meanwhile that it lives.
+        Returns the predictor; called in a thread, so that a server can answer meanwhile.
     name
-        What it is, for people.
+        A readable name.
     max_rows
         Rows that one request may have.
     """
@@ -34,7 +34,7 @@ class ServedModel:
         self.name = name
         self.max_rows = max_rows
         self.requests = 0
-        """Predictions that were asked for."""
+        """Number of requested predictions."""
         self.error: BaseException | None = None
         """Why the predictor could not be loaded."""
         self._load = load
@@ -49,12 +49,12 @@ class ServedModel:
 
     @property
     def features(self) -> list[str] | None:
-        """Names of the features, if the predictor knows them."""
+        """Names of the features, if the predictor has them."""
         names = getattr(self._predictor, "features", None)
         return None if names is None else list(names)
 
     def start(self) -> None:
-        """Begin to load. Not collective."""
+        """Start loading. Not collective."""
         self._thread.start()
 
     def wait(self, timeout_s: float) -> bool:
@@ -63,7 +63,7 @@ class ServedModel:
         Raises
         ------
         BaseException
-            What loading raised.
+            The error of loading.
         """
         self._thread.join(timeout_s)
         if self.error is not None:
