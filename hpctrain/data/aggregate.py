@@ -1,4 +1,4 @@
-"""What `hpctrain.data.Dataset.aggregate` is given, in Ray Data's names: Arrow computes it."""
+"""Arguments of `hpctrain.data.Dataset.aggregate`, with Ray Data's names: Arrow computes them."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Std(ColumnAggregate):
     on: str
     """The column."""
     ddof: int = 1
-    """What is subtracted from the number of rows."""
+    """Subtracted from the number of rows."""
     ignore_nulls: bool = True
     """Whether what is missing is left out. Otherwise it makes the result missing."""
     alias_name: str | None = None

@@ -1,4 +1,4 @@
-"""What a file gives, in the types that its dataset said."""
+"""The columns of a file, in the types of its dataset."""
 
 from __future__ import annotations
 

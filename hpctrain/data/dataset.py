@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class Dataset(Mapped, Combined, Aggregated, Written, Consumed, Refused):
     """Rows with named columns, read when they are asked for.
 
-    It is a description: paths, row ranges and functions. It pickles to kilobytes, whatever the size
-    of its files, and each rank of a run reads its own part. Made by the functions of
+    It is a description: paths, row ranges and functions. It pickles to kilobytes, independently of
+    the size of its files, and each rank of a run reads its own part. Made by the functions of
     `hpctrain.data`; its methods return other datasets and change nothing.
     """
 

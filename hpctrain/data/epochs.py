@@ -21,7 +21,7 @@ from hpctrain.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class _Settings:
-    """What an epoch was asked for with."""
+    """The arguments of an epoch."""
 
     batch_size: int
     sizes: list[int]
@@ -31,7 +31,7 @@ class _Settings:
     prefetch_batches: int
     epoch: int
     before: tuple[Taken, ...]
-    """What had been taken of the epoch when it was asked for."""
+    """The rows of the epoch that were already taken at its start."""
     loads: int
     """States that had been loaded when it was asked for."""
 
@@ -66,7 +66,7 @@ class Epochs:
         """Of the iterator that moves the position: the first that began in the epoch."""
         self._loads = 0
         self._mixing: Mixing | None = None
-        """Of the epoch that has begun, which has to go on with the same."""
+        """Arguments of the current epoch, which must stay the same."""
 
     @property
     def is_resumed(self) -> bool:

@@ -63,7 +63,7 @@ def _by_number(path: str) -> list[tuple[str, int]]:
 
 
 def _files_below(directory: Path, suffixes: tuple[str, ...]) -> Iterable[str]:
-    # scandir knows what is a directory without another question to the filesystem.
+    # scandir reports directories without another filesystem call.
     with scandir(directory) as entries:
         for entry in entries:
             if entry.name.startswith(("_", ".")):

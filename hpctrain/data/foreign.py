@@ -20,7 +20,7 @@ from hpctrain.data.shard import items_of
 from hpctrain.data.source import Blocks, Source, block_rows
 from hpctrain.errors import ConfigError
 
-# Several threads read ahead, and nobody expects that of a dataset of torch.
+# Several threads read ahead, which datasets of torch do not expect.
 _ONE_AT_A_TIME = Lock()
 
 _ADVICE = "Give it another type before, or leave the column out."
@@ -132,7 +132,7 @@ def open_torch(dataset: Any, names: Sequence[str] | None) -> Source:
 
 def _is_plain_tensors(dataset: Any) -> bool:
     """Return whether the items of a dataset are rows of its tensors, and nothing but those."""
-    # Whoever has one has imported torch.
+    # An instance implies that torch is imported.
     torch = sys.modules.get("torch.utils.data")
     if torch is None or not isinstance(dataset, torch.TensorDataset):
         return False
@@ -176,7 +176,7 @@ def open_huggingface(dataset: Any) -> Source:
 
 
 def _has_transform(dataset: Any) -> bool:
-    """Return whether rows are what a function of the user's makes of them."""
+    """Return whether a function of the user creates the rows."""
     return bool(dataset.format["type"] == "custom")
 
 

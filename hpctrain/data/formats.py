@@ -54,7 +54,7 @@ def to_format(batch: Batch, batch_format: BatchFormat) -> Any:
 
 
 def from_any(batch: Any, *, keep_categories: bool = False) -> Batch:
-    """Return a batch as dict of arrays, whatever form it has.
+    """Return a batch of any format as a dict of arrays.
 
     Not collective.
 

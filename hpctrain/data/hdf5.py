@@ -313,7 +313,7 @@ def open_file(path: str | PathLike[str], mode: str) -> Any:
         # Many parallel filesystems are mounted without locks, and HDF5 would refuse to open there.
         return h5py.File(path, mode, locking="best-effort")
     except ValueError:
-        # Before 1.10.7 HDF5 could not be told.
+        # Before 1.10.7 HDF5 had no option for it.
         return h5py.File(path, mode)
 
 

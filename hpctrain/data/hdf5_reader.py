@@ -150,7 +150,7 @@ class Hdf5Reader:
                         read_through_hdf5(dataset, range(first, last), target)
 
     def has_rows_like(self, dataset: Any, part: Part) -> bool:
-        """Return whether this file has a part of a virtual dataset as it is. Not collective."""
+        """Return whether this file has a part of a virtual dataset unchanged. Not collective."""
         source = self._file.get(part.dataset)
         if source is None or source.dtype != dataset.dtype or source.shape[1:] != dataset.shape[1:]:
             return False
@@ -177,7 +177,7 @@ def _read_contiguous(raw: RawFile, layout: Contiguous, rows: range, out: np.ndar
 
 
 def read_through_hdf5(dataset: Any, rows: range, out: np.ndarray) -> None:
-    """Read rows of an ``h5py.Dataset`` of whatever kind. Not collective."""
+    """Read rows of any kind of ``h5py.Dataset``. Not collective."""
     if dataset.dtype.kind == "O":
         out[...] = dataset.asstr()[rows.start : rows.stop]
     elif dataset.dtype.subdtype is not None:

@@ -1,4 +1,4 @@
-"""Where datasets lie in HDF5 files that were read before, so that HDF5 need not open them again."""
+"""Layouts of datasets in HDF5 files that were read before, so HDF5 need not open them again."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _AT_MOST = 40
 """Files that are remembered."""
 
 _SETTLED_NS = 2 * 10**9
-"""Times of files advance in steps of 10 ms or of 1 s: two writes may lie within one."""
+"""File times advance in steps of 10 ms or of 1 s: two writes may have the same time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """What a dataset holds, and where it lies."""
+    """The type and the layout of a dataset."""
 
     dtype: np.dtype
     shape: tuple[int, ...]
@@ -36,7 +36,7 @@ def known_layouts(path: str, identity: Identity | None) -> dict[str, Place] | No
 
 
 def remember_layout(path: str, identity: Identity | None, dataset: str, place: Place) -> None:
-    """Keep where a dataset lies, unless the file has just been written to. Not collective.
+    """Keep the layout of a dataset, unless the file has just been written. Not collective.
 
     Parameters
     ----------

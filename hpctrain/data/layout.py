@@ -1,4 +1,4 @@
-"""How an HDF5 dataset lies on disk: what is needed to read its rows without HDF5.
+"""The layout of an HDF5 dataset on disk, to read its rows without HDF5.
 
 HDF5 has one lock for everything, and a library that is held by it cannot read and decode on several
 cores. So it is asked where the bytes are, and they are read and decoded here. What is stored in a
@@ -71,14 +71,14 @@ class Virtual:
 
 @dataclass(frozen=True, kw_only=True)
 class Opaque:
-    """What only HDF5 can read."""
+    """A layout that only HDF5 can read."""
 
 
 Layout = Contiguous | Chunked | Virtual | Opaque
 
 
 def find_layout(dataset: Any) -> Layout:
-    """Return how a dataset lies on disk.
+    """Return the layout of a dataset on disk.
 
     Not collective.
 

@@ -1,4 +1,4 @@
-"""Files that stay open between the reads of an epoch, and are closed when nobody reads any more."""
+"""Files that stay open between the reads of an epoch, and are closed after the last one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weakref import WeakSet
 
 
 class Identity(NamedTuple):
-    """What changes with the content of a file."""
+    """Values that change with the content of a file."""
 
     device: int
     inode: int
@@ -41,7 +41,7 @@ class _Opened:
 
 
 class OpenFiles:
-    """Files that are open and that nobody uses just now; a file is used by one thread at a time.
+    """Open files that are not in use; one thread at a time uses a file.
 
     A path that stands for another file than before, or whose file was written to, is opened again.
 
@@ -64,7 +64,7 @@ class OpenFiles:
         return _Use(self, path)
 
     def take(self, path: str) -> _Opened:
-        """Return a file that is open, and that nobody else uses. Not collective."""
+        """Return an open file for exclusive use. Not collective."""
         identity = identity_of(path)
         old: list[_Opened] = []
         with _epochs.lock:
@@ -75,13 +75,13 @@ class OpenFiles:
                     if opened.identity == identity:
                         return opened
                     old.append(opened)
-        # Before it is opened again: HDF5 would go on with what it knows of a file that is open.
+        # Before it is opened again: HDF5 would use its cached state of an open file.
         for opened in old:
             opened.file.close()
         return _Opened(path, identity, self._opener(path))
 
     def give_back(self, opened: _Opened) -> None:
-        """Keep a file for whoever uses it next, or close it. Not collective."""
+        """Keep a file for its next user, or close it. Not collective."""
         with _epochs.lock:
             if _epochs.num_running:
                 self._free.append(opened)
@@ -91,7 +91,7 @@ class OpenFiles:
         opened.file.close()
 
     def take_all(self) -> list[_Opened]:
-        """Return the files that nobody uses, for the caller to close. Not collective."""
+        """Return the unused files, for the caller to close. Not collective."""
         files, self._free = self._free, []
         return files
 

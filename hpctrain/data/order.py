@@ -37,10 +37,10 @@ class Window:
     slabs: tuple[range, ...]
     """Rows of the dataset, a range for each slab, in the order they are read in."""
     key: tuple[int, ...]
-    """What its permutation is drawn from."""
+    """Seed of its permutation."""
 
     def permutation(self) -> np.ndarray:
-        """Return, for each position, which row it is among those of all slabs. Not collective."""
+        """Return the row among all slabs for each position. Not collective."""
         return permutation(len(self.positions), self.key)
 
     def rows(self) -> np.ndarray:

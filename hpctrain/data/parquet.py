@@ -152,7 +152,7 @@ def _large_of(path: str, names: Iterable[str]) -> frozenset[str]:
 def _describe(
     path: str, columns: Sequence[str] | None, keys: Keys, key_types: Mapping[str, np.dtype]
 ) -> tuple[ParquetSource, frozenset[str], dict[str, bool | None]]:
-    """Return a file, its columns that miss values, and whether those of integers have large ones.
+    """Return a file, its columns with missing values, and whether integer columns have large ones.
 
     None: that is not known without reading the column.
     """

@@ -9,9 +9,9 @@ T = TypeVar("T")
 
 
 class Passes(Generic[T]):
-    """What can be iterated over many times; each ``iter()`` begins a pass of its own.
+    """An iterable for many passes; each ``iter()`` begins a new pass.
 
-    ``next()`` works too, as on an iterator: a loop goes on after what it has given, once.
+    ``next()`` works too, as on an iterator: a loop continues after it, once.
 
     Parameters
     ----------
@@ -25,7 +25,7 @@ class Passes(Generic[T]):
         self._is_over = False
 
     def __iter__(self) -> Iterator[T]:
-        """Begin a pass, or go on with the one that ``next()`` began."""
+        """Begin a pass, or continue the one that ``next()`` began."""
         begun, over = self._by_next, self._is_over
         self._by_next, self._is_over = None, False
         return self._begin() if begun is None or over else begun

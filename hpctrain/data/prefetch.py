@@ -29,7 +29,7 @@ MOST_BYTES = 256 * 2**20
 
 
 def spare_threads(bytes_each: int = 0) -> int:
-    """Return how many threads can work beside the caller's, one at least.
+    """Return how many threads can work besides the caller's, at least one.
 
     Not collective.
 
@@ -191,7 +191,7 @@ def _help_until_done(job: _Job[_T], queue: SimpleQueue[_Job[_T] | None], timeout
 
 
 class Buffers:
-    """Arrays that are given out again once nobody has them, or a part of them, any more.
+    """A pool of arrays that are reused once no reference to any part of them is left.
 
     Who keeps an array keeps it: another one is made then.
 
@@ -210,7 +210,7 @@ class Buffers:
         self._lock = threading.Lock()
 
     def get(self) -> np.ndarray:
-        """Return an array that nobody else has. Not collective."""
+        """Return an array without other references. Not collective."""
         with self._lock:
             arrays = self._arrays
             for index in range(len(arrays)):

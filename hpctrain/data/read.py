@@ -178,7 +178,7 @@ def from_numpy(arrays: Any) -> Dataset:
     Raises
     ------
     ConfigError
-        If they have unlike numbers of rows, or those of a list have unlike columns.
+        If they have different numbers of rows, or those of a list have different columns.
     """
     return _in_memory(arrays, from_any)
 
@@ -266,7 +266,7 @@ def from_torch(dataset: Any, *, columns: Sequence[str] | None = None) -> Dataset
 def from_huggingface(dataset: Any) -> Dataset:
     """Return a dataset of a ``datasets.Dataset``, one split.
 
-    Not collective. What lies in its cache files stays there: the ranks have to see them.
+    Not collective. Rows in its cache files stay there: the ranks must see these files.
 
     Raises
     ------

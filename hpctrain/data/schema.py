@@ -14,10 +14,10 @@ from hpctrain.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """What one row of a column holds."""
+    """Type and shape of one row of a column."""
 
     dtype: np.dtype
-    """NumPy's type; ``object`` for strings and for what has no type of its own."""
+    """NumPy's type; ``object`` for strings and for values without a NumPy type."""
     shape: tuple[int, ...] = ()
     """Shape of one row: empty for a number, ``(28, 28)`` for an image."""
 
@@ -147,7 +147,7 @@ def check_unique(names: Iterable[str]) -> None:
 
 
 def check_same_schema(first: Schema, first_path: str, other: Schema, other_path: str) -> None:
-    """Refuse a file whose columns are not those of the first file.
+    """Refuse a file whose columns differ from those of the first file.
 
     Not collective. The order of columns may differ.
 

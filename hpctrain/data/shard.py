@@ -33,7 +33,7 @@ class DatasetShard(Sequence[Any]):
         return self._dataset[self._rows[index]]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return several rows, as torch's DataLoader asks for those of a batch."""
+        """Return several rows, the call of torch's DataLoader for a batch."""
         return items_of(self._dataset, [self._rows[index] for index in indices])
 
     def __iter__(self) -> Iterator[Any]:
@@ -80,7 +80,8 @@ def shard_rows(num_rows: int, *, rank: int, world_size: int) -> range:
 
 def is_dataset(dataset: Any) -> bool:
     """Return whether something is a `Dataset`. Not collective."""
-    # Whoever has one has loaded its module, and who has not need not load NumPy to be told so.
+    # An instance implies that its module is loaded; otherwise NumPy need not be loaded for the
+    # check.
     module = sys.modules.get("hpctrain.data.dataset")
     return module is not None and isinstance(dataset, module.Dataset)
 

@@ -22,7 +22,7 @@ class ShuffledRows:
     source: Source
     mixing: Mixing
     each_epoch: bool = False
-    """Whether each epoch has an order of its own."""
+    """Whether each epoch has its own order."""
     epoch: int = 0
     """Of the order that this one has."""
 

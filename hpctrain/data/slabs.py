@@ -10,7 +10,7 @@ from hpctrain.data.open_files import Identity, identity_of
 
 
 class RawFile:
-    """A file that is read at offsets. It is closed at the latest when nobody has it any more.
+    """A file that is read at offsets. It is closed at the latest with its last reference.
 
     Parameters
     ----------

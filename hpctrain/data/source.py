@@ -143,7 +143,7 @@ def read_rows(source: Source, rows: range, columns: Sequence[str] | None) -> Bat
 
 
 def block_rows(schema: Schema) -> int:
-    """Return the rows of a block where the format has no unit of its own. Not collective."""
+    """Return the rows of a block for a format without its own unit. Not collective."""
     return max(1, BLOCK_BYTES // max(schema.row_bytes, 1))
 
 
@@ -305,7 +305,7 @@ class SideBySide:
 
 
 def at_epoch(source: Any, epoch: int) -> Any:
-    """Return a source as it is in an epoch, its rows in another order if it is shuffled anew.
+    """Return a source for an epoch, with its rows in another order if each epoch shuffles it.
 
     Not collective. What chooses rows by their place, or puts them beside others, has the order of
     epoch 0 throughout: a row that is in one part of a split is never in the other.

@@ -22,7 +22,7 @@ TAILS = ("uneven", "drop", "pad")
 
 @dataclass(frozen=True)
 class Taken:
-    """What the ranks of a world have taken of an epoch, or of what others before had left."""
+    """The rows of an epoch, or of its rest, that the ranks of a world have taken."""
 
     world_size: int
     rows: int
@@ -38,7 +38,7 @@ def batch_sizes(
     Not collective. With ``"uneven"`` the numbers of rows of ranks differ by one at most. Who has
     one less has it less in the first batch: were it the last one, it could be empty, and a mean of
     no rows is not a number. ``"drop"`` leaves out what does not fill a batch on every rank.
-    ``"pad"`` is like ``"uneven"``; whoever reads fills batches up.
+    ``"pad"`` is like ``"uneven"``; the reader fills batches up.
 
     Examples
     --------
@@ -64,7 +64,7 @@ def part_of(ranges: Sequence[range], *, rank: int, world_size: int) -> list[rang
 
 
 def left_over(num_rows: int, taken: Sequence[Taken]) -> list[range]:
-    """Return the positions of an epoch that nobody has taken.
+    """Return the remaining positions of an epoch.
 
     Not collective.
 

@@ -1,4 +1,4 @@
-"""What is done to batches on their way from the source."""
+"""Transformations of batches after the source."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Step(Protocol):
 
 @dataclass(frozen=True)
 class MapBatches:
-    """Calls a function of the user's, or an instance of a class."""
+    """Calls a user's function, or an instance of a class."""
 
     call: Call
     batch_format: BatchFormat = "numpy"
@@ -37,7 +37,7 @@ class MapBatches:
     """Rows that it gets at most; None is as many as are read at once."""
     keeps_rows: bool | None = None
     zero_copy_batch: bool = False
-    """Whether the function gets arrays that cannot be changed, in place of its own."""
+    """Whether the function gets read-only arrays instead of its own."""
 
     def __str__(self) -> str:
         """Return how it was asked for."""

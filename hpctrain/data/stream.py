@@ -149,7 +149,7 @@ def rebatch(pieces: Iterable[Batch], sizes: Iterable[int]) -> Iterator[Batch]:
         missing = size
         while missing:
             if at == length:
-                # A piece that nobody has is memory for the next one.
+                # The memory of an unreferenced chunk is reused for the next one.
                 piece = {}
                 if (following := next(source, None)) is None:
                     break

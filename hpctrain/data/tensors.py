@@ -40,7 +40,7 @@ def to_torch(
                 f"column {name!r} of type {array.dtype} cannot be a tensor. Encode it with "
                 f"map_batches(), or leave it out with select_columns()."
             )
-        # torch knows the machine's byte order only, and warns of memory that is not to be written.
+        # torch supports only the machine's byte order, and warns of read-only memory.
         own = array.astype(array.dtype.newbyteorder("="), copy=not array.flags.writeable)
         dtype = dtypes.get(name) if isinstance(dtypes, Mapping) else dtypes
         tensors[name] = torch.from_numpy(np.ascontiguousarray(own)).to(device=device, dtype=dtype)
@@ -112,7 +112,7 @@ def to_tensorflow(
         return tensorflow.TensorSpec(shape=(None, *column.shape), dtype=column.dtype)
 
     def pairs() -> Iterator[Any]:
-        # One behind: TensorFlow reads on in threads of its own, and an epoch is to be over before
+        # One behind: TensorFlow reads ahead in its own threads, and an epoch must have ended before
         # the last of its batches is used, not at some time after it.
         ready = None
         for batch in batches:

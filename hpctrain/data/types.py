@@ -214,8 +214,8 @@ def _unlike(name: str, dtypes: Sequence[np.dtype]) -> ConfigError:
 def array_of(values: Sequence[Any]) -> np.ndarray:
     """Return a list as an array with an element for each, of the values that they are.
 
-    Not collective. NumPy would make texts of numbers beside texts, and round large integers
-    beside fractions: then the array is one of objects.
+    Not collective. NumPy would convert numbers to text in mixed columns, and round large integers
+    among fractions: then the result is an object array.
 
     Examples
     --------

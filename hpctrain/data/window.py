@@ -21,14 +21,14 @@ PIECE_BYTES = 2 * 2**20
 
 
 class ReadInto(Protocol):
-    """What reads rows into arrays that exist already. May be called by several threads."""
+    """Reads rows into existing arrays. Several threads may call it."""
 
     def __call__(self, rows: range, out: Batch) -> None:
         """Read rows of a range of step 1 into arrays of as many rows. Not collective."""
 
 
 class Memory:
-    """The arrays that windows lie in, kept from one epoch to the next."""
+    """The arrays of windows, kept from one epoch to the next."""
 
     def __init__(self) -> None:
         self._buffers: dict[str, tuple[object, Buffers]] = {}
@@ -38,7 +38,7 @@ class Memory:
         return Memory, ()
 
     def buffers(self, name: str, dtype: np.dtype, shape: tuple[int, ...]) -> Buffers:
-        """Return arrays for a column; those of another size are given up. Not collective."""
+        """Return arrays for a column; arrays of another size are freed. Not collective."""
         kind = (dtype, shape)
         if name not in self._buffers or self._buffers[name][0] != kind:
             self._buffers[name] = (kind, Buffers(partial(np.empty, shape, dtype)))
@@ -139,6 +139,6 @@ class WindowReader:
         order = window.permutation()[first : first + len(positions)]
         out = self._empty(len(positions))
         for name, rows in pool.items():
-            # With another mode NumPy would gather into memory of its own first.
+            # With another mode NumPy would first gather into its own memory.
             np.take(rows, order, axis=0, out=out[name], mode="clip")
         return out

@@ -1,4 +1,4 @@
-"""What needs all rows of the dataset: sorted rows, groups, aggregates. Arrow computes them."""
+"""Operations on all rows of the dataset: sort, groups, aggregates. Arrow computes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A function of the user's with its arguments, or an instance of a class of the user's."""
+"""A user's function with its arguments, or an instance of a user's class."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ONE_CONSTRUCTS = Lock()
 
 @dataclass(frozen=True)
 class Call:
-    """What is called with a row or a batch.
+    """A callable for a row or a batch.
 
     A class is constructed at its first use in each process, once, as Ray's actors do.
     """

@@ -23,7 +23,7 @@ from hpctrain.data.stream import choose_mixing, rebatch
 from hpctrain.errors import ConfigError
 
 EachEpoch = Literal["epoch"]
-"""A seed: each epoch has an order of its own, the same in each run."""
+"""A seed: each epoch has its own order, the same in each run."""
 
 
 class Combined(Description):
@@ -208,7 +208,7 @@ class Combined(Description):
         Parameters
         ----------
         indices
-            Where to cut, in order. What lies beyond the last row cuts behind it.
+            Where to cut, in order. Positions beyond the last row cut after it.
 
         Raises
         ------
@@ -256,7 +256,7 @@ class Combined(Description):
         """
         known = [with_known_rows(dataset) for dataset in (self, *other)]
         found = [(dataset, dataset.schema()) for dataset in known]
-        # Whoever has neither rows nor columns says nothing of types.
+        # Without rows and columns there are no types.
         found = [pair for pair in found if pair[1]] or found[:1]
         schema = union_schema([own for _, own in found])
         return self.of_source(Concatenated(parts=tuple(as_source(d, schema) for d, _ in found)))
@@ -292,7 +292,7 @@ class Combined(Description):
         *,
         shuffle: bool = False,
     ) -> DatasetT:
-        """Return the dataset as it is: it has no blocks to be arranged.
+        """Return the dataset unchanged: it has no blocks to arrange.
 
         Not collective. Ranks get parts whose sizes differ by one row at most.
 
@@ -355,5 +355,5 @@ def _seed(seed: int | EachEpoch | None) -> int:
 
 
 def _is_anew(seed: int | EachEpoch | None) -> bool:
-    """Return whether each epoch has an order of its own."""
+    """Return whether each epoch has its own order."""
     return not isinstance(seed, Integral)

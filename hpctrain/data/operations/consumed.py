@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Consumed(Description):
-    """What reads the rows."""
+    """Reads the rows."""
 
     def take(self, limit: int = 20) -> list[dict[str, Any]]:
         """Return the first rows as dicts, all if there are fewer.

@@ -1,4 +1,4 @@
-"""A dataset with its steps as a source, to put beside or after others."""
+"""A dataset with its steps as a source, to combine with others."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def as_source(dataset: Description, schema: Schema | None = None) -> Source:
     Parameters
     ----------
     schema
-        Columns and types to be given; None is those of the dataset.
+        Columns and types to return; None is those of the dataset.
     """
     if schema is None:
         schema = dataset.schema()

@@ -29,7 +29,7 @@ class Description:
     source: Source
     """Where rows come from."""
     steps: tuple[Step, ...] = ()
-    """What is done to batches of them."""
+    """Transforms batches of them."""
     columns_read: tuple[str, ...] | None = None
     """Columns that are read from the source; None is all."""
 
@@ -145,7 +145,7 @@ class Description:
         """Return tasks that also apply the steps. Not collective."""
         if not self.steps:
             return iter(tasks)
-        # Several threads read, but nobody expects of a function that they call it all at once.
+        # Several threads read, but a user's function need not be thread-safe.
         one_at_a_time = Lock()
         return (partial(self._read_and_apply, task, one_at_a_time) for task in tasks)
 
@@ -159,7 +159,7 @@ class Description:
         return concatenate(list(self.all_pieces()))
 
     def all_pieces(self) -> Iterator[Batch]:
-        """Return all rows in pieces, whatever functions make of their number. Not collective."""
+        """Return all rows in chunks, for any functions that change their number. Not collective."""
         return self.assuming_nothing().pieces([range(self.source.num_rows)])
 
     def assuming_nothing(self: DatasetT) -> DatasetT:

@@ -50,7 +50,7 @@ class AggregateGroups:
 
 @dataclass(frozen=True)
 class MapGroups:
-    """What a function makes of the rows of each group."""
+    """The results of a function for the rows of each group."""
 
     keys: tuple[str, ...]
     call: Call
@@ -73,7 +73,7 @@ class MapGroups:
 
 
 def _changes(table: Any) -> list[int]:
-    """Return the rows whose keys are others than those of the row before."""
+    """Return the rows whose keys differ from those of the row before."""
     compute = require("pyarrow.compute", to="to group")
 
     def differs(column: Any) -> np.ndarray:

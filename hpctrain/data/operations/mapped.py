@@ -1,4 +1,4 @@
-"""What is done to rows and batches on their way: lazy, streamed, each rank its own part."""
+"""Transformations of rows and batches: lazy, streamed, each rank its own part."""
 
 from __future__ import annotations
 

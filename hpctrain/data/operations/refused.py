@@ -76,7 +76,7 @@ class UnavailableMethodError(ConfigError, AttributeError):
 
 
 class Refused:
-    """Says what to use instead of a method that is not there."""
+    """Names the replacement of a missing method."""
 
     def __getattr__(self, name: str) -> Any:
         """Refuse a name.

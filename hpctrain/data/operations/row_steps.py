@@ -53,7 +53,7 @@ class MapRows:
         return not self.is_flat
 
     def __call__(self, batch: Batch) -> Batch:
-        """Return the rows that are made of those of a batch. Not collective."""
+        """Return the rows that result from a batch. Not collective."""
         made: list[Any] = []
         # Without a row nothing is constructed.
         call = self.call.bound() if num_rows(batch) else self.call

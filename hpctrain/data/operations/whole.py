@@ -1,4 +1,4 @@
-"""What needs all rows: computed by Arrow when it is first read, once in each process."""
+"""Operations on all rows: Arrow computes them at the first read, once in each process."""
 
 from __future__ import annotations
 

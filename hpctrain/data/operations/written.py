@@ -1,4 +1,4 @@
-"""What writes the rows of a dataset to files."""
+"""Writers of the rows of a dataset."""
 
 from __future__ import annotations
 
