@@ -59,7 +59,7 @@ class CometLoggerCallback(TrackerCallback):
         return "online" if self._online else "offline"
 
     def begin(self, run_context: RunContext, position: Position) -> None:
-        """Make the experiment, or go on in it."""
+        """Create the experiment, or continue it."""
         if self._experiment is not None:
             return
         import comet_ml
@@ -67,7 +67,7 @@ class CometLoggerCallback(TrackerCallback):
         # It advises to upload by hand.
         logging.getLogger("comet_ml").setLevel(logging.ERROR)
         arguments: dict[str, Any] = {
-            # What runs here is the executor: its code, output and arguments say nothing.
+            # This process is the executor: its code, output and arguments are not informative.
             "log_code": False,
             "log_graph": False,
             "log_git_patch": False,

@@ -22,7 +22,7 @@ _NUMBER = "training_iteration"
 
 
 class _FileLogger(LoggerCallback):
-    """Appends to a file in the run directory; what an attempt reports again takes its place."""
+    """Appends to a file in the run directory; repeated reports replace earlier ones."""
 
     _file: IO[str] | None = None
 
@@ -121,7 +121,7 @@ def _number_of(line: str) -> float:
 
 
 def _read_table(path: Path) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows, without what is torn or was never ours."""
+    """Return header and rows, without incomplete and foreign lines."""
     if not path.exists():
         return [], []
     with path.open(newline="", encoding="utf-8") as file:

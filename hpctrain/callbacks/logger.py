@@ -1,4 +1,4 @@
-"""`LoggerCallback`: what all loggers share."""
+"""`LoggerCallback`: the base of all loggers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LoggerCallback(UserCallback, abc.ABC):
 
     @abc.abstractmethod
     def open(self, run_context: RunContext) -> None:
-        """Open the record, or go on in it: before the first report of each attempt that makes one.
+        """Open the record, or continue it: before the first report of each attempt.
 
         The attempt goes on with report ``run_context.report``; an earlier one may have made it too.
         """
@@ -55,12 +55,12 @@ class LoggerCallback(UserCallback, abc.ABC):
         metrics
             Metrics of rank 0, flat: what was ``{"val": {"loss": 1}}`` is ``val/loss``.
         checkpoint
-            What was saved with it.
+            The checkpoint of the report.
         """
 
     @abc.abstractmethod
     def close(self, run_context: RunContext, state: str) -> None:
-        """End the record. The run may go on in a later ``fit()``.
+        """End the record. The run may continue in a later ``fit()``.
 
         Parameters
         ----------

@@ -77,7 +77,7 @@ class MLflowLoggerCallback(TrackerCallback):
         return _tracking_uri(run_context.path, self._tracking_uri)
 
     def begin(self, run_context: RunContext, position: Position) -> None:
-        """Make the run of MLflow, or open the one in which this one goes on."""
+        """Create the MLflow run, or open the one that this run continues."""
         from mlflow.tracking import MlflowClient
 
         if self._tracking_token:
@@ -111,7 +111,7 @@ class MLflowLoggerCallback(TrackerCallback):
             self._client.log_batch(self._record, metrics=rows[first : first + _MOST_AT_A_TIME])
 
     def end(self, run_context: RunContext, state: str) -> None:
-        """Log what is to be kept, and end the run of MLflow."""
+        """Log the artifacts to keep, and end the MLflow run."""
         paths = RunPaths(run_context.path)
         if self._save_artifact:
             for directory in (paths.checkpoints, paths.artifacts):
@@ -151,7 +151,7 @@ def setup_mlflow(
     tags: Mapping[str, Any] | None = None,
     rank_zero_only: bool = True,
 ) -> Any:
-    """Begin a run of MLflow inside a training function, or go on in that of an earlier attempt.
+    """Begin an MLflow run inside a training function, or continue that of an earlier attempt.
 
     Not collective. Without a URI it is the file store in the run directory.
 
@@ -226,7 +226,7 @@ def setup_mlflow(
 
 
 def _tracking_uri(run: Path, given: str | None) -> str:
-    """Return where MLflow logs to: what was given, else a file store in the run directory.
+    """Return MLflow's tracking URI: the given one, else a file store in the run directory.
 
     Not collective.
     """

@@ -15,7 +15,7 @@ _MOST_AT_A_TIME = 100
 
 
 def copy_file_store(root: Path, uri: str) -> Counter[str]:
-    """Copy what a server does not have yet.
+    """Copy the data that a server lacks.
 
     Not collective. The server is asked what it has, so a copy that was interrupted goes on, whoever
     copies again.
@@ -46,7 +46,7 @@ def copy_file_store(root: Path, uri: str) -> Counter[str]:
         for run in source.search_runs([experiment.experiment_id], max_results=1000)
     ]
     if not found:
-        # MLflow skips what is damaged.
+        # MLflow skips damaged files.
         raise ConfigError(f"there is no run in {root / 'mlruns'} that MLflow can read.")
     sent: Counter[str] = Counter()
     for run, experiment_name in found:

@@ -13,7 +13,7 @@ from hpctrain.rundir.reading import read_object
 
 
 class Position:
-    """Which record of a tracker a run goes on in, and the last report that is in it.
+    """The record of a tracker that a run continues, and the last report in it.
 
     It lies in ``loggers/`` of the run directory, so the executor of the next job goes on in the
     same record. A copy of a run directory is another run, with a record of its own.
@@ -31,7 +31,7 @@ class Position:
     def __init__(self, run_context: RunContext, tracker: str, *, store: str = "") -> None:
         paths = RunPaths(run_context.path)
         self.run_id = read_run_id(paths) or run_context.name
-        """What the run is known by, everywhere and for ever."""
+        """Unique and permanent id of the run."""
         self._path = paths.root / "loggers" / f"{tracker}-{self.run_id}.json"
         make_directory(self._path.parent, below=paths.root)
         try:
@@ -42,7 +42,7 @@ class Position:
             known = {}
         self._store = store
         self.record: str | None = known.get("record")
-        """What the tracker calls the record; None if there is none yet."""
+        """The tracker's id of the record; None before it exists."""
         self.report: int = known.get("report", 0)
         """Number of the last report in it."""
 

@@ -1,4 +1,4 @@
-"""Uploads what loggers wrote without a network, from a machine that has one."""
+"""Upload offline logger data from a machine with network access."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hpctrain.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of the record of one tracker."""
+    """The outcome for the record of one tracker."""
 
     tracker: str
     text: str
-    """What was done, or why not."""
+    """What was sent, or why nothing was."""
     is_sent: bool = True
     """Whether the tracker has all that there is."""
 
@@ -27,7 +27,7 @@ class Outcome:
 def sync_run(
     root: Path, *, is_over: bool, timeout_s: float, mlflow_uri: str | None = None
 ) -> Iterator[Outcome]:
-    """Upload what the loggers of a run wrote into its directory, and is not uploaded yet.
+    """Upload the logger data in a run directory that is not uploaded yet.
 
     Not collective. It needs the network.
 
@@ -55,7 +55,7 @@ def sync_run(
 def _attempt(tracker: str, sync: Callable[[], Outcome]) -> Outcome:
     try:
         return sync()
-    # Whatever a library raises, the other records are sent.
+    # The other records are sent after any error of a library.
     except Exception as error:
         kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
         return Outcome(tracker=tracker, text=f"not sent: {kind}{error}", is_sent=False)
@@ -85,7 +85,7 @@ def _marker(part: Path) -> Path:
 def _sync_comet(archives: Sequence[Path], timeout_s: float) -> Outcome:
     require_package("hpctrain sync", "comet_ml", "comet")
     sent = 0
-    # In order: the first makes the experiment in which the others go on.
+    # In order: the first creates the experiment that the others continue.
     for archive in archives:
         marker = archive.with_name(f"{archive.name}.uploaded")
         if marker.exists():
@@ -115,7 +115,7 @@ def _sync_mlflow(root: Path, uri: str | None) -> Outcome:
 
 
 def _run(cwd: Path, timeout_s: float, module: str, *arguments: str) -> str:
-    """Run the tool of a tracker; return what it said of errors, or that it failed without."""
+    """Run the tool of a tracker; return its error output, or that it failed without any."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", module, *arguments],

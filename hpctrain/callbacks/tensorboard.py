@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class TBXLoggerCallback(LoggerCallback):
     """Writes event files into the run directory, by tensorboardX: ``tensorboard --logdir STORAGE``.
 
-    The step is the number of the report. Hyperparameters go to the page HPARAMS. What an attempt
-    reports again replaces, in TensorBoard, what was there.
+    The step is the number of the report. Hyperparameters go to the page HPARAMS. In TensorBoard
+    repeated reports replace earlier ones.
     """
 
     package = "tensorboardX"
@@ -30,7 +30,7 @@ class TBXLoggerCallback(LoggerCallback):
         from tensorboardX import SummaryWriter
         from tensorboardX.summary import hparams
 
-        # It warns of each value that is not a number, and does not say which one.
+        # It warns of each value that is not a number, without naming it.
         logging.getLogger("tensorboardX.x2num").setLevel(logging.ERROR)
         if self._writer is not None:
             self._writer.close()

@@ -36,7 +36,7 @@ class TrackerCallback(LoggerCallback):
 
     @abc.abstractmethod
     def begin(self, run_context: RunContext, position: Position) -> None:
-        """Make the record, or open the one in which the run goes on.
+        """Create the record, or open the one that the run continues.
 
         Called once in a process, and again if it raises. It must call `Position.begin` if the
         record is new and kept at once.
@@ -68,7 +68,7 @@ class TrackerCallback(LoggerCallback):
         super().on_finish(run_context, result)
 
     def open(self, run_context: RunContext) -> None:
-        """Open the record, and send what it lacks."""
+        """Open the record, and send its missing reports."""
         if self._position is None:
             position = Position(run_context, self.tracker, store=self.store(run_context))
             self.begin(run_context, position)
@@ -82,7 +82,7 @@ class TrackerCallback(LoggerCallback):
         self._send(run_context.report, time.time(), metrics, checkpoint)
 
     def close(self, run_context: RunContext, state: str) -> None:
-        """End the record; the run may go on in it."""
+        """End the record; the run may continue it."""
         position, self._position = self._position, None
         self.end(run_context, state)
         if position is not None and not self.is_kept_at_once:

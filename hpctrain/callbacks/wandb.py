@@ -73,7 +73,7 @@ class WandbLoggerCallback(TrackerCallback):
         self._arguments = {"project": project, "group": group, **kwargs}
 
     def begin(self, run_context: RunContext, position: Position) -> None:
-        """Make the run of W&B, or go on in it; offline a further part of it."""
+        """Create the W&B run, or continue it; offline, create a further part of it."""
         if self._run is None:
             if self._save_checkpoints:
                 # Else it is a folder below HOME.
@@ -93,7 +93,7 @@ class WandbLoggerCallback(TrackerCallback):
     def send(
         self, report: int, time_s: float, metrics: dict[str, Any], checkpoint: Checkpoint | None
     ) -> None:
-        """Log what is not excluded."""
+        """Log all metrics that are not excluded."""
         import wandb
 
         row = {name: value for name, value in metrics.items() if name not in self._excludes}
@@ -128,9 +128,9 @@ def setup_wandb(
     rank_zero_only: bool = True,
     **kwargs: Any,
 ) -> Any:
-    """Begin a run of W&B inside a training function, or go on in that of an earlier attempt.
+    """Begin a W&B run inside a training function, or continue that of an earlier attempt.
 
-    Not collective. It is offline unless ``mode=`` or ``WANDB_MODE`` says otherwise.
+    Not collective. It is offline unless ``mode=`` or ``WANDB_MODE`` sets another mode.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ def setup_wandb(
     api_key, api_key_file
         As of `WandbLoggerCallback`.
     rank_zero_only
-        Whether the other ranks log nothing. Otherwise each has a run of its own, in a group.
+        Whether the other ranks log nothing. Otherwise each has its own run, in a group.
     **kwargs
         Further arguments of ``wandb.init``.
 
