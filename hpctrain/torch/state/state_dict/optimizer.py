@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hpctrain.bulk.index import StateIndex
 from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.torch.state.state_dict.json_values import decode
 from hpctrain.torch.state.state_dict.pytree import treedef_of
@@ -111,9 +110,7 @@ def optimizer_stateful(
     tree: Any = {"state": state, "param_groups": groups}
     keep_top = names is not None
     if saved is not None:
-        treedef = (
-            saved.treedef(name) if saved.knows(name) else _guessed_treedef(name, saved.index, tree)
-        )
+        treedef = _saved_treedef(name, saved, tree)
         content = _content(name, saved, treedef)
         _check_content(name, content)
         _check_groups(name, groups, content)
@@ -334,8 +331,11 @@ def _saved_tree(
     return {"state": state, **tree} if "state" in treedef else tree
 
 
-def _guessed_treedef(name: str, index: StateIndex, live: Any) -> Any:
-    """Return the treedef that names imply: other programs and older versions wrote none."""
+def _saved_treedef(name: str, saved: SavedTrees, live: Any) -> Any:
+    """Return the treedef of a checkpoint, or what names imply, if no program wrote one."""
+    if saved.knows(name):
+        return saved.treedef(name)
+    index = saved.index
     groups = treedef_of(live["param_groups"])
     known = {str(key): key for group in live["param_groups"] for key in group["params"]}
     known |= {str(key): key for key in live["state"]}
