@@ -1,4 +1,4 @@
-"""What the ranks of `hpctrain.testing.backend_contract` run."""
+"""The training functions of `hpctrain.testing.backend_contract`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from hpctrain.worker.context import active_worker
 
 @dataclass(frozen=True, kw_only=True)
 class Questions:
-    """What a rank asks its framework."""
+    """Queries of a rank to its framework."""
 
     rank_and_size: Callable[[], tuple[int, int] | None]
     sum_over_ranks: Callable[[float], float | None]
     failure: str = ""
-    """What happens once, before the third step: ``raise`` on rank 1, ``kill`` of rank 0."""
+    """A single fault before the third step: ``raise`` on rank 1, ``kill`` of rank 0."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from hpctrain.worker.failure import RankFailure
 
 
 class FakeRanks:
-    """What a test lets ranks send, and what they are sent; there are no processes.
+    """Simulated ranks: a test chooses what they send, and reads what they receive.
 
     Parameters
     ----------
@@ -29,9 +29,9 @@ class FakeRanks:
         self.status: int | None = None
         """Exit status of the launcher."""
         self.said: str | None = None
-        """What the launcher has printed."""
+        """Output of the launcher."""
         self.sent: list[tuple[str, dict[str, Any]]] = []
-        """What ranks were sent: the word, and its details."""
+        """Frames that ranks received: the operation, and its details."""
         self._size = size
         self._frames: deque[Frame] = deque()
 

@@ -35,7 +35,7 @@ class ScriptedRank:
         self._commands: deque[tuple[str, dict[str, Any]]] = deque()
         self._frames: deque[Frame] = deque()
         self.did: list[tuple[str, int]] = []
-        """What became of it, and after which report."""
+        """Its outcome, and after which report."""
         self.is_frozen = False
         self._training = self._train(steps, asks_every, obeys, saves)
 

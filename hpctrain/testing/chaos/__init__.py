@@ -1,4 +1,4 @@
-"""Break a run on purpose, and see whether it ends as if nobody had.
+"""Inject faults into a run, and check that it ends like one without faults.
 
 A *trial* runs a script that calls ``fit()``, from its start to its end, with storage of its own.
 The first trial of a script is undisturbed, and says what the result is and which points there are

@@ -1,4 +1,4 @@
-"""What the harness does to a run from outside: to its files, its processes, its job, its nodes.
+"""Faults from outside a run: of its files, its processes, its job, its nodes.
 
 Each act prepares or does its deed up to the ``yield``, while the process that reached the point
 waits there, and goes on afterwards, while the run does.
@@ -64,7 +64,7 @@ def fill_storage(scene: Scene) -> Iterator[None]:
 
 
 def fill_storage_briefly(scene: Scene) -> Iterator[None]:
-    """Fill the storage to its last byte; free it some seconds later, whoever has felt it."""
+    """Fill the storage to its last byte; free it some seconds later in any case."""
     filler = _fill(scene)
     yield
     try:

@@ -20,15 +20,15 @@ _SPARE_STORAGE_MIB = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What a disturbed trial shows."""
+    """Verdict of a trial with faults."""
 
     result: TrialResult
     problems: tuple[str, ...]
-    """Nothing at all: the run ended as if nobody had disturbed it, bit by bit."""
+    """No difference: the run ended like one without faults, bit by bit."""
 
     @property
     def passed(self) -> bool:
-        """Whether the run ended as if nobody had disturbed it."""
+        """Whether the run ended like one without faults."""
         return not self.problems
 
     def explain(self) -> str:
@@ -45,7 +45,7 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """A script in one place, and how it ends there when nobody disturbs it.
+    """A script in one place, and its result there without faults.
 
     Made by `begin`.
     """

@@ -1,4 +1,4 @@
-"""What is inside every Python process of a trial. A copy of this file is its ``sitecustomize``.
+"""Code in every Python process of a trial. A copy of this file is its ``sitecustomize``.
 
 It imports nothing of hpctrain and only the standard library: it runs before anything else does, in
 the user's script, the executor, agents and ranks alike. The folder that the copy lies in is the
@@ -26,7 +26,7 @@ _ANNOUNCE_PATIENCE_S = 60.0
 _POLL_S = 0.01
 # Each launcher has its own; srun with PMI2 sets two of them, to the same number.
 _RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
-# Times and random numbers in names; those of reports have 6 digits.
+# Times and random numbers in names; report numbers have 6 digits.
 _NEVER_THE_SAME = re.compile(r"[0-9a-f]{9,}")
 
 
@@ -48,7 +48,7 @@ def role_of(argv: Sequence[str], environ: Mapping[str, str], script: str) -> str
 
 
 class Injector:
-    """Notes what this process does below the storage of a trial, and strikes where it is told to.
+    """Records file operations of this process in the storage of a trial, and injects the faults.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ class Injector:
 
     @property
     def role(self) -> str:
-        """What this process is to the run."""
+        """Role of this process in the run."""
         if self._role == "job":
             return "supervisor" if os.getpid() == self._pid else "executor"
         if self._role == "driver" and self._is_local:
@@ -95,7 +95,7 @@ class Injector:
                 self._strike(fault, path)
 
     def below_storage(self, path: Any, dir_fd: int | None = None) -> str | None:
-        """Return a path relative to the storage, or None if it lies elsewhere."""
+        """Return a path relative to the storage, or None if it is elsewhere."""
         try:
             if isinstance(path, int):
                 found = os.readlink(f"/proc/self/fd/{path}")

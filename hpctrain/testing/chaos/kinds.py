@@ -28,7 +28,7 @@ class Kind:
     """Where it may strike, from the trace of the undisturbed trial."""
     act: str = ANNOUNCE
     bring_about: Act | None = None
-    """What the harness does; None where the process does it to itself."""
+    """The fault from outside; None if the process injects it itself."""
     errno: int = 0
     attempts: int = 1
     """Attempts more that such a fault costs, at most."""

@@ -1,4 +1,4 @@
-"""What a trial leaves behind on its nodes, outside of its folder: nothing.
+"""Checks that a trial leaves nothing on its nodes outside of its folder.
 
 Other programs have files in ``/tmp`` and ``/dev/shm`` too. So the processes of a trial have a
 ``TMPDIR`` of its own, and where they run on this machine, and root may mount, a ``/dev/shm`` of its

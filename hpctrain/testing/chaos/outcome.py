@@ -27,7 +27,7 @@ _Reports = dict[int, list[dict[str, Any]]]
 
 @dataclass(frozen=True, kw_only=True)
 class RunOutcome:
-    """What one run of the script came to."""
+    """Result of one run of the script."""
 
     state: str
     reports: _Reports
@@ -37,7 +37,7 @@ class RunOutcome:
     checkpoint_path: Path
     """That checkpoint; the run directory if there is none."""
     first_reports: list[int]
-    """What each attempt resumed from, in order: 0 is the beginning."""
+    """Report from which each attempt resumed, in order: 0 is the beginning."""
     attempt_times: list[float]
     """When each attempt began, seconds since the epoch."""
     events: list[dict[str, Any]]

@@ -42,7 +42,7 @@ class Script:
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """What an act of the harness finds when it begins."""
+    """State at the beginning of a fault from outside."""
 
     folder: Path
     """Of the trial."""
@@ -54,7 +54,7 @@ class Scene:
 
     @property
     def storage(self) -> Path:
-        """Where the runs of the script lie."""
+        """Storage of the runs of the script."""
         return self.folder / "storage"
 
     def processes(self) -> list[TrialProcess]:
@@ -88,7 +88,7 @@ Act = Callable[[Scene], Iterator[None]]
 
 @dataclass(frozen=True, kw_only=True)
 class TrialResult:
-    """What a trial came to."""
+    """Result of a trial."""
 
     outcome: dict[str, RunOutcome]
     trace: list[Entry]

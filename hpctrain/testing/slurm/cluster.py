@@ -135,7 +135,7 @@ class VirtualCluster:
 
     @property
     def spec(self) -> ClusterSpec:
-        """What it was asked to look like."""
+        """Its requested specification."""
         return self.parts.spec
 
     @property

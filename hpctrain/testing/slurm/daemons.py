@@ -24,7 +24,7 @@ class Daemon:
     layout: Layout
     environ: Mapping[str, str] = field(default_factory=dict)
     is_ready: Callable[[], bool] | None = None
-    """What must become true after the start, beside the pid file's being there."""
+    """Condition after the start, besides the existence of the pid file."""
 
     @property
     def log(self) -> Path:

@@ -1,4 +1,4 @@
-"""Which file of a cluster lies where in its state directory.
+"""Paths of a cluster's files in its state directory.
 
 ::
 
@@ -65,22 +65,22 @@ class Layout:
 
     @property
     def record(self) -> Path:
-        """What another process needs to attach."""
+        """Data for another process to attach."""
         return self.state_dir / "cluster.json"
 
     @property
     def slurm_conf(self) -> Path:
-        """What `SLURM_CONF` names."""
+        """Path for `SLURM_CONF`."""
         return self.etc / "slurm.conf"
 
     @property
     def hosts(self) -> Path:
-        """What the nodes see as `/etc/hosts`."""
+        """`/etc/hosts` of the nodes."""
         return self.etc / "hosts"
 
     @property
     def resolver(self) -> Path:
-        """What the nodes see as `/etc/resolv.conf`."""
+        """`/etc/resolv.conf` of the nodes."""
         return self.etc / "resolv.conf"
 
     @property

@@ -1,4 +1,4 @@
-"""What still runs on a flat cluster when its daemons are gone.
+"""Processes of a flat cluster that outlive its daemons.
 
 There, nothing but their environment and their ancestors tells its processes from others.
 """

@@ -21,7 +21,7 @@ from hpctrain.testing.slurm.status import SINFO, ClusterStatus, NodeStatus, pars
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What runs in one cluster. It keeps nothing in memory: the truth is in the state directory."""
+    """Processes of one cluster. It keeps nothing in memory: the state directory has the state."""
 
     spec: ClusterSpec
     addresses: Addresses

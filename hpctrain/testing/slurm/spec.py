@@ -1,4 +1,4 @@
-"""What the cluster shall look like: a frozen value, checked when it is made."""
+"""Specification of a cluster: a frozen value, checked when it is created."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class ClusterSpec:
     num_nodes: int = 4
     """Compute nodes, named ``node1``, ``node2`` ..."""
     cpus_per_node: int = 4
-    """CPUs each node pretends to have; the machine may have fewer."""
+    """CPUs that each node reports; the machine may have fewer."""
     mem_mib: int = 8192
-    """Memory each node pretends to have."""
+    """Memory that each node reports."""
     gpus_per_node: int = 4
-    """GPUs each node pretends to have: Slurm allocates them, no program can use them."""
+    """GPUs that each node reports: Slurm allocates them, no program can use them."""
     mode: Mode = "namespaces"
     """``namespaces`` (root): each node is a machine of its own. ``flat``: only several slurmds."""
     private_tmp: bool = False
@@ -49,7 +49,7 @@ class ClusterSpec:
     slurmd_timeout_s: int = 5
     """Seconds after which Slurm takes a silent node for dead; 300 at most sites."""
     mpi_default: str = "none"
-    """What ``srun`` without ``--mpi`` uses; Slurm's own default is ``none``."""
+    """Default of ``srun --mpi``; Slurm's own is ``none``."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_nodes <= MAX_NUM_NODES:

@@ -1,4 +1,4 @@
-"""What state a cluster and its nodes are in."""
+"""The state of a cluster and its nodes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ class NodeStatus:
     """Whether its namespaces exist; always true in mode ``flat``."""
     slurmd_alive: bool
     state: str
-    """Slurm's short word, such as ``idle``, ``alloc``, ``down*``; ``unknown`` if nobody says."""
+    """Slurm's short state, such as ``idle``, ``alloc``, ``down*``; ``unknown`` without an
+    answer."""
     reason: str
     """Why the node is down or drained, in the controller's words."""
 
     @property
     def ready(self) -> bool:
-        """Whether the controller hears from the node."""
+        """Whether the node responds to the controller."""
         return self.state in _READY_STATES
 
 
@@ -37,7 +38,7 @@ class ClusterStatus:
 
     @property
     def ready(self) -> bool:
-        """Whether the controller hears from every node."""
+        """Whether every node responds to the controller."""
         return self.controller_alive and all(node.ready for node in self.nodes)
 
     def of(self, node: str) -> NodeStatus:
