@@ -76,7 +76,7 @@ def train_digits(config: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run the training and print what came out of it."""
+    """Run the training and print its result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=4, help="MPI ranks")
     parser.add_argument("--epochs", type=int, default=10)

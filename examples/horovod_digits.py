@@ -151,7 +151,7 @@ def train_elastic(config: dict[str, Any]) -> float:
 
 
 def main() -> None:
-    """Run the training, predict from its checkpoint, and print what came out of it."""
+    """Run the training, predict from its checkpoint, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--workers", type=int, default=4, help="MPI ranks")
     parser.add_argument("--epochs", type=int, default=10)

@@ -1,6 +1,6 @@
 """Train a classifier of scikit-learn's digits with a framework of one's own, over 4 MPI ranks.
 
-The framework is ``averaging.py`` beside this file: plain NumPy, and gradients that ranks average.
+The framework is ``averaging.py`` in this directory: plain NumPy, and gradients that ranks average.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def train_digits(config: dict[str, Any]) -> list[list[float]]:
 
 
 def main() -> None:
-    """Run the training and print what came out of it."""
+    """Run the training and print its result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=4, help="MPI ranks")
     parser.add_argument("--steps", type=int, default=100)

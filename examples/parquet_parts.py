@@ -92,7 +92,7 @@ def write_parts(directory: Path) -> None:
 
 
 def main() -> None:
-    """Run the training and print what came out of it."""
+    """Run the training and print its result."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("parts", type=Path, nargs="?", help="directory of Parquet files")
     parser.add_argument("--workers", type=int, default=2, help="MPI ranks")

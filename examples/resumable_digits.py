@@ -2,7 +2,7 @@
 
 With ``--strategy fsdp`` parameters and the optimizer's state are split over the ranks, and each
 writes what it has; with ``ddp`` all have the same, and each writes a part of it. Checkpoints are
-reported within epochs, while the training goes on. Whatever kills a rank, the run resumes from the
+reported within epochs, while the training continues. After any failure the run resumes from the
 newest one, and comes to the same losses and weights, bit by bit.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def make_net() -> torch.nn.Module:
-    """Return the untrained network: what ``hpctrain predict --model`` is given."""
+    """Return the untrained network, for ``hpctrain predict --model``."""
     from torch import nn
 
     return nn.Sequential(
@@ -91,7 +91,7 @@ def train_digits(config: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run the training and print what came out of it."""
+    """Run the training and print its result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=4, help="MPI ranks")
     parser.add_argument("--strategy", choices=["ddp", "fsdp"], default="fsdp")

@@ -15,7 +15,7 @@ from hpctrain.jax import JaxTrainer
 
 
 def predict_digits(params: dict[str, Any], images: Any) -> Any:
-    """Return a score for each digit: what ``hpctrain predict --model`` is given."""
+    """Return a score for each digit, for ``hpctrain predict --model``."""
     import jax
 
     hidden = jax.nn.relu(images @ params["hidden"]["weights"] + params["hidden"]["bias"])
@@ -112,7 +112,7 @@ def train_digits(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the training and print what came out of it."""
+    """Run the training and print its result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=4, help="MPI ranks")
     parser.add_argument("--epochs", type=int, default=10)

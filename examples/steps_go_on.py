@@ -1,6 +1,6 @@
 """Train while checkpoints are written, and print how long steps take meanwhile.
 
-Every ten steps the whole state is reported. With ``--mode async`` the next steps go on while it is
+Every ten steps the whole state is reported. With ``--mode async`` the next steps run while it is
 copied and written: only the optimizer waits until its parameters are copied, longest at the first
 save, when the memory of the copy is new. With ``--mode sync`` each report returns when its
 checkpoint is on disk.
@@ -68,7 +68,7 @@ def train(config: dict[str, Any]) -> list[tuple[float, bool]]:
 
 
 def main() -> None:
-    """Run the training and print what came out of it."""
+    """Run the training and print its result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=1, help="MPI ranks")
     parser.add_argument("--mode", choices=["async", "sync"], default="async")
