@@ -108,7 +108,7 @@ def render(
     verified: bool,
     width: int | None = None,
 ) -> str:
-    """Return what there is to say as text. Pure, but for the time of day."""
+    """Return the list as text. Pure, except for the time of day."""
     from hpctrain.cli.list_runs import fit_rows, render_rows
     from hpctrain.cli.run_view import format_age
     from hpctrain.printable import show_controls

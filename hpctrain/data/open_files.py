@@ -141,7 +141,7 @@ os.register_at_fork(after_in_child=_epochs.after_fork)
 def kept_open() -> Iterator[None]:
     """Keep files open between reads until the end of this context, or of another one.
 
-    Not collective. After that they can be written to. Whoever still reads some opens them again: an
+    Not collective. After that they can be written to. A later reader opens them again: an
     iterator that is left in the middle may never end.
     """
     lock = _epochs.lock

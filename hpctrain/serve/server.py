@@ -67,7 +67,7 @@ class Service:
 
 
 def new_token() -> str:
-    """Return a token that nobody guesses. Not collective."""
+    """Return an unguessable token. Not collective."""
     return secrets.token_urlsafe(32)
 
 
