@@ -26,17 +26,8 @@ from hpctrain.config import (
     SyncConfig,
 )
 from hpctrain.errors import ConfigError
+from tests.test_config import BACKENDS
 
-BACKENDS = (
-    "horovod.config.HorovodConfig",
-    "huggingface.config.AccelerateConfig",
-    "jax.config.JaxConfig",
-    "lightgbm.config.LightGBMConfig",
-    "lightning.config.LightningConfig",
-    "tensorflow.config.TensorflowConfig",
-    "torch.config.TorchConfig",
-    "xgboost.config.XGBoostConfig",
-)
 CASES = 300
 
 

@@ -4,48 +4,49 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-SPINE = Path(__file__).resolve().parents[2] / "benchmarks" / "spine.py"
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+def measure(
+    folder: Path, benchmark: str, *options: str, timeout_s: float = 120
+) -> tuple[dict[str, Any], str]:
+    """Run a benchmark; return what it measured, and what it said."""
+    file = folder / "measured.json"
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / benchmark, *options, "--json", file],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(file.read_text()), done.stdout
 
 
 @pytest.mark.mpi
 def test_the_cheapest_benchmarks_run_and_write_down_what_they_measured(tmp_path):
-    file = tmp_path / "spine.json"
-    options = ["--rounds", "1", "--only", "import", "bootstrap", "--sizes", "2", "--json", file]
-
-    done = subprocess.run(
-        [sys.executable, SPINE, *options], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    measured, said = measure(
+        tmp_path, "spine.py", "--rounds", "1", "--only", "import", "bootstrap", "--sizes", "2"
     )
 
-    assert done.returncode == 0, done.stderr
-    measured = json.loads(file.read_text())
     assert measured["machine"]["cpus"] >= 1
     rows = {row["name"]: row for row in measured["rows"]}
     assert {"import", "bootstrap 2 ranks"} <= set(rows)
     for row in rows.values():
         assert row["verdicts"]
         assert all(sample["wall_s"] > 0 for taken in row["samples"].values() for sample in taken)
-        assert row["name"] in done.stdout
+        assert row["name"] in said
 
 
 @pytest.mark.mpi
 def test_steps_are_measured_alone_and_in_a_run(tmp_path):
-    script = SPINE.with_name("resilience.py")
-    file = tmp_path / "resilience.json"
-    options = ["--rounds", "1", "--only", "control", "--json", file]
+    measured, _ = measure(tmp_path, "resilience.py", "--rounds", "1", "--only", "control")
 
-    done = subprocess.run(
-        [sys.executable, script, *options],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-    assert done.returncode == 0, done.stderr
-    (row,) = json.loads(file.read_text())["rows"]
+    (row,) = measured["rows"]
     assert set(row["samples"]) == {"in a run", "alone"}
     assert all(sample["wall_s"] > 0 for taken in row["samples"].values() for sample in taken)
 
@@ -54,90 +55,51 @@ def test_steps_are_measured_alone_and_in_a_run(tmp_path):
 def test_a_scaler_is_fitted_by_ranks_and_by_scikit_learn(tmp_path):
     pytest.importorskip("sklearn")
     pytest.importorskip("h5py")
-    file = tmp_path / "preprocessors.json"
-    options = ["--rounds", "1", "--sizes", "100000", "--json", file]
+    measured, _ = measure(tmp_path, "preprocessors.py", "--rounds", "1", "--sizes", "100000")
 
-    done = subprocess.run(
-        [sys.executable, SPINE.with_name("preprocessors.py"), *options],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-    assert done.returncode == 0, done.stderr
-    (row,) = json.loads(file.read_text())["rows"]
+    (row,) = measured["rows"]
     assert set(row["samples"]) == {"2 ranks", "1 rank", "partial_fit"}
     assert all(sample["wall_s"] > 0 for taken in row["samples"].values() for sample in taken)
 
 
 @pytest.mark.mpi
 def test_runs_are_struck_at_random_points_and_written_down(tmp_path):
-    file = tmp_path / "chaos.json"
-    options = ["--points", "2", "--seed", "3", "--json", file]
+    measured, said = measure(tmp_path, "chaos.py", "--points", "2", "--seed", "3", timeout_s=200)
 
-    done = subprocess.run(
-        [sys.executable, SPINE.with_name("chaos.py"), *options],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "seed 3" in done.stdout
-    assert [point["passed"] for point in json.loads(file.read_text())["points"]] == [True, True]
+    assert "seed 3" in said
+    assert [point["passed"] for point in measured["points"]] == [True, True]
 
 
 @pytest.mark.mpi
 def test_checkpoints_are_measured_against_the_disk_and_other_libraries(tmp_path):
     pytest.importorskip("torch")
-    file = tmp_path / "checkpoints.json"
-    rows = ["--only", "save", "load", "--sizes", "48"]
+    options = ["--rounds", "1", "--only", "save", "load", "--sizes", "48"]
+    measured, _ = measure(tmp_path, "checkpoints.py", *options, timeout_s=400)
 
-    done = subprocess.run(
-        [sys.executable, SPINE.with_name("checkpoints.py"), "--rounds", "1", *rows, "--json", file],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
-
-    assert done.returncode == 0, done.stderr
-    measured = {row["name"]: row for row in json.loads(file.read_text())["rows"]}
-    assert {"DCP", "gather + torch.save", "ours"} <= set(
-        measured["save sharded, 4 ranks"]["samples"]
-    )
+    rows = {row["name"]: row for row in measured["rows"]}
+    assert {"DCP", "gather + torch.save", "ours"} <= set(rows["save sharded, 4 ranks"]["samples"])
     for name in ("resume cold, 4 ranks", "reshard 2 to 3 ranks", "replicated, 4 ranks"):
-        assert measured[name]["notes"]["bytes read / bytes of the files"] == 1.0
+        assert rows[name]["notes"]["bytes read / bytes of the files"] == 1.0
 
 
 @pytest.mark.mpi
 def test_boosting_is_measured_against_the_library_and_its_models_are_compared(tmp_path):
     pytest.importorskip("xgboost")
-    file = tmp_path / "trees.json"
-    options = ["--rounds", "1", "--only", "xgboost", "--sizes", "2", "--json", file]
-
-    done = subprocess.run(
-        [sys.executable, SPINE.with_name("trees.py"), *options],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=200,
+    measured, _ = measure(
+        tmp_path, "trees.py", "--rounds", "1", "--only", "xgboost", "--sizes", "2", timeout_s=200
     )
 
-    assert done.returncode == 0, done.stderr
-    (row,) = json.loads(file.read_text())["rows"]
+    (row,) = measured["rows"]
     assert set(row["samples"]) == {"hpctrain", "alone", "by hand"}
     assert "apart" in row["notes"]["AUC"]
 
 
 def test_a_ratio_is_the_median_of_the_rounds_and_not_of_the_arms():
-    sys.path.insert(0, str(SPINE.parent))
+    sys.path.insert(0, str(BENCHMARKS))
     try:
         from arms import Goal, Sample, judge
     finally:
-        sys.path.remove(str(SPINE.parent))
+        sys.path.remove(str(BENCHMARKS))
     # The machine is ten times slower in the last round.
     samples = {
         "ours": [Sample(2.0), Sample(2.2), Sample(20.0)],
@@ -155,18 +117,10 @@ def test_a_ratio_is_the_median_of_the_rounds_and_not_of_the_arms():
 
 @pytest.mark.mpi
 def test_a_prediction_is_measured_against_a_loop_by_hand(tmp_path):
-    file = tmp_path / "predict.json"
-    options = ["--rounds", "1", "--only", "lightgbm", "--sizes", "20000", "--json", file]
-
-    done = subprocess.run(
-        [sys.executable, SPINE.with_name("predict.py"), *options],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
+    measured, _ = measure(
+        tmp_path, "predict.py", "--rounds", "1", "--only", "lightgbm", "--sizes", "20000"
     )
 
-    assert done.returncode == 0, done.stderr
-    (row,) = json.loads(file.read_text())["rows"]
+    (row,) = measured["rows"]
     assert len(row["samples"]) == 4
     assert set(row["notes"]["start to first row, s"]) < set(row["samples"])

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pty
 import re
-import select
 import socket
 import subprocess
 import sys
 import sysconfig
 import textwrap
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tests.terminal import press
 
 # What each script begins with, so that those of the tests show the mistake only.
 _HEAD = """\
@@ -160,30 +159,15 @@ def script_in_terminal(tmp_path: Path) -> ScriptRunner:
 
     def run(script: str, *, key: bytes, once: str) -> Outcome:
         (tmp_path / "train.py").write_text(_HEAD + textwrap.dedent(script))
-        deadline = time.monotonic() + SECONDS
-        pid, terminal = pty.fork()
-        if pid == 0:
-            os.chdir(tmp_path)
-            os.environ["HPCTRAIN_LAUNCHER"] = "auto"
-            os.execv(sys.executable, [sys.executable, "train.py"])
-        shown, pressed = b"", False
-        while time.monotonic() < deadline:
-            if not pressed and (tmp_path / once).exists():
-                os.write(terminal, key)
-                pressed = True
-            if select.select([terminal], [], [], 0.05)[0]:
-                try:
-                    shown += os.read(terminal, 65536)
-                except OSError:  # EIO: the last process of the terminal has ended
-                    break
-        os.close(terminal)
-        _, status = os.waitpid(pid, 0)
-        text = normalize(shown.decode().replace("\r\n", "\n"), tmp_path)
-        return Outcome(
-            err=text,
-            out="",
-            status=os.waitstatus_to_exitcode(status),
-            num_lines=len(text.splitlines()),
+        shown, status = press(
+            key,
+            [sys.executable, "train.py"],
+            once=tmp_path / once,
+            cwd=tmp_path,
+            environ={**os.environ, "HPCTRAIN_LAUNCHER": "auto"},
+            timeout_s=SECONDS,
         )
+        text = normalize(shown, tmp_path)
+        return Outcome(err=text, out="", status=status, num_lines=len(text.splitlines()))
 
     return run

@@ -9,27 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpctrain import RunConfig, ScalingConfig, World
+from hpctrain import RunConfig, ScalingConfig
 from hpctrain.data import from_numpy
 from hpctrain.gbdt.node_cpus import count_threads
 from hpctrain.testing.thread_comm import run_on_threads
+from tests.worlds import world_on
 
 
 def threads(
     asked: int, nodes: list[int], cpus: set[int], monkeypatch: pytest.MonkeyPatch
 ) -> list[int]:
     def rank(comm: Any) -> int:
-        world = World(
-            attempt=1,
-            world_rank=comm.rank,
-            world_size=len(nodes),
-            local_rank=0,
-            local_world_size=1,
-            node_rank=nodes[comm.rank],
-            num_nodes=len(set(nodes)),
-            hostname="",
-        )
-        return count_threads(asked, world, comm)
+        return count_threads(asked, world_on(nodes, comm), comm)
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: cpus)
     return list(run_on_threads(len(nodes), rank))

@@ -90,14 +90,19 @@ def test_a_killed_login_process_does_not_harm_the_run_and_fit_follows_it_again(
     assert len(Result.from_path(run).job_ids) == 1
 
 
-def test_a_killed_local_run_resumes_and_a_finished_one_is_returned(script: Path) -> None:
-    environ = {**os.environ, "HPCTRAIN_LAUNCHER": "local"}
+def begin_and_kill(script: Path, environ: dict[str, str]) -> Path:
     run = script.parent / "runs" / "run"
     first = subprocess.Popen(command(script), env=environ, stdout=subprocess.DEVNULL)
     wait_until(lambda: has_saved_twice(run), "the run has saved twice")
     first.send_signal(signal.SIGKILL)
     first.wait(10)
     (script.parent / "gate").touch()
+    return run
+
+
+def test_a_killed_local_run_resumes_and_a_finished_one_is_returned(script: Path) -> None:
+    environ = {**os.environ, "HPCTRAIN_LAUNCHER": "local"}
+    run = begin_and_kill(script, environ)
 
     second = finish(command(script), environ)
     assert second.returncode == 0, second.stderr
@@ -118,12 +123,7 @@ def test_a_killed_local_run_resumes_and_a_finished_one_is_returned(script: Path)
 
 def test_a_dead_run_resumes_with_a_new_spec_and_says_what_changed(script: Path) -> None:
     environ = {**os.environ, "HPCTRAIN_LAUNCHER": "local"}
-    run = script.parent / "runs" / "run"
-    first = subprocess.Popen(command(script), env=environ, stdout=subprocess.DEVNULL)
-    wait_until(lambda: has_saved_twice(run), "the run has saved twice")
-    first.send_signal(signal.SIGKILL)
-    first.wait(10)
-    (script.parent / "gate").touch()
+    run = begin_and_kill(script, environ)
 
     second = finish(command(script, factor=2.0), environ)
     assert second.returncode == 0, second.stderr

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import pty
 import re
-import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,6 +15,7 @@ import pytest
 from hpctrain import RunStoppedError
 from hpctrain.testing.slurm import VirtualCluster
 from hpctrain.uncaught import INTERRUPTED
+from tests.terminal import press
 
 TIMEOUT_S = 120.0
 MPIEXEC = str(Path(sys.executable).with_name("mpiexec"))
@@ -56,25 +54,9 @@ BY_SIGNAL = 128 + signal.SIGINT
 
 def press_ctrl_c(folder: Path, argv: list[str], environ: Mapping[str, str]) -> tuple[str, int]:
     """Run a command in a terminal, and press Ctrl-C in its second fit."""
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.chdir(folder)
-        os.execvpe(argv[0], argv, environ)
-    shown, pressed, saved = b"", False, folder / "runs" / "two" / "checkpoints" / "000002"
-    deadline = time.monotonic() + TIMEOUT_S
-    while time.monotonic() < deadline:
-        if not pressed and saved.exists():
-            os.write(terminal, b"\x03")
-            pressed = True
-        if select.select([terminal], [], [], 0.05)[0]:
-            try:
-                shown += os.read(terminal, 65536)
-            except OSError:  # EIO: the last process of the terminal has ended
-                break
-    os.close(terminal)
-    _, status = os.waitpid(pid, 0)
-    code = os.waitstatus_to_exitcode(status)
-    return shown.decode().replace("\r\n", "\n"), code if code >= 0 else 128 - code
+    saved = folder / "runs" / "two" / "checkpoints" / "000002"
+    shown, code = press(b"\x03", argv, once=saved, cwd=folder, environ=environ, timeout_s=TIMEOUT_S)
+    return shown, code if code >= 0 else 128 - code
 
 
 @pytest.mark.mpi

@@ -82,18 +82,23 @@ if __name__ == "__main__":
 """
 
 
-def start(
-    tmp_path: Path, what: str, workers: int | tuple[int, int], storage: Path | None = None
+def run_ranks(
+    tmp_path: Path, text: str, ranks: int, *arguments: str
 ) -> subprocess.CompletedProcess[str]:
     script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
-    arguments = [str(storage or tmp_path), what, str(workers)]
+    script.write_text(text)
     return subprocess.run(
-        [MPIEXEC, "-n", "4", sys.executable, str(script), *arguments],
+        [MPIEXEC, "-n", str(ranks), sys.executable, str(script), *arguments],
         capture_output=True,
         text=True,
         timeout=120,
     )
+
+
+def start(
+    tmp_path: Path, what: str, workers: int | tuple[int, int], storage: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    return run_ranks(tmp_path, SCRIPT, 4, str(storage or tmp_path), what, str(workers))
 
 
 def test_every_rank_gets_the_result_and_a_second_fit_still_knows(tmp_path: Path) -> None:
@@ -216,14 +221,7 @@ if __name__ == "__main__":
 
 
 def test_a_rank_that_hangs_is_written_down_and_not_ended(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(HANG)
-    done = subprocess.run(
-        [MPIEXEC, "-n", "2", sys.executable, str(script), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = run_ranks(tmp_path, HANG, 2, str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert Result.from_path(tmp_path / "run").state == "finished"
     stacks = (tmp_path / "run/stacks/1/rank-00001.txt").read_text()
@@ -250,14 +248,7 @@ if __name__ == "__main__":
 
 
 def test_ranks_that_are_ended_because_one_waits_in_vain_say_so(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(ALONE)
-    done = subprocess.run(
-        [MPIEXEC, "-n", "2", sys.executable, str(script), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = run_ranks(tmp_path, ALONE, 2, str(tmp_path))
     assert done.returncode != 0
     assert "rank 1 returned, but rank 0 waits for all ranks in barrier()." in done.stderr
     assert Result.from_path(tmp_path / "run").state == "failed"

@@ -13,6 +13,7 @@ pytest.importorskip("lightgbm")
 from hpctrain import World
 from hpctrain.lightgbm.network import wants_sockets
 from hpctrain.testing.thread_comm import run_on_threads
+from tests.worlds import world_on
 
 
 @dataclass(frozen=True)
@@ -23,17 +24,7 @@ class Context:
 
 def choose(nodes: list[int], cpus: list[set[int]], monkeypatch: pytest.MonkeyPatch) -> set[bool]:
     def rank(comm: Any) -> bool:
-        world = World(
-            attempt=1,
-            world_rank=comm.rank,
-            world_size=len(nodes),
-            local_rank=0,
-            local_world_size=1,
-            node_rank=nodes[comm.rank],
-            num_nodes=len(set(nodes)),
-            hostname="",
-        )
-        context: Any = Context(world, comm)
+        context: Any = Context(world_on(nodes, comm), comm)
         return wants_sockets(context, "auto")
 
     # Each rank asks once, in any order: all of a test's ranks see as many CPUs.

@@ -23,6 +23,7 @@ from hpctrain.lightgbm import (
     LightGBMConfig,
     LightGBMTrainer,
 )
+from tests.gbdt.boosting import with_random_labels
 
 pytestmark = pytest.mark.mpi
 
@@ -138,13 +139,8 @@ def test_all_ranks_stop_early_in_the_same_round_and_the_best_rounds_are_kept(
     fit: Any, frames: Any
 ) -> None:
     # Labels that mean nothing, and other ones on each rank: alone, ranks would stop apart.
-    noise = np.random.default_rng(3)
-    shuffled = {
-        name: frame.assign(target=noise.integers(0, 2, len(frame)))
-        for name, frame in frames.items()
-    }
     result = fit(
-        datasets=shuffled,
+        datasets=with_random_labels(frames),
         num_boost_round=200,
         early_stopping=EarlyStopping(rounds=4),
     )

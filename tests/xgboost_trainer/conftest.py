@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("xgboost")
 
-from hpctrain import CheckpointConfig, Result, RunConfig, ScalingConfig
+from hpctrain import CheckpointConfig, Result
 from hpctrain.xgboost import XGBoostTrainer
+from tests.gbdt.boosting import Fit, held_out, make_fit
 
 PARAMS = {
     "objective": "binary:logistic",
@@ -19,7 +18,6 @@ PARAMS = {
     "max_depth": 3,
     "eta": 0.2,
 }
-Fit = Callable[..., Result]
 
 
 @pytest.fixture(scope="session")
@@ -27,43 +25,12 @@ def frames() -> dict[str, Any]:
     """Tumours, to one decimal: few distinct values, so quantiles do not depend on the ranks."""
     from sklearn.datasets import load_breast_cancer
 
-    table = load_breast_cancer(as_frame=True).frame.round(1)
-    table.columns = [name.replace(" ", "_") for name in table.columns]
-    held_out = table.index % 5 == 0
-    return {
-        "train": table[~held_out].reset_index(drop=True),
-        "valid": table[held_out].reset_index(drop=True),
-    }
+    return held_out(load_breast_cancer(as_frame=True).frame.round(1))
 
 
 @pytest.fixture(scope="session")
 def fit(frames: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Fit:
-    def fit(
-        *,
-        num_workers: int = 2,
-        run: RunConfig | None = None,
-        checkpoints: CheckpointConfig | None = None,
-        **changes: Any,
-    ) -> Result:
-        storage: Path = tmp_path_factory.mktemp("runs")
-        arguments = {
-            "datasets": frames,
-            "label_column": "target",
-            "params": PARAMS,
-            "num_boost_round": 30,
-            "scaling_config": ScalingConfig(num_workers=num_workers),
-            "run_config": run
-            or RunConfig(
-                storage_path=storage,
-                name="run",
-                verbose=0,
-                launcher="local" if num_workers else "auto",
-                checkpoint_config=checkpoints or CheckpointConfig(),
-            ),
-        }
-        return XGBoostTrainer(**{**arguments, **changes}).fit()
-
-    return fit
+    return make_fit(XGBoostTrainer, PARAMS, frames, tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
