@@ -6,7 +6,7 @@ import os
 import pty
 import select
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 
@@ -14,12 +14,12 @@ def press(
     key: bytes,
     argv: list[str],
     *,
-    once: Path,
+    once: Callable[[], bool],
     cwd: Path,
     environ: Mapping[str, str],
     timeout_s: float,
 ) -> tuple[str, int]:
-    """Run a program, press a key once a file is there, and return what was shown, and the status.
+    """Run a program, press a key once it is time, and return what was shown, and the status.
 
     The status is negative where a signal ended it.
     """
@@ -30,7 +30,7 @@ def press(
     shown, is_pressed = b"", False
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        if not is_pressed and once.exists():
+        if not is_pressed and once():
             os.write(terminal, key)
             is_pressed = True
         if select.select([terminal], [], [], 0.05)[0]:

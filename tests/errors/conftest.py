@@ -162,7 +162,7 @@ def script_in_terminal(tmp_path: Path) -> ScriptRunner:
         shown, status = press(
             key,
             [sys.executable, "train.py"],
-            once=tmp_path / once,
+            once=(tmp_path / once).exists,
             cwd=tmp_path,
             environ={**os.environ, "HPCTRAIN_LAUNCHER": "auto"},
             timeout_s=SECONDS,

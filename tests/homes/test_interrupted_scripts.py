@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from hpctrain import RunStoppedError
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.status import read_status
 from hpctrain.testing.slurm import VirtualCluster
 from hpctrain.uncaught import INTERRUPTED
 from tests.terminal import press
@@ -54,8 +56,15 @@ BY_SIGNAL = 128 + signal.SIGINT
 
 def press_ctrl_c(folder: Path, argv: list[str], environ: Mapping[str, str]) -> tuple[str, int]:
     """Run a command in a terminal, and press Ctrl-C in its second fit."""
-    saved = folder / "runs" / "two" / "checkpoints" / "000002"
-    shown, code = press(b"\x03", argv, once=saved, cwd=folder, environ=environ, timeout_s=TIMEOUT_S)
+    run = RunPaths(folder / "runs" / "two")
+
+    def has_saved() -> bool:
+        status = read_status(run)
+        return status is not None and status.checkpoint == "000002"
+
+    shown, code = press(
+        b"\x03", argv, once=has_saved, cwd=folder, environ=environ, timeout_s=TIMEOUT_S
+    )
     return shown, code if code >= 0 else 128 - code
 
 
