@@ -90,7 +90,7 @@ count_processes() {
 }
 
 # Tests kill processes, nodes and clusters on a machine that may do other work as well. In CI alone, up to
-# three that fail are run once more, by themselves; that they failed at first stays in the log.
+# five that fail are run once more, by themselves; that they failed at first stays in the log.
 run_tests() {
     local first_time=.pytest_cache/v/cache/lastfailed
     # Those have run in an environment of their own.
@@ -98,8 +98,11 @@ run_tests() {
     # A file is in one process, with all that its fixtures make. Each process has a cluster of its own.
     # In their order: those of JAX are the last, see tests/conftest.py.
     local -a at_once=(--numprocesses="$(count_processes)" --dist=loadfile --no-loadscope-reorder)
-    "${tests[@]}" "${at_once[@]}" && return
-    [ "${CI:-}" = true ] && [ "$(grep -c '": true' "$first_time")" -le 3 ] || return 1
+    local failed=
+    "${tests[@]}" -m alone || failed=yes
+    "${tests[@]}" "${at_once[@]}" -m "not alone" || failed=yes
+    [ -n "$failed" ] || return 0
+    [ "${CI:-}" = true ] && [ "$(grep -c '": true' "$first_time")" -le 5 ] || return 1
     say "FAILED THE FIRST TIME, a bug to look into: $(grep '": true' "$first_time")"
     "${tests[@]}" --last-failed --last-failed-no-failures=none
 }

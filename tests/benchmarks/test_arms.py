@@ -20,6 +20,8 @@ def arms(monkeypatch):
     return arms
 
 
+# Other tests are among the others.
+@pytest.mark.alone
 def test_what_others_use_is_told_from_what_is_measured(arms):
     cpus = os.cpu_count() or 1
     share = arms.OthersShare()
@@ -33,7 +35,8 @@ def test_what_others_use_is_told_from_what_is_measured(arms):
         finally:
             other.kill()
 
-    assert beside - alone > 0.5 / cpus
+    # Where the machine is busy anyway, there is no more than that to take.
+    assert beside - alone > 0.5 * min(1 / cpus, 1 - alone)
 
 
 def test_rows_of_one_measurement_have_one_share(arms):
