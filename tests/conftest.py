@@ -46,7 +46,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    """Let tests send Ctrl-C: what a shell starts in the background ignores it, children too."""
+    """Let tests send Ctrl-C: what a shell starts in the background ignores it, children too.
+
+    And let none of them print a table for the terminal that pytest, or pytest-xdist, has.
+    """
+    os.environ.pop("COLUMNS", None)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if sys.version_info < (3, 11):
