@@ -59,11 +59,11 @@ if TYPE_CHECKING:
     )
     from hpctrain.worker.context import get_checkpoint as get_checkpoint
     from hpctrain.worker.context import get_context as get_context
+    from hpctrain.worker.context import get_dataset_shard as get_dataset_shard
     from hpctrain.worker.context import get_preemption_info as get_preemption_info
     from hpctrain.worker.context import heartbeat as heartbeat
     from hpctrain.worker.context import report as report
     from hpctrain.worker.context import should_stop as should_stop
-    from hpctrain.worker.dataset_shard import get_dataset_shard as get_dataset_shard
     from hpctrain.worker.train_context import PreemptionInfo as PreemptionInfo
     from hpctrain.worker.train_context import TrainContext as TrainContext
     from hpctrain.world import Communicator as Communicator
@@ -126,7 +126,7 @@ _HOME_OF = {
     "get_all_reported_checkpoints": "worker.context",
     "get_checkpoint": "worker.context",
     "get_context": "worker.context",
-    "get_dataset_shard": "worker.dataset_shard",
+    "get_dataset_shard": "worker.context",
     "get_preemption_info": "worker.context",
     "heartbeat": "worker.context",
     "report": "worker.context",

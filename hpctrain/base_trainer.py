@@ -128,7 +128,7 @@ class BaseTrainer(FunctionRun):
         resume_from = self._deleted_checkpoint if resumed is None else Path(resumed.path)
         return replace(super()._request(), resume_from=resume_from)
 
-    def _worker_spec(self) -> WorkerSpec:
+    def _make_worker_spec(self) -> WorkerSpec:
         from hpctrain.plan.spec import WorkerSpec
         from hpctrain.worker.training_loop import TrainingLoop
 
@@ -187,3 +187,7 @@ class BaseTrainer(FunctionRun):
                 f"{type(self).__name__} does not use ScalingConfig fields {extra}. It has "
                 f"{sorted(allowed)}."
             )
+
+
+# Pickles and digests of training functions have it by this name.
+BaseTrainer.__module__ = "hpctrain.trainer"

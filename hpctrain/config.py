@@ -295,8 +295,8 @@ class RunConfig:
     """What ``fit()`` does with an existing run of this name. ``auto`` resumes an interrupted run,
     and returns the result of a finished one, or raises an error if this ``fit()`` requests
     something else. ``resume`` then continues from the last checkpoint. ``restart`` renames the old
-    run and begins a new one. ``error`` accepts no existing run. ``--existing`` and
-    ``HPCTRAIN_EXISTING`` override it."""
+    run, unless it is running, and begins a new one. ``error`` accepts no existing run.
+    ``--existing`` and ``HPCTRAIN_EXISTING`` override it."""
 
     def __post_init__(self) -> None:
         """Check the fields against each other."""

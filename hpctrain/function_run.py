@@ -61,8 +61,8 @@ class FunctionRun(NamedArguments, abc.ABC):
         from hpctrain.launch.fit import refuse_nested_fit
 
         refuse_nested_fit("fit")
-        self._prepare()
-        result: Result = self._run()
+        self._check_before_run()
+        result: Result = self._launch_run()
         return result
 
     def submit(self) -> RunHandle:
@@ -88,10 +88,10 @@ class FunctionRun(NamedArguments, abc.ABC):
         from hpctrain.launch.fit import refuse_nested_fit, submit
 
         refuse_nested_fit("submit")
-        self._prepare()
+        self._check_before_run()
         return submit(self._request())
 
-    def _prepare(self) -> None:
+    def _check_before_run(self) -> None:
         """Check what can be known before the run. Not collective."""
         # Here and not when it is made, as in Ray Train: a RunConfig may be shared by trainers.
         checkpoints = self.run_config.checkpoint_config
@@ -107,7 +107,7 @@ class FunctionRun(NamedArguments, abc.ABC):
         """Return whether the training function is the trainer's own."""
         return False
 
-    def _run(self) -> Any:
+    def _launch_run(self) -> Any:
         from hpctrain.launch.fit import fit
 
         return fit(self._request())
@@ -119,12 +119,12 @@ class FunctionRun(NamedArguments, abc.ABC):
             trainer=class_path(type(self)),
             scaling_config=self.scaling_config,
             run_config=self.run_config,
-            worker_spec=self._worker_spec(),
+            worker_spec=self._make_worker_spec(),
             resume_from=None,
         )
 
     @abc.abstractmethod
-    def _worker_spec(self) -> WorkerSpec:
+    def _make_worker_spec(self) -> WorkerSpec:
         """Return what each rank runs. Not collective."""
 
 

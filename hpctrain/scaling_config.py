@@ -189,3 +189,7 @@ class ScalingConfig:
         if self.use_gpu:
             total["GPU"] = self.num_gpus_per_worker * workers
         return total
+
+
+# Pickles and digests of training functions have it by this name.
+ScalingConfig.__module__ = "hpctrain.config"

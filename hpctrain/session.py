@@ -6,8 +6,8 @@ from typing import Any
 
 from hpctrain.worker.context import get_checkpoint as get_checkpoint
 from hpctrain.worker.context import get_context
+from hpctrain.worker.context import get_dataset_shard as get_dataset_shard
 from hpctrain.worker.context import report as report
-from hpctrain.worker.dataset_shard import get_dataset_shard as get_dataset_shard
 
 __all__ = [
     "get_checkpoint",

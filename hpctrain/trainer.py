@@ -105,21 +105,21 @@ class DataParallelTrainer(BaseTrainer):
         """Return whether a function of the user's says which worker gets what."""
         return type(self.dataset_config).configure is not DataConfig.configure
 
-    def _prepare(self) -> None:
-        super()._prepare()
+    def _check_before_run(self) -> None:
+        super()._check_before_run()
         self.setup()
 
-    def _run(self) -> Any:
+    def _launch_run(self) -> Any:
         return self.training_loop()
 
     def training_loop(self) -> Any:
         """Hand the training function over to the workers. Not collective."""
-        return super()._run()
+        return super()._launch_run()
 
     def _request(self) -> Request:
         return replace(super()._request(), validation_config=self.validation_config)
 
-    def _worker_spec(self) -> WorkerSpec:
+    def _make_worker_spec(self) -> WorkerSpec:
         from hpctrain.plan.spec import WorkerSpec
 
         return WorkerSpec(
@@ -201,7 +201,7 @@ class DataParallelTrainer(BaseTrainer):
             or DataConfig(datasets_to_split=worker.datasets_to_split),
             "metadata": worker.metadata,
             "preprocessor": worker.preprocessor if preprocessor is None else preprocessor,
-            "scaling_config": scaling_config or stored.scaling_config,
+            "scaling_config": scaling_config or stored.scaling_config(),
             "resume_from_checkpoint": begun_with,
             **changes,
             "run_config": run_config,

@@ -25,7 +25,7 @@ class Doubling(FunctionRun):
         super().__init__(scaling_config=ScalingConfig(num_workers=0), run_config=run_config)
         self.number = number
 
-    def _worker_spec(self) -> WorkerSpec:
+    def _make_worker_spec(self) -> WorkerSpec:
         def double(config: dict[str, Any]) -> None:
             hpctrain.report({"double": 2 * config["number"]})
 
@@ -77,3 +77,20 @@ def test_a_trainer_with_a_loop_of_its_own_is_submitted_too(
     config = RunConfig(storage_path=tmp_path, name="run", verbose=0)
     handle = Once(run_config=config).submit()
     assert handle.result(timeout_s=120).metrics == {"trained": True}
+
+
+class Helped(BaseTrainer):
+    """Has helpers that are called as a base class might call its own."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self._prepare = self._run = self._worker_spec = None
+
+    def training_loop(self) -> None:
+        hpctrain.report({"trained": True})
+
+
+def test_a_subclass_may_use_the_names_of_helpers_that_are_common(tmp_path: Path) -> None:
+    config = RunConfig(name="run", storage_path=str(tmp_path), verbose=0)
+    trainer = Helped(scaling_config=ScalingConfig(num_workers=0), run_config=config)
+    assert trainer.fit().metrics == {"trained": True}

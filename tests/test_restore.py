@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import stat
@@ -101,6 +102,18 @@ def test_a_restored_run_is_looked_after_as_before(tmp_path: Path):
     assert [c.path.name for c, _ in result.best_checkpoints] == ["000006", "000004"]
     # The same request: nothing runs.
     assert len(DataParallelTrainer.restore(path).fit().attempts) == 2
+
+
+def test_a_scaling_config_that_is_given_replaces_one_that_cannot_be_read(tmp_path: Path):
+    plan = begin(tmp_path) / "plan.json"
+    content = json.loads(plan.read_text())
+    content["scaling_config"]["from_another_version"] = 1
+    plan.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match="from_another_version"):
+        DataParallelTrainer.restore(plan.parent)
+    given = ScalingConfig(num_workers=0)
+    restored = DataParallelTrainer.restore(plan.parent, scaling_config=given)
+    assert restored.scaling_config == given
 
 
 def test_a_run_that_was_moved_is_restored_where_it_is(tmp_path: Path):

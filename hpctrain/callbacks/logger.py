@@ -37,7 +37,7 @@ class LoggerCallback(UserCallback, abc.ABC):
 
     @abc.abstractmethod
     def open(self, run_context: RunContext) -> None:
-        """Open the record, or continue it: before the first report of each attempt.
+        """Open the record, or continue it: before the first report of each attempt that makes one.
 
         The attempt goes on with report ``run_context.report``; an earlier one may have made it too.
         """

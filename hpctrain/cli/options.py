@@ -40,7 +40,7 @@ ExistingOption = Annotated[
     typer.Option(
         "--existing",
         help="What to do with an existing run of this name: auto, resume, restart (renames the "
-        "old one) or error. Overrides the script's RunConfig(existing=...).",
+        "old one, unless it is running) or error. Overrides the script's RunConfig(existing=...).",
         show_default="what the script says, else auto",
     ),
 ]

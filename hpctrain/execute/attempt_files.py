@@ -39,7 +39,7 @@ def write_return_value(run_record: ExecutorRecord, content: bytes, *, is_stoppin
         If it cannot be written.
     """
     run_record.check_fence()
-    if not content:
+    if not content or not run_record.keeps_files:
         return
     path = run_record.directory.paths.return_value
     patience_s = 0.0 if is_stopping else timeouts.LAST_WRITE_S
@@ -53,7 +53,7 @@ def write_return_value(run_record: ExecutorRecord, content: bytes, *, is_stoppin
 
 def write_failures(run_record: ExecutorRecord, failures: Iterable[RankFailure]) -> None:
     """Write a file for each rank that failed, as far as the disk allows it. Not collective."""
-    if run_record.is_superseded:
+    if run_record.is_superseded or not run_record.keeps_files:
         return
     paths = run_record.directory.paths
     for failure in failures:

@@ -17,6 +17,7 @@ from hpctrain.config import FailureConfig, RunConfig
 from hpctrain.errors import ConfigError
 from hpctrain.execute.attempt_executor import AttemptExecutor
 from hpctrain.execute.attempt_loop import AttemptLoop
+from hpctrain.execute.executor_record import UnwrittenRecord
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.worker_group import WorkerGroup
 from hpctrain.plan import spec
@@ -208,7 +209,12 @@ class BackendExecutor:
     def _begin(self, paths: RunPaths, group: WorkerGroup) -> Recorder:
         """Return what records the reports, in the directory that `shutdown` deletes."""
         status = RunStatus(name=_NAME, state=RunState.STARTING, launcher="local")
-        recorder = Recorder(paths=paths, run_config=RunConfig(name=_NAME), status=status)
+        recorder = Recorder(
+            paths=paths,
+            run_config=RunConfig(name=_NAME),
+            status=status,
+            record_cls=UnwrittenRecord,
+        )
         recorder.run_record.begin()
         recorder.begin_attempt(None)
         recorder.run_record.advance(

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from hpctrain import environ, timeouts
 from hpctrain.execute.fence import Fence
@@ -51,6 +51,9 @@ class ExecutorRecord:
     status
         State to start from.
     """
+
+    keeps_files: ClassVar[bool] = True
+    """Whether the directory also gets the return value, and what failed ranks sent."""
 
     def __init__(self, paths: RunPaths, status: RunStatus) -> None:
         self.paths = paths
@@ -329,3 +332,34 @@ class ExecutorRecord:
         if job_id is None or (job_id, started.get("restarts")) == this_start:
             return f"the executor on {started.get('host', '?')} died", FailureKind.START
         return f"job {job_id} was taken away without a warning", FailureKind.PREEMPTION
+
+
+class UnwrittenRecord(ExecutorRecord):
+    """The status and the ledger of an attempt without a run: in memory only.
+
+    What shows and stops runs finds none in its directory, and no disk can fail it.
+    """
+
+    keeps_files = False
+
+    def begin(self) -> None:
+        """Record that the attempt begins."""
+        self.advance(RunEvent.STARTED)
+
+    @property
+    def is_superseded(self) -> bool:
+        """Whether another executor has taken it over: none can."""
+        return False
+
+    def check(self) -> None:
+        """Return: no other executor can have taken it over."""
+
+    def check_fence(self) -> None:
+        """Return, as `check`."""
+
+    def note(self, event: str, **details: Any) -> None:
+        """Record an event."""
+        self._events.append({"event": event, "time": time.time(), **details})
+
+    def _write_status(self) -> None:
+        """Write nothing."""

@@ -54,11 +54,20 @@ class Recorder:
         Callbacks, retention, stop rule.
     status
         State to start from.
+    record_cls
+        What keeps the status and the ledger.
     """
 
-    def __init__(self, *, paths: RunPaths, run_config: RunConfig, status: RunStatus) -> None:
+    def __init__(
+        self,
+        *,
+        paths: RunPaths,
+        run_config: RunConfig,
+        status: RunStatus,
+        record_cls: type[ExecutorRecord] = ExecutorRecord,
+    ) -> None:
         self.paths = paths
-        self.run_record = ExecutorRecord(paths, status)
+        self.run_record = record_cls(paths, status)
         """The status and the ledger."""
         self.checkpoints = RunCheckpoints(self.run_record, run_config.checkpoint_config)
         """What ranks have saved."""

@@ -25,8 +25,7 @@ from hpctrain.gbdt.features import (
 )
 from hpctrain.gbdt.groups import join_groups, run_lengths
 from hpctrain.gbdt.resume import continued
-from hpctrain.worker.context import heartbeat
-from hpctrain.worker.dataset_shard import get_dataset_shard
+from hpctrain.worker.context import get_dataset_shard, heartbeat
 from hpctrain.world import Communicator
 
 Array = np.ndarray[Any, Any]

@@ -30,11 +30,23 @@ class StoredRun:
     """What a run was begun with."""
 
     worker_spec: WorkerSpec
-    scaling_config: ScalingConfig
     run_config: RunConfig
     resume_from: Path | None
     """The checkpoint of another run that it began with, which may be deleted."""
     validation_config: ValidationConfig | None
+    written_scaling: Mapping[str, Any]
+    """The fields of its ScalingConfig."""
+
+    def scaling_config(self) -> ScalingConfig:
+        """Return the ScalingConfig. Not collective.
+
+        Raises
+        ------
+        ConfigError
+            If it holds what this version does not allow: `restore` may be given another one.
+        """
+        slurm = SlurmConfig(**self.written_scaling["slurm"])
+        return ScalingConfig(**{**self.written_scaling, "slurm": slurm})
 
 
 def read_stored(paths: RunPaths, run_config: RunConfig | None) -> StoredRun:
@@ -65,10 +77,9 @@ def read_stored(paths: RunPaths, run_config: RunConfig | None) -> StoredRun:
     if stored is None:
         # A run of an older version, or of a callback that cannot be pickled.
         stored = _read_plan(paths, plan["run_config"])
-    scaling = dict(plan["scaling_config"])
     return StoredRun(
         worker_spec=worker_spec,
-        scaling_config=ScalingConfig(**{**scaling, "slurm": SlurmConfig(**scaling["slurm"])}),
+        written_scaling=plan["scaling_config"],
         # However the run was begun, it is to go on.
         run_config=replace(
             stored, name=paths.root.name, storage_path=str(paths.root.parent), existing="auto"

@@ -18,7 +18,7 @@ from typing import Any
 
 # By name: a script without a prediction has not imported the second.
 _STARTERS = (
-    "hpctrain.base_trainer.BaseTrainer",
+    "hpctrain.trainer.BaseTrainer",
     "hpctrain.predict.batch_predictor.BatchPredictor",
 )
 _METHODS = ("fit", "submit", "predict")

@@ -63,7 +63,7 @@ def render_template(
     name
         One of `template_names`.
     script
-        The training script, relative to the directory of the submission.
+        The training script: a path in the directory of the submission, or an absolute one.
     args
         Its arguments.
     scaling

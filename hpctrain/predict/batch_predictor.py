@@ -71,7 +71,7 @@ class BatchPrediction(FunctionRun):
             last_only = CheckpointConfig(num_to_keep=1)
             self.run_config = replace(self.run_config, checkpoint_config=last_only)
 
-    def _worker_spec(self) -> WorkerSpec:
+    def _make_worker_spec(self) -> WorkerSpec:
         return WorkerSpec(
             train_loop=score,
             train_loop_config={"scoring": self.scoring},

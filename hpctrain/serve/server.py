@@ -161,7 +161,7 @@ class Serving(FunctionRun):
                 f"of them, each under its own name."
             )
 
-    def _worker_spec(self) -> WorkerSpec:
+    def _make_worker_spec(self) -> WorkerSpec:
         return WorkerSpec(
             train_loop=serve_in_run,
             train_loop_config={"service": self._service},

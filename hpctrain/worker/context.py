@@ -214,6 +214,29 @@ def get_checkpoint() -> Checkpoint | None:
     return active_worker("get_checkpoint()").session.checkpoint
 
 
+def get_dataset_shard(dataset_name: str = "train") -> Any:
+    """Return this rank's part of a dataset that the trainer was given, preprocessed.
+
+    Not collective.
+
+    Parameters
+    ----------
+    dataset_name
+        Its key in ``datasets``. A `hpctrain.data.Dataset` gives a `hpctrain.data.DataIterator`,
+        the same one each time.
+
+    Raises
+    ------
+    KeyError
+        If the trainer was given no such dataset.
+    ConfigError
+        If it cannot be split.
+    """
+    from hpctrain.worker.dataset_shard import take_shard
+
+    return take_shard(active_worker("get_dataset_shard()"), dataset_name)
+
+
 def get_all_reported_checkpoints(timeout_s: float | None = None) -> list[ReportedCheckpoint]:
     """Return the checkpoints that the run has now, oldest first, with their metrics.
 

@@ -1,24 +1,18 @@
-"""`get_dataset_shard`: a rank's part of a dataset that the trainer was given."""
+"""A rank's part of a dataset that the trainer was given."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpctrain.errors import ConfigError
-from hpctrain.worker.context import active_worker
 from hpctrain.worker.train_context import TrainContext
 
+if TYPE_CHECKING:
+    from hpctrain.worker.context import ActiveWorker
 
-def get_dataset_shard(dataset_name: str = "train") -> Any:
-    """Return this rank's part of a dataset that the trainer was given, preprocessed.
 
-    Not collective.
-
-    Parameters
-    ----------
-    dataset_name
-        Its key in ``datasets``. A `hpctrain.data.Dataset` gives a `hpctrain.data.DataIterator`,
-        the same one each time.
+def take_shard(worker: ActiveWorker, dataset_name: str) -> Any:
+    """Return a rank's part of a dataset; see `hpctrain.get_dataset_shard`. Not collective.
 
     Raises
     ------
@@ -30,7 +24,6 @@ def get_dataset_shard(dataset_name: str = "train") -> Any:
     from hpctrain.data.shard import is_dataset, is_iterator, shard_dataset
     from hpctrain.worker.assignment import made
 
-    worker = active_worker("get_dataset_shard()")
     if dataset_name in worker.iterators:
         return worker.iterators[dataset_name]
     datasets = worker.datasets if worker.assigned is None else worker.assigned

@@ -113,3 +113,7 @@ class PreemptionInfo:
     def preempted_ranks(self) -> list[int]:
         """World ranks, in order."""
         return sorted(r for ranks in self.preempted_node_to_ranks.values() for r in ranks)
+
+
+# Pickles and digests of training functions have them by these names.
+TrainContext.__module__ = PreemptionInfo.__module__ = "hpctrain.worker.context"

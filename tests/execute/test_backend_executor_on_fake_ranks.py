@@ -105,6 +105,16 @@ def test_results_come_one_by_one_and_none_after_the_last(executor: BackendExecut
     assert executor.finish_training() == ["a", "b"]
 
 
+def test_what_shows_and_stops_runs_finds_none_in_its_directory(executor: BackendExecutor):
+    executor.start_training(train)
+    ranks = ranks_of(executor)
+    save(ranks, 1)
+    end(ranks, ["a", "b"])
+    assert executor.finish_training() == ["a", "b"]
+    paths = ranks.paths
+    assert {entry.name for entry in paths.root.iterdir()} <= {"checkpoints", paths.spec.name}
+
+
 def test_a_checkpoint_is_complete_with_its_result(executor: BackendExecutor):
     executor.start_training(train)
     ranks = ranks_of(executor)
