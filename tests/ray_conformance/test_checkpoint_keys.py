@@ -62,6 +62,6 @@ def test_what_is_added_to_the_dict_of_a_directory_stays(tmp_path: Path):
 
 
 def test_bytes_that_are_no_files_are_refused_and_other_values_are_kept():
-    with pytest.raises(CheckpointError, match="no checkpoint"):
+    with pytest.raises(CheckpointError, match="not a checkpoint"):
         Checkpoint.from_dict({FS_CHECKPOINT_KEY: b"garbage"})
     assert Checkpoint.from_dict({FS_CHECKPOINT_KEY: 3}).to_dict() == {FS_CHECKPOINT_KEY: 3}
