@@ -108,9 +108,11 @@ def test_a_scaling_config_that_is_given_replaces_one_that_cannot_be_read(tmp_pat
     plan = begin(tmp_path) / "plan.json"
     content = json.loads(plan.read_text())
     content["scaling_config"]["from_another_version"] = 1
-    plan.write_text(json.dumps(content))
-    with pytest.raises(ConfigError, match="from_another_version"):
-        DataParallelTrainer.restore(plan.parent)
+    unlike = [dict(content["scaling_config"]), {}, {**content["scaling_config"], "slurm": None}]
+    for scaling in unlike:
+        plan.write_text(json.dumps({**content, "scaling_config": scaling}))
+        with pytest.raises(ConfigError, match=r"plan\.json cannot be used.*scaling_config="):
+            DataParallelTrainer.restore(plan.parent)
     given = ScalingConfig(num_workers=0)
     restored = DataParallelTrainer.restore(plan.parent, scaling_config=given)
     assert restored.scaling_config == given

@@ -15,6 +15,7 @@ from hpctrain.config import (
     ScalingConfig,
     SyncConfig,
 )
+from hpctrain.errors import ConfigError
 from hpctrain.log import log
 from hpctrain.plan import spec
 from hpctrain.plan.spec import RunSpec, WorkerSpec
@@ -34,8 +35,10 @@ class StoredRun:
     resume_from: Path | None
     """The checkpoint of another run that it began with, which may be deleted."""
     validation_config: ValidationConfig | None
+    plan: Path
+    """The file with the fields of its ScalingConfig."""
     written_scaling: Mapping[str, Any]
-    """The fields of its ScalingConfig."""
+    """Those fields."""
 
     def scaling_config(self) -> ScalingConfig:
         """Return the ScalingConfig. Not collective.
@@ -43,10 +46,17 @@ class StoredRun:
         Raises
         ------
         ConfigError
-            If it holds what this version does not allow: `restore` may be given another one.
+            If it is damaged, or has what this version does not allow.
         """
-        slurm = SlurmConfig(**self.written_scaling["slurm"])
-        return ScalingConfig(**{**self.written_scaling, "slurm": slurm})
+        try:
+            slurm = SlurmConfig(**self.written_scaling["slurm"])
+            return ScalingConfig(**{**self.written_scaling, "slurm": slurm})
+        except (KeyError, TypeError, ConfigError) as error:
+            why = f"{type(error).__name__}: {error}".rstrip(".")
+            raise ConfigError(
+                f"the ScalingConfig in {self.plan} cannot be used: {why}. Give one: "
+                f"restore(..., scaling_config=ScalingConfig(...))."
+            ) from error
 
 
 def read_stored(paths: RunPaths, run_config: RunConfig | None) -> StoredRun:
@@ -79,6 +89,7 @@ def read_stored(paths: RunPaths, run_config: RunConfig | None) -> StoredRun:
         stored = _read_plan(paths, plan["run_config"])
     return StoredRun(
         worker_spec=worker_spec,
+        plan=paths.plan,
         written_scaling=plan["scaling_config"],
         # However the run was begun, it is to go on.
         run_config=replace(
