@@ -9,19 +9,18 @@ from typing import Any
 import pytest
 
 from hpctrain.callback import RunContext, UserCallback
-from hpctrain.config import FailureConfig, RunConfig, ScalingConfig
+from hpctrain.config import FailureConfig, RunConfig
 from hpctrain.errors import LaunchError, RunStoppedError, TrainingFailedError, WorkerError
 from hpctrain.execute import attempt_executor, executor
 from hpctrain.execute.executor import Executor
 from hpctrain.execute.health import Health
-from hpctrain.plan.launch_plan import LaunchPlan
-from hpctrain.plan.resources import NodeShape, node_range, place_workers
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.run_record import RunRecord
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus, read_status
 from hpctrain.testing.fake_ranks import FakeRanks
+from tests.plans import make_plan
 
 Act = Callable[["FakeGroup"], None]
 
@@ -86,21 +85,7 @@ class Run:
 
     def execute(self, *acts: Act, **budgets: Any) -> bool:
         FakeGroup.acts, FakeGroup.made = list(acts), []
-        scaling = ScalingConfig(num_workers=2)
-        placement = place_workers(scaling, NodeShape(cpus=2, gpus=0))
-        plan = LaunchPlan(
-            launcher="local",
-            placement=placement,
-            job_nodes=node_range(scaling, placement),
-            threads_per_task=1,
-            mpi="auto",
-            directives={},
-            first_job_directives={},
-            setup=(),
-            srun_args=(),
-            environment={},
-            stop_notice_s=100,
-        )
+        plan = make_plan("local")
         config = RunConfig(
             name="run", failure_config=FailureConfig(**budgets), callbacks=[self.ends]
         )

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from hpctrain import RunConfig, ScalingConfig
+from hpctrain import RunConfig
 from hpctrain.execute import time_limit
 from hpctrain.execute.preemption import Preemption
 from hpctrain.execute.stop_decision import StopDecision, StopKind, StopNotice
-from hpctrain.plan.launch_plan import LaunchPlan
-from hpctrain.plan.resources import NodeShape, node_range, place_workers
 from hpctrain.slurm.output import Job
+from tests.plans import make_plan
 
 
 class Wishes:
@@ -34,21 +33,7 @@ class Wishes:
 
 
 def preemption(launcher: Any, recorder: Wishes) -> Preemption:
-    scaling = ScalingConfig()
-    placement = place_workers(scaling, NodeShape(cpus=4, gpus=0))
-    plan = LaunchPlan(
-        launcher=launcher,
-        placement=placement,
-        job_nodes=node_range(scaling, placement),
-        threads_per_task=1,
-        mpi="auto",
-        directives={},
-        first_job_directives={},
-        setup=(),
-        srun_args=(),
-        environment={},
-        stop_notice_s=100,
-    )
+    plan = make_plan(launcher, num_workers=1, cpus=4)
     recorded: Any = recorder
     return Preemption(plan=plan, run_config=RunConfig(), recorder=recorded, signals=[])
 

@@ -9,20 +9,19 @@ from typing import Any
 
 import pytest
 
-from hpctrain.config import RunConfig, ScalingConfig
+from hpctrain.config import RunConfig
 from hpctrain.errors import TrainingFailedError, WorkerError
 from hpctrain.execute import attempt_executor
 from hpctrain.launch import coordinator
 from hpctrain.launch.coordinator import Coordinator
 from hpctrain.plan import spec
-from hpctrain.plan.launch_plan import LaunchPlan
-from hpctrain.plan.resources import NodeShape, node_range, place_workers
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import read_status
 from hpctrain.testing.fake_ranks import FakeRanks
 from hpctrain.world import World
+from tests.plans import make_plan
 
 
 class FakeExistingRanks(FakeRanks):
@@ -51,21 +50,7 @@ def made(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> Coordinator:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.setattr(coordinator, "ExistingRanks", FakeExistingRanks)
     monkeypatch.setattr(attempt_executor.timeouts, "FURTHER_FAILURES_S", 0.01)
-    scaling = ScalingConfig(num_workers=2)
-    placement = place_workers(scaling, NodeShape(cpus=2, gpus=0))
-    plan = LaunchPlan(
-        launcher="spmd",
-        placement=placement,
-        job_nodes=node_range(scaling, placement),
-        threads_per_task=1,
-        mpi="auto",
-        directives={},
-        first_job_directives={},
-        setup=(),
-        srun_args=(),
-        environment={},
-        stop_notice_s=100,
-    )
+    plan = make_plan("spmd")
     request = SimpleNamespace(
         paths=paths, run_config=RunConfig(name="run", verbose=0), resume_from=None
     )
