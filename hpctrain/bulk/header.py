@@ -68,7 +68,7 @@ def read_layout(path: Path) -> StateFile:
 def state_file_digest(path: Path) -> tuple[int, str] | None:
     """Return size in bytes and digest of a state's file; None if it is another kind of file.
 
-    Not collective. Reads the header only: whoever wrote it has digested all blocks.
+    Not collective. Reads the header only, which has the digests of all blocks.
 
     Raises
     ------

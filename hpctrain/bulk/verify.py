@@ -29,7 +29,7 @@ def verify_state_file(path: Path, digest: str, *, quick: bool = False) -> str | 
     Raises
     ------
     UnreadableError
-        If it cannot be read just now, so that nobody knows.
+        If it cannot be read just now: it may be good or damaged.
     """
     try:
         start = read_start(path)

@@ -80,5 +80,5 @@ def make_rounds(boosting: Boosting, start: Start, save: Save) -> Rounds:
 
 
 def _validates() -> bool:
-    """Return whether checkpoints are validated: all are, as nobody else could ask for it."""
+    """Return whether checkpoints are validated: all are, as the loop is hpctrain's own."""
     return active_worker("boosting").validation is not None

@@ -131,7 +131,7 @@ def _identify(scoring: Scoring, about: str) -> Identity:
     """Return all that predictions depend on, the content of input and model included."""
     inputs, model = map(identify_files, (scoring.input_files(), scoring.model_files()))
     # How the rows are dealt into parts changes no prediction, nor does the place of the output. The
-    # files of the checkpoint count by themselves, whoever made them.
+    # files of the checkpoint count by themselves, regardless of their owner.
     content = replace(scoring, output=None, rows_per_part=None, own_pickles=frozenset())
     whole = make_fingerprint(pack(content, what="the prediction"), f"{inputs} {model}".encode())
     return Identity(whole=whole, inputs=inputs, model=model, about=about)

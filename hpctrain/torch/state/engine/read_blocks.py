@@ -205,7 +205,7 @@ class StateReading:
         self.bytes_read += outgoing.bytes_read
 
     def _await(self, blocks: Mapping[Future[None], Block]) -> None:
-        """Wait for the blocks that nobody else wants."""
+        """Wait for the blocks that only this rank needs."""
         left: Collection[Future[None]] = blocks
         moved_at, deadline = self._moved_at, Deadline(self._timeout_s)
         while left:

@@ -164,7 +164,7 @@ class Schedule:
     """What all ranks do, the same on every rank."""
 
     own: Mapping[int, Sequence[Block]]
-    """By rank: what it reads, and nobody else wants."""
+    """By rank: what it reads for itself only."""
     shared: Mapping[int, Sequence[Block]]
     """By rank: what it reads, and others want as well."""
     transfers: Sequence[Transfer]

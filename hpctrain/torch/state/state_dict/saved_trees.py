@@ -85,7 +85,7 @@ class SavedTrees:
         Raises
         ------
         CheckpointError
-            If nobody can tell how another one is sharded.
+            If it is unknown how another one is sharded.
         """
         # Without such tensors this may be a process for itself, which has all of each.
         shapes = set() if make else set(map(_shape, filter(is_sharded, tensors_of(live))))
