@@ -13,7 +13,7 @@ from hpctrain.data.batch import Batch
 from hpctrain.data.dataset import Dataset
 from hpctrain.data.memory import MemorySource
 from hpctrain.data.operations.items import batch_of_items
-from hpctrain.data.operations.scheduling import say_no_meaning
+from hpctrain.data.operations.scheduling import OF_READS, say_no_meaning
 from hpctrain.data.schema import Column, Schema
 from hpctrain.data.source import Blocks, block_rows
 from hpctrain.errors import ConfigError
@@ -54,9 +54,7 @@ class RangeSource:
         return dict.fromkeys(self.schema.select(columns), values)
 
 
-def from_items(
-    items: Sequence[Any], *, parallelism: int = -1, override_num_blocks: int | None = None
-) -> Dataset:
+def from_items(items: Sequence[Any], **scheduling: Any) -> Dataset:
     """Return a dataset of a list in memory.
 
     Not collective.
@@ -66,24 +64,22 @@ def from_items(
     items
         Dicts are rows, by column; a column that a row lacks is missing in it. Other items are the
         values of the column ``item``.
-    parallelism, override_num_blocks
-        Have no meaning here.
+    **scheduling
+        Arguments of Ray Data such as ``override_num_blocks`` and ``concurrency``: accepted, without
+        effect.
 
     Raises
     ------
     ConfigError
         If some are dicts and others are not.
     """
-    _say("from_items()", parallelism, override_num_blocks)
+    say_no_meaning("from_items()", scheduling, OF_READS)
     return Dataset(MemorySource(arrays=batch_of_items(list(items))))
 
 
 def range(
     n: int,
-    *,
-    parallelism: int = -1,
-    concurrency: Any = None,
-    override_num_blocks: int | None = None,
+    **scheduling: Any,
 ) -> Dataset:
     """Return a dataset of the numbers below `n`, the column ``id``.
 
@@ -93,15 +89,16 @@ def range(
     ----------
     n
         How many rows.
-    parallelism, concurrency, override_num_blocks
-        Have no meaning here.
+    **scheduling
+        Arguments of Ray Data such as ``override_num_blocks`` and ``concurrency``: accepted, without
+        effect.
 
     Raises
     ------
     ConfigError
         If it is a negative number.
     """
-    _say("range()", parallelism, override_num_blocks, concurrency)
+    say_no_meaning("range()", scheduling, OF_READS)
     return Dataset(RangeSource(num_rows=_count(n), column="id"))
 
 
@@ -109,9 +106,7 @@ def range_tensor(
     n: int,
     *,
     shape: Sequence[int] = (1,),
-    parallelism: int = -1,
-    concurrency: Any = None,
-    override_num_blocks: int | None = None,
+    **scheduling: Any,
 ) -> Dataset:
     """Return a dataset of arrays, the column ``data``; all elements of a row are its number.
 
@@ -123,15 +118,16 @@ def range_tensor(
         How many rows.
     shape
         Of each of them.
-    parallelism, concurrency, override_num_blocks
-        Have no meaning here.
+    **scheduling
+        Arguments of Ray Data such as ``override_num_blocks`` and ``concurrency``: accepted, without
+        effect.
 
     Raises
     ------
     ConfigError
         If it is a negative number.
     """
-    _say("range_tensor()", parallelism, override_num_blocks, concurrency)
+    say_no_meaning("range_tensor()", scheduling, OF_READS)
     return Dataset(RangeSource(num_rows=_count(n), column="data", shape=tuple(shape)))
 
 
@@ -139,16 +135,3 @@ def _count(n: Any) -> int:
     if not isinstance(n, (int, np.integer)) or n < 0:
         raise ConfigError(f"range({n!r}): a number of rows, 0 or more, is needed.")
     return int(n)
-
-
-def _say(
-    where: str, parallelism: int, override_num_blocks: int | None, concurrency: Any = None
-) -> None:
-    say_no_meaning(
-        where,
-        {
-            "parallelism": parallelism,
-            "override_num_blocks": override_num_blocks,
-            "concurrency": concurrency,
-        },
-    )

@@ -12,17 +12,14 @@ from hpctrain.data.dataset import Dataset
 from hpctrain.data.files import Paths
 from hpctrain.data.formats import from_any
 from hpctrain.data.memory import MemorySource
-from hpctrain.data.operations.scheduling import say_no_blocks, say_no_meaning
+from hpctrain.data.operations.scheduling import OF_READS, say_no_meaning
 
 
 def read_parquet(
     paths: Paths,
     *,
     columns: Sequence[str] | None = None,
-    parallelism: int = -1,
-    concurrency: Any = None,
-    override_num_blocks: int | None = None,
-    ray_remote_args: Mapping[str, Any] | None = None,
+    **scheduling: Any,
 ) -> Dataset:
     """Return a dataset of Parquet files, such as the output of Dask or Spark.
 
@@ -34,15 +31,16 @@ def read_parquet(
         A file, a directory, a pattern, or a list of these.
     columns
         Which to read; None is all.
-    parallelism, concurrency, override_num_blocks, ray_remote_args
-        Have no meaning here.
+    **scheduling
+        Arguments of Ray Data such as ``override_num_blocks`` and ``concurrency``: accepted, without
+        effect.
 
     Raises
     ------
     ConfigError
         If a file is missing or damaged, or files have unlike columns.
     """
-    say_no_blocks("read_parquet()", parallelism, concurrency, override_num_blocks, ray_remote_args)
+    say_no_meaning("read_parquet()", scheduling, OF_READS)
     from hpctrain.data.parquet import open_parquet
 
     return Dataset(open_parquet(paths, columns=columns))
@@ -89,10 +87,7 @@ def read_csv(
     dtypes: Mapping[str, Any] | None = None,
     delimiter: str = ",",
     names: Sequence[str] | None = None,
-    parallelism: int = -1,
-    concurrency: Any = None,
-    override_num_blocks: int | None = None,
-    ray_remote_args: Mapping[str, Any] | None = None,
+    **scheduling: Any,
 ) -> Dataset:
     """Return a dataset of CSV files.
 
@@ -112,15 +107,16 @@ def read_csv(
         What is between values.
     names
         Names of the columns, for files without a line of them.
-    parallelism, concurrency, override_num_blocks, ray_remote_args
-        Have no meaning here.
+    **scheduling
+        Arguments of Ray Data such as ``override_num_blocks`` and ``concurrency``: accepted, without
+        effect.
 
     Raises
     ------
     ConfigError
         If a file is missing or cannot be parsed, or files have unlike columns.
     """
-    say_no_blocks("read_csv()", parallelism, concurrency, override_num_blocks, ray_remote_args)
+    say_no_meaning("read_csv()", scheduling, OF_READS)
     from hpctrain.data.csv import open_csv
 
     source = open_csv(paths, columns=columns, dtypes=dtypes or {}, delimiter=delimiter, names=names)
@@ -132,10 +128,7 @@ def read_numpy(
     *,
     columns: Sequence[str] | None = None,
     column: str = "data",
-    parallelism: int = -1,
-    concurrency: Any = None,
-    override_num_blocks: int | None = None,
-    ray_remote_args: Mapping[str, Any] | None = None,
+    **scheduling: Any,
 ) -> Dataset:
     """Return a dataset of ``.npy`` and ``.npz`` files.
 
@@ -150,15 +143,16 @@ def read_numpy(
         Which arrays of ``.npz`` files to read; None is all.
     column
         Name of the column that ``.npy`` files become.
-    parallelism, concurrency, override_num_blocks, ray_remote_args
-        Have no meaning here.
+    **scheduling
+        Arguments of Ray Data such as ``override_num_blocks`` and ``concurrency``: accepted, without
+        effect.
 
     Raises
     ------
     ConfigError
         If a file is missing or damaged, or files have unlike columns or numbers of rows.
     """
-    say_no_blocks("read_numpy()", parallelism, concurrency, override_num_blocks, ray_remote_args)
+    say_no_meaning("read_numpy()", scheduling, OF_READS)
     from hpctrain.data.npy import open_numpy
 
     return Dataset(open_numpy(paths, column=column, columns=columns))
@@ -183,7 +177,7 @@ def from_numpy(arrays: Any) -> Dataset:
     return _in_memory(arrays, from_any)
 
 
-def from_pandas(dfs: Any, *, override_num_blocks: int | None = None) -> Dataset:
+def from_pandas(dfs: Any, **scheduling: Any) -> Dataset:
     """Return a dataset of the columns of a data frame, without its index.
 
     Not collective. Columns of category type have it in batches of pandas and Arrow too.
@@ -192,14 +186,14 @@ def from_pandas(dfs: Any, *, override_num_blocks: int | None = None) -> Dataset:
     ----------
     dfs
         A data frame, or a list of them, whose rows follow each other.
-    override_num_blocks
-        Has no meaning here.
+    **scheduling
+        As in `from_items`.
     """
-    say_no_meaning("from_pandas()", {"override_num_blocks": override_num_blocks})
+    say_no_meaning("from_pandas()", scheduling, OF_READS)
     return _in_memory(dfs, partial(pandas_batches.from_pandas, keep_categories=True))
 
 
-def from_arrow(tables: Any, *, override_num_blocks: int | None = None) -> Dataset:
+def from_arrow(tables: Any, **scheduling: Any) -> Dataset:
     """Return a dataset of an Arrow table.
 
     Not collective. Columns of dictionaries are of category type in batches of pandas, too.
@@ -208,10 +202,10 @@ def from_arrow(tables: Any, *, override_num_blocks: int | None = None) -> Datase
     ----------
     tables
         A table, or a list of them, whose rows follow each other.
-    override_num_blocks
-        Has no meaning here.
+    **scheduling
+        As in `from_items`.
     """
-    say_no_meaning("from_arrow()", {"override_num_blocks": override_num_blocks})
+    say_no_meaning("from_arrow()", scheduling, OF_READS)
     return _in_memory(tables, partial(arrow_batches.from_arrow, keep_categories=True))
 
 

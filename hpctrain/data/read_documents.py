@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from hpctrain.data.dataset import Dataset
 from hpctrain.data.documents import LoadJson, LoadText, open_documents
 from hpctrain.data.files import Paths
 from hpctrain.data.files_as_rows import open_binary_files, open_images
-from hpctrain.data.operations.scheduling import say_no_blocks
+from hpctrain.data.operations.scheduling import OF_READS, say_no_meaning
 
 _ENDINGS = [
     f".{kind}{packed}"
@@ -22,10 +21,7 @@ def read_json(
     paths: Paths,
     *,
     lines: bool | None = None,
-    parallelism: int = -1,
-    concurrency: Any = None,
-    override_num_blocks: int | None = None,
-    ray_remote_args: Mapping[str, Any] | None = None,
+    **scheduling: Any,
 ) -> Dataset:
     """Return a dataset of JSON files: lines that are objects each, or one list of objects.
 
@@ -40,15 +36,16 @@ def read_json(
         ``.json`` or ``.jsonl``, or are compressed.
     lines
         Is found out.
-    parallelism, concurrency, override_num_blocks, ray_remote_args
-        Have no meaning here.
+    **scheduling
+        Arguments of Ray Data such as ``override_num_blocks`` and ``concurrency``: accepted, without
+        effect.
 
     Raises
     ------
     ConfigError
         If a file is missing or is no JSON, or a column has types that do not go together.
     """
-    say_no_blocks("read_json()", parallelism, concurrency, override_num_blocks, ray_remote_args)
+    say_no_meaning("read_json()", scheduling, OF_READS)
     return Dataset(open_documents(paths, _ENDINGS, LoadJson()))
 
 
@@ -57,10 +54,7 @@ def read_text(
     *,
     encoding: str = "utf-8",
     drop_empty_lines: bool = True,
-    parallelism: int = -1,
-    concurrency: Any = None,
-    override_num_blocks: int | None = None,
-    ray_remote_args: Mapping[str, Any] | None = None,
+    **scheduling: Any,
 ) -> Dataset:
     """Return a dataset of lines of text, the column ``text``.
 
@@ -74,15 +68,16 @@ def read_text(
         Of the files.
     drop_empty_lines
         Whether lines without a letter are left out.
-    parallelism, concurrency, override_num_blocks, ray_remote_args
-        Have no meaning here.
+    **scheduling
+        Arguments of Ray Data such as ``override_num_blocks`` and ``concurrency``: accepted, without
+        effect.
 
     Raises
     ------
     ConfigError
         If a file is missing, or has another encoding.
     """
-    say_no_blocks("read_text()", parallelism, concurrency, override_num_blocks, ray_remote_args)
+    say_no_meaning("read_text()", scheduling, OF_READS)
     return Dataset(open_documents(paths, [""], LoadText(encoding, drop_empty_lines)))
 
 
@@ -92,10 +87,7 @@ def read_images(
     size: tuple[int, int] | None = None,
     mode: str | None = None,
     include_paths: bool = False,
-    parallelism: int = -1,
-    concurrency: Any = None,
-    override_num_blocks: int | None = None,
-    ray_remote_args: Mapping[str, Any] | None = None,
+    **scheduling: Any,
 ) -> Dataset:
     """Return a dataset of images, the column ``image``: arrays of height, width and channels.
 
@@ -112,15 +104,16 @@ def read_images(
         Mode of Pillow's that all get, such as "RGB".
     include_paths
         Whether there is a column ``path``.
-    parallelism, concurrency, override_num_blocks, ray_remote_args
-        Have no meaning here.
+    **scheduling
+        Arguments of Ray Data such as ``override_num_blocks`` and ``concurrency``: accepted, without
+        effect.
 
     Raises
     ------
     ConfigError
         If a file is missing or is no image.
     """
-    say_no_blocks("read_images()", parallelism, concurrency, override_num_blocks, ray_remote_args)
+    say_no_meaning("read_images()", scheduling, OF_READS)
     return Dataset(open_images(paths, size=size, mode=mode, include_paths=include_paths))
 
 
@@ -128,10 +121,7 @@ def read_binary_files(
     paths: Paths,
     *,
     include_paths: bool = False,
-    parallelism: int = -1,
-    concurrency: Any = None,
-    override_num_blocks: int | None = None,
-    ray_remote_args: Mapping[str, Any] | None = None,
+    **scheduling: Any,
 ) -> Dataset:
     """Return a dataset of files as they are, the column ``bytes``.
 
@@ -143,15 +133,14 @@ def read_binary_files(
         A file, a directory, a pattern, or a list of these.
     include_paths
         Whether there is a column ``path``.
-    parallelism, concurrency, override_num_blocks, ray_remote_args
-        Have no meaning here.
+    **scheduling
+        Arguments of Ray Data such as ``override_num_blocks`` and ``concurrency``: accepted, without
+        effect.
 
     Raises
     ------
     ConfigError
         If there is no file.
     """
-    say_no_blocks(
-        "read_binary_files()", parallelism, concurrency, override_num_blocks, ray_remote_args
-    )
+    say_no_meaning("read_binary_files()", scheduling, OF_READS)
     return Dataset(open_binary_files(paths, include_paths=include_paths))

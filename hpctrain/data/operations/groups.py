@@ -24,7 +24,7 @@ from hpctrain.data.operations.arrow import to_arrow_with_missing
 from hpctrain.data.operations.call import Call
 from hpctrain.data.operations.description import DatasetT, Description
 from hpctrain.data.operations.mapped import Mapped
-from hpctrain.data.operations.scheduling import say_no_meaning
+from hpctrain.data.operations.scheduling import OF_TASKS, say_no_meaning
 from hpctrain.data.operations.whole import Sort, WholeSource, sorted_rows
 from hpctrain.data.optional import require
 
@@ -182,12 +182,7 @@ class GroupedData(Generic[DatasetT]):
         fn_kwargs: dict[str, Any] | None = None,
         fn_constructor_args: Sequence[Any] | None = None,
         fn_constructor_kwargs: dict[str, Any] | None = None,
-        compute: Any = None,
-        num_cpus: float | None = None,
-        num_gpus: float | None = None,
-        memory: float | None = None,
-        concurrency: Any = None,
-        ray_remote_args: dict[str, Any] | None = None,
+        **scheduling: Any,
     ) -> DatasetT:
         """Return what a function makes of all rows of each group, in the order of the keys.
 
@@ -201,20 +196,10 @@ class GroupedData(Generic[DatasetT]):
             Form of what it is given.
         fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs
             As in `hpctrain.data.Dataset.map_batches`.
-        compute, num_cpus, num_gpus, memory, concurrency, ray_remote_args
-            Have no meaning here.
+        **scheduling
+            As in `hpctrain.data.Dataset.map`.
         """
-        say_no_meaning(
-            "map_groups()",
-            {
-                "compute": compute,
-                "num_cpus": num_cpus,
-                "num_gpus": num_gpus,
-                "memory": memory,
-                "concurrency": concurrency,
-                "ray_remote_args": ray_remote_args,
-            },
-        )
+        say_no_meaning("map_groups()", scheduling, OF_TASKS)
         call = Call.of(fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs)
         operation = MapGroups(self._keys, call, check_format(batch_format))
         return self._dataset.of_source(WholeSource(dataset=self._dataset, operation=operation))

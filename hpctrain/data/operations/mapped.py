@@ -12,7 +12,7 @@ from hpctrain.data.operations.call import Call
 from hpctrain.data.operations.description import DatasetT, Description
 from hpctrain.data.operations.expression import FilterExpression, WithColumns
 from hpctrain.data.operations.row_steps import AddColumn, FilterRows, MapRows, Rename
-from hpctrain.data.operations.scheduling import say_no_meaning
+from hpctrain.data.operations.scheduling import OF_TASKS, say_no_meaning
 from hpctrain.data.schema import check_columns
 from hpctrain.data.steps import Drop, Filter, MapBatches, Select
 from hpctrain.errors import ConfigError
@@ -29,12 +29,7 @@ class Mapped(Description):
         fn_kwargs: Mapping[str, Any] | None = None,
         fn_constructor_args: Iterable[Any] | None = None,
         fn_constructor_kwargs: Mapping[str, Any] | None = None,
-        compute: Any = None,
-        num_cpus: float | None = None,
-        num_gpus: float | None = None,
-        memory: float | None = None,
-        concurrency: Any = None,
-        ray_remote_args: Mapping[str, Any] | None = None,
+        **scheduling: Any,
     ) -> DatasetT:
         """Return a dataset with a function applied to each row, when it is read.
 
@@ -49,10 +44,11 @@ class Mapped(Description):
             Further arguments of the function.
         fn_constructor_args, fn_constructor_kwargs
             Arguments of the class.
-        compute, num_cpus, num_gpus, memory, concurrency, ray_remote_args
-            Have no meaning here.
+        **scheduling
+            Arguments of Ray Data that say where a cluster runs it, such as ``num_cpus`` and
+            ``concurrency``: accepted, without effect.
         """
-        _say("map()", compute, num_cpus, num_gpus, memory, concurrency, ray_remote_args)
+        say_no_meaning("map()", scheduling, OF_TASKS)
         call = Call.of(fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs)
         return self.with_step(MapRows(call))
 
@@ -64,12 +60,7 @@ class Mapped(Description):
         fn_kwargs: Mapping[str, Any] | None = None,
         fn_constructor_args: Iterable[Any] | None = None,
         fn_constructor_kwargs: Mapping[str, Any] | None = None,
-        compute: Any = None,
-        num_cpus: float | None = None,
-        num_gpus: float | None = None,
-        memory: float | None = None,
-        concurrency: Any = None,
-        ray_remote_args: Mapping[str, Any] | None = None,
+        **scheduling: Any,
     ) -> DatasetT:
         """Return a dataset with any number of rows for each row, when it is read.
 
@@ -81,10 +72,10 @@ class Mapped(Description):
             Is given a row and returns a list of rows.
         fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs
             As in `map`.
-        compute, num_cpus, num_gpus, memory, concurrency, ray_remote_args
-            Have no meaning here.
+        **scheduling
+            As in `map`.
         """
-        _say("flat_map()", compute, num_cpus, num_gpus, memory, concurrency, ray_remote_args)
+        say_no_meaning("flat_map()", scheduling, OF_TASKS)
         call = Call.of(fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs)
         return self.with_step(MapRows(call, is_flat=True))
 
@@ -100,12 +91,7 @@ class Mapped(Description):
         fn_constructor_kwargs: Mapping[str, Any] | None = None,
         keeps_rows: bool | None = None,
         zero_copy_batch: bool = False,
-        compute: Any = None,
-        num_cpus: float | None = None,
-        num_gpus: float | None = None,
-        memory: float | None = None,
-        concurrency: Any = None,
-        ray_remote_args: Mapping[str, Any] | None = None,
+        **scheduling: Any,
     ) -> DatasetT:
         """Return a dataset with a function applied to its batches, when they are read.
 
@@ -132,10 +118,10 @@ class Mapped(Description):
         zero_copy_batch
             Whether the function is given arrays as they are, which cannot be changed. Otherwise
             they are its own to change, and copied where they are views of the dataset's.
-        compute, num_cpus, num_gpus, memory, concurrency, ray_remote_args
-            Have no meaning here.
+        **scheduling
+            As in `map`.
         """
-        _say("map_batches()", compute, num_cpus, num_gpus, memory, concurrency, ray_remote_args)
+        say_no_meaning("map_batches()", scheduling, OF_TASKS)
         if batch_size is not None:
             check_batch_size(batch_size)
         call = Call.of(fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs)
@@ -159,12 +145,7 @@ class Mapped(Description):
         fn_kwargs: Mapping[str, Any] | None = None,
         fn_constructor_args: Iterable[Any] | None = None,
         fn_constructor_kwargs: Mapping[str, Any] | None = None,
-        compute: Any = None,
-        num_cpus: float | None = None,
-        num_gpus: float | None = None,
-        memory: float | None = None,
-        concurrency: Any = None,
-        ray_remote_args: Mapping[str, Any] | None = None,
+        **scheduling: Any,
     ) -> DatasetT:
         """Return a dataset of the rows that a function or an expression wants.
 
@@ -182,15 +163,15 @@ class Mapped(Description):
             Form of the batches that the function is given; None is rows.
         fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs
             As in `map`.
-        compute, num_cpus, num_gpus, memory, concurrency, ray_remote_args
-            Have no meaning here.
+        **scheduling
+            As in `map`.
 
         Raises
         ------
         ConfigError
             If both or none of function and expression are given, or the text is no expression.
         """
-        _say("filter()", compute, num_cpus, num_gpus, memory, concurrency, ray_remote_args)
+        say_no_meaning("filter()", scheduling, OF_TASKS)
         if (fn is None) == (expr is None):
             raise ConfigError("filter(): give either a function or expr=.")
         if fn is None:
@@ -206,12 +187,7 @@ class Mapped(Description):
         fn: Callable[..., Any],
         *,
         batch_format: BatchFormat = "pandas",
-        compute: Any = None,
-        num_cpus: float | None = None,
-        num_gpus: float | None = None,
-        memory: float | None = None,
-        concurrency: Any = None,
-        ray_remote_args: Mapping[str, Any] | None = None,
+        **scheduling: Any,
     ) -> DatasetT:
         """Return a dataset with a column that a function makes of batches, when they are read.
 
@@ -225,23 +201,17 @@ class Mapped(Description):
             Is given a batch, and returns a value for each of its rows, or one for all.
         batch_format
             Form of what it is given.
-        compute, num_cpus, num_gpus, memory, concurrency, ray_remote_args
-            Have no meaning here.
+        **scheduling
+            As in `map`.
         """
-        _say("add_column()", compute, num_cpus, num_gpus, memory, concurrency, ray_remote_args)
+        say_no_meaning("add_column()", scheduling, OF_TASKS)
         return self.with_step(AddColumn(col, Call.of(fn, None, None), check_format(batch_format)))
 
     def with_column(
         self: DatasetT,
         column_name: str,
         expr: Any,
-        *,
-        compute: Any = None,
-        num_cpus: float | None = None,
-        num_gpus: float | None = None,
-        memory: float | None = None,
-        concurrency: Any = None,
-        ray_remote_args: Mapping[str, Any] | None = None,
+        **scheduling: Any,
     ) -> DatasetT:
         """Return a dataset with a column that an expression makes of others, when they are read.
 
@@ -254,27 +224,21 @@ class Mapped(Description):
         expr
             A text such as ``"x * 2 + y"``, or an expression of ``pyarrow.compute``, as
             `hpctrain.data.expressions.col` gives it. Where a value is missing the result is, too.
-        compute, num_cpus, num_gpus, memory, concurrency, ray_remote_args
-            Have no meaning here.
+        **scheduling
+            As in `map`.
 
         Raises
         ------
         ConfigError
             If it is no expression, or names a column that does not exist.
         """
-        _say("with_column()", compute, num_cpus, num_gpus, memory, concurrency, ray_remote_args)
+        say_no_meaning("with_column()", scheduling, OF_TASKS)
         return Mapped.with_columns(self, {column_name: expr})
 
     def with_columns(
         self: DatasetT,
         exprs: Mapping[str, Any],
-        *,
-        compute: Any = None,
-        num_cpus: float | None = None,
-        num_gpus: float | None = None,
-        memory: float | None = None,
-        concurrency: Any = None,
-        ray_remote_args: Mapping[str, Any] | None = None,
+        **scheduling: Any,
     ) -> DatasetT:
         """Return a dataset with columns that expressions make of those that are there.
 
@@ -284,15 +248,15 @@ class Mapped(Description):
         ----------
         exprs
             Expressions by the names of the columns. None of them sees what another one makes.
-        compute, num_cpus, num_gpus, memory, concurrency, ray_remote_args
-            Have no meaning here.
+        **scheduling
+            As in `map`.
 
         Raises
         ------
         ConfigError
             If one is no expression, or names a column that does not exist.
         """
-        _say("with_columns()", compute, num_cpus, num_gpus, memory, concurrency, ray_remote_args)
+        say_no_meaning("with_columns()", scheduling, OF_TASKS)
         step = WithColumns(dict(exprs))
         check_columns(step.names(), self.columns())
         return self.with_step(step)
@@ -354,25 +318,3 @@ class Mapped(Description):
 
 def _names(columns: str | Sequence[str]) -> tuple[str, ...]:
     return (columns,) if isinstance(columns, str) else tuple(columns)
-
-
-def _say(
-    where: str,
-    compute: Any,
-    num_cpus: float | None,
-    num_gpus: float | None,
-    memory: float | None,
-    concurrency: Any,
-    ray_remote_args: Mapping[str, Any] | None,
-) -> None:
-    say_no_meaning(
-        where,
-        {
-            "compute": compute,
-            "num_cpus": num_cpus,
-            "num_gpus": num_gpus,
-            "memory": memory,
-            "concurrency": concurrency,
-            "ray_remote_args": ray_remote_args,
-        },
-    )

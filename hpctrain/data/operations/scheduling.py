@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hpctrain.checks import did_you_mean
 from hpctrain.log import log
+
+OF_TASKS = (
+    *("compute", "concurrency", "num_cpus", "num_gpus", "memory", "resources"),
+    *("accelerator_type", "scheduling_strategy", "runtime_env", "label_selector"),
+    *("max_calls", "max_retries", "retry_exceptions", "max_restarts", "max_task_retries"),
+    *("ray_remote_args", "ray_remote_args_fn", "udf_modifying_row_count"),
+)
+"""What Ray Data's operations on rows and batches take besides."""
+OF_READS = ("parallelism", "override_num_blocks", *OF_TASKS)
+"""What Ray Data's readers take besides."""
 
 _said: set[str] = set()
 
@@ -32,7 +43,7 @@ class ActorPoolStrategy:
     max_tasks_in_flight_per_actor: int | None = None
 
 
-def say_no_meaning(where: str, given: Mapping[str, Any]) -> None:
+def say_no_meaning(where: str, given: Mapping[str, Any], known: Sequence[str] = ()) -> None:
     """Log once that arguments are accepted, and have no effect.
 
     Not collective.
@@ -43,7 +54,19 @@ def say_no_meaning(where: str, given: Mapping[str, Any]) -> None:
         The function that was given them.
     given
         Arguments by name; those that are None, or Ray's default of -1, are not given.
+    known
+        Names that there are, where the function takes any; by default those of `given`.
+
+    Raises
+    ------
+    TypeError
+        If another one is given.
     """
+    for name in given:
+        if known and name not in known:
+            raise TypeError(
+                f"{where} has no argument {name!r}. {did_you_mean(name, known)}".rstrip()
+            )
     names = [name for name, value in given.items() if value is not None and value != -1]
     if new := [name for name in names if name not in _said]:
         _said.update(new)
@@ -52,16 +75,3 @@ def say_no_meaning(where: str, given: Mapping[str, Any]) -> None:
             f"no effect: each rank reads and transforms its own part. "
             f"ScalingConfig says how many ranks there are, and with which resources."
         )
-
-
-def say_no_blocks(
-    where: str,
-    parallelism: int,
-    concurrency: Any,
-    override_num_blocks: int | None,
-    ray_remote_args: Mapping[str, Any] | None,
-) -> None:
-    """Log once that the arguments of Ray's readers have no effect. Not collective."""
-    given = {"parallelism": parallelism, "concurrency": concurrency}
-    given |= {"override_num_blocks": override_num_blocks, "ray_remote_args": ray_remote_args}
-    say_no_meaning(where, given)

@@ -39,9 +39,17 @@ def test_arguments_without_a_meaning_are_accepted_and_said_once(
         assert mapped.repartition(3).count() == 6
     said = capsys.readouterr().err.splitlines()
     assert [line.split(" here,")[0] for line in said] == [
-        "hpctrain: map_batches(): num_gpus, concurrency have no meaning",
+        "hpctrain: map_batches(): concurrency, num_gpus have no meaning",
         "hpctrain: repartition(): num_blocks has no meaning",
     ]
+
+
+@pytest.mark.parametrize("take", [range, lambda n, **given: range(n).map(dict, **given)])
+def test_an_argument_that_does_not_exist_is_refused_with_the_one_that_does(take: Any):
+    with pytest.raises(
+        TypeError, match=r"has no argument 'concurency'. Did you mean 'concurrency'"
+    ):
+        take(4, concurency=2)
 
 
 REFUSED: dict[str, tuple[Callable[[Dataset], Any], str]] = {
