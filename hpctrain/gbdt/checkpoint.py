@@ -8,7 +8,7 @@ from __future__ import annotations
 import abc
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from hpctrain.bulk.digest import digest_file
 from hpctrain.checkpoint import Checkpoint
@@ -17,10 +17,11 @@ from hpctrain.gbdt.features import Features
 from hpctrain.gbdt.model_file import read_booster
 from hpctrain.predict.features import FEATURES_NAME
 
-C = TypeVar("C", bound="ModelCheckpoint")
+C = TypeVar("C", bound="ModelCheckpoint[Any]")
+M = TypeVar("M")
 
 
-class ModelCheckpoint(Checkpoint, abc.ABC):
+class ModelCheckpoint(Checkpoint, abc.ABC, Generic[M]):
     """A checkpoint that holds one model of one framework."""
 
     # Its methods read the directory at once.
@@ -36,23 +37,23 @@ class ModelCheckpoint(Checkpoint, abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def write_model(cls, model: Any, path: Path) -> None:
+    def write_model(cls, model: M, path: Path) -> None:
         """Write a model into a file. Not collective."""
 
     @classmethod
     @abc.abstractmethod
-    def read_model(cls, path: Path) -> Any:
+    def read_model(cls, path: Path) -> M:
         """Return what `write_model` wrote. Not collective."""
 
     @classmethod
     @abc.abstractmethod
-    def features_of(cls, model: Any) -> Features:
+    def features_of(cls, model: M) -> Features:
         """Return what a model itself knows of its features. Not collective."""
 
     @classmethod
     def save(
         cls,
-        model: Any,
+        model: M,
         directory: str | PathLike[str],
         *,
         features: Features | None = None,
@@ -66,7 +67,7 @@ class ModelCheckpoint(Checkpoint, abc.ABC):
         known.write(directory, framework=cls.framework, digests=digests)
 
     @classmethod
-    def load(cls, directory: str | PathLike[str], *, filename: str | None = None) -> Any:
+    def load(cls, directory: str | PathLike[str], *, filename: str | None = None) -> M:
         """Return the model in a directory. Not collective.
 
         Raises
@@ -77,7 +78,7 @@ class ModelCheckpoint(Checkpoint, abc.ABC):
         return cls.read_model(cls.check(directory, filename=filename))
 
     @classmethod
-    def load_to_resume(cls, directory: str | PathLike[str]) -> tuple[Any, Features]:
+    def load_to_resume(cls, directory: str | PathLike[str]) -> tuple[M, Features]:
         """Return the model in a directory, and its features. Not collective.
 
         Raises
@@ -109,9 +110,9 @@ class ModelCheckpoint(Checkpoint, abc.ABC):
     @classmethod
     def from_model(
         cls: type[C],
-        model: Any = None,
+        model: M | None = None,
         *,
-        booster: Any = None,
+        booster: M | None = None,
         features: Features | None = None,
         preprocessor: Any = None,
         path: str | PathLike[str] | None = None,
@@ -144,7 +145,7 @@ class ModelCheckpoint(Checkpoint, abc.ABC):
             checkpoint.set_preprocessor(preprocessor)
         return checkpoint
 
-    def get_model(self) -> Any:
+    def get_model(self) -> M:
         """Return the model. Not collective.
 
         It takes the matrix that ``get_features().matrix(batch)`` gives. A data frame with columns
@@ -172,7 +173,7 @@ class ModelCheckpoint(Checkpoint, abc.ABC):
             return Features.read(directory, framework=self.framework)
 
 
-class BoosterCheckpoint(ModelCheckpoint, abc.ABC):
+class BoosterCheckpoint(ModelCheckpoint[M], abc.ABC):
     """A checkpoint that holds a booster, in its library's own format: opening it runs no code."""
 
     @classmethod
@@ -181,7 +182,7 @@ class BoosterCheckpoint(ModelCheckpoint, abc.ABC):
         model.save_model(path)
 
     @classmethod
-    def read_model(cls, path: Path) -> Any:
+    def read_model(cls, path: Path) -> M:
         """Return the booster of a file. Not collective.
 
         Raises
@@ -189,4 +190,5 @@ class BoosterCheckpoint(ModelCheckpoint, abc.ABC):
         CheckpointError
             If it is damaged.
         """
-        return read_booster(path, framework=cls.framework)
+        booster: M = read_booster(path, framework=cls.framework)
+        return booster

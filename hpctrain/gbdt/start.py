@@ -30,7 +30,7 @@ class Start:
 
 def find_start(
     boosting: Boosting,
-    checkpoint_cls: type[ModelCheckpoint],
+    checkpoint_cls: type[ModelCheckpoint[Any]],
     *,
     count_rounds: Callable[[Any], int],
 ) -> Start | None:

@@ -242,7 +242,7 @@ class GBDTTrainer(DataParallelTrainer):
 
     @classmethod
     @abc.abstractmethod
-    def _checkpoint_cls(cls) -> type[ModelCheckpoint]:
+    def _checkpoint_cls(cls) -> type[ModelCheckpoint[Any]]:
         """Return what its checkpoints are."""
 
     def _has_loop(self) -> bool:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from lightgbm import Booster
 
 
-class LightGBMCheckpoint(BoosterCheckpoint):
+class LightGBMCheckpoint(BoosterCheckpoint["Booster"]):
     """A checkpoint that holds a booster, in LightGBM's own format: opening it runs no code."""
 
     framework: ClassVar[str] = "lightgbm"

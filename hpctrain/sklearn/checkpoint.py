@@ -21,7 +21,7 @@ PICKLED_NAME = MODEL_KEY
 """Ray Train 2.0 to 2.6 pickle an estimator into a file of this name."""
 
 
-class SklearnCheckpoint(ModelCheckpoint):
+class SklearnCheckpoint(ModelCheckpoint[Any]):
     """A checkpoint that holds an estimator, in the format of skops.
 
     Opening it makes objects of types that skops knows to be harmless and of scikit-learn's classes.

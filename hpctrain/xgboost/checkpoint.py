@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from xgboost import Booster
 
 
-class XGBoostCheckpoint(BoosterCheckpoint):
+class XGBoostCheckpoint(BoosterCheckpoint["Booster"]):
     """A checkpoint that holds a booster, in XGBoost's own format: opening it runs no code."""
 
     framework: ClassVar[str] = "xgboost"
