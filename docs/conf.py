@@ -9,6 +9,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import figures
 import plots
 import ray_conformance
+from reason_table import render_reasons
 from state_table import render_states
 from tested_with import read_results, render
 from timeout_table import render_settings, render_timeouts
@@ -22,6 +23,7 @@ results = ray_conformance.read_results()
 (generated / "ray-conformance.txt").write_text(ray_conformance.render(results))
 (generated / "tested-with.txt").write_text(render(read_results()))
 (generated / "timeout-settings.txt").write_text(render_settings())
+(generated / "reasons.txt").write_text(render_reasons())
 (generated / "states.txt").write_text(render_states())
 (generated / "timeouts.txt").write_text(render_timeouts())
 

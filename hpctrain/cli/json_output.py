@@ -121,6 +121,25 @@ _NODE = (
     ("state", "string", "Slurm's short word, such as ``idle``"),
     ("reason", "string", "why it is down or drained"),
 )
+_WHY = (
+    _FORMAT,
+    ("job_id", "string|null", "the Slurm job; null where the run's directory says it all"),
+    ("job_state", "string|null", "Slurm's state of it"),
+    ("job_reason", "string|null", "Slurm's reason why it is pending or ended"),
+    ("exit_code", "string|null", "Slurm's ``status:signal``"),
+    (
+        "verdict",
+        "string|null",
+        "``waits``, ``held``, ``admin``, ``never``, ``running``, ``suspended`` or ``ended``",
+    ),
+    ("meaning", "string|null", "the reason in words"),
+    ("details", "array of string", "limits, nodes and jobs that it is about"),
+    ("starts_at", "number|null", "when Slurm expects it to start"),
+    ("next", "string|null", "the suggested next step"),
+    ("path", "string|null", "directory of the run; null for another job"),
+    ("state", "string|null", "state of the run, as in ``status``"),
+    ("error", "string|null", "why the run failed or was stopped"),
+)
 FIELDS: Mapping[str, Sequence[tuple[str, str, str]]] = {
     "status": _STATUS,
     "wait": (*_STATUS, ("exit_code", "integer", "exit code of this command")),
@@ -131,6 +150,7 @@ FIELDS: Mapping[str, Sequence[tuple[str, str, str]]] = {
         ("checkpoints", "array of checkpoint", "the oldest first"),
     ),
     "history": _HISTORY,
+    "why": _WHY,
     "cluster status": (
         _FORMAT,
         ("state_dir", "string", "directory of the virtual cluster"),

@@ -25,6 +25,7 @@ from hpctrain.cli.submit import submit
 from hpctrain.cli.sync import sync
 from hpctrain.cli.template import template
 from hpctrain.cli.wait import wait
+from hpctrain.cli.why import why
 
 app = typer.Typer(
     cls=Verbs,
@@ -47,6 +48,7 @@ _rest_is_verbatim = {"allow_interspersed_args": False}
 app.command(context_settings=_rest_is_verbatim)(run)
 app.command(context_settings=_rest_is_verbatim)(submit)
 app.command()(status)
+app.command()(why)
 app.command("list")(list_runs)
 app.command()(history)
 app.command()(checkpoints)

@@ -24,6 +24,7 @@ _FINAL = frozenset(
         "TIMEOUT",
     ]
 )
+_NUM_ACCOUNTED = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,29 @@ class Job:
     """Whether it has no time limit."""
     gpus: Mapping[str, int] = field(default_factory=dict)
     """By groups of nodes, as Slurm writes them; empty where not asked for, or not counted."""
+    user: str = ""
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    time_limit: str = ""
+    """As Slurm writes it: ``1-00:00:00``, ``UNLIMITED``."""
+    num_nodes: int = 0
+    """At least so many nodes, while it is pending."""
+    tres: Mapping[str, str] = field(default_factory=dict)
+    """What it asked for of each resource that the cluster counts: ``cpu``, ``mem``, ``node``,
+    ``gres/gpu``, with Slurm's units."""
+    dependency: str = ""
+    """Jobs that it waits for, as in ``afterok:5(unfulfilled)``."""
+    start_time: float | None = None
+    """When it began; of a pending job when Slurm expects it to, None where it does not say."""
+    submit_time: float | None = None
+    script: str = ""
+    """Path of its batch script; empty for an interactive one, or one from stdin."""
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether it waits in the queue, held or not."""
+        return self.state == "PENDING"
 
     @property
     def is_running(self) -> bool:
@@ -58,7 +82,7 @@ class Job:
     @property
     def is_final(self) -> bool:
         """Whether the job will not run any more."""
-        return self.state in _FINAL
+        return self.state.partition(" ")[0] in _FINAL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +124,101 @@ def parse_job(output: str) -> Job | None:
         end_time=_epoch(fields.get("EndTime", "")),
         is_unlimited=fields.get("TimeLimit") == "UNLIMITED",
         gpus=_job_gpus(output),
+        user=_user(output),
+        partition=_given(fields.get("Partition", "")),
+        account=_given(fields.get("Account", "")),
+        qos=_given(fields.get("QOS", "")),
+        time_limit=fields.get("TimeLimit", ""),
+        # "2-4" before it has begun.
+        num_nodes=int(re.sub(r"\D.*", "", fields.get("NumNodes", "")) or 0),
+        # One field until Slurm 22.05, two from 23.02.
+        tres=parse_tres(fields.get("ReqTRES", fields.get("TRES", ""))),
+        dependency=_given(fields.get("Dependency", "")),
+        start_time=_epoch(fields.get("StartTime", "")),
+        submit_time=_epoch(fields.get("SubmitTime", "")),
+        script=_script(output),
     )
+
+
+def parse_tres(text: str) -> dict[str, str]:
+    """Return the resources in a list of Slurm's ("trackable resources"). Not collective.
+
+    Examples
+    --------
+    >>> parse_tres("cpu=4,mem=8G,node=2,gres/gpu=4")["gres/gpu"]
+    '4'
+    """
+    pairs = [pair.partition("=") for pair in text.split(",") if "=" in pair]
+    return {name: amount for name, _, amount in pairs}
+
+
+def parse_record(output: str) -> dict[str, str]:
+    """Return the fields of one partition or node from ``scontrol --oneliner show ...``.
+
+    Not collective. Values that hold spaces are cut there.
+
+    Examples
+    --------
+    >>> parse_record("PartitionName=short AllowGroups=ALL MaxTime=00:02:00")["MaxTime"]
+    '00:02:00'
+    """
+    return dict(re.findall(r"(?<!\S)([\w:/]+)=(\S*)", output))
+
+
+def parse_limits(output: str, *, user: str) -> list[LimitRecord]:
+    r"""Return the QOS and associations that ``scontrol show assoc_mgr`` prints.
+
+    Not collective. Of the associations of users only those of `user`, which come before those of
+    their accounts.
+
+    Examples
+    --------
+    >>> output = "QOS=normal(1)\n    MaxWallPJ=60\n    GrpTRES=cpu=4(2),mem=N(0)\n"
+    >>> parse_limits(output, user="me")[0].limit("GrpTRES", "cpu")
+    ('4', '2')
+    """
+    records: list[LimitRecord] = []
+    fields: dict[str, str] = {}
+    is_of_user = True
+    for line in output.splitlines():
+        head = dict(re.findall(r"(\w+)=(\S*)", line))
+        if line.startswith("QOS="):
+            fields, is_of_user = {}, True
+            name = head["QOS"].partition("(")[0]
+            records.append(LimitRecord(kind="QOS", name=name, fields=fields))
+        elif line.startswith("ClusterName="):
+            fields, is_of_user = {}, True
+            name, whose = head.get("Account", ""), head.get("UserName", "").partition("(")[0]
+            if whose in ("", user):
+                record = LimitRecord(kind="association", name=name, user=whose, fields=fields)
+                records.append(record)
+        elif found := re.match(r"\s+\d+\(([^)]*)\)$", line.rstrip()):
+            # Limits of a QOS for each user come last; how much of them is used differs.
+            is_of_user = found[1] == user
+        elif is_of_user:
+            fields.update(head)
+    return sorted(records, key=lambda record: not record.user)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitRecord:
+    """The limits of a QOS, or of an association: an account, or a user in it."""
+
+    kind: str
+    """``QOS`` or ``association``."""
+    name: str
+    """Of the QOS, or of the account."""
+    user: str = ""
+    """Of the association; empty for that of the whole account."""
+    fields: Mapping[str, str] = field(default_factory=dict)
+
+    def limit(self, name: str, resource: str = "") -> tuple[str, str] | None:
+        """Return a limit and what is used of it, as Slurm writes them; None if it has none."""
+        value = self.fields.get(name, "")
+        if resource:
+            value = parse_tres(value).get(resource, "")
+        found = re.fullmatch(r"([^(]+)(?:\(([^)]*)\))?", value)
+        return None if found is None or found[1] == "N" else (found[1], found[2] or "")
 
 
 def parse_queue(output: str) -> dict[str, Job]:
@@ -117,6 +235,62 @@ def parse_queue(output: str) -> dict[str, Job]:
     return {
         job_id: Job(job_id=job_id, state=state, reason=reason) for job_id, state, reason in rows
     }
+
+
+def parse_waiting(output: str) -> dict[str, int]:
+    r"""Return the priorities that ``squeue --noheader --format=%A|%Q`` prints, by job.
+
+    Not collective.
+
+    Examples
+    --------
+    >>> parse_waiting("7|4294901759\n")
+    {'7': 4294901759}
+    """
+    rows = [line.strip().partition("|") for line in output.splitlines()]
+    return {job_id: int(priority) for job_id, _, priority in rows if priority.isdigit()}
+
+
+def parse_node_reasons(output: str) -> dict[str, tuple[str, str]]:
+    r"""Return state and reason that ``sinfo --list-reasons --format=%n|%T|%E`` prints, by node.
+
+    Not collective.
+
+    Examples
+    --------
+    >>> parse_node_reasons("node2|drained|new disk\n")
+    {'node2': ('drained', 'new disk')}
+    """
+    rows = [line.split("|", 2) for line in output.splitlines() if line.count("|") >= 2]
+    return {node: (state, reason) for node, state, reason in rows}
+
+
+def parse_accounted(output: str) -> Job | None:
+    r"""Return the job that ``sacct --noheader --parsable2`` prints; None if it prints none.
+
+    Not collective.
+
+    Examples
+    --------
+    >>> parse_accounted("7|TIMEOUT|0:0|None|gpu|a|normal|01:00:00|2|node[1-2]\n").state
+    'TIMEOUT'
+    """
+    row = output.partition("\n")[0].split("|")
+    if len(row) < _NUM_ACCOUNTED:
+        return None
+    job_id, state, exit_code, reason, partition, account, qos, limit, num_nodes, nodes = row
+    return Job(
+        job_id=job_id,
+        state=state,
+        reason="" if reason == "None" else reason,
+        exit_code=exit_code,
+        nodes="" if nodes == "None assigned" else nodes,
+        partition=partition,
+        account=account,
+        qos=qos,
+        time_limit=limit,
+        num_nodes=int(num_nodes or 0),
+    )
 
 
 def parse_scripts(output: str, is_script: Callable[[str], bool]) -> list[Job]:
@@ -309,6 +483,21 @@ def _job_fields(output: str) -> dict[str, str]:
     for name, value in re.findall(r"(?<!\S)(\w+)=(\S*)", text):
         fields.setdefault(name, value)
     return fields
+
+
+def _user(output: str) -> str:
+    found = re.search(r" UserId=([^\s(]+)", output)
+    return found[1] if found else ""
+
+
+def _script(output: str) -> str:
+    # The first of them: what users wrote into a comment comes after it. A path may have spaces.
+    found = re.search(r" Command=(.*?) (?:SubmitLine|WorkDir)=", output)
+    return _given(found[1]) if found else ""
+
+
+def _given(value: str) -> str:
+    return "" if value in ("(null)", "N/A") else value
 
 
 def _job_gpus(output: str) -> dict[str, int]:

@@ -38,6 +38,13 @@ def test_a_job_is_read_from_what_scontrol_says():
         may_requeue=True,
         is_batch=True,
         is_unlimited=True,
+        user="me",
+        partition="batch",
+        time_limit="UNLIMITED",
+        num_nodes=2,
+        tres={"cpu": "4", "node": "2", "billing": "4"},
+        submit_time=time.mktime(time.strptime("2025-01-01 00:00", "%Y-%m-%d %H:%M")),
+        script="/run/slurm/submission.sh",
     )
 
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from hpctrain.slurm.output import Job
-from hpctrain.slurm.waiting import explain_wait
+from hpctrain.slurm.waiting import REASONS, PendingReason, explain_wait, look_up
 
 
 def explain(reason: str, state: str = "PENDING") -> str:
@@ -72,3 +72,8 @@ def test_a_job_that_does_not_wait_has_nothing_to_explain():
     assert explain("NonZeroExitCode", "FAILED") == ""
     assert explain("None") == ""
     assert explain("None", "SUSPENDED").startswith("is suspended by Slurm")
+
+
+@pytest.mark.parametrize("row", REASONS, ids=lambda row: row.examples[0])
+def test_each_reason_that_the_documentation_names_is_explained_by_its_own_row(row: PendingReason):
+    assert {look_up(name) for name in row.examples} == {row}

@@ -1,0 +1,189 @@
+"""``hpctrain why``: why a job waits or has ended, and what to do about it."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hpctrain.cli.options import DEFAULT_STORAGE, JsonOption, StorageOption, complete_run
+
+if TYPE_CHECKING:
+    from hpctrain.cli.run_view import RunView
+    from hpctrain.rundir.paths import RunPaths
+    from hpctrain.slurm.why import Explanation
+
+_KEY_WIDTH = 12
+_JOB_ID = re.compile(r"\d+(_\d+)?")
+_VERDICTS = {
+    "waits": "starts by itself",
+    "held": "starts when it is released",
+    "admin": "starts when the site changes something",
+    "never": "never starts as it is",
+    "running": "runs",
+    "suspended": "is suspended",
+    "ended": "has ended",
+}
+
+
+def why(
+    job: Annotated[
+        str,
+        typer.Argument(
+            metavar="JOB|RUN",
+            help="Number of a Slurm job, directory of a run, or its name in --storage.",
+            autocompletion=complete_run,
+        ),
+    ],
+    storage: StorageOption = DEFAULT_STORAGE,
+    json: JsonOption = False,
+) -> None:
+    """Explain why a job waits, or why it ended. Exits with 3 if it never starts."""
+    from hpctrain.cli.exit_codes import NEVER_STARTS
+    from hpctrain.cli.json_output import print_json
+    from hpctrain.cli.run_view import view_run
+
+    paths = _find_run(job, storage)
+    view = None if paths is None else view_run(paths)
+    answer = _explain(job, view)
+    if json:
+        print_json(to_json(answer, view))
+    else:
+        from hpctrain.cli.list_runs import width_of_output
+
+        print(render(answer, view, width=width_of_output()))
+    if answer is not None and answer.verdict.value == "never":
+        raise typer.Exit(NEVER_STARTS)
+
+
+def render(answer: Explanation | None, view: RunView | None, *, width: int | None) -> str:
+    """Return the explanation as text. Pure, except for the time of day.
+
+    Parameters
+    ----------
+    width
+        Columns of the terminal; None for a program, which is given a line for each field.
+    """
+    from hpctrain.printable import show_controls
+
+    rows = [] if answer is None else _rows_of_job(answer)
+    if view is not None:
+        rows += _rows_of_run(view)
+    lines = [_title(answer, view)]
+    for key, value in rows:
+        lines += _wrap(f"  {key:<{_KEY_WIDTH}}", value, width)
+    return show_controls("\n".join(lines))
+
+
+def _wrap(key: str, value: str, width: int | None) -> list[str]:
+    import textwrap
+
+    indent = " " * len(key)
+    lines = value.splitlines()
+    if width is not None:
+        # A path or a word of a command that is longer stays in one piece, to be copied.
+        paragraphs = textwrap.TextWrapper(
+            max(width, 40) - len(key), break_on_hyphens=False, break_long_words=False
+        )
+        lines = [line for text in lines for line in paragraphs.wrap(text)]
+    return [f"{indent if number else key}{line}" for number, line in enumerate(lines)]
+
+
+def to_json(answer: Explanation | None, view: RunView | None) -> dict[str, Any]:
+    """Return the object that ``--json`` prints."""
+    job = None if answer is None else answer.job
+    return {
+        "job_id": None if job is None else job.job_id,
+        "job_state": None if job is None else job.state,
+        "job_reason": None if job is None else job.reason,
+        "exit_code": None if job is None else job.exit_code,
+        "verdict": None if answer is None else answer.verdict.value,
+        "meaning": None if answer is None else answer.meaning,
+        "details": [] if answer is None else list(answer.details),
+        "starts_at": None if answer is None else answer.starts_at,
+        "next": _next(answer, view),
+        "path": None if view is None else str(view.path),
+        "state": None if view is None else view.state,
+        "error": None if view is None else view.status.error,
+    }
+
+
+def _find_run(job: str, storage: Path) -> RunPaths | None:
+    """Return the run that is meant; None if it is a job that is none of hpctrain's."""
+    from hpctrain.cli.run_view import find_run, is_run
+
+    if _JOB_ID.fullmatch(job) and not is_run(Path(job)) and not is_run(storage / job):
+        return None
+    return find_run(Path(job), storage)
+
+
+def _explain(job: str, view: RunView | None) -> Explanation | None:
+    from hpctrain.slurm.why import explain_job
+
+    if view is None:
+        return explain_job(job, is_run=False)
+    if view.status.job_id is None or (view.status.state.is_final and view.job_state is None):
+        # Of a run that has ended its directory knows more than Slurm.
+        return None
+    return explain_job(view.status.job_id, is_run=True, cancel=f"hpctrain cancel {view.path}")
+
+
+def _title(answer: Explanation | None, view: RunView | None) -> str:
+    of_run = "" if view is None else f"{view.name}: {view.shown_state}"
+    if answer is None:
+        return of_run
+    job = answer.job
+    state = job.state.lower().replace("_", " ")
+    since = ""
+    if job.is_pending and job.submit_time is not None:
+        from hpctrain.cli.run_view import format_age
+
+        since = f" for {format_age(job.submit_time)}"
+    of_job = f"job {job.job_id}: {state}{since}"
+    return f"{of_run}, {of_job}" if of_run else of_job
+
+
+def _rows_of_job(answer: Explanation) -> list[tuple[str, str]]:
+    job = answer.job
+    rows = [("verdict", _VERDICTS[answer.verdict.value])]
+    if answer.starts_at is not None:
+        rows[0] = ("verdict", f"{rows[0][1]}, {_moment(answer.starts_at)} by Slurm's estimate")
+    if job.reason not in ("", "None"):
+        rows.append(("reason", job.reason))
+    if job.is_final:
+        rows.append(("exit code", job.exit_code))
+    rows.append(("meaning", answer.meaning))
+    rows += [
+        ("limit" if "at a time" in text or "at most" in text else "detail", text)
+        for text in answer.details
+    ]
+    if answer.step:
+        rows.append(("next", answer.step))
+    return rows
+
+
+def _rows_of_run(view: RunView) -> list[tuple[str, str]]:
+    rows = [("run", str(view.path))]
+    if view.status.error is not None:
+        rows.append(("error", view.status.error))
+    if view.next_step is not None:
+        rows.append(("run's next", view.next_step))
+    return rows
+
+
+def _next(answer: Explanation | None, view: RunView | None) -> str | None:
+    if answer is not None and answer.step:
+        return answer.step
+    return None if view is None else view.next_step
+
+
+def _moment(at: float) -> str:
+    today = time.strftime("%Y-%m-%d")
+    day, clock = (
+        time.strftime("%Y-%m-%d", time.localtime(at)),
+        time.strftime("%H:%M", time.localtime(at)),
+    )
+    return f"at {clock}" if day == today else f"on {day} at {clock}"

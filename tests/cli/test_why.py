@@ -1,0 +1,146 @@
+"""What ``hpctrain why`` prints: whole at 80 and 120 columns, and of jobs of a virtual cluster."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from hpctrain import Result
+from hpctrain.cli.json_output import schema
+from hpctrain.cli.main import app
+from hpctrain.cli.run_view import RunView
+from hpctrain.cli.why import render, to_json
+from hpctrain.rundir.states import RunState
+from hpctrain.rundir.status import RunStatus
+from hpctrain.slurm.output import Job
+from hpctrain.slurm.waiting import Verdict
+from hpctrain.slurm.why import Explanation
+from hpctrain.testing.slurm import VirtualCluster
+from tests.cli.test_json_output import check
+
+GOLDEN = Path(__file__).parent / "golden"
+_TOO_LONG = Explanation(
+    job=Job(
+        job_id="412",
+        state="PENDING",
+        reason="QOSMaxWallDurationPerJobLimit",
+        time_limit="12:00:00",
+    ),
+    verdict=Verdict.NEVER,
+    meaning="it asks for more than one job can ever have, so it never starts",
+    details=["QOS 'brief': 01:00:00 for a job at most. The job asks for 12:00:00"],
+    step="Shorten it as it waits (scontrol update JobId=412 TimeLimit=01:00:00), or submit it with "
+    "SlurmConfig(time='01:00:00')",
+)
+_SOON = Explanation(
+    job=Job(
+        job_id="7",
+        state="PENDING",
+        reason="Priority",
+        start_time=time.mktime((2030, 1, 2) + (3,) * 6),
+    ),
+    verdict=Verdict.WAITS,
+    meaning="jobs with a higher priority are before it",
+    details=["of 12 jobs that wait in partition 'gpu', 3 are before it"],
+)
+_ENDED = Explanation(
+    job=Job(job_id="8", state="OUT_OF_MEMORY", reason="OutOfMemory", exit_code="0:125"),
+    verdict=Verdict.ENDED,
+    meaning="a process used more memory than the job has on its node, and the kernel killed it",
+    step="Ask for more memory (SlurmConfig(mem=...), sbatch --mem), or use more nodes",
+)
+_FAILED = RunView(
+    name="llama",
+    path=Path("/scratch/project_465000000/somebody/hpctrain_runs/llama"),
+    state="failed",
+    live=False,
+    status=RunStatus(
+        name="llama",
+        state=RunState.FAILED,
+        launcher="slurm",
+        error="rank 3 on node7 failed: ValueError: the loss is\nnot finite",
+    ),
+    next_step="python train.py   resumes from 000120",
+)
+CASES: dict[str, tuple[Explanation | None, RunView | None]] = {
+    "never": (_TOO_LONG, None),
+    "waits": (_SOON, None),
+    "ended": (_ENDED, None),
+    "a run that failed": (None, _FAILED),
+}
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_text_is_as_in_the_golden_file(width: int, request: pytest.FixtureRequest) -> None:
+    text = "".join(f"== {name}\n{render(*case, width=width)}\n" for name, case in CASES.items())
+    assert max(map(len, text.splitlines())) <= width
+    golden = GOLDEN / f"why-{width}.txt"
+    if request.config.getoption("rewrite_golden"):
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+def test_the_json_is_what_the_schema_says(case: tuple[Any, Any]) -> None:
+    check({"format": 1, **to_json(*case)}, schema("why"))
+
+
+def test_values_of_others_cannot_write_into_the_terminal() -> None:
+    nasty = Explanation(
+        job=Job(job_id="7", state="PENDING", reason="\x1b[2J"),
+        verdict=Verdict.ADMIN,
+        meaning="a",
+        details=["node1 is drained: \x1b]0;title\x07"],
+    )
+    assert "\x1b" not in render(nasty, None, width=80)
+    assert "\x1b" not in render(nasty, None, width=None)
+
+
+@pytest.fixture
+def in_cluster(virtual_slurm: VirtualCluster, monkeypatch: pytest.MonkeyPatch) -> VirtualCluster:
+    for name, value in virtual_slurm.environ.items():
+        monkeypatch.setenv(name, value)
+    return virtual_slurm
+
+
+@pytest.mark.slurm
+def test_a_job_of_anybody_and_one_that_never_starts(in_cluster: VirtualCluster) -> None:
+    options = ["--parsable", "--output=/dev/null", "--partition=short", "--time=5", "--wrap=true"]
+    job = in_cluster.run_on("head", ["sbatch", *options]).stdout.strip()
+    try:
+        said = CliRunner().invoke(app, ["why", job])
+        assert said.exit_code == 3, said.output
+        assert said.stdout.startswith(f"job {job}: pending for ")
+        assert "partition 'short': a time limit of 00:02:00 at most" in said.stdout
+        told = json.loads(CliRunner().invoke(app, ["why", "--json", job]).stdout)
+        check(told, schema("why"))
+        assert told["verdict"] == "never"
+    finally:
+        in_cluster.run_on("head", ["scancel", job])
+
+
+@pytest.mark.slurm
+def test_a_job_that_slurm_does_not_know(in_cluster: VirtualCluster) -> None:
+    said = CliRunner().invoke(app, ["why", "999999"])
+    assert said.exit_code == 3
+    assert "Slurm has forgotten job 999999" in said.output
+    assert "no accounting" in said.output
+
+
+def test_what_is_neither_a_job_nor_a_run_is_refused(tmp_path: Path) -> None:
+    said = CliRunner().invoke(app, ["why", "nothing", "--storage", str(tmp_path)])
+    assert said.exit_code == 2
+    assert "is not a run directory" in said.output
+
+
+def test_a_run_that_failed_says_why(done: Any) -> None:
+    said = done("why", "bad")
+    assert said.stdout.startswith("bad: failed\n")
+    assert "the loss is gone" in said.stdout
+    assert "error" in said.stdout
+    assert Result.from_path(Path(said.stdout.split("run         ")[1].split("\n")[0])).error

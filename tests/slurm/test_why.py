@@ -1,0 +1,387 @@
+"""Why jobs wait and why they ended, of a cluster with accounting, QOS and association limits."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from hpctrain.errors import LaunchError
+from hpctrain.slurm.why import Explanation, explain_job
+from hpctrain.testing.pytest_plugin import require_components
+from hpctrain.testing.slurm import ClusterSpec, VirtualCluster
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.slurm
+
+_LIMITS = (
+    "add qos brief maxwall=1",
+    "add qos small maxtresperjob=cpu=2",
+    "add qos onenode maxtresperjob=node=1",
+    "add qos little maxtresperjob=mem=1000",
+    "add qos nogpu maxtresperjob=gres/gpu=1",
+    "add qos minimum mintresperjob=cpu=4",
+    "add qos peruser maxtresperuser=cpu=2",
+    "add qos single maxjobsperuser=1",
+    "add qos together grptres=cpu=2",
+    "add qos gone",
+    "add account crowded cluster=hpctrain grpjobs=1",
+    "add account narrow cluster=hpctrain",
+    "add account tight cluster=hpctrain grptres=cpu=2",
+    "add account spent cluster=hpctrain grptresrunmins=cpu=60",
+    "add account hasty cluster=hpctrain",
+    "add user root account=crowded,tight,spent",
+    "add user root account=narrow maxjobs=1",
+    "add user root account=hasty maxwall=1",
+    "modify user root set qos+=brief,small,onenode,little,nogpu,minimum,peruser,single,together,"
+    "gone",
+)
+_LONG = "sleep 300"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[VirtualCluster]:
+    """A cluster whose accounts and QOS have limits, in which a partition takes one node a job."""
+    spec = ClusterSpec(num_nodes=3, cpus_per_node=16, gpus_per_node=2, accounting=True)
+    require_components(spec)
+    with (
+        tempfile.TemporaryDirectory(prefix="hc-", dir="/tmp") as state,
+        VirtualCluster.start(spec, state_dir=Path(state)) as cluster,
+    ):
+        for words in _LIMITS:
+            on_head(cluster, "sacctmgr", "--immediate", *words.split())
+        on_head(cluster, "scontrol", "update", "PartitionName=high", "MaxNodes=1")
+        on_head(cluster, "scontrol", "update", "NodeName=node3", "State=DRAIN", "Reason=new disk")
+        # Slurm ends it after a minute, or up to half a minute later: the last test looks at it.
+        on_head(cluster, "sbatch", "--time=1", "--output=/dev/null", f"--wrap={_LONG}")
+        yield cluster
+
+
+@pytest.fixture
+def in_cluster(cluster: VirtualCluster, monkeypatch: pytest.MonkeyPatch) -> VirtualCluster:
+    """The cluster, whose Slurm this process asks; no job is left in it afterwards."""
+    for name, value in cluster.environ.items():
+        monkeypatch.setenv(name, value)
+    return cluster
+
+
+def on_head(cluster: VirtualCluster, *argv: str) -> str:
+    done = cluster.run_on("head", argv)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.strip()
+
+
+def submit(cluster: VirtualCluster, *options: str, command: str = _LONG) -> str:
+    given = () if any(o.startswith("--output") for o in options) else ("--output=/dev/null",)
+    return on_head(cluster, "sbatch", "--parsable", *given, *options, f"--wrap={command}")
+
+
+def wait_for_reason(job_id: str, reason: str) -> Explanation:
+    answer: Explanation | None = None
+
+    def look() -> bool:
+        nonlocal answer
+        answer = explain_job(job_id, is_run=False)
+        return re.fullmatch(reason, answer.job.reason) is not None
+
+    wait_until(look, lambda: f"{reason} of {answer}", interval_s=0.2)
+    assert answer is not None
+    return answer
+
+
+@dataclass(frozen=True)
+class Case:
+    options: tuple[str, ...]
+    reason: str
+    verdict: str
+    says: str
+    """In meaning, details and step."""
+    occupant: tuple[str, ...] | None = None
+    """Options of a job that runs before."""
+
+
+CASES = {
+    "time of a partition": Case(
+        ("--partition=short", "--time=5"),
+        "PartitionTimeLimit",
+        "never",
+        r"partition 'short': a time limit of 00:02:00 at most. The job asks for 00:05:00"
+        r"[^$]*TimeLimit=00:02:00[^$]*--time=00:02:00",
+    ),
+    "nodes of a partition": Case(
+        ("--partition=high", "--nodes=2"),
+        "PartitionNodeLimit",
+        "never",
+        r"partition 'high': 1 node for a job. The job asks for 2[^$]*at most 1 node \(--nodes\)",
+    ),
+    "partition down": Case(
+        ("--partition=down",), "PartitionDown", "admin", r"partition 'down' is DOWN"
+    ),
+    "time of a QOS": Case(
+        ("--qos=brief", "--time=5"),
+        "QOSMaxWallDurationPerJobLimit",
+        "never",
+        r"QOS 'brief': 00:01:00 for a job at most. The job asks for 00:05:00"
+        r"[^$]*TimeLimit=00:01:00",
+    ),
+    "CPUs for a job": Case(
+        ("--qos=small", "--ntasks=3"),
+        "QOSMaxCpuPerJobLimit",
+        "never",
+        r"QOS 'small': 2 CPUs for a job at most. The job asks for 3[^$]*--ntasks",
+    ),
+    "nodes for a job": Case(
+        ("--qos=onenode", "--nodes=2"),
+        "QOSMaxNodePerJobLimit",
+        "never",
+        r"QOS 'onenode': 1 node for a job at most. The job asks for 2",
+    ),
+    "memory for a job": Case(
+        ("--qos=little", "--mem=2000"),
+        "QOSMaxMemoryPerJob",
+        "never",
+        r"QOS 'little': 1000M of memory for a job at most. The job asks for 2000M",
+    ),
+    "GPUs for a job": Case(
+        ("--qos=nogpu", "--gpus=2"),
+        "QOSMaxGRESPerJob",
+        "never",
+        r"QOS 'nogpu': 1 GPU for a job at most. The job asks for 2[^$]*--gpus",
+    ),
+    "CPUs at least": Case(
+        ("--qos=minimum", "--ntasks=1"),
+        "QOSMinCpuNotSatisfied",
+        "never",
+        r"QOS 'minimum': at least 4 CPUs for a job. The job asks for 1",
+    ),
+    "CPUs for a user, some in use": Case(
+        ("--qos=peruser", "--ntasks=2"),
+        "QOSMaxCpuPerUserLimit",
+        "waits",
+        r"QOS 'peruser': 2 CPUs for each user at a time, 2 of them in use. The job asks for 2",
+        occupant=("--qos=peruser", "--ntasks=2"),
+    ),
+    "CPUs for a user, too many": Case(
+        ("--qos=peruser", "--ntasks=3"),
+        "QOSMaxCpuPerUserLimit",
+        "never",
+        r"QOS 'peruser': 2 CPUs for each user at a time[^$]*asks for 3[^$]*Cancel it \(scancel",
+    ),
+    "jobs for a user": Case(
+        ("--qos=single",),
+        "QOSMaxJobsPerUserLimit",
+        "waits",
+        r"QOS 'single': 1 job for each user at a time, 1 of them in use",
+        occupant=("--qos=single",),
+    ),
+    "CPUs of a QOS": Case(
+        ("--qos=together", "--ntasks=2"),
+        "QOSGrpCpuLimit",
+        "waits",
+        r"QOS 'together': 2 CPUs at a time, 2 of them in use",
+        occupant=("--qos=together", "--ntasks=2"),
+    ),
+    "jobs of an account": Case(
+        ("--account=crowded",),
+        "AssocGrpJobsLimit",
+        "waits",
+        r"account 'crowded': 1 job at a time, 1 of them in use",
+        occupant=("--account=crowded",),
+    ),
+    "jobs of a user in an account": Case(
+        ("--account=narrow",),
+        "AssocMaxJobsLimit",
+        "waits",
+        r"user 'root' in account 'narrow': 1 job at a time",
+        occupant=("--account=narrow",),
+    ),
+    "CPUs of an account, too many": Case(
+        ("--account=tight", "--ntasks=3"),
+        "AssocGrpCpuLimit",
+        "never",
+        r"account 'tight': 2 CPUs at a time[^$]*The job asks for 3",
+    ),
+    "CPU minutes of an account": Case(
+        ("--account=spent", "--time=40"),
+        "AssocGrpCPURunMinutesLimit",
+        "admin",
+        r"account 'spent': 60 minutes of CPU of all that runs, \d+ of them in use[^$]*asks for 40",
+        occupant=("--account=spent", "--time=40"),
+    ),
+    "CPU minutes of an account, too many": Case(
+        ("--account=spent", "--time=40", "--ntasks=2"),
+        "AssocGrpCPURunMinutesLimit",
+        "never",
+        r"account 'spent': 60 minutes of CPU of all that runs[^$]*The job asks for 80",
+    ),
+    "time of a user in an account": Case(
+        ("--account=hasty", "--time=5"),
+        "AssocMaxWallDurationPerJobLimit",
+        "never",
+        r"user 'root' in account 'hasty': 00:01:00 for a job at most",
+    ),
+    "begin": Case(("--begin=now+1hour",), "BeginTime", "waits", "before a given time"),
+    "drained node": Case(
+        ("--nodelist=node3",), r"ReqNodeNotAvail.*", "admin", r"node3 is drained: new disk"
+    ),
+    "resources": Case(
+        ("--nodes=2", "--exclusive", "--nice=0"),
+        "Resources|Priority",
+        "waits",
+        r"jobs that wait in partition 'main', \d+ are before it",
+        occupant=("--nodes=1",),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+def test_a_reason_is_explained_with_the_limit_that_the_job_runs_into(
+    in_cluster: VirtualCluster, case: Case
+) -> None:
+    jobs = []
+    try:
+        if case.occupant is not None:
+            jobs.append(submit(in_cluster, *case.occupant))
+            wait_until(lambda: explain_job(jobs[0], is_run=False).verdict.value == "running")
+        jobs.append(submit(in_cluster, *case.options))
+        answer = wait_for_reason(jobs[-1], case.reason)
+    finally:
+        on_head(in_cluster, "scancel", *jobs)
+    said = "\n".join([answer.meaning, *answer.details, answer.step])
+    assert re.fullmatch(case.verdict, answer.verdict.value), answer
+    assert re.search(case.says, said), said
+
+
+def test_a_job_that_is_held_says_who_holds_it(in_cluster: VirtualCluster) -> None:
+    job = submit(in_cluster, "--hold")
+    try:
+        answer = wait_for_reason(job, "JobHeldUser")
+        assert answer.verdict.value == "held"
+        assert f"scontrol release {job}" in answer.step
+        on_head(in_cluster, "scontrol", "hold", job)
+        answer = wait_for_reason(job, "JobHeldAdmin")
+        assert answer.verdict.value == "admin"
+    finally:
+        on_head(in_cluster, "scancel", job)
+
+
+def test_a_dependency_names_the_job_and_one_that_cannot_be_met_never_starts(
+    in_cluster: VirtualCluster,
+) -> None:
+    first = submit(in_cluster)
+    second = submit(in_cluster, f"--dependency=afterok:{first}")
+    try:
+        answer = wait_for_reason(second, "Dependency")
+        assert answer.verdict.value == "waits"
+        assert answer.details == [f"it depends on afterok:{first}(unfulfilled)"]
+        on_head(in_cluster, "scancel", first)
+        answer = wait_for_reason(second, "DependencyNeverSatisfied")
+        assert answer.verdict.value == "never"
+    finally:
+        on_head(in_cluster, "scancel", second)
+
+
+def test_a_qos_that_is_gone_never_starts_a_job(in_cluster: VirtualCluster) -> None:
+    job = submit(in_cluster, "--qos=gone", "--begin=now+2")
+    try:
+        on_head(in_cluster, "sacctmgr", "--immediate", "delete", "qos", "gone")
+        assert wait_for_reason(job, "InvalidQOS").verdict.value == "never"
+    finally:
+        on_head(in_cluster, "scancel", job)
+
+
+ENDS = {
+    "fine": (("true",), (), "COMPLETED", "ended with 0"),
+    "a code": (("exit 3",), (), "FAILED", "its script ended with 3"),
+    "not found": (("no-such-command",), (), "FAILED", "was not found on the node"),
+    "not executable": (("/etc/passwd",), (), "FAILED", "cannot be executed"),
+    "killed": (("kill -KILL $$",), (), "FAILED", "killed by SIGKILL"),
+    "a command killed": (("sh -c 'kill -SEGV $$'",), (), "FAILED", "killed by SIGSEGV"),
+    "no directory for its log": (
+        ("true",),
+        ("--output=/no/such/directory/log",),
+        "FAILED|COMPLETED",
+        "the script never began|ended with 0",
+    ),
+}
+
+
+@pytest.mark.parametrize(("command", "options", "state", "meaning"), ENDS.values(), ids=list(ENDS))
+def test_an_end_is_explained(
+    in_cluster: VirtualCluster,
+    command: tuple[str],
+    options: tuple[str, ...],
+    state: str,
+    meaning: str,
+) -> None:
+    job = submit(in_cluster, *options, command=command[0])
+    answer = wait_for_end(job)
+    assert re.fullmatch(state, answer.job.state), answer
+    assert re.search(meaning, answer.meaning), answer
+
+
+def wait_for_end(job_id: str) -> Explanation:
+    def look() -> Explanation | None:
+        answer = explain_job(job_id, is_run=False)
+        return answer if answer.verdict.value == "ended" else None
+
+    answer = wait_until(look, f"the end of job {job_id}", interval_s=0.2, timeout_s=150)
+    assert answer is not None
+    return answer
+
+
+def test_a_cancelled_a_preempted_and_a_job_of_a_lost_node_are_told_apart(
+    in_cluster: VirtualCluster,
+) -> None:
+    cancelled = submit(in_cluster)
+    node1 = ("--nodelist=node1", "--ntasks=15")
+    preempted = submit(in_cluster, "--partition=low", "--no-requeue", *node1)
+    lost = submit(in_cluster, "--no-requeue", "--nodelist=node2")
+    for job in (cancelled, preempted, lost):
+        wait_until(lambda job=job: explain_job(job, is_run=False).verdict.value == "running")
+    on_head(in_cluster, "scancel", cancelled)
+    high = submit(in_cluster, "--partition=high", *node1, command="true")
+    assert wait_for_end(cancelled).job.state == "CANCELLED"
+    ended = wait_for_end(preempted)
+    assert ended.job.state == "PREEMPTED"
+    assert "higher priority" in ended.meaning
+    wait_for_end(high)
+    in_cluster.power_off("node2")
+    try:
+        ended = wait_for_end(lost)
+    finally:
+        in_cluster.power_on("node2")
+    assert ended.job.state == "NODE_FAIL"
+    assert "--exclude" in ended.step
+
+
+def test_a_job_that_the_controller_has_forgotten_is_found_in_the_accounting(
+    in_cluster: VirtualCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = submit(in_cluster, command="exit 3")
+    wait_for_end(job)
+    # It keeps them for an hour here.
+    monkeypatch.setattr("hpctrain.slurm.why.find_job", lambda job_id: None)
+
+    def look() -> Explanation | None:
+        try:
+            return explain_job(job, is_run=False)
+        except LaunchError:
+            return None
+
+    answer = wait_until(look, "its record", interval_s=0.2)
+    assert answer is not None
+    wait_until(lambda: explain_job(job, is_run=False).job.state == "FAILED", interval_s=0.2)
+    assert explain_job(job, is_run=False).job.exit_code == "3:0"
+    with pytest.raises(LaunchError, match="Slurm knows no job 4711"):
+        explain_job("4711", is_run=False)
+
+
+def test_a_time_limit_is_named(in_cluster: VirtualCluster) -> None:
+    ended = wait_for_end("1")
+    assert ended.job.state == "TIMEOUT"
+    assert "--time" in ended.step
