@@ -6,10 +6,11 @@
     python benchmarks/before_after.py /tmp/before
     python benchmarks/before_after.py /tmp/before --only spine:report trees --rounds 7
 
-The benchmarks are those of this checkout, with ``--tree`` for each of the two; only our own arm
-counts. Rounds go before, after, after, before, so that a drift of the machine hits both alike. A
-row is worse when the median of the rounds' ratios is above ``--allowed`` and so is the ratio of
-the least times: what is slower in each of its rounds is slower at its best too.
+The benchmarks are those of this checkout, with ``--tree`` for each of the two, or with ``--own``
+those of each; only our own arm counts. Rounds go before, after, after, before, so that a drift of
+the machine hits both alike. A row is worse when the median of the rounds' ratios is above
+``--allowed`` and so is the ratio of the least times: what is slower in each of its rounds is slower
+at its best too.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from arms import OURS_ONLY, describe_machine
 
 HERE = Path(__file__).resolve().parent
 SUITES = ("spine", "resilience", "checkpoints", "trees", "ingest", "predict", "preprocessors")
+COMPARE_NOTHING_ELSE = ("spine", "resilience")
+"""Suites whose rows do without the arms that they compare us with."""
 BEFORE, AFTER = "before", "after"
 
 
@@ -61,7 +64,7 @@ def main() -> None:
     compared: list[Compared] = []
     try:
         for suite, row in _chosen(arguments.only):
-            rows = _compare(suite, row, trees, arguments.rounds, arguments.sizes)
+            rows = _compare(suite, row, trees, arguments.rounds, arguments.sizes, own=arguments.own)
             compared += rows
             _print_rows(rows, arguments.allowed)
     finally:
@@ -79,6 +82,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", default=list(SUITES), metavar="SUITE[:ROW]")
     parser.add_argument("--rounds", type=int, default=5, help="after one that is thrown away")
     parser.add_argument("--sizes", nargs="+", help="passed on to each benchmark")
+    parser.add_argument(
+        "--own", action="store_true", help="each version's own benchmarks, where these use insides"
+    )
     parser.add_argument("--allowed", type=float, default=0.03, help="by how much slower is none")
     parser.add_argument("--json", type=Path, help="file for all samples")
     return parser.parse_args()
@@ -91,30 +97,45 @@ def _chosen(only: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _compare(
-    suite: str, row: str, trees: dict[str, Path], rounds: int, sizes: Sequence[str] | None
+    suite: str,
+    row: str,
+    trees: dict[str, Path],
+    rounds: int,
+    sizes: Sequence[str] | None,
+    *,
+    own: bool,
 ) -> list[Compared]:
     rows: dict[str, Compared] = {}
     for number in range(rounds + 1):
         order = (BEFORE, AFTER) if number % 2 == 0 else (AFTER, BEFORE)
         for version in order:
-            for name, seconds in _measure(suite, row, trees[version], sizes):
+            for name, seconds in _measure(suite, row, trees[version], sizes, own=own):
                 if number > 0:
                     rows.setdefault(name, Compared(name)).seconds[version].append(seconds)
     return list(rows.values())
 
 
 def _measure(
-    suite: str, row: str, tree: Path, sizes: Sequence[str] | None
+    suite: str, row: str, tree: Path, sizes: Sequence[str] | None, *, own: bool
 ) -> Iterator[tuple[str, float]]:
+    benchmarks = tree / "benchmarks" if own else HERE
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        argv = [sys.executable, HERE / f"{suite}.py", "--only", row, "--rounds", "1", "--quiet"]
+        argv = [
+            sys.executable,
+            benchmarks / f"{suite}.py",
+            "--only",
+            row,
+            "--rounds",
+            "1",
+            "--quiet",
+        ]
         argv += ["--tree", tree, "--json", file.name]
         argv += ["--sizes", *sizes] if sizes else []
         subprocess.run(
             [str(word) for word in argv],
             check=True,
             stdout=subprocess.DEVNULL,
-            env={**os.environ, OURS_ONLY: "1"},
+            env={**os.environ, **({OURS_ONLY: "1"} if suite in COMPARE_NOTHING_ELSE else {})},
         )
         for measured in json.loads(Path(file.name).read_text())["rows"]:
             samples = measured["samples"][measured["ours"]]

@@ -142,6 +142,15 @@ OWNERSHIP_S = Timeout(
 LAUNCHER_PROBE_S = Timeout(
     30.0, "launcher_probe", "``srun --mpi=list`` and ``mpiexec --version``", "LaunchError"
 )
+DOCTOR_STEP_S = Timeout(
+    60.0,
+    "doctor_step",
+    "ranks of ``hpctrain doctor`` on the nodes of its job",
+    "that launcher or node counts as one that does not work",
+)
+DOCTOR_IMPORT_S = Timeout(
+    120.0, "doctor_import", "the import of a framework on a node", "it counts as one that fails"
+)
 HOST_TEST_S = Timeout(
     10.0, "host_test", "``mpiexec`` on a host that was lost", "the host stays excluded"
 )

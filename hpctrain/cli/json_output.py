@@ -140,6 +140,18 @@ _WHY = (
     ("state", "string|null", "state of the run, as in ``status``"),
     ("error", "string|null", "why the run failed or was stopped"),
 )
+_DOCTOR = (
+    _FORMAT,
+    ("starts", "boolean", "whether nothing was found that keeps the run from starting"),
+    ("findings", "array of finding", "in the order of the checks"),
+)
+_FINDING = (
+    ("check", "string", "what was checked, such as ``partition`` or ``storage``"),
+    ("level", "string", "``ok``, ``note``, ``warning`` or ``error``"),
+    ("what", "string", "what was found"),
+    ("why", "string", "why it matters; empty if all is well"),
+    ("next", "string", "what to change; empty if there is nothing"),
+)
 FIELDS: Mapping[str, Sequence[tuple[str, str, str]]] = {
     "status": _STATUS,
     "wait": (*_STATUS, ("exit_code", "integer", "exit code of this command")),
@@ -151,6 +163,7 @@ FIELDS: Mapping[str, Sequence[tuple[str, str, str]]] = {
     ),
     "history": _HISTORY,
     "why": _WHY,
+    "doctor": _DOCTOR,
     "cluster status": (
         _FORMAT,
         ("state_dir", "string", "directory of the virtual cluster"),
@@ -161,6 +174,7 @@ FIELDS: Mapping[str, Sequence[tuple[str, str, str]]] = {
     "checkpoint": _CHECKPOINT,
     "attempt": _ATTEMPT,
     "note": _NOTE,
+    "finding": _FINDING,
     "node": _NODE,
 }
 """Name, type and meaning of each field, by verb, and of the objects inside. Times are seconds since

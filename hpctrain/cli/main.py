@@ -12,6 +12,7 @@ from hpctrain.cli.cancel import cancel
 from hpctrain.cli.chaos import chaos
 from hpctrain.cli.checkpoints import checkpoints
 from hpctrain.cli.cluster import cluster_app
+from hpctrain.cli.doctor import doctor
 from hpctrain.cli.exit_codes import Verbs
 from hpctrain.cli.history import history
 from hpctrain.cli.install import install_app
@@ -47,6 +48,7 @@ _rest_is_verbatim = {"allow_interspersed_args": False}
 
 app.command(context_settings=_rest_is_verbatim)(run)
 app.command(context_settings=_rest_is_verbatim)(submit)
+app.command(context_settings=_rest_is_verbatim)(doctor)
 app.command()(status)
 app.command()(why)
 app.command("list")(list_runs)

@@ -15,8 +15,13 @@ from hpctrain.errors import ConfigError
 _UNCAUGHT = 1
 
 
-def run_script(script: Path, args: Sequence[str]) -> None:
+def run_script(script: Path, args: Sequence[str], *, shows_error: bool = True) -> None:
     """Run a script in this process, as ``__main__``. Not collective.
+
+    Parameters
+    ----------
+    shows_error
+        Whether an uncaught exception is shown, and becomes a SystemExit; else it is raised.
 
     Raises
     ------
@@ -38,6 +43,8 @@ def run_script(script: Path, args: Sequence[str]) -> None:
     try:
         runpy.run_path(str(script), run_name="__main__")
     except Exception as error:
+        if not shows_error:
+            raise
         trace = _frames_of(script, error.__traceback__)
         # The exception prints its own traceback, not the one that is passed.
         sys.excepthook(type(error), error.with_traceback(trace), trace)

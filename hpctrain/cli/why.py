@@ -74,11 +74,18 @@ def render(answer: Explanation | None, view: RunView | None, *, width: int | Non
         rows += _rows_of_run(view)
     lines = [_title(answer, view)]
     for key, value in rows:
-        lines += _wrap(f"  {key:<{_KEY_WIDTH}}", value, width)
+        lines += wrap(f"  {key:<{_KEY_WIDTH}}", value, width)
     return show_controls("\n".join(lines))
 
 
-def _wrap(key: str, value: str, width: int | None) -> list[str]:
+def wrap(key: str, value: str, width: int | None) -> list[str]:
+    """Return a value behind its key, indented by that from the second line on. Pure.
+
+    Parameters
+    ----------
+    width
+        Columns of the terminal; None for a program, which is given the lines as they are.
+    """
     import textwrap
 
     indent = " " * len(key)

@@ -7,6 +7,7 @@ from functools import partial
 
 from hpctrain import environ
 from hpctrain.errors import ConfigError
+from hpctrain.launch import inspection
 from hpctrain.launch.begin import begin_or_find
 from hpctrain.launch.claim import claimed
 from hpctrain.launch.existing import Existing
@@ -122,6 +123,9 @@ def _find_launcher(request: Request) -> str:
 def _begin_or_find(submission: Submission, *, in_background: bool = False) -> Existing:
     """Begin the run unless it is there; return which of both it was."""
     request = submission.request
+    if (look_at := inspection.requested()) is not None:
+        look_at(submission)
+        raise SystemExit(0)
     if environ.dry_run_requested():
         from hpctrain.launch.dry_run import print_plan
 
@@ -173,12 +177,16 @@ def _begin(submission: Submission, changes: list[str], *, in_background: bool) -
             what += f", a copy of {previous.path}, as a run of its own"
         verb = "beginning" if previous is None or previous.attempt == 0 else "resuming"
         log(f"{verb} run {request.run_config.name}{what}")
-    write_plan_and_spec(submission)
     if submission.plan.launcher == "slurm":
+        from hpctrain.launch.precheck import warn_of_limits
         from hpctrain.launch.slurm import submit_job
 
+        warn_of_limits(request, submission.plan)
+        write_plan_and_spec(submission)
         submit_job(submission)
-    elif in_background:
+        return
+    write_plan_and_spec(submission)
+    if in_background:
         from hpctrain.launch.background import start_in_background
 
         start_in_background(submission)

@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hpctrain.slurm.output import Job, LimitRecord
+from hpctrain.slurm.cluster_output import LimitRecord
+from hpctrain.slurm.output import Job
 
 # As in "QOSMaxCpuPerUserLimit" and "AssocGrpCPURunMinutesLimit", of squeue(1).
 _REASON = re.compile(
@@ -36,6 +37,8 @@ class Limit:
     is_beyond_job: bool
     """Whether no job may ask for as much as this one."""
     is_minimum: bool = False
+    is_product: bool = False
+    """Whether it is one of a resource times its minutes."""
 
 
 def find_limit(job: Job, records: Sequence[LimitRecord]) -> Limit | None:
@@ -70,6 +73,58 @@ def find_limit(job: Job, records: Sequence[LimitRecord]) -> Limit | None:
     return None
 
 
+def find_exceeded(job: Job, records: Sequence[LimitRecord]) -> list[Limit]:
+    """Return the limits that a job of its own is beyond, or that are used up now. Not collective.
+
+    Parameters
+    ----------
+    job
+        As it would be submitted.
+    records
+        Of its QOS, its association and its account.
+    """
+    exceeded = []
+    for record in records:
+        for name, resource in _NAMES_OF_LIMITS:
+            wanted = "" if resource in ("time", "jobs") and "TRES" not in name else resource
+            if (value := record.limit(name, wanted)) is None:
+                continue
+            limit = _described(job, record, name, resource, *value)
+            if _is_beyond(job, limit, name, resource, *value):
+                exceeded.append(limit)
+    return exceeded
+
+
+def _is_beyond(job: Job, limit: Limit, name: str, resource: str, allowed: str, used: str) -> bool:
+    """Return whether a job is beyond a limit by itself, or beyond what is left of it."""
+    if resource == "jobs":
+        return _amount(used, "jobs") >= _amount(allowed, "jobs")
+    asked = job.time_limit if resource == "time" else job.tres.get(resource, "")
+    if not asked:
+        return False
+    size = minutes_of(asked) if resource == "time" else _amount(asked, resource)
+    if "Mins" in name:
+        size *= minutes_of(job.time_limit) if job.time_limit else 0.0
+    if name.endswith("PN"):
+        size /= max(job.num_nodes, 1)
+    most = minutes_of(allowed) if resource == "time" else _amount(allowed, resource)
+    if limit.is_minimum:
+        return size < most
+    left = most - (0.0 if name.endswith(("PJ", "PN")) or not used else _amount(used, resource))
+    return size > left
+
+
+_RESOURCES = ("cpu", "mem", "node", "gres/gpu")
+# Of a job; of all jobs of a user, an account or a QOS together.
+_NAMES_OF_LIMITS = (
+    ("MaxWallPJ", "time"),
+    *((name, r) for name in ("MaxTRESPJ", "MaxTRESPN", "MinTRESPJ") for r in _RESOURCES),
+    *((name, r) for name in ("GrpTRES", "MaxTRESPU", "MaxTRESPA") for r in _RESOURCES),
+    *((name, "jobs") for name in ("GrpJobs", "MaxJobs", "MaxJobsPU", "MaxJobsPA")),
+    ("GrpTRESRunMins", "cpu"),
+)
+
+
 def find_partition_limit(job: Job, partition: Mapping[str, str]) -> Limit | None:
     """Return the limit of its partition that a job is beyond; None if it is beyond none.
 
@@ -82,7 +137,7 @@ def find_partition_limit(job: Job, partition: Mapping[str, str]) -> Limit | None
     """
     name = partition.get("PartitionName", job.partition)
     longest = partition.get("MaxTime", "UNLIMITED")
-    if _minutes(job.time_limit) > _minutes(longest):
+    if minutes_of(job.time_limit) > minutes_of(longest):
         text = f"partition {name!r}: a time limit of {longest} at most"
         return _beyond(text, "time", longest, job.time_limit)
     for field, what in (("MaxNodes", "for a job"), ("TotalNodes", "in all")):
@@ -138,7 +193,7 @@ def _described(
     allowed = _time(allowed) if resource == "time" else _megabytes(allowed, resource)
     each = f" for {_PER_WORDS[per]}" if per else ""
     if "Mins" in name:
-        asked = f"{_amount(asked, resource) * _minutes(job.time_limit):g}"
+        asked = f"{_amount(asked, resource) * minutes_of(job.time_limit):g}"
         what = f"{counted(allowed, 'minute')} of {_NAMES.get(resource, resource)}{each}"
         text = f"{what} {'of all that runs' if 'Run' in name else 'in all'}"
     elif name.startswith("MinTRES"):
@@ -146,13 +201,15 @@ def _described(
     else:
         when = "at most" if is_of_job else "in all" if name == "GrpWall" else "at a time"
         text = f"{measured(allowed, resource)}{each} {when}"
-    if used and not is_of_job:
+    if used not in ("", "0") and not is_of_job:
         text += f", {_megabytes(used, resource)} of them in use"
     if asked:
         text += f". The job asks for {asked}"
     # A job that asks for less than a minimum is beyond it, too.
-    beyond = is_of_job or (
-        resource != "jobs" and _amount(asked, resource) > _amount(allowed, resource)
+    beyond = (
+        is_of_job
+        or name.startswith("Min")
+        or (resource != "jobs" and _amount(asked, resource) > _amount(allowed, resource))
     )
     return Limit(
         text=f"{_owner(record)}: {text}",
@@ -160,6 +217,7 @@ def _described(
         allowed=allowed,
         is_beyond_job=beyond and name not in ("GrpTRESMins", "GrpWall"),
         is_minimum=name.startswith("Min"),
+        is_product="Mins" in name,
     )
 
 
@@ -197,7 +255,7 @@ def _megabytes(amount: str, resource: str) -> str:
 
 def _amount(text: str, resource: str) -> float:
     if resource == "time":
-        return _minutes(text)
+        return minutes_of(text)
     found = re.match(r"([\d.]+)([KMGT]?)", text)
     if found is None:
         return 0.0
@@ -213,8 +271,16 @@ def _time(minutes: str) -> str:
     return f"{f'{days}-' if days else ''}{hours:02}:{rest:02}:00"
 
 
-def _minutes(time: str) -> float:
-    """Return the minutes of ``1-12:30:00``; infinity for UNLIMITED and what is not known."""
+def minutes_of(time: str) -> float:
+    """Return the minutes of ``1-12:30:00``; infinity for UNLIMITED and what is not known.
+
+    Pure; not collective.
+
+    Examples
+    --------
+    >>> minutes_of("1-00:30:00")
+    1470.0
+    """
     found = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", time)
     if found is None:
         return float(time) if time.isdigit() else 0.0 if not time else float("inf")

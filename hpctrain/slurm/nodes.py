@@ -6,8 +6,8 @@ from hpctrain import environ, timeouts
 from hpctrain.errors import LaunchError
 from hpctrain.plan.argv import node_test_argv
 from hpctrain.slurm.client import ask_slurm, retry
+from hpctrain.slurm.cluster_output import parse_node_states
 from hpctrain.slurm.job import find_job
-from hpctrain.slurm.output import parse_node_states
 
 # A node that is drained goes on with the job it has.
 _UNUSABLE = frozenset(["DOWN", "FAIL", "POWERING_DOWN", "POWERED_DOWN"])

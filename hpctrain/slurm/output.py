@@ -1,4 +1,8 @@
-"""What Slurm's commands print, read. Pure; the one module that knows their formats."""
+"""What Slurm's commands print of jobs, steps and allocations, read. Pure.
+
+`hpctrain.slurm.cluster_output` reads what they print of a cluster. No other module knows their
+formats.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hpctrain.errors import ConfigError
 from hpctrain.plan.allocation import AllocatedNode
-from hpctrain.plan.resources import NodeShape
+from hpctrain.slurm.cluster_output import count_gpus, parse_tres
 
 _FINAL = frozenset(
     [
@@ -85,19 +88,6 @@ class Job:
         return self.state.partition(" ")[0] in _FINAL
 
 
-@dataclass(frozen=True, kw_only=True)
-class Partition:
-    """What ``sinfo`` prints of a partition."""
-
-    name: str
-    others: tuple[str, ...]
-    """Names of all partitions."""
-    available: bool
-    max_time: str
-    num_nodes: int
-    node_shape: NodeShape
-
-
 def parse_job(output: str) -> Job | None:
     """Return the job that ``scontrol --oneliner show job`` prints; None if it prints none.
 
@@ -140,87 +130,6 @@ def parse_job(output: str) -> Job | None:
     )
 
 
-def parse_tres(text: str) -> dict[str, str]:
-    """Return the resources in a list of Slurm's ("trackable resources"). Not collective.
-
-    Examples
-    --------
-    >>> parse_tres("cpu=4,mem=8G,node=2,gres/gpu=4")["gres/gpu"]
-    '4'
-    """
-    pairs = [pair.partition("=") for pair in text.split(",") if "=" in pair]
-    return {name: amount for name, _, amount in pairs}
-
-
-def parse_record(output: str) -> dict[str, str]:
-    """Return the fields of one partition or node from ``scontrol --oneliner show ...``.
-
-    Not collective. Values that hold spaces are cut there.
-
-    Examples
-    --------
-    >>> parse_record("PartitionName=short AllowGroups=ALL MaxTime=00:02:00")["MaxTime"]
-    '00:02:00'
-    """
-    return dict(re.findall(r"(?<!\S)([\w:/]+)=(\S*)", output))
-
-
-def parse_limits(output: str, *, user: str) -> list[LimitRecord]:
-    r"""Return the QOS and associations that ``scontrol show assoc_mgr`` prints.
-
-    Not collective. Of the associations of users only those of `user`, which come before those of
-    their accounts.
-
-    Examples
-    --------
-    >>> output = "QOS=normal(1)\n    MaxWallPJ=60\n    GrpTRES=cpu=4(2),mem=N(0)\n"
-    >>> parse_limits(output, user="me")[0].limit("GrpTRES", "cpu")
-    ('4', '2')
-    """
-    records: list[LimitRecord] = []
-    fields: dict[str, str] = {}
-    is_of_user = True
-    for line in output.splitlines():
-        head = dict(re.findall(r"(\w+)=(\S*)", line))
-        if line.startswith("QOS="):
-            fields, is_of_user = {}, True
-            name = head["QOS"].partition("(")[0]
-            records.append(LimitRecord(kind="QOS", name=name, fields=fields))
-        elif line.startswith("ClusterName="):
-            fields, is_of_user = {}, True
-            name, whose = head.get("Account", ""), head.get("UserName", "").partition("(")[0]
-            if whose in ("", user):
-                record = LimitRecord(kind="association", name=name, user=whose, fields=fields)
-                records.append(record)
-        elif found := re.match(r"\s+\d+\(([^)]*)\)$", line.rstrip()):
-            # Limits of a QOS for each user come last; how much of them is used differs.
-            is_of_user = found[1] == user
-        elif is_of_user:
-            fields.update(head)
-    return sorted(records, key=lambda record: not record.user)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LimitRecord:
-    """The limits of a QOS, or of an association: an account, or a user in it."""
-
-    kind: str
-    """``QOS`` or ``association``."""
-    name: str
-    """Of the QOS, or of the account."""
-    user: str = ""
-    """Of the association; empty for that of the whole account."""
-    fields: Mapping[str, str] = field(default_factory=dict)
-
-    def limit(self, name: str, resource: str = "") -> tuple[str, str] | None:
-        """Return a limit and what is used of it, as Slurm writes them; None if it has none."""
-        value = self.fields.get(name, "")
-        if resource:
-            value = parse_tres(value).get(resource, "")
-        found = re.fullmatch(r"([^(]+)(?:\(([^)]*)\))?", value)
-        return None if found is None or found[1] == "N" else (found[1], found[2] or "")
-
-
 def parse_queue(output: str) -> dict[str, Job]:
     r"""Return the jobs that ``squeue --noheader --format=%A|%T|%r`` prints, by id.
 
@@ -249,20 +158,6 @@ def parse_waiting(output: str) -> dict[str, int]:
     """
     rows = [line.strip().partition("|") for line in output.splitlines()]
     return {job_id: int(priority) for job_id, _, priority in rows if priority.isdigit()}
-
-
-def parse_node_reasons(output: str) -> dict[str, tuple[str, str]]:
-    r"""Return state and reason that ``sinfo --list-reasons --format=%n|%T|%E`` prints, by node.
-
-    Not collective.
-
-    Examples
-    --------
-    >>> parse_node_reasons("node2|drained|new disk\n")
-    {'node2': ('drained', 'new disk')}
-    """
-    rows = [line.split("|", 2) for line in output.splitlines() if line.count("|") >= 2]
-    return {node: (state, reason) for node, state, reason in rows}
 
 
 def parse_accounted(output: str) -> Job | None:
@@ -376,27 +271,6 @@ def read_allocation(
     }
 
 
-def parse_node_states(output: str) -> dict[str, set[str]]:
-    """Return the state and flags of nodes from ``scontrol --oneliner show node``.
-
-    Not collective.
-
-    Examples
-    --------
-    >>> states = parse_node_states("NodeName=node3 Arch=x86_64 State=MIXED+NOT_RESPONDING Weight=1")
-    >>> sorted(states["node3"])
-    ['MIXED', 'NOT_RESPONDING']
-    """
-    states = {}
-    for line in output.splitlines():
-        fields = dict(re.findall(r"(?<!\S)(NodeName|State)=(\S+)", line))
-        if len(fields) == 2:
-            # Before Slurm 21.08 a star stood for NOT_RESPONDING.
-            state = fields["State"].replace("*", "+NOT_RESPONDING")
-            states[fields["NodeName"]] = set(state.split("+"))
-    return states
-
-
 def parse_step_owners(output: str) -> dict[str, tuple[str, int]]:
     """Return host and process of the srun of each step, from ``scontrol --oneliner show step``.
 
@@ -414,63 +288,6 @@ def parse_step_owners(output: str) -> dict[str, tuple[str, int]]:
         if step and owner:
             owners[step[1]] = (owner[1], int(owner[2]))
     return owners
-
-
-def parse_partitions(output: str, name: str | None) -> Partition:
-    """Return a partition from ``sinfo --noheader --format=%P|%a|%l|%D|%c|%G``.
-
-    Not collective. Nodes of several shapes count as the smallest of them.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such partition.
-    """
-    rows = [line.split("|") for line in output.splitlines() if line.count("|") == 5]
-    names = tuple(dict.fromkeys(row[0].rstrip("*") for row in rows))
-    wanted = name or next((row[0].rstrip("*") for row in rows if row[0].endswith("*")), None)
-    if wanted is None:
-        raise ConfigError(
-            f"this cluster has no default partition. Give SlurmConfig(partition=...): one of "
-            f"{', '.join(names)}."
-        )
-    mine = [row for row in rows if row[0].rstrip("*") == wanted]
-    if not mine:
-        raise ConfigError(
-            f"SlurmConfig(partition={wanted!r}): this cluster has {', '.join(names)}. Use one of "
-            f"these."
-        )
-    return Partition(
-        name=wanted,
-        others=names,
-        available=any(row[1] == "up" for row in mine),
-        max_time=mine[0][2],
-        num_nodes=sum(int(row[3]) for row in mine),
-        node_shape=NodeShape(
-            cpus=min(int(row[4].rstrip("+")) for row in mine),
-            gpus=min(_count_gpus(row[5]) for row in mine),
-        ),
-    )
-
-
-def parse_pmi_types(output: str) -> set[str]:
-    r"""Return the PMI types that ``srun --mpi=list`` printed. Not collective.
-
-    Examples
-    --------
-    >>> listed = "MPI plugin types are...\n\tnone\n\tpmi2\n"
-    >>> sorted(parse_pmi_types(listed + "specific pmix plugin versions available: pmix_v4"))
-    ['none', 'pmi2', 'pmix_v4']
-    """
-    types: set[str] = set()
-    for line in output.splitlines():
-        # Slurm 20.11 and older prefix every line with "srun: ".
-        text = line.removeprefix("srun: ").strip()
-        if "plugin types are" in text:
-            continue
-        text = text.partition("available:")[2] if "available:" in text else text
-        types.update(re.findall(r"\b(?:none|pmi2|pmix(?:_v\d+)?|cray_shasta|openmpi)\b", text))
-    return types
 
 
 def _job_fields(output: str) -> dict[str, str]:
@@ -503,13 +320,8 @@ def _given(value: str) -> str:
 def _job_gpus(output: str) -> dict[str, int]:
     """Return the GPUs of each group of nodes, which ``scontrol --details`` adds."""
     found = re.findall(r"(?<!\S)Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)", output)
-    gpus = {nodes: _count_gpus(gres) for nodes, gres in found}
+    gpus = {nodes: count_gpus(gres) for nodes, gres in found}
     return gpus if any(gpus.values()) else {}
-
-
-def _count_gpus(gres: str) -> int:
-    # "gpu:4", "gpu:a100:4(S:0-1)", "(null)", "craynetwork:4,gpu:4"
-    return sum(int(n) for n in re.findall(r"gpu(?::[^:,(]+)?:(\d+)", gres))
 
 
 def _epoch(text: str) -> float | None:

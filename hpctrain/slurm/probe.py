@@ -13,14 +13,10 @@ from hpctrain.plan.allocation import AllocatedNode
 from hpctrain.plan.resources import NodeShape, Placement, node_range, place_workers
 from hpctrain.plan.site import Site, known_shape
 from hpctrain.slurm.client import run_slurm
+from hpctrain.slurm.cluster_output import Partition, parse_partitions, parse_pmi_types
 from hpctrain.slurm.job import find_job
 from hpctrain.slurm.nodes import allocated_hosts, expand_hosts
-from hpctrain.slurm.output import (
-    Partition,
-    parse_partitions,
-    parse_pmi_types,
-    read_allocation,
-)
+from hpctrain.slurm.output import read_allocation
 from hpctrain.slurm_config import time_limit_minutes
 
 

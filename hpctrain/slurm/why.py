@@ -11,17 +11,11 @@ from dataclasses import dataclass, replace
 
 from hpctrain.errors import LaunchError
 from hpctrain.slurm.client import ask_slurm
+from hpctrain.slurm.cluster_output import parse_limits, parse_node_reasons, parse_record
 from hpctrain.slurm.ends import explain_end_of
 from hpctrain.slurm.job import find_job
 from hpctrain.slurm.limits import Limit, find_limit, find_partition_limit, measured
-from hpctrain.slurm.output import (
-    Job,
-    parse_accounted,
-    parse_limits,
-    parse_node_reasons,
-    parse_record,
-    parse_waiting,
-)
+from hpctrain.slurm.output import Job, parse_accounted, parse_waiting
 from hpctrain.slurm.waiting import Verdict, look_up, step_of
 
 _ACCOUNTED = "JobIDRaw,State,ExitCode,Reason,Partition,Account,QOS,Timelimit,NNodes,NodeList"
@@ -107,6 +101,8 @@ def _ask_for(limit: Limit, *, is_run: bool) -> str:
     """Return the fields or options to change, and to what."""
     if limit.resource == "time":
         return f"SlurmConfig(time='{limit.allowed}')" if is_run else f"--time={limit.allowed}"
+    if limit.is_product:
+        return "less time, or less of it" if not is_run else "a shorter SlurmConfig(time=...)"
     if is_run:
         fields = {"mem": "SlurmConfig(mem=...)", "node": "SlurmConfig(nodes=...)"}
         change = fields.get(limit.resource, "ScalingConfig(num_workers=...)")

@@ -14,7 +14,7 @@ from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.plan.resources import NodeRange, make_placement
 from hpctrain.plan.spec import ValidationJob
 from hpctrain.slurm import probe
-from hpctrain.slurm.output import parse_partitions
+from hpctrain.slurm.cluster_output import parse_partitions
 
 SITE = """
 account_suffix = "@a100"

@@ -14,7 +14,8 @@ from hpctrain.plan.allocation import AllocatedNode
 from hpctrain.plan.resources import NodeShape, Placement
 from hpctrain.slurm import probe
 from hpctrain.slurm.client import run_slurm
-from hpctrain.slurm.output import Partition, parse_job, parse_partitions, read_allocation
+from hpctrain.slurm.cluster_output import Partition, parse_partitions
+from hpctrain.slurm.output import parse_job, read_allocation
 from hpctrain.slurm.probe import (
     allocation_nodes,
     can_submit,

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.slurm.output import (
-    parse_job,
+from hpctrain.slurm.cluster_output import (
     parse_node_states,
     parse_partitions,
     parse_pmi_types,
 )
+from hpctrain.slurm.output import parse_job
 
 RECORDED = sorted(Path(__file__).with_name("recorded").iterdir())
 pytestmark = pytest.mark.parametrize("recorded", RECORDED, ids=[path.name for path in RECORDED])

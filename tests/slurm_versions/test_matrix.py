@@ -14,7 +14,7 @@ import pytest
 from hpctrain import Result
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.slurm.output import parse_pmi_types
+from hpctrain.slurm.cluster_output import parse_pmi_types
 from hpctrain.testing.pytest_plugin import require_components
 from hpctrain.testing.slurm import ClusterSpec, VirtualCluster
 from tests.waiting import wait_until, wait_until_final

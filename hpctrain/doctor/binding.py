@@ -1,0 +1,191 @@
+"""The CPUs and GPUs of each rank against the hardware: what is bound where it costs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hpctrain.doctor.finding import Finding, note, ok, warning
+
+_HERE = 10
+"""Distance of a NUMA node from itself (ACPI's SLIT)."""
+
+
+def check_binding(
+    ranks: Sequence[Mapping[str, Any]],
+    machines: Mapping[str, Mapping[str, Any]],
+    *,
+    threads: int,
+) -> list[Finding]:
+    """Return where CPUs and GPUs of ranks lie badly.
+
+    Not collective.
+
+    Parameters
+    ----------
+    ranks
+        What `hpctrain.doctor.world.describe_rank` returned, of all ranks.
+    machines
+        What `hpctrain.doctor.machine.describe_hardware` returned, by host.
+    threads
+        Compute threads of a rank.
+    """
+    findings: list[Finding] = []
+    by_host: dict[str, list[Mapping[str, Any]]] = {}
+    for rank in ranks:
+        by_host.setdefault(rank["host"], []).append(rank)
+    for host, mine in by_host.items():
+        hardware = machines.get(host, {})
+        findings += [
+            *_shared_cpus(host, mine, hardware),
+            *_too_few_cpus(host, mine, threads),
+            *_crossing(host, mine, hardware),
+            *_far_gpus(host, mine, hardware),
+        ]
+        if findings:
+            # Nodes of a job are alike: one of them says it for all.
+            return findings
+    if not ranks:
+        return [note("binding", "no rank answered")]
+    return [ok("binding", f"{len(ranks)} ranks: {describe_masks(ranks)}")]
+
+
+def describe_masks(ranks: Sequence[Mapping[str, Any]]) -> str:
+    """Return the CPUs of the first ranks in words. Not collective.
+
+    Examples
+    --------
+    >>> describe_masks([{"local_rank": "0", "cpus": [0, 1, 2, 3]}])
+    'local rank 0 on CPUs 0-3'
+    """
+    first = [
+        f"local rank {rank.get('local_rank') or number} on CPUs {shorten(rank['cpus'])}"
+        for number, rank in enumerate(ranks[:2])
+    ]
+    return ", ".join(first) + (", ..." if len(ranks) > len(first) else "")
+
+
+def shorten(cpus: Sequence[int]) -> str:
+    """Return numbers as the kernel writes a list of CPUs. Not collective.
+
+    Examples
+    --------
+    >>> shorten([0, 1, 2, 8])
+    '0-2,8'
+    """
+    parts: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if parts and cpu == parts[-1][-1] + 1:
+            parts[-1].append(cpu)
+        else:
+            parts.append([cpu])
+    return ",".join(str(p[0]) if len(p) == 1 else f"{p[0]}-{p[-1]}" for p in parts)
+
+
+def _shared_cpus(
+    host: str, ranks: Sequence[Mapping[str, Any]], hardware: Mapping[str, Any]
+) -> list[Finding]:
+    every = {cpu for node in hardware.get("numa_nodes", ()) for cpu in node["cpus"]}
+    masks = [frozenset(rank["cpus"]) for rank in ranks]
+    if len(masks) < 2 or len(set().union(*masks)) == sum(map(len, masks)):
+        return []
+    if all(every and mask >= every for mask in masks):
+        if len(hardware["numa_nodes"]) < 2:
+            return []
+        return [
+            warning(
+                "binding",
+                f"{host}: ranks are not bound, each may use all {len(every)} CPUs",
+                why="the kernel moves them between NUMA nodes, away from their memory",
+                step="SlurmConfig(srun_args=['--cpu-bind=cores']), if the site does not set it",
+            )
+        ]
+    return [
+        warning(
+            "binding",
+            f"{host}: {len(masks)} ranks share {len(set().union(*masks))} CPUs: "
+            f"{describe_masks(ranks)}",
+            why="ranks that wait for each other take turns on one core: a step takes as many times "
+            "longer",
+            step="SlurmConfig(srun_args=['--cpu-bind=cores']), and resources_per_worker={'CPU': n} "
+            "as large as the threads of a rank",
+        )
+    ]
+
+
+def _too_few_cpus(host: str, ranks: Sequence[Mapping[str, Any]], threads: int) -> list[Finding]:
+    few = min(len(rank["cpus"]) for rank in ranks)
+    if few >= threads:
+        return []
+    return [
+        warning(
+            "binding",
+            f"{host}: a rank has {few} CPU{'' if few == 1 else 's'} for {threads} threads",
+            why="the threads take turns",
+            step=f"SlurmConfig(srun_args=['--cpus-per-task={threads}']), or a smaller "
+            f"resources_per_worker={{'CPU': {few}}}",
+        )
+    ]
+
+
+def _crossing(
+    host: str, ranks: Sequence[Mapping[str, Any]], hardware: Mapping[str, Any]
+) -> list[Finding]:
+    nodes = _numa_nodes(hardware)
+    for rank in ranks:
+        own = frozenset(rank["cpus"])
+        touched = {number for number, node in nodes.items() if own & frozenset(node["cpus"])}
+        fits = any(len(node["cpus"]) >= len(own) for node in nodes.values())
+        if len(touched) > 1 and fits:
+            first, *others = sorted(touched)
+            cost = _cost(nodes, first, others[0])
+            return [
+                warning(
+                    "binding",
+                    f"{host}: CPUs {shorten(rank['cpus'])} of a rank are on NUMA nodes "
+                    f"{', '.join(map(str, sorted(touched)))}, and would fit on one",
+                    why=f"memory of the other node is {cost} times as far",
+                    step="SlurmConfig(srun_args=['--distribution=block:block', "
+                    "'--cpu-bind=cores'])",
+                )
+            ]
+    return []
+
+
+def _far_gpus(
+    host: str, ranks: Sequence[Mapping[str, Any]], hardware: Mapping[str, Any]
+) -> list[Finding]:
+    nodes, gpus = _numa_nodes(hardware), hardware.get("gpus", [])
+    for rank in ranks:
+        for entry in rank["gpus"]:
+            # The order of sysfs is that of the driver where CUDA_DEVICE_ORDER=PCI_BUS_ID.
+            if not entry.isdigit() or int(entry) >= len(gpus):
+                continue
+            near = gpus[int(entry)]["numa_node"]
+            own = frozenset(rank["cpus"])
+            home = next((n for n, node in nodes.items() if own & frozenset(node["cpus"])), None)
+            is_far = near >= 0 and not own & frozenset(nodes.get(near, {}).get("cpus", ()))
+            if home is not None and is_far:
+                return [
+                    warning(
+                        "binding",
+                        f"{host}: GPU {entry} is on NUMA node {near}, and the CPUs of its rank, "
+                        f"{shorten(rank['cpus'])}, on {home}",
+                        why=f"every copy between them crosses the link of the sockets, "
+                        f"{_cost(nodes, home, near)} times as far",
+                        step="SlurmConfig(srun_args=['--gpu-bind=closest'])",
+                    )
+                ]
+    return []
+
+
+def _numa_nodes(hardware: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
+    return {node["number"]: node for node in hardware.get("numa_nodes", ())}
+
+
+def _cost(nodes: Mapping[int, Mapping[str, Any]], here: int, there: int) -> str:
+    """Return how many times as far a NUMA node is, by the firmware's own table."""
+    order = sorted(nodes)
+    distance = nodes[here]["distance"]
+    place = order.index(there)
+    return f"{distance[place] / _HERE:.2g}" if place < len(distance) else "up to 2"

@@ -1,0 +1,298 @@
+"""The compute nodes against the login node, and the MPI worlds that formed. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hpctrain.doctor.finding import Finding, error, note, ok, warning
+from hpctrain.host_list import compress_hosts
+
+_LEAST_SHM = 64 * 2**20
+_LEAST_FILES = 1024
+_LEAST_FREE = 2**30
+# File times and certificates tolerate less; logs of two nodes cannot be put in order.
+_MOST_SKEW_S = 1.0
+_LONG_IMPORT_S = 20.0
+# What Python calls them: on these, a file that is written on one machine is not on another.
+_NOT_SHARED = ("tmpfs", "ext4", "xfs", "overlay", "btrfs", "ext3")
+
+
+def check_login(report: Mapping[str, Any]) -> Finding:
+    """Return whether the machine that submits, or runs, can write the storage. Not collective.
+
+    Parameters
+    ----------
+    report
+        What `hpctrain.doctor.machine.describe_machine` returned here.
+    """
+    return _check_storage([report], where="this machine")
+
+
+def check_shared(report: Mapping[str, Any]) -> list[Finding]:
+    """Return whether the storage looks like one that other machines do not see. Not collective.
+
+    Where nodes were probed they have said so themselves.
+    """
+    kind, path = report["storage"]["kind"], report["storage"]["path"]
+    if kind not in _NOT_SHARED:
+        return []
+    return [
+        warning(
+            "storage",
+            f"{path} is on {kind} here, which other machines seldom see",
+            why="checkpoints land there, and the next job has to find them",
+            step="Choose a RunConfig(storage_path=...) on the parallel filesystem",
+        )
+    ]
+
+
+def check_machines(
+    reports: Sequence[Mapping[str, Any]], *, login: Mapping[str, Any] | None
+) -> list[Finding]:
+    """Return what machines lack on which ranks run. Not collective.
+
+    Parameters
+    ----------
+    reports
+        One for each machine.
+    login
+        That of the machine that submits; None where it is the one on which ranks run.
+    """
+    findings = []
+    if login is not None:
+        findings += [
+            _check_storage(reports, where="compute nodes", token=login["storage"].get("token")),
+            _check_versions(reports, login),
+            _check_clocks(reports, login),
+        ]
+    return [
+        *findings,
+        *_check_imports(reports),
+        _check_shared_memory(reports),
+        _check_files(reports),
+        _check_interfaces(reports),
+        _check_ports(reports),
+    ]
+
+
+def check_worlds(worlds: Mapping[str, Mapping[str, Any]], *, chosen: str) -> list[Finding]:
+    """Return which launchers give one world of ranks. Not collective.
+
+    Parameters
+    ----------
+    worlds
+        By launcher, such as ``srun --mpi=pmi2``: the ``ranks`` that said something, each a
+        dict with ``size``, the ``wanted`` number of them, and what was printed in ``output``.
+    chosen
+        The launcher that a run uses.
+    """
+    findings = []
+    for name, world in worlds.items():
+        sizes = sorted({rank["size"] for rank in world["ranks"]})
+        if len(world["ranks"]) == world["wanted"] and sizes == [world["wanted"]]:
+            library = world["ranks"][0].get("library", "")
+            findings.append(ok("MPI", f"{name}: one world of {world['wanted']} ranks, {library}"))
+            continue
+        said = (world["output"].strip().splitlines() or ["it printed nothing"])[-1][:200]
+        what = f"{name}: no world of {world['wanted']} ranks: {said}"
+        if sizes:
+            what = f"{name}: {len(world['ranks'])} worlds of {sizes[0]} in place of one"
+        if name == chosen:
+            findings.append(
+                error(
+                    "MPI",
+                    what,
+                    why="each rank would train alone, on the same data",
+                    step=_other_launcher(worlds),
+                )
+            )
+        else:
+            findings.append(note("MPI", f"{what}; runs do not use it"))
+    return findings
+
+
+def _other_launcher(worlds: Mapping[str, Mapping[str, Any]]) -> str:
+    for name, world in worlds.items():
+        sizes = {rank["size"] for rank in world["ranks"]}
+        if sizes == {world["wanted"]}:
+            mpi = name.rpartition("=")[2] if "=" in name else "wheel"
+            return f"SlurmConfig(mpi={mpi!r})"
+    return "Install the MPI wheel (pip install 'hpctrain[local]'), or load the site's MPI"
+
+
+def _check_storage(
+    reports: Sequence[Mapping[str, Any]], *, where: str, token: str | None = None
+) -> Finding:
+    path = reports[0]["storage"]["path"]
+    for problem, hosts in _grouped(reports, lambda report: report["storage"]["error"]).items():
+        return error(
+            "storage",
+            f"{path} cannot be written on {hosts}: {problem}",
+            why="checkpoints and the results land there",
+            step="Choose a RunConfig(storage_path=...) that all nodes see and you may write to",
+        )
+    unseen = [
+        report["host"]
+        for report in reports
+        if token is not None and token not in report["storage"]["files"]
+    ]
+    if unseen:
+        return error(
+            "storage",
+            f"{path} on {compress_hosts(unseen)} is another directory than here",
+            why="the run would begin, and find nothing of what was submitted",
+            step="Choose a RunConfig(storage_path=...) on a filesystem that all nodes share",
+        )
+    free = min(report["storage"]["free_bytes"] for report in reports)
+    if free < _LEAST_FREE or reports[0]["storage"]["free_files"] == 0:
+        return warning(
+            "storage",
+            f"{path} has {free / 2**30:.2g} GiB left",
+            why="a checkpoint that does not fit ends the run",
+            step="Delete what is not needed, or choose another RunConfig(storage_path=...)",
+        )
+    kind = reports[0]["storage"]["kind"]
+    return ok("storage", f"{path} ({kind}) is written by {where}, {free / 2**30:.3g} GiB free")
+
+
+def _check_versions(reports: Sequence[Mapping[str, Any]], login: Mapping[str, Any]) -> Finding:
+    for report in reports:
+        pairs = {"Python": (login["python"], report["python"])}
+        names = {*login["versions"], *report["versions"]}
+        pairs |= {n: (login["versions"].get(n), report["versions"].get(n)) for n in sorted(names)}
+        for name, (here, there) in pairs.items():
+            if here != there:
+                return error(
+                    "versions",
+                    f"{name} is {there or 'missing'} on {report['host']} and {here or 'missing'} "
+                    f"here",
+                    why="functions are pickled here and unpickled there",
+                    step="Use one environment, on a filesystem that both see, and no module in "
+                    "SlurmConfig(setup=...) that brings another",
+                )
+    count = len(login["versions"])
+    return ok("versions", f"Python {login['python']} and {count} packages are the same on nodes")
+
+
+def _check_clocks(reports: Sequence[Mapping[str, Any]], login: Mapping[str, Any]) -> Finding:
+    """Compare clocks; a report may be older than the time between two of them allows."""
+    skews = {report["host"]: report.get("skew_s", 0.0) for report in reports}
+    host = max(skews, key=lambda host: abs(skews[host]))
+    if abs(skews[host]) > _MOST_SKEW_S:
+        return warning(
+            "clocks",
+            f"the clock of {host} is {abs(skews[host]):.1f} s "
+            f"{'ahead' if skews[host] > 0 else 'behind'}",
+            why="times in logs and of files cannot be compared; hpctrain's own waits do not depend "
+            "on it",
+            step="Tell the site that NTP does not run there",
+        )
+    return ok("clocks", f"clocks differ by less than {_MOST_SKEW_S:g} s")
+
+
+def _check_imports(reports: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    findings = []
+    for module in reports[0]["imports"]:
+        problems = _grouped(reports, lambda report, m=module: report["imports"][m]["error"])
+        slowest = max(report["imports"][module]["seconds"] for report in reports)
+        for problem, hosts in problems.items():
+            findings.append(
+                error(
+                    "imports",
+                    f"{module} cannot be imported on {hosts}: {problem}",
+                    why="every rank imports it first",
+                    step="Install it into the environment of this Python, or load what it needs "
+                    "with SlurmConfig(setup=['module load ...'])",
+                )
+            )
+        if not problems and slowest > _LONG_IMPORT_S:
+            findings.append(
+                warning(
+                    "imports",
+                    f"importing {module} takes {slowest:.0f} s on a node",
+                    why="every start and every restart pays that, and on many nodes more",
+                    step="Put the environment into one image or archive on a fast filesystem",
+                )
+            )
+        elif not problems:
+            findings.append(ok("imports", f"{module} can be imported, in {slowest:.1f} s"))
+    return findings
+
+
+def _check_shared_memory(reports: Sequence[Mapping[str, Any]]) -> Finding:
+    least = min(reports, key=lambda report: report["shm"]["free_bytes"])
+    free = least["shm"]["free_bytes"]
+    if free < _LEAST_SHM:
+        return warning(
+            "/dev/shm",
+            f"{free / 2**20:.0f} MiB are free in /dev/shm of {least['host']}",
+            why="MPI, NCCL and data loaders with workers exchange data there, and end with a bus "
+            "error when it is full",
+            step="In a container, ask for more (--shm-size=8g, --ipc=host); else remove what an "
+            "earlier job left",
+        )
+    return ok("/dev/shm", f"{free / 2**30:.2g} GiB free")
+
+
+def _check_files(reports: Sequence[Mapping[str, Any]]) -> Finding:
+    limits = {report["host"]: report["limits"]["open files"][0] for report in reports}
+    host = min(limits, key=lambda host: limits[host] if limits[host] >= 0 else 2**62)
+    if 0 <= limits[host] < _LEAST_FILES:
+        return warning(
+            "limits",
+            f"a process may have {limits[host]} open files on {host}",
+            why="connections of MPI, shards of datasets and data loaders need more",
+            step="ulimit -n 4096 in SlurmConfig(setup=[...])",
+        )
+    locked = {report["host"]: report["limits"]["locked memory"][0] for report in reports}
+    low = [host for host, limit in locked.items() if 0 <= limit < _LEAST_SHM]
+    if low and any(report["infiniband"] for report in reports):
+        return warning(
+            "limits",
+            f"a process may lock {locked[low[0]] // 1024} KiB of memory on {compress_hosts(low)}",
+            why="InfiniBand needs locked memory; without it, NCCL and MPI fail or use TCP",
+            step="ulimit -l unlimited in SlurmConfig(setup=[...]); or ask the site for it",
+        )
+    return ok("limits", f"{limits[host]} open files")
+
+
+def _check_interfaces(reports: Sequence[Mapping[str, Any]]) -> Finding:
+    names = [
+        {name for name, address in report["interfaces"].items() if not address.startswith("127.")}
+        for report in reports
+    ]
+    for report, found in zip(reports, names, strict=True):
+        if not found and len(reports) > 1:
+            return error(
+                "interfaces",
+                f"{report['host']} has no address but loopback",
+                why="ranks of two nodes cannot reach each other",
+                step="Ask the site which partition has a network",
+            )
+    common = set.intersection(*names)
+    fast = sorted(name for name in common if name.startswith(("ib", "hsn", "roce", "mlx")))
+    if fast:
+        return ok("interfaces", f"{', '.join(fast)} on all; NCCL and Gloo can use them")
+    shown = ", ".join(sorted(common)[:4]) or "none in common"
+    return ok("interfaces", f"{shown}; no InfiniBand or Slingshot")
+
+
+def _check_ports(reports: Sequence[Mapping[str, Any]]) -> Finding:
+    for problem, hosts in _grouped(reports, lambda report: report["port"]).items():
+        return error(
+            "ports",
+            f"no port can be bound on {hosts}: {problem}",
+            why="ranks find each other through one",
+            step="Ask the site which ports jobs may use",
+        )
+    return ok("ports", "ports can be bound")
+
+
+def _grouped(reports: Sequence[Mapping[str, Any]], problem_of: Any) -> dict[str, str]:
+    """Return the hosts with each problem, compressed."""
+    hosts: dict[str, list[str]] = {}
+    for report in reports:
+        if (problem := problem_of(report)) is not None:
+            hosts.setdefault(problem, []).append(report["host"])
+    return {problem: compress_hosts(names) for problem, names in hosts.items()}

@@ -1,0 +1,245 @@
+"""Everything that would keep a run from starting, found before it is submitted."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hpctrain.doctor.binding import check_binding
+from hpctrain.doctor.compare import check_login, check_machines, check_shared, check_worlds
+from hpctrain.doctor.finding import Finding, error, has_error, note
+from hpctrain.doctor.machine import describe_machine
+from hpctrain.doctor.probe import ProbeSettings, probe
+from hpctrain.doctor.request import check_request
+from hpctrain.errors import LaunchError
+from hpctrain.launch.precheck import ask_of, query_all
+from hpctrain.launch.request import Submission
+from hpctrain.slurm.job import cancel_job
+from hpctrain.slurm.probe_job import submit_probe
+from hpctrain.slurm.why import explain_job
+
+# Two nodes show what can differ between nodes.
+_MOST_NODES = 2
+_POLL_S = 1.0
+_MINUTES = 5
+_FRAMEWORKS = {
+    "torch": "torch",
+    "lightning": "lightning",
+    "huggingface": "transformers",
+    "horovod": "horovod.torch",
+    "jax": "jax",
+    "tensorflow": "tensorflow",
+    "xgboost": "xgboost",
+    "lightgbm": "lightgbm",
+}
+
+
+def examine(
+    submission: Submission,
+    *,
+    with_probe: bool,
+    patience_s: float,
+    say: Callable[[str], None],
+) -> list[Finding]:
+    """Return what would keep a run from starting, and what would slow it down.
+
+    Not collective. Nothing of the run itself is written.
+
+    Parameters
+    ----------
+    submission
+        The run, as it would be launched.
+    with_probe
+        Whether a short job looks at the nodes; it is submitted with the options of the run.
+    patience_s
+        Seconds that the job may wait in the queue.
+    say
+        Is given what is waited for.
+    """
+    plan = submission.plan
+    in_slurm = plan.launcher in ("slurm", "allocation")
+    storage = submission.request.paths.root.parent
+    findings: list[Finding] = []
+    if plan.launcher == "slurm":
+        ask = ask_of(submission.request, submission.plan)
+        findings += check_request(ask, query_all(ask))
+    try:
+        storage.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        return [
+            *findings,
+            error(
+                "storage",
+                f"{storage} cannot be made: {problem.strerror}",
+                why="checkpoints and the results land there",
+                step="Choose another RunConfig(storage_path=...)",
+            ),
+        ]
+    modules = _modules(submission)
+    token = storage / f".doctor-login-{secrets.token_hex(4)}"
+    try:
+        login = describe_machine(storage, () if with_probe or in_slurm else modules)
+        findings.append(check_login(login))
+        if not with_probe:
+            return [
+                *findings,
+                *(check_shared(login) if in_slurm else check_machines([login], login=None)),
+                note("nodes", "no probe was made: --no-probe"),
+            ]
+        if has_error(findings):
+            return [*findings, note("nodes", "no probe job: it would not start either")]
+        token.write_bytes(b"1")
+        login["storage"]["token"] = token.name
+        settings = _settings(submission, storage, modules)
+        say("probing the nodes")
+        if plan.launcher == "slurm":
+            answer = _probe_in_job(submission, settings, storage, patience_s=patience_s, say=say)
+        else:
+            answer = probe(settings)
+        if isinstance(answer, Finding):
+            return [*findings, answer]
+        return [*findings, *_check_answer(answer, settings, login if in_slurm else None)]
+    finally:
+        token.unlink(missing_ok=True)
+
+
+def _modules(submission: Submission) -> tuple[str, ...]:
+    spec = submission.request.worker_spec
+    package = type(spec.backend_config).__module__.split(".")[1]
+    framework = _FRAMEWORKS.get(package)
+    return ("mpi4py.MPI", "cloudpickle", *([framework] if framework else []))
+
+
+def _settings(submission: Submission, storage: Path, modules: tuple[str, ...]) -> ProbeSettings:
+    plan = submission.plan
+    return ProbeSettings(
+        storage=str(storage),
+        modules=modules,
+        mpi=plan.mpi,
+        srun_args=plan.srun_args,
+        tasks_per_node=plan.placement.tasks_per_node[:_MOST_NODES],
+        cpus_per_task=plan.placement.cpus_per_task,
+        in_allocation=plan.launcher in ("slurm", "allocation"),
+    )
+
+
+def _probe_in_job(
+    submission: Submission,
+    settings: ProbeSettings,
+    storage: Path,
+    *,
+    patience_s: float,
+    say: Callable[[str], None],
+) -> dict[str, Any] | Finding:
+    """Return what a job of two nodes answers, or why it does not."""
+    folder = storage / f".doctor-{secrets.token_hex(4)}"
+    folder.mkdir(mode=0o700)
+    try:
+        settings.write(folder / "settings.json")
+        answer = folder / "answer.json"
+        words = ["hpctrain.doctor.probe", str(folder / "settings.json"), str(answer)]
+        directives = {
+            **submission.plan.directives,
+            **submission.plan.first_job_directives,
+            "job-name": "hpctrain-doctor",
+            "nodes": str(len(settings.tasks_per_node)),
+            "time": str(_MINUTES),
+            "output": str(folder / "log"),
+        }
+        directives.pop("no-kill", None)
+        job_id = submit_probe(
+            folder,
+            directives,
+            setup=submission.plan.setup,
+            command=shlex.join([sys.executable, "-m", *words]),
+            cwd=submission.spec.settings.cwd,
+            environment=submission.plan.environment,
+            scaling=submission.request.scaling_config,
+        )
+        say(f"job {job_id} looks at {len(settings.tasks_per_node)} of the nodes")
+        return _await_answer(job_id, answer, folder / "log", patience_s=patience_s)
+    except LaunchError as refused:
+        return error("job", str(refused), why="the run would be refused as well")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _await_answer(
+    job_id: str, answer: Path, log: Path, *, patience_s: float
+) -> dict[str, Any] | Finding:
+    begin = time.monotonic()
+    next_question = begin + 10.0
+    try:
+        while time.monotonic() - begin < patience_s + 60 * _MINUTES:
+            # A listing makes NFS ask its server anew.
+            if answer.name in {path.name for path in answer.parent.iterdir()}:
+                found: dict[str, Any] = json.loads(answer.read_bytes())
+                found["seen_at"] = time.time()
+                return found
+            if time.monotonic() > next_question:
+                next_question = time.monotonic() + 10.0
+                why = explain_job(job_id, is_run=True, cancel=f"scancel {job_id}")
+                is_late = time.monotonic() - begin > patience_s
+                if why.verdict.value == "ended":
+                    said = (
+                        "\n".join(log.read_text(errors="replace").splitlines()[-5:])
+                        if (log.exists())
+                        else "it wrote no log"
+                    )
+                    return error(
+                        "job",
+                        f"job {job_id} ended without an answer ({why.job.state}, "
+                        f"{why.job.exit_code}): {said}",
+                        why="the run would end in the same way",
+                        step=why.step,
+                    )
+                if why.job.is_pending and (is_late or why.verdict.value == "never"):
+                    what = "; ".join([why.meaning, *why.details])
+                    make = error if why.verdict.value == "never" else _late
+                    return make(
+                        "job", f"job {job_id} waits: {what}", why="so would the run", step=why.step
+                    )
+            time.sleep(_POLL_S)
+    finally:
+        _cancel(job_id)
+    return note("nodes", f"job {job_id} gave no answer within {patience_s:.0f} s")
+
+
+def _late(check: str, what: str, *, why: str, step: str) -> Finding:
+    return replace(note(check, f"{what}. The nodes were not probed"), why=why, step=step)
+
+
+def _cancel(job_id: str) -> None:
+    try:
+        cancel_job(job_id)
+    except LaunchError:
+        # It has ended, or ends by its time limit of minutes.
+        pass
+
+
+def _check_answer(
+    answer: dict[str, Any], settings: ProbeSettings, login: dict[str, Any] | None
+) -> list[Finding]:
+    machines = answer["machines"]
+    if not machines:
+        return [error("nodes", "no node answered", why="ranks would not start there either")]
+    if login is not None and "seen_at" in answer and answer["time"] > answer["seen_at"]:
+        # What was read before it was written: the clock there is ahead of the one here.
+        for machine in machines:
+            machine["skew_s"] += answer["time"] - answer["seen_at"]
+    hardware = {machine["host"]: machine["hardware"] for machine in machines}
+    findings = [
+        *check_machines(machines, login=login),
+        *check_worlds(answer["worlds"], chosen=answer["chosen"]),
+    ]
+    if settings.in_allocation:
+        findings += check_binding(answer["ranks"], hardware, threads=settings.cpus_per_task)
+    return findings

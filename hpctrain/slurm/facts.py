@@ -1,0 +1,146 @@
+"""What Slurm says of a request's partition, nodes, account, QOS and reservation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from hpctrain.errors import LaunchError
+from hpctrain.slurm.client import ask_slurm
+from hpctrain.slurm.cluster_output import (
+    QOS_FORMAT,
+    Association,
+    LimitRecord,
+    NodeGroup,
+    parse_associations,
+    parse_limits,
+    parse_node_groups,
+    parse_qos,
+    parse_record,
+)
+
+_SACCTMGR = ("sacctmgr", "--noheader", "--parsable2", "show")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterFacts:
+    """What Slurm says of what a request names; empty where it says nothing."""
+
+    partition: dict[str, str] = field(default_factory=dict)
+    """Fields of the partition."""
+    groups: Sequence[NodeGroup] = ()
+    """Its nodes, equal ones together."""
+    associations: Sequence[Association] | None = None
+    """Of the user; None where there is no accounting, or it does not answer."""
+    limits: Sequence[LimitRecord] = ()
+    """Of the QOS, the partition's own QOS, and the account."""
+    reservation: dict[str, str] | None = None
+    """Fields of the reservation; None if there is none of that name, or none was named."""
+
+    @property
+    def qos_flags(self) -> frozenset[str]:
+        """Flags of the QOS: ``PartitionTimeLimit`` lets jobs be longer than the partition does."""
+        flags = [record.fields.get("Flags", "") for record in self.limits if record.kind == "QOS"]
+        return frozenset(flag for text in flags for flag in text.split(","))
+
+
+def query_facts(
+    *, user: str, partition: str, account: str | None, qos: str | None, reservation: str | None
+) -> ClusterFacts:
+    """Return what Slurm says of what a request names.
+
+    Not collective. Six or seven questions, two of them to the accounting database; one that is not
+    answered, or that the site hides from its users, leaves its part empty.
+
+    Parameters
+    ----------
+    user
+        Whose associations count.
+    partition
+        Its name.
+    account, qos
+        As in the request; None is the user's default.
+    reservation
+        None if the request names none.
+    """
+    facts = query_limits(user=user, partition=partition, account=account, qos=qos)
+    sinfo = ["sinfo", "--noheader", f"--partition={partition}", "--format=%D|%T|%c|%m|%G|%f"]
+    record = None
+    if reservation is not None:
+        record = parse_record(_ask(["scontrol", "--oneliner", "show", "reservation", reservation]))
+    associations = _query_associations(user)
+    if qos is None and associations:
+        account = account or associations[0].default_account
+        mine = next((a for a in associations if a.account == account), associations[0])
+        qos = mine.default_qos or None
+    names = _names_of_qos(facts.partition, qos)
+    known = {record.name: record for record in facts.limits if record.kind == "QOS"}
+    return replace(
+        facts,
+        groups=parse_node_groups(_ask(sinfo)),
+        associations=associations,
+        limits=[
+            *[record for record in facts.limits if record.kind != "QOS"],
+            *[_merged(record, known.get(record.name)) for record in _query_qos(names)],
+        ],
+        reservation=record or None,
+    )
+
+
+def query_limits(
+    *, user: str, partition: str, account: str | None, qos: str | None
+) -> ClusterFacts:
+    """Return what the controller itself says of partition, account and QOS.
+
+    Not collective. Two questions, which it answers from its memory. Limits of a QOS for each user
+    are among them only once the user has had a job.
+    """
+    fields = parse_record(_ask(["scontrol", "--oneliner", "show", "partition", partition]))
+    names = _names_of_qos(fields, qos)
+    # All of the user's associations: the default account is one of them.
+    asked = _ask(["scontrol", "show", "assoc_mgr", "flags=assoc,qos", f"users={user}"])
+    records = parse_limits(asked, user=user)
+    if account is None:
+        own = [record for record in records if record.fields.get("DefAssoc") == "Yes"]
+        account = own[0].name if own else None
+    wanted = {("association", account), *(("QOS", name) for name in names)}
+    return ClusterFacts(
+        partition=fields,
+        limits=[record for record in records if (record.kind, record.name) in wanted],
+    )
+
+
+def _names_of_qos(partition: dict[str, str], qos: str | None) -> list[str]:
+    return [name for name in (qos, partition.get("QoS")) if name not in (None, "", "N/A")]
+
+
+def _merged(record: LimitRecord, used: LimitRecord | None) -> LimitRecord:
+    """Return a QOS of the database with what the controller says is used of it."""
+    if used is None:
+        return record
+    fields = {name: value for name, value in used.fields.items() if value}
+    return replace(record, fields={**record.fields, **fields})
+
+
+def _query_qos(names: Sequence[str]) -> list[LimitRecord]:
+    if not names:
+        return []
+    return parse_qos(_ask([*_SACCTMGR, "qos", f"name={','.join(names)}", f"format={QOS_FORMAT}"]))
+
+
+def _query_associations(user: str) -> list[Association] | None:
+    try:
+        printed = ask_slurm(
+            [*_SACCTMGR, "associations", f"user={user}", "format=Account,Partition,QOS,DefaultQOS"]
+        )
+        default = ask_slurm([*_SACCTMGR, "user", user, "format=DefaultAccount"])
+    except LaunchError:
+        return None
+    return parse_associations(printed, default_account=default.strip())
+
+
+def _ask(argv: Sequence[str]) -> str:
+    try:
+        return ask_slurm(argv)
+    except LaunchError:
+        return ""

@@ -1,0 +1,205 @@
+"""``hpctrain doctor`` on virtual clusters: what it finds there, and what it says of a good one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.testing.pytest_plugin import require_components
+from hpctrain.testing.slurm import ClusterSpec, VirtualCluster
+
+pytestmark = pytest.mark.slurm
+
+SCRIPT = """
+import sys
+
+from hpctrain import DataParallelTrainer, RunConfig, ScalingConfig, SlurmConfig
+
+
+def train():
+    raise AssertionError("nothing is trained")
+
+
+if __name__ == "__main__":
+    storage, mpi = sys.argv[1:]
+    DataParallelTrainer(
+        train,
+        scaling_config=ScalingConfig(
+            num_workers=4,
+            slurm=SlurmConfig(time="5", tasks_per_node=2, mpi=mpi),
+        ),
+        run_config=RunConfig(storage_path=storage, name="run"),
+    ).fit()
+"""
+
+
+def doctor(cluster: VirtualCluster, *words: str, cwd: Path, code: int, as_json: bool = True) -> Any:
+    argv = [
+        sys.executable,
+        "-m",
+        "hpctrain.cli",
+        "doctor",
+        *(["--json"] if as_json else []),
+        *words,
+    ]
+    done = subprocess.run(
+        argv,
+        cwd=cwd,
+        env={**os.environ, **cluster.environ},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return json.loads(done.stdout) if as_json else done.stdout
+
+
+def levels(told: dict[str, Any]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for finding in told["findings"]:
+        found.setdefault(finding["check"], set()).add(finding["level"])
+    return found
+
+
+def what(told: dict[str, Any], level: str) -> str:
+    return "\n".join(
+        f"{f['check']}: {f['what']} | {f['next']}" for f in told["findings"] if f["level"] == level
+    )
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def test_a_good_request_is_checked_on_two_nodes_and_leaves_nothing(
+    virtual_slurm: VirtualCluster, script: Path, tmp_path: Path
+) -> None:
+    told = doctor(virtual_slurm, str(script), "runs", "auto", cwd=tmp_path, code=0)
+    assert told["starts"] is True
+    found = levels(told)
+    good = {"partition", "nodes", "storage", "versions", "clocks", "imports", "interfaces", "ports"}
+    assert {check for check, seen in found.items() if seen == {"ok"}} >= good, told
+    assert "ok" in found["MPI"]
+    # Nothing of the run, and nothing of the probe.
+    assert list((tmp_path / "runs").iterdir()) == []
+    queue = virtual_slurm.run_on("head", ["squeue", "--noheader", "--name=hpctrain-doctor"])
+    assert queue.stdout.strip() == ""
+
+
+def test_a_pmi_that_makes_singletons_is_an_error_that_names_one_that_works(
+    virtual_slurm: VirtualCluster, script: Path, tmp_path: Path
+) -> None:
+    told = doctor(virtual_slurm, str(script), "runs", "cray_shasta", cwd=tmp_path, code=3)
+    assert told["starts"] is False
+    assert "MPI: srun --mpi=cray_shasta" in what(told, "error")
+    assert "SlurmConfig(mpi='pmi2')" in what(told, "error")
+
+
+def test_a_request_that_never_starts_is_not_probed(
+    virtual_slurm: VirtualCluster, script: Path, tmp_path: Path
+) -> None:
+    told = doctor(
+        virtual_slurm, "--partition=short", str(script), "runs", "auto", cwd=tmp_path, code=3
+    )
+    assert "partition short ends jobs after 2" in what(told, "error")
+    told = doctor(virtual_slurm, "--partition=none", "--no-probe", cwd=tmp_path, code=3)
+    assert "this cluster has" in what(told, "error")
+
+
+def test_a_script_that_does_not_come_to_its_fit_is_an_error(
+    virtual_slurm: VirtualCluster, tmp_path: Path
+) -> None:
+    (tmp_path / "bad.py").write_text("1 / 0\n")
+    told = doctor(virtual_slurm, "bad.py", cwd=tmp_path, code=3)
+    assert "bad.py failed before its fit(): ZeroDivisionError" in what(told, "error")
+    (tmp_path / "empty.py").write_text("")
+    told = doctor(virtual_slurm, "empty.py", cwd=tmp_path, code=3)
+    assert "without a call of fit()" in what(told, "error")
+
+
+def test_the_text_is_whole_at_80_columns(
+    virtual_slurm: VirtualCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    said = doctor(virtual_slurm, "--no-probe", "--workers=3", cwd=tmp_path, code=0, as_json=False)
+    # Paths stay in one piece.
+    lines = [line for line in said.splitlines() if str(tmp_path) not in line]
+    assert max(map(len, lines)) <= 80
+    assert said.splitlines()[-1].startswith("0 errors, ")
+
+
+@pytest.fixture(scope="module")
+def strict() -> Iterator[VirtualCluster]:
+    """A cluster with accounting whose nodes have a /tmp of their own."""
+    spec = ClusterSpec(num_nodes=2, gpus_per_node=0, accounting=True, private_tmp=os.geteuid() == 0)
+    require_components(spec)
+    with (
+        tempfile.TemporaryDirectory(prefix="hc-", dir="/tmp") as state,
+        VirtualCluster.start(spec, state_dir=Path(state)) as cluster,
+    ):
+        for words in (
+            "add qos brief maxwall=1",
+            "add qos single maxsubmitjobsperuser=0",
+            "modify user root set qos+=brief",
+        ):
+            done = cluster.run_on("head", ["sacctmgr", "--immediate", *words.split()])
+            assert done.returncode == 0, done.stdout + done.stderr
+        yield cluster
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A directory that all nodes see, also where each has a /tmp of its own."""
+    with tempfile.TemporaryDirectory(prefix="hpctrain-", dir="/var/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--account=nope"], r"account 'nope' is none of user"),
+        (["--qos=single"], r"QOS 'single' is none of account"),
+        (["--qos=brief", "--time=5"], r"QOS 'brief': 00:01:00 for a job at most"),
+    ],
+)
+def test_what_accounting_refuses_is_found_before_it_is_submitted(
+    strict: VirtualCluster, shared: Path, options: Sequence[str], said: str
+) -> None:
+    told = doctor(strict, *options, cwd=shared, code=3)
+    assert said in what(told, "error")
+    assert "no probe job" in what(told, "note")
+
+
+def test_a_storage_that_nodes_do_not_see_is_found_by_the_probe(
+    strict: VirtualCluster, shared: Path
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("a /tmp of its own for each node needs root")
+    with tempfile.TemporaryDirectory(prefix="hpctrain-", dir="/tmp") as unseen:
+        told = doctor(strict, f"--storage={unseen}/runs", cwd=shared, code=3)
+    assert "job" in what(told, "error") or "storage" in what(told, "error")
+    told = doctor(strict, f"--storage={shared}/runs", cwd=shared, code=0)
+    assert "storage: " in what(told, "ok")
+    assert "account 'root'" in what(told, "ok") or "account" in levels(told)
+
+
+def test_a_job_that_waits_is_named_with_its_reason(strict: VirtualCluster, shared: Path) -> None:
+    options = ["--parsable", "--exclusive", "--nodes=2", "--output=/dev/null", "--wrap=sleep 300"]
+    occupant = strict.run_on("head", ["sbatch", *options]).stdout.strip()
+    try:
+        told = doctor(strict, "--patience=1", f"--storage={shared}/runs", cwd=shared, code=0)
+        assert "waits" in what(told, "note")
+        assert "nodes were not probed" in what(told, "note")
+    finally:
+        strict.run_on("head", ["scancel", occupant])
