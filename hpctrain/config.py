@@ -252,6 +252,7 @@ class LoggingConfig:
     logging_config=optional(kind(LoggingConfig)),
     log_to_file=or_default(_log_to_file),
     launcher=or_default(choice(*LAUNCHERS)),
+    snapshot=or_default(kind(bool)),
     existing=or_default(choice(*EXISTING_POLICIES)),
 )
 @dataclass(frozen=True, kw_only=True)
@@ -291,6 +292,11 @@ class RunConfig:
     launcher: Launcher = "auto"
     """Where the ranks start; ``auto`` detects it. ``--launcher`` and ``HPCTRAIN_LAUNCHER`` override
     it."""
+    snapshot: bool = True
+    """Whether the run keeps your own modules as they are when ``fit()`` is called: its ranks import
+    them so, also after restarts, in a job that has waited, and in later jobs. False: as they are
+    then. The training function itself, and what is defined in the script or in a notebook, is kept
+    in any case."""
     existing: ExistingPolicy = "auto"
     """What ``fit()`` does with an existing run of this name. ``auto`` resumes an interrupted run,
     and returns the result of a finished one, or raises an error if this ``fit()`` requests

@@ -110,6 +110,10 @@ def stored_executor(paths: RunPaths, spec_digest: str | None = None) -> Executor
     run_spec = RunSpec.from_bytes(content)
     # Callbacks may be of modules beside the script.
     sys.path[:] = list(dict.fromkeys((*run_spec.settings.sys_path, *sys.path)))
+    if run_spec.sources:
+        from hpctrain.worker.pinned import pin_sources
+
+        pin_sources(run_spec.sources)
     run_config, plan, resume_from = spec.unpack(run_spec.executor)
     return Executor(
         paths=paths,

@@ -13,7 +13,7 @@ from typing import Any
 from hpctrain.checkpoint_files import MANIFEST_NAME
 from hpctrain.config import CheckpointConfig, RunConfig, Stop
 from hpctrain.errors import ConfigError
-from hpctrain.plan.modules import combine, reached_modules
+from hpctrain.plan.modules import ModuleFinder, combine
 from hpctrain.plan.spec import ValidationSpec, WorkerSpec, make_fingerprint, pack
 from hpctrain.rundir.manifest import MOST_BYTES
 from hpctrain.rundir.reading import read_content
@@ -35,6 +35,7 @@ def digest_parts(
     num_workers: int | tuple[int, int],
     resume_from: Path | None,
     validation: ValidationSpec | None,
+    finder: ModuleFinder,
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return digests of what decides the result, and of the user's modules among it by file.
 
@@ -44,10 +45,13 @@ def digest_parts(
     ----------
     spec, worker
         What ranks open, and its pickle.
+    finder
+        Finds the modules.
     """
     stop = _pack_stop(run_config.stop)
     validate = b"" if validation is None else validation.fn
-    modules = reached_modules(worker, stop, *([validate] if validate else []))
+    finder.follow(worker, stop, *([validate] if validate else []))
+    modules = dict(sorted(finder.digests.items()))
     digests = {
         "training function": make_fingerprint(pack(spec.train_loop, what="the training function")),
         "train_loop_config": make_fingerprint(pack(spec.train_loop_config, what="the config")),

@@ -21,6 +21,7 @@ from hpctrain.log import log
 from hpctrain.plan.allocation import AllocatedNode, place_in_allocation
 from hpctrain.plan.hosts import Host, read_hostfile
 from hpctrain.plan.launch_plan import LaunchPlan
+from hpctrain.plan.modules import MOST_SOURCE_BYTES, ModuleFinder, pack_sources
 from hpctrain.plan.resources import Placement, node_range, place_on_one_node
 from hpctrain.plan.sbatch import make_directives
 from hpctrain.plan.sbatch_options import (
@@ -239,7 +240,9 @@ def make_spec(request: Request, plan: LaunchPlan, *, in_background: bool = False
         "resume_from": request.resume_from,
     }
     validation = _make_validation_spec(request, plan)
-    digests, modules = digest_parts(spec, worker, **rest, validation=validation)
+    finder = ModuleFinder()
+    digests, modules = digest_parts(spec, worker, **rest, validation=validation, finder=finder)
+    executor = _pack_for_executor(request, plan, must=in_background)
     # The same as in runs of older versions: what else decides has digests of its own.
     files = (digests[name].encode() for name in digests if name == FILES)
     return RunSpec(
@@ -262,9 +265,25 @@ def make_spec(request: Request, plan: LaunchPlan, *, in_background: bool = False
             max_bytes_per_s=sync.max_bytes_per_s,
         ),
         worker=worker,
-        executor=_pack_for_executor(request, plan, must=in_background),
+        executor=executor,
+        sources=_pack_sources(request.run_config, finder, executor),
         validation=validation,
     )
+
+
+def _pack_sources(run_config: RunConfig, finder: ModuleFinder, executor: bytes) -> bytes:
+    """Return the user's modules as they are now, those of callbacks among them."""
+    if not run_config.snapshot:
+        return b""
+    finder.follow(executor)
+    packed = pack_sources(finder.sources)
+    if finder.sources and not packed:
+        log(
+            f"note: your {len(finder.sources)} modules are larger than "
+            f"{MOST_SOURCE_BYTES // 2**20} MiB, so the run does not keep them: restarts, and jobs "
+            f"that wait, import them as they are then."
+        )
+    return packed
 
 
 def _make_validation_spec(request: Request, plan: LaunchPlan) -> ValidationSpec | None:

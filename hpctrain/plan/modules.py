@@ -12,16 +12,21 @@ from __future__ import annotations
 
 import dis
 import hashlib
+import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpctrain.plan.fingerprint import Node, build_pickle, is_code_type
 
 _MOST_FILES = 2000
+MOST_SOURCE_BYTES = 32 * 2**20
+"""Larger trees are not kept with a run."""
 _FOREIGN = ("site-packages", "dist-packages")
 _STDLIB = os.path.dirname(os.__file__) + os.sep
 _HPCTRAIN = str(Path(__file__).parents[1]) + os.sep
@@ -45,28 +50,87 @@ def reached_modules(*pickles: bytes) -> dict[str, str]:
     Not collective. Names are relative to where Python found the module (``model.py``,
     ``package/net.py``), so they do not change with the directory.
     """
-    finder = _Finder()
-    for content in pickles:
-        try:
-            tree = build_pickle(content)
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            continue
-        for name in _named_in(tree):
-            finder.reach(name)
+    finder = ModuleFinder()
+    finder.follow(*pickles)
     return dict(sorted(finder.digests.items()))
 
 
-class _Finder:
-    """Follows names of modules to files, and files to the names that they import."""
+@dataclass(frozen=True, kw_only=True)
+class SourceFile:
+    """A Python file, as it was read."""
+
+    path: str
+    content: bytes
+    size: int
+    mtime_ns: int
+    """Modification time, in nanoseconds since the epoch."""
+
+    @property
+    def is_package(self) -> bool:
+        """Whether it is the ``__init__.py`` of a package."""
+        return os.path.basename(self.path) == "__init__.py"
+
+    def is_unchanged(self) -> bool:
+        """Return whether the file is as it was: by size and time, as Python's caches look."""
+        try:
+            state = os.stat(self.path)
+        except OSError:
+            return False
+        return (state.st_size, state.st_mtime_ns) == (self.size, self.mtime_ns)
+
+
+def pack_sources(sources: Mapping[str, SourceFile]) -> bytes:
+    """Return source files as bytes; none where they are too large. Not collective."""
+    if sum(source.size for source in sources.values()) > MOST_SOURCE_BYTES:
+        return b""
+    fields = {
+        name: [source.path, source.content.decode("latin-1"), source.size, source.mtime_ns]
+        for name, source in sources.items()
+    }
+    return zlib.compress(json.dumps(fields).encode(), level=1) if fields else b""
+
+
+def unpack_sources(packed: bytes) -> dict[str, SourceFile]:
+    """Return what `pack_sources` was given. Not collective."""
+    if not packed:
+        return {}
+    fields = json.loads(zlib.decompress(packed))
+    return {
+        name: SourceFile(
+            # Bytes of any encoding, a character each.
+            path=path,
+            content=text.encode("latin-1"),
+            size=size,
+            mtime_ns=mtime_ns,
+        )
+        for name, (path, text, size, mtime_ns) in fields.items()
+    }
+
+
+class ModuleFinder:
+    """Follows pickles to names of modules, these to files, and files to the names they import."""
 
     def __init__(self) -> None:
         self.digests: dict[str, str] = {}
+        """Of each file, by its name relative to where Python found the module."""
+        self.sources: dict[str, SourceFile] = {}
+        """Of each module that is Python source, by its name for ``import``."""
         self._found: dict[str, str | None] = {}
         self._places: dict[str, list[str]] = {}
         paths = dict.fromkeys(os.path.abspath(path) for path in sys.path)
         self._paths = [p for p in paths if _is_own(p + os.sep) and not p.endswith(".zip")]
 
-    def reach(self, name: str) -> None:
+    def follow(self, *pickles: bytes) -> None:
+        """Add all modules that pickles reach. Not collective."""
+        for content in pickles:
+            try:
+                tree = build_pickle(content)
+            except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+                continue
+            for name in _named_in(tree):
+                self._reach(name)
+
+    def _reach(self, name: str) -> None:
         """Add a module, its imports, and its parent packages."""
         waiting = [name]
         while waiting and len(self.digests) < _MOST_FILES:
@@ -79,12 +143,16 @@ class _Finder:
                     continue
                 try:
                     with open(path, "rb") as file:
+                        state = os.fstat(file.fileno())
                         content = file.read()
                 except OSError:
                     continue
                 self.digests[_shown(parent, path)] = hashlib.sha256(content).hexdigest()
                 if path.endswith(".py"):
                     waiting += _imported_by(parent, path, content)
+                    self.sources[parent] = SourceFile(
+                        path=path, content=content, size=state.st_size, mtime_ns=state.st_mtime_ns
+                    )
 
     def _locate(self, name: str) -> str | None:
         """Return the file of a module, if it is the user's own."""

@@ -140,7 +140,7 @@ class Rank:
         # One rank reads; the others get it through MPI, whatever their number.
         content = comm.bcast(self._read_spec(command) if comm.rank == 0 else None)
         run_spec = RunSpec.from_bytes(content)
-        settle(run_spec.settings)
+        settle(run_spec.settings, sources=run_spec.sources)
         assert self._world is not None
         resumed = command.header["checkpoint"]
         self._training = LinkedTraining(

@@ -31,8 +31,14 @@ if TYPE_CHECKING:
     from hpctrain.preprocessors import Preprocessor
 
 
-def settle(settings: RankSettings) -> None:
-    """Give this process the driver's working directory and module path. Not collective."""
+def settle(settings: RankSettings, *, sources: bytes = b"") -> None:
+    """Give this process the driver's working directory, module path and modules. Not collective.
+
+    Parameters
+    ----------
+    sources
+        The user's modules as they were; empty to import them as they are.
+    """
     try:
         os.chdir(settings.cwd)
     except OSError as error:
@@ -42,6 +48,10 @@ def settle(settings: RankSettings) -> None:
             )
         ) from error
     sys.path[:] = [*settings.sys_path, *(p for p in sys.path if p not in settings.sys_path)]
+    if sources:
+        from hpctrain.worker.pinned import pin_sources
+
+        pin_sources(sources)
 
 
 def run_training(

@@ -48,7 +48,7 @@ def run_validation(argv: list[str]) -> None:
     settings, job = run_spec.settings, run_spec.validation.job
     if job is not None:
         settings = replace(settings, cpus_per_worker=job.cpus)
-    settle(settings)
+    settle(settings, sources=run_spec.sources)
     export_thread_counts(settings)
     from hpctrain.checkpoint import Checkpoint
 

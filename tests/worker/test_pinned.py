@@ -1,0 +1,134 @@
+"""Modules that are edited between fit() and their import."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpctrain.plan.modules import ModuleFinder, SourceFile, pack_sources, unpack_sources
+
+IMPORT = """
+import sys
+from hpctrain.worker.pinned import pin_sources
+
+sys.path.insert(0, {place!r})
+pin_sources({packed!r})
+import package.part
+import other
+print(package.NAME, package.part.VALUE, package.part.__file__, other.VALUE)
+try:
+    package.part.fail()
+except ValueError:
+    import traceback
+
+    print(traceback.format_exc())
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("NAME = 'old'\n")
+    (tmp_path / "package" / "part.py").write_text(
+        "# été\nVALUE = 1\n\n\ndef fail():\n    raise ValueError('the old line')\n",
+        encoding="utf-8",
+    )
+    (tmp_path / "other.py").write_text("VALUE = 'other'\n")
+    return tmp_path
+
+
+def read(path: Path) -> SourceFile:
+    state = path.stat()
+    return SourceFile(
+        path=str(path),
+        content=path.read_bytes(),
+        size=state.st_size,
+        mtime_ns=state.st_mtime_ns,
+    )
+
+
+def sources_of(place: Path) -> dict[str, SourceFile]:
+    return {
+        "package": read(place / "package" / "__init__.py"),
+        "package.part": read(place / "package" / "part.py"),
+    }
+
+
+def run(place: Path, packed: bytes) -> str:
+    script = IMPORT.format(place=str(place), packed=packed)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def test_sources_are_packed_as_they_are_and_none_of_none(place: Path) -> None:
+    sources = sources_of(place)
+    odd = SourceFile(path="/a/b.py", content=bytes(range(256)), size=256, mtime_ns=1)
+    assert unpack_sources(pack_sources({**sources, "odd": odd})) == {**sources, "odd": odd}
+    assert (pack_sources({}), unpack_sources(b"")) == (b"", {})
+
+
+def test_what_is_too_large_is_not_kept(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
+    monkeypatch.setattr("hpctrain.plan.modules.MOST_SOURCE_BYTES", 10)
+    assert pack_sources(sources_of(place)) == b""
+
+
+def test_an_edited_module_is_imported_as_it_was_and_an_unchanged_one_as_ever(place: Path) -> None:
+    packed = pack_sources(sources_of(place))
+    said = run(place, packed)
+    assert "old 1 " in said
+    assert "has changed" not in said
+    part = place / "package" / "part.py"
+    part.write_text("VALUE = 2\n\n\ndef fail():\n    pass\n")
+    said = run(place, packed)
+    assert f"old 1 {part} other" in said
+    assert f"{part} has changed since fit()" in said
+    # The traceback shows the line that has run.
+    assert "raise ValueError('the old line')" in said
+    assert run(place, b"").startswith("old 2 ")
+
+
+def test_bytecode_of_the_edited_file_is_not_used_and_not_replaced(place: Path) -> None:
+    packed = pack_sources(sources_of(place))
+    part = place / "package" / "part.py"
+    part.write_text("VALUE = 2\n\n\ndef fail():\n    pass\n")
+    # Writes its bytecode.
+    assert run(place, b"").startswith("old 2 ")
+    assert "old 1 " in run(place, packed)
+    assert run(place, b"").startswith("old 2 ")
+
+
+def test_deleted_modules_are_imported_all_the_same(place: Path) -> None:
+    packed = pack_sources(sources_of(place))
+    (place / "package" / "part.py").unlink()
+    (place / "package" / "__init__.py").unlink()
+    (place / "package" / "__pycache__").mkdir(exist_ok=True)
+    assert "old 1 " in run(place, packed)
+
+
+def test_a_file_that_is_touched_or_moved_back_is_taken_for_what_it_holds(place: Path) -> None:
+    packed = pack_sources(sources_of(place))
+    part = place / "package" / "part.py"
+    os.utime(part, (1, 1))
+    assert "old 1 " in run(place, packed)
+
+
+def test_the_finder_keeps_the_sources_of_what_it_reaches(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import cloudpickle
+
+    monkeypatch.syspath_prepend(str(place))
+    import package.part  # type: ignore[import-not-found]
+
+    finder = ModuleFinder()
+    finder.follow(cloudpickle.dumps(package.part.fail))
+    assert finder.sources == sources_of(place)
+    for name in ("package", "package.part"):
+        monkeypatch.delitem(sys.modules, name)
