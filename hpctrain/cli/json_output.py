@@ -145,6 +145,21 @@ _DOCTOR = (
     ("starts", "boolean", "whether nothing was found that keeps the run from starting"),
     ("findings", "array of finding", "in the order of the checks"),
 )
+_DIFF = (
+    _FORMAT,
+    ("first", "string", "directory of the first run"),
+    ("second", "string", "directory of the second run"),
+    ("differences", "array of difference", "what differs"),
+)
+_DIFFERENCE = (
+    (
+        "field",
+        "string",
+        "``scaling_config.num_workers``, ``module model.py``, ``metrics.loss``",
+    ),
+    ("first", "string", "its value in the first run; ``-`` where it has none"),
+    ("second", "string", "its value in the second run"),
+)
 _FINDING = (
     ("check", "string", "what was checked, such as ``partition`` or ``storage``"),
     ("level", "string", "``ok``, ``note``, ``warning`` or ``error``"),
@@ -164,6 +179,7 @@ FIELDS: Mapping[str, Sequence[tuple[str, str, str]]] = {
     "history": _HISTORY,
     "why": _WHY,
     "doctor": _DOCTOR,
+    "diff": _DIFF,
     "cluster status": (
         _FORMAT,
         ("state_dir", "string", "directory of the virtual cluster"),
@@ -175,6 +191,7 @@ FIELDS: Mapping[str, Sequence[tuple[str, str, str]]] = {
     "attempt": _ATTEMPT,
     "note": _NOTE,
     "finding": _FINDING,
+    "difference": _DIFFERENCE,
     "node": _NODE,
 }
 """Name, type and meaning of each field, by verb, and of the objects inside. Times are seconds since

@@ -12,6 +12,7 @@ from hpctrain.cli.cancel import cancel
 from hpctrain.cli.chaos import chaos
 from hpctrain.cli.checkpoints import checkpoints
 from hpctrain.cli.cluster import cluster_app
+from hpctrain.cli.diff import diff
 from hpctrain.cli.doctor import doctor
 from hpctrain.cli.exit_codes import Verbs
 from hpctrain.cli.history import history
@@ -53,6 +54,7 @@ app.command()(status)
 app.command()(why)
 app.command("list")(list_runs)
 app.command()(history)
+app.command()(diff)
 app.command()(checkpoints)
 app.command()(logs)
 app.command()(attach)

@@ -55,7 +55,18 @@ def test_the_help_names_every_verb_and_every_exit_code() -> None:
     result = CliRunner().invoke(app, ["--help"])
     assert result.exit_code == 0
     assert re.findall(r"^  ([a-z]+)  ", result.stdout, re.MULTILINE) == [
-        *("run", "submit", "doctor", "status", "why", "list", "history", "checkpoints", "logs"),
+        *(
+            "run",
+            "submit",
+            "doctor",
+            "status",
+            "why",
+            "list",
+            "history",
+            "diff",
+            "checkpoints",
+            "logs",
+        ),
         *("attach", "wait", "cancel", "sync", "template", "predict", "serve"),
         *("chaos", "cluster", "install"),
     ]

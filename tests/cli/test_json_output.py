@@ -127,5 +127,15 @@ def test_every_verb_with_json_has_a_schema() -> None:
         return {name} if has_json else set()
 
     assert verbs(get_command(app)) == {
-        *("status", "why", "doctor", "list", "wait", "checkpoints", "history", "cluster status")
+        *(
+            "status",
+            "why",
+            "doctor",
+            "diff",
+            "list",
+            "wait",
+            "checkpoints",
+            "history",
+            "cluster status",
+        )
     }

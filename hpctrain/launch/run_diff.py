@@ -1,0 +1,170 @@
+"""How two runs differ: request, code, versions and outcome."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hpctrain.errors import ConfigError, DamagedFileError
+from hpctrain.plan.modules import SourceFile, unpack_sources
+from hpctrain.plan.spec import RunSpec
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.plan import read_plan
+from hpctrain.rundir.status import read_status
+from hpctrain.rundir.trust import read_spec
+
+_NOT_THERE = "-"
+_DIFFERS = "another one"
+# Names, places and times differ between any two runs; what else is digested stands in the values.
+_ASKED = ("trainer", "backend", "argv", "cwd", "python", "site", "git")
+_NESTED = ("scaling_config", "run_config", "versions")
+# They are fields of the configurations, too.
+_SHOWN_ELSEWHERE = ("number of workers", "checkpoint_config", "modules of the script")
+_IGNORED = ("run_config.storage_path",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A value that differs; ``-`` where a run has none."""
+
+    field: str
+    first: str
+    second: str
+
+
+def compare_runs(first: RunPaths, second: RunPaths) -> list[Difference]:
+    """Return how two runs differ.
+
+    Not collective. Values of ``train_loop_config`` are read from ``spec.pkl``, which is this user's
+    own; of somebody else's run it is only known that they differ.
+
+    Raises
+    ------
+    ConfigError
+        If one of them has no ``plan.json``.
+    DamagedFileError
+        If it is damaged.
+    """
+    plans = [_read(paths) for paths in (first, second)]
+    specs = [read_own_spec(paths) for paths in (first, second)]
+    return [
+        *_code_and_values(plans, specs),
+        *_fields([{name: plan.get(name) for name in _ASKED} for plan in plans]),
+        *_fields([_flat({name: plan.get(name, {}) for name in _NESTED}) for plan in plans]),
+        *_fields([_outcome(paths) for paths in (first, second)]),
+    ]
+
+
+def compare_sources(first: RunPaths, second: RunPaths) -> str:
+    """Return how the modules that two runs keep differ, as a unified diff. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If one of the runs is somebody else's, or keeps no modules.
+    """
+    both = []
+    for paths in (first, second):
+        spec = read_own_spec(paths)
+        if spec is None or not spec.sources:
+            raise ConfigError(
+                f"{paths.root} keeps no modules: it is somebody else's, was begun with "
+                f"RunConfig(snapshot=False), or its function imports none of your own."
+            )
+        both.append(unpack_sources(spec.sources))
+    return "".join(_diff(*both))
+
+
+def read_own_spec(paths: RunPaths) -> RunSpec | None:
+    """Return ``spec.pkl`` if only this user can have written it, else None. Not collective."""
+    try:
+        return RunSpec.from_bytes(read_spec(paths))
+    # A class of an older version may be gone, and unpickling raises what it likes.
+    except Exception:
+        return None
+
+
+def _read(paths: RunPaths) -> dict[str, Any]:
+    try:
+        return read_plan(paths)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ConfigError(f"{paths.root} has no plan.json: it was never begun.") from error
+
+
+def _code_and_values(
+    plans: list[dict[str, Any]], specs: list[RunSpec | None]
+) -> Iterator[Difference]:
+    digests = [plan.get("digests", {}) for plan in plans]
+    values = [{} if spec is None else dict(spec.values) for spec in specs]
+    known = all(spec is not None for spec in specs)
+    for name in {**digests[0], **digests[1]}:
+        if digests[0].get(name) == digests[1].get(name) or name in _SHOWN_ELSEWHERE:
+            continue
+        found = [
+            difference
+            for difference in _fields(values)
+            if difference.field == name or difference.field.startswith(f"{name}[")
+        ]
+        if known and found:
+            yield from found
+        else:
+            yield Difference(field=name, first=_DIFFERS, second=_DIFFERS)
+    modules = [plan.get("modules", {}) for plan in plans]
+    for name in sorted({**modules[0], **modules[1]}):
+        digest = [of.get(name) for of in modules]
+        if digest[0] != digest[1]:
+            shown = [_NOT_THERE if each is None else each[:12] for each in digest]
+            yield Difference(field=f"module {name}", first=shown[0], second=shown[1])
+
+
+def _outcome(paths: RunPaths) -> dict[str, Any]:
+    try:
+        status = read_status(paths)
+    except (OSError, DamagedFileError):
+        status = None
+    if status is None:
+        return {"state": None}
+    return {
+        "state": status.state.value,
+        "attempts": status.attempt,
+        "reports": status.reports,
+        "nodes": len(status.nodes),
+        **_flat({"metrics": dict(status.metrics)}),
+    }
+
+
+def _fields(both: list[dict[str, Any]]) -> Iterator[Difference]:
+    for name in {**both[0], **both[1]}:
+        first, second = (_text(of[name]) if name in of else _NOT_THERE for of in both)
+        if first != second and name not in _IGNORED:
+            yield Difference(field=name, first=first, second=second)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested mappings as one, with dots in its names."""
+    flat: dict[str, Any] = {}
+    for name, value in content.items():
+        if isinstance(value, Mapping) and value:
+            flat.update(_flat(value, f"{prefix}{name}."))
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def _lines(source: SourceFile | None) -> list[str]:
+    content = b"" if source is None else source.content
+    return content.decode("utf-8", "replace").splitlines(keepends=True)
+
+
+def _diff(first: Mapping[str, SourceFile], second: Mapping[str, SourceFile]) -> Iterator[str]:
+    for name in sorted({**first, **second}):
+        before, after = _lines(first.get(name)), _lines(second.get(name))
+        for line in difflib.unified_diff(before, after, f"first/{name}", f"second/{name}"):
+            yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"

@@ -1,0 +1,128 @@
+"""How two runs differ, of real runs of one script."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.cli.diff import render, to_json
+from hpctrain.cli.json_output import schema
+from hpctrain.launch.run_diff import Difference
+from tests.cli.test_json_output import check
+
+SCRIPT = """
+import sys
+
+import hpctrain
+from hpctrain import DataParallelTrainer, RunConfig, ScalingConfig
+
+
+def train(config):
+    import model
+
+    hpctrain.report({"loss": config["lr"] * model.FACTOR})
+
+
+if __name__ == "__main__":
+    name, lr, workers = sys.argv[1:]
+    DataParallelTrainer(
+        train,
+        train_loop_config={"lr": float(lr), "depth": 3},
+        scaling_config=ScalingConfig(num_workers=int(workers)),
+        run_config=RunConfig(name=name, verbose=0, launcher="local"),
+    ).fit()
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs a, b as a, and c with another rate, a worker more and an edited module."""
+    place = tmp_path_factory.mktemp("runs")
+    (place / "train.py").write_text(SCRIPT)
+    (place / "model.py").write_text("FACTOR = 1\n")
+    for name, lr, workers in (("a", "0.5", "1"), ("b", "0.5", "1"), ("c", "0.25", "2")):
+        if name == "c":
+            (place / "model.py").write_text("# other\nFACTOR = 8\n")
+        argv = [sys.executable, "train.py", name, lr, workers]
+        subprocess.run(argv, cwd=place, check=True, timeout=120)
+    return place
+
+
+def diff(place: Path, *words: str, code: int = 0, **environ: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "hpctrain.cli", "diff", *words],
+        cwd=place,
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_equal_runs_differ_in_name_place_and_time_alone(runs: Path) -> None:
+    lines = diff(runs, "a", "b").splitlines()
+    # Each is called by its name.
+    assert [line for line in lines[2:] if not line.startswith("argv: ")] == []
+
+
+def test_what_differs_is_shown_with_both_values(runs: Path) -> None:
+    said = diff(runs, "a", "c")
+    assert "train_loop_config['lr']: 0.5 -> 0.25" in said or "train_loop_config[lr]" in said, said
+    assert "depth" not in said
+    assert "scaling_config.num_workers: 1 -> 2" in said
+    assert "module model.py: " in said
+    assert "metrics.loss: 0.5 -> 2.0" in said
+    assert "versions" not in said
+
+
+def test_the_code_is_compared_as_the_runs_keep_it(runs: Path) -> None:
+    said = diff(runs, "a", "c", "--code")
+    assert said.splitlines() == [
+        "--- first/model",
+        "+++ second/model",
+        "@@ -1 +1,2 @@",
+        "-FACTOR = 1",
+        "+# other",
+        "+FACTOR = 8",
+    ]
+    assert diff(runs, "a", "b", "--code") == ""
+
+
+def test_a_run_whose_spec_cannot_be_read_differs_without_values(runs: Path, tmp_path: Path) -> None:
+    import shutil
+
+    copied = tmp_path / "c"
+    shutil.copytree(runs / "hpctrain_runs" / "c", copied)
+    (copied / "spec.pkl").write_bytes(b"damaged")
+    said = diff(runs, "a", str(copied))
+    assert "train_loop_config: another one -> another one" in said
+    assert "keeps no modules" in diff(runs, "a", str(copied), "--code", code=2)
+
+
+def test_the_json_is_what_the_schema_says(runs: Path) -> None:
+    check(json.loads(diff(runs, "a", "c", "--json")), schema("diff"))
+    empty: list[Any] = []
+    check({"format": 1, **to_json(Path("a"), Path("b"), empty)}, schema("diff"))
+
+
+def test_what_is_too_long_for_a_line_takes_three() -> None:
+    found = [
+        Difference(field="argv", first="x" * 30, second="y" * 30),
+        Difference(field="site", first="a", second="b\x1b[2J"),
+    ]
+    text = render(Path("a"), Path("b"), found, width=60)
+    assert text.splitlines()[2:5] == ["argv:", f"  - {'x' * 30}", f"  + {'y' * 30}"]
+    assert "\x1b" not in text
+    assert len(render(Path("a"), Path("b"), found, width=None).splitlines()) == 4
+
+
+def test_what_is_no_run_is_refused(runs: Path) -> None:
+    assert "is not a run directory" in diff(runs, "a", "nothing", code=2)
