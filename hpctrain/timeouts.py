@@ -142,6 +142,12 @@ OWNERSHIP_S = Timeout(
 LAUNCHER_PROBE_S = Timeout(
     30.0, "launcher_probe", "``srun --mpi=list`` and ``mpiexec --version``", "LaunchError"
 )
+PRECHECK_S = Timeout(
+    5.0,
+    "precheck",
+    "each of two answers of Slurm's controller about limits, before a submission",
+    "the limits are not checked",
+)
 DOCTOR_STEP_S = Timeout(
     60.0,
     "doctor_step",

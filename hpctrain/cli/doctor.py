@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,7 +26,7 @@ from hpctrain.cli.options import (
     TimeOption,
     slurm_fields,
 )
-from hpctrain.errors import ConfigError
+from hpctrain.errors import ConfigError, HpctrainError, LaunchError
 
 if TYPE_CHECKING:
     from hpctrain.doctor.finding import Finding
@@ -66,12 +69,12 @@ def doctor(
 ) -> None:
     """Find what would keep a run from starting, before anything is queued.
 
-    Exits with 3 if it would never start, or fail at once. SCRIPT runs up to its fit(), which
-    launches nothing.
+    SCRIPT runs up to its fit(), which launches nothing. Exits with 3 if it would never start, or
+    fail at once, and with 4 if Slurm does not answer.
     """
     from hpctrain import environ
-    from hpctrain.cli.exit_codes import NEVER_STARTS, say
-    from hpctrain.doctor.finding import has_error
+    from hpctrain.cli.exit_codes import FAILED, NEVER_STARTS, say
+    from hpctrain.doctor.finding import Finding, Level, has_error
     from hpctrain.launch.examine import examine
 
     fields = slurm_fields(
@@ -92,10 +95,22 @@ def doctor(
             if script is None
             else _of_script(script, args or [])
         )
-        found = examine(submission, with_probe=probe, patience_s=patience, say=say)
+        with _ended_by_signals():
+            found = examine(submission, with_probe=probe, patience_s=patience, say=say)
+        if fields and submission.plan.launcher != "slurm":
+            found.append(
+                Finding(
+                    check="Slurm",
+                    level=Level.ERROR,
+                    what=f"{', '.join(sorted(fields))} given, but no job would be submitted here",
+                    why="the run would start on this machine",
+                    step="Load Slurm's module, and leave an allocation first",
+                )
+            )
+    except LaunchError as error:
+        say(str(error))
+        raise typer.Exit(FAILED) from None
     except ConfigError as error:
-        from hpctrain.doctor.finding import Finding, Level
-
         found = [Finding(check="request", level=Level.ERROR, what=str(error))]
     if json:
         from hpctrain.cli.json_output import print_json
@@ -107,6 +122,26 @@ def doctor(
         print(render(found, width=width_of_output()))
     if has_error(found):
         raise typer.Exit(NEVER_STARTS)
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Have SIGTERM and a lost terminal cancel the probe, as Ctrl-C does."""
+
+    def end(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    except KeyboardInterrupt:
+        from hpctrain.cli.exit_codes import say
+
+        say("stopped; the job of the probe is cancelled.")
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def render(findings: Sequence[Finding], *, width: int | None) -> str:
@@ -163,8 +198,6 @@ def _finding_to_json(finding: Finding) -> Mapping[str, Any]:
 
 def _of_script(script: Path, args: Sequence[str]) -> Submission:
     """Return the run that a script would begin."""
-    from contextlib import redirect_stdout
-
     from hpctrain.cli.script import run_script
     from hpctrain.launch import inspection
 
@@ -172,11 +205,11 @@ def _of_script(script: Path, args: Sequence[str]) -> Submission:
     inspection.request(found.append)
     how = "has ended without a call of fit() or submit()"
     try:
-        with redirect_stdout(sys.stderr):
+        with _stdout_on_stderr():
             run_script(script, args, shows_error=False)
     except SystemExit as ended:
         how = f"called sys.exit({ended.code}) before its fit()"
-    except ConfigError:
+    except HpctrainError:
         raise
     except Exception as error:
         # It is the user's.
@@ -187,6 +220,20 @@ def _of_script(script: Path, args: Sequence[str]) -> Submission:
     if not found:
         raise ConfigError(f"{script} {how}.")
     return found[0]
+
+
+@contextmanager
+def _stdout_on_stderr() -> Iterator[None]:
+    """Send what this process and its children print to stderr: stdout may be JSON."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _of_workers(workers: int, gpus: int, storage: Path) -> Submission:

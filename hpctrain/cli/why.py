@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpctrain.cli.options import DEFAULT_STORAGE, JsonOption, StorageOption, complete_run
+from hpctrain.errors import LaunchError
 
 if TYPE_CHECKING:
     from hpctrain.cli.run_view import RunView
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from hpctrain.slurm.why import Explanation
 
 _KEY_WIDTH = 12
-_JOB_ID = re.compile(r"\d+(_\d+)?")
+_JOB_ID = re.compile(r"[1-9]\d*(_(\d+|\[.*\])|\+\d+)?")
 _VERDICTS = {
     "waits": "starts by itself",
     "held": "starts when it is released",
@@ -41,14 +42,20 @@ def why(
     storage: StorageOption = DEFAULT_STORAGE,
     json: JsonOption = False,
 ) -> None:
-    """Explain why a job waits, or why it ended. Exits with 3 if it never starts."""
-    from hpctrain.cli.exit_codes import NEVER_STARTS
+    """Explain why a job waits, or why it ended.
+
+    Exits with 3 if it never starts, with 4 if Slurm does not know or does not answer.
+    """
+    from hpctrain.cli.exit_codes import FAILED, NEVER_STARTS, say
     from hpctrain.cli.json_output import print_json
     from hpctrain.cli.run_view import view_run
 
     paths = _find_run(job, storage)
-    view = None if paths is None else view_run(paths)
-    answer = _explain(job, view)
+    try:
+        answer, view = _explain(job, None if paths is None else view_run(paths))
+    except LaunchError as error:
+        say(str(error))
+        raise typer.Exit(FAILED) from None
     if json:
         print_json(to_json(answer, view))
     else:
@@ -71,7 +78,8 @@ def render(answer: Explanation | None, view: RunView | None, *, width: int | Non
 
     rows = [] if answer is None else _rows_of_job(answer)
     if view is not None:
-        rows += _rows_of_run(view)
+        waits_for_person = answer is not None and answer.verdict.value in ("never", "held", "admin")
+        rows += _rows_of_run(view, with_step=not waits_for_person)
     lines = [_title(answer, view)]
     for key, value in rows:
         lines += wrap(f"  {key:<{_KEY_WIDTH}}", value, width)
@@ -127,15 +135,38 @@ def _find_run(job: str, storage: Path) -> RunPaths | None:
     return find_run(Path(job), storage)
 
 
-def _explain(job: str, view: RunView | None) -> Explanation | None:
+def _explain(job: str, view: RunView | None) -> tuple[Explanation | None, RunView | None]:
+    """Return the explanation of a job, and the run that it is of."""
     from hpctrain.slurm.why import explain_job
 
     if view is None:
-        return explain_job(job, is_run=False)
+        # Tasks of an array that wait are one job to Slurm.
+        answer = explain_job(job.partition("_[")[0], is_run=False)
+        view = _run_of(answer.job.script)
+        if view is None:
+            return answer, None
+        return explain_job(answer.job.job_id, is_run=True, cancel=_cancel(view)), view
     if view.status.job_id is None or (view.status.state.is_final and view.job_state is None):
         # Of a run that has ended its directory knows more than Slurm.
-        return None
-    return explain_job(view.status.job_id, is_run=True, cancel=f"hpctrain cancel {view.path}")
+        return None, view
+    return explain_job(view.status.job_id, is_run=True, cancel=_cancel(view)), view
+
+
+def _cancel(view: RunView) -> str:
+    from shlex import quote
+
+    return f"hpctrain cancel {quote(str(view.path))}"
+
+
+def _run_of(script: str) -> RunView | None:
+    """Return the run whose batch script a job runs; None if it is none of hpctrain's."""
+    from hpctrain.cli.run_view import is_run, view_run
+    from hpctrain.rundir.paths import RunPaths
+
+    for folder in list(Path(script).parents)[:3] if script else ():
+        if is_run(folder) and str(RunPaths(folder).batch_script) == script:
+            return view_run(RunPaths(folder))
+    return None
 
 
 def _title(answer: Explanation | None, view: RunView | None) -> str:
@@ -149,7 +180,8 @@ def _title(answer: Explanation | None, view: RunView | None) -> str:
         from hpctrain.cli.run_view import format_age
 
         since = f" for {format_age(job.submit_time)}"
-    of_job = f"job {job.job_id}: {state}{since}"
+    task = f" (task {job.array_task})" if job.array_task else ""
+    of_job = f"job {job.job_id}{task}: {state}{since}"
     return f"{of_run}, {of_job}" if of_run else of_job
 
 
@@ -162,6 +194,8 @@ def _rows_of_job(answer: Explanation) -> list[tuple[str, str]]:
         rows.append(("reason", job.reason))
     if job.is_final:
         rows.append(("exit code", job.exit_code))
+        if job.log and job.exit_code != "0:0":
+            rows.append(("log", job.log))
     rows.append(("meaning", answer.meaning))
     rows += [
         ("limit" if "at a time" in text or "at most" in text else "detail", text)
@@ -172,11 +206,11 @@ def _rows_of_job(answer: Explanation) -> list[tuple[str, str]]:
     return rows
 
 
-def _rows_of_run(view: RunView) -> list[tuple[str, str]]:
+def _rows_of_run(view: RunView, *, with_step: bool) -> list[tuple[str, str]]:
     rows = [("run", str(view.path))]
     if view.status.error is not None:
         rows.append(("error", view.status.error))
-    if view.next_step is not None:
+    if with_step and view.next_step is not None:
         rows.append(("run's next", view.next_step))
     return rows
 

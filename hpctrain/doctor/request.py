@@ -96,7 +96,7 @@ def _check_partition(ask: Ask, facts: ClusterFacts) -> list[Finding]:
         listed = partition.get(allowed, "ALL")
         refused = partition.get(denied, "").split(",")
         if mine is not None and (
-            (listed != "ALL" and mine not in listed.split(",")) or mine in refused
+            (listed != "ALL" and not _is_in(mine, listed.split(","))) or _is_in(mine, refused)
         ):
             return [
                 error(
@@ -112,6 +112,11 @@ def _check_partition(ask: Ask, facts: ClusterFacts) -> list[Finding]:
     if limit is not None and not _lifts(facts.qos_flags, limit):
         return [_beyond("partition", limit)]
     return [ok("partition", f"partition {name!r} is up, and takes {_describe(ask)}")]
+
+
+def _is_in(name: str, names: Sequence[str]) -> bool:
+    """Return whether an account or a QOS is among names; Slurm does not look at their case."""
+    return name.casefold() in {each.casefold() for each in names}
 
 
 def _lifts(qos_flags: frozenset[str], limit: Limit) -> bool:
@@ -193,7 +198,7 @@ def _check_account(ask: Ask, facts: ClusterFacts) -> list[Finding]:
     if not associations:
         return [note("account", f"accounting has no association of user {ask.user!r}")]
     names = sorted({association.account for association in associations})
-    account = ask.account or associations[0].default_account
+    account = (ask.account or associations[0].default_account).lower()
     mine = [
         association
         for association in associations
@@ -209,7 +214,7 @@ def _check_account(ask: Ask, facts: ClusterFacts) -> list[Finding]:
             )
         ]
     allowed = sorted({qos for association in mine for qos in association.qos})
-    if ask.qos is not None and ask.qos not in allowed:
+    if ask.qos is not None and not _is_in(ask.qos, allowed):
         return [
             error(
                 "QOS",

@@ -9,7 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,18 @@ from hpctrain.doctor.request import check_request
 from hpctrain.errors import LaunchError
 from hpctrain.launch.precheck import ask_of, query_all
 from hpctrain.launch.request import Submission
-from hpctrain.slurm.job import cancel_job
+from hpctrain.log import log
+from hpctrain.plan.visibility import EXIT_INVISIBLE
+from hpctrain.slurm.job import cancel_jobs
 from hpctrain.slurm.probe_job import submit_probe
-from hpctrain.slurm.why import explain_job
+from hpctrain.slurm.waiting import Verdict
+from hpctrain.slurm.why import Explanation, explain_job
+from hpctrain.slurm_config import time_limit_minutes
 
 # Two nodes show what can differ between nodes.
 _MOST_NODES = 2
 _POLL_S = 1.0
+_QUESTION_S = 10.0
 _MINUTES = 5
 _FRAMEWORKS = {
     "torch": "torch",
@@ -68,6 +73,9 @@ def examine(
     in_slurm = plan.launcher in ("slurm", "allocation")
     storage = submission.request.paths.root.parent
     findings: list[Finding] = []
+    if not in_slurm:
+        where = "this machine alone was checked"
+        findings.append(note("Slurm", f"ranks start by {plan.launcher!r} here: {where}"))
     if plan.launcher == "slurm":
         ask = ask_of(submission.request, submission.plan)
         findings += check_request(ask, query_all(ask))
@@ -108,7 +116,8 @@ def examine(
             return [*findings, answer]
         return [*findings, *_check_answer(answer, settings, login if in_slurm else None)]
     finally:
-        token.unlink(missing_ok=True)
+        with suppress(OSError):
+            token.unlink(missing_ok=True)
 
 
 def _modules(submission: Submission) -> tuple[str, ...]:
@@ -151,7 +160,7 @@ def _probe_in_job(
             **submission.plan.first_job_directives,
             "job-name": "hpctrain-doctor",
             "nodes": str(len(settings.tasks_per_node)),
-            "time": str(_MINUTES),
+            "time": _probe_time(submission),
             "output": str(folder / "log"),
         }
         directives.pop("no-kill", None)
@@ -167,62 +176,80 @@ def _probe_in_job(
         say(f"job {job_id} looks at {len(settings.tasks_per_node)} of the nodes")
         return _await_answer(job_id, answer, folder / "log", patience_s=patience_s)
     except LaunchError as refused:
+        if refused.transient:
+            return note("nodes", f"{refused} The nodes were not probed")
         return error("job", str(refused), why="the run would be refused as well")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _probe_time(submission: Submission) -> str:
+    """Return the time limit of the job: minutes, and no more than that of the run."""
+    asked = submission.plan.directives.get("time")
+    minutes = time_limit_minutes(asked) if asked else _MINUTES
+    return str(max(1, min(_MINUTES, int(minutes))))
+
+
 def _await_answer(
-    job_id: str, answer: Path, log: Path, *, patience_s: float
+    job_id: str, answer: Path, log_file: Path, *, patience_s: float
 ) -> dict[str, Any] | Finding:
     begin = time.monotonic()
-    next_question = begin + 10.0
+    next_question = begin + min(patience_s, _QUESTION_S)
+    waiting_s = patience_s + 60 * _MINUTES
     try:
-        while time.monotonic() - begin < patience_s + 60 * _MINUTES:
+        while time.monotonic() - begin < waiting_s:
             # A listing makes NFS ask its server anew.
             if answer.name in {path.name for path in answer.parent.iterdir()}:
                 found: dict[str, Any] = json.loads(answer.read_bytes())
                 found["seen_at"] = time.time()
                 return found
             if time.monotonic() > next_question:
-                next_question = time.monotonic() + 10.0
-                why = explain_job(job_id, is_run=True, cancel=f"scancel {job_id}")
-                is_late = time.monotonic() - begin > patience_s
-                if why.verdict.value == "ended":
-                    said = (
-                        "\n".join(log.read_text(errors="replace").splitlines()[-5:])
-                        if (log.exists())
-                        else "it wrote no log"
-                    )
-                    return error(
-                        "job",
-                        f"job {job_id} ended without an answer ({why.job.state}, "
-                        f"{why.job.exit_code}): {said}",
-                        why="the run would end in the same way",
-                        step=why.step,
-                    )
-                if why.job.is_pending and (is_late or why.verdict.value == "never"):
+                next_question = time.monotonic() + _QUESTION_S
+                try:
+                    why = explain_job(job_id, is_run=True, cancel=f"scancel {job_id}")
+                except LaunchError:
+                    # The controller is away; the job goes on without it.
+                    continue
+                is_late = time.monotonic() - begin >= patience_s
+                if why.verdict is Verdict.ENDED:
+                    return _explain_silence(why, log_file)
+                if why.job.is_pending and (is_late or why.verdict is Verdict.NEVER):
+                    # Of this job, and not of the run: another size, another time.
                     what = "; ".join([why.meaning, *why.details])
-                    make = error if why.verdict.value == "never" else _late
-                    return make(
-                        "job", f"job {job_id} waits: {what}", why="so would the run", step=why.step
-                    )
+                    return note("nodes", f"job {job_id} waits: {what}. The nodes were not probed")
             time.sleep(_POLL_S)
     finally:
         _cancel(job_id)
-    return note("nodes", f"job {job_id} gave no answer within {patience_s:.0f} s")
+    return note("nodes", f"job {job_id} gave no answer within {waiting_s:.0f} s")
 
 
-def _late(check: str, what: str, *, why: str, step: str) -> Finding:
-    return replace(note(check, f"{what}. The nodes were not probed"), why=why, step=step)
+def _explain_silence(why: Explanation, log_file: Path) -> Finding:
+    """Return why the job ended without an answer."""
+    said = log_file.read_text(errors="replace").splitlines()[-5:] if log_file.exists() else []
+    status, _, number = why.job.exit_code.partition(":")
+    if not said or int(status or 0) == EXIT_INVISIBLE or number == "53":
+        return error(
+            "storage",
+            f"nodes do not see {log_file.parent.parent}: "
+            f"{' '.join(said) or f'job {why.job.job_id} could not even write its log'}",
+            why="checkpoints and the results land there",
+            step="Choose a RunConfig(storage_path=...) on a filesystem that all nodes see, and "
+            "start from a directory there",
+        )
+    return error(
+        "job",
+        f"job {why.job.job_id} ended without an answer ({why.job.state}, {why.job.exit_code}): "
+        + "\n".join(said),
+        why="the run would end in the same way",
+        step=why.step,
+    )
 
 
 def _cancel(job_id: str) -> None:
     try:
-        cancel_job(job_id)
-    except LaunchError:
-        # It has ended, or ends by its time limit of minutes.
-        pass
+        cancel_jobs([job_id])
+    except LaunchError as error:
+        log(f"job {job_id} of the doctor is left: {error} Cancel it: scancel {job_id}")
 
 
 def _check_answer(

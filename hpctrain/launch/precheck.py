@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import getpass
 import math
+import os
+import pwd
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from hpctrain import timeouts
 from hpctrain.doctor.finding import Level
 from hpctrain.doctor.request import Ask, check_request
+from hpctrain.errors import LaunchError
 from hpctrain.log import log
 from hpctrain.slurm.facts import ClusterFacts, query_facts, query_limits
 from hpctrain.slurm.probe import query_partition
@@ -24,10 +28,25 @@ def warn_of_limits(request: Request, plan: LaunchPlan) -> None:
     Two questions, which Slurm's controller answers from its memory. A warning and no error: a site
     has more rules than Slurm tells its users.
     """
-    ask = ask_of(request, plan)
-    facts = query_limits(user=ask.user, partition=ask.partition, account=ask.account, qos=ask.qos)
+    try:
+        ask = ask_of(request, plan)
+    except (LaunchError, KeyError):
+        # No answer, or a user without an entry in the password database: sbatch says what is wrong.
+        return
+    facts = query_limits(
+        user=ask.user,
+        partition=ask.partition,
+        account=ask.account,
+        qos=ask.qos,
+        timeout_s=timeouts.PRECHECK_S,
+    )
+    if ask.qos is not None or facts.partition_qos is not None:
+        # They win over associations, and their flags over the partition; only the accounting
+        # database has the flags.
+        facts = replace(facts, limits=())
     for finding in check_request(ask, facts):
-        if finding.level is Level.ERROR and finding.check != "reservation":
+        is_lifted = ask.qos is not None and finding.check == "partition"
+        if finding.level is Level.ERROR and finding.check != "reservation" and not is_lifted:
             log(
                 f"warning: {finding.what}: it may never start. {finding.step}. 'hpctrain doctor' "
                 f"checks the rest."
@@ -56,7 +75,8 @@ def ask_of(request: Request, plan: LaunchPlan) -> Ask:
     names = (directives.get("partition") or query_partition(None).name).split(",")
     asked = directives.get("time")
     return Ask(
-        user=getpass.getuser(),
+        # Not LOGNAME, which is any text.
+        user=pwd.getpwuid(os.getuid()).pw_name,
         partition=names[0],
         account=directives.get("account"),
         qos=directives.get("qos"),

@@ -48,7 +48,15 @@ def run_slurm(
     # Defaults for a person's eyes: SQUEUE_PARTITION would hide the jobs of all other partitions.
     own = {name: value for name, value in present.items() if not name.startswith("SQUEUE_")}
     try:
-        return subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s, env=own)
+        # Names and comments of users are in any encoding.
+        return subprocess.run(
+            argv,
+            capture_output=True,
+            encoding="utf-8",
+            errors="backslashreplace",
+            timeout=timeout_s,
+            env=own,
+        )
     except FileNotFoundError as error:
         raise LaunchError(
             f"{argv[0]} is not on PATH. Load Slurm's module, or choose another launcher "

@@ -60,6 +60,8 @@ class LimitRecord:
     """Of the QOS, or of the account."""
     user: str = ""
     """Of the association; empty for that of the whole account."""
+    partition: str = ""
+    """Of the association; empty where it is for all."""
     fields: Mapping[str, str] = field(default_factory=dict)
 
     def limit(self, name: str, resource: str = "") -> tuple[str, str] | None:
@@ -194,8 +196,7 @@ def parse_record(output: str) -> dict[str, str]:
 def parse_limits(output: str, *, user: str) -> list[LimitRecord]:
     r"""Return the QOS and associations that ``scontrol show assoc_mgr`` prints.
 
-    Not collective. Of the associations of users only those of `user`, which come before those of
-    their accounts.
+    Not collective. Of the associations of users only those of `user`.
 
     Examples
     --------
@@ -216,14 +217,21 @@ def parse_limits(output: str, *, user: str) -> list[LimitRecord]:
             fields, is_of_user = {}, True
             name, whose = head.get("Account", ""), head.get("UserName", "").partition("(")[0]
             if whose in ("", user):
-                record = LimitRecord(kind="association", name=name, user=whose, fields=fields)
-                records.append(record)
+                records.append(
+                    LimitRecord(
+                        kind="association",
+                        name=name,
+                        user=whose,
+                        partition=head.get("Partition", ""),
+                        fields=fields,
+                    )
+                )
         elif found := re.match(r"\s+\d+\(([^)]*)\)$", line.rstrip()):
             # Limits of a QOS for each user come last; how much of them is used differs.
             is_of_user = found[1] == user
         elif is_of_user:
             fields.update(head)
-    return sorted(records, key=lambda record: not record.user)
+    return records
 
 
 _QOS_FIELDS = {

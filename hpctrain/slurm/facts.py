@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from hpctrain import timeouts
 from hpctrain.errors import LaunchError
 from hpctrain.slurm.client import ask_slurm
 from hpctrain.slurm.cluster_output import (
@@ -18,6 +19,7 @@ from hpctrain.slurm.cluster_output import (
     parse_qos,
     parse_record,
 )
+from hpctrain.slurm.limits import records_of
 
 _SACCTMGR = ("sacctmgr", "--noheader", "--parsable2", "show")
 
@@ -32,10 +34,18 @@ class ClusterFacts:
     """Its nodes, equal ones together."""
     associations: Sequence[Association] | None = None
     """Of the user; None where there is no accounting, or it does not answer."""
+    records: Sequence[LimitRecord] = ()
+    """Of all QOS and accounts that were asked for."""
     limits: Sequence[LimitRecord] = ()
-    """Of the QOS, the partition's own QOS, and the account."""
+    """Those of them that apply, in order (`hpctrain.slurm.limits.records_of`)."""
     reservation: dict[str, str] | None = None
     """Fields of the reservation; None if there is none of that name, or none was named."""
+
+    @property
+    def partition_qos(self) -> str | None:
+        """The QOS that the partition itself has; None without one."""
+        name = self.partition.get("QoS", "")
+        return None if name in ("", "N/A") else name
 
     @property
     def qos_flags(self) -> frozenset[str]:
@@ -73,45 +83,70 @@ def query_facts(
         account = account or associations[0].default_account
         mine = next((a for a in associations if a.account == account), associations[0])
         qos = mine.default_qos or None
-    names = _names_of_qos(facts.partition, qos)
-    known = {record.name: record for record in facts.limits if record.kind == "QOS"}
+    of_partition = facts.partition_qos
+    names = [name for name in (of_partition, qos) if name is not None]
+    known = {record.name: record for record in facts.records if record.kind == "QOS"}
+    records = [
+        *[record for record in facts.records if record.kind != "QOS"],
+        *[_merged(record, known.get(record.name)) for record in _query_qos(names)],
+    ]
     return replace(
         facts,
         groups=parse_node_groups(_ask(sinfo)),
         associations=associations,
-        limits=[
-            *[record for record in facts.limits if record.kind != "QOS"],
-            *[_merged(record, known.get(record.name)) for record in _query_qos(names)],
-        ],
+        records=records,
+        limits=records_of(
+            records,
+            user=user,
+            account=account or _default_account(records),
+            partition=partition,
+            qos=qos,
+            partition_qos=of_partition,
+        ),
         reservation=record or None,
     )
 
 
 def query_limits(
-    *, user: str, partition: str, account: str | None, qos: str | None
+    *,
+    user: str,
+    partition: str,
+    account: str | None,
+    qos: str | None,
+    timeout_s: float = timeouts.SLURM_COMMAND_S,
 ) -> ClusterFacts:
     """Return what the controller itself says of partition, account and QOS.
 
     Not collective. Two questions, which it answers from its memory. Limits of a QOS for each user
     are among them only once the user has had a job.
+
+    Parameters
+    ----------
+    timeout_s
+        Seconds for each of them.
     """
-    fields = parse_record(_ask(["scontrol", "--oneliner", "show", "partition", partition]))
-    names = _names_of_qos(fields, qos)
-    # All of the user's associations: the default account is one of them.
-    asked = _ask(["scontrol", "show", "assoc_mgr", "flags=assoc,qos", f"users={user}"])
-    records = parse_limits(asked, user=user)
-    if account is None:
-        own = [record for record in records if record.fields.get("DefAssoc") == "Yes"]
-        account = own[0].name if own else None
-    wanted = {("association", account), *(("QOS", name) for name in names)}
-    return ClusterFacts(
-        partition=fields,
-        limits=[record for record in records if (record.kind, record.name) in wanted],
+    argv = ["scontrol", "--oneliner", "show", "partition", partition]
+    fields = parse_record(_ask(argv, timeout_s=timeout_s))
+    # All of the user's associations, and all accounts: the default one, and parents, are of them.
+    argv = ["scontrol", "show", "assoc_mgr", "flags=assoc,qos", f"users={user}"]
+    records = parse_limits(_ask(argv, timeout_s=timeout_s), user=user)
+    facts = ClusterFacts(partition=fields, records=records)
+    return replace(
+        facts,
+        limits=records_of(
+            records,
+            user=user,
+            account=account or _default_account(records),
+            partition=partition,
+            qos=qos,
+            partition_qos=facts.partition_qos,
+        ),
     )
 
 
-def _names_of_qos(partition: dict[str, str], qos: str | None) -> list[str]:
-    return [name for name in (qos, partition.get("QoS")) if name not in (None, "", "N/A")]
+def _default_account(records: Sequence[LimitRecord]) -> str | None:
+    own = [record.name for record in records if record.fields.get("DefAssoc") == "Yes"]
+    return own[0] if own else None
 
 
 def _merged(record: LimitRecord, used: LimitRecord | None) -> LimitRecord:
@@ -139,8 +174,8 @@ def _query_associations(user: str) -> list[Association] | None:
     return parse_associations(printed, default_account=default.strip())
 
 
-def _ask(argv: Sequence[str]) -> str:
+def _ask(argv: Sequence[str], *, timeout_s: float = timeouts.SLURM_COMMAND_S) -> str:
     try:
-        return ask_slurm(argv)
+        return ask_slurm(argv, timeout_s=timeout_s)
     except LaunchError:
         return ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hpctrain.slurm.cluster_output import LimitRecord
@@ -41,6 +41,44 @@ class Limit:
     """Whether it is one of a resource times its minutes."""
 
 
+def records_of(
+    records: Iterable[LimitRecord],
+    *,
+    user: str,
+    account: str | None,
+    partition: str,
+    qos: str | None,
+    partition_qos: str | None,
+) -> list[LimitRecord]:
+    """Return the records that apply to a job, in the order in which Slurm looks at them.
+
+    Not collective. That is the partition's QOS, the job's, the user's association, and those of the
+    account and of its parents; the job's QOS comes first if it has the flag ``OverPartQOS``
+    (https://slurm.schedmd.com/resource_limits.html).
+    """
+    every = list(records)
+    of_qos = [
+        next((r for r in every if r.kind == "QOS" and r.name == name), None)
+        for name in (partition_qos, qos)
+        if name is not None
+    ]
+    chosen = [record for record in of_qos if record is not None]
+    if len(chosen) == 2 and "OverPartQOS" in chosen[1].fields.get("Flags", "").split(","):
+        chosen.reverse()
+    # Of one account in several partitions the user has several.
+    own = [r for r in every if r.kind != "QOS" and (r.name, r.user) == (account, user) and r.user]
+    own = [r for r in own if r.partition == partition] or [r for r in own if not r.partition]
+    chosen += own[:1]
+    seen: set[str] = set()
+    while account and account not in seen:
+        seen.add(account)
+        of_account = [r for r in every if r.kind != "QOS" and not r.user and r.name == account]
+        chosen += of_account[:1]
+        parent = of_account[0].fields.get("ParentAccount", "") if of_account else ""
+        account = parent.partition("(")[0]
+    return chosen
+
+
 def find_limit(job: Job, records: Sequence[LimitRecord]) -> Limit | None:
     """Return the limit that a job's reason names; None if none of the records has it.
 
@@ -49,7 +87,7 @@ def find_limit(job: Job, records: Sequence[LimitRecord]) -> Limit | None:
     Parameters
     ----------
     records
-        Of the job's QOS, or of its association and its account.
+        Those that apply to it, in order (`records_of`).
 
     Examples
     --------
@@ -67,10 +105,14 @@ def find_limit(job: Job, records: Sequence[LimitRecord]) -> Limit | None:
     resource = _resource(found["what"].lower(), job)
     name = _limit_name(found, kind, resource)
     wanted = "" if resource in ("time", "jobs") and "TRES" not in name else resource
-    for record in records:
-        if record.kind == kind and (value := record.limit(name, wanted)):
-            return _described(job, record, name, resource, *value)
-    return None
+    limits = [
+        (_described(job, record, name, resource, *value), value)
+        for record in records
+        if record.kind == kind and (value := record.limit(name, wanted))
+    ]
+    # Of an account and its parents each counts.
+    reached = [limit for limit, value in limits if _is_beyond(job, limit, name, resource, *value)]
+    return next(iter(reached), None) or next((limit for limit, _ in limits), None)
 
 
 def find_exceeded(job: Job, records: Sequence[LimitRecord]) -> list[Limit]:
@@ -81,14 +123,15 @@ def find_exceeded(job: Job, records: Sequence[LimitRecord]) -> list[Limit]:
     job
         As it would be submitted.
     records
-        Of its QOS, its association and its account.
+        Those that apply to it, in order (`records_of`): the first that sets a limit decides; but
+        the limits of an account and of its parents count each, unless a QOS sets them.
     """
     exceeded = []
-    for record in records:
-        for name, resource in _NAMES_OF_LIMITS:
-            wanted = "" if resource in ("time", "jobs") and "TRES" not in name else resource
-            if (value := record.limit(name, wanted)) is None:
-                continue
+    for name, resource in _NAMES_OF_LIMITS:
+        wanted = "" if resource in ("time", "jobs") and "TRES" not in name else resource
+        having = [(r, value) for r in records if (value := r.limit(name, wanted)) is not None]
+        is_shared = name.startswith("Grp") and having and having[0][0].kind != "QOS"
+        for record, value in having if is_shared else having[:1]:
             limit = _described(job, record, name, resource, *value)
             if _is_beyond(job, limit, name, resource, *value):
                 exceeded.append(limit)
@@ -206,11 +249,12 @@ def _described(
     if asked:
         text += f". The job asks for {asked}"
     # A job that asks for less than a minimum is beyond it, too.
-    beyond = (
-        is_of_job
-        or name.startswith("Min")
-        or (resource != "jobs" and _amount(asked, resource) > _amount(allowed, resource))
-    )
+    beyond = is_of_job or name.startswith("Min")
+    if resource == "jobs":
+        # The site has closed it.
+        beyond = allowed == "0"
+    elif not beyond:
+        beyond = _amount(asked, resource) > _amount(allowed, resource)
     return Limit(
         text=f"{_owner(record)}: {text}",
         resource=resource,

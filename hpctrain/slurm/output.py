@@ -71,6 +71,10 @@ class Job:
     submit_time: float | None = None
     script: str = ""
     """Path of its batch script; empty for an interactive one, or one from stdin."""
+    log: str = ""
+    """Path of its output; empty where it has none."""
+    array_task: str = ""
+    """Of an array: its id and the task, or tasks that wait, as in ``7_3`` and ``7_[1-3]``."""
 
     @property
     def is_pending(self) -> bool:
@@ -126,7 +130,11 @@ def parse_job(output: str) -> Job | None:
         dependency=_given(fields.get("Dependency", "")),
         start_time=_epoch(fields.get("StartTime", "")),
         submit_time=_epoch(fields.get("SubmitTime", "")),
-        script=_script(output),
+        script=_path(output, "Command", "SubmitLine|WorkDir"),
+        log=_path(output, "StdOut", "Power|TresPerNode|TresPerTask|MailUser|$").replace(
+            "/dev/null", ""
+        ),
+        array_task=_array_task(fields, output),
     )
 
 
@@ -294,7 +302,11 @@ def _job_fields(output: str) -> dict[str, str]:
     """Return the fields of the first job; those with words of a user may be cut at a space."""
     # Users write the name, which comes before UserId, and the comment, the features and the paths,
     # which come after all that is read here. Any of them may hold "JobState=FAILED".
-    head, _, rest = output.partition(" UserId=")
+    # The last that looks so before the script's path: a name may look like it, too.
+    begin = output.find(" Command=")
+    places = [m.start() for m in _IDS.finditer(output, 0, begin if begin > 0 else len(output))]
+    begin = places[-1] if places else output.find(" UserId=")
+    head, rest = (output[:begin], output[begin:]) if begin >= 0 else (output, "")
     text = f"{head.split(' ')[0]} {rest}" if rest else head
     fields: dict[str, str] = {}
     for name, value in re.findall(r"(?<!\S)(\w+)=(\S*)", text):
@@ -302,15 +314,28 @@ def _job_fields(output: str) -> dict[str, str]:
     return fields
 
 
+_IDS = re.compile(r" UserId=([^\s(]+)\(\d+\) GroupId=\S+\(\d+\) ")
+
+
 def _user(output: str) -> str:
-    found = re.search(r" UserId=([^\s(]+)", output)
-    return found[1] if found else ""
+    begin = output.find(" Command=")
+    found = list(_IDS.finditer(output, 0, begin if begin > 0 else len(output)))
+    return found[-1][1] if found else ""
 
 
-def _script(output: str) -> str:
-    # The first of them: what users wrote into a comment comes after it. A path may have spaces.
-    found = re.search(r" Command=(.*?) (?:SubmitLine|WorkDir)=", output)
+def _path(output: str, name: str, following: str) -> str:
+    # A path may have spaces.
+    line = output.partition("\n")[0]
+    found = re.search(rf" {name}=(.*?)\s*(?: (?:{following})=|$)", line)
     return _given(found[1]) if found else ""
+
+
+def _array_task(fields: Mapping[str, str], output: str) -> str:
+    found = re.match(r"JobId=\d+ ArrayJobId=(\d+) ArrayTaskId=(\S+)", output)
+    if found is None:
+        return ""
+    task = found[2] if found[2].isdigit() else f"[{found[2]}]"
+    return f"{found[1]}_{task}"
 
 
 def _given(value: str) -> str:

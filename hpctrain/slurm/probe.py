@@ -126,7 +126,8 @@ def check_partition(scaling: ScalingConfig, placement: Placement, partition: Par
             f"{partition.num_nodes}. Ask for fewer workers, or another partition."
         )
     limit = None if partition.max_time == "infinite" else time_limit_minutes(_clock(partition))
-    if scaling.slurm.time is not None and limit is not None:
+    # A QOS may lift the limit of the partition (PartitionTimeLimit), which sbatch knows.
+    if scaling.slurm.time is not None and limit is not None and scaling.slurm.qos is None:
         asked = time_limit_minutes(scaling.slurm.time)
         if asked > limit:
             raise ConfigError(

@@ -59,7 +59,14 @@ REASONS = (
     ),
     PendingReason("Dependency", _W, "a job that it depends on has not ended"),
     PendingReason(
-        "ReqNodeNotAvail|Nodes_required_for_job_are",
+        "Nodes_required_for_job_are",
+        _W,
+        "nodes that it needs are down, drained, or kept for jobs of a partition with a higher "
+        "priority",
+        "if that lasts: 'sinfo -R' and 'scontrol show reservation' say why",
+    ),
+    PendingReason(
+        "ReqNodeNotAvail",
         _A,
         "nodes that it needs are down, drained, or reserved for others or for maintenance",
         "if that lasts: 'sinfo -R' and 'scontrol show reservation' say why. A shorter "
@@ -86,6 +93,7 @@ REASONS = (
         "QOSMaxWallDurationPerJobLimit QOSMaxCpuPerJobLimit AssocMaxNodePerJobLimit "
         "QOSMaxMemoryPerNode QOSMinCpuNotSatisfied",
     ),
+    PendingReason("JobArrayTaskLimit", _W, "as many tasks of its array run as may run at a time"),
     PendingReason(
         r"(Assoc|QOS|Max|Association|Job).*(Limit|PerUser|PerAccount)|QOSGrp|AssocGrp|QOSMax|AssocMax",
         _W,

@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 
 from hpctrain.errors import LaunchError
 from hpctrain.slurm.client import ask_slurm
-from hpctrain.slurm.cluster_output import parse_limits, parse_node_reasons, parse_record
+from hpctrain.slurm.cluster_output import parse_node_reasons, parse_record
 from hpctrain.slurm.ends import explain_end_of
+from hpctrain.slurm.facts import query_limits
 from hpctrain.slurm.job import find_job
-from hpctrain.slurm.limits import Limit, find_limit, find_partition_limit, measured
+from hpctrain.slurm.limits import Limit, counted, find_limit, find_partition_limit, measured
 from hpctrain.slurm.output import Job, parse_accounted, parse_waiting
 from hpctrain.slurm.waiting import Verdict, look_up, step_of
 
@@ -67,6 +68,9 @@ def explain_job(job_id: str, *, is_run: bool, cancel: str | None = None) -> Expl
     if job.state == "SUSPENDED":
         meaning = "Slurm has suspended it; it continues when Slurm resumes it"
         return Explanation(job=job, verdict=Verdict.SUSPENDED, meaning=meaning)
+    if job.state == "COMPLETING":
+        meaning = "its script has ended, and its nodes are cleaned up"
+        return Explanation(job=job, verdict=Verdict.ENDED, meaning=meaning)
     if not job.is_pending:
         return Explanation(job=job, verdict=Verdict.RUNNING, meaning="it has begun")
     return _explain_pending(job, is_run=is_run, cancel=cancel or f"scancel {job.job_id}")
@@ -89,6 +93,10 @@ def _with_limit(answer: Explanation, limit: Limit, *, is_run: bool, cancel: str)
         return answer
     other = _ask_for(limit, is_run=is_run)
     step = f"Cancel it ({cancel}) and submit it with {other}"
+    if limit.resource == "jobs":
+        meaning = "the site has closed its account or QOS for jobs, so it never starts"
+        step = f"Cancel it ({cancel}) and submit it with another account or QOS"
+        return replace(answer, verdict=Verdict.NEVER, meaning=meaning, step=step)
     if limit.resource == "time":
         shorten = f"scontrol update JobId={answer.job.job_id} TimeLimit={limit.allowed}"
         step = f"Shorten it as it waits ({shorten}), or submit it with {other}"
@@ -116,19 +124,15 @@ def _ask_for(limit: Limit, *, is_run: bool) -> str:
 def _find_limit(job: Job) -> Limit | None:
     """Return the limit that the reason names; None where it names none, or Slurm does not say."""
     if job.reason.startswith("Partition"):
-        return find_partition_limit(job, _ask_record("partition", job.partition))
-    if job.reason.startswith("QOS") and job.qos:
-        argv = ["scontrol", "show", "assoc_mgr", "flags=qos", f"qos={job.qos}", f"users={job.user}"]
-    elif job.reason.startswith("Assoc") and job.account:
-        argv = ["scontrol", "show", "assoc_mgr", "flags=assoc", f"accounts={job.account}"]
-    else:
+        # A job in several partitions waits for the one that is named first.
+        return find_partition_limit(job, _ask_record("partition", job.partition.split(",")[0]))
+    if not job.reason.startswith(("QOS", "Assoc")):
         return None
-    try:
-        records = parse_limits(ask_slurm(argv), user=job.user)
-    except LaunchError:
-        # A site may hide them (PrivateData): the reason alone has to do.
-        return None
-    return find_limit(job, records)
+    # Where the site hides them (PrivateData) there are none, and the reason alone has to do.
+    facts = query_limits(
+        user=job.user, partition=job.partition, account=job.account or None, qos=job.qos or None
+    )
+    return find_limit(job, facts.limits)
 
 
 def _details(job: Job) -> list[str]:
@@ -136,8 +140,9 @@ def _details(job: Job) -> list[str]:
     if job.reason.startswith("Dependency") and job.dependency:
         return [f"it depends on {job.dependency}"]
     if job.reason.startswith("PartitionDown") or job.reason.startswith("PartitionInactive"):
-        state = _ask_record("partition", job.partition).get("State", "")
-        return [f"partition {job.partition!r} is {state}"] if state else []
+        names = job.partition.split(",")
+        states = {name: _ask_record("partition", name).get("State", "") for name in names}
+        return [f"partition {name!r} is {state}" for name, state in states.items() if state]
     if job.reason in ("Priority", "Resources"):
         return _place_in_queue(job)
     if nodes := re.search(r"Nodes:(\S+)", job.reason):
@@ -156,9 +161,12 @@ def _place_in_queue(job: Job) -> list[str]:
     mine = waiting.get(job.job_id)
     if mine is None:
         return []
-    before = sum(priority > mine for priority in waiting.values())
+    # A job that is held has the priority 0.
+    able = [priority for priority in waiting.values() if priority > 0]
+    before = sum(priority > mine for priority in able)
     return [
-        f"of {len(waiting)} jobs that wait in partition {job.partition!r}, {before} are before it"
+        f"of {counted(str(len(able)), 'job')} waiting in partition {job.partition!r}, {before} "
+        f"{'is' if before == 1 else 'are'} before it"
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -127,9 +128,27 @@ def test_a_job_of_anybody_and_one_that_never_starts(in_cluster: VirtualCluster) 
 @pytest.mark.slurm
 def test_a_job_that_slurm_does_not_know(in_cluster: VirtualCluster) -> None:
     said = CliRunner().invoke(app, ["why", "999999"])
-    assert said.exit_code == 3
+    # 3 would say that it never starts.
+    assert said.exit_code == 4
     assert "Slurm has forgotten job 999999" in said.output
     assert "no accounting" in said.output
+
+
+@pytest.mark.slurm
+def test_tasks_of_an_array_and_names_that_are_no_utf_8(in_cluster: VirtualCluster) -> None:
+    # The job's name pretends to be the fields of another one.
+    name = r"$'caf\xe9 UserId=you(7) JobState=FAILED ExitCode=9:0'"
+    command = f"sbatch --parsable --hold --array=1-3 --output=/dev/null -J {name} --wrap=true"
+    job = in_cluster.run_on("head", ["bash", "-c", command]).stdout.strip()
+    try:
+        for words in (job, f"{job}_2", f"{job}_[1-3]"):
+            said = CliRunner().invoke(app, ["why", words])
+            assert said.exit_code == 0, said.output
+            assert re.match(rf"job \d+ \(task {job}_.*\): pending", said.stdout), said.stdout
+            assert "scontrol release" in said.stdout
+    finally:
+        in_cluster.run_on("head", ["scancel", job])
+    assert CliRunner().invoke(app, ["why", "0"]).exit_code == 2
 
 
 def test_what_is_neither_a_job_nor_a_run_is_refused(tmp_path: Path) -> None:

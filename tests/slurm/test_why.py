@@ -29,6 +29,13 @@ _LIMITS = (
     "add qos single maxjobsperuser=1",
     "add qos together grptres=cpu=2",
     "add qos gone",
+    "add qos closed maxjobsperuser=0",
+    "add account above cluster=hpctrain grptres=cpu=2",
+    "add account below cluster=hpctrain parent=above",
+    "add user root account=below",
+    "add account multi cluster=hpctrain",
+    "add user root account=multi partition=main maxwall=60",
+    "add user root account=multi partition=high maxwall=2",
     "add account crowded cluster=hpctrain grpjobs=1",
     "add account narrow cluster=hpctrain",
     "add account tight cluster=hpctrain grptres=cpu=2",
@@ -38,7 +45,7 @@ _LIMITS = (
     "add user root account=narrow maxjobs=1",
     "add user root account=hasty maxwall=1",
     "modify user root set qos+=brief,small,onenode,little,nogpu,minimum,peruser,single,together,"
-    "gone",
+    "gone,closed",
 )
 _LONG = "sleep 300"
 
@@ -55,6 +62,7 @@ def cluster() -> Iterator[VirtualCluster]:
         for words in _LIMITS:
             on_head(cluster, "sacctmgr", "--immediate", *words.split())
         on_head(cluster, "scontrol", "update", "PartitionName=high", "MaxNodes=1")
+        on_head(cluster, "scontrol", "update", "PartitionName=shared", "QoS=brief")
         on_head(cluster, "scontrol", "update", "NodeName=node3", "State=DRAIN", "Reason=new disk")
         # Slurm ends it after a minute, or up to half a minute later: the last test looks at it.
         on_head(cluster, "sbatch", "--time=1", "--output=/dev/null", f"--wrap={_LONG}")
@@ -224,6 +232,30 @@ CASES = {
         "never",
         r"user 'root' in account 'hasty': 00:01:00 for a job at most",
     ),
+    "jobs of a QOS that is closed": Case(
+        ("--qos=closed",),
+        "QOSMaxJobsPerUserLimit",
+        "never",
+        r"closed its account or QOS[^$]*QOS 'closed': 0 jobs for each user",
+    ),
+    "CPUs of the account above": Case(
+        ("--account=below", "--ntasks=3"),
+        "AssocGrpCpuLimit",
+        "never",
+        r"account 'above': 2 CPUs at a time. The job asks for 3",
+    ),
+    "time of one of two associations": Case(
+        ("--account=multi", "--partition=main", "--time=90"),
+        "AssocMaxWallDurationPerJobLimit",
+        "never",
+        r"01:00:00 for a job at most. The job asks for 01:30:00[^$]*TimeLimit=01:00:00",
+    ),
+    "time of the QOS of the partition": Case(
+        ("--partition=shared", "--time=5"),
+        "QOSMaxWallDurationPerJobLimit",
+        "never",
+        r"QOS 'brief': 00:01:00 for a job at most",
+    ),
     "begin": Case(("--begin=now+1hour",), "BeginTime", "waits", "before a given time"),
     "drained node": Case(
         ("--nodelist=node3",), r"ReqNodeNotAvail.*", "admin", r"node3 is drained: new disk"
@@ -232,7 +264,7 @@ CASES = {
         ("--nodes=2", "--exclusive", "--nice=0"),
         "Resources|Priority",
         "waits",
-        r"jobs that wait in partition 'main', \d+ are before it",
+        r"jobs? waiting in partition 'main', \d+ (is|are) before it",
         occupant=("--nodes=1",),
     ),
 }

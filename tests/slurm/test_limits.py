@@ -1,0 +1,86 @@
+"""Which of several limits decides, as Slurm's documentation orders them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from hpctrain.slurm.cluster_output import LimitRecord
+from hpctrain.slurm.limits import find_exceeded, records_of
+from hpctrain.slurm.output import Job
+
+JOB = Job(job_id="", state="PENDING", time_limit="01:00:00", tres={"cpu": "8"}, num_nodes=1)
+
+
+def qos(name: str, flags: str = "", **limits: str) -> LimitRecord:
+    return LimitRecord(kind="QOS", name=name, fields={"Flags": flags, **limits})
+
+
+def account(name: str, parent: str = "", user: str = "", partition: str = "", **limits: str):
+    fields = {"ParentAccount": f"{parent}(1)" if parent else "", **limits}
+    return LimitRecord(kind="association", name=name, user=user, partition=partition, fields=fields)
+
+
+def exceeded(records: Sequence[LimitRecord], **names: str | None) -> list[str]:
+    asked = {"account": "lab", "partition": "gpu", "qos": "long", "partition_qos": None, **names}
+    return [
+        limit.text.split(":")[0]
+        for limit in find_exceeded(JOB, records_of(records, user="me", **asked))  # type: ignore[arg-type]
+    ]
+
+
+LONG, BRIEF = {"MaxWallPJ": "120"}, {"MaxWallPJ": "30"}
+
+
+@pytest.mark.parametrize(
+    ("records", "names", "found"),
+    [
+        ([qos("long", **BRIEF), account("lab", **LONG)], {}, ["QOS 'long'"]),
+        ([qos("long", **LONG), account("lab", user="me", **BRIEF)], {}, []),
+        ([qos("long"), account("lab", user="me", **LONG), account("lab", **BRIEF)], {}, []),
+        ([account("lab", user="you", **BRIEF), account("lab")], {}, []),
+        ([account("lab", "top"), account("top", **BRIEF)], {}, ["account 'top'"]),
+        # An account that is its own parent is no endless loop.
+        ([account("lab", "lab", **BRIEF)], {}, ["account 'lab'"]),
+        ([qos("long", **BRIEF), qos("of_part", **LONG)], {"partition_qos": "of_part"}, []),
+        (
+            [qos("long", **LONG), qos("of_part", **BRIEF)],
+            {"partition_qos": "of_part"},
+            ["QOS 'of_part'"],
+        ),
+        (
+            [qos("long", "DenyOnLimit,OverPartQOS", **LONG), qos("of_part", **BRIEF)],
+            {"partition_qos": "of_part"},
+            [],
+        ),
+        (
+            [
+                account("lab", user="me", partition="gpu", **LONG),
+                account("lab", user="me", partition="cpu", **BRIEF),
+                account("lab", user="me", **BRIEF),
+            ],
+            {},
+            [],
+        ),
+        # Those of an account and of its parents count each, unless a QOS sets them.
+        (
+            [account("lab", "top", GrpTRES="cpu=16(0)"), account("top", GrpTRES="cpu=4(0)")],
+            {},
+            ["account 'top'"],
+        ),
+        (
+            [
+                qos("long", GrpTRES="cpu=16(0)"),
+                account("lab", "top", GrpTRES="cpu=4(0)"),
+                account("top", GrpTRES="cpu=4(0)"),
+            ],
+            {},
+            [],
+        ),
+    ],
+)
+def test_the_limit_that_decides_is_the_first_in_order(
+    records: list[LimitRecord], names: dict[str, str], found: list[str]
+):
+    assert exceeded(records, **names) == found
