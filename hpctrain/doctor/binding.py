@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hpctrain.doctor.finding import Finding, note, ok, warning
+from hpctrain.doctor.finding import Finding, ok, remark, warning
 
 _HERE = 10
 """Distance of a NUMA node from itself (ACPI's SLIT)."""
@@ -46,7 +46,7 @@ def check_binding(
             # Nodes of a job are alike: one of them says it for all.
             return findings
     if not ranks:
-        return [note("binding", "no rank answered")]
+        return [remark("binding", "no rank answered")]
     return [ok("binding", f"{len(ranks)} ranks: {describe_masks(ranks)}")]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hpctrain.doctor.finding import Finding, error, note, ok, warning
+from hpctrain.doctor.finding import Finding, error, ok, remark, warning
 from hpctrain.host_list import compress_hosts
 
 _LEAST_SHM = 64 * 2**20
@@ -108,7 +108,7 @@ def check_worlds(worlds: Mapping[str, Mapping[str, Any]], *, chosen: str) -> lis
                 )
             )
         else:
-            findings.append(note("MPI", f"{what}; runs do not use it"))
+            findings.append(remark("MPI", f"{what}; runs do not use it"))
     return findings
 
 

@@ -38,7 +38,7 @@ def ok(check: str, what: str) -> Finding:
     return Finding(check=check, level=Level.OK, what=what)
 
 
-def note(check: str, what: str) -> Finding:
+def remark(check: str, what: str) -> Finding:
     """Return a finding that something was not checked, or has no consequence. Pure."""
     return Finding(check=check, level=Level.NOTE, what=what)
 

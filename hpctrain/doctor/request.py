@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hpctrain.doctor.finding import Finding, error, note, ok, warning
+from hpctrain.doctor.finding import Finding, error, ok, remark, warning
 from hpctrain.slurm.cluster_output import NodeGroup
 from hpctrain.slurm.facts import ClusterFacts
 from hpctrain.slurm.limits import (
@@ -79,7 +79,7 @@ def check_request(ask: Ask, facts: ClusterFacts) -> list[Finding]:
 def _check_partition(ask: Ask, facts: ClusterFacts) -> list[Finding]:
     name, partition = ask.partition, facts.partition
     if not partition:
-        return [note("partition", f"Slurm says nothing about partition {name!r}")]
+        return [remark("partition", f"Slurm says nothing about partition {name!r}")]
     if (state := partition.get("State", "UP")) != "UP":
         return [
             error(
@@ -128,7 +128,7 @@ def _lifts(qos_flags: frozenset[str], limit: Limit) -> bool:
 
 def _check_nodes(ask: Ask, groups: Sequence[NodeGroup]) -> list[Finding]:
     if not groups:
-        return [note("nodes", "Slurm lists no nodes of the partition")]
+        return [remark("nodes", "Slurm lists no nodes of the partition")]
     kind = f"{ask.gpu_type} GPUs" if ask.gpu_type else "GPUs"
     for name, number, there in (
         ("CPUs", ask.cpus_per_node, [group.cpus for group in groups]),
@@ -194,9 +194,9 @@ def _has_features(constraint: str | None, features: Sequence[str]) -> bool:
 def _check_account(ask: Ask, facts: ClusterFacts) -> list[Finding]:
     associations = facts.associations
     if associations is None:
-        return [note("account", "there is no accounting here, or it does not answer")]
+        return [remark("account", "there is no accounting here, or it does not answer")]
     if not associations:
-        return [note("account", f"accounting has no association of user {ask.user!r}")]
+        return [remark("account", f"accounting has no association of user {ask.user!r}")]
     names = sorted({association.account for association in associations})
     account = (ask.account or associations[0].default_account).lower()
     mine = [

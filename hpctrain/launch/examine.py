@@ -15,7 +15,7 @@ from typing import Any
 
 from hpctrain.doctor.binding import check_binding
 from hpctrain.doctor.compare import check_login, check_machines, check_shared, check_worlds
-from hpctrain.doctor.finding import Finding, error, has_error, note
+from hpctrain.doctor.finding import Finding, error, has_error, remark
 from hpctrain.doctor.machine import describe_machine
 from hpctrain.doctor.probe import ProbeSettings, probe
 from hpctrain.doctor.request import check_request
@@ -75,7 +75,7 @@ def examine(
     findings: list[Finding] = []
     if not in_slurm:
         where = "this machine alone was checked"
-        findings.append(note("Slurm", f"ranks start by {plan.launcher!r} here: {where}"))
+        findings.append(remark("Slurm", f"ranks start by {plan.launcher!r} here: {where}"))
     if plan.launcher == "slurm":
         ask = ask_of(submission.request, submission.plan)
         findings += check_request(ask, query_all(ask))
@@ -100,10 +100,10 @@ def examine(
             return [
                 *findings,
                 *(check_shared(login) if in_slurm else check_machines([login], login=None)),
-                note("nodes", "no probe was made: --no-probe"),
+                remark("nodes", "no probe was made: --no-probe"),
             ]
         if has_error(findings):
-            return [*findings, note("nodes", "no probe job: it would not start either")]
+            return [*findings, remark("nodes", "no probe job: it would not start either")]
         token.write_bytes(b"1")
         login["storage"]["token"] = token.name
         settings = _settings(submission, storage, modules)
@@ -177,7 +177,7 @@ def _probe_in_job(
         return _await_answer(job_id, answer, folder / "log", patience_s=patience_s)
     except LaunchError as refused:
         if refused.transient:
-            return note("nodes", f"{refused} The nodes were not probed")
+            return remark("nodes", f"{refused} The nodes were not probed")
         return error("job", str(refused), why="the run would be refused as well")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -216,11 +216,11 @@ def _await_answer(
                 if why.job.is_pending and (is_late or why.verdict is Verdict.NEVER):
                     # Of this job, and not of the run: another size, another time.
                     what = "; ".join([why.meaning, *why.details])
-                    return note("nodes", f"job {job_id} waits: {what}. The nodes were not probed")
+                    return remark("nodes", f"job {job_id} waits: {what}. The nodes were not probed")
             time.sleep(_POLL_S)
     finally:
         _cancel(job_id)
-    return note("nodes", f"job {job_id} gave no answer within {waiting_s:.0f} s")
+    return remark("nodes", f"job {job_id} gave no answer within {waiting_s:.0f} s")
 
 
 def _explain_silence(why: Explanation, log_file: Path) -> Finding:

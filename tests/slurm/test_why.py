@@ -359,7 +359,7 @@ def test_an_end_is_explained(
 def wait_for_end(job_id: str) -> Explanation:
     def look() -> Explanation | None:
         answer = explain_job(job_id, is_run=False)
-        return answer if answer.verdict.value == "ended" else None
+        return answer if answer.job.is_final else None
 
     answer = wait_until(look, f"the end of job {job_id}", interval_s=0.2, timeout_s=150)
     assert answer is not None
