@@ -119,22 +119,7 @@ class OrdinalEncoder(_Encoder):
         return _with_nan(found)
 
 
-class _VectorEncoder(_Encoder):
-    """Replaces the values of a column by vectors, with a place for each frequent value."""
-
-    def __init__(
-        self,
-        columns: list[str],
-        *,
-        max_categories: Mapping[str, int] | None = None,
-        output_columns: list[str] | None = None,
-    ) -> None:
-        self.output_columns = check_outputs(columns, output_columns)
-        self.columns = list(columns)
-        self.max_categories = check_limits(columns, max_categories)
-
-
-class OneHotEncoder(_VectorEncoder):
+class OneHotEncoder(_Encoder):
     """Replaces each value by a vector that is 1 at the place of the value, and 0 elsewhere.
 
     A value that was not there when the encoder was fitted becomes a vector of zeros. The result is
@@ -150,6 +135,17 @@ class OneHotEncoder(_VectorEncoder):
         Where the results go; by default into the columns themselves.
     """
 
+    def __init__(
+        self,
+        columns: list[str],
+        *,
+        max_categories: Mapping[str, int] | None = None,
+        output_columns: list[str] | None = None,
+    ) -> None:
+        self.output_columns = check_outputs(columns, output_columns)
+        self.columns = list(columns)
+        self.max_categories = check_limits(columns, max_categories)
+
     def _fit_columns(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
         return self._learn(rows, comm, at_most=self.max_categories)
 
@@ -162,7 +158,7 @@ class OneHotEncoder(_VectorEncoder):
         return outputs
 
 
-class MultiHotEncoder(_VectorEncoder):
+class MultiHotEncoder(_Encoder):
     """Replaces each list by a vector of counts of its values.
 
     Values that were not there when the encoder was fitted are not counted. The result is one column
@@ -177,6 +173,17 @@ class MultiHotEncoder(_VectorEncoder):
     output_columns
         Where the results go; by default into the columns themselves.
     """
+
+    def __init__(
+        self,
+        columns: list[str],
+        *,
+        max_categories: Mapping[str, int] | None = None,
+        output_columns: list[str] | None = None,
+    ) -> None:
+        self.output_columns = check_outputs(columns, output_columns)
+        self.columns = list(columns)
+        self.max_categories = check_limits(columns, max_categories)
 
     def _fit_columns(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
         return self._learn(

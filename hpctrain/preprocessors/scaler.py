@@ -68,6 +68,9 @@ class StandardScaler(_Scaler):
     {'x': array([3.])}
     """
 
+    def __init__(self, columns: list[str], output_columns: list[str] | None = None) -> None:
+        super().__init__(columns, output_columns)
+
     def _fit_columns(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
         stats: dict[str, Any] = {}
         for column, found in collect(rows, dict.fromkeys(self.columns, Moments), comm).items():
@@ -97,6 +100,9 @@ class MinMaxScaler(_Scaler):
         Where the results go; by default into the columns themselves.
     """
 
+    def __init__(self, columns: list[str], output_columns: list[str] | None = None) -> None:
+        super().__init__(columns, output_columns)
+
     def _fit_columns(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
         stats: dict[str, Any] = {}
         for column, found in collect(rows, dict.fromkeys(self.columns, Extremes), comm).items():
@@ -123,6 +129,9 @@ class MaxAbsScaler(_Scaler):
     output_columns
         Where the results go; by default into the columns themselves.
     """
+
+    def __init__(self, columns: list[str], output_columns: list[str] | None = None) -> None:
+        super().__init__(columns, output_columns)
 
     def _fit_columns(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
         stats: dict[str, Any] = {}
