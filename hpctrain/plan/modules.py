@@ -71,12 +71,20 @@ class SourceFile:
         return os.path.basename(self.path) == "__init__.py"
 
     def is_unchanged(self) -> bool:
-        """Return whether the file is as it was: by size and time, as Python's caches look."""
+        """Return whether the file is as it was: by size and time, as Python's caches look.
+
+        Where the time differs, as after a checkout or a copy, what it holds decides.
+        """
         try:
             state = os.stat(self.path)
+            if state.st_size != self.size:
+                return False
+            if state.st_mtime_ns == self.mtime_ns:
+                return True
+            with open(self.path, "rb") as file:
+                return file.read() == self.content
         except OSError:
             return False
-        return (state.st_size, state.st_mtime_ns) == (self.size, self.mtime_ns)
 
 
 def pack_sources(sources: Mapping[str, SourceFile]) -> bytes:

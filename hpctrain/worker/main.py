@@ -140,7 +140,8 @@ class Rank:
         # One rank reads; the others get it through MPI, whatever their number.
         content = comm.bcast(self._read_spec(command) if comm.rank == 0 else None)
         run_spec = RunSpec.from_bytes(content)
-        settle(run_spec.settings, sources=run_spec.sources)
+        # One of perhaps thousands says what was edited.
+        settle(run_spec.settings, sources=run_spec.sources, says_changes=comm.rank == 0)
         assert self._world is not None
         resumed = command.header["checkpoint"]
         self._training = LinkedTraining(

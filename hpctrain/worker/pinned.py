@@ -15,7 +15,7 @@ from hpctrain.log import log
 from hpctrain.plan.modules import SourceFile, unpack_sources
 
 
-def pin_sources(packed: bytes) -> None:
+def pin_sources(packed: bytes, *, says_changes: bool = True) -> None:
     """Have this process import modules as they were. Not collective.
 
     A file that is unchanged is imported as ever, with Python's caches. One that was edited, moved
@@ -26,16 +26,19 @@ def pin_sources(packed: bytes) -> None:
     ----------
     packed
         What `hpctrain.plan.modules.pack_sources` returned.
+    says_changes
+        Whether this process logs which files have changed.
     """
     if packed:
-        sys.meta_path.insert(0, _PinnedFinder(packed))
+        sys.meta_path.insert(0, _PinnedFinder(packed, says_changes=says_changes))
 
 
 class _PinnedFinder:
     """Finds modules that have changed; opens what the run keeps at the first one."""
 
-    def __init__(self, packed: bytes) -> None:
+    def __init__(self, packed: bytes, *, says_changes: bool) -> None:
         self._packed = packed
+        self._says_changes = says_changes
         self._sources: Mapping[str, SourceFile] | None = None
 
     def find_spec(
@@ -47,6 +50,11 @@ class _PinnedFinder:
         source = self._sources.get(name)
         if source is None or source.is_unchanged():
             return None
+        if self._says_changes:
+            log(
+                f"{source.path} has changed since fit(): the run imports it as it was "
+                f"(snapshot=True)."
+            )
         return spec_from_file_location(
             name,
             source.path,
@@ -72,7 +80,6 @@ class _PinnedLoader(SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
         """Run the source, and have tracebacks show its lines."""
         path = self._source.path
-        log(f"{path} has changed since fit(): the run imports it as it was (snapshot=True).")
         text = self.get_source(module.__name__) or ""
         # Without a time it is taken for one that cannot change.
         entry: Any = (len(text), None, text.splitlines(keepends=True), path)

@@ -31,13 +31,15 @@ if TYPE_CHECKING:
     from hpctrain.preprocessors import Preprocessor
 
 
-def settle(settings: RankSettings, *, sources: bytes = b"") -> None:
+def settle(settings: RankSettings, *, sources: bytes = b"", says_changes: bool = True) -> None:
     """Give this process the driver's working directory, module path and modules. Not collective.
 
     Parameters
     ----------
     sources
         The user's modules as they were; empty to import them as they are.
+    says_changes
+        Whether this process logs which of them have changed since.
     """
     try:
         os.chdir(settings.cwd)
@@ -51,7 +53,7 @@ def settle(settings: RankSettings, *, sources: bytes = b"") -> None:
     if sources:
         from hpctrain.worker.pinned import pin_sources
 
-        pin_sources(sources)
+        pin_sources(sources, says_changes=says_changes)
 
 
 def run_training(
