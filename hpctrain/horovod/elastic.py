@@ -22,6 +22,7 @@ from hpctrain.horovod.gloo import ask_rendezvous
 from hpctrain.log import log
 from hpctrain.plan import spec
 from hpctrain.worker.context import ActiveWorker, active_worker
+from hpctrain.worker.pinned import pinned_sources
 from hpctrain.worker.report_count import LeaveTraining
 
 _WORKER = "hpctrain.horovod.elastic_worker"
@@ -114,6 +115,7 @@ class Keeper:
         self._connection = Connection(ours.detach())
         self._hello = {
             "sys_path": list(sys.path),
+            "sources": pinned_sources(),
             "context": worker.context,
             "work": work,
             "first_report": first_report,

@@ -26,6 +26,7 @@ from hpctrain.log import flush_output, log_traceback
 from hpctrain.plan import spec
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.worker.context import ActiveWorker, activate
+from hpctrain.worker.pinned import pin_sources
 from hpctrain.worker.report_count import LeaveTraining
 from hpctrain.worker.train import pack_return_value
 
@@ -51,6 +52,8 @@ def main(connection: Connection) -> None:
     """Train, and say what came of it. Collective."""
     hello = connection.recv()
     sys.path[:] = hello["sys_path"]
+    # A worker that replaces a dead one runs what the others run.
+    pin_sources(hello["sources"], says_changes=False)
     context: TrainContext = hello["context"]
     session = WorkerSession(
         connection,

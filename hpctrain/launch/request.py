@@ -21,7 +21,7 @@ from hpctrain.log import log
 from hpctrain.plan.allocation import AllocatedNode, place_in_allocation
 from hpctrain.plan.hosts import Host, read_hostfile
 from hpctrain.plan.launch_plan import LaunchPlan
-from hpctrain.plan.modules import MOST_SOURCE_BYTES, ModuleFinder, pack_sources
+from hpctrain.plan.modules import ModuleFinder
 from hpctrain.plan.resources import Placement, node_range, place_on_one_node
 from hpctrain.plan.sbatch import make_directives
 from hpctrain.plan.sbatch_options import (
@@ -31,6 +31,7 @@ from hpctrain.plan.sbatch_options import (
     read_sbatch_variables,
 )
 from hpctrain.plan.site import Site, load_site, site_srun_args
+from hpctrain.plan.sources import MOST_SOURCE_BYTES, pack_sources
 from hpctrain.plan.spec import (
     LARGE_PICKLE_BYTES,
     RankSettings,
@@ -276,12 +277,12 @@ def _pack_sources(run_config: RunConfig, finder: ModuleFinder, executor: bytes) 
     if not run_config.snapshot:
         return b""
     finder.follow(executor)
-    packed = pack_sources(finder.sources)
+    packed = pack_sources(finder.sources) if finder.is_complete else b""
     if finder.sources and not packed:
         log(
-            f"note: your {len(finder.sources)} modules are larger than "
-            f"{MOST_SOURCE_BYTES // 2**20} MiB, so the run does not keep them: restarts, and jobs "
-            f"that wait, import them as they are then."
+            f"note: your {len(finder.sources)} modules are too many, or larger than "
+            f"{MOST_SOURCE_BYTES // 2**20} MiB together, so the run does not keep them: restarts, "
+            f"and jobs that wait, import them as they are then."
         )
     return packed
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpctrain.errors import ConfigError, DamagedFileError
-from hpctrain.plan.modules import SourceFile, unpack_sources
+from hpctrain.plan.sources import SourceFile, unpack_sources
 from hpctrain.plan.spec import RunSpec
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.plan import read_plan

@@ -12,21 +12,17 @@ from __future__ import annotations
 
 import dis
 import hashlib
-import json
 import os
 import re
 import sys
-import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from hpctrain.plan.fingerprint import Node, build_pickle, is_code_type
+from hpctrain.plan.sources import SourceFile
 
 _MOST_FILES = 2000
-MOST_SOURCE_BYTES = 32 * 2**20
-"""Larger trees are not kept with a run."""
 _FOREIGN = ("site-packages", "dist-packages")
 _STDLIB = os.path.dirname(os.__file__) + os.sep
 _HPCTRAIN = str(Path(__file__).parents[1]) + os.sep
@@ -55,66 +51,6 @@ def reached_modules(*pickles: bytes) -> dict[str, str]:
     return dict(sorted(finder.digests.items()))
 
 
-@dataclass(frozen=True, kw_only=True)
-class SourceFile:
-    """A Python file, as it was read."""
-
-    path: str
-    content: bytes
-    size: int
-    mtime_ns: int
-    """Modification time, in nanoseconds since the epoch."""
-
-    @property
-    def is_package(self) -> bool:
-        """Whether it is the ``__init__.py`` of a package."""
-        return os.path.basename(self.path) == "__init__.py"
-
-    def is_unchanged(self) -> bool:
-        """Return whether the file is as it was: by size and time, as Python's caches look.
-
-        Where the time differs, as after a checkout or a copy, what it holds decides.
-        """
-        try:
-            state = os.stat(self.path)
-            if state.st_size != self.size:
-                return False
-            if state.st_mtime_ns == self.mtime_ns:
-                return True
-            with open(self.path, "rb") as file:
-                return file.read() == self.content
-        except OSError:
-            return False
-
-
-def pack_sources(sources: Mapping[str, SourceFile]) -> bytes:
-    """Return source files as bytes; none where they are too large. Not collective."""
-    if sum(source.size for source in sources.values()) > MOST_SOURCE_BYTES:
-        return b""
-    fields = {
-        name: [source.path, source.content.decode("latin-1"), source.size, source.mtime_ns]
-        for name, source in sources.items()
-    }
-    return zlib.compress(json.dumps(fields).encode(), level=1) if fields else b""
-
-
-def unpack_sources(packed: bytes) -> dict[str, SourceFile]:
-    """Return what `pack_sources` was given. Not collective."""
-    if not packed:
-        return {}
-    fields = json.loads(zlib.decompress(packed))
-    return {
-        name: SourceFile(
-            # Bytes of any encoding, a character each.
-            path=path,
-            content=text.encode("latin-1"),
-            size=size,
-            mtime_ns=mtime_ns,
-        )
-        for name, (path, text, size, mtime_ns) in fields.items()
-    }
-
-
 class ModuleFinder:
     """Follows pickles to names of modules, these to files, and files to the names they import."""
 
@@ -123,10 +59,14 @@ class ModuleFinder:
         """Of each file, by its name relative to where Python found the module."""
         self.sources: dict[str, SourceFile] = {}
         """Of each module that is Python source, by its name for ``import``."""
+        self.is_complete = True
+        """Whether nothing was left out because there are too many files."""
         self._found: dict[str, str | None] = {}
         self._places: dict[str, list[str]] = {}
         paths = dict.fromkeys(os.path.abspath(path) for path in sys.path)
         self._paths = [p for p in paths if _is_own(p + os.sep) and not p.endswith(".zip")]
+        self._foreign = {path for path in paths if path not in self._paths}
+        self._all_paths = list(paths)
 
     def follow(self, *pickles: bytes) -> None:
         """Add all modules that pickles reach. Not collective."""
@@ -141,7 +81,10 @@ class ModuleFinder:
     def _reach(self, name: str) -> None:
         """Add a module, its imports, and its parent packages."""
         waiting = [name]
-        while waiting and len(self.digests) < _MOST_FILES:
+        while waiting:
+            if len(self.digests) >= _MOST_FILES:
+                self.is_complete = False
+                return
             name = waiting.pop()
             for parent in _with_parents(name):
                 if parent in self._found:
@@ -158,9 +101,7 @@ class ModuleFinder:
                 self.digests[_shown(parent, path)] = hashlib.sha256(content).hexdigest()
                 if path.endswith(".py"):
                     waiting += _imported_by(parent, path, content)
-                    self.sources[parent] = SourceFile(
-                        path=path, content=content, size=state.st_size, mtime_ns=state.st_mtime_ns
-                    )
+                    self.sources[parent] = SourceFile.of(path, content, mtime_ns=state.st_mtime_ns)
 
     def _locate(self, name: str) -> str | None:
         """Return the file of a module, if it is the user's own."""
@@ -180,6 +121,8 @@ class ModuleFinder:
 
     def _search(self, name: str) -> str | None:
         package, _, last = name.rpartition(".")
+        if not package and self._is_foreign(name):
+            return None
         for directory in self._directories(package):
             for path in (
                 os.path.join(directory, last, "__init__.py"),
@@ -188,6 +131,16 @@ class ModuleFinder:
                 if os.path.isfile(path) and _is_own(path):
                     return path
         return None
+
+    def _is_foreign(self, name: str) -> bool:
+        """Return whether ``import`` finds a library of this name before a file of the user's."""
+        if name in sys.builtin_module_names:
+            return True
+        for directory in self._all_paths:
+            place = os.path.join(directory, name)
+            if os.path.isfile(f"{place}.py") or os.path.isfile(os.path.join(place, "__init__.py")):
+                return directory in self._foreign
+        return False
 
     def _directories(self, package: str) -> list[str]:
         """Return the directories of a package's modules; a namespace package has several."""

@@ -101,7 +101,7 @@ class RunSpec:
     """Pickled RunConfig, plan and checkpoint to begin with, for a job's executor and for
     ``restore()``. Empty where they cannot be pickled and need not be."""
     sources: bytes = b""
-    """The user's modules as they were (`hpctrain.plan.modules.pack_sources`); empty where the run
+    """The user's modules as they were (`hpctrain.plan.sources.pack_sources`); empty where the run
     imports them as they are."""
     validation: ValidationSpec | None = None
     """How checkpoints are validated; None if the trainer has no ValidationConfig. It does not

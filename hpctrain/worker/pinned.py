@@ -3,64 +3,95 @@
 from __future__ import annotations
 
 import linecache
+import os
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import spec_from_file_location
-from os.path import dirname
 from types import CodeType, ModuleType
 from typing import Any
 
 from hpctrain.log import log
-from hpctrain.plan.modules import SourceFile, unpack_sources
+from hpctrain.plan.sources import SourceFile, unpack_sources
+
+_pinned = b""
 
 
 def pin_sources(packed: bytes, *, says_changes: bool = True) -> None:
     """Have this process import modules as they were. Not collective.
 
-    A file that is unchanged is imported as ever, with Python's caches. One that was edited, moved
-    or deleted meanwhile is imported from what the run keeps, under its old name and path. Modules
-    that the run does not keep are found on ``sys.path``.
+    A module that the run keeps is imported from the file that it was read from, even where another
+    of the same name comes first by now: with Python's caches if the file is unchanged, else from
+    what the run keeps, under its own path. Other modules are found on ``sys.path``.
 
     Parameters
     ----------
     packed
-        What `hpctrain.plan.modules.pack_sources` returned.
+        What `hpctrain.plan.sources.pack_sources` returned.
     says_changes
         Whether this process logs which files have changed.
     """
+    global _pinned
     if packed:
-        sys.meta_path.insert(0, _PinnedFinder(packed, says_changes=says_changes))
+        _pinned = packed
+        finder = _PinnedFinder(unpack_sources(packed), says_changes=says_changes)
+        sys.meta_path.insert(0, finder)
+
+
+def pinned_sources() -> bytes:
+    """Return what `pin_sources` was given here, for processes that this one starts.
+
+    Not collective.
+    """
+    return _pinned
 
 
 class _PinnedFinder:
-    """Finds modules that have changed; opens what the run keeps at the first one."""
+    """Finds the modules that a run keeps, and the directories that they are in."""
 
-    def __init__(self, packed: bytes, *, says_changes: bool) -> None:
-        self._packed = packed
+    def __init__(self, sources: Mapping[str, SourceFile], *, says_changes: bool) -> None:
+        self._sources = sources
         self._says_changes = says_changes
-        self._sources: Mapping[str, SourceFile] | None = None
+        self._places: dict[str, list[str]] = {}
+        for name, source in sources.items():
+            place = os.path.dirname(source.path)
+            if source.is_package:
+                place = os.path.dirname(place)
+            # Packages without __init__.py, which are kept by what is in them.
+            while "." in name:
+                name = name.rpartition(".")[0]
+                if name not in sources and place not in self._places.setdefault(name, []):
+                    self._places[name].append(place)
+                place = os.path.dirname(place)
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return how to load a module that has changed; None leaves it to the others."""
-        if self._sources is None:
-            self._sources = unpack_sources(self._packed)
+        """Return how to load a module that the run keeps; None leaves it to the others."""
         source = self._sources.get(name)
-        if source is None or source.is_unchanged():
-            return None
-        if self._says_changes:
-            log(
-                f"{source.path} has changed since fit(): the run imports it as it was "
-                f"(snapshot=True)."
-            )
+        if source is None:
+            return self._find_namespace(name, path)
+        loader = SourceFileLoader(name, source.path)
+        if not source.is_unchanged():
+            loader = _PinnedLoader(name, source)
+            if self._says_changes:
+                log(
+                    f"{source.path} has changed since fit(): the run imports it as it was "
+                    f"(snapshot=True)."
+                )
+        places = [os.path.dirname(source.path)] if source.is_package else None
         return spec_from_file_location(
-            name,
-            source.path,
-            loader=_PinnedLoader(name, source),
-            submodule_search_locations=[dirname(source.path)] if source.is_package else None,
+            name, source.path, loader=loader, submodule_search_locations=places
         )
+
+    def _find_namespace(self, name: str, path: Sequence[str] | None) -> ModuleSpec | None:
+        """Return a namespace package whose directories may be gone."""
+        places = self._places.get(name)
+        if places is None or PathFinder.find_spec(name, path) is not None:
+            return None
+        spec = ModuleSpec(name, None, is_package=True)
+        spec.submodule_search_locations = list(places)
+        return spec
 
 
 class _PinnedLoader(SourceFileLoader):
@@ -79,9 +110,8 @@ class _PinnedLoader(SourceFileLoader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Run the source, and have tracebacks show its lines."""
-        path = self._source.path
         text = self.get_source(module.__name__) or ""
         # Without a time it is taken for one that cannot change.
-        entry: Any = (len(text), None, text.splitlines(keepends=True), path)
-        linecache.cache[path] = entry
+        entry: Any = (len(text), None, text.splitlines(keepends=True), self._source.path)
+        linecache.cache[self._source.path] = entry
         super().exec_module(module)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.plan.modules import ModuleFinder, SourceFile, pack_sources, unpack_sources
+from hpctrain.plan.modules import ModuleFinder
+from hpctrain.plan.sources import SourceFile, pack_sources, unpack_sources
 
 IMPORT = """
 import sys
@@ -42,13 +43,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def read(path: Path) -> SourceFile:
-    state = path.stat()
-    return SourceFile(
-        path=str(path),
-        content=path.read_bytes(),
-        size=state.st_size,
-        mtime_ns=state.st_mtime_ns,
-    )
+    return SourceFile.of(str(path), path.read_bytes(), mtime_ns=path.stat().st_mtime_ns)
 
 
 def sources_of(place: Path) -> dict[str, SourceFile]:
@@ -69,13 +64,13 @@ def run(place: Path, packed: bytes) -> str:
 
 def test_sources_are_packed_as_they_are_and_none_of_none(place: Path) -> None:
     sources = sources_of(place)
-    odd = SourceFile(path="/a/b.py", content=bytes(range(256)), size=256, mtime_ns=1)
+    odd = SourceFile.of("/a/b.py", bytes(range(256)), mtime_ns=1)
     assert unpack_sources(pack_sources({**sources, "odd": odd})) == {**sources, "odd": odd}
     assert (pack_sources({}), unpack_sources(b"")) == (b"", {})
 
 
 def test_what_is_too_large_is_not_kept(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
-    monkeypatch.setattr("hpctrain.plan.modules.MOST_SOURCE_BYTES", 10)
+    monkeypatch.setattr("hpctrain.plan.sources.MOST_SOURCE_BYTES", 10)
     assert pack_sources(sources_of(place)) == b""
 
 
@@ -134,3 +129,71 @@ def test_the_finder_keeps_the_sources_of_what_it_reaches(
     assert finder.sources == sources_of(place)
     for name in ("package", "package.part"):
         monkeypatch.delitem(sys.modules, name)
+
+
+def test_a_module_that_comes_first_by_now_is_not_imported(place: Path) -> None:
+    (place / "single.py").write_text("VALUE = 'old'\n")
+    packed = pack_sources({"single": read(place / "single.py")})
+    (place / "single").mkdir()
+    (place / "single" / "__init__.py").write_text("VALUE = 'new'\n")
+    script = (
+        f"import sys; sys.path.insert(0, {str(place)!r})\n"
+        f"from hpctrain.worker.pinned import pin_sources; pin_sources({packed!r})\n"
+        "import single; print(single.VALUE)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout == "old\n", done.stderr
+
+
+def test_a_namespace_package_that_is_gone_is_imported_all_the_same(place: Path) -> None:
+    (place / "outer" / "inner").mkdir(parents=True)
+    module = place / "outer" / "inner" / "part.py"
+    module.write_text("VALUE = 'old'\n")
+    packed = pack_sources({"outer.inner.part": read(module)})
+    (place / "outer").rename(place / "elsewhere")
+    script = (
+        f"import sys; sys.path.insert(0, {str(place)!r})\n"
+        f"from hpctrain.worker.pinned import pin_sources; pin_sources({packed!r})\n"
+        "import outer.inner.part as part; print(part.VALUE)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout == "old\n", done.stderr
+
+
+def test_a_file_that_a_library_hides_is_not_kept(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place / "html").mkdir()
+    for name in ("statistics.py", "wave.py"):
+        (place / name).write_text("VALUE = 'mine'\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(place)])
+    for name in ("statistics", "wave"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    import cloudpickle
+
+    def train() -> None:
+        import statistics  # noqa: F401
+        import wave  # noqa: F401
+
+    finder = ModuleFinder()
+    finder.follow(cloudpickle.dumps(train))
+    assert not {"statistics", "wave"} & set(finder.sources)
+
+
+def test_a_tree_of_too_many_files_is_known_to_be_incomplete(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import cloudpickle
+
+    monkeypatch.setattr("hpctrain.plan.modules._MOST_FILES", 1)
+    monkeypatch.syspath_prepend(str(place))
+
+    def train() -> None:
+        import other
+        import package.part  # noqa: F401
+
+        print(other)
+
+    finder = ModuleFinder()
+    finder.follow(cloudpickle.dumps(train))
+    assert not finder.is_complete
