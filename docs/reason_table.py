@@ -28,7 +28,3 @@ def render_reasons() -> str:
     for row in rows:
         lines += [f"   {'* -' if i == 0 else '  -'} {cell}\n" for i, cell in enumerate(row)]
     return "".join(lines)
-
-
-def _quoted(names: list[str]) -> str:
-    return ", ".join(f"``{name}``" for name in names)

@@ -27,12 +27,15 @@ def diff(
 ) -> None:
     """Show how two runs differ: configuration, code, versions and outcome."""
     from hpctrain.cli.run_view import find_run
+    from hpctrain.errors import ConfigError
     from hpctrain.launch.run_diff import compare_runs, compare_sources
     from hpctrain.printable import show_controls
 
     first, second = find_run(run, storage), find_run(other, storage)
     if code:
-        print(show_controls(compare_sources(first, second)), end="")
+        if json:
+            raise ConfigError("--code is text, and --json is not. Give one of them.")
+        print(show_controls(compare_sources(first, second)).rstrip("\n") or "no difference")
         return
     found = compare_runs(first, second)
     if json:

@@ -51,11 +51,13 @@ def why(
     from hpctrain.cli.run_view import view_run
 
     paths = _find_run(job, storage)
+    answer, view = None, None if paths is None else view_run(paths)
     try:
-        answer, view = _explain(job, None if paths is None else view_run(paths))
+        answer, view = _explain(job, view)
     except LaunchError as error:
         say(str(error))
-        raise typer.Exit(FAILED) from None
+        if view is None:
+            raise typer.Exit(FAILED) from None
     if json:
         print_json(to_json(answer, view))
     else:

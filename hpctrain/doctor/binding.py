@@ -155,8 +155,12 @@ def _crossing(
 def _far_gpus(
     host: str, ranks: Sequence[Mapping[str, Any]], hardware: Mapping[str, Any]
 ) -> list[Finding]:
-    nodes, gpus = _numa_nodes(hardware), hardware.get("gpus", [])
+    nodes = _numa_nodes(hardware)
+    gpus = [gpu for gpu in hardware.get("gpus", []) if gpu["vendor"] == "NVIDIA"]
     for rank in ranks:
+        if rank.get("num_devices", len(gpus)) != len(gpus):
+            # Inside a cgroup that hides some, the others are numbered anew.
+            continue
         for entry in rank["gpus"]:
             # The order of sysfs is that of the driver where CUDA_DEVICE_ORDER=PCI_BUS_ID.
             if not entry.isdigit() or int(entry) >= len(gpus):

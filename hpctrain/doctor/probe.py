@@ -17,11 +17,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from hpctrain import environ, timeouts
-from hpctrain.doctor.machine import describe_machine
-from hpctrain.errors import LaunchError
+from hpctrain.doctor.machine import ANSWERS, describe_machine
+from hpctrain.errors import HpctrainError, LaunchError
 from hpctrain.execute.step_launcher import find_mpiexec, find_step_launcher, launcher_variables
 from hpctrain.plan.argv import worker_step_argv
 from hpctrain.plan.launch_plan import StepLauncher
@@ -68,12 +69,17 @@ def probe(settings: ProbeSettings) -> dict[str, Any]:
 
     Not collective. Takes some seconds, and on a slow filesystem as long as the imports.
     """
-    worlds, chosen = _probe_worlds(settings)
+    try:
+        worlds, chosen = _probe_worlds(settings)
+        no_launcher = ""
+    except HpctrainError as error:
+        worlds, chosen, no_launcher = {}, "", str(error)
     return {
         "host": socket.gethostname(),
         "machines": _probe_machines(settings),
         "worlds": worlds,
         "chosen": chosen,
+        "no_launcher": no_launcher,
         "ranks": _probe_ranks(settings),
         "time": time.time(),
     }
@@ -85,8 +91,11 @@ def _probe_machines(settings: ProbeSettings) -> list[dict[str, Any]]:
     step = [*_ONE_A_NODE, f"--nodes={len(settings.tasks_per_node)}"]
     skews = _probe_clocks(step)
     module = [sys.executable, "-m", "hpctrain.doctor.machine", settings.storage, *settings.modules]
-    limit_s = timeouts.DOCTOR_STEP_S + len(settings.modules) * timeouts.DOCTOR_IMPORT_S
-    machines, _ = _run([*step, *module], timeout_s=limit_s)
+    limit_s = timeouts.DOCTOR_STEP_S + timeouts.DOCTOR_IMPORT_S
+    with TemporaryDirectory(prefix=".doctor-", dir=settings.storage) as folder:
+        # In files: srun may mix long lines of two nodes.
+        _print_of([*step, *module], timeout_s=limit_s, variables={ANSWERS: folder})
+        machines = [json.loads(path.read_bytes()) for path in Path(folder).glob("*.json")]
     return [
         {**machine, "skew_s": skews.get(machine["host"], 0.0)}
         for machine in sorted(machines, key=lambda machine: machine["host"])

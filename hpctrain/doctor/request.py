@@ -22,8 +22,6 @@ from hpctrain.slurm.limits import (
 )
 from hpctrain.slurm.output import Job
 
-_FULL = "MaxSubmitJobs"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import sys
 from typing import Any
@@ -26,6 +27,7 @@ def describe_rank(*, with_mpi: bool) -> dict[str, Any]:
         "host": socket.gethostname(),
         "cpus": sorted(os.sched_getaffinity(0)),
         "gpus": visible_gpus(),
+        "num_devices": len([name for name in os.listdir("/dev") if _opens(name)]),
         "local_rank": environ.variable("SLURM_LOCALID"),
     }
     if with_mpi:
@@ -37,6 +39,11 @@ def describe_rank(*, with_mpi: bool) -> dict[str, Any]:
         answer["hosts"] = sorted(set(world.allgather(answer["host"])))
         finalize()
     return answer
+
+
+def _opens(name: str) -> bool:
+    """Return whether a device is that of a GPU, and this rank may use it."""
+    return re.fullmatch(r"nvidia\d+", name) is not None and os.access(f"/dev/{name}", os.R_OK)
 
 
 if __name__ == "__main__":

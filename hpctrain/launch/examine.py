@@ -18,9 +18,8 @@ from hpctrain.doctor.compare import check_login, check_machines, check_shared, c
 from hpctrain.doctor.finding import Finding, error, has_error, remark
 from hpctrain.doctor.machine import describe_machine
 from hpctrain.doctor.probe import ProbeSettings, probe
-from hpctrain.doctor.request import check_request
 from hpctrain.errors import LaunchError
-from hpctrain.launch.precheck import ask_of, query_all
+from hpctrain.launch.precheck import asks_of, check_asks
 from hpctrain.launch.request import Submission
 from hpctrain.log import log
 from hpctrain.plan.visibility import EXIT_INVISIBLE
@@ -77,8 +76,7 @@ def examine(
         where = "this machine alone was checked"
         findings.append(remark("Slurm", f"ranks start by {plan.launcher!r} here: {where}"))
     if plan.launcher == "slurm":
-        ask = ask_of(submission.request, submission.plan)
-        findings += check_request(ask, query_all(ask))
+        findings += check_asks(asks_of(submission.request, submission.plan))
     try:
         storage.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
@@ -122,7 +120,8 @@ def examine(
 
 def _modules(submission: Submission) -> tuple[str, ...]:
     spec = submission.request.worker_spec
-    package = type(spec.backend_config).__module__.split(".")[1]
+    # A configuration of the user's own is in any module.
+    package = type(spec.backend_config).__module__.removeprefix("hpctrain.").partition(".")[0]
     framework = _FRAMEWORKS.get(package)
     return ("mpi4py.MPI", "cloudpickle", *([framework] if framework else []))
 
@@ -157,13 +156,14 @@ def _probe_in_job(
         words = ["hpctrain.doctor.probe", str(folder / "settings.json"), str(answer)]
         directives = {
             **submission.plan.directives,
-            **submission.plan.first_job_directives,
             "job-name": "hpctrain-doctor",
             "nodes": str(len(settings.tasks_per_node)),
             "time": _probe_time(submission),
             "output": str(folder / "log"),
         }
-        directives.pop("no-kill", None)
+        # Of all nodes of the run, beside those of each.
+        for name in ("no-kill", "gpus"):
+            directives.pop(name, None)
         job_id = submit_probe(
             folder,
             directives,
@@ -185,8 +185,8 @@ def _probe_in_job(
 
 def _probe_time(submission: Submission) -> str:
     """Return the time limit of the job: minutes, and no more than that of the run."""
-    asked = submission.plan.directives.get("time")
-    minutes = time_limit_minutes(asked) if asked else _MINUTES
+    asked = submission.plan.directives.get("time") or ""
+    minutes = time_limit_minutes(asked) if asked[:1].isdigit() else _MINUTES
     return str(max(1, min(_MINUTES, int(minutes))))
 
 
@@ -225,6 +225,8 @@ def _await_answer(
 
 def _explain_silence(why: Explanation, log_file: Path) -> Finding:
     """Return why the job ended without an answer."""
+    if why.job.state == "TIMEOUT":
+        return remark("nodes", f"job {why.job.job_id} did not end within its minutes")
     said = log_file.read_text(errors="replace").splitlines()[-5:] if log_file.exists() else []
     status, _, number = why.job.exit_code.partition(":")
     if not said or int(status or 0) == EXIT_INVISIBLE or number == "53":
@@ -256,17 +258,26 @@ def _check_answer(
     answer: dict[str, Any], settings: ProbeSettings, login: dict[str, Any] | None
 ) -> list[Finding]:
     machines = answer["machines"]
-    if not machines:
-        return [error("nodes", "no node answered", why="ranks would not start there either")]
+    expected = len(settings.tasks_per_node) if settings.in_allocation else 1
+    if len(machines) < expected:
+        hosts = ", ".join(machine["host"] for machine in machines)
+        return [
+            error(
+                "nodes",
+                f"{len(machines)} of {expected} nodes answered{f': {hosts}' if hosts else ''}",
+                why="ranks would not start on the others either",
+                step="Run it again; 'sinfo -N' shows the state of the others",
+            )
+        ]
     if login is not None and "seen_at" in answer and answer["time"] > answer["seen_at"]:
         # What was read before it was written: the clock there is ahead of the one here.
         for machine in machines:
             machine["skew_s"] += answer["time"] - answer["seen_at"]
     hardware = {machine["host"]: machine["hardware"] for machine in machines}
-    findings = [
-        *check_machines(machines, login=login),
-        *check_worlds(answer["worlds"], chosen=answer["chosen"]),
-    ]
+    findings = check_machines(machines, login=login)
+    if answer["no_launcher"]:
+        findings.append(error("MPI", answer["no_launcher"], why="no rank can start"))
+    findings += check_worlds(answer["worlds"], chosen=answer["chosen"])
     if settings.in_allocation:
         findings += check_binding(answer["ranks"], hardware, threads=settings.cpus_per_task)
     return findings

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 import os
 import pwd
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hpctrain import timeouts
-from hpctrain.doctor.finding import Level
+from hpctrain.doctor.finding import Finding, Level, has_error
 from hpctrain.doctor.request import Ask, check_request
-from hpctrain.errors import LaunchError
+from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.log import log
 from hpctrain.slurm.facts import ClusterFacts, query_facts, query_limits
+from hpctrain.slurm.limits import has_limits
 from hpctrain.slurm.probe import query_partition
 from hpctrain.slurm_config import time_limit_minutes
 
@@ -29,9 +31,12 @@ def warn_of_limits(request: Request, plan: LaunchPlan) -> None:
     has more rules than Slurm tells its users.
     """
     try:
-        ask = ask_of(request, plan)
-    except (LaunchError, KeyError):
+        ask = asks_of(request, plan)[0]
+    except (HpctrainError, KeyError):
         # No answer, or a user without an entry in the password database: sbatch says what is wrong.
+        return
+    if "," in (plan.directives.get("partition") or ""):
+        # It starts in any of them.
         return
     facts = query_limits(
         user=ask.user,
@@ -40,9 +45,9 @@ def warn_of_limits(request: Request, plan: LaunchPlan) -> None:
         qos=ask.qos,
         timeout_s=timeouts.PRECHECK_S,
     )
-    if ask.qos is not None or facts.partition_qos is not None:
-        # They win over associations, and their flags over the partition; only the accounting
-        # database has the flags.
+    if has_limits(r for r in facts.records if r.kind == "QOS"):
+        # Those of a QOS win over the association's, and which QOS is the default one, only the
+        # accounting database knows.
         facts = replace(facts, limits=())
     for finding in check_request(ask, facts):
         is_lifted = ask.qos is not None and finding.check == "partition"
@@ -51,6 +56,12 @@ def warn_of_limits(request: Request, plan: LaunchPlan) -> None:
                 f"warning: {finding.what}: it may never start. {finding.step}. 'hpctrain doctor' "
                 f"checks the rest."
             )
+
+
+def check_asks(asks: Sequence[Ask]) -> list[Finding]:
+    """Return what is wrong with a request in the partition where it fits best. Not collective."""
+    found = [check_request(ask, query_all(ask)) for ask in asks]
+    return next((findings for findings in found if not has_error(findings)), found[0])
 
 
 def query_all(ask: Ask) -> ClusterFacts:
@@ -64,19 +75,31 @@ def query_all(ask: Ask) -> ClusterFacts:
     )
 
 
-def ask_of(request: Request, plan: LaunchPlan) -> Ask:
-    """Return what the job of a run asks for. Not collective.
+def asks_of(request: Request, plan: LaunchPlan) -> list[Ask]:
+    """Return what the job of a run asks for, once for each partition that it may start in.
 
-    Queries Slurm for its default partition if the request names none.
+    Not collective. Queries Slurm for its default partition if the request names none.
+
+    Raises
+    ------
+    ConfigError
+        If this user has no entry in the password database.
+    LaunchError
+        If Slurm does not answer.
     """
+    try:
+        # Not LOGNAME, which is any text.
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError as error:
+        raise ConfigError(
+            f"the user {os.getuid()} has no name on this machine, so Slurm cannot know them."
+        ) from error
     directives = {**plan.directives, **plan.first_job_directives}
     placement = plan.placement
-    # A job in several partitions starts in any of them.
     names = (directives.get("partition") or query_partition(None).name).split(",")
     asked = directives.get("time")
-    return Ask(
-        # Not LOGNAME, which is any text.
-        user=pwd.getpwuid(os.getuid()).pw_name,
+    ask = Ask(
+        user=user,
         partition=names[0],
         account=directives.get("account"),
         qos=directives.get("qos"),
@@ -89,10 +112,13 @@ def ask_of(request: Request, plan: LaunchPlan) -> Ask:
         gpus_per_node=placement.gpus_per_node,
         gpu_type=request.scaling_config.accelerator_type,
     )
+    return [replace(ask, partition=name) for name in names]
 
 
 def _clock(time_limit: str) -> str:
     """Return a time limit as Slurm prints it."""
+    if not time_limit[:1].isdigit():
+        return "UNLIMITED"
     minutes, seconds = divmod(math.ceil(time_limit_minutes(time_limit) * 60), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)

@@ -71,8 +71,8 @@ def compare_sources(first: RunPaths, second: RunPaths) -> str:
         spec = read_own_spec(paths)
         if spec is None or not spec.sources:
             raise ConfigError(
-                f"{paths.root} keeps no modules: it is somebody else's, was begun with "
-                f"RunConfig(snapshot=False), or its function imports none of your own."
+                f"{paths.root} keeps no modules: it is somebody else's, of an older hpctrain, or "
+                f"RunConfig(snapshot=False) was set, or its function imports none of your own."
             )
         both.append(unpack_sources(spec.sources))
     return "".join(_diff(*both))

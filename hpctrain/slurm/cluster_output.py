@@ -271,6 +271,18 @@ def parse_qos(output: str) -> list[LimitRecord]:
     ]
 
 
+def parse_enforced(output: str) -> set[str]:
+    """Return what of accounting is enforced, as ``scontrol show config`` prints it. Not collective.
+
+    Examples
+    --------
+    >>> sorted(parse_enforced("AccountingStorageEnforce = associations,limits,qos"))
+    ['associations', 'limits', 'qos']
+    """
+    found = re.search(r"^AccountingStorageEnforce\s*=\s*(\S+)", output, re.MULTILINE)
+    return set(found[1].split(",")) if found else set()
+
+
 def parse_associations(output: str, *, default_account: str) -> list[Association]:
     r"""Return what ``sacctmgr --noheader --parsable2 show associations`` prints.
 

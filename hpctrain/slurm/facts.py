@@ -14,6 +14,7 @@ from hpctrain.slurm.cluster_output import (
     LimitRecord,
     NodeGroup,
     parse_associations,
+    parse_enforced,
     parse_limits,
     parse_node_groups,
     parse_qos,
@@ -86,9 +87,11 @@ def query_facts(
     of_partition = facts.partition_qos
     names = [name for name in (of_partition, qos) if name is not None]
     known = {record.name: record for record in facts.records if record.kind == "QOS"}
+    # Where the database does not answer, the controller's own will do.
+    stored = {record.name: record for record in _query_qos(names)} or known
     records = [
         *[record for record in facts.records if record.kind != "QOS"],
-        *[_merged(record, known.get(record.name)) for record in _query_qos(names)],
+        *[_merged(record, known.get(name)) for name, record in stored.items() if name in names],
     ]
     return replace(
         facts,
@@ -102,7 +105,9 @@ def query_facts(
             partition=partition,
             qos=qos,
             partition_qos=of_partition,
-        ),
+        )
+        if facts.limits
+        else (),
         reservation=record or None,
     )
 
@@ -117,7 +122,7 @@ def query_limits(
 ) -> ClusterFacts:
     """Return what the controller itself says of partition, account and QOS.
 
-    Not collective. Two questions, which it answers from its memory. Limits of a QOS for each user
+    Not collective. Three questions, which it answers from its memory. Limits of a QOS for each user
     are among them only once the user has had a job.
 
     Parameters
@@ -131,6 +136,10 @@ def query_limits(
     argv = ["scontrol", "show", "assoc_mgr", "flags=assoc,qos", f"users={user}"]
     records = parse_limits(_ask(argv, timeout_s=timeout_s), user=user)
     facts = ClusterFacts(partition=fields, records=records)
+    enforced = parse_enforced(_ask(["scontrol", "show", "config"], timeout_s=timeout_s))
+    if "limits" not in enforced and "safe" not in enforced:
+        # The site keeps them, and Slurm does not look at them.
+        return facts
     return replace(
         facts,
         limits=records_of(

@@ -41,6 +41,15 @@ class Limit:
     """Whether it is one of a resource times its minutes."""
 
 
+def has_limits(records: Iterable[LimitRecord]) -> bool:
+    """Return whether one of some records sets a limit at all. Not collective."""
+    return any(
+        record.limit(name, "" if resource in ("time", "jobs") and "TRES" not in name else resource)
+        for record in records
+        for name, resource in _NAMES_OF_LIMITS
+    )
+
+
 def records_of(
     records: Iterable[LimitRecord],
     *,

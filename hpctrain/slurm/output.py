@@ -24,6 +24,7 @@ _FINAL = frozenset(
         "NODE_FAIL",
         "OUT_OF_MEMORY",
         "PREEMPTED",
+        "REVOKED",
         "TIMEOUT",
     ]
 )

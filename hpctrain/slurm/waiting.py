@@ -66,11 +66,20 @@ REASONS = (
         "if that lasts: 'sinfo -R' and 'scontrol show reservation' say why",
     ),
     PendingReason(
+        "ReqNodeNotAvail(?!.*Unavailable)",
+        _W,
+        "nodes that it needs are in use, or reserved for others or for maintenance",
+        "if that lasts: 'scontrol show reservation' says until when. A shorter "
+        "SlurmConfig(time=...) may end before a reservation begins",
+        "ReqNodeNotAvail",
+    ),
+    PendingReason(
         "ReqNodeNotAvail",
         _A,
         "nodes that it needs are down, drained, or reserved for others or for maintenance",
         "if that lasts: 'sinfo -R' and 'scontrol show reservation' say why. A shorter "
         "SlurmConfig(time=...) may end before a reservation begins",
+        "ReqNodeNotAvail,_UnavailableNodes:node3",
     ),
     PendingReason(
         "BeginTime",

@@ -21,6 +21,8 @@ from hpctrain.slurm.waiting import Verdict, look_up, step_of
 
 _ACCOUNTED = "JobIDRaw,State,ExitCode,Reason,Partition,Account,QOS,Timelimit,NNodes,NodeList"
 _MOST_NODES = 4
+_HELD_STATES = ("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
+_QUEUED_STATES = ("REQUEUED", "REQUEUE_FED")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +73,13 @@ def explain_job(job_id: str, *, is_run: bool, cancel: str | None = None) -> Expl
     if job.state == "COMPLETING":
         meaning = "its script has ended, and its nodes are cleaned up"
         return Explanation(job=job, verdict=Verdict.ENDED, meaning=meaning)
+    if job.state in _HELD_STATES:
+        step = f"Look at its log, then release it: scontrol release {job.job_id}"
+        meaning = "Slurm has queued it again, and holds it"
+        return Explanation(job=job, verdict=Verdict.HELD, meaning=meaning, step=step)
+    if job.state in _QUEUED_STATES:
+        meaning = "Slurm is about to start it again"
+        return Explanation(job=job, verdict=Verdict.WAITS, meaning=meaning)
     if not job.is_pending:
         return Explanation(job=job, verdict=Verdict.RUNNING, meaning="it has begun")
     return _explain_pending(job, is_run=is_run, cancel=cancel or f"scancel {job.job_id}")
@@ -164,6 +173,9 @@ def _place_in_queue(job: Job) -> list[str]:
     # A job that is held has the priority 0.
     able = [priority for priority in waiting.values() if priority > 0]
     before = sum(priority > mine for priority in able)
+    if before == 0 and job.reason == "Priority":
+        # The site shows this user nobody else's jobs.
+        return []
     return [
         f"of {counted(str(len(able)), 'job')} waiting in partition {job.partition!r}, {before} "
         f"{'is' if before == 1 else 'are'} before it"

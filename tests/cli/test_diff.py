@@ -93,7 +93,8 @@ def test_the_code_is_compared_as_the_runs_keep_it(runs: Path) -> None:
         "+# other",
         "+FACTOR = 8",
     ]
-    assert diff(runs, "a", "b", "--code") == ""
+    assert diff(runs, "a", "b", "--code") == "no difference\n"
+    assert "Give one of them" in diff(runs, "a", "b", "--code", "--json", code=2)
 
 
 def test_a_run_whose_spec_cannot_be_read_differs_without_values(runs: Path, tmp_path: Path) -> None:
