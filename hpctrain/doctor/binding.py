@@ -58,9 +58,11 @@ def describe_masks(ranks: Sequence[Mapping[str, Any]]) -> str:
     >>> describe_masks([{"local_rank": "0", "cpus": [0, 1, 2, 3]}])
     'local rank 0 on CPUs 0-3'
     """
+    # srun prints ranks as they come.
+    in_order = sorted(ranks, key=lambda rank: int(rank.get("local_rank") or 0))
     first = [
         f"local rank {rank.get('local_rank') or number} on CPUs {shorten(rank['cpus'])}"
-        for number, rank in enumerate(ranks[:2])
+        for number, rank in enumerate(in_order[:2])
     ]
     return ", ".join(first) + (", ..." if len(ranks) > len(first) else "")
 

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 def warn_of_limits(request: Request, plan: LaunchPlan) -> None:
     """Log what partition, account or QOS never starts. Not collective.
 
-    Two questions, which Slurm's controller answers from its memory. A warning and no error: a site
-    has more rules than Slurm tells its users.
+    Three questions, which Slurm's controller answers from its memory. A warning and no error: a
+    site has more rules than Slurm tells its users.
     """
     try:
         ask = asks_of(request, plan)[0]
-    except (HpctrainError, KeyError):
+    except HpctrainError:
         # No answer, or a user without an entry in the password database: sbatch says what is wrong.
         return
     if "," in (plan.directives.get("partition") or ""):

@@ -61,7 +61,7 @@ def explain_job(job_id: str, *, is_run: bool, cancel: str | None = None) -> Expl
     Raises
     ------
     LaunchError
-        If the controller does not answer, or nobody knows the job any more.
+        If the controller does not answer, or neither it nor the accounting has the job.
     """
     job = find_job(job_id) or _find_accounted(job_id)
     if job.is_final:
@@ -174,7 +174,7 @@ def _place_in_queue(job: Job) -> list[str]:
     able = [priority for priority in waiting.values() if priority > 0]
     before = sum(priority > mine for priority in able)
     if before == 0 and job.reason == "Priority":
-        # The site shows this user nobody else's jobs.
+        # The site hides the jobs of other users.
         return []
     return [
         f"of {counted(str(len(able)), 'job')} waiting in partition {job.partition!r}, {before} "
