@@ -3,6 +3,9 @@
 Against one copy of the state into mapped memory, which no snapshot that is taken at once can
 do without. Beside it torch.distributed.checkpoint.async_save, whose memory is used again too, and
 torch.save in a thread. Forward, backward and optimizer are real ones on one thread.
+
+``async-gpu`` is the same with model and optimizer on a GPU, against one copy of the state into
+pinned memory.
 """
 
 from __future__ import annotations
@@ -25,15 +28,21 @@ STILL_MUST, STILL_AIM = 1.05, 0.03
 ADDED_MUST, ADDED_AIM = 1.2, 0.5
 
 
-def measure(arguments: Namespace) -> Iterator[Measured]:
+def measure_on_gpu(arguments: Namespace) -> Iterator[Measured]:
+    return measure(arguments, device="cuda")
+
+
+def measure(arguments: Namespace, device: str = "cpu") -> Iterator[Measured]:
     (state_mib,) = arguments.sizes or [STATE_MIB]
-    found = run_steps(arguments.tree, ARMS, rounds=arguments.rounds, state_mib=state_mib)
-    alone = run_steps(arguments.tree, (OURS,), rounds=2, state_mib=state_mib)
+    name = "async" if device == "cpu" else "async-gpu"
+    sizes = {"state_mib": state_mib, "device": device}
+    found = run_steps(arguments.tree, ARMS, rounds=arguments.rounds, **sizes)
+    alone = run_steps(arguments.tree, (OURS,), rounds=2, **sizes)
     rounds, gib = found["rounds"], found["state_bytes"] / 2**30
     if arguments.say is not None:
         for number, taken in enumerate(rounds, 1):
             added = {arm: round(taken[arm]["added_s"], 3) for arm in ARMS}
-            arguments.say(f"async round {number}: copy {taken['copy_s']:.3f} s, added {added}")
+            arguments.say(f"{name} round {number}: copy {taken['copy_s']:.3f} s, added {added}")
     copies = [Sample(taken["copy_s"]) for taken in rounds]
 
     def samples(seconds: Any) -> dict[str, list[Sample]]:
@@ -47,7 +56,7 @@ def measure(arguments: Namespace) -> Iterator[Measured]:
 
     steps = [step for taken in rounds for arm in ARMS for step in taken[arm]["usual_s"]]
     yield judge(
-        "async: steps stand still",
+        f"{name}: steps stand still",
         OURS,
         samples(lambda arm: arm["call_s"] + arm["gate_s"]),
         [Goal(against=COPY, factor=factor) for factor in (STILL_MUST, STILL_AIM)],
@@ -64,7 +73,7 @@ def measure(arguments: Namespace) -> Iterator[Measured]:
         },
     )
     yield judge(
-        "async: training time added",
+        f"{name}: training time added",
         OURS,
         samples(lambda arm: arm["added_s"]),
         [Goal(against=COPY, factor=factor) for factor in (ADDED_MUST, ADDED_AIM)],
@@ -77,12 +86,17 @@ def measure(arguments: Namespace) -> Iterator[Measured]:
 
 
 def run_steps(
-    tree: Path, arms: tuple[str, ...], *, rounds: int, state_mib: int = STATE_MIB
+    tree: Path,
+    arms: tuple[str, ...],
+    *,
+    rounds: int,
+    state_mib: int = STATE_MIB,
+    device: str = "cpu",
 ) -> dict[str, Any]:
     # /tmp may be memory; the directory of the benchmarks is on a disk.
     with tempfile.TemporaryDirectory(prefix=".bench-", dir=tree) as folder:
         answer = Path(folder, "answer.json")
-        words = [folder, str(state_mib), str(rounds), str(answer), *arms]
+        words = [folder, str(state_mib), str(rounds), str(answer), device, *arms]
         run_command(
             [sys.executable, PROGRAMS / "saving_steps.py", *words],
             cwd=folder,

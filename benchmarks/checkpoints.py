@@ -5,10 +5,12 @@
     python benchmarks/checkpoints.py                    # everything, about half an hour
     python benchmarks/checkpoints.py --only save load
     python benchmarks/checkpoints.py --only save load --sizes 64
+    python benchmarks/checkpoints.py --only async-gpu   # where there is a GPU
 """
 
 from __future__ import annotations
 
+import shutil
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -40,6 +42,8 @@ ROWS: dict[str, Callable[[Namespace], Iterator[Measured]]] = {
     "staging": checkpoint_staging.measure,
     "goodput": checkpoint_goodput.measure,
 }
+if shutil.which("nvidia-smi") is not None:
+    ROWS["async-gpu"] = checkpoint_async.measure_on_gpu
 
 if __name__ == "__main__":
     run_rows(

@@ -1,14 +1,16 @@
-"""Steps with saves behind them: ``python saving_steps.py FOLDER STATE_MIB ROUNDS ANSWER ARM...``.
+"""Steps with saves behind them.
+
+``python saving_steps.py FOLDER STATE_MIB ROUNDS ANSWER DEVICE ARM...``
 
 In each round each arm saves once, by turns: steps without a save, then one save and steps until it
-is done. Forward, backward and optimizer are real ones, on one thread.
+is done. Forward, backward and optimizer are real ones, on one thread, or on a GPU (DEVICE cuda).
 """
 
 import json
 import sys
 
 from hpctrain import CheckpointConfig, RunConfig, ScalingConfig
-from hpctrain.torch import TorchTrainer
+from hpctrain.torch import TorchConfig, TorchTrainer
 
 
 def train(config):
@@ -32,17 +34,22 @@ def train(config):
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    device = hpctrain.torch.get_device()
     # A parameter of 4 MiB, and Adam's two averages.
     layers = [torch.nn.Linear(1024, 1024, bias=False) for _ in range(config["state_mib"] // 12)]
     for layer in layers:
         # With the usual weights so many layers give denormal gradients, which take a CPU for long;
         # these stay as they are, as the optimizer's rate is small.
         torch.nn.init.normal_(layer.weight, std=1024**-0.5)
-    model = torch.nn.Sequential(*layers)
+    model = torch.nn.Sequential(*layers).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-8, fused=True)
-    inputs = torch.rand(config["batch"], 1024)
+    inputs = torch.rand(config["batch"], 1024, device=device)
     waited, began = [], []
     optimizer.register_step_pre_hook(lambda *_: began.append(time.perf_counter()))
+
+    def wait():
+        if device.type == "cuda":
+            torch.cuda.synchronize()
 
     def forward_and_backward():
         optimizer.zero_grad(set_to_none=False)
@@ -52,6 +59,7 @@ def train(config):
         begin = time.perf_counter()
         forward_and_backward()
         optimizer.step()
+        wait()
         return time.perf_counter() - begin
 
     step()
@@ -93,13 +101,15 @@ def train(config):
         """torch.distributed.checkpoint.async_save; its memory is used again, too."""
 
         def __init__(self):
+            # Into plain memory: torch 2.11 fails to stage numbers in pinned memory.
             self.stager = DefaultStager(StagingOptions(False, False, False, False))
             self.path = folder / "dcp"
 
         def save(self):
             writer = dcp.FileSystemWriter(self.path, sync_files=True)
             future = dcp.async_save(state(), storage_writer=writer, async_stager=self.stager)
-            return getattr(future, "upload_completion", future).done
+            upload = getattr(future, "upload_completion", future)
+            return lambda: upload.done() and upload.result() is not None
 
         def clean(self):
             shutil.rmtree(self.path)
@@ -116,7 +126,7 @@ def train(config):
                 os.fsync(file.fileno())
 
         def save(self):
-            copy = {name: tensor.clone() for name, tensor in state().items()}
+            copy = {name: tensor.to("cpu", copy=True) for name, tensor in state().items()}
             thread = threading.Thread(target=self.write, args=(copy,))
             thread.start()
             return lambda: not thread.is_alive()
@@ -166,14 +176,22 @@ def train(config):
         begin = time.perf_counter()
         position = target
         for tensor in state().values():
-            ctypes.memmove(position, tensor.data_ptr(), tensor.nbytes)
+            if device.type == "cuda":
+                pinned[position - target :][: tensor.nbytes].copy_(
+                    tensor.reshape(-1).view(torch.uint8), non_blocking=True
+                )
+            else:
+                ctypes.memmove(position, tensor.data_ptr(), tensor.nbytes)
             position += tensor.nbytes
+        wait()
         return time.perf_counter() - begin
 
     answer = {"state_bytes": size, "rounds": [], "arms": config["arms"]}
     Path("/proc/self/clear_refs").write_text("5")
     before = memory("VmRSS")
     arms = {name: makers[name]() for name in config["arms"]}
+    if device.type == "cuda":
+        pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
     mapped = mmap.mmap(-1, size)
     mapped.madvise(mmap.MADV_HUGEPAGE)
     target = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
@@ -202,7 +220,7 @@ def train(config):
 
 
 if __name__ == "__main__":
-    folder, state_mib, rounds, answer, *arms = sys.argv[1:]
+    folder, state_mib, rounds, answer, device, *arms = sys.argv[1:]
     TorchTrainer(
         train,
         train_loop_config={
@@ -215,7 +233,9 @@ if __name__ == "__main__":
             "usual_steps": 3,
             "steps": 6,
         },
-        scaling_config=ScalingConfig(num_workers=1),
+        # DCP's async_save wants a group for the CPU, too.
+        torch_config=TorchConfig(backend="cpu:gloo,cuda:nccl" if device == "cuda" else None),
+        scaling_config=ScalingConfig(num_workers=1, use_gpu=device == "cuda"),
         run_config=RunConfig(
             name="run",
             storage_path=folder,

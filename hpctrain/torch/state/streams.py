@@ -1,6 +1,6 @@
 """Copies from devices, behind what the training function's thread gives them to do.
 
-Where the project's own tests run there is no GPU: a stand-in says what is asked of one.
+Most tests run where there is no GPU, with a stand-in that says what is asked of one.
 """
 
 from __future__ import annotations
