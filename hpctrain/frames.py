@@ -19,7 +19,7 @@ _IN_BETWEEN = (
 )
 _FRAME = re.compile(r'^(  File ".*", line .*\n(?:    .*\n)*)', re.MULTILINE)
 # Of faulthandler, the most recent call first: '  File "/x/train.py", line 3 in step'.
-_STACK_LINE = re.compile(r'  File "(.*)", line \d+ in .+')
+_STACK_LINE = re.compile(r'  File "(.*)", line (\d+) in (.+)')
 
 
 def format_user_traceback(error: BaseException, own: type[BaseException]) -> str:
@@ -73,6 +73,25 @@ def user_part_of_stack(stack: str) -> str:
     # Drops all frames of hpctrain before or after that function.
     has_frames = any(_STACK_LINE.fullmatch(line) for line in lines[:end])
     return "\n".join(lines[:end] if has_frames else lines)
+
+
+def innermost_user_frame(stack: str) -> str:
+    r"""Return where in the user's code a thread is, of a stack that faulthandler wrote.
+
+    Not collective. It is the first frame outside of installed packages, Python's own modules and
+    hpctrain; empty if there is none.
+
+    Examples
+    --------
+    >>> innermost_user_frame('  File "/home/x/train.py", line 88 in load')
+    'train.py:88, in load'
+    """
+    for line in stack.splitlines():
+        found = _STACK_LINE.fullmatch(line)
+        if found is None or _is_library(found[1]) or _is_ours(found[1]) or _is_runpy(found[1]):
+            continue
+        return f"{found[1].rpartition('/')[2]}:{found[2]}, in {found[3]}"
+    return ""
 
 
 def _keep_user_frames(

@@ -325,6 +325,12 @@ DEATH_NOTICE_S = Timeout(
 FURTHER_FAILURES_S = Timeout(
     0.5, "further_failures", "further ranks to fail, after the first", "the cause is named"
 )
+FAILED_COLLECTIVE_S = Timeout(
+    1.0,
+    "failed_collective",
+    "the other ranks to say where they are, after a collective failed",
+    "the error names those that have answered",
+)
 MPI_FINALIZE_S = Timeout(60.0, "mpi_finalize", "``MPI_Finalize``", "the rank ends with its stack")
 SPMD_END_S = Timeout(
     5.0, "spmd_end", "other ranks to end, under a user's own srun", "the process ends"

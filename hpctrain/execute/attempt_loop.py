@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from hpctrain import timeouts
 from hpctrain.config import FailureConfig
 from hpctrain.errors import RunStoppedError, TrainingFailedError, WorkerError, WorkerHangError
 from hpctrain.execute.attempt_executor import AttemptExecutor
@@ -12,6 +13,9 @@ from hpctrain.execute.explain import explain_failure
 from hpctrain.execute.hang import HangWatch
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.tracker import ReportRound
+from hpctrain.execute.waits import ask_where_ranks_are, explain_waits
+from hpctrain.own_time import Deadline
+from hpctrain.worker.flight_recorder import GroupRecord
 
 _POLL_S = 0.25
 
@@ -80,6 +84,8 @@ class AttemptLoop:
         """
         while not self._attempt.is_finished():
             self.turn(self._attempt.poll(_POLL_S))
+        if self._only_collectives_failed():
+            self._ask_where_others_are()
 
     def turn(self, rounds: Iterable[ReportRound]) -> None:
         """Record the reports that are there, and do all else that is due, once for all of them."""
@@ -144,7 +150,37 @@ class AttemptLoop:
             attempt=recorder.run_record.status.attempt,
             checkpoint=recorder.checkpoint_path(),
             launcher_output=ranks.launcher_output(),
+            calls=self._explain_collectives(),
         )
+
+    def _explain_collectives(self) -> tuple[str, ...]:
+        if not self._only_collectives_failed():
+            return ()
+        failed = {
+            failure.rank: [GroupRecord.from_json(group) for group in failure.collectives]
+            for failure in self._attempt.tracker.failures.values()
+        }
+        return explain_waits(self._attempt.progress, failed).lines
+
+    def _only_collectives_failed(self) -> bool:
+        """Return whether the cause is in a rank that has not failed, and has not come."""
+        tracker = self._attempt.tracker
+        silent = tracker.lost.keys() - tracker.failures.keys()
+        failures = tracker.failures.values()
+        return not silent and bool(failures) and all(f.collectives for f in failures)
+
+    def _ask_where_others_are(self) -> None:
+        """Learn who has not called the collective that has failed, before all ranks are ended."""
+        tracker, progress, recorder = self._attempt.tracker, self._attempt.progress, self._recorder
+        others = [rank for rank in progress.unfinished() if rank not in tracker.failures]
+        ask_where_ranks_are(
+            progress, self._ranks.broadcast, recorder.paths, recorder.run_record.status.attempt
+        )
+        deadline = Deadline(timeouts.FAILED_COLLECTIVE_S)
+        while not all(rank in tracker.lost or progress.has_answered(rank) for rank in others):
+            if deadline.is_over:
+                return
+            self.turn(self._attempt.poll(min(_POLL_S, deadline.left_s)))
 
     def _look_for_hangs(self) -> None:
         tracker, run_record = self._attempt.tracker, self._recorder.run_record

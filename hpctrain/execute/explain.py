@@ -90,6 +90,7 @@ def explain_failure(
     attempt: int,
     checkpoint: Path | None,
     launcher_output: str | None,
+    calls: Sequence[str] = (),
 ) -> WorkerError:
     """Return the error that ``fit()`` raises. Not collective.
 
@@ -97,6 +98,8 @@ def explain_failure(
     ----------
     launcher_output
         What srun or mpiexec printed; None where the user has started the ranks.
+    calls
+        Which collective has failed, and who has not called it.
     """
     output = launcher_output or ""
     rank, failure = first_failure(tracker, output)
@@ -129,6 +132,7 @@ def explain_failure(
         f"  Log: {log if log.exists() else others}   "
         f"Last complete checkpoint: {checkpoint or 'none'}",
     ]
+    lines += [f"  {call[0].upper()}{call[1:]}" for call in calls]
     if failure is not None and killed:
         lines.append(f"  Of its processes, {memory['kills']} had been {describe_kill(memory)}")
     if killed:
@@ -205,9 +209,19 @@ def _crash_in(log: Path) -> tuple[str | None, str]:
     crash = re.search(r"^Fatal Python error: (.+)$", end, re.MULTILINE)
     if crash is None:
         return None, ""
-    stack = re.search(r"^Current thread .*\n(?:  File .*\n?)+", end[crash.end() :], re.MULTILINE)
-    described = f"{crash.group(1)}, a crash in compiled code; its log ends with the Python stack"
-    return described, user_part_of_stack(stack.group()) if stack else ""
+    threads = re.findall(
+        r"^(?:Current t|T)hread .*\n(?:  File .*\n?)+", end[crash.end() :], re.MULTILINE
+    )
+    # Where a thread without Python crashed, none is the current one; the main thread comes last.
+    current = [thread for thread in threads if thread.startswith("Current")]
+    stack = next(iter(current), threads[-1] if threads else "")
+    # What C++ prints of an exception that nothing caught.
+    what = re.findall(r"^  what\(\):  (.+)$", end[: crash.start()], re.MULTILINE)
+    said = f" ({what[-1].strip()})" if what else ""
+    described = (
+        f"{crash.group(1)}{said}, a crash in compiled code; its log ends with the Python stack"
+    )
+    return described, user_part_of_stack(stack) if stack else ""
 
 
 def _exit_status(launcher_output: str, rank: int, pid: int) -> str | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -14,27 +12,21 @@ from hpctrain import timeouts
 from hpctrain.config import FailureConfig
 from hpctrain.errors import WorkerHangError
 from hpctrain.execute.left_behind import describe_left_behind
+from hpctrain.execute.pending_calls import Explanation
 from hpctrain.execute.progress import Progress
 from hpctrain.execute.rendezvous import WorkerMetadata
+from hpctrain.execute.waits import (
+    ask_where_ranks_are,
+    explain_waits,
+    main_thread_as_seen,
+    rank_waits,
+)
 from hpctrain.frames import user_part_of_stack
-from hpctrain.rundir.files import make_directory
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.worker.failure import RankFailure
 
 _LOOK_INTERVAL_S = 0.5
 _MAX_NAMED = 8
-# Functions in which a rank waits for others: those of hpctrain, of torch.distributed, ...
-_WAITS_IN_PYTHON = re.compile(
-    r"barrier|all_?reduce|all_?gather|all_?to_?all|reduce_scatter|broadcast|bcast|^_?wait|^recv|"
-    r"^report$|_engine_run_backward|synchronize",
-    re.IGNORECASE,
-)
-# ... and below Python, where libraries seldom keep the names of their functions.
-_WAITS_BELOW = re.compile(r"\bP?MPI_|libmpi|libnccl|gloo::|libfabric|libuc[pts]\b")
-_PYTHON_FRAMES_LOOKED_AT = 4
-# Of Python, as faulthandler prints them: '  File "/x/train.py", line 3 in step'; as py-spy does:
-# '    step (train.py:3)'.
-_FRAME = re.compile(r'  File ".*", line \d+ in (.+)|    (\S+) \(.*\.py:\d+\)')
 
 
 @dataclass(frozen=True)
@@ -138,12 +130,8 @@ class HangWatch:
         return self._progress.stalled(training_s=self._training_s, others_s=self._others_s)
 
     def _ask(self, inquiry: _Inquiry) -> None:
-        self._progress.ask()
-        # Where it cannot be made, the error still has the answers of the ranks themselves.
-        with contextlib.suppress(OSError):
-            make_directory(self._paths.stacks(self._attempt), below=self._paths.root)
         self._inquiry = inquiry
-        self._broadcast("dump-stacks")
+        ask_where_ranks_are(self._progress, self._broadcast, self._paths, self._attempt)
 
     def _continue(self, inquiry: _Inquiry, now: float) -> None:
         progress = self._progress
@@ -151,7 +139,8 @@ class HangWatch:
         asked = inquiry.stalled if inquiry.is_left_behind else progress.unfinished()
         silent = [rank for rank in asked if rank not in progress.stacks]
         if not inquiry.examined:
-            if silent and waited_s < timeouts.STACKS_S:
+            answered = all(map(progress.has_answered, asked))
+            if not answered and waited_s < timeouts.STACKS_S:
                 return
             looks_at_all = self._will_end() and not inquiry.is_left_behind
             examined = tuple(asked if looks_at_all else silent)
@@ -173,7 +162,11 @@ class HangWatch:
                 # Whom they wait for may have stopped a little later than they did.
                 quiet = [r for r in progress.unfinished() if progress.since(r) <= inquiry.asked_at]
                 named = find_culprits(progress, quiet, silent)
-            self._conclude(named, still, now)
+            why = explain_waits(progress)
+            gone = progress.returned()
+            if not silent and (missing := [rank for rank in why.missing if rank not in gone]):
+                named = missing
+            self._conclude(named, still, now, why)
 
     def _report_left_behind(self, now: float) -> None:
         progress = self._progress
@@ -190,6 +183,7 @@ class HangWatch:
             stacks={rank: self._stack(rank) for rank in behind},
             waits=waits,
             consequence=self._consequence(),
+            calls=explain_waits(progress).lines,
         )
         what, *_ = self.stalled.splitlines()
         self._note("left-behind", attempt=self._attempt, ranks=behind, what=what)
@@ -214,12 +208,15 @@ class HangWatch:
         in_training = ("training", "checkpoint")
         return any(self._progress.phase(rank) not in in_training for rank in self._stalled())
 
-    def _conclude(self, named: list[int], stalled: tuple[int, ...], now: float) -> None:
+    def _conclude(
+        self, named: list[int], stalled: tuple[int, ...], now: float, explanation: Explanation
+    ) -> None:
         self._reported = stalled
         what = self._describe(named, now)
         message = "\n".join(
             [
-                f"{what}{self._explain(named[0])}",
+                what + ("" if explanation.lines else self._explain(named[0])),
+                *(f"  {line[0].upper()}{line[1:]}" for line in explanation.lines),
                 *self._describe_others(named),
                 f"  Stacks: {self._paths.stacks(self._attempt)}   "
                 f"Last complete checkpoint: {self._checkpoint() or 'none'}",
@@ -312,7 +309,7 @@ class HangWatch:
         return [f"  Other ranks: {listed}"]
 
     def _stack(self, rank: int) -> str:
-        stack = self._progress.stacks.get(rank) or _without_other_threads(
+        stack = self._progress.stacks.get(rank) or main_thread_as_seen(
             self._progress.seen.get(rank, "")
         )
         return user_part_of_stack(stack)
@@ -335,45 +332,3 @@ def find_culprits(progress: Progress, stalled: Sequence[int], silent: Sequence[i
     if len(behind) < len(progress.unfinished()):
         return behind
     return [rank for rank in behind if not rank_waits(progress, rank)] or behind
-
-
-def rank_waits(progress: Progress, rank: int) -> bool:
-    """Return whether a rank waits for others, by all that is known of it. Not collective."""
-    native = _without_other_threads(progress.seen.get(rank, ""))
-    return waits_for_others(progress.stacks.get(rank, "")) or waits_for_others(native)
-
-
-def waits_for_others(stack: str) -> bool:
-    r"""Return whether a stack ends in something that waits for other ranks. Not collective.
-
-    Parameters
-    ----------
-    stack
-        Of one thread, the most recent call first, as faulthandler or py-spy prints it.
-
-    Examples
-    --------
-    >>> waits_for_others('  File "/x/mpi.py", line 75 in wait_barrier')
-    True
-    >>> waits_for_others("    0x7f983711bf95 (libmpi.so.12)\n    step (train.py:12)")
-    True
-    >>> waits_for_others("    step (train.py:12)")
-    False
-    """
-    python_frames = 0
-    for line in stack.splitlines():
-        if found := _FRAME.fullmatch(line):
-            python_frames += 1
-            if _WAITS_IN_PYTHON.search(found[1] or found[2].rpartition(".")[2]):
-                return True
-            if python_frames == _PYTHON_FRAMES_LOOKED_AT:
-                return False
-        elif line.startswith("    ") and _WAITS_BELOW.search(line):
-            return True
-    return False
-
-
-def _without_other_threads(seen: str) -> str:
-    """Return what py-spy saw of the main thread, where the training function runs."""
-    before, *threads = re.split(r"^(?=Thread )", seen, flags=re.MULTILINE)
-    return before + next((t for t in threads if '"MainThread"' in t), "".join(threads[:1]))

@@ -19,6 +19,7 @@ def describe_left_behind(
     stacks: Mapping[int, str],
     waits: bool,
     consequence: str,
+    calls: Sequence[str] = (),
 ) -> str:
     """Return who has returned, who has not, and where those are.
 
@@ -38,6 +39,8 @@ def describe_left_behind(
         Whether the first of them waits for other ranks.
     consequence
         What is done about it.
+    calls
+        Which collective ranks wait in, and who has not called it.
     """
     ranks = ", ".join(f"{rank} on {node}" for rank, node in list(behind.items())[:4])
     more = f" and {len(behind) - 4} more" if len(behind) > 4 else ""
@@ -52,6 +55,7 @@ def describe_left_behind(
             "  It waits for other ranks. Every rank must make the same collective calls in the "
             "same order: move the call out of conditions such as 'if rank == 0'."
         )
+    lines += [f"  {call[0].upper()}{call[1:]}" for call in calls]
     lines.append(f"  {consequence}")
     for rank, stack in list(stacks.items())[:_MAX_STACKS]:
         lines += [f"  Stack of rank {rank}, the most recent call first:", *_own_frames(stack)]

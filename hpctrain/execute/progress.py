@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 
 from hpctrain.control.wire import Frame
 from hpctrain.own_time import OwnTime
+from hpctrain.worker.flight_recorder import GroupRecord
 
 _UNTIL_TRAINING = ("mpi", "importing", "preprocessing", "backend")
 _RETURNED = ("shutdown", "done")
@@ -34,6 +36,9 @@ class Progress:
         self._since = [self._time.now] * world_size
         self.stacks: dict[int, str] = {}
         """Where ranks are, as they have answered since `ask`."""
+        self.collectives: dict[int, list[GroupRecord]] = {}
+        """What they have recorded of their collectives."""
+        self._owing: set[int] = set()
         self.seen: dict[int, str] = {}
         """What their agents saw from outside."""
         self.reasons: dict[int, str] = {}
@@ -59,6 +64,11 @@ class Progress:
             return
         if frame.op == "stacks":
             self.stacks[rank] = frame.body.decode(errors="replace")
+            if frame.header.get("record_follows"):
+                self._owing.add(rank)
+        elif frame.op == "collectives":
+            self._owing.discard(rank)
+            self.collectives[rank] = [GroupRecord.from_json(g) for g in json.loads(frame.body)]
         elif frame.op == "examined":
             self.seen[rank] = frame.body.decode(errors="replace")
             self.reasons[rank] = frame.header["reason"]
@@ -74,6 +84,11 @@ class Progress:
     def ask(self) -> None:
         """Forget the answers about where ranks are."""
         self.stacks, self.seen, self.reasons = {}, {}, {}
+        self.collectives, self._owing = {}, set()
+
+    def has_answered(self, rank: int) -> bool:
+        """Return whether a rank has said all that it will since `ask`."""
+        return rank in self.stacks and rank not in self._owing
 
     def phase(self, rank: int) -> str:
         """Return the phase of a rank."""

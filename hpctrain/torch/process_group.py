@@ -13,6 +13,7 @@ from hpctrain.control.interfaces import LOOPBACK, address_of_name, ipv4_addresse
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.worker.address import listen_at
 from hpctrain.worker.context import active_worker
+from hpctrain.worker.flight_recorder import record_with
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
@@ -55,6 +56,7 @@ class TorchBackend(Backend):
             from torch import distributed
 
             from hpctrain.torch import order
+            from hpctrain.torch.flight_recorder import read_groups
         except ImportError as error:
             raise ConfigError(
                 f"the workers cannot import torch: {error}. Install it where the workers run: pip "
@@ -72,6 +74,7 @@ class TorchBackend(Backend):
         context.export(
             **{
                 **_gloo_interface(context),
+                **_flight_recorder(),
                 **address,
                 "RANK": str(world.world_rank),
                 "WORLD_SIZE": str(world.world_size),
@@ -96,6 +99,7 @@ class TorchBackend(Backend):
             timeout=timeout,
         )
         if world.world_size > 1:
+            record_with(read_groups)
             order.compare_through(distributed.PrefixStore("hpctrain-orders", self._store))
 
     def on_training_start(self, context: BackendContext, config: TorchConfig) -> None:
@@ -123,6 +127,7 @@ class TorchBackend(Backend):
         # Nobody may still be in a collective when the first leaves the group. Even where the
         # training function has destroyed it: perhaps only on some ranks.
         context.comm.barrier()
+        record_with(None)
         if self._watch is not None:
             self._watch.look()
         if distributed.is_initialized():
@@ -135,7 +140,7 @@ class TorchBackend(Backend):
         """Give torch its threads back, and leave a group of one rank. Not collective.
 
         A group of several ranks that failed is left alone: to destroy it waits for collectives that
-        will not end.
+        will not end. What it has recorded explains the failure.
         """
         if self._watch is not None:
             self._watch.close()
@@ -184,6 +189,13 @@ def _gloo_interface(context: BackendContext) -> dict[str, str]:
         return {}
     names = [name for name, own in ipv4_addresses().items() if own == address]
     return {_GLOO_INTERFACE: names[0]} if names else {}
+
+
+def _flight_recorder() -> dict[str, str]:
+    """Return what lets torch record collectives, also those of Gloo, unless the user has chosen."""
+    from hpctrain.torch.flight_recorder import BUFFER_SIZE, DEFAULT_BUFFER_SIZE
+
+    return {} if environ.variable(BUFFER_SIZE) is not None else {BUFFER_SIZE: DEFAULT_BUFFER_SIZE}
 
 
 def _open_store(context: BackendContext, timeout: timedelta) -> tuple[TCPStore, dict[str, str]]:

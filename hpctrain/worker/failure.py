@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from hpctrain.errors import HpctrainError
 from hpctrain.frames import fold_library_frames, format_user_traceback
+from hpctrain.worker.flight_recorder import recorded_collectives
 from hpctrain.worker.imports import advise_on_import, failed_import, missing_module
 
 LAST_WORDS = "this rank fails, and leaves:"
@@ -18,6 +19,11 @@ _MAX_PICKLE_BYTES = 2**20
 # torch's words where a rank has no GPU: built without CUDA, no driver, none visible.
 _NO_GPU = re.compile(
     r"Torch not compiled with CUDA|Found no NVIDIA driver|No CUDA GPUs are available"
+)
+# Errors of torch.distributed: a timeout, a rank that is gone.
+_OF_COLLECTIVE = re.compile(
+    r"^Dist\w*Error|gloo|NCCL|c10d|Timed out waiting|Connection (?:was )?(?:closed|reset)",
+    re.IGNORECASE,
 )
 _USE_GPU = (
     "This rank has no GPU. ScalingConfig(use_gpu=True) gives each rank one, and "
@@ -50,6 +56,8 @@ class RankFailure:
     """Full name of the module that was not there, if that is why."""
     hint: str = ""
     """What to change in the training function, if that is known."""
+    collectives: Sequence[Mapping[str, Any]] = ()
+    """`GroupRecord.to_json` of each process group, if a collective has failed."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""
@@ -97,7 +105,14 @@ def describe_exception(
         advice="" if of_import is None else advise_on_import(of_import),
         missing_module="" if of_import is None else missing_module(of_import),
         hint=_USE_GPU if _NO_GPU.search(str(error)) else "",
+        collectives=_collectives_at(error),
     )
+
+
+def _collectives_at(error: BaseException) -> list[dict[str, Any]]:
+    """Return what is recorded of collectives, if it is one of them that has failed."""
+    described = f"{type(error).__qualname__}: {error}"
+    return recorded_collectives(has_failed=True) if _OF_COLLECTIVE.search(described) else []
 
 
 def _user_traceback(error: BaseException) -> str:

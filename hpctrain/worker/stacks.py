@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import json
 import os
 import threading
 import time
@@ -11,11 +12,14 @@ import time
 from hpctrain.control.link import Link
 from hpctrain.control.wire import Frame
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.worker.flight_recorder import is_recording, recorded_collectives
 from hpctrain.world import World
 
 
 def answer_with_stacks(link: Link, paths: RunPaths, world: World) -> None:
     """Let a link answer ``dump-stacks``, also while the main thread is busy. Not collective.
+
+    Where the backend's library records collectives, what it has recorded follows.
 
     What holds Python's lock (GIL) keeps the thread of the link from answering, and so does SIGSTOP.
     The agent of the node then looks at the process from outside.
@@ -24,7 +28,10 @@ def answer_with_stacks(link: Link, paths: RunPaths, world: World) -> None:
     def dump(_: Frame) -> None:
         stacks = dump_threads()
         # First of all: the filesystem may be what everybody waits for.
-        link.post("stacks", main_thread_of(stacks).encode())
+        records = is_recording()
+        link.post("stacks", main_thread_of(stacks).encode(), record_follows=records)
+        if records:
+            link.post("collectives", json.dumps(recorded_collectives()).encode())
         path = paths.stacks_of_rank(world.attempt, world.world_rank)
         title = (
             f"rank {world.world_rank}, process {os.getpid()} on {world.hostname}, "

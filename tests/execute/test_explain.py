@@ -260,6 +260,26 @@ def test_a_crash_is_explained_by_the_stack_in_the_log_of_the_rank(
     )
 
 
+def test_a_crash_in_a_thread_of_c_is_explained_by_its_exception_and_the_main_thread(
+    tracker: AttemptTracker, paths: RunPaths
+):
+    log = paths.rank_log(1, 2)
+    log.parent.mkdir(parents=True)
+    # As Gloo ends a rank whose tensor has another shape than that of the others.
+    log.write_text(
+        "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n"
+        "  what():  Received data size doesn't match expected size.\n"
+        "Fatal Python error: Aborted\n\n"
+        'Thread 0x1 (most recent call first):\n  File "/x/link.py", line 1 in _serve\n\n'
+        'Thread 0x2 (most recent call first):\n  File "/x/train.py", line 88 in step\n\n'
+        "Extension modules: torch._C (total: 1)\n"
+    )
+    lose(tracker, 2)
+    message = str(explain(tracker, paths, HYDRA_KILLED))
+    assert "Aborted (Received data size doesn't match expected size.), a crash in" in message
+    assert message.endswith('File "/x/train.py", line 88 in step')
+
+
 def test_a_node_that_is_gone_with_its_agent_is_told_as_such(
     tracker: AttemptTracker, paths: RunPaths
 ):
