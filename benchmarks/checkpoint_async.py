@@ -23,7 +23,8 @@ from arms import PROGRAMS, Goal, Measured, Sample, child_environment, judge, run
 
 STATE_MIB = 1032
 OURS, COPY = "ours", "one copy"
-ARMS = (OURS, "ours, SYNC", "DCP async", "torch.save in a thread")
+DCP = "DCP async"
+ARMS = (OURS, "ours, SYNC", DCP, "torch.save in a thread")
 STILL_MUST, STILL_AIM = 1.05, 0.03
 ADDED_MUST, ADDED_AIM = 1.2, 0.5
 
@@ -34,14 +35,16 @@ def measure_on_gpu(arguments: Namespace) -> Iterator[Measured]:
 
 def measure(arguments: Namespace, device: str = "cpu") -> Iterator[Measured]:
     (state_mib,) = arguments.sizes or [STATE_MIB]
+    # With a GPU, DCP's stager of torch 2.11 fails at the second save (KeyError: <class 'type'>).
+    arms = ARMS if device == "cpu" else tuple(arm for arm in ARMS if arm != DCP)
     name = "async" if device == "cpu" else "async-gpu"
     sizes = {"state_mib": state_mib, "device": device}
-    found = run_steps(arguments.tree, ARMS, rounds=arguments.rounds, **sizes)
+    found = run_steps(arguments.tree, arms, rounds=arguments.rounds, **sizes)
     alone = run_steps(arguments.tree, (OURS,), rounds=2, **sizes)
     rounds, gib = found["rounds"], found["state_bytes"] / 2**30
     if arguments.say is not None:
         for number, taken in enumerate(rounds, 1):
-            added = {arm: round(taken[arm]["added_s"], 3) for arm in ARMS}
+            added = {arm: round(taken[arm]["added_s"], 3) for arm in arms}
             arguments.say(f"{name} round {number}: copy {taken['copy_s']:.3f} s, added {added}")
     copies = [Sample(taken["copy_s"]) for taken in rounds]
 
@@ -49,12 +52,12 @@ def measure(arguments: Namespace, device: str = "cpu") -> Iterator[Measured]:
         return {
             **{
                 arm: [Sample(seconds(taken[arm]), taken[arm]["cpu_s"]) for taken in rounds]
-                for arm in ARMS
+                for arm in arms
             },
             COPY: copies,
         }
 
-    steps = [step for taken in rounds for arm in ARMS for step in taken[arm]["usual_s"]]
+    steps = [step for taken in rounds for arm in arms for step in taken[arm]["usual_s"]]
     yield judge(
         f"{name}: steps stand still",
         OURS,
@@ -64,10 +67,10 @@ def measure(arguments: Namespace, device: str = "cpu") -> Iterator[Measured]:
             "of that the call, ms": round(1e3 * median(r[OURS]["call_s"] for r in rounds), 1),
             "steps without a save, s": round(median(steps), 3),
             "CPU s a GiB": {
-                arm: round(median(taken[arm]["cpu_s"] for taken in rounds) / gib, 2) for arm in ARMS
+                arm: round(median(taken[arm]["cpu_s"] for taken in rounds) / gib, 2) for arm in arms
             },
             "until it is committed, s": {
-                arm: round(median(taken[arm]["done_s"] for taken in rounds), 2) for arm in ARMS
+                arm: round(median(taken[arm]["done_s"] for taken in rounds), 2) for arm in arms
             },
             "more memory at most, of the state": round(alone["peak_of_state"], 3),
         },
@@ -79,7 +82,7 @@ def measure(arguments: Namespace, device: str = "cpu") -> Iterator[Measured]:
         [Goal(against=COPY, factor=factor) for factor in (ADDED_MUST, ADDED_AIM)],
         notes={
             "least, ms": {
-                arm: round(1e3 * min(taken[arm]["added_s"] for taken in rounds)) for arm in ARMS
+                arm: round(1e3 * min(taken[arm]["added_s"] for taken in rounds)) for arm in arms
             },
         },
     )

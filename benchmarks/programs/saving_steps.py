@@ -10,7 +10,7 @@ import json
 import sys
 
 from hpctrain import CheckpointConfig, RunConfig, ScalingConfig
-from hpctrain.torch import TorchConfig, TorchTrainer
+from hpctrain.torch import TorchTrainer
 
 
 def train(config):
@@ -101,7 +101,6 @@ def train(config):
         """torch.distributed.checkpoint.async_save; its memory is used again, too."""
 
         def __init__(self):
-            # Into plain memory: torch 2.11 fails to stage numbers in pinned memory.
             self.stager = DefaultStager(StagingOptions(False, False, False, False))
             self.path = folder / "dcp"
 
@@ -233,8 +232,6 @@ if __name__ == "__main__":
             "usual_steps": 3,
             "steps": 6,
         },
-        # DCP's async_save wants a group for the CPU, too.
-        torch_config=TorchConfig(backend="cpu:gloo,cuda:nccl" if device == "cuda" else None),
         scaling_config=ScalingConfig(num_workers=1, use_gpu=device == "cuda"),
         run_config=RunConfig(
             name="run",
