@@ -20,6 +20,7 @@ from hpctrain.cli.install import install_app
 from hpctrain.cli.list_runs import list_runs
 from hpctrain.cli.logs import logs
 from hpctrain.cli.predict import predict
+from hpctrain.cli.profile import profile
 from hpctrain.cli.run import run
 from hpctrain.cli.serve import serve
 from hpctrain.cli.status import status
@@ -58,6 +59,7 @@ app.command()(diff)
 app.command()(checkpoints)
 app.command()(logs)
 app.command()(attach)
+app.command()(profile)
 app.command()(wait)
 app.command()(cancel)
 app.command()(sync)

@@ -11,6 +11,7 @@ from hpctrain.errors import RunStoppedError, TrainingFailedError, WorkerError, W
 from hpctrain.execute.attempt_executor import AttemptExecutor
 from hpctrain.execute.explain import explain_failure
 from hpctrain.execute.hang import HangWatch
+from hpctrain.execute.profile_requests import ProfileRequests
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.tracker import ReportRound
 from hpctrain.execute.waits import ask_where_ranks_are, explain_waits
@@ -69,6 +70,9 @@ class AttemptLoop:
         self._may_end_hangs = may_end_hangs
         self._in_each_turn = in_each_turn
         self._hang: HangWatch | None = None
+        self._profiles = ProfileRequests(
+            recorder.paths, attempt.ranks.broadcast, recorder.run_record.note
+        )
 
     def run(self) -> None:
         """Return once all ranks have returned, or some have failed and the others have answered.
@@ -99,6 +103,7 @@ class AttemptLoop:
         self._in_each_turn()
         if self._stopping is not None:
             self._stopping.step()
+        self._profiles.step()
         self._look_for_hangs()
 
     def conclude(self) -> None:

@@ -38,6 +38,7 @@ from hpctrain.worker import mpi
 from hpctrain.worker.bootstrap import hello_details, join_world, see_gpus
 from hpctrain.worker.leftovers import remove_dead_segments, remove_dead_segments_of_step
 from hpctrain.worker.linked_training import LinkedTraining
+from hpctrain.worker.profiling import answer_profile_requests
 from hpctrain.worker.stacks import answer_with_stacks
 from hpctrain.worker.train import export_thread_counts, settle
 from hpctrain.world import World
@@ -266,6 +267,7 @@ def _run_rank(opening: _Opening, world: World, comm: Comm) -> Result:
         checkpoint=start.checkpoint,
     )
     answer_with_stacks(link, opening.paths, world)
+    answer_profile_requests(link, opening.paths, world)
     link.introduce(world.world_rank, hello_details(world))
     previous = _forward_signals(link)
     try:

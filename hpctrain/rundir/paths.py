@@ -69,6 +69,19 @@ class RunPaths:
         return self.root / "stop"
 
     @property
+    def profile_request(self) -> Path:
+        """Its content asks the executor to let ranks be profiled."""
+        return self.root / "profile"
+
+    def profile(self, name: str) -> Path:
+        """Directory of the traces of one profile."""
+        return self.root / "profiles" / name
+
+    def trace_of_rank(self, name: str, rank: int) -> Path:
+        """Trace of one rank for a profile."""
+        return self.profile(name) / f"rank-{rank:05d}.json"
+
+    @property
     def executor_log(self) -> Path:
         """Output of an executor in the background, without a job of its own."""
         return self.root / "executor.log"

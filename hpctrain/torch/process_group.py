@@ -14,12 +14,14 @@ from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.worker.address import listen_at
 from hpctrain.worker.context import active_worker
 from hpctrain.worker.flight_recorder import record_with
+from hpctrain.worker.profiling import profile_with
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
     from hpctrain.torch.config import TorchConfig
     from hpctrain.torch.separate_models import SeparateModelsWatch
+    from hpctrain.torch.step_profiler import TorchStepProfiler
 
 _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 # torch's own: "0" if env:// is not to use the store of libuv.
@@ -35,6 +37,7 @@ class TorchBackend(Backend):
     """Of torch, before the process group was set up."""
     _is_alone = False
     _watch: SeparateModelsWatch | None = None
+    _profiler: TorchStepProfiler | None = None
 
     def on_start(self, context: BackendContext, config: TorchConfig) -> None:
         """Make the process group. Collective.
@@ -103,7 +106,11 @@ class TorchBackend(Backend):
             order.compare_through(distributed.PrefixStore("hpctrain-orders", self._store))
 
     def on_training_start(self, context: BackendContext, config: TorchConfig) -> None:
-        """Watch whether ranks train one model. Not collective."""
+        """Be ready to profile, and watch whether ranks train one model. Not collective."""
+        from hpctrain.torch.step_profiler import TorchStepProfiler
+
+        self._profiler = TorchStepProfiler()
+        profile_with(self._profiler)
         if context.world.world_size > 1 and self._store is not None:
             from torch import distributed
 
@@ -124,6 +131,7 @@ class TorchBackend(Backend):
         from hpctrain.torch import order
 
         order.compare_through(None)
+        self._stop_profiling()
         # Nobody may still be in a collective when the first leaves the group. Even where the
         # training function has destroyed it: perhaps only on some ranks.
         context.comm.barrier()
@@ -136,12 +144,19 @@ class TorchBackend(Backend):
         context.comm.barrier()
         self._store = None
 
+    def _stop_profiling(self) -> None:
+        if self._profiler is not None:
+            profile_with(None)
+            self._profiler.close()
+            self._profiler = None
+
     def release(self) -> None:
         """Give torch its threads back, and leave a group of one rank. Not collective.
 
         A group of several ranks that failed is left alone: to destroy it waits for collectives that
         will not end. What it has recorded explains the failure.
         """
+        self._stop_profiling()
         if self._watch is not None:
             self._watch.close()
         if self._num_threads is None:

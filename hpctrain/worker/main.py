@@ -33,6 +33,7 @@ from hpctrain.worker import mpi
 from hpctrain.worker.bootstrap import hello_details, join_world
 from hpctrain.worker.failure import LAST_WORDS, describe_exception
 from hpctrain.worker.node_socket import node_socket_name
+from hpctrain.worker.profiling import answer_profile_requests
 from hpctrain.worker.stacks import answer_with_stacks
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class Rank:
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         self._link.handle("end", lambda _: _exit(0))
         answer_with_stacks(self._link, self._paths, world)
+        answer_profile_requests(self._link, self._paths, world)
         self._link.introduce(world.world_rank, hello_details(world))
         return comm
 

@@ -67,7 +67,7 @@ def test_the_help_names_every_verb_and_every_exit_code() -> None:
             "checkpoints",
             "logs",
         ),
-        *("attach", "wait", "cancel", "sync", "template", "predict", "serve"),
+        *("attach", "profile", "wait", "cancel", "sync", "template", "predict", "serve"),
         *("chaos", "cluster", "install"),
     ]
     assert "Exit codes: 0 fine, 2 usage" in result.stdout

@@ -1,0 +1,100 @@
+"""`TorchStepProfiler`: torch's profiler over some steps of the optimizer, at any time of a run."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+class TorchStepProfiler:
+    """Profiles steps of the main thread when it is asked to.
+
+    A step is one of the first optimizer that makes one. The profiler of torch has to be started in
+    the thread that it watches: a hook of all optimizers, there from the start, does it.
+    """
+
+    def __init__(self) -> None:
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        self._hook: Any = register_optimizer_step_post_hook(self._after_step)
+        self._asked: tuple[int, Callable[[Path | str], None]] | None = None
+        self._profiler: Any = None
+        self._optimizer: Any = None
+        self._left = 0
+
+    def start(self, steps: int, finish: Callable[[Path | str], None]) -> None:
+        """Profile the steps that follow the next one. Not collective.
+
+        Parameters
+        ----------
+        steps
+            How many.
+        finish
+            Gets a trace's file, or why there is none; in a thread of its own.
+        """
+        self._asked = steps, finish
+
+    def close(self) -> None:
+        """Profile no more. Not collective."""
+        self._hook.remove()
+        if self._asked is not None:
+            _, finish = self._asked
+            self._asked = None
+            if self._profiler is not None:
+                self._profiler.stop()
+                self._give_away(finish)
+            else:
+                finish("its training function returned first")
+
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self._asked is None:
+            return
+        if self._profiler is None:
+            self._begin(optimizer)
+        elif optimizer is self._optimizer:
+            self._profiler.step()
+            self._left -= 1
+            if self._left == 0:
+                self._profiler.stop()
+                _, finish = self._asked
+                self._asked = None
+                self._give_away(finish)
+
+    def _begin(self, optimizer: Any) -> None:
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+
+        assert self._asked is not None
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(ProfilerActivity.CUDA)
+        self._optimizer, self._left = optimizer, self._asked[0]
+        self._profiler = profile(activities=activities, record_shapes=True, with_stack=True)
+        try:
+            self._profiler.start()
+        except RuntimeError as error:
+            # The training function profiles itself.
+            _, finish = self._asked
+            self._asked = self._profiler = None
+            finish(f"torch's profiler cannot be started: {error}")
+
+    def _give_away(self, finish: Callable[[Path | str], None]) -> None:
+        """Write the trace, which takes seconds, while steps go on."""
+        profiler, self._profiler, self._optimizer = self._profiler, None, None
+
+        def export() -> None:
+            descriptor, name = tempfile.mkstemp(prefix="hpctrain-trace-", suffix=".json")
+            os.close(descriptor)
+            try:
+                profiler.export_chrome_trace(name)
+            except Exception as error:
+                Path(name).unlink(missing_ok=True)
+                finish(f"torch could not write the trace: {error}")
+                return
+            finish(Path(name))
+
+        threading.Thread(target=export, name="hpctrain-trace", daemon=True).start()
