@@ -29,6 +29,7 @@ from hpctrain import (
     RunContext,
     RunStoppedError,
     ScalingConfig,
+    SlurmConfig,
     SyncConfig,
     UserCallback,
 )
@@ -116,6 +117,20 @@ def test_a_scaling_config_that_is_given_replaces_one_that_cannot_be_read(tmp_pat
     given = ScalingConfig(num_workers=0)
     restored = DataParallelTrainer.restore(plan.parent, scaling_config=given)
     assert restored.scaling_config == given
+
+
+def test_lines_of_the_setup_are_restored_though_no_text_file_shows_them(tmp_path: Path):
+    lines = ("module load cuda", "export TOKEN=secret")
+    trainer = DataParallelTrainer(
+        train,
+        scaling_config=ScalingConfig(num_workers=0, slurm=SlurmConfig(setup=lines)),
+        run_config=RunConfig(storage_path=tmp_path, name="run", verbose=0),
+    )
+    with pytest.raises(RuntimeError, match="fails once"):
+        trainer.fit()
+    assert "secret" not in (tmp_path / "run" / "plan.json").read_text()
+    restored = DataParallelTrainer.restore(tmp_path / "run")
+    assert tuple(restored.scaling_config.slurm.setup) == lines
 
 
 def test_a_run_that_was_moved_is_restored_where_it_is(tmp_path: Path):
