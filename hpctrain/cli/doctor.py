@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -198,6 +196,7 @@ def _finding_to_json(finding: Finding) -> Mapping[str, Any]:
 
 def _of_script(script: Path, args: Sequence[str]) -> Submission:
     """Return the run that a script would begin."""
+    from hpctrain.cli.json_output import stdout_on_stderr
     from hpctrain.cli.script import run_script
     from hpctrain.launch import inspection
 
@@ -205,7 +204,7 @@ def _of_script(script: Path, args: Sequence[str]) -> Submission:
     inspection.request(found.append)
     how = "has ended without a call of fit() or submit()"
     try:
-        with _stdout_on_stderr():
+        with stdout_on_stderr():
             run_script(script, args, shows_error=False)
     except SystemExit as ended:
         how = f"called sys.exit({ended.code}) before its fit()"
@@ -220,20 +219,6 @@ def _of_script(script: Path, args: Sequence[str]) -> Submission:
     if not found:
         raise ConfigError(f"{script} {how}.")
     return found[0]
-
-
-@contextmanager
-def _stdout_on_stderr() -> Iterator[None]:
-    """Send what this process and its children print to stderr: stdout may be JSON."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        os.dup2(kept, 1)
-        os.close(kept)
 
 
 def _of_workers(workers: int, gpus: int, storage: Path) -> Submission:

@@ -6,7 +6,10 @@ A field may be added; a removal, a rename or another meaning raises `FORMAT`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 FORMAT = 1
@@ -151,6 +154,26 @@ _DIFF = (
     ("second", "string", "directory of the second run"),
     ("differences", "array of difference", "what differs"),
 )
+_REPLAY = (
+    _FORMAT,
+    ("name", "string", "name of the new run"),
+    ("path", "string", "its directory"),
+    ("replay_of", "string", "directory of the run that is repeated"),
+    ("launcher", "string", "home of its ranks, as in ``RunConfig(launcher=...)``"),
+    ("began", "boolean", "false with ``--dry-run``"),
+    ("job_id", "string|null", "its Slurm job"),
+    ("state", "string|null", "its state when this command ends; null with ``--dry-run``"),
+    ("error", "string|null", "why it failed or was stopped"),
+    ("same", "array of string", "what decides the result, and is as it was"),
+    ("kept", "array of string", "files of your modules that it imports as they were"),
+    ("edited", "array of string", "those of them that have changed since"),
+    (
+        "differences",
+        "array of difference",
+        "what differs: the recorded value first, then that of now",
+    ),
+    ("warnings", "array of string", "what Slurm says against the job"),
+)
 _DIFFERENCE = (
     (
         "field",
@@ -180,6 +203,7 @@ FIELDS: Mapping[str, Sequence[tuple[str, str, str]]] = {
     "why": _WHY,
     "doctor": _DOCTOR,
     "diff": _DIFF,
+    "replay": _REPLAY,
     "cluster status": (
         _FORMAT,
         ("state_dir", "string", "directory of the virtual cluster"),
@@ -227,6 +251,20 @@ def print_json(content: Any) -> None:
     else:
         content = {"format": FORMAT, **content}
     print(json.dumps(content, indent=2, default=str))
+
+
+@contextmanager
+def stdout_on_stderr() -> Iterator[None]:
+    """Send what this process and its children print to stderr: stdout may be JSON."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _type(kind: str) -> dict[str, Any]:

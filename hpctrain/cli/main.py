@@ -21,6 +21,7 @@ from hpctrain.cli.list_runs import list_runs
 from hpctrain.cli.logs import logs
 from hpctrain.cli.predict import predict
 from hpctrain.cli.profile import profile
+from hpctrain.cli.replay import replay
 from hpctrain.cli.run import run
 from hpctrain.cli.serve import serve
 from hpctrain.cli.status import status
@@ -56,6 +57,7 @@ app.command()(why)
 app.command("list")(list_runs)
 app.command()(history)
 app.command()(diff)
+app.command()(replay)
 app.command()(checkpoints)
 app.command()(logs)
 app.command()(attach)

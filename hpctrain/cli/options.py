@@ -106,8 +106,19 @@ def naming_flags() -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        fields = re.compile(r"SlurmConfig\((\w+)=(.*?)\)|\b(\w+)=(\d+)\b")
-        raise ConfigError(fields.sub(_as_flag, str(error))) from error
+        raise ConfigError(name_flags(str(error))) from error
+
+
+def name_flags(text: str) -> str:
+    """Return a text that names flags instead of the configuration fields that they set. Pure.
+
+    Examples
+    --------
+    >>> name_flags("SlurmConfig(partition=...): 'sinfo' lists others")
+    "--partition PARTITION: 'sinfo' lists others"
+    """
+    fields = re.compile(r"SlurmConfig\((\w+)=(.*?)\)|\b(\w+)=(\d+)\b")
+    return fields.sub(_as_flag, text)
 
 
 def _as_flag(field: re.Match[str]) -> str:

@@ -63,9 +63,9 @@ def digest_parts(
             _changed_fields(run_config.checkpoint_config), sort_keys=True
         ),
         "validation_config": _digest_validation(validation),
-        **_identify_files(spec.datasets),
+        **identify_datasets(spec.datasets),
     }
-    resumed = _identify_checkpoint(resume_from)
+    resumed = identify_checkpoint(resume_from)
     if resumed is not None:
         digests["resume_from_checkpoint"] = resumed
     return digests, modules
@@ -133,8 +133,11 @@ def _pack_stop(stop: Stop | None) -> bytes:
         return getattr(stop, "__qualname__", type(stop).__qualname__).encode()
 
 
-def _identify_checkpoint(path: Path | None) -> str | None:
-    """Return a digest of a checkpoint to begin with; None if it is gone, which need not matter."""
+def identify_checkpoint(path: Path | None) -> str | None:
+    """Return a digest of a checkpoint to begin with; None if it is gone, which need not matter.
+
+    Not collective.
+    """
     if path is None:
         return "None"
     try:
@@ -158,8 +161,11 @@ def _identify_directory(directory: Path) -> bytes:
     return repr(list(zip(names, marks, strict=True))).encode()
 
 
-def _identify_files(datasets: Mapping[str, Any]) -> dict[str, str]:
-    """Return a digest of the files of the datasets, if there are any; they may not be ours."""
+def identify_datasets(datasets: Mapping[str, Any]) -> dict[str, str]:
+    """Return a digest of the files of the datasets, if there are any; they may not be ours.
+
+    Not collective.
+    """
     if "hpctrain.data.dataset" not in sys.modules:
         return {}
     from hpctrain.data.identity import files_of, identify_files

@@ -50,8 +50,20 @@ def fit(request: Request) -> Result:
         from hpctrain.launch.spmd import fit_spmd
 
         return fit_spmd(request)
-    submission = prepare(request.named(), launcher)
-    request = submission.request
+    return fit_prepared(prepare(request.named(), launcher))
+
+
+def fit_prepared(submission: Submission) -> Result:
+    """Run what is prepared, or follow, resume or return what is there under its name.
+
+    Not collective.
+
+    Raises
+    ------
+    ConfigError, LaunchError, TrainingFailedError
+        As of `fit`.
+    """
+    request, launcher = submission.request, submission.plan.launcher
     existing = _begin_or_find(submission)
     if existing.begins and launcher == "inline":
         from hpctrain.launch.inline import run_inline
@@ -98,8 +110,21 @@ def submit(request: Request) -> RunHandle:
             "no ranks to start. Call fit() on every rank; or start the script once, without srun "
             "or mpiexec, to submit runs from it."
         )
-    submission = prepare(request.named(), launcher, in_background=launcher != "slurm")
-    existing = _begin_or_find(submission, in_background=launcher != "slurm")
+    return submit_prepared(prepare(request.named(), launcher, in_background=launcher != "slurm"))
+
+
+def submit_prepared(submission: Submission) -> RunHandle:
+    """Begin what is prepared as `submit` does, or find what is there under its name.
+
+    Not collective.
+
+    Raises
+    ------
+    ConfigError, LaunchError
+        As of `submit`.
+    """
+    in_background = submission.plan.launcher != "slurm"
+    existing = _begin_or_find(submission, in_background=in_background)
     paths = submission.request.paths
     if environ.detach_requested() and existing is not Existing.FINISHED:
         from hpctrain.launch.detach import print_job_id

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain import environ, timeouts
+from hpctrain.errors import DamagedFileError
 from hpctrain.launch.existing import was_begun_by_this_job
 from hpctrain.launch.request import Submission
 from hpctrain.own_files import DIRECTORY_MODE
@@ -24,6 +25,7 @@ from hpctrain.rundir.files import write_atomic
 from hpctrain.rundir.history import has_open_executor
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.plan import read_plan
 from hpctrain.rundir.run_record import RunRecord
 from hpctrain.rundir.status import RunStatus, read_status
 from hpctrain.version import __version__
@@ -53,6 +55,9 @@ def write_plan_and_spec(submission: Submission) -> None:
     run_id = _run_id(paths, previous)
     write_atomic(paths.spec, submission.spec_content, mode=0o600)
     content = {"run_id": run_id, **describe(submission)}
+    if content["replay_of"] is None:
+        # A script that resumes a replay makes no other run of it.
+        content["replay_of"] = read_origin(paths)
     write_atomic(paths.plan, json.dumps(content, indent=1, default=str).encode(), durable=True)
     RunRecord(paths).append(
         "fit",
@@ -73,10 +78,22 @@ def _run_id(paths: RunPaths, previous: RunStatus | None) -> str:
     return known or secrets.token_hex(8)
 
 
+def read_origin(paths: RunPaths) -> dict[str, Any] | None:
+    """Return which run another one replays: its path and its ``run_id``.
+
+    Not collective. None where it replays none, or has no plan that can be read.
+    """
+    try:
+        origin = read_plan(paths).get("replay_of")
+    except (OSError, DamagedFileError):
+        return None
+    return origin if isinstance(origin, dict) else None
+
+
 def describe(submission: Submission) -> dict[str, Any]:
     """Return the content of ``plan.json``. Not collective."""
     request, spec = submission.request, submission.spec
-    run_config = request.run_config
+    run_config, origin = request.run_config, submission.replay_of
     return {
         "format": FORMAT,
         "name": run_config.name,
@@ -86,7 +103,7 @@ def describe(submission: Submission) -> dict[str, Any]:
         "fingerprint": spec.fingerprint,
         "digests": dict(spec.digests),
         "modules": dict(spec.modules),
-        "argv": sys.argv,
+        "argv": sys.argv if origin is None else list(origin.argv),
         "cwd": os.getcwd(),
         "python": sys.executable,
         "scaling_config": _without_secrets(asdict(request.scaling_config)),
@@ -102,6 +119,9 @@ def describe(submission: Submission) -> dict[str, Any]:
         "site": submission.site.name,
         "versions": installed_versions(),
         "git": git_state(),
+        "replay_of": None
+        if origin is None
+        else {"path": str(origin.path), "run_id": origin.run_id},
     }
 
 

@@ -87,6 +87,18 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Origin:
+    """The run that a replay repeats."""
+
+    path: Path
+    """Its directory."""
+    run_id: str | None
+    """What it is known by; None for one of an older version."""
+    argv: tuple[str, ...]
+    """Command line of its script."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Submission:
     """A request that is ready to be launched."""
 
@@ -94,6 +106,8 @@ class Submission:
     plan: LaunchPlan
     site: Site
     spec: RunSpec
+    replay_of: Origin | None = None
+    """The run whose record this repeats; None for the request of a script."""
 
     @functools.cached_property
     def spec_content(self) -> bytes:
@@ -166,7 +180,7 @@ def make_plan(request: Request, launcher: str) -> tuple[LaunchPlan, Site]:
     if launcher == "slurm":
         from hpctrain.slurm.probe import place_on_partition
 
-        _refuse_patterns(request.paths)
+        refuse_patterns(request.paths)
         site = _with_sbatch_variables(site)
         if scaling.slurm.time is None and site.directives.get("time", "")[:1].isdigit():
             # How long before the end the run is asked to leave depends on it, if it is an end.
@@ -233,7 +247,6 @@ def make_spec(request: Request, plan: LaunchPlan, *, in_background: bool = False
         log(f"warning: {warning}")
     config_class = type(request.worker_spec.backend_config)
     assert request.run_config.name is not None
-    parts = [request.trainer.encode(), str(scaling.num_workers).encode(), worker]
     spec = request.worker_spec
     rest: dict[str, Any] = {
         "run_config": request.run_config,
@@ -244,12 +257,10 @@ def make_spec(request: Request, plan: LaunchPlan, *, in_background: bool = False
     finder = ModuleFinder()
     digests, modules = digest_parts(spec, worker, **rest, validation=validation, finder=finder)
     executor = _pack_for_executor(request, plan, must=in_background)
-    # The same as in runs of older versions: what else decides has digests of its own.
-    files = (digests[name].encode() for name in digests if name == FILES)
     return RunSpec(
         trainer=request.trainer,
         backend=f"{config_class.__module__}.{config_class.__qualname__}",
-        fingerprint=make_fingerprint(*parts, *files),
+        fingerprint=fingerprint_of(request, worker, digests),
         digests=digests,
         modules=modules,
         values=describe_values(spec, **rest),
@@ -270,6 +281,22 @@ def make_spec(request: Request, plan: LaunchPlan, *, in_background: bool = False
         sources=_pack_sources(request.run_config, finder, executor),
         validation=validation,
     )
+
+
+def fingerprint_of(request: Request, worker: bytes, digests: Mapping[str, str]) -> str:
+    """Return the digest that identifies a request. Not collective.
+
+    Parameters
+    ----------
+    worker
+        What ranks open.
+    digests
+        Those of the parts, by name.
+    """
+    workers = request.scaling_config.num_workers
+    # The same as in runs of older versions: what else decides has digests of its own.
+    files = (digests[name].encode() for name in digests if name == FILES)
+    return make_fingerprint(request.trainer.encode(), str(workers).encode(), worker, *files)
 
 
 def _pack_sources(run_config: RunConfig, finder: ModuleFinder, executor: bytes) -> bytes:
@@ -293,7 +320,7 @@ def _make_validation_spec(request: Request, plan: LaunchPlan) -> ValidationSpec 
         return None
     job = plan_validation_job(config, request.scaling_config, plan, name=request.paths.root.name)
     if job is not None:
-        _refuse_patterns(request.paths)
+        refuse_patterns(request.paths)
     return ValidationSpec(
         fn=pack(config.fn, what="the validation function"),
         task_config=config.task_config,
@@ -318,7 +345,14 @@ def _pack_for_executor(request: Request, plan: LaunchPlan, *, must: bool) -> byt
         return b""
 
 
-def _refuse_patterns(paths: RunPaths) -> None:
+def refuse_patterns(paths: RunPaths) -> None:
+    """Refuse a run directory whose path Slurm would read as a pattern. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        With the character.
+    """
     if found := [character for character in "%\\\n" if character in str(paths.root)]:
         raise ConfigError(
             f"the run directory {str(paths.root)!r} holds {found[0]!r}, but Slurm replaces "

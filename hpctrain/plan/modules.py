@@ -98,7 +98,7 @@ class ModuleFinder:
                         content = file.read()
                 except OSError:
                     continue
-                self.digests[_shown(parent, path)] = hashlib.sha256(content).hexdigest()
+                self.digests[shown_name(parent, path)] = hashlib.sha256(content).hexdigest()
                 if path.endswith(".py"):
                     waiting += _imported_by(parent, path, content)
                     self.sources[parent] = SourceFile.of(path, content, mtime_ns=state.st_mtime_ns)
@@ -178,7 +178,16 @@ def _with_parents(name: str) -> Iterator[str]:
         yield ".".join(parts[:end])
 
 
-def _shown(name: str, path: str) -> str:
+def shown_name(name: str, path: str) -> str:
+    """Return what a module's file is called in ``plan.json``: ``package/net.py``. Pure.
+
+    Parameters
+    ----------
+    name
+        Of the module, for ``import``.
+    path
+        Its file.
+    """
     parts = name.split(".")
     if os.path.basename(path).startswith("__init__."):
         parts.append("__init__")

@@ -19,10 +19,15 @@ _INSTEAD = "another name or storage_path"
 _MOST_BYTES = 64 * 2**30
 
 
-def check_run_directory(root: Path) -> None:
+def check_run_directory(root: Path, *, instead: str = _INSTEAD) -> None:
     """Return if only this user can write into a run directory, or there is none.
 
     Not collective.
+
+    Parameters
+    ----------
+    instead
+        What can be chosen in its place.
 
     Raises
     ------
@@ -37,8 +42,8 @@ def check_run_directory(root: Path) -> None:
         return
     if target is not found:
         # It leads wherever its owner likes, such as to another run of this user.
-        _check(found.st_uid, 0, root, what="link to a run directory")
-    check_owner(target, root, what="run directory")
+        _check(found.st_uid, 0, root, what="link to a run directory", instead=instead)
+    check_owner(target, root, what="run directory", instead=instead)
 
 
 def check_owner(found: os.stat_result, path: Path, *, what: str, instead: str = _INSTEAD) -> None:

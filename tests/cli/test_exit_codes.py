@@ -64,6 +64,7 @@ def test_the_help_names_every_verb_and_every_exit_code() -> None:
             "list",
             "history",
             "diff",
+            "replay",
             "checkpoints",
             "logs",
         ),

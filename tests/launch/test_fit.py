@@ -39,7 +39,6 @@ class Launchers:
         )
         request.named = lambda: request
         self.request = request
-        self.submission: Any = SimpleNamespace(request=request)
         self._monkeypatch = monkeypatch
         for name in ("spmd.fit_spmd", "inline.run_inline", "here.run_here", "follow.follow_to_end"):
             call = partial(self._call, name.split(".")[1])
@@ -58,7 +57,7 @@ class Launchers:
 
     def _prepare(self, request: Any, launcher: str, *, in_background: bool = False) -> Any:
         self.called.append(f"prepare {launcher}{' in background' if in_background else ''}")
-        return self.submission
+        return SimpleNamespace(request=self.request, plan=SimpleNamespace(launcher=launcher))
 
 
 @pytest.fixture

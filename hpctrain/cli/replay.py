@@ -1,0 +1,196 @@
+"""``hpctrain replay``: the same run again, from its record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hpctrain.cli.options import (
+    DEFAULT_STORAGE,
+    AccountOption,
+    JsonOption,
+    PartitionOption,
+    QosOption,
+    RunArgument,
+    StorageOption,
+    TimeOption,
+    slurm_fields,
+)
+
+if TYPE_CHECKING:
+    from hpctrain.launch.replay import Replay
+    from hpctrain.launch.request import Submission
+
+_KEY_WIDTH = 11
+_NOT_RECORDED = (
+    "variables of the shell, files that the training function reads by itself, and random numbers "
+    "without a seed"
+)
+
+
+def replay(
+    run: RunArgument,
+    name: Annotated[
+        str, typer.Option(help="Name of the new run.", show_default="NAME-replay-1, -2, ...")
+    ] = "",
+    storage: StorageOption = DEFAULT_STORAGE,
+    storage_path: Annotated[
+        Path | None,
+        typer.Option(help="Directory of the new run.", show_default="that of the old run"),
+    ] = None,
+    launcher: Annotated[
+        str,
+        typer.Option(
+            help="Where the ranks start: local, allocation, slurm or mpiexec.",
+            show_default="where those of the old run did",
+        ),
+    ] = "",
+    partition: PartitionOption = "",
+    account: AccountOption = "",
+    qos: QosOption = "",
+    time: TimeOption = "",
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", "--dryrun", help="Print what differs and what would run; start nothing."
+        ),
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Run a run again from its record: its code, configuration and resources.
+
+    It has a directory of its own, and starts from no checkpoint of the old run. A job is submitted,
+    and its id printed; other runs run here. Says before what is the same and what is not.
+    """
+    from contextlib import nullcontext
+
+    from hpctrain import environ
+    from hpctrain.cli.json_output import print_json, stdout_on_stderr
+    from hpctrain.cli.list_runs import width_of_output
+    from hpctrain.cli.run_view import find_run
+    from hpctrain.errors import HpctrainError
+    from hpctrain.launch.fit import refuse_nested_fit
+    from hpctrain.launch.replay import prepared_replay
+
+    refuse_nested_fit("replay")
+    origin = find_run(run, storage)
+    if launcher:
+        environ.request_launcher(launcher)
+    if dry_run:
+        environ.request_dry_run()
+    fields = slurm_fields(partition=partition, account=account, qos=qos, time=time)
+    failed: HpctrainError | None = None
+    with prepared_replay(origin, name=name or None, storage_path=storage_path, slurm=fields) as new:
+        submission = new.submission
+        text = render(new, width=width_of_output())
+        if dry_run:
+            if not json:
+                print(text)
+                _print_plan(submission)
+        else:
+            _show(text)
+            with stdout_on_stderr() if json else nullcontext():
+                try:
+                    _launch(submission)
+                except HpctrainError as error:
+                    failed = error
+    if json:
+        print_json(to_json(new, began=not dry_run, failed=failed))
+    if failed is not None:
+        raise failed
+
+
+def _show(text: str) -> None:
+    """Show a text to the person at the terminal: stdout is the id of the job."""
+    import sys
+
+    print(text, file=sys.stderr, flush=True)
+
+
+def _print_plan(submission: Submission) -> None:
+    from hpctrain.launch.dry_run import print_plan
+
+    print()
+    print_plan(submission)
+
+
+def _launch(submission: Submission) -> None:
+    from hpctrain import environ
+    from hpctrain.launch.fit import fit_prepared, submit_prepared
+
+    if submission.plan.launcher != "slurm":
+        fit_prepared(submission)
+        return
+    # It prints the id of the job.
+    environ.request_detach()
+    submit_prepared(submission)
+
+
+def render(new: Replay, *, width: int | None) -> str:
+    """Return what is the same in a replay, and what is not, as text. Pure.
+
+    Parameters
+    ----------
+    width
+        Columns of the terminal; None for a program.
+    """
+    from hpctrain.cli.options import name_flags
+    from hpctrain.cli.why import wrap
+    from hpctrain.printable import show_controls
+
+    submission, changes = new.submission, new.changes
+    assert submission.replay_of is not None
+    lines = [
+        *_line("replays", str(submission.replay_of.path)),
+        *_line("resumes" if new.resumes else "begins", str(submission.request.paths.root)),
+    ]
+    rows = [("same", ", ".join(changes.same))]
+    if changes.kept:
+        rows.append(("", f"modules, as they were: {', '.join(changes.kept)}"))
+    if changes.edited:
+        rows.append(("", f"of these edited since: {', '.join(changes.edited)}"))
+    for number, found in enumerate(changes.differences):
+        text = f"{found.field}: {found.first} -> {found.second}"
+        rows.append(("" if number else "differs", text))
+    if not changes.differences:
+        rows.append(("differs", "nothing that is recorded"))
+    rows.append(("unknown", _NOT_RECORDED))
+    rows += [("warning", name_flags(text)) for text in changes.warnings]
+    for key, text in rows:
+        lines += wrap(f"{key:<{_KEY_WIDTH}}", text, width)
+    return show_controls("\n".join(lines))
+
+
+def _line(key: str, text: str) -> list[str]:
+    """Return a line with a path, which stays in one piece."""
+    return [f"{key:<{_KEY_WIDTH}}{text}"]
+
+
+def to_json(new: Replay, *, began: bool, failed: Exception | None = None) -> dict[str, Any]:
+    """Return the object that ``--json`` prints."""
+    from hpctrain.rundir.status import read_status
+
+    submission, changes = new.submission, new.changes
+    assert submission.replay_of is not None
+    paths = submission.request.paths
+    status = read_status(paths) if began else None
+    return {
+        "name": paths.root.name,
+        "path": str(paths.root),
+        "replay_of": str(submission.replay_of.path),
+        "launcher": submission.plan.launcher,
+        "began": began,
+        "job_id": None if status is None else status.job_id,
+        "state": None if status is None else status.state.value,
+        "error": None if failed is None else str(failed),
+        "same": list(changes.same),
+        "kept": list(changes.kept),
+        "edited": list(changes.edited),
+        "differences": [
+            {"field": found.field, "first": found.first, "second": found.second}
+            for found in changes.differences
+        ],
+        "warnings": list(changes.warnings),
+    }

@@ -1,0 +1,299 @@
+"""Begin a run again from its record: what ``hpctrain replay`` launches."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hpctrain import environ
+from hpctrain.config import LAUNCHERS
+from hpctrain.errors import ConfigError
+from hpctrain.launch.record import read_origin
+from hpctrain.launch.replay_changes import Changes, find_changes
+from hpctrain.launch.replay_record import load_replayable, module_path, read_replayable
+from hpctrain.launch.request import (
+    Origin,
+    Request,
+    Submission,
+    fingerprint_of,
+    make_plan,
+    refuse_patterns,
+)
+from hpctrain.launch.storage import errors_of_storage
+from hpctrain.launch.stored import StoredRun
+from hpctrain.launch.validation_plan import plan_validation_job
+from hpctrain.own_files import DIRECTORY_MODE
+from hpctrain.plan.launch_plan import LaunchPlan
+from hpctrain.plan.site import Site
+from hpctrain.plan.spec import RunSpec, ValidationSpec, pack
+from hpctrain.rundir.paths import RunPaths
+
+_LONGEST_NAME = 128
+_SUFFIX = re.compile(r"-replay-\d+$")
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._+-]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """A run that is ready to be begun again."""
+
+    submission: Submission
+    """What is launched."""
+    changes: Changes
+    """What is the same, and what is not."""
+    resumes: bool
+    """Whether it is there already, from an earlier call with its name."""
+
+
+@contextmanager
+def prepared_replay(
+    origin: RunPaths,
+    *,
+    name: str | None = None,
+    storage_path: Path | None = None,
+    slurm: Mapping[str, Any],
+) -> Iterator[Replay]:
+    """Prepare a replay; the caller launches it before it leaves.
+
+    Not collective. This process takes over the working directory and the modules of the run.
+
+    Parameters
+    ----------
+    origin
+        The run to repeat.
+    name
+        Of the new run; None makes one of the old name: ``NAME-replay-1``. It is taken while the
+        caller launches the run, and free again if it does not.
+    storage_path
+        Of the new run; None is that of the old one.
+    slurm
+        Fields of SlurmConfig that replace the recorded ones: partition, account, qos, time.
+
+    Raises
+    ------
+    ConfigError
+        If the run cannot be replayed, with the reason and the next step.
+    """
+    storage = origin.root.parent if storage_path is None else storage_path.absolute()
+    if (hostfile := environ.requested_hostfile()) is not None:
+        # Before the working directory changes.
+        environ.request_hostfile(Path(hostfile))
+    plan, spec = read_replayable(origin)
+    launcher = _choose_launcher(origin, plan["launch_plan"]["launcher"])
+    if slurm and launcher != "slurm":
+        raise ConfigError(
+            f"{', '.join(sorted(slurm))} given, but this replay is no job: it starts by "
+            f"{launcher!r}, as the run did. --launcher slurm submits it."
+        )
+    stored = load_replayable(origin, plan, spec)
+    with _named(storage, origin.root.name, name) as chosen:
+        yield _prepare(
+            origin, plan, stored, storage=storage, name=chosen, launcher=launcher, slurm=slurm
+        )
+
+
+def _prepare(
+    origin: RunPaths,
+    plan: Mapping[str, Any],
+    stored: StoredRun,
+    *,
+    storage: Path,
+    name: str,
+    launcher: str,
+    slurm: Mapping[str, Any],
+) -> Replay:
+    run_config = replace(stored.run_config, name=name, storage_path=str(storage), existing="auto")
+    scaling = stored.scaling_config()
+    request = Request(
+        trainer=stored.spec.trainer,
+        scaling_config=replace(scaling, slurm=replace(scaling.slurm, **slurm)),
+        run_config=run_config,
+        worker_spec=stored.worker_spec,
+        resume_from=stored.resume_from,
+        validation_config=stored.validation_config,
+    )
+    argv = tuple(map(str, plan.get("argv", ())))
+    again = Origin(path=origin.root, run_id=plan.get("run_id"), argv=argv)
+    resumes = request.paths.status.exists()
+    if resumes:
+        _refuse_another_run(request.paths, again)
+    launch_plan, site = _plan(request, plan, stored, launcher, slurm)
+    changes = find_changes(
+        plan,
+        stored,
+        request,
+        launch_plan,
+        asks_slurm=launcher == "slurm" and not environ.dry_run_requested(),
+    )
+    submission = Submission(
+        request=request,
+        plan=launch_plan,
+        site=site,
+        spec=_make_spec(request, stored, launch_plan, changes),
+        replay_of=again,
+    )
+    return Replay(submission=submission, changes=changes, resumes=resumes)
+
+
+def _plan(
+    request: Request,
+    plan: Mapping[str, Any],
+    stored: StoredRun,
+    launcher: str,
+    slurm: Mapping[str, Any],
+) -> tuple[LaunchPlan, Site]:
+    """Return on what the replay runs: as the run did, where that names no machines."""
+    recorded = stored.launch_plan
+    if launcher != "slurm" or recorded is None or recorded.launcher != "slurm":
+        return make_plan(request, launcher)
+    refuse_patterns(request.paths)
+    directives = dict(recorded.directives)
+    if directives.get("job-name") == stored.spec.settings.name:
+        directives["job-name"] = request.paths.root.name
+    directives.update(slurm)
+    launch_plan = replace(
+        recorded,
+        directives=directives,
+        # What the first job waited for is over, or was about that job.
+        first_job_directives={},
+        stop_notice_s=request.scaling_config.slurm.notice_s if slurm else recorded.stop_notice_s,
+    )
+    return launch_plan, Site(name=str(plan.get("site", "generic")))
+
+
+def _make_spec(
+    request: Request, stored: StoredRun, launch_plan: LaunchPlan, changes: Changes
+) -> RunSpec:
+    """Return what every rank runs: the recorded bytes, under another name."""
+    spec = stored.spec
+    for callback in request.run_config.callbacks:
+        callback.on_submit(request.worker_spec.parameters)
+    content = request.run_config, launch_plan, request.resume_from
+    return replace(
+        spec,
+        fingerprint=fingerprint_of(request, spec.worker, changes.digests),
+        digests=changes.digests,
+        modules=changes.modules,
+        settings=replace(
+            spec.settings,
+            name=request.paths.root.name,
+            sys_path=module_path(spec.settings.sys_path, recorded_python=changes.python),
+        ),
+        executor=pack(content, what="RunConfig (callbacks, stop)"),
+        validation=_validation(request, stored, launch_plan),
+    )
+
+
+def _validation(
+    request: Request, stored: StoredRun, launch_plan: LaunchPlan
+) -> ValidationSpec | None:
+    validation, name = stored.spec.validation, request.paths.root.name
+    if validation is None or request.validation_config is None:
+        return None
+    recorded = stored.launch_plan
+    if validation.job is None or recorded is None or recorded.launcher != launch_plan.launcher:
+        scaling = request.scaling_config
+        job = plan_validation_job(request.validation_config, scaling, launch_plan, name=name)
+        return replace(validation, job=job)
+    directives = {**validation.job.directives, "job-name": f"{name}-validation"}
+    return replace(validation, job=replace(validation.job, directives=directives))
+
+
+def _choose_launcher(origin: RunPaths, recorded: str) -> str:
+    """Return where the ranks start: where those of the run did, or where the user says."""
+    asked = environ.requested_launcher() or "auto"
+    launcher = recorded if asked == "auto" else asked
+    if launcher not in LAUNCHERS or launcher in ("spmd", "inline"):
+        raise ConfigError(
+            f"a replay with launcher {launcher!r}: it starts its own ranks. One of local, "
+            f"allocation, slurm and mpiexec is needed."
+        )
+    if environ.in_rank():
+        return "local"
+    if launcher == "allocation":
+        if not environ.variable("SLURM_JOB_ID"):
+            raise ConfigError(
+                f"{origin.root} ran in an allocation that was there before, and there is none "
+                f"here. Replay it in one ('salloc', or in your batch script), or as a job of its "
+                f"own: --launcher slurm, with --partition, --account and --time as your script had."
+            )
+        from hpctrain.slurm.job import refuse_ended_allocation
+
+        refuse_ended_allocation()
+    if launcher == "mpiexec" and environ.hostfile(environ.environment()) is None:
+        raise ConfigError(
+            f"{origin.root} ran on the hosts of a file, and none is named here. Set "
+            f"HPCTRAIN_HOSTFILE=FILE, or replay it in a job of PBS, LSF or Grid Engine."
+        )
+    if launcher == "slurm" and not environ.dry_run_requested():
+        from hpctrain.slurm.probe import can_submit
+
+        if not can_submit():
+            raise ConfigError(
+                f"{origin.root} was a job of Slurm, and this machine cannot submit one: sbatch is "
+                f"not on PATH, or not configured. Load Slurm's module, or run it here: "
+                f"--launcher local."
+            )
+    return launcher
+
+
+def _refuse_another_run(paths: RunPaths, again: Origin) -> None:
+    """Refuse a name whose run is no replay of this one."""
+    origin = read_origin(paths) or {}
+    same_id = again.run_id is not None and origin.get("run_id") == again.run_id
+    if same_id or (again.run_id is None and origin.get("path") == str(again.path)):
+        return
+    raise ConfigError(
+        f"run {paths.root.name!r} in {paths.root.parent} is there already, and is no replay of "
+        f"{again.path}. Choose another --name, or leave it out."
+    )
+
+
+@contextmanager
+def _named(storage: Path, base: str, name: str | None) -> Iterator[str]:
+    """Give the name of the new run; one that nobody chose is taken from here on."""
+    if name is not None or environ.dry_run_requested():
+        yield name or free_name(storage, base)
+        return
+    with errors_of_storage(RunPaths(storage / free_name(storage, base))):
+        storage.mkdir(parents=True, exist_ok=True)
+        while True:
+            root = storage / free_name(storage, base)
+            try:
+                root.mkdir(DIRECTORY_MODE)
+            except FileExistsError:
+                # Another replay was quicker.
+                continue
+            break
+    try:
+        yield root.name
+    finally:
+        with suppress(OSError):
+            # Once the run has begun, it is not empty.
+            root.rmdir()
+
+
+def free_name(storage: Path, base: str) -> str:
+    """Return a name that no run has: ``NAME-replay-1``, or with the next number. Not collective.
+
+    Examples
+    --------
+    >>> free_name(Path("/no/such/directory"), "fit-replay-3")
+    'fit-replay-1'
+    >>> free_name(Path("/no/such/directory"), "old run (2)")
+    'old-run-2-replay-1'
+    """
+    # A directory that was moved has any name.
+    base = _NOT_IN_NAMES.sub("-", _SUFFIX.sub("", base)).strip("._+-") or "run"
+    number = 1
+    while True:
+        suffix = f"-replay-{number}"
+        name = f"{base[: _LONGEST_NAME - len(suffix)]}{suffix}"
+        if not os.path.lexists(storage / name):
+            return name
+        number += 1
