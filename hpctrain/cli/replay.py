@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -37,9 +36,9 @@ def replay(
     ] = "",
     storage: StorageOption = DEFAULT_STORAGE,
     storage_path: Annotated[
-        Path | None,
+        str,
         typer.Option(help="Directory of the new run.", show_default="that of the old run"),
-    ] = None,
+    ] = "",
     launcher: Annotated[
         str,
         typer.Option(
@@ -82,7 +81,9 @@ def replay(
         environ.request_dry_run()
     fields = slurm_fields(partition=partition, account=account, qos=qos, time=time)
     failed: HpctrainError | None = None
-    with prepared_replay(origin, name=name or None, storage_path=storage_path, slurm=fields) as new:
+    with prepared_replay(
+        origin, name=name or None, storage_path=storage_path or None, slurm=fields
+    ) as new:
         submission = new.submission
         text = render(new, width=width_of_output())
         if dry_run:
@@ -118,10 +119,14 @@ def _print_plan(submission: Submission) -> None:
 
 def _launch(submission: Submission) -> None:
     from hpctrain import environ
+    from hpctrain.cli.exit_codes import say
     from hpctrain.launch.fit import fit_prepared, submit_prepared
 
     if submission.plan.launcher != "slurm":
-        fit_prepared(submission)
+        state = fit_prepared(submission).state
+        if not submission.request.run_config.verbose:
+            # The run itself shows nothing.
+            say(f"{submission.request.paths.root.name} is {state}.")
         return
     # It prints the id of the job.
     environ.request_detach()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain import environ
-from hpctrain.config import LAUNCHERS
+from hpctrain.config import LAUNCHERS, RunConfig
 from hpctrain.errors import ConfigError
 from hpctrain.launch.record import read_origin
 from hpctrain.launch.replay_changes import Changes, find_changes
@@ -55,7 +55,7 @@ def prepared_replay(
     origin: RunPaths,
     *,
     name: str | None = None,
-    storage_path: Path | None = None,
+    storage_path: str | None = None,
     slurm: Mapping[str, Any],
 ) -> Iterator[Replay]:
     """Prepare a replay; the caller launches it before it leaves.
@@ -79,7 +79,10 @@ def prepared_replay(
     ConfigError
         If the run cannot be replayed, with the reason and the next step.
     """
-    storage = origin.root.parent if storage_path is None else storage_path.absolute()
+    storage = origin.root.parent
+    if storage_path is not None:
+        # It refuses a URL.
+        storage = Path(RunConfig(storage_path=storage_path).storage_path).absolute()
     if (hostfile := environ.requested_hostfile()) is not None:
         # Before the working directory changes.
         environ.request_hostfile(Path(hostfile))

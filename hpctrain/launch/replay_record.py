@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hpctrain.errors import ConfigError, DamagedFileError, HpctrainError
+from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.launch.stored import NEEDED_OF_PLAN, StoredRun, unpack_stored
 from hpctrain.plan.spec import RunSpec
 from hpctrain.rundir import FORMAT
@@ -66,9 +66,7 @@ def read_replayable(paths: RunPaths) -> tuple[dict[str, Any], RunSpec]:
         raise ConfigError(
             f"{root} has no spec.pkl, which holds the training function. {_by_script(plan)}"
         ) from error
-    except DamagedFileError as error:
-        if os.access(paths.spec, os.R_OK):
-            raise
+    except PermissionError as error:
         raise ConfigError(
             f"{paths.spec} can be read by its owner only: it holds code, which would run as you. "
             f"Ask the owner to replay the run. {_by_script(plan)}"

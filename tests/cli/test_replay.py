@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -271,9 +272,32 @@ def test_a_run_of_another_user_is_not_executed(place: Path) -> None:
     assert not (place / "hpctrain_runs" / "foreign-replay-1").exists()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_a_run_that_can_only_be_read_says_who_can_replay_it(place: Path) -> None:
+    code = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from hpctrain.launch.replay_record import read_replayable\n"
+        "from hpctrain.rundir.paths import RunPaths\n"
+        "os.setgroups([])\nos.setresgid(12345, 12345, 12345)\nos.setresuid(12345, 12345, 12345)\n"
+        "read_replayable(RunPaths(Path(sys.argv[1])))\n"
+    )
+    # Below pytest's own directory, which is its user's, others read nothing.
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        os.chmod(folder, 0o755)
+        copied = Path(folder) / "run"
+        shutil.copytree(place / "hpctrain_runs" / "run", copied)
+        argv = [sys.executable, "-c", code, str(copied)]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert "can be read by its owner only" in done.stderr
+    assert "Ask the owner to replay the run. Its script was: cd " in done.stderr
+
+
 def test_options_of_slurm_need_a_job(place: Path) -> None:
     said = replay(place, "run", "--partition", "gpu", code=2).stderr
     assert "--launcher slurm submits it" in said
+    said = replay(place, "run", "--storage-path", "s3://bucket/runs", code=2).stderr
+    assert "is a URL" in said
     said = replay(place, "run", "--launcher", "spmd", code=2).stderr
     assert "it starts its own ranks" in said
 
