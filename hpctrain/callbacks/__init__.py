@@ -1,4 +1,4 @@
-"""Loggers for ``RunConfig(callbacks=[...])``, in Ray's names.
+"""Loggers for ``RunConfig(callbacks=[...])``, in Ray's names, and one for Prometheus.
 
 They run in the executor, one record for a run over all its attempts and jobs, and need no network
 by default: ``hpctrain sync`` uploads what they wrote. Importing this imports none of the libraries.
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hpctrain.callbacks.logger import LoggerCallback as LoggerCallback
     from hpctrain.callbacks.mlflow import MLflowLoggerCallback as MLflowLoggerCallback
     from hpctrain.callbacks.mlflow import setup_mlflow as setup_mlflow
+    from hpctrain.callbacks.prometheus import PrometheusCallback as PrometheusCallback
     from hpctrain.callbacks.tensorboard import TBXLoggerCallback as TBXLoggerCallback
     from hpctrain.callbacks.wandb import WandbLoggerCallback as WandbLoggerCallback
     from hpctrain.callbacks.wandb import setup_wandb as setup_wandb
@@ -27,6 +28,7 @@ _HOME_OF = {
     "JsonLoggerCallback": "files",
     "LoggerCallback": "logger",
     "MLflowLoggerCallback": "mlflow",
+    "PrometheusCallback": "prometheus",
     "TBXLoggerCallback": "tensorboard",
     "WandbLoggerCallback": "wandb",
     "setup_mlflow": "mlflow",

@@ -5,6 +5,8 @@ from hpctrain import DataParallelTrainer, RunConfig, ScalingConfig
 
 # block: tracking-loggers
 
+# block: tracking-prometheus
+
 # block: tracking-setup
 
 
