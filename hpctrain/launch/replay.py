@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from hpctrain.config import LAUNCHERS, RunConfig
 from hpctrain.errors import ConfigError
 from hpctrain.launch.record import read_origin
 from hpctrain.launch.replay_changes import Changes, find_changes
+from hpctrain.launch.replay_name import taken_name
 from hpctrain.launch.replay_record import load_replayable, module_path, read_replayable
 from hpctrain.launch.request import (
     Origin,
@@ -24,18 +23,12 @@ from hpctrain.launch.request import (
     make_plan,
     refuse_patterns,
 )
-from hpctrain.launch.storage import errors_of_storage
 from hpctrain.launch.stored import StoredRun
 from hpctrain.launch.validation_plan import plan_validation_job
-from hpctrain.own_files import DIRECTORY_MODE
 from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.plan.site import Site
 from hpctrain.plan.spec import RunSpec, ValidationSpec, pack
 from hpctrain.rundir.paths import RunPaths
-
-_LONGEST_NAME = 128
-_SUFFIX = re.compile(r"-replay-\d+$")
-_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._+-]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +87,7 @@ def prepared_replay(
             f"{launcher!r}, as the run did. --launcher slurm submits it."
         )
     stored = load_replayable(origin, plan, spec)
-    with _named(storage, origin.root.name, name) as chosen:
+    with taken_name(storage, origin.root.name, name) as chosen:
         yield _prepare(
             origin, plan, stored, storage=storage, name=chosen, launcher=launcher, slurm=slurm
         )
@@ -204,6 +197,10 @@ def _validation(
         job = plan_validation_job(request.validation_config, scaling, launch_plan, name=name)
         return replace(validation, job=job)
     directives = {**validation.job.directives, "job-name": f"{name}-validation"}
+    slurm, account = request.validation_config.slurm_config, launch_plan.directives.get("account")
+    if account is not None and (slurm is None or slurm.account is None):
+        # It is that of the training, which may be another one now.
+        directives["account"] = account
     return replace(validation, job=replace(validation.job, directives=directives))
 
 
@@ -255,48 +252,3 @@ def _refuse_another_run(paths: RunPaths, again: Origin) -> None:
         f"run {paths.root.name!r} in {paths.root.parent} is there already, and is no replay of "
         f"{again.path}. Choose another --name, or leave it out."
     )
-
-
-@contextmanager
-def _named(storage: Path, base: str, name: str | None) -> Iterator[str]:
-    """Give the name of the new run; one that nobody chose is taken from here on."""
-    if name is not None or environ.dry_run_requested():
-        yield name or free_name(storage, base)
-        return
-    with errors_of_storage(RunPaths(storage / free_name(storage, base))):
-        storage.mkdir(parents=True, exist_ok=True)
-        while True:
-            root = storage / free_name(storage, base)
-            try:
-                root.mkdir(DIRECTORY_MODE)
-            except FileExistsError:
-                # Another replay was quicker.
-                continue
-            break
-    try:
-        yield root.name
-    finally:
-        with suppress(OSError):
-            # Once the run has begun, it is not empty.
-            root.rmdir()
-
-
-def free_name(storage: Path, base: str) -> str:
-    """Return a name that no run has: ``NAME-replay-1``, or with the next number. Not collective.
-
-    Examples
-    --------
-    >>> free_name(Path("/no/such/directory"), "fit-replay-3")
-    'fit-replay-1'
-    >>> free_name(Path("/no/such/directory"), "old run (2)")
-    'old-run-2-replay-1'
-    """
-    # A directory that was moved has any name.
-    base = _NOT_IN_NAMES.sub("-", _SUFFIX.sub("", base)).strip("._+-") or "run"
-    number = 1
-    while True:
-        suffix = f"-replay-{number}"
-        name = f"{base[: _LONGEST_NAME - len(suffix)]}{suffix}"
-        if not os.path.lexists(storage / name):
-            return name
-        number += 1

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hpctrain.config import LAUNCHERS
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.launch.stored import NEEDED_OF_PLAN, StoredRun, unpack_stored
 from hpctrain.plan.spec import RunSpec
@@ -120,8 +121,8 @@ def load_replayable(paths: RunPaths, plan: dict[str, Any], spec: RunSpec) -> Sto
     resumed = stored.resume_from
     if resumed is not None and not resumed.is_dir():
         raise ConfigError(
-            f"{paths.root} began with the checkpoint {resumed}, which is gone. Restore it; or "
-            f"{_uncapitalized(_by_script(plan))}"
+            f"{paths.root} began with the checkpoint {resumed}, which is gone. Restore it, or "
+            f"begin without it, by the script. {_by_script(plan)}"
         )
     return stored
 
@@ -155,6 +156,8 @@ def _is_older(version: object) -> bool:
 
 def _refuse_other_kinds(root: Path, plan: dict[str, Any]) -> None:
     launcher = plan["launch_plan"].get("launcher")
+    if launcher not in LAUNCHERS:
+        raise damaged(RunPaths(root).plan, f"its launcher is {launcher!r:.80}")
     if launcher == "inline":
         raise ConfigError(
             f"{root} ran in the interpreter of its script or notebook (num_workers=0), whose "
@@ -172,8 +175,7 @@ def _refuse_other_kinds(root: Path, plan: dict[str, Any]) -> None:
 
 def _refuse_other_python(root: Path, plan: dict[str, Any]) -> None:
     """Refuse bytecode of another Python, which can crash the interpreter."""
-    versions = plan.get("versions")
-    recorded = versions.get("python") if isinstance(versions, dict) else None
+    recorded = plan.get("versions", {}).get("python")
     if not isinstance(recorded, str):
         return
     now = platform.python_version()
@@ -193,7 +195,3 @@ def _by_script(plan: dict[str, Any]) -> str:
         return "Begin it again from where it was begun."
     where = shlex.quote(str(plan.get("cwd", ".")))
     return f"Its script was: cd {where} && python {shlex.join(argv)}"
-
-
-def _uncapitalized(text: str) -> str:
-    return text[:1].lower() + text[1:]

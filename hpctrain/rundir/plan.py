@@ -65,4 +65,5 @@ _KINDS = {
     "scaling_config": dict,
     "run_config": dict,
     "launch_plan": dict,
+    "versions": dict,
 }

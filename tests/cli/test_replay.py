@@ -239,6 +239,9 @@ def test_damaged_and_missing_files_are_named(place: Path) -> None:
     (copied / "spec.pkl").write_bytes(b"cut off")
     (copied / "spec.pkl").chmod(0o600)
     assert "spec.pkl is damaged" in replay(place, str(copied), code=4).stderr
+    for field, value in (("launch_plan", {"launcher": 5}), ("versions", [1]), ("digests", "x")):
+        odd = _edited(runs, "odd", **{field: value})
+        assert "plan.json is damaged" in replay(place, str(odd), code=4).stderr, field
     (copied / "plan.json").write_text("{")
     assert "plan.json is damaged" in replay(place, str(copied), code=4).stderr
     (copied / "plan.json").unlink()

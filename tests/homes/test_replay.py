@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -30,11 +31,11 @@ def train(config):
     assert hpctrain.get_checkpoint() is None
     for step in range(3):
         hpctrain.report({"loss": config["lr"] * model.FACTOR / (step + 1)})
-    hpctrain.report({"loss": 0.0, "variable": int(os.environ["FROM_SETUP"])})
+    hpctrain.report({"loss": 0.0, "variable": int(os.environ.get("FROM_SETUP", 0))})
 
 
 if __name__ == "__main__":
-    DataParallelTrainer(
+    trainer = DataParallelTrainer(
         train,
         train_loop_config={"lr": 0.5},
         scaling_config=ScalingConfig(
@@ -45,8 +46,9 @@ if __name__ == "__main__":
                 sbatch_args=["--comment=first", *sys.argv[1:]],
             ),
         ),
-        run_config=RunConfig(name="run", storage_path="runs", launcher="slurm"),
-    ).submit()
+        run_config=RunConfig(name="run", storage_path="runs"),
+    )
+    trainer.fit() if "SLURM_JOB_ID" in os.environ else trainer.submit()
 """
 
 
@@ -116,3 +118,36 @@ def test_a_partition_that_is_gone_is_said_and_another_one_can_be_given(
     assert "no-such-one" in done.stderr
     assert "--partition PARTITION" in done.stderr
     command(place, "-m", "hpctrain.cli", "cancel", str(root), environ=environ)
+
+
+def test_a_run_of_an_allocation_is_replayed_in_another_or_as_a_job(
+    place: Path, virtual_slurm: VirtualCluster
+) -> None:
+    environ = {**virtual_slurm.environ, "HPCTRAIN_LAUNCHER": ""}
+    root = place / "runs" / "run"
+
+    def batch(*words: str) -> None:
+        script = shlex.join([sys.executable, *words])
+        argv = ["sbatch", "--wait", "--ntasks=2", "--time=5", f"--wrap={script}"]
+        done = subprocess.run(
+            argv, cwd=place, env={**os.environ, **environ}, capture_output=True, timeout=120
+        )
+        assert done.returncode == 0, [path.read_text() for path in place.glob("slurm-*.out")]
+
+    batch("train.py")
+    assert Result.from_path(root).status.launcher == "allocation"
+    (place / "model.py").write_text("FACTOR = 9\n")
+    replay = ("-m", "hpctrain.cli", "replay", str(root))
+    said = command(place, *replay, environ=environ, code=2).stderr
+    assert "there is none here" in said
+    assert not root.with_name("run-replay-1").exists()
+    batch(*replay)
+    command(place, *replay, "--launcher", "slurm", environ=environ)
+    for number, launcher in ((1, "allocation"), (2, "slurm")):
+        new = root.with_name(f"run-replay-{number}")
+        result = wait_until_final(new, timeout_s=120)
+        assert result.error is None
+        assert result.status.launcher == launcher
+        assert losses(new) == losses(root) == [1.5, 0.75, 0.5, 0.0]
+    # Only a job has lines of its own before.
+    assert Result.from_path(root.with_name("run-replay-2")).metrics["variable"] == 17

@@ -1,15 +1,13 @@
-"""Names of replays, and the module path of another interpreter."""
+"""Names of replays."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from hpctrain.errors import ConfigError
-from hpctrain.launch.replay import _named, free_name
-from hpctrain.launch.replay_record import module_path
+from hpctrain.launch.replay_name import free_name, taken_name
 
 
 def test_the_number_of_a_replay_is_the_first_that_is_free(tmp_path: Path) -> None:
@@ -28,7 +26,7 @@ def test_every_directory_gives_a_name_that_a_run_may_have(tmp_path: Path, base: 
 
 
 def test_a_name_is_taken_until_the_run_has_begun_or_was_not_begun(tmp_path: Path) -> None:
-    with _named(tmp_path, "run", None) as first, _named(tmp_path, "run", None) as second:
+    with taken_name(tmp_path, "run", None) as first, taken_name(tmp_path, "run", None) as second:
         assert [first, second] == ["run-replay-1", "run-replay-2"]
         (tmp_path / second / "plan.json").touch()
     assert [path.name for path in tmp_path.iterdir()] == ["run-replay-2"]
@@ -38,22 +36,6 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (
         pytest.raises(ConfigError, match="is not a directory"),
-        _named(tmp_path / "file", "run", None),
+        taken_name(tmp_path / "file", "run", None),
     ):
         pass
-
-
-def test_packages_of_another_interpreter_give_way_to_those_of_this_one() -> None:
-    recorded = [
-        "/home/me/project",
-        "/old/lib/python311.zip",
-        "/old/lib/python3.11",
-        "/old/lib/python3.11/lib-dynload",
-        "/old/lib/python3.11/site-packages",
-    ]
-    same = module_path(recorded, recorded_python=sys.executable)
-    assert same == tuple(recorded)
-    other = module_path(recorded, recorded_python="/old/bin/python")
-    assert other[0] == "/home/me/project"
-    assert not any(path.startswith("/old") for path in other)
-    assert any(path.endswith("-packages") for path in other)
