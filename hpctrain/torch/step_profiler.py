@@ -69,18 +69,18 @@ class TorchStepProfiler:
         from torch.profiler import ProfilerActivity, profile
 
         assert self._asked is not None
+        if torch._C._autograd._profiler_enabled():
+            # torch has one at a time, and would silently end that of the training function.
+            _, finish = self._asked
+            self._asked = None
+            finish("its training function runs torch's profiler itself")
+            return
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
         self._optimizer, self._left = optimizer, self._asked[0]
         self._profiler = profile(activities=activities, record_shapes=True, with_stack=True)
-        try:
-            self._profiler.start()
-        except RuntimeError as error:
-            # The training function profiles itself.
-            _, finish = self._asked
-            self._asked = self._profiler = None
-            finish(f"torch's profiler cannot be started: {error}")
+        self._profiler.start()
 
     def _give_away(self, finish: Callable[[Path | str], None]) -> None:
         """Write the trace, which takes seconds, while steps go on."""
