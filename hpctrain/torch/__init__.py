@@ -30,12 +30,15 @@ if TYPE_CHECKING:
     from hpctrain.torch.state.dcp.planner import StatePlanner as StatePlanner
     from hpctrain.torch.state.dcp.reader import StateReader as StateReader
     from hpctrain.torch.state.dcp.writer import StateWriter as StateWriter
+    from hpctrain.torch.state.export.export import Exported as Exported
+    from hpctrain.torch.state.export.export import export_state as export_state
     from hpctrain.torch.state.load import load_state as load_state
     from hpctrain.torch.state.report import report_state as report_state
     from hpctrain.torch.state.save import save_state as save_state
     from hpctrain.torch.trainer import TorchTrainer as TorchTrainer
 
 _HOME_OF = {
+    "Exported": "state.export.export",
     "LoopState": "loop",
     "StatePlanner": "state.dcp.planner",
     "StateReader": "state.dcp.reader",
@@ -49,6 +52,7 @@ _HOME_OF = {
     "accelerate": "amp",
     "backward": "amp",
     "enable_reproducibility": "prepare",
+    "export_state": "state.export.export",
     "get_device": "device",
     "get_devices": "device",
     "load_state": "state.load",

@@ -54,7 +54,7 @@ def find_index(directory: Path) -> StateIndex:
             f"checkpoint."
         )
     files = tuple(IndexedFile(name=name, layout=read_layout(directory / name)) for name in names)
-    return StateIndex(files=files, shapes=_shapes(files), values={}, plain_names=True)
+    return StateIndex(files=files, shapes=shapes_of(files), values={}, plain_names=True)
 
 
 def _some_of(directory: Path) -> str:
@@ -63,7 +63,8 @@ def _some_of(directory: Path) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {rest} more" if rest > 0 else "") or "nothing"
 
 
-def _shapes(files: tuple[IndexedFile, ...]) -> dict[str, tuple[int, ...]]:
+def shapes_of(files: tuple[IndexedFile, ...]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of whole tensors, by name, from the chunks in files. Not collective."""
     shapes: dict[str, tuple[int, ...]] = {}
     for file in files:
         for chunk in file.layout.chunks:

@@ -1,0 +1,131 @@
+"""`making`: a file or a directory that appears under its name once it is complete."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hpctrain.checkpoint_files import MANIFEST_NAME
+from hpctrain.errors import CheckpointError, ConfigError
+from hpctrain.own_files import DIRECTORY_MODE, name_beside
+from hpctrain.rundir.files import fsync_directory
+
+_NAMED = 3
+
+
+@contextmanager
+def making(
+    target: Path, *, is_file: bool, overwrite: bool, is_ours: Callable[[str], bool]
+) -> Iterator[Path]:
+    """Give an empty directory beside `target`, which then becomes that. Not collective.
+
+    A file is what has the target's name in that directory. After an error nothing of it is left;
+    after a kill, the directory is, under a name that begins with a dot.
+
+    Parameters
+    ----------
+    target
+        What is made.
+    is_file
+        Whether it is a file, and not a directory.
+    overwrite
+        Whether it may replace an earlier one, which stays until then.
+    is_ours
+        Whether an earlier directory may have a file of this name: another is not replaced.
+
+    Raises
+    ------
+    ConfigError
+        If it exists and may not be replaced, or cannot be there.
+    CheckpointError
+        If it cannot be written.
+    """
+    check_target(target, is_file=is_file, overwrite=overwrite, is_ours=is_ours)
+    beside = name_beside(target)
+    try:
+        beside.mkdir(DIRECTORY_MODE)
+        try:
+            yield beside
+            fsync_directory(beside)
+            # Somebody may have made it meanwhile.
+            check_target(target, is_file=is_file, overwrite=overwrite, is_ours=is_ours)
+            _publish(beside, target, is_file=is_file)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+        fsync_directory(target.parent)
+    except OSError as error:
+        raise CheckpointError(
+            f"{target} could not be written: {error.strerror or error}. Nothing of it was left. "
+            f"Look at the space and the permissions of {target.parent}, or export to another "
+            f"filesystem."
+        ) from error
+
+
+def check_target(
+    target: Path, *, is_file: bool, overwrite: bool, is_ours: Callable[[str], bool]
+) -> None:
+    """Refuse what cannot be made, or must not be replaced; see `making`. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If so.
+    """
+    if not target.parent.is_dir():
+        raise ConfigError(
+            f"{target} cannot be made: {target.parent} is no directory. Make it first."
+        )
+    for parent in target.resolve().parents:
+        # A run takes what it finds beside its checkpoints for a damaged one.
+        if (parent / MANIFEST_NAME).exists() or _has_checkpoints(parent):
+            raise ConfigError(
+                f"{target} is among the checkpoints of a run, which it keeps itself. Export to a "
+                f"path outside of {parent}."
+            )
+    try:
+        mode = os.lstat(target).st_mode
+    except FileNotFoundError:
+        return
+    if not overwrite:
+        raise ConfigError(
+            f"{target} exists. Give another path; --force (overwrite=True) replaces an earlier "
+            f"export."
+        )
+    if is_file:
+        if not stat.S_ISREG(mode):
+            raise ConfigError(f"{target} is no regular file, and is not replaced by one.")
+        return
+    if not stat.S_ISDIR(mode):
+        raise ConfigError(f"{target} is no directory, and is not replaced by one.")
+    if others := sorted(entry.name for entry in target.iterdir() if not is_ours(entry.name)):
+        rest = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+        raise ConfigError(
+            f"{target} has {', '.join(others[:_NAMED])}{rest}, which no export writes, so it is "
+            f"not replaced. Give another path, or remove it yourself."
+        )
+
+
+def _has_checkpoints(directory: Path) -> bool:
+    return directory.name == "checkpoints" and (directory.parent / "plan.json").is_file()
+
+
+def _publish(beside: Path, target: Path, *, is_file: bool) -> None:
+    if is_file:
+        os.replace(beside / target.name, target)
+        return
+    if not target.exists():
+        os.rename(beside, target)
+        return
+    # rename() replaces no directory that holds something.
+    replaced = name_beside(target)
+    os.rename(target, replaced)
+    try:
+        os.rename(beside, target)
+    except BaseException:
+        os.rename(replaced, target)
+        raise
+    shutil.rmtree(replaced, ignore_errors=True)
