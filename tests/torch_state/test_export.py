@@ -368,10 +368,11 @@ def run(code: str, *args: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A state of 192 MiB, in two files, most of it one tensor."""
+    """A state of 224 MiB, in two files: one large tensor, and many that are not."""
     model = nn.Module()
-    model.register_buffer("embedding", torch.randn(160, 2**18))
-    model.register_buffer("head", torch.randn(32, 2**18))
+    model.register_buffer("embedding", torch.randn(64, 2**18))
+    for number in range(20):
+        model.register_buffer(f"head{number}", torch.randn(8, 2**18))
     return save(tmp_path_factory.mktemp("large") / "s", model, ranks=2)
 
 
@@ -478,3 +479,81 @@ def test_what_is_no_size_or_no_format_is_refused(text: str, tmp_path: Path) -> N
         export_state(tmp_path, tmp_path / "out", max_shard_size=text)
     with pytest.raises(ConfigError, match="one of safetensors, dcp, torch is needed"):
         export_state(tmp_path, tmp_path / "out", format="gguf")  # type: ignore[arg-type]
+
+
+def test_transformers_reads_an_exported_model(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=60,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=48,
+        max_position_embeddings=16,
+    )
+    torch.manual_seed(3)
+    model = transformers.BertForMaskedLM(config).eval()
+    save(tmp_path / "s", model, ranks=2)
+    config.save_pretrained(tmp_path / "s")
+    for size, files in (("5GB", 2), ("30KB", 5)):
+        done = export_state(tmp_path / "s", tmp_path / size, max_shard_size=size)
+        assert len(done.files) >= files
+        assert "cls.predictions.decoder.weight" in done.aliases
+        loaded, info = transformers.BertForMaskedLM.from_pretrained(
+            tmp_path / size, output_loading_info=True
+        )
+        assert not info["missing_keys"]
+        assert not info["unexpected_keys"]
+        assert_same(tensors_of(loaded), tensors_of(model))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_model_of_8_gib_is_exported_in_the_memory_of_a_small_one(
+    tmp_path: Path, format: str
+) -> None:
+    code = """
+    from torch import nn
+
+    from hpctrain.torch import save_state
+
+    def peak():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+    export_state(sys.argv[4], target + ".small", format=format)
+    before = peak()
+    # Not in the memory of the process, but in files.
+    import subprocess
+    subprocess.run([sys.executable, "-c", sys.argv[5], source], check=True)
+    export_state(source, target, format=format)
+    print(peak() - before)
+    """
+    make = """
+import os, sys
+import torch
+from hpctrain.torch import save_state
+
+model = torch.nn.Module()
+for number in range(8):
+    name = f"{sys.argv[1]}.{number}"
+    whole = torch.from_file(name, shared=True, size=2**28, dtype=torch.float32)
+    os.unlink(name)
+    for part in whole.split(2**22):
+        part.uniform_()
+    model.register_buffer(f"w{number}", whole.view(2**15, -1))
+save_state(sys.argv[1], model=model)
+"""
+    small = save(tmp_path / "small", nn.Linear(8, 8))
+    done = subprocess.run(
+        [
+            *(sys.executable, "-c", SCRIPT + textwrap.dedent(code), tmp_path / "s"),
+            *(tmp_path / "out", format, small, make),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=1800,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 128
+    shutil.rmtree(tmp_path)

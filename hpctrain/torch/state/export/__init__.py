@@ -5,10 +5,10 @@ Where to read, from the top down::
     export_state           export.py
                            -> saved_model.py        which tensors the checkpoint has, in which files
                            -> destination.py        written beside its name, then renamed
-    safetensors, torch     tensor_files.py          where each tensor goes in which file
-                           -> safetensors_files.py, torch_file.py
+    safetensors, torch     safetensors_files.py, torch_file.py
                            -> copy_blocks.py        blocks of the checkpoint into these files
-    dcp                    dcp_files.py             torch writes, and asks for one part at a time
+    dcp                    dcp_files.py, dcp_compare.py
+                           torch writes, and asks for one part at a time
     all of them            verified_file.py         blocks of the checkpoint, compared with digests
                            -> regions.py            where the bytes of a chunk go in a whole tensor
 """

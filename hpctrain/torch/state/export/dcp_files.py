@@ -6,31 +6,28 @@ loads them. It asks for one at a time, in the order in which they are in the che
 
 from __future__ import annotations
 
+import errno
 import math
 import warnings
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 import xxhash
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint import save as save_by_torch
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
     TensorProperties,
-    TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import (
-    LoadItemType,
-    LoadPlan,
-    ReadItem,
     SavePlan,
     TensorWriteData,
     WriteItem,
@@ -39,8 +36,9 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import WriteResult
 
 from hpctrain.bulk.state_file import BLOCK_BYTES
-from hpctrain.errors import CheckpointError
+from hpctrain.errors import HpctrainError
 from hpctrain.rundir.files import fsync_directory
+from hpctrain.torch.state.export.dcp_compare import compare_dcp
 from hpctrain.torch.state.export.regions import slabs
 from hpctrain.torch.state.export.saved_model import (
     CONFIG_NAMES,
@@ -50,7 +48,7 @@ from hpctrain.torch.state.export.saved_model import (
 )
 from hpctrain.torch.state.export.verified_file import VerifiedFile
 
-_MOST_BYTES = 32 * 2**20
+_MOST_BYTES = 16 * 2**20
 """Of a part, all of which is in memory while torch writes or reads it."""
 
 
@@ -72,16 +70,27 @@ def write_dcp(model: SavedModel, directory: Path) -> None:
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             save_by_torch({}, storage_writer=writer, planner=planner, no_dist=True)
     except CheckpointException as error:
-        raise next(iter(error.failures.values()))[0] from error
+        raise _reason(next(iter(error.failures.values()))[0]) from error
     planner.finish()
     fsync_directory(directory)
-    _compare(directory, planner.digests)
+    compare_dcp(directory, planner.digests)
 
 
 def is_dcp_export(name: str) -> bool:
     """Return whether an export may have written a file of this name. Not collective."""
     is_part = name.startswith("__") and name.endswith(".distcp")
     return is_part or name in (".metadata", *CONFIG_NAMES)
+
+
+def _reason(failure: BaseException) -> BaseException:
+    """Return what a failure in a call of torch began with."""
+    reason: BaseException | None = failure
+    while reason is not None and not isinstance(reason, OSError | HpctrainError):
+        reason = reason.__cause__ or reason.__context__
+    if reason is None and isinstance(failure, RuntimeError):
+        # torch's own writer knows no errno.
+        return OSError(errno.EIO, f"torch.save() failed: {failure}")
+    return reason or failure
 
 
 class _Slab(NamedTuple):
@@ -97,9 +106,14 @@ class _Slab(NamedTuple):
     lengths: tuple[int, ...]
 
     @property
+    def size(self) -> int:
+        """Bytes."""
+        return math.prod(self.lengths) * self.tensor.live_dtype.itemsize
+
+    @property
     def stop(self) -> int:
         """Where it ends."""
-        return self.start + math.prod(self.lengths) * self.tensor.live_dtype.itemsize
+        return self.start + self.size
 
     @property
     def key(self) -> MetadataIndex:
@@ -129,6 +143,7 @@ class _SavePlanner(DefaultSavePlanner):
         self._model = model
         self._slabs = [slab for chunk in model.chunks for slab in _slabs_of(chunk)]
         self._contents = self._read()
+        self._written: torch.Tensor | None = None
 
     def create_local_plan(self) -> SavePlan:
         """Return all parts, in the order in which they are in the checkpoint."""
@@ -142,17 +157,21 @@ class _SavePlanner(DefaultSavePlanner):
         if not write_item.tensor_data.size.numel():
             properties = write_item.tensor_data.properties
             return torch.empty(write_item.tensor_data.size, dtype=properties.dtype)
-        slab, content = next(self._contents)
+        if self._written is not None:
+            # torch keeps the last part of each tensor until all are written.
+            self._written.untyped_storage().resize_(0)
+        slab, content, digest = next(self._contents)
+        self._written = content
         assert slab.key == write_item.index, "torch asks in another order than it was given"
-        self.digests[slab.key] = xxhash.xxh3_64_intdigest(content.numpy().data)
+        self.digests[slab.key] = digest
         return slab.shaped(content)
 
     def finish(self) -> None:
         """Read what is left, after which a file is known to be what was committed."""
-        for slab, _ in self._contents:
+        for slab, *_ in self._contents:
             raise AssertionError(f"torch has not asked for {slab.key}")
 
-    def _read(self) -> Iterator[tuple[_Slab, torch.Tensor]]:
+    def _read(self) -> Iterator[tuple[_Slab, torch.Tensor, int]]:
         for number, file in enumerate(self._model.files):
             slabs = [slab for slab in self._slabs if slab.file == number]
             wanted = {
@@ -165,24 +184,27 @@ class _SavePlanner(DefaultSavePlanner):
 
 def _fill(
     slabs: list[_Slab], file: VerifiedFile, wanted: Collection[int]
-) -> Iterator[tuple[_Slab, torch.Tensor]]:
+) -> Iterator[tuple[_Slab, torch.Tensor, int]]:
     """Give the content of parts of a file, which are in its order, as soon as each is read."""
     left = deque(slabs)
-    content: torch.Tensor | None = None
+    content, digest = torch.empty(0, dtype=torch.uint8), xxhash.xxh3_64()
     for block, memory in file.blocks(wanted):
         start, stop = file.layout.extent(block)
         while left and left[0].start < stop:
             slab = left[0]
-            if content is None:
-                content = torch.empty(slab.stop - slab.start, dtype=torch.uint8)
             low, high = max(slab.start, start), min(slab.stop, stop)
-            target = content.numpy().data
-            target[low - slab.start : high - slab.start] = memory[low - start : high - start]
+            if low == slab.start:
+                content, digest = torch.empty(slab.size, dtype=torch.uint8), xxhash.xxh3_64()
+            part = memory[low - start : high - start]
+            digest.update(part)
+            # Not through NumPy, which would not let go of the memory.
+            content[low - slab.start : high - slab.start] = torch.frombuffer(
+                part, dtype=torch.uint8
+            )
             if high < slab.stop:
                 break
-            yield slab, content
+            yield slab, content, digest.intdigest()
             left.popleft()
-            content = None
 
 
 def _slabs_of(saved: SavedChunk) -> Iterator[_Slab]:
@@ -228,58 +250,3 @@ class _Writer(FileSystemWriter):
             for alias in named.get(result.index.fqn, ())
         ]
         super().finish(metadata, [*results, further])
-
-
-class _Comparing(DefaultLoadPlanner):
-    """Takes the digest of each part that torch has read."""
-
-    def __init__(self, digests: Mapping[MetadataIndex, int]) -> None:
-        super().__init__()
-        self._digests = digests
-        self._dtypes: dict[str, torch.dtype] = {}
-
-    def plan_of(self, metadata: Metadata) -> LoadPlan:
-        """Return all parts. Not collective."""
-        items = []
-        for name, its in metadata.state_dict_metadata.items():
-            assert isinstance(its, TensorStorageMetadata)
-            self._dtypes[name] = its.properties.dtype
-            for number, chunk in enumerate(its.chunks):
-                index = MetadataIndex(name, chunk.offsets, number)
-                start = torch.Size([0] * len(chunk.sizes))
-                items.append(
-                    ReadItem(
-                        type=LoadItemType.TENSOR,
-                        dest_index=index,
-                        dest_offsets=start,
-                        storage_index=index,
-                        storage_offsets=start,
-                        lengths=chunk.sizes,
-                    )
-                )
-        return LoadPlan(items)
-
-    def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
-        """Return memory for a part."""
-        return torch.empty(read_item.lengths, dtype=self._dtypes[read_item.dest_index.fqn])
-
-    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        """Compare a part."""
-        index = read_item.storage_index
-        content = tensor.reshape(-1).view(torch.uint8).numpy().data
-        if index in self._digests and xxhash.xxh3_64_intdigest(content) != self._digests[index]:
-            raise CheckpointError(
-                f"what was written was read again, and its {index.fqn} is not what was written. "
-                f"Export to another filesystem, and tell the site about this one."
-            )
-
-
-def _compare(directory: Path, digests: Mapping[MetadataIndex, int]) -> None:
-    reader = FileSystemReader(directory)
-    metadata = reader.read_metadata()
-    reader.set_up_storage_reader(metadata, is_coordinator=True)
-    planner = _Comparing(digests)
-    plan = planner.plan_of(metadata)
-    if missing := digests.keys() - {item.storage_index for item in plan.items}:
-        raise CheckpointError(f"what was written lacks {min(index.fqn for index in missing)}.")
-    reader.read_data(plan, planner).wait()
