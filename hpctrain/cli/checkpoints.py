@@ -7,14 +7,45 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from hpctrain.cli.exit_codes import FAILED
+from hpctrain.cli.export import export
 from hpctrain.cli.options import DEFAULT_STORAGE, JsonOption, RunArgument, StorageOption
 
 if TYPE_CHECKING:
     from hpctrain.rundir.manifest import Manifest
     from hpctrain.rundir.paths import RunPaths
 
+_LIST = "list"
+
+
+class _ListUnlessNamed(TyperGroup):
+    """Takes ``hpctrain checkpoints RUN`` for ``hpctrain checkpoints list RUN``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Insert the verb, unless there is one."""
+        if args and args[0] not in (*self.commands, *ctx.help_option_names):
+            args = [_LIST, *args]
+        return super().parse_args(ctx, args)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """Return verbs, and runs to list."""
+        runs = next(each for each in self.commands[_LIST].params if each.name == "run")
+        return [
+            *super().shell_complete(ctx, incomplete),
+            *runs.shell_complete(ctx, incomplete),
+        ]
+
+
+checkpoints_app = typer.Typer(
+    cls=_ListUnlessNamed,
+    help="List the checkpoints of a run, or export one.\n\nhpctrain checkpoints RUN is short for "
+    "hpctrain checkpoints list RUN.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    add_completion=False,
+)
 _COLUMNS = ("CHECKPOINT", "REPORT", "ATTEMPT", "RANKS", "FILES", "SIZE", "AGE", "STATE", "METRICS")
 # Dropped in a narrow terminal, in this order.
 _OPTIONAL = ("FILES", "ATTEMPT", "RANKS", "AGE", "SIZE")
@@ -55,6 +86,7 @@ class CheckpointView:
         return {"name": self.name, "state": self.state, "complaint": self.complaint, **known}
 
 
+@checkpoints_app.command(_LIST)
 def checkpoints(
     run: RunArgument,
     storage: StorageOption = DEFAULT_STORAGE,
@@ -86,6 +118,9 @@ def checkpoints(
         print(render(views, resumes_from, verified=verify, width=width_of_output()))
     if any(view.state in ("damaged", "unreadable") for view in views):
         raise typer.Exit(FAILED)
+
+
+checkpoints_app.command()(export)
 
 
 def find_resumed(views: list[CheckpointView]) -> str | None:

@@ -83,6 +83,19 @@ _CHECKPOINT = (
         "``pending``, ``done`` or ``failed``; null if none was requested",
     ),
 )
+_EXPORT = (
+    _FORMAT,
+    ("checkpoint", "string", "directory of the checkpoint"),
+    ("path", "string", "what was written: a directory, or the file of ``torch``"),
+    ("export_format", "string", "``safetensors``, ``dcp`` or ``torch``"),
+    ("files", "array of string", "names of its files"),
+    ("tensors", "integer", "number of tensors"),
+    ("bytes", "integer", "their size"),
+    ("aliases", "object", "further names of tensors, with the name that is kept"),
+    ("left_out", "array of string", "entries of the model's state that are not in it"),
+    ("other_parts", "array of string", "what else the checkpoint has, such as ``optimizer``"),
+    ("verified", "boolean", "whether the checkpoint has digests, which were compared"),
+)
 _NOTE = (
     ("time", "number", "when"),
     ("what", "string", "the event, as text"),
@@ -199,6 +212,7 @@ FIELDS: Mapping[str, Sequence[tuple[str, str, str]]] = {
         ("resumes_from", "string|null", "name of the one that a resume would use"),
         ("checkpoints", "array of checkpoint", "the oldest first"),
     ),
+    "checkpoints export": _EXPORT,
     "history": _HISTORY,
     "why": _WHY,
     "doctor": _DOCTOR,

@@ -10,7 +10,7 @@ import hpctrain
 from hpctrain.cli.attach import attach
 from hpctrain.cli.cancel import cancel
 from hpctrain.cli.chaos import chaos
-from hpctrain.cli.checkpoints import checkpoints
+from hpctrain.cli.checkpoints import checkpoints_app
 from hpctrain.cli.cluster import cluster_app
 from hpctrain.cli.diff import diff
 from hpctrain.cli.doctor import doctor
@@ -69,6 +69,7 @@ app.command()(template)
 app.command()(predict)
 app.command()(serve)
 app.command(context_settings=_rest_is_verbatim)(chaos)
+app.add_typer(checkpoints_app, name="checkpoints")
 app.add_typer(cluster_app, name="cluster")
 app.add_typer(install_app, name="install")
 

@@ -135,7 +135,8 @@ def test_every_verb_with_json_has_a_schema() -> None:
             "replay",
             "list",
             "wait",
-            "checkpoints",
+            "checkpoints list",
+            "checkpoints export",
             "history",
             "cluster status",
         )
