@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -125,7 +126,8 @@ def _choose(paths: RunPaths, name: str | None) -> Checkpoint:
     known = f"It has {', '.join(names[-_NAMED:])}{rest}." if names else "It has none yet."
     what = "complete checkpoint" if name is None else f"checkpoint {name!r}"
     raise ConfigError(
-        f"run {paths.root} has no {what}. {known} hpctrain checkpoints {paths.root} lists them."
+        f"run {paths.root} has no {what}. {known} "
+        f"hpctrain checkpoints {shlex.quote(str(paths.root))} lists them."
     )
 
 

@@ -199,6 +199,8 @@ def test_the_command_line_knows_what_is_called(where: str, command: str) -> None
     # What may follow is left out, as in `hpctrain predict --checkpoint ... --input ...`.
     words = [word.replace("...", "X") for word in shlex.split(command)[1:]]
     while hasattr(verb, "commands") and words and re.match("[a-z]", words[0]):
+        if verb.name == "checkpoints" and words[0] not in verb.commands:
+            words.insert(0, "list")
         assert words[0] in verb.commands
         verb = verb.commands[words.pop(0)]
     context = verb.context_class(verb, resilient_parsing=True, **verb.context_settings)

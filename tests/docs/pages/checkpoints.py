@@ -92,6 +92,10 @@ assert len(result.metrics_history) == 2
 states = fit(write_states, "states")
 assert (states.checkpoint.path / "model.pt").exists()
 
+# block: checkpoints-export-state
+
+assert set(weights) == {"weight", "bias"}
+
 # block: checkpoints-elsewhere
 
 assert set(safetensors.torch.load_file("model.safetensors")) == {"weight", "bias"}

@@ -44,9 +44,9 @@ def making(
     CheckpointError
         If it cannot be written.
     """
-    check_target(target, is_file=is_file, overwrite=overwrite, is_ours=is_ours)
     beside = name_beside(target)
     try:
+        check_target(target, is_file=is_file, overwrite=overwrite, is_ours=is_ours)
         beside.mkdir(DIRECTORY_MODE)
         try:
             yield beside
