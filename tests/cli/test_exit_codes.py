@@ -65,14 +65,9 @@ def test_the_help_names_every_verb_and_every_exit_code() -> None:
             "history",
             "diff",
             "replay",
-            "checkpoints",
             "logs",
         ),
         *("attach", "profile", "wait", "cancel", "sync", "template", "predict", "serve"),
-        *("chaos", "cluster", "install"),
-            "logs",
-        ),
-        *("attach", "wait", "cancel", "sync", "template", "predict", "serve"),
         *("chaos", "checkpoints", "cluster", "install"),
     ]
     assert "Exit codes: 0 fine, 2 usage" in result.stdout

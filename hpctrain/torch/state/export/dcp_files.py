@@ -48,7 +48,7 @@ from hpctrain.torch.state.export.saved_model import (
 )
 from hpctrain.torch.state.export.verified_file import VerifiedFile
 
-_MOST_BYTES = 16 * 2**20
+_MOST_BYTES = 8 * 2**20
 """Of a part, all of which is in memory while torch writes or reads it."""
 
 
