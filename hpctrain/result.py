@@ -31,7 +31,7 @@ from hpctrain.plan import spec
 from hpctrain.rundir.html import render_run
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.manifest import Manifest
-from hpctrain.rundir.metrics import read_reports, say_if_cut
+from hpctrain.rundir.metrics import add_validated, read_reports, say_if_cut
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.plan import read_plan
 from hpctrain.rundir.reading import damaged
@@ -348,19 +348,9 @@ class Result:
     @functools.cached_property
     def _reports(self) -> list[dict[str, Any]]:
         reports = read_reports(self._paths)
-        self._add_validated(reports)
+        add_validated(reports, read_events(self._paths))
         say_if_cut(self._paths, self.status, last=reports[-1]["report"] if reports else 0)
         return reports
-
-    def _add_validated(self, reports: Sequence[dict[str, Any]]) -> None:
-        """Add the metrics of validations to the reports of their checkpoints."""
-        found = {
-            (event.get("report"), event.get("attempt")): event.get("metrics", {})
-            for event in read_events(self._paths)
-            if event["event"] == "validation-ended"
-        }
-        for report in reports if found else ():
-            report["metrics"].update(found.get((report["report"], report["attempt"]), {}))
 
     @functools.cached_property
     def _manifests(self) -> list[Manifest]:

@@ -147,7 +147,7 @@ def render(
     from hpctrain.cli.list_runs import fit_rows, render_rows
     from hpctrain.cli.run_view import format_age
     from hpctrain.printable import show_controls
-    from hpctrain.rundir.display import format_metrics
+    from hpctrain.rundir.display import format_metrics, format_size
 
     rows: list[tuple[str, ...]] = []
     for view in views:
@@ -189,16 +189,6 @@ def render(
     else:
         lines.append(f"Resuming would verify {resumes_from}, and use it if it is undamaged.")
     return show_controls("\n".join(lines))
-
-
-def format_size(num_bytes: int) -> str:
-    """Return a size in a suitable unit. Pure."""
-    size = float(num_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.4g} {unit}"
-        size /= 1024
-    return f"{size:.4g} TiB"
 
 
 def _validations(paths: RunPaths) -> dict[tuple[str, int], str]:

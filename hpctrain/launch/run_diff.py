@@ -53,7 +53,9 @@ def compare_runs(first: RunPaths, second: RunPaths) -> list[Difference]:
     return [
         *_code_and_values(plans, specs),
         *_fields([{name: plan.get(name) for name in _ASKED} for plan in plans]),
-        *_fields([_flat({name: plan.get(name, {}) for name in _NESTED}) for plan in plans]),
+        *_fields(
+            [flatten_fields({name: plan.get(name, {}) for name in _NESTED}) for plan in plans]
+        ),
         *_fields([_outcome(paths) for paths in (first, second)]),
     ]
 
@@ -132,27 +134,28 @@ def _outcome(paths: RunPaths) -> dict[str, Any]:
         "attempts": status.attempt,
         "reports": status.reports,
         "nodes": len(status.nodes),
-        **_flat({"metrics": dict(status.metrics)}),
+        **flatten_fields({"metrics": dict(status.metrics)}),
     }
 
 
 def _fields(both: list[dict[str, Any]]) -> Iterator[Difference]:
     for name in {**both[0], **both[1]}:
-        first, second = (_text(of[name]) if name in of else _NOT_THERE for of in both)
+        first, second = (format_field(of[name]) if name in of else _NOT_THERE for of in both)
         if first != second and name not in _IGNORED:
             yield Difference(field=name, first=first, second=second)
 
 
-def _text(value: Any) -> str:
+def format_field(value: Any) -> str:
+    """Return a value of a field as text. Not collective."""
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested mappings as one, with dots in its names."""
+def flatten_fields(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested mappings as one, with dots in its names. Not collective."""
     flat: dict[str, Any] = {}
     for name, value in content.items():
         if isinstance(value, Mapping) and value:
-            flat.update(_flat(value, f"{prefix}{name}."))
+            flat.update(flatten_fields(value, f"{prefix}{name}."))
         else:
             flat[f"{prefix}{name}"] = value
     return flat

@@ -70,6 +70,22 @@ def format_elapsed(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
+def format_size(num_bytes: float) -> str:
+    """Return a size in a suitable unit. Not collective.
+
+    Examples
+    --------
+    >>> format_size(812), format_size(3_565_158)
+    ('812 B', '3.4 MiB')
+    """
+    size = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.4g} {unit}"
+        size /= 1024
+    return f"{size:.4g} TiB"
+
+
 def one_line(text: str) -> str:
     """Return a text without what moves a terminal's cursor. Not collective."""
     return "".join(c if c.isprintable() else " " for c in text)

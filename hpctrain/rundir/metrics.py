@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hpctrain.log import log
@@ -13,16 +14,24 @@ _TAIL_BYTES = 64 * 1024
 
 
 def read_reports(paths: RunPaths) -> list[dict[str, Any]]:
-    """Return the reports that count, by number. Not collective.
+    """Return the reports that count, by number; see `latest_reports`. Not collective.
+
+    Lines that are torn, which a kill can leave, or damaged are left out.
+    """
+    return latest_reports(read_lines(paths.metrics, is_report))
+
+
+def latest_reports(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the reports that count, by number, of all lines of the metrics. Not collective.
 
     An attempt that resumed from report 13 made reports 14, 15, ... again: the last line of a number
-    counts, and what an earlier attempt reported beyond the end of the last is dropped. Lines that
-    are torn, which a kill can leave, or damaged are left out, and so are those of an attempt whose
-    successor has reported already: its executor and ranks stood still, and do not know.
+    counts, and what an earlier attempt reported beyond the end of the last is dropped. So are the
+    lines of an attempt whose successor has reported already: its executor and ranks stood still,
+    and do not know.
     """
     reports: dict[int, dict[str, Any]] = {}
     attempt, earlier = 0, set()
-    for report in read_lines(paths.metrics, is_report):
+    for report in lines:
         if report["attempt"] in earlier:
             continue
         if report["attempt"] != attempt:
@@ -33,6 +42,25 @@ def read_reports(paths: RunPaths) -> list[dict[str, Any]]:
         report.pop("partial", None)
         reports[report["report"]] = report
     return [reports[number] for number in sorted(reports)]
+
+
+def add_validated(reports: Iterable[dict[str, Any]], events: Iterable[Mapping[str, Any]]) -> None:
+    """Add the metrics of validations to the reports of their checkpoints. Not collective.
+
+    Parameters
+    ----------
+    reports
+        As `latest_reports` returns them; their metrics are changed in place.
+    events
+        The ledger.
+    """
+    found = {
+        (event.get("report"), event.get("attempt")): event.get("metrics", {})
+        for event in events
+        if event["event"] == "validation-ended" and isinstance(event.get("report"), int)
+    }
+    for report in reports if found else ():
+        report["metrics"].update(found.get((report["report"], report["attempt"]), {}))
 
 
 def read_last_report(paths: RunPaths) -> dict[str, Any] | None:
@@ -56,7 +84,15 @@ def read_last_report(paths: RunPaths) -> dict[str, Any] | None:
 
 
 def say_if_cut(paths: RunPaths, status: RunStatus, *, last: int) -> None:
-    """Log it if metrics are lost: all, or the last ones of a run that is over. Not collective.
+    """Log it if metrics are lost, as `explain_cut` tells. Not collective."""
+    if cut := explain_cut(status, last=last):
+        log(f"warning: {paths.metrics} is damaged: {cut}.")
+
+
+def explain_cut(status: RunStatus, *, last: int) -> str | None:
+    """Return which metrics are lost: all, or the last ones of a run that is over; or None.
+
+    Not collective.
 
     Parameters
     ----------
@@ -64,7 +100,8 @@ def say_if_cut(paths: RunPaths, status: RunStatus, *, last: int) -> None:
         Number of the last report that was read; 0 if there is none.
     """
     if last < status.reports and (status.state.is_final or not last):
-        log(f"warning: {paths.metrics} is damaged: it ends at report {last} of {status.reports}.")
+        return f"it ends at report {last} of {status.reports}"
+    return None
 
 
 def is_report(value: Any) -> bool:

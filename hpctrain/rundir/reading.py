@@ -14,6 +14,7 @@ import os
 import re
 import types
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -84,10 +85,41 @@ def read_end(path: Path, num_bytes: int) -> bytes:
         return file.readall()[-num_bytes:] if num_bytes else b""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Lines:
+    """What a file of lines holds."""
+
+    values: list[dict[str, Any]]
+    """Those that are whole, in order."""
+    damage: tuple[str, ...] = ()
+    """What was left out, each as a sentence."""
+
+
 def read_lines(path: Path, is_valid: Callable[[Any], bool]) -> list[dict[str, Any]]:
     """Return the JSON values of a file of lines, without those that are torn or damaged.
 
-    Not collective. A file that does not exist has none.
+    Not collective. A file that does not exist has none. What is left out is logged.
+
+    Parameters
+    ----------
+    is_valid
+        Whether a value is what a line of this file holds.
+
+    Raises
+    ------
+    OSError
+        If it cannot be read just now.
+    DamagedFileError
+        If it is not a regular file, or too large.
+    """
+    lines = scan_lines(path, is_valid)
+    for what in lines.damage:
+        log(f"warning: {path}: {what}")
+    return lines.values
+
+
+def scan_lines(path: Path, is_valid: Callable[[Any], bool]) -> Lines:
+    """Return what `read_lines` does, and what was left out. Not collective.
 
     Parameters
     ----------
@@ -104,7 +136,7 @@ def read_lines(path: Path, is_valid: Callable[[Any], bool]) -> list[dict[str, An
     try:
         content = read_content(path, most=_MOST_BYTES_OF_LINES)
     except (FileNotFoundError, NotADirectoryError):
-        return []
+        return Lines(values=[])
     except OSError as error:
         if is_passing(error):
             raise
@@ -113,20 +145,24 @@ def read_lines(path: Path, is_valid: Callable[[Any], bool]) -> list[dict[str, An
     # The last one may be on its way.
     values = [_parse_line(line) for line in lines[:-1] if line]
     valid = [value for value in values if is_valid(value)]
+    damage = []
     if num_damaged := len(values) - len(valid):
         what = "1 line is" if num_damaged == 1 else f"{num_damaged} lines are"
-        log(f"warning: {path}: {what} damaged, and left out.")
+        damage.append(f"{what} damaged, and left out.")
     last = _parse_line(lines[-1])
     if is_valid(last):
-        return [*valid, last]
-    if lines[-1]:
-        say_torn(path)
-    return valid
+        valid.append(last)
+    elif lines[-1]:
+        damage.append(_TORN)
+    return Lines(values=valid, damage=tuple(damage))
+
+
+_TORN = "the last line is torn, or just being written, and left out."
 
 
 def say_torn(path: Path) -> None:
     """Log that a file of lines ends in the middle of one. Not collective."""
-    log(f"warning: {path}: the last line is torn, or just being written, and left out.")
+    log(f"warning: {path}: {_TORN}")
 
 
 def parse_json(content: bytes | str) -> Any:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from hpctrain.checkpoint_files import MANIFEST_NAME
-from hpctrain.cli.checkpoints import CheckpointView, find_resumed, format_size, render
+from hpctrain.cli.checkpoints import CheckpointView, find_resumed, render
+from hpctrain.rundir.display import format_size
 from hpctrain.rundir.staging import StagedPart, seal, staging_directory
 from hpctrain.rundir.store import CheckpointStore
 
