@@ -1,0 +1,71 @@
+"""What ``hpctrain report --json`` prints: the numbers of the page. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import Any
+
+from hpctrain.run_report.curves import Curve
+from hpctrain.run_report.facts import RunFacts
+from hpctrain.run_report.shares import Efficiency
+
+
+def run_to_json(run: RunFacts) -> dict[str, Any]:
+    """Return the numbers of a run. Not collective."""
+    used = run.efficiency
+    return {
+        "name": run.name,
+        "path": run.path,
+        "state": run.state,
+        "began_at": run.began_at,
+        "until": run.until,
+        "jobs": list(run.jobs),
+        "num_attempts": len(run.attempts),
+        "num_restarts": run.num_restarts,
+        "num_reports": run.num_reports,
+        "num_repeated": run.num_repeated,
+        "median_report_s": used.median_report_s,
+        "core_hours": _hours(used, 0),
+        "gpu_hours": _hours(used, 1),
+        "uses": [
+            {
+                "use": share.use.value,
+                "seconds": share.seconds,
+                "core_hours": share.core_hours,
+                "gpu_hours": share.gpu_hours,
+            }
+            for share in used.shares
+        ],
+        "intervals": [
+            {
+                "use": interval.use.value,
+                "begin": interval.begin,
+                "end": interval.end,
+                "attempt": interval.attempt,
+            }
+            for interval in run.intervals
+        ],
+        "metrics": [_metric(curve) for curve in run.metrics.curves],
+        "checkpoints": [asdict(saved) for saved in run.checkpoints],
+        "damage": list(run.damage),
+    }
+
+
+def _hours(used: Efficiency, place: int) -> dict[str, float | None]:
+    total = (used.core_hours, used.gpu_hours)[place]
+    return {"all": total, "useful": used.useful[place], "lost": used.lost[place]}
+
+
+def _metric(curve: Curve) -> dict[str, Any]:
+    least, most = curve.least, curve.most
+    return {
+        "name": curve.name,
+        "num_values": len(curve.values),
+        "num_not_finite": curve.num_not_finite,
+        "last": curve.values[-1] if math.isfinite(curve.values[-1]) else None,
+        "least": None if least is None else least[1],
+        "least_report": None if least is None else least[0],
+        "most": None if most is None else most[1],
+        "most_report": None if most is None else most[0],
+    }

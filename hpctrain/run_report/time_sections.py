@@ -1,0 +1,210 @@
+"""The sections of a page on where the time of a run went. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from hpctrain.host_list import compress_hosts
+from hpctrain.run_report.facts import RunFacts
+from hpctrain.run_report.markup import (
+    UNKNOWN,
+    Cell,
+    Html,
+    bar,
+    details,
+    format_span,
+    moment,
+    percent,
+    table,
+    to_html,
+)
+from hpctrain.run_report.time_use import Interval, Use
+from hpctrain.rundir.announcement import describe_start
+from hpctrain.rundir.attempts import AttemptRecord
+
+MEANINGS = {
+    Use.QUEUE: "a job waited, from its submission or requeue to the start of its executor",
+    Use.START: "from the start of an executor or attempt to its first report: launch, imports, "
+    "loading, and the first step",
+    Use.TRAINING: "between reports that were made for the first time; checkpoints are in it",
+    Use.REPEATED: "between reports that an earlier attempt had made: it resumed from before them",
+    Use.LOST: "from the last report of an attempt to the failure that ended it",
+    Use.ENDING: "from the last report to the end of the attempt, or to the last news of it",
+    Use.RESTART: "from the end of an attempt to the next one in the same job",
+    Use.STOPPED: "nothing ran and no job waited, until fit() was called again",
+    Use.OTHER: "the rest, and what the files do not tell, such as an attempt without a report",
+}
+_MOST_ROWS = 200
+
+
+def time_use(runs: Sequence[RunFacts], labels: Sequence[str]) -> Html:
+    """Return where the time of the runs went. Not collective."""
+    parts = []
+    for run, label in zip(runs, labels, strict=True):
+        if not run.intervals:
+            why = "It has not begun." if run.began_at is None else "The ledger tells nothing."
+            parts.append(Html(f"<h3>{to_html(label)}</h3><p>{why}</p>"))
+            continue
+        if len(runs) > 1:
+            parts.append(Html(f"<h3>{to_html(label)}</h3>"))
+        parts += [_stacked(run), _table_of_uses(run, label), _hours(run), _checkpoint_time(run)]
+    return Html("".join(parts))
+
+
+def _stacked(run: RunFacts) -> Html:
+    total, at, drawn, words = run.efficiency.seconds, 0.0, [], []
+    for share in run.efficiency.shares:
+        width = 100 * share.seconds / total if total else 0.0
+        drawn.append((share.use.value, at, width))
+        words.append(f"{share.use.value} {percent(share.seconds, total)}")
+        at += width
+    return bar(drawn, ", ".join(words))
+
+
+def _table_of_uses(run: RunFacts, label: str) -> Html:
+    used = run.efficiency
+    has_gpus = used.gpu_hours is None or used.gpu_hours > 0
+    rows: list[list[Cell]] = [
+        [
+            Html(f'<span class="swatch {share.use.value}"></span>{share.use.value}'),
+            format_span(share.seconds),
+            percent(share.seconds, used.seconds),
+            _hour(share.core_hours),
+            *([_hour(share.gpu_hours)] if has_gpus else []),
+            MEANINGS[share.use],
+        ]
+        for share in used.shares
+    ]
+    gpus = [_hour(used.gpu_hours)] if has_gpus else []
+    rows.append(["all", format_span(used.seconds), "", _hour(used.core_hours), *gpus, ""])
+    columns = ["use", "time", "share", "core-hours", *(["GPU-hours"] if has_gpus else []), "what"]
+    return table(
+        f"Where the time of {label} went",
+        columns,
+        rows,
+        numeric=range(1, 4 + has_gpus),
+        style="described",
+    )
+
+
+def _hours(run: RunFacts) -> Html:
+    used = run.efficiency
+    if used.core_hours is None:
+        return Html(
+            "<p>Core-hours and GPU-hours: not known, as no file tells how many CPUs and GPUs the "
+            "ranks of every attempt had.</p>"
+        )
+    lines = []
+    kinds = (("Core-hours", 0, used.core_hours), ("GPU-hours", 1, used.gpu_hours))
+    for name, place, total in kinds:
+        useful, lost = used.useful[place], used.lost[place]
+        if not total or useful is None or lost is None:
+            continue
+        lines.append(
+            f"{name}: {total:.4g} in all, {useful:.4g} ({percent(useful, total)}) for training, "
+            f"{lost:.4g} ({percent(lost, total)}) lost to restarts (repeated, lost and restart)."
+        )
+    rest = (
+        "They are those of the ranks, while an executor held them; what Slurm allocates beyond "
+        "that, such as the rest of an exclusive node, is in no file of the run."
+    )
+    return Html(f"<p>{' '.join(lines)} {rest}</p>") if lines else Html("")
+
+
+def _checkpoint_time(run: RunFacts) -> Html:
+    if not run.num_reported_checkpoints and not run.checkpoints:
+        return Html("<p>Checkpoints took no time: none was reported.</p>")
+    known = [saved.took_s for saved in run.checkpoints if saved.took_s is not None]
+    what = (
+        f"From report() to the commit, {len(known)} of them took {format_span(sum(known))} in all."
+        if known
+        else "How long each took is not known, as none of them is there with its report."
+    )
+    return Html(
+        "<p>How much of the training was spent on checkpoints is not known: the files do not tell "
+        "whether the ranks waited for a checkpoint (SYNC), or trained meanwhile (ASYNC). "
+        f"{what}</p>"
+    )
+
+
+def timeline(run: RunFacts, label: str) -> Html:
+    """Return the attempts and what was between them, each with its place in time.
+
+    Not collective.
+    """
+    rows = list(_timeline_rows(run))
+    left_out = len(rows) - _MOST_ROWS
+    shown = rows if left_out <= 0 else [*rows[: _MOST_ROWS // 4], *rows[-3 * _MOST_ROWS // 4 :]]
+    parts = [
+        table(
+            f"Timeline of {label}",
+            ["what", "began", "took", Html("when&nbsp;&rarr;"), "details"],
+            shown,
+            numeric=(2,),
+            style="timeline",
+        )
+        if rows
+        else Html("<p>There was no attempt yet.</p>")
+    ]
+    if left_out > 0:
+        parts.append(
+            Html(f"<p>{left_out} rows after the first {_MOST_ROWS // 4} are left out.</p>")
+        )
+    if run.before:
+        before = "".join(f"<li>{moment(at)} {to_html(what)}</li>" for at, what in run.before)
+        parts.append(details("Before the first attempt", Html(f"<ul>{before}</ul>")))
+    return Html("".join(parts))
+
+
+def _timeline_rows(run: RunFacts) -> Iterator[Sequence[Cell]]:
+    if run.began_at is None or run.until is None:
+        return
+    begin, span = run.began_at, max(run.until - run.began_at, 1e-9)
+    records = {record.attempt: record for record in run.attempts}
+    groups: list[list[Interval]] = []
+    for interval in run.intervals:
+        is_same = groups and interval.attempt is not None
+        if is_same and groups[-1][-1].attempt == interval.attempt:
+            groups[-1].append(interval)
+        else:
+            groups.append([interval])
+    for group in groups:
+        attempt, took = group[0].attempt, group[-1].end - group[0].begin
+        # What is too short to be seen is in the sums.
+        if attempt is None and took < span / 500:
+            continue
+        parts = [
+            (
+                each.use.value,
+                100 * (each.begin - begin) / span,
+                max(0.3, 100 * each.seconds / span),
+            )
+            for each in group
+        ]
+        words = ", ".join(f"{each.use.value} {format_span(each.seconds)}" for each in group)
+        name = group[0].use.value if attempt is None else f"attempt {attempt}"
+        record = records.pop(attempt, None) if attempt is not None else None
+        detail = Html("") if record is None else _attempt(record)
+        yield name, moment(group[0].begin), format_span(took), bar(parts, words), detail
+    for record in records.values():
+        yield f"attempt {record.attempt}", moment(record.started_at), UNKNOWN, "", _attempt(record)
+
+
+def _attempt(record: AttemptRecord) -> Html:
+    lines = [f"from {describe_start(record.resumed_from)}"]
+    if record.job_id:
+        lines[0] += f", job {record.job_id}"
+    if record.nodes:
+        lines.append(f"on {compress_hosts(record.nodes)}")
+    if record.reports is not None:
+        saved = f", checkpoint {record.checkpoint}" if record.checkpoint else ""
+        lines.append(f"to report {record.reports}{saved}")
+    if record.cause is not None:
+        lines.append(f"ended: {record.cause}")
+    lines += [what for _, what in record.notes]
+    shown = "".join(f"<li>{to_html(line)}</li>" for line in lines)
+    return Html(f'<ul class="plain">{shown}</ul>')
+
+
+def _hour(hours: float | None) -> str:
+    return UNKNOWN if hours is None else f"{hours:.4g}"
