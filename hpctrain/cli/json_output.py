@@ -203,6 +203,85 @@ _FINDING = (
     ("why", "string", "why it matters; empty if all is well"),
     ("next", "string", "what to change; empty if there is nothing"),
 )
+_REPORT = (
+    _FORMAT,
+    ("output", "string|null", "the page that was written; null without ``--output``"),
+    ("runs", "array of reported run", "the run, then those of ``--compare``"),
+    ("comparisons", "array of comparison", "of the first run with each of the others"),
+)
+_REPORTED_RUN = (
+    ("name", "string", "name of the run"),
+    ("path", "string", "its directory"),
+    (
+        "state",
+        "string",
+        "``state`` of ``status.json``; ``prepared`` before the run has begun",
+    ),
+    ("began_at", "number|null", "time of the first event; null before it"),
+    ("until", "number|null", "when it ended, or when its files were last written"),
+    ("jobs", "array of string", "its Slurm jobs, in order"),
+    ("num_attempts", "integer", "number of attempts"),
+    ("num_restarts", "integer", "number of automatic restarts of the ranks"),
+    ("num_reports", "integer", "number of reports that count"),
+    ("num_repeated", "integer", "number of reports that were made again after a restart"),
+    ("median_report_s", "number|null", "median of the seconds between two reports"),
+    (
+        "core_hours",
+        "number|null",
+        "cores of the ranks, times the hours for which an executor held them; null if not known",
+    ),
+    ("core_hours_useful", "number|null", "of these, ``training``"),
+    ("core_hours_lost", "number|null", "of these, ``repeated``, ``lost`` and ``restart``"),
+    ("gpu_hours", "number|null", "as ``core_hours``, of GPUs"),
+    ("gpu_hours_useful", "number|null", "of these, ``training``"),
+    ("gpu_hours_lost", "number|null", "of these, ``repeated``, ``lost`` and ``restart``"),
+    ("uses", "array of use", "what its time went into"),
+    ("intervals", "array of interval", "the same in order, from ``began_at`` to ``until``"),
+    ("metrics", "array of metric", "its metrics that are numbers"),
+    ("checkpoints", "array of saved checkpoint", "those that are there, the oldest first"),
+    ("damage", "array of string", "files that are missing, damaged or incomplete"),
+)
+_USE = (
+    (
+        "use",
+        "string",
+        "``queue``, ``start``, ``training``, ``repeated``, ``lost``, ``ending``, ``restart``, "
+        "``stopped`` or ``other``: see :doc:`report`",
+    ),
+    ("seconds", "number", "wall time"),
+    ("core_hours", "number|null", "null if not known"),
+    ("gpu_hours", "number|null", "null if not known"),
+)
+_INTERVAL = (
+    ("use", "string", "as above"),
+    ("begin", "number", "when it began"),
+    ("end", "number", "when it ended"),
+    ("attempt", "integer|null", "the attempt that it is part of"),
+)
+_METRIC = (
+    ("name", "string", "its name; ``val/loss`` of nested metrics"),
+    ("num_values", "integer", "number of reports that have it as a number"),
+    ("num_not_finite", "integer", "how many of them are NaN or infinite"),
+    ("last", "number|null", "the last one; null if it is not finite"),
+    ("least", "number|null", "the smallest finite one"),
+    ("least_report", "integer|null", "number of its report"),
+    ("most", "number|null", "the largest finite one"),
+    ("most_report", "integer|null", "number of its report"),
+)
+_SAVED_CHECKPOINT = (
+    ("name", "string", "its name"),
+    ("report", "integer", "number of its report"),
+    ("attempt", "integer", "attempt that made it"),
+    ("num_files", "integer", "number of its files"),
+    ("size", "integer", "their bytes"),
+    ("created_at", "number", "when it was committed"),
+    ("took_s", "number|null", "seconds from the begin of ``report()`` to the commit"),
+)
+_COMPARISON = (
+    ("path", "string", "directory of the other run"),
+    ("differences", "array of difference", "what differs, as of ``diff``"),
+    ("error", "string|null", "why that is not known"),
+)
 FIELDS: Mapping[str, Sequence[tuple[str, str, str]]] = {
     "status": _STATUS,
     "wait": (*_STATUS, ("exit_code", "integer", "exit code of this command")),
@@ -218,6 +297,7 @@ FIELDS: Mapping[str, Sequence[tuple[str, str, str]]] = {
     "doctor": _DOCTOR,
     "diff": _DIFF,
     "replay": _REPLAY,
+    "report": _REPORT,
     "cluster status": (
         _FORMAT,
         ("state_dir", "string", "directory of the virtual cluster"),
@@ -230,6 +310,12 @@ FIELDS: Mapping[str, Sequence[tuple[str, str, str]]] = {
     "note": _NOTE,
     "finding": _FINDING,
     "difference": _DIFFERENCE,
+    "reported run": _REPORTED_RUN,
+    "use": _USE,
+    "interval": _INTERVAL,
+    "metric": _METRIC,
+    "saved checkpoint": _SAVED_CHECKPOINT,
+    "comparison": _COMPARISON,
     "node": _NODE,
 }
 """Name, type and meaning of each field, by verb, and of the objects inside. Times are seconds since

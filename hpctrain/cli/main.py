@@ -22,6 +22,7 @@ from hpctrain.cli.logs import logs
 from hpctrain.cli.predict import predict
 from hpctrain.cli.profile import profile
 from hpctrain.cli.replay import replay
+from hpctrain.cli.report import report
 from hpctrain.cli.run import run
 from hpctrain.cli.serve import serve
 from hpctrain.cli.status import status
@@ -58,6 +59,7 @@ app.command("list")(list_runs)
 app.command()(history)
 app.command()(diff)
 app.command()(replay)
+app.command()(report)
 app.command()(logs)
 app.command()(attach)
 app.command()(profile)

@@ -149,4 +149,4 @@ def format_number(value: float | None) -> str:
 
 def percent(part: float, whole: float) -> str:
     """Return a share in percent. Not collective."""
-    return f"{100 * part / whole:.1f} %" if whole else UNKNOWN
+    return f"{100 * part / whole:.1f}%" if whole else UNKNOWN

@@ -66,7 +66,7 @@
     const values = chart.series.length === 1
       ? [chart.series[0].x, chart.series[0].y]
       : uPlot.join(chart.series.map(one => [one.x, one.y]));
-    drawn.set(figure, new uPlot(options(chart, place.clientWidth), values, place));
+    drawn.set(figure, new uPlot(options(chart, Math.floor(place.getBoundingClientRect().width)), values, place));
   }
 
   // Arrow keys move the cursor from point to point, as the mouse does.
@@ -90,7 +90,8 @@
   }, {rootMargin: "400px"});
   const sized = new ResizeObserver(entries => {
     for (const entry of entries) {
-      drawn.get(entry.target)?.setSize({width: entry.contentRect.width, height: HEIGHT});
+      const plot = drawn.get(entry.target), width = Math.floor(entry.contentRect.width);
+      if (plot && plot.width !== width) plot.setSize({width, height: HEIGHT});
     }
   });
   figures.forEach(figure => {

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict
 from typing import Any
 
 from hpctrain.run_report.curves import Curve
 from hpctrain.run_report.facts import RunFacts
-from hpctrain.run_report.shares import Efficiency
 
 
 def run_to_json(run: RunFacts) -> dict[str, Any]:
@@ -26,8 +24,12 @@ def run_to_json(run: RunFacts) -> dict[str, Any]:
         "num_reports": run.num_reports,
         "num_repeated": run.num_repeated,
         "median_report_s": used.median_report_s,
-        "core_hours": _hours(used, 0),
-        "gpu_hours": _hours(used, 1),
+        "core_hours": used.core_hours,
+        "core_hours_useful": used.useful[0],
+        "core_hours_lost": used.lost[0],
+        "gpu_hours": used.gpu_hours,
+        "gpu_hours_useful": used.useful[1],
+        "gpu_hours_lost": used.lost[1],
         "uses": [
             {
                 "use": share.use.value,
@@ -52,18 +54,13 @@ def run_to_json(run: RunFacts) -> dict[str, Any]:
     }
 
 
-def _hours(used: Efficiency, place: int) -> dict[str, float | None]:
-    total = (used.core_hours, used.gpu_hours)[place]
-    return {"all": total, "useful": used.useful[place], "lost": used.lost[place]}
-
-
 def _metric(curve: Curve) -> dict[str, Any]:
     least, most = curve.least, curve.most
     return {
         "name": curve.name,
         "num_values": len(curve.values),
         "num_not_finite": curve.num_not_finite,
-        "last": curve.values[-1] if math.isfinite(curve.values[-1]) else None,
+        "last": curve.last,
         "least": None if least is None else least[1],
         "least_report": None if least is None else least[0],
         "most": None if most is None else most[1],

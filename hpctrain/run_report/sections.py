@@ -39,7 +39,7 @@ def _overview(run: RunFacts) -> Iterator[tuple[str, Cell]]:
         yield "took" if run.is_over else "took so far", format_span(used.seconds)
     restarts = f", {run.num_restarts} restarts" if run.num_restarts != 1 else ", 1 restart"
     yield "attempts", f"{len(run.attempts)}{restarts if run.num_restarts else ''}"
-    repeated = f", and {run.num_repeated} of them again" if run.num_repeated else ""
+    repeated = f", {run.num_repeated} of them made again" if run.num_repeated else ""
     yield "reports", f"{run.num_reports}{repeated}"
     if used.median_report_s is not None:
         yield "time between reports", f"{format_span(used.median_report_s)} (median)"

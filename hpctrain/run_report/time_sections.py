@@ -138,7 +138,7 @@ def timeline(run: RunFacts, label: str) -> Html:
     parts = [
         table(
             f"Timeline of {label}",
-            ["what", "began", "took", Html("when&nbsp;&rarr;"), "details"],
+            ["what", Html("when&nbsp;&rarr;"), "took", "began", "details"],
             shown,
             numeric=(2,),
             style="timeline",
@@ -163,8 +163,9 @@ def _timeline_rows(run: RunFacts) -> Iterator[Sequence[Cell]]:
     records = {record.attempt: record for record in run.attempts}
     groups: list[list[Interval]] = []
     for interval in run.intervals:
-        is_same = groups and interval.attempt is not None
-        if is_same and groups[-1][-1].attempt == interval.attempt:
+        before = groups[-1][-1] if groups else None
+        has_same_use = interval.attempt is not None or (before and before.use is interval.use)
+        if before is not None and before.attempt == interval.attempt and has_same_use:
             groups[-1].append(interval)
         else:
             groups.append([interval])
@@ -185,9 +186,9 @@ def _timeline_rows(run: RunFacts) -> Iterator[Sequence[Cell]]:
         name = group[0].use.value if attempt is None else f"attempt {attempt}"
         record = records.pop(attempt, None) if attempt is not None else None
         detail = Html("") if record is None else _attempt(record)
-        yield name, moment(group[0].begin), format_span(took), bar(parts, words), detail
+        yield name, bar(parts, words), format_span(took), moment(group[0].begin), detail
     for record in records.values():
-        yield f"attempt {record.attempt}", moment(record.started_at), UNKNOWN, "", _attempt(record)
+        yield f"attempt {record.attempt}", "", UNKNOWN, moment(record.started_at), _attempt(record)
 
 
 def _attempt(record: AttemptRecord) -> Html:

@@ -133,6 +133,7 @@ def test_every_verb_with_json_has_a_schema() -> None:
             "doctor",
             "diff",
             "replay",
+            "report",
             "list",
             "wait",
             "checkpoints list",
