@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,30 +30,29 @@ class Curve:
     values: array[float] = field(default_factory=lambda: array("d"))
     """These numbers; NaN and infinities are among them."""
 
-    @property
+    @functools.cached_property
     def num_not_finite(self) -> int:
         """How many values are NaN or infinite."""
-        return sum(not math.isfinite(value) for value in self.values)
+        return len(self.values) - sum(map(math.isfinite, self.values))
 
     @property
     def last(self) -> float | None:
         """The last value; None if it is not finite."""
         return self.values[-1] if math.isfinite(self.values[-1]) else None
 
-    @property
+    @functools.cached_property
     def least(self) -> tuple[int, float] | None:
         """Report and value of the minimum; None without a finite value."""
-        return min(self._finite, key=lambda point: point[1], default=None)
+        return self._first_of(min)
 
-    @property
+    @functools.cached_property
     def most(self) -> tuple[int, float] | None:
         """Report and value of the maximum; None without a finite value."""
-        return max(self._finite, key=lambda point: point[1], default=None)
+        return self._first_of(max)
 
-    @property
-    def _finite(self) -> Iterable[tuple[int, float]]:
-        points = zip(self.reports, self.values, strict=True)
-        return (point for point in points if math.isfinite(point[1]))
+    def _first_of(self, choose: Callable[..., float | None]) -> tuple[int, float] | None:
+        found = choose(filter(math.isfinite, self.values), default=None)
+        return None if found is None else (self.reports[self.values.index(found)], found)
 
 
 @dataclass(frozen=True, kw_only=True)

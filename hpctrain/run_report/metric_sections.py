@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from hpctrain.run_report.chart_data import MOST_CHARTS, Chart, most_points
-from hpctrain.run_report.curves import Curve
 from hpctrain.run_report.facts import RunFacts
 from hpctrain.run_report.markup import Cell, Html, details, format_number, table, to_html
 
@@ -105,17 +104,16 @@ def _values(chart: Chart, labels: Sequence[str]) -> Html:
         table(
             f"{chart.name} of {label}",
             ["report", "value"],
-            [[str(report), _number(value)] for report, value in _points(curve)],
+            [
+                [str(curve.reports[n]), _number(curve.values[n])]
+                for n in _spread(range(len(curve.values)))
+            ],
             numeric=(0, 1),
         )
         for curve, label in zip(chart.curves, labels, strict=True)
         if curve is not None
     ]
     return Html("".join(tables))
-
-
-def _points(curve: Curve) -> Iterable[tuple[int, float]]:
-    return _spread(list(zip(curve.reports, curve.values, strict=True)))
 
 
 def _spread(values: Sequence[T]) -> list[T]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
 from typing import Any
@@ -151,7 +151,9 @@ class _Walk:
     def __init__(
         self, begin: float, until: float, reports: Mapping[int, list[tuple[float, bool]]]
     ) -> None:
-        self.intervals: list[Interval] = []
+        self._begins: list[tuple[tuple[Use, int | None, int | None], float]] = []
+        self._ends: list[float] = []
+        self._key: tuple[Use, int | None, int | None] | None = None
         self._reports = reports
         self._now, self._until = begin, until
         self._use = Use.OTHER
@@ -162,6 +164,14 @@ class _Walk:
         self._is_queued = False
         self._start: tuple[object, int] | None = None
         """Id and restart count of the job of the last executor."""
+
+    @property
+    def intervals(self) -> list[Interval]:
+        """What was noted so far."""
+        return [
+            Interval(use=use, begin=begin, end=end, attempt=attempt, job=job)
+            for ((use, attempt, job), begin), end in zip(self._begins, self._ends, strict=True)
+        ]
 
     def see(self, event: Mapping[str, Any]) -> None:
         """Go on to an event."""
@@ -209,12 +219,13 @@ class _Walk:
         at = min(at, self._until)
         if at <= self._now:
             return
-        new = Interval(use=self._use, begin=self._now, end=at, attempt=self._attempt, job=self._job)
-        last = self.intervals[-1] if self.intervals else None
-        if last is not None and replace(new, begin=last.begin, end=last.end) == last:
-            self.intervals[-1] = replace(last, end=at)
-        else:
-            self.intervals.append(new)
+        key = (self._use, self._attempt, self._job)
+        if key != self._key or not self._ends:
+            self._begins.append((key, self._now))
+            self._ends.append(at)
+            self._key = key
+        # A million reports are one interval.
+        self._ends[-1] = at
         self._now = at
 
     def _end_attempt(self, event: Mapping[str, Any]) -> None:
