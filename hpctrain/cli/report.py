@@ -177,23 +177,25 @@ def _summary(run: RunFacts) -> list[tuple[str, str]]:
         ("core-hours", used.core_hours, used.useful[0], used.lost[0]),
         ("GPU-hours", used.gpu_hours, used.useful[1], used.lost[1]),
     ):
-        if total and useful is not None and lost is not None:
-            rows.append((kind, f"{total:.4g}, training {useful:.4g}, lost {lost:.4g}"))
-        elif total is None:
+        if total is None:
             rows.append((kind, "not known"))
+        elif total and (useful is None or lost is None):
+            rows.append((kind, f"{total:.4g}, of which training and lost are not known"))
+        elif total:
+            rows.append((kind, f"{total:.4g}, training {useful:.4g}, lost {lost:.4g}"))
     return [*rows, *(("damaged", what) for what in run.damage)]
 
 
 def _wrap(key: str, value: str, width: int | None) -> list[str]:
     import textwrap
 
-    from hpctrain.rundir.display import one_line
-
+    # Control characters are shown at the end.
+    value = value.replace("\n", " ")
     first, rest = f"  {key:<{_KEY_WIDTH}}", " " * (_KEY_WIDTH + 2)
     if width is None:
-        return [f"{first}{one_line(value)}"]
+        return [f"{first}{value}"]
     return textwrap.wrap(
-        one_line(value),
+        value,
         max(width, _NARROWEST),
         initial_indent=first,
         subsequent_indent=rest,

@@ -22,7 +22,7 @@ from hpctrain.rundir.manifest import Manifest
 from hpctrain.rundir.metrics import add_validated, explain_cut, is_report, latest_reports
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.plan import read_plan
-from hpctrain.rundir.reading import Lines, scan_lines
+from hpctrain.rundir.reading import scan_lines
 from hpctrain.rundir.status import RunStatus, explain_gap, read_status
 from hpctrain.rundir.store import CheckpointStore, Entry
 
@@ -139,6 +139,7 @@ class _Reader:
 
     def __init__(self) -> None:
         self.damage: list[str] = []
+        self._unread: set[str] = set()
 
     def read(self, read: Callable[[], T]) -> T | None:
         """Return what a function reads; None if it cannot."""
@@ -157,7 +158,10 @@ class _Reader:
     ) -> list[dict[str, Any]]:
         """Return the lines of a file."""
         path = getattr(paths, name)
-        found = self.read(lambda: scan_lines(path, is_valid)) or Lines(values=[])
+        found = self.read(lambda: scan_lines(path, is_valid))
+        if found is None:
+            self._unread.add(name)
+            return []
         self.damage += [f"{path}: {what}" for what in found.damage]
         return found.values
 
@@ -171,12 +175,13 @@ class _Reader:
         last: int,
     ) -> None:
         """Note where files contradict each other."""
+        # What a file lacks that cannot be read at all is not worth a second sentence.
         if status is not None:
             if status.damage:
                 self.damage.append(f"{status.damage}; the state is that of the ledger.")
-            if gap := explain_gap(ledger, status):
+            if "ledger" not in self._unread and (gap := explain_gap(ledger, status)):
                 self.damage.append(f"{paths.ledger} is damaged: {gap}.")
-            if cut := explain_cut(status, last=last):
+            if "metrics" not in self._unread and (cut := explain_cut(status, last=last)):
                 self.damage.append(f"{paths.metrics} is damaged: {cut}.")
         self.damage += [entry.problem for entry in entries if entry.problem is not None]
 

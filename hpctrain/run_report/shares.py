@@ -37,6 +37,8 @@ class Efficiency:
 
     shares: tuple[Share, ...] = ()
     """By use, in the order of `Use`; those that took no time are left out."""
+    has_unknown_attempts: bool = False
+    """Whether an attempt made no report that was found: whether it trained is not known."""
     median_report_s: float | None = None
     """Median of the seconds between two reports; None with fewer than two."""
 
@@ -57,22 +59,30 @@ class Efficiency:
 
     @property
     def useful(self) -> tuple[float | None, float | None]:
-        """Core-hours and GPU-hours of the training that was done for the first time."""
+        """Core-hours and GPU-hours of the training that was done for the first time.
+
+        None where `has_unknown_attempts`.
+        """
         return self._of(_USEFUL)
 
     @property
     def lost(self) -> tuple[float | None, float | None]:
-        """Core-hours and GPU-hours that restarts cost: lost, repeated, and waited for."""
+        """Core-hours and GPU-hours that restarts cost: lost, repeated, and waited for.
+
+        None where `has_unknown_attempts`.
+        """
         return self._of(_WASTED)
 
     def _of(self, uses: Sequence[Use]) -> tuple[float | None, float | None]:
+        if self.has_unknown_attempts:
+            return None, None
         found = [share for share in self.shares if share.use in uses]
         return _sum(s.core_hours for s in found), _sum(s.gpu_hours for s in found)
 
 
 def measure(
     intervals: Sequence[Interval],
-    widths: Mapping[int, Width],
+    widths: Mapping[int | None, Width],
     report_intervals: Sequence[float] = (),
 ) -> Efficiency:
     """Return what each use of the time took. Not collective.
@@ -82,7 +92,7 @@ def measure(
     intervals
         As `split_time` returns them.
     widths
-        Of the attempts for which it is known.
+        As `find_widths` returns them.
     report_intervals
         Seconds between two reports that follow each other.
     """
@@ -93,7 +103,7 @@ def measure(
             # Without an executor the run holds nothing.
             return Width(cores=0, gpus=0)
         attempt = holders.get(interval.job) if interval.attempt is None else interval.attempt
-        return None if attempt is None else widths.get(attempt)
+        return widths.get(attempt, widths.get(None))
 
     shares = []
     for use in Use:
@@ -110,17 +120,24 @@ def measure(
                 )
             )
     median = statistics.median(report_intervals) if report_intervals else None
-    return Efficiency(shares=tuple(shares), median_report_s=median)
+    return Efficiency(
+        shares=tuple(shares),
+        has_unknown_attempts=any(
+            interval.use is Use.OTHER and interval.attempt is not None for interval in intervals
+        ),
+        median_report_s=median,
+    )
 
 
 def find_widths(
     attempts: Sequence[int],
     plan: Mapping[str, Any],
     world_sizes: Mapping[int, int],
-) -> dict[int, Width]:
+) -> dict[int | None, Width]:
     """Return what the ranks of each attempt held, for those of which it is known.
 
-    Not collective.
+    Not collective. None stands for an attempt, or an executor without one, of which no file but the
+    plan tells; an elastic run has none.
 
     Parameters
     ----------
@@ -129,8 +146,7 @@ def find_widths(
     plan
         ``plan.json``; empty if it cannot be read.
     world_sizes
-        Number of ranks of the attempts for which a file has it. The others have those of the plan,
-        unless the run is elastic.
+        Number of ranks of the attempts for which a file has it.
     """
     placement = plan.get("launch_plan", {}).get("placement")
     if not isinstance(placement, dict):
@@ -143,7 +159,8 @@ def find_widths(
     if isinstance(tasks, list) and not is_elastic:
         counts = [_count(number) for number in tasks]
         planned = None if None in counts else sum(filter(None, counts))
-    found = {attempt: world_sizes.get(attempt, planned) for attempt in attempts}
+    found: dict[int | None, int | None] = {None: planned}
+    found |= {attempt: world_sizes.get(attempt, planned) for attempt in attempts}
     return {
         attempt: Width(cores=number * cores, gpus=number * gpus)
         for attempt, number in found.items()

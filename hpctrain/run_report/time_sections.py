@@ -94,6 +94,11 @@ def _hours(run: RunFacts) -> Html:
             "<p>Core-hours and GPU-hours: not known, as no file tells how many CPUs and GPUs the "
             "ranks of every attempt had.</p>"
         )
+    if used.has_unknown_attempts:
+        return Html(
+            "<p>How many of the core-hours and GPU-hours were useful, and how many lost, is not "
+            "known: of an attempt there is no report, or no end.</p>"
+        )
     lines = []
     kinds = (("Core-hours", 0, used.core_hours), ("GPU-hours", 1, used.gpu_hours))
     for name, place, total in kinds:

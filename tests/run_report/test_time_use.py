@@ -182,8 +182,13 @@ def test_an_attempt_without_a_report_is_not_called_training() -> None:
         event(91, "attempt-ended", attempt=1, kind=None),
     ]
     assert seconds(split_time(events, [], until=91)) == {"start": 1, "other": 90}
+    # So it is not known what was useful, either.
+    used = measure(split_time(events, [], until=91), {1: Width(cores=40, gpus=0)})
+    assert (used.core_hours, used.useful, used.lost) == (91 * 40 / 3600, (None, None), (None, None))
     events[-1] = event(91, "attempt-ended", attempt=1, kind="start")
-    assert seconds(split_time(events, [], until=91)) == {"start": 91}
+    intervals = split_time(events, [], until=91)
+    assert seconds(intervals) == {"start": 91}
+    assert measure(intervals, {1: Width(cores=40, gpus=0)}).useful == (0, 0)
 
 
 @pytest.mark.parametrize("missing", range(len(RESTARTED)))
@@ -229,6 +234,19 @@ def test_hours_are_those_of_the_ranks_while_an_executor_holds_them() -> None:
     assert used.median_report_s == 5
 
 
+def test_an_executor_that_died_before_its_attempt_held_what_was_planned() -> None:
+    # The last status is older than the line of the attempt.
+    events = [
+        event(10, "executor-started"),
+        event(12, "attempt-started", attempt=1),
+        event(90, "executor-ended", until=11),
+    ]
+    intervals = split_time(events, [], until=100)
+    assert seconds(intervals) == {"start": 2, "stopped": 88}
+    assert measure(intervals, {None: Width(cores=36, gpus=0)}).core_hours == 2 * 36 / 3600
+    assert measure(intervals, {}).core_hours is None
+
+
 def test_hours_are_not_known_if_those_of_one_attempt_are_not() -> None:
     used = measure(split_time(RESTARTED, REPORTED, until=101.5), {1: Width(cores=1, gpus=0)})
     assert used.core_hours is None
@@ -245,6 +263,7 @@ PLAN = {
 
 def test_ranks_have_what_the_plan_gives_them() -> None:
     assert find_widths([1, 2], PLAN, {2: 4}) == {
+        None: Width(cores=48, gpus=6),
         1: Width(cores=48, gpus=6),
         2: Width(cores=32, gpus=4),
     }
