@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -10,6 +11,9 @@ from typing import Any
 import pytest
 
 from hpctrain import PreemptionError
+from hpctrain.run_report.facts import read_facts
+from hpctrain.run_report.time_use import Use
+from hpctrain.rundir.paths import RunPaths
 
 pytestmark = pytest.mark.slurm
 
@@ -23,6 +27,25 @@ def assert_history_has(disturbed: Any, result: Any, restart: str, *, nodes: str)
     assert history.count(f"nodes {nodes} from ") == 2
     _, second = disturbed.events("attempt-started")
     assert f"nodes {nodes} from checkpoint {second['first_report']:06} " in history
+
+
+def assert_report_has(disturbed: Any, *, num_repeated: int) -> None:
+    """Check where the time of a run went whose second job waited in the queue as its first did."""
+    run = read_facts(RunPaths(disturbed.run_dir))
+    assert (run.damage, len(run.attempts), run.num_repeated) == ((), 2, num_repeated)
+    in_queue = [interval for interval in run.intervals if interval.use is Use.QUEUE]
+    of_attempt = {n: [i for i in run.intervals if i.attempt == n] for n in (1, 2)}
+    assert len(in_queue) == 2
+    assert in_queue[0].end <= of_attempt[1][0].begin < of_attempt[1][-1].end <= in_queue[1].begin
+    assert in_queue[1].end <= of_attempt[2][0].begin
+    # Nobody but Slurm started it again.
+    assert Use.STOPPED not in {interval.use for interval in run.intervals}
+    # Two ranks with one CPU each, from the start of an executor to its end.
+    held = sum(i.seconds for i in run.intervals if i.job is not None)
+    assert run.efficiency.core_hours == pytest.approx(2 * held / 3600)
+    assert run.efficiency.useful[0] == pytest.approx(
+        2 * sum(i.seconds for i in run.intervals if i.use is Use.TRAINING) / 3600
+    )
 
 
 @pytest.mark.parametrize("asks", [True, False], ids=["asks", "never-asks"])
@@ -67,6 +90,7 @@ def test_where_jobs_are_not_queued_again_a_successor_goes_on(disturbed: Any) -> 
         f"{disturbed.events('attempt-started')[1]['first_report']:06}"
     )
     assert disturbed.slurm("squeue", "-h", "-t", "all", "-o", "%T", "-j", first) == "COMPLETED"
+    assert_report_has(disturbed, num_repeated=0)
 
 
 @pytest.mark.matrix("preemption")
@@ -100,6 +124,11 @@ def test_a_job_that_is_queued_again_without_a_warning_resumes(disturbed: Any) ->
     (job_id,) = result.job_ids
     # Slurm sends SIGTERM; on a loaded machine the executor may be killed before it has acted on it.
     assert_history_has(disturbed, result, f"job {job_id} ", nodes="node[1-2]")
+    saved = disturbed.events("attempt-started")[1]["first_report"]
+    written = (disturbed.run_dir / "metrics.jsonl").read_text().splitlines()
+    lines = [json.loads(line) for line in written]
+    reached = max(line["report"] for line in lines if line["attempt"] == 1)
+    assert_report_has(disturbed, num_repeated=reached - saved)
 
 
 def test_a_run_whose_preemptions_are_used_up_says_so(disturbed: Any) -> None:
