@@ -35,11 +35,13 @@ MEANINGS = {
     Use.OTHER: "the rest, and what the files do not tell, such as an attempt without a report",
 }
 _MOST_ROWS = 200
+# Of all the time, of what has a row of its own.
+_SHORTEST = 1 / 500
 
 
 def time_use(runs: Sequence[RunFacts], labels: Sequence[str]) -> Html:
     """Return where the time of the runs went. Not collective."""
-    parts = []
+    parts = [_side_by_side(runs, labels)] if len(runs) > 1 else []
     for run, label in zip(runs, labels, strict=True):
         if not run.intervals:
             why = "It has not begun." if run.began_at is None else "The ledger tells nothing."
@@ -49,6 +51,42 @@ def time_use(runs: Sequence[RunFacts], labels: Sequence[str]) -> Html:
             parts.append(Html(f"<h3>{to_html(label)}</h3>"))
         parts += [_stacked(run), _table_of_uses(run, label), _hours(run), _checkpoint_time(run)]
     return Html("".join(parts))
+
+
+def _side_by_side(runs: Sequence[RunFacts], labels: Sequence[str]) -> Html:
+    """Return a table of all runs, one column each."""
+    found = [{share.use: share.seconds for share in run.efficiency.shares} for run in runs]
+    totals = [run.efficiency.seconds for run in runs]
+    rows: list[list[Cell]] = [
+        [
+            use.value,
+            *(
+                f"{format_span(seconds[use])} ({percent(seconds[use], total)})"
+                if use in seconds
+                else "-"
+                for seconds, total in zip(found, totals, strict=True)
+            ),
+        ]
+        for use in Use
+        if any(use in seconds for seconds in found)
+    ]
+    rows.append(["all", *(format_span(total) if total else None for total in totals)])
+    used = [run.efficiency for run in runs]
+    kinds = [
+        ("core-hours", [each.core_hours for each in used]),
+        ("of these for training", [each.useful[0] for each in used]),
+        ("of these lost", [each.lost[0] for each in used]),
+        ("GPU-hours", [each.gpu_hours for each in used]),
+        ("of these for training", [each.useful[1] for each in used]),
+        ("of these lost", [each.lost[1] for each in used]),
+    ]
+    if not any(kinds[3][1]):
+        kinds = kinds[:3]
+    for name, hours in kinds:
+        known = [h if share.shares else None for h, share in zip(hours, used, strict=True)]
+        rows.append([name, *map(_hour, known)])
+    numeric = range(1, len(runs) + 1)
+    return table("Where the time of the runs went", ["use", *labels], rows, numeric=numeric)
 
 
 def _stacked(run: RunFacts) -> Html:
@@ -133,51 +171,44 @@ def _checkpoint_time(run: RunFacts) -> Html:
 
 
 def timeline(run: RunFacts, label: str) -> Html:
-    """Return the attempts and what was between them, each with its place in time.
-
-    Not collective.
-    """
-    rows = list(_timeline_rows(run))
-    left_out = len(rows) - _MOST_ROWS
-    shown = rows if left_out <= 0 else [*rows[: _MOST_ROWS // 4], *rows[-3 * _MOST_ROWS // 4 :]]
-    parts = [
-        table(
-            f"Timeline of {label}",
-            ["what", Html("when&nbsp;&rarr;"), "took", "began", "details"],
-            shown,
-            numeric=(2,),
-            style="timeline",
-        )
-        if rows
-        else Html("<p>There was no attempt yet.</p>")
-    ]
-    if left_out > 0:
-        parts.append(
-            Html(f"<p>{left_out} rows after the first {_MOST_ROWS // 4} are left out.</p>")
-        )
+    """Return what the run did when, and why its attempts ended. Not collective."""
+    parts = [Html("<p>There was no attempt yet.</p>")]
+    if rows := list(_timeline_rows(run)):
+        columns: list[Cell] = ["what", Html("when&nbsp;&rarr;"), "took", "began"]
+        shown, left_out = _middle_left_out(rows)
+        parts = [
+            table(f"Timeline of {label}", columns, shown, numeric=(2,), style="timeline"),
+            left_out,
+        ]
+    if run.attempts:
+        columns = ["attempt", "why it ended, and what followed", "from", "to report", "job"]
+        shown, left_out = _middle_left_out([_attempt(record) for record in run.attempts])
+        caption = f"Attempts of {label}"
+        columns = [*columns, "nodes"]
+        parts += [table(caption, columns, shown, numeric=(3,), style="attempts"), left_out]
     if run.before:
         before = "".join(f"<li>{moment(at)} {to_html(what)}</li>" for at, what in run.before)
         parts.append(details("Before the first attempt", Html(f"<ul>{before}</ul>")))
     return Html("".join(parts))
 
 
+def _middle_left_out(rows: Sequence[Sequence[Cell]]) -> tuple[Sequence[Sequence[Cell]], Html]:
+    """Return the first and the last rows of a long table, and a sentence on the others."""
+    if (left_out := len(rows) - _MOST_ROWS) <= 0:
+        return rows, Html("")
+    first = _MOST_ROWS // 4
+    shown = [*rows[:first], *rows[first + left_out :]]
+    return shown, Html(f"<p>{left_out} rows after the first {first} are left out.</p>")
+
+
 def _timeline_rows(run: RunFacts) -> Iterator[Sequence[Cell]]:
     if run.began_at is None or run.until is None:
         return
     begin, span = run.began_at, max(run.until - run.began_at, 1e-9)
-    records = {record.attempt: record for record in run.attempts}
-    groups: list[list[Interval]] = []
-    for interval in run.intervals:
-        before = groups[-1][-1] if groups else None
-        has_same_use = interval.attempt is not None or (before and before.use is interval.use)
-        if before is not None and before.attempt == interval.attempt and has_same_use:
-            groups[-1].append(interval)
-        else:
-            groups.append([interval])
-    for group in groups:
+    for group in _groups(run.intervals):
         attempt, took = group[0].attempt, group[-1].end - group[0].begin
         # What is too short to be seen is in the sums.
-        if attempt is None and took < span / 500:
+        if attempt is None and took < span * _SHORTEST:
             continue
         parts = [
             (
@@ -189,27 +220,38 @@ def _timeline_rows(run: RunFacts) -> Iterator[Sequence[Cell]]:
         ]
         words = ", ".join(f"{each.use.value} {format_span(each.seconds)}" for each in group)
         name = group[0].use.value if attempt is None else f"attempt {attempt}"
-        record = records.pop(attempt, None) if attempt is not None else None
-        detail = Html("") if record is None else _attempt(record)
-        yield name, bar(parts, words), format_span(took), moment(group[0].begin), detail
-    for record in records.values():
-        yield f"attempt {record.attempt}", "", UNKNOWN, moment(record.started_at), _attempt(record)
+        yield name, bar(parts, words), format_span(took), moment(group[0].begin)
 
 
-def _attempt(record: AttemptRecord) -> Html:
-    lines = [f"from {describe_start(record.resumed_from)}"]
-    if record.job_id:
-        lines[0] += f", job {record.job_id}"
-    if record.nodes:
-        lines.append(f"on {compress_hosts(record.nodes)}")
-    if record.reports is not None:
-        saved = f", checkpoint {record.checkpoint}" if record.checkpoint else ""
-        lines.append(f"to report {record.reports}{saved}")
-    if record.cause is not None:
-        lines.append(f"ended: {record.cause}")
+def _groups(intervals: Sequence[Interval]) -> list[list[Interval]]:
+    """Return the intervals of each attempt together, and what is alike between two of them."""
+    groups: list[list[Interval]] = []
+    for interval in intervals:
+        before = groups[-1][-1] if groups else None
+        is_of_attempt = interval.attempt is not None
+        if (
+            before is not None
+            and before.attempt == interval.attempt
+            and (is_of_attempt or before.use is interval.use)
+        ):
+            groups[-1].append(interval)
+        else:
+            groups.append([interval])
+    return groups
+
+
+def _attempt(record: AttemptRecord) -> Sequence[Cell]:
+    lines = [record.cause or "it runs, or its end is not recorded"]
     lines += [what for _, what in record.notes]
     shown = "".join(f"<li>{to_html(line)}</li>" for line in lines)
-    return Html(f'<ul class="plain">{shown}</ul>')
+    return (
+        str(record.attempt),
+        Html(f'<ul class="plain">{shown}</ul>'),
+        describe_start(record.resumed_from),
+        UNKNOWN if record.reports is None else str(record.reports),
+        record.job_id or "-",
+        compress_hosts(record.nodes) if record.nodes else None,
+    )
 
 
 def _hour(hours: float | None) -> str:

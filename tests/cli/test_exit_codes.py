@@ -65,6 +65,7 @@ def test_the_help_names_every_verb_and_every_exit_code() -> None:
             "history",
             "diff",
             "replay",
+            "report",
             "logs",
         ),
         *("attach", "profile", "wait", "cancel", "sync", "template", "predict", "serve"),

@@ -15,6 +15,8 @@ from hpctrain.run_report.chart_data import MOST_CHARTS, choose_charts, make_data
 from hpctrain.run_report.curves import Metrics, read_metrics
 from hpctrain.run_report.facts import RunFacts, read_facts
 from hpctrain.run_report.page import label_runs, render_page
+from hpctrain.run_report.time_use import split_time
+from hpctrain.rundir.attempts import read_attempts
 from hpctrain.rundir.paths import RunPaths
 
 
@@ -104,10 +106,34 @@ def test_runs_are_compared_by_curves_and_differences(restarted: RunPaths, smooth
     assert data_of(page)["labels"] == ["restarted", "smooth"]
     assert [one["run"] for one in data_of(page)["charts"][0]["series"]] == [0, 1]
     assert "<td>&lt;2&gt;</td>" in page
+    both = re.search(r"<caption>Where the time of the runs went.*?</table>", page)
+    assert both
+    # The second run was not restarted, and none had GPUs.
+    assert re.search(r'<th scope="row">repeated</th><td[^>]*>\d[^<]*</td><td[^>]*>-</td>', both[0])
+    assert "GPU" not in both[0]
     assert ">Configuration<" not in page
     unknown = render_page(runs, differences={runs[1].path: "no <plan>"}, now=1e9)
     assert "<p>no &lt;plan&gt;</p>" in unknown
     assert label_runs([runs[0], runs[0]]) == [runs[0].path] * 2
+
+
+def test_a_long_chain_of_attempts_is_shown_by_its_begin_and_its_end(restarted: RunPaths) -> None:
+    events = []
+    for attempt in range(1, 501):
+        at = 100.0 * attempt
+        events += [
+            {"event": "attempt-started", "time": at, "attempt": attempt},
+            {"event": "attempt-ended", "time": at + 99, "attempt": attempt, "kind": "worker"},
+        ]
+    intervals = tuple(split_time(events, [], until=50_100))
+    _, attempts = read_attempts(events)
+    run = replace(read_facts(restarted), began_at=100.0, until=50_100.0, intervals=intervals)
+    page = render(replace(run, attempts=tuple(attempts)))
+    shown = re.findall(r'<th scope="row">(?:attempt )?(\d+)</th>', page)
+    wanted = [*range(1, 51), *range(351, 501)]
+    # In the timeline, then in the table of attempts.
+    assert [int(number) for number in shown if len(number) < 6][:400] == 2 * wanted
+    assert page.count("<p>300 rows after the first 50 are left out.</p>") == 2
 
 
 def test_a_thousand_metrics_and_a_million_reports_stay_small(restarted: RunPaths) -> None:
