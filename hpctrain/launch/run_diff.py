@@ -118,7 +118,7 @@ def _code_and_values(
     for name in sorted({**modules[0], **modules[1]}):
         digest = [of.get(name) for of in modules]
         if digest[0] != digest[1]:
-            shown = [_NOT_THERE if each is None else each[:12] for each in digest]
+            shown = [_NOT_THERE if each is None else str(each)[:12] for each in digest]
             yield Difference(field=f"module {name}", first=shown[0], second=shown[1])
 
 

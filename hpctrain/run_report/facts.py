@@ -129,7 +129,7 @@ def read_facts(paths: RunPaths) -> RunFacts:
         metrics=read_metrics(reports),
         rates=tuple(read_rates(lines)),
         checkpoints=tuple(_saved(manifests, lines)),
-        num_reported_checkpoints=sum(report["checkpoint"] is not None for report in reports),
+        num_reported_checkpoints=sum(report.get("checkpoint") is not None for report in reports),
         damage=tuple(dict.fromkeys(reader.damage)),
     )
 

@@ -108,8 +108,12 @@ def is_report(value: Any) -> bool:
     """Return whether a JSON value is a line of the metrics. Not collective."""
     return (
         isinstance(value, dict)
-        and all(type(value.get(name)) is int for name in ("attempt", "report"))
+        and all(_is_number(value.get(name)) for name in ("attempt", "report"))
         and is_time(value.get("time"))
         and isinstance(value.get("metrics"), dict)
         and isinstance(value.get("checkpoint"), (str, type(None)))
     )
+
+
+def _is_number(value: object) -> bool:
+    return type(value) is int and abs(value) < 2**63

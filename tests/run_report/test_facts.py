@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpctrain.run_report.facts import RunFacts, read_facts
 from hpctrain.run_report.page import render_page
+from hpctrain.run_report.report_json import run_to_json
 from hpctrain.run_report.time_use import Use
 from hpctrain.rundir.paths import RunPaths
 
@@ -141,3 +144,65 @@ def test_lines_of_other_types_are_left_out_and_counted(copy: RunPaths) -> None:
     run = read_facts(copy)
     assert "metrics.jsonl: 2 lines are damaged, and left out." in "\n".join(run.damage)
     assert run.num_reports == 20
+
+
+ODD_VALUES = (
+    *(None, True, -1, 0, 2**70, 1e300, "", "x" * 300, "\ud800\x00", [], {}, [[]], {"a": {"b": 1}}),
+    *(float("nan"), float("-inf"), ["node1", 7], {"": []}),
+)
+
+
+def replace_one_value(random: Any, content: Any) -> Any:
+    """Return a JSON value in which one value, at any depth, is another one."""
+    if isinstance(content, (dict, list)) and content and random.random() < 0.9:
+        keys = list(content) if isinstance(content, dict) else list(range(len(content)))
+        key = keys[random.integers(len(keys))]
+        changed = content.copy()
+        changed[key] = replace_one_value(random, content[key])
+        return changed
+    return ODD_VALUES[random.integers(len(ODD_VALUES))]
+
+
+def test_no_content_of_the_files_keeps_the_page_from_being_made(
+    copy: RunPaths, each_example: Callable[..., None]
+) -> None:
+    manifest = copy.checkpoints / "000010" / ".hpctrain-manifest.json"
+    files = [copy.ledger, copy.metrics, copy.status, copy.plan, manifest]
+    whole = {path: path.read_bytes() for path in files}
+
+    def check(random: Any) -> None:
+        path = files[random.integers(len(files))]
+        content = bytearray(whole[path])
+        if (kind := random.random()) < 0.15:
+            del content[random.integers(len(content)) :]
+        elif kind < 0.3:
+            for place in random.integers(len(content), size=5):
+                content[place] = random.integers(256)
+        elif path.suffix == ".jsonl":
+            lines = content.splitlines()
+            for place in random.integers(len(lines), size=3):
+                changed = replace_one_value(random, json.loads(lines[place]))
+                lines[place] = json.dumps(changed).encode()
+            if random.random() < 0.2:
+                lines = [lines[place] for place in random.permutation(len(lines))]
+            content = b"\n".join(lines) + b"\n"
+        else:
+            content = json.dumps(replace_one_value(random, json.loads(content))).encode()
+        path.write_bytes(content)
+        try:
+            run = read_facts(copy)
+            assert_shown(run)
+            json.dumps(run_to_json(run), allow_nan=False)
+            for before, after in pairwise(run.intervals):
+                assert before.end == after.begin
+        finally:
+            path.write_bytes(whole[path])
+
+    each_example(check)
+
+
+def test_metrics_that_are_nested_without_an_end_are_no_reason_to_fail(copy: RunPaths) -> None:
+    deep = '{"a":' * 900 + "1" + "}" * 900
+    with copy.metrics.open("a") as file:
+        file.write(f'{{"report":21,"attempt":2,"time":1.8e9,"checkpoint":null,"metrics":{deep}}}\n')
+    assert_shown(read_facts(copy))
