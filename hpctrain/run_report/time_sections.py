@@ -49,7 +49,7 @@ def time_use(runs: Sequence[RunFacts], labels: Sequence[str]) -> Html:
             continue
         if len(runs) > 1:
             parts.append(Html(f"<h3>{to_html(label)}</h3>"))
-        parts += [_stacked(run), _table_of_uses(run, label), _hours(run), _checkpoint_time(run)]
+        parts += [_stacked(run), _table_of_uses(run, label), _hours(run)]
     return Html("".join(parts))
 
 
@@ -113,6 +113,9 @@ def _table_of_uses(run: RunFacts, label: str) -> Html:
         ]
         for share in used.shares
     ]
+    if run.num_reported_checkpoints or run.checkpoints:
+        unknown: list[Cell] = [None] * (3 + has_gpus)
+        rows.append(["checkpoints", *unknown, _checkpoint_time(run)])
     gpus = [_hour(used.gpu_hours)] if has_gpus else []
     rows.append(["all", format_span(used.seconds), "", _hour(used.core_hours), *gpus, ""])
     columns = ["use", "time", "share", "core-hours", *(["GPU-hours"] if has_gpus else []), "what"]
@@ -154,19 +157,12 @@ def _hours(run: RunFacts) -> Html:
     return Html(f"<p>{' '.join(lines)} {rest}</p>") if lines else Html("")
 
 
-def _checkpoint_time(run: RunFacts) -> Html:
-    if not run.num_reported_checkpoints and not run.checkpoints:
-        return Html("<p>Checkpoints took no time: none was reported.</p>")
+def _checkpoint_time(run: RunFacts) -> str:
     known = [saved.took_s for saved in run.checkpoints if saved.took_s is not None]
-    what = (
-        f"From report() to the commit, {len(known)} of them took {format_span(sum(known))} in all."
-        if known
-        else "How long each took is not known, as none of them is there with its report."
-    )
-    return Html(
-        "<p>How much of the training was spent on checkpoints is not known: the files do not tell "
-        "whether the ranks waited for a checkpoint (SYNC), or trained meanwhile (ASYNC). "
-        f"{what}</p>"
+    what = f"; from report() to the commit, {len(known)} took {format_span(sum(known))} in all"
+    return (
+        "part of the training: the files do not tell whether the ranks waited for a checkpoint "
+        f"(SYNC), or trained meanwhile (ASYNC){what if known else ''}"
     )
 
 

@@ -91,6 +91,16 @@ def test_values_that_are_not_finite_are_gaps_in_the_curve_and_named_in_the_table
     assert re.findall(r">([^<]*)</td>", row[0]) == ["inf", "-", "-", "-", "-", "20", "20"]
 
 
+def test_what_checkpoints_cost_is_said_to_be_unknown(restarted: RunPaths) -> None:
+    run = read_facts(restarted)
+    row = re.search(r'<th scope="row">checkpoints</th>.*?</tr>', render(run))
+    assert row
+    assert row[0].count("not known") == 3
+    assert "from report() to the commit, 4 took" in row[0]
+    without = replace(run, checkpoints=(), num_reported_checkpoints=0)
+    assert '<th scope="row">checkpoints</th>' not in render(without)
+
+
 def test_every_chart_has_its_values_in_a_table(restarted: RunPaths, smooth: RunPaths) -> None:
     page = render(read_facts(restarted), read_facts(smooth))
     figures = re.findall(r"<figure.*?</figure>", page, re.DOTALL)
