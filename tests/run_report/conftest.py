@@ -1,8 +1,7 @@
-"""Real runs to report on, and lets the tests of this folder import ``chromium``."""
+"""Real runs to report on."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,6 @@ import pytest
 from hpctrain import FailureConfig
 from hpctrain.rundir.paths import RunPaths
 from tests.runs import fit
-
-sys.path.insert(0, str(Path(__file__).parent))
-pytest.register_assert_rewrite("chromium")
 
 ODD = "</script><script>alert(1)</script>"
 

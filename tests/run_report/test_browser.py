@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chromium import Chromium  # type: ignore[import-not-found]
 
 from hpctrain.run_report.curves import read_metrics
 from hpctrain.run_report.facts import read_facts
 from hpctrain.run_report.page import render_page
 from hpctrain.rundir.paths import RunPaths
+from tests.run_report.chromium import Chromium
 
 AXE = Path(__file__).parent / "axe" / "axe.min.js"
 WIDTHS = (400, 800, 1400)

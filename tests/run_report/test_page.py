@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from conftest import ODD  # type: ignore[import-not-found]
 
 from hpctrain.run_report.chart_data import MOST_CHARTS, choose_charts, make_data, to_json
 from hpctrain.run_report.curves import Metrics, read_metrics
@@ -18,6 +17,7 @@ from hpctrain.run_report.page import label_runs, render_page
 from hpctrain.run_report.time_use import split_time
 from hpctrain.rundir.attempts import read_attempts
 from hpctrain.rundir.paths import RunPaths
+from tests.run_report.conftest import ODD
 
 
 class Elements(html.parser.HTMLParser):
