@@ -143,7 +143,7 @@ def render(source: Path, exported: Exported, *, width: int | None) -> str:
     width
         Columns of the terminal; None for a program.
     """
-    from hpctrain.cli.checkpoints import format_size
+    from hpctrain.rundir.display import format_size
     from hpctrain.printable import show_controls
 
     size, files = format_size(exported.num_bytes), len(exported.files)
