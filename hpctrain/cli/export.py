@@ -143,8 +143,8 @@ def render(source: Path, exported: Exported, *, width: int | None) -> str:
     width
         Columns of the terminal; None for a program.
     """
-    from hpctrain.rundir.display import format_size
     from hpctrain.printable import show_controls
+    from hpctrain.rundir.display import format_size
 
     size, files = format_size(exported.num_bytes), len(exported.files)
     lines = [
