@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +20,7 @@ def profile(
         str, typer.Option("--ranks", help="Ranks and ranges of ranks: 0,5 or 0-3,8.")
     ] = "0",
     steps: Annotated[
-        int, typer.Option("--steps", min=1, help="Steps of torch's optimizer to profile.")
+        int, typer.Option("--steps", min=1, max=200, help="Steps of torch's optimizer to profile.")
     ] = 20,
     seconds: Annotated[
         float,
@@ -46,7 +47,7 @@ def profile(
 
     paths = find_run(run, storage)
     numbers = _parse_ranks(ranks)
-    target = output or Path(f"{paths.root.name}-profile.json.gz")
+    target = output or _free_name(paths.root.name)
     found = profile_run(
         paths,
         ranks=numbers,
@@ -64,6 +65,13 @@ def profile(
         )
 
 
+def _free_name(run: str) -> Path:
+    """Return the name of a file that is not there yet."""
+    names = (f"-{number}" if number > 1 else "" for number in itertools.count(1))
+    paths = (Path(f"{run}-profile{name}.json.gz") for name in names)
+    return next(path for path in paths if not path.exists())
+
+
 def _parse_ranks(ranks: str) -> list[int]:
     """Return the numbers of ``0-3,8``."""
     from hpctrain.errors import ConfigError
@@ -75,6 +83,10 @@ def _parse_ranks(ranks: str) -> list[int]:
             raise ConfigError(
                 f"--ranks {ranks!r}: numbers and ranges of ranks, such as 0,5 or 0-3."
             )
+        if int(last or first) < int(first):
+            raise ConfigError(f"--ranks {ranks!r}: {part} ends before it begins.")
+        if int(last or first) - int(first) >= _MOST_RANKS:
+            raise ConfigError(f"--ranks {ranks!r}: at most {_MOST_RANKS}; a trace has megabytes.")
         numbers += range(int(first), int(last or first) + 1)
     if len(numbers) > _MOST_RANKS or not numbers:
         raise ConfigError(f"--ranks {ranks!r}: 1 to {_MOST_RANKS} ranks; a trace has megabytes.")

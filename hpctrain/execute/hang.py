@@ -165,7 +165,8 @@ class HangWatch:
             why = explain_waits(progress)
             gone = progress.returned()
             if not silent and (missing := [rank for rank in why.missing if rank not in gone]):
-                named = missing
+                # Of these, one that waits for a send or in MPI is held up itself.
+                named = [rank for rank in missing if not rank_waits(progress, rank)] or missing
             self._conclude(named, still, now, why)
 
     def _report_left_behind(self, now: float) -> None:
@@ -215,7 +216,7 @@ class HangWatch:
         what = self._describe(named, now)
         message = "\n".join(
             [
-                what + ("" if explanation.lines else self._explain(named[0])),
+                what + self._explain(named[0], is_known=bool(explanation.lines)),
                 *(f"  {line[0].upper()}{line[1:]}" for line in explanation.lines),
                 *self._describe_others(named),
                 f"  Stacks: {self._paths.stacks(self._attempt)}   "
@@ -284,13 +285,19 @@ class HangWatch:
             f"{since}"
         )
 
-    def _explain(self, rank: int) -> str:
-        """Return what is known of why."""
+    def _explain(self, rank: int, *, is_known: bool = False) -> str:
+        """Return what is known of why.
+
+        Parameters
+        ----------
+        is_known
+            Whether it is known what ranks wait in.
+        """
         if reason := self._progress.reasons.get(rank):
             return f"; {reason}"
         if rank not in self._progress.stacks:
             return "; it does not answer"
-        if rank_waits(self._progress, rank):
+        if not is_known and rank_waits(self._progress, rank):
             return (
                 "; it waits for other ranks, which may have left, or not entered, what it waits in"
             )
@@ -299,14 +306,17 @@ class HangWatch:
     def _describe_others(self, named: Sequence[int]) -> list[str]:
         others = Counter(
             self._progress.describe(rank)
-            + (", waits for others" if rank_waits(self._progress, rank) else "")
+            + (", waiting for others" if rank_waits(self._progress, rank) else "")
             for rank in range(len(self._progress))
             if rank not in named
         )
         if not others:
             return []
-        listed = "; ".join(f"{count} {how}" for how, count in others.most_common(4))
-        return [f"  Other ranks: {listed}"]
+        listed = "; ".join(
+            f"{count} other rank{'' if count == 1 else 's'} {how}"
+            for how, count in others.most_common(4)
+        )
+        return [f"  {listed}"]
 
     def _stack(self, rank: int) -> str:
         stack = self._progress.stacks.get(rank) or main_thread_as_seen(
@@ -329,6 +339,4 @@ def find_culprits(progress: Progress, stalled: Sequence[int], silent: Sequence[i
     if mute := [rank for rank in stalled if rank in silent]:
         return mute
     behind = progress.furthest_behind(stalled)
-    if len(behind) < len(progress.unfinished()):
-        return behind
     return [rank for rank in behind if not rank_waits(progress, rank)] or behind

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from hpctrain.rundir.profile_request import ProfileRequest
 from hpctrain.rundir.status import RunStatus
 
 _POLL_S = 0.2
+# Executors write their status every two seconds, and every ten while they wait for something else.
+_SILENCE_S = 60.0
 _PIDS_OF_A_RANK = 1000
 """torch has the process, one for each GPU, and a few of its own."""
 
@@ -68,13 +71,13 @@ def profile_run(
         If no rank has answered in time, or none could.
     """
     status = _training_status(paths)
-    if not output.parent.is_dir():
-        raise ConfigError(f"{output.parent} is no directory, so {output.name} cannot be written.")
+    _check_output(output)
     request = ProfileRequest(
         name=time.strftime("%Y%m%dT%H%M%S"),
         ranks=tuple(dict.fromkeys(ranks)),
         steps=steps,
         seconds=seconds,
+        until=time.time() + timeout_s,
     )
     if wrong := [rank for rank in request.ranks if not 0 <= rank < status.world_size]:
         raise ConfigError(
@@ -90,13 +93,28 @@ def profile_run(
     return Profile(output, tuple(sorted(traces)), failed)
 
 
+def _check_output(output: Path) -> None:
+    if not output.parent.is_dir():
+        raise ConfigError(f"{output.parent} is no directory, so {output.name} cannot be written.")
+    if output.suffix != ".gz":
+        raise ConfigError(f"{output}: the trace is compressed, so its name ends in .json.gz.")
+    if output.exists():
+        raise ConfigError(f"{output} exists, and is not replaced. Give another --output.")
+    if not os.access(output.parent, os.W_OK | os.X_OK):
+        raise ConfigError(f"{output.parent} cannot be written to. Give another --output.")
+
+
 def _training_status(paths: RunPaths) -> RunStatus:
     status = read_settled_status(paths)
     if status is None or status.state.is_final or status.world_size == 0:
         state = "has no status yet" if status is None else f"is {status.state.value}"
         raise ConfigError(
-            f"{paths.root.name} {state}: only a run whose ranks train can be profiled. hpctrain "
-            f"status {paths.root} shows when they do."
+            f"{paths.root.name} {state}: only a run whose ranks train can be profiled."
+        )
+    if time.time() - status.updated_at > _SILENCE_S:
+        raise ConfigError(
+            f"{status.name} has been silent for {time.time() - status.updated_at:.0f} s, so no "
+            f"process seems to run it. See: hpctrain status {paths.root}"
         )
     if status.launcher == "inline":
         raise ConfigError(

@@ -218,9 +218,10 @@ def _choose_launcher(origin: RunPaths, recorded: str) -> str:
     if launcher == "allocation":
         if not environ.variable("SLURM_JOB_ID"):
             raise ConfigError(
-                f"{origin.root} ran in an allocation that was there before, and there is none "
-                f"here. Replay it in one ('salloc', or in your batch script), or as a job of its "
-                f"own: --launcher slurm, with --partition, --account and --time as your script had."
+                f"a replay of {origin.root} with launcher 'allocation' needs an allocation, and "
+                f"there is none here. Replay it in one ('salloc', or in your batch script), or as "
+                f"a job of its own: --launcher slurm, with --partition, --account and --time as "
+                f"your script had."
             )
         from hpctrain.slurm.job import refuse_ended_allocation
 

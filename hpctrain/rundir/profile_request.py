@@ -21,6 +21,8 @@ class ProfileRequest:
     """Steps of the optimizer; None, or where the framework has none: by time."""
     seconds: float
     """How long ranks without such steps are sampled."""
+    until: float
+    """When nobody waits for it any more, in seconds since the epoch."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""
@@ -45,6 +47,7 @@ class ProfileRequest:
                 ranks=tuple(map(int, content["ranks"])),
                 steps=None if content["steps"] is None else int(content["steps"]),
                 seconds=float(content["seconds"]),
+                until=float(content["until"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"no request for a profile: {error!r}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,34 +22,35 @@ class TorchStepProfiler:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         self._hook: Any = register_optimizer_step_post_hook(self._after_step)
-        self._asked: tuple[int, Callable[[Path | str], None]] | None = None
+        self._asked: Callable[[Path | str], None] | None = None
+        self._until = 0.0
         self._profiler: Any = None
         self._optimizer: Any = None
         self._left = 0
 
-    def start(self, steps: int, finish: Callable[[Path | str], None]) -> None:
+    def start(self, steps: int, *, until: float, finish: Callable[[Path | str], None]) -> None:
         """Profile the steps that follow the next one. Not collective.
 
         Parameters
         ----------
         steps
             How many.
+        until
+            When to end before, in seconds since the epoch.
         finish
             Gets a trace's file, or why there is none; in a thread of its own.
         """
-        self._asked = steps, finish
+        self._left, self._until = steps, until
+        self._asked = finish
 
     def close(self) -> None:
         """Profile no more. Not collective."""
         self._hook.remove()
-        if self._asked is not None:
-            _, finish = self._asked
-            self._asked = None
-            if self._profiler is not None:
-                self._profiler.stop()
-                self._give_away(finish)
-            else:
-                finish("its training function returned first")
+        if self._profiler is not None:
+            self._end()
+        elif self._asked is not None:
+            finish, self._asked = self._asked, None
+            finish("its training function returned first")
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._asked is None:
@@ -58,33 +60,38 @@ class TorchStepProfiler:
         elif optimizer is self._optimizer:
             self._profiler.step()
             self._left -= 1
-            if self._left == 0:
-                self._profiler.stop()
-                _, finish = self._asked
-                self._asked = None
-                self._give_away(finish)
+            if self._left == 0 or time.time() > self._until:
+                self._end()
 
     def _begin(self, optimizer: Any) -> None:
         import torch
         from torch.profiler import ProfilerActivity, profile
 
         assert self._asked is not None
+        if time.time() > self._until:
+            # Whoever asked has given up.
+            finish, self._asked = self._asked, None
+            finish("no step in time")
+            return
         if torch._C._autograd._profiler_enabled():
             # torch has one at a time, and would silently end that of the training function.
-            _, finish = self._asked
-            self._asked = None
+            finish, self._asked = self._asked, None
             finish("its training function runs torch's profiler itself")
             return
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
-        self._optimizer, self._left = optimizer, self._asked[0]
-        self._profiler = profile(activities=activities, record_shapes=True, with_stack=True)
+        self._optimizer = optimizer
+        # Without Python stacks: torch takes seconds for those of a hundred steps, in this thread.
+        self._profiler = profile(activities=activities, record_shapes=True)
         self._profiler.start()
 
-    def _give_away(self, finish: Callable[[Path | str], None]) -> None:
+    def _end(self) -> None:
         """Write the trace, which takes seconds, while steps go on."""
         profiler, self._profiler, self._optimizer = self._profiler, None, None
+        finish, self._asked = self._asked, None
+        assert finish is not None
+        profiler.stop()
 
         def export() -> None:
             descriptor, name = tempfile.mkstemp(prefix="hpctrain-trace-", suffix=".json")

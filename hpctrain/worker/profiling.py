@@ -20,10 +20,11 @@ from hpctrain.world import World
 class StepProfiler(Protocol):
     """What a backend has for profiling by steps."""
 
-    def start(self, steps: int, finish: Callable[[Path | str], None]) -> None:
+    def start(self, steps: int, *, until: float, finish: Callable[[Path | str], None]) -> None:
         """Profile the next steps; give a trace's file away, or why there is none.
 
-        Called in any thread. The file is moved.
+        Called in any thread. The file is moved. After `until`, in seconds since the epoch, nobody
+        waits for it any more.
         """
 
 
@@ -54,7 +55,11 @@ class Profiling:
             return
         self._busy = True
         if request.steps is not None and _step_profiler is not None:
-            _step_profiler.start(request.steps, lambda got: self._finish(request, got))
+            _step_profiler.start(
+                request.steps,
+                until=request.until,
+                finish=lambda got: self._finish(request, got),
+            )
         else:
             Sampler(request.seconds, lambda events: self._write(request, events)).start()
 

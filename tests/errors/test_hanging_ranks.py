@@ -100,7 +100,7 @@ def test_a_stopped_rank_is_named_with_the_state_of_its_process(tmp_path: Path) -
         "no progress for" in message
     )
     assert "its process is stopped (SIGSTOP" in message
-    assert "Other ranks: 2 in phase training, after report 2, waits for others" in message
+    assert "2 other ranks in phase training, after report 2, waiting for others" in message
     assert "checkpoints/000002" in message
     assert caught.value.rank == 1
     written = stacks(tmp_path)
@@ -149,7 +149,7 @@ def test_ranks_that_wait_for_one_that_has_left_are_named_and_it_is_said_that_it_
     message = str(caught.value)
     assert message.startswith("ranks 1 (")
     assert "waits for other ranks, which may have left" in message
-    assert "Other ranks: 1 returned after report 1" in message
+    assert "1 other rank returned after report 1" in message
     assert "collective_of_a_framework" in message
 
 
@@ -206,7 +206,9 @@ def test_native_stacks_tell_who_is_in_a_collective_of_mpi(tmp_path: Path) -> Non
 
     with pytest.raises(WorkerHangError, match=r"^rank 1 of 3 .* hangs") as caught:
         fit(train, tmp_path)
-    assert "Other ranks: 2 in phase training, after report 1, waits for others" in str(caught.value)
+    assert "2 other ranks in phase training, after report 1, waiting for others" in str(
+        caught.value
+    )
     assert "MPI_Barrier" in stacks(tmp_path)[0]
 
 

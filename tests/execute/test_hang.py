@@ -66,6 +66,14 @@ def test_ranks_that_do_not_answer_come_before_those_that_are_behind(progress: Pr
     assert find_culprits(progress, [0, 1, 2], [1]) == [1]
 
 
+def test_of_ranks_that_are_behind_those_that_wait_are_not_to_blame(progress: Progress) -> None:
+    # Rank 2 has returned; rank 0 waits to receive from rank 1.
+    feed(progress, "phase", 2, phase="shutdown")
+    feed(progress, "stacks", 0, WAITS.replace("all_reduce", "recv"))
+    feed(progress, "stacks", 1, COMPUTES)
+    assert find_culprits(progress, [0, 1], []) == [1]
+
+
 class Ranks:
     """What ranks and their agents answer when they are asked."""
 
@@ -143,7 +151,7 @@ def test_who_does_not_answer_is_looked_at_from_outside_and_named(
     message = str(caught.value)
     assert message.startswith("rank 1 of 3 on n1 hangs in phase training, after report 0: no prog")
     assert "; its process is stopped\n" in message
-    assert "Other ranks: 2 in phase training, after report 0, waits for others" in message
+    assert "2 other ranks in phase training, after report 0, waiting for others" in message
     (failure,) = watch.failures(caught.value)
     assert (failure.rank, failure.pid, failure.type) == (1, 101, "WorkerHangError")
     assert "its process is stopped" in failure.message

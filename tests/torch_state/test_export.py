@@ -288,7 +288,17 @@ def test_what_exists_is_replaced_only_if_wanted_and_made_by_an_export(
         (tmp_path / "folder").mkdir()
         with pytest.raises(ConfigError, match="no regular file"):
             export_state(tmp_path / "new", tmp_path / "folder", format=format, overwrite=True)
+        text = tmp_path / "thesis.pt"
+        text.write_text("my results")
+        with pytest.raises(ConfigError, match=r"thesis\.pt is no file that torch\.save\(\) writes"):
+            export_state(tmp_path / "new", text, format=format, overwrite=True)
+        assert text.read_text() == "my results"
     else:
+        mine = tmp_path / "mine"
+        mine.mkdir()
+        (mine / "model.safetensors").write_text("my results")
+        with pytest.raises(ConfigError, match=r"has model\.safetensors, which no export writes"):
+            export_state(tmp_path / "new", mine, format=format, overwrite=True)
         (out / "thesis.tex").write_text("\\documentclass")
         with pytest.raises(ConfigError, match=r"has thesis.tex, which no export writes"):
             export_state(tmp_path / "new", out, format=format, overwrite=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ def test_steps_are_those_of_one_optimizer_and_a_profile_can_be_asked_for_again(
 ) -> None:
     steps, got = Steps(), queue.Queue[Any]()
     for number in (3, 1):
-        profiler.start(number, got.put)
+        profiler.start(number, until=time.time() + 60, finish=got.put)
         steps.make(number + 4)
         # Each of the two optimizers makes one; the profile begins after that of the first.
         assert steps_in(got.get(timeout=60)) == 2 * number
@@ -56,7 +57,7 @@ def test_steps_are_those_of_one_optimizer_and_a_profile_can_be_asked_for_again(
 def test_a_profile_that_the_script_runs_itself_is_left_alone(profiler: TorchStepProfiler) -> None:
     steps, got = Steps(), queue.Queue[Any]()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as own:
-        profiler.start(2, got.put)
+        profiler.start(2, until=time.time() + 60, finish=got.put)
         steps.make(4)
     assert got.get(timeout=60) == "its training function runs torch's profiler itself"
     assert sum(event.name == "Optimizer.step#SGD.step" for event in own.events()) == 8
@@ -66,7 +67,7 @@ def test_a_function_that_returns_first_leaves_what_there_is_or_the_reason() -> N
     steps = Steps()
     for made, number in ((0, None), (3, 4)):
         profiler, got = TorchStepProfiler(), queue.Queue[Any]()
-        profiler.start(100, got.put)
+        profiler.start(100, until=time.time() + 60, finish=got.put)
         steps.make(made)
         profiler.close()
         answer = got.get(timeout=60)
@@ -76,3 +77,16 @@ def test_a_function_that_returns_first_leaves_what_there_is_or_the_reason() -> N
             assert steps_in(answer) >= number
         profiler.close()
     steps.make(1)
+
+
+def test_a_profile_for_which_nobody_waits_any_more_ends_with_the_steps_that_it_has(
+    profiler: TorchStepProfiler,
+) -> None:
+    steps, got = Steps(), queue.Queue[Any]()
+    profiler.start(10**6, until=time.time() - 1, finish=got.put)
+    steps.make(1)
+    assert got.get(timeout=60) == "no step in time"
+    profiler.start(10**6, until=time.time() + 0.5, finish=got.put)
+    while got.empty():
+        steps.make(1)
+    assert 2 <= steps_in(got.get(timeout=60)) < 10**6

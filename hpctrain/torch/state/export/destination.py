@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -98,15 +99,31 @@ def check_target(
     if is_file:
         if not stat.S_ISREG(mode):
             raise ConfigError(f"{target} is no regular file, and is not replaced by one.")
+        if not zipfile.is_zipfile(target):
+            raise ConfigError(
+                f"{target} is no file that torch.save() writes, so it is not replaced. Give "
+                f"another path, or remove it yourself."
+            )
         return
     if not stat.S_ISDIR(mode):
         raise ConfigError(f"{target} is no directory, and is not replaced by one.")
-    if others := sorted(entry.name for entry in target.iterdir() if not is_ours(entry.name)):
+    names = [entry.name for entry in target.iterdir()]
+    if others := sorted(n for n in names if not (is_ours(n) and _is_readable(target / n))):
         rest = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
         raise ConfigError(
             f"{target} has {', '.join(others[:_NAMED])}{rest}, which no export writes, so it is "
             f"not replaced. Give another path, or remove it yourself."
         )
+
+
+def _is_readable(path: Path) -> bool:
+    """Return whether a file that is called a safetensors file is one."""
+    if path.suffix != ".safetensors":
+        return True
+    with open(path, "rb") as file:
+        start = file.read(9)
+        size = os.fstat(file.fileno()).st_size
+    return start[8:] == b"{" and int.from_bytes(start[:8], "little") <= size - 8
 
 
 def _has_checkpoints(directory: Path) -> bool:
