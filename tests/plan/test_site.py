@@ -31,16 +31,24 @@ def test_no_profile_knows_nothing():
 
 
 @pytest.mark.parametrize("name", site_names())
-def test_a_shipped_profile_says_how_sure_it_is_and_where_from(name: str):
+def test_a_shipped_profile_says_its_source_when_it_was_checked_and_how_sure_it_is(name: str):
     site = load_site(name)
     text = (files("hpctrain.slurm_templates") / "sites" / f"{name}.toml").read_text("utf-8")
-    comment = "\n".join(line for line in text.splitlines() if line.startswith("#"))
+    header = re.fullmatch(
+        r"# [^\n]+\n"
+        r"# Source: (?P<source>[^\n]+)\.\n"
+        r"# Checked: (?P<checked>not checked(?: at the centre)?|\d{4}-\d\d-\d\d[^\n]*)\.\n"
+        r"# Certainty: (?P<certainty>none|[ABC], [^\n]+)\.\n"
+        r"(?s:.*)",
+        text,
+    )
+    assert header is not None, text[:400]
     assert site.description
     if name == "generic":
+        assert (site.grade, header["certainty"]) == ("", "none")
         return
-    assert f"Grade {site.grade}" in comment or f", {site.grade} for" in comment
-    if site.grade == "C":
-        assert "verify before" in re.sub(r"\n# ", " ", comment)
+    assert header["certainty"][0] == site.grade
+    assert ("verify before" in header["certainty"]) == (site.grade == "C")
 
 
 @pytest.mark.parametrize(
