@@ -45,8 +45,13 @@ def run_slurm(
         If it is not installed, or does not answer in time.
     """
     present = environ.environment() if environment is None else environment
-    # Defaults for a person's eyes: SQUEUE_PARTITION would hide the jobs of all other partitions.
-    own = {name: value for name, value in present.items() if not name.startswith("SQUEUE_")}
+    # Defaults for a person's eyes: SQUEUE_PARTITION would hide the jobs of all other partitions,
+    # and SINFO_PARTITION these partitions.
+    own = {
+        name: value
+        for name, value in present.items()
+        if not name.startswith("SQUEUE_") and name != "SINFO_PARTITION"
+    }
     try:
         # Names and comments of users are in any encoding.
         return subprocess.run(

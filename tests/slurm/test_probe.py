@@ -202,7 +202,7 @@ def test_a_command_that_does_not_answer_may_answer_later():
     assert raised.value.transient
 
 
-def test_a_users_defaults_of_squeue_hide_no_job(
+def test_a_users_defaults_of_squeue_and_sinfo_hide_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     squeue = tmp_path / "squeue"
@@ -210,9 +210,11 @@ def test_a_users_defaults_of_squeue_hide_no_job(
     squeue.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("SQUEUE_PARTITION", "debug")
+    monkeypatch.setenv("SINFO_PARTITION", "debug")
     monkeypatch.setenv("SLURM_CLUSTERS", "other")
     printed = run_slurm(["squeue", "--noheader"]).stdout
     assert "SQUEUE_" not in printed
+    assert "SINFO_PARTITION" not in printed
     assert "SLURM_CLUSTERS=other" in printed
 
 
