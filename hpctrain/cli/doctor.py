@@ -89,11 +89,11 @@ def doctor(
     found: list[Finding] = []
     try:
         submission = (
-            _of_workers(workers, gpus, storage)
+            prepare_workers(workers, gpus, storage)
             if script is None
             else _of_script(script, args or [])
         )
-        with _ended_by_signals():
+        with ended_by_signals():
             found = examine(submission, with_probe=probe, patience_s=patience, say=say)
         if fields and submission.plan.launcher != "slurm":
             found.append(
@@ -123,8 +123,8 @@ def doctor(
 
 
 @contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Have SIGTERM and a lost terminal cancel the probe, as Ctrl-C does."""
+def ended_by_signals() -> Iterator[None]:
+    """Have SIGTERM and a lost terminal cancel the probe, as Ctrl-C does. Not collective."""
 
     def end(number: int, _: object) -> None:
         raise SystemExit(128 + number)
@@ -221,8 +221,8 @@ def _of_script(script: Path, args: Sequence[str]) -> Submission:
     return found[0]
 
 
-def _of_workers(workers: int, gpus: int, storage: Path) -> Submission:
-    """Return a run that does nothing."""
+def prepare_workers(workers: int, gpus: int, storage: Path) -> Submission:
+    """Return a run that does nothing, as it would be launched. Not collective."""
     from hpctrain.config import RunConfig, ScalingConfig
     from hpctrain.launch.fit import prepare
     from hpctrain.launch.request import choose_launcher

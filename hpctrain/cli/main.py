@@ -25,6 +25,7 @@ from hpctrain.cli.replay import replay
 from hpctrain.cli.report import report
 from hpctrain.cli.run import run
 from hpctrain.cli.serve import serve
+from hpctrain.cli.site import site_app
 from hpctrain.cli.status import status
 from hpctrain.cli.submit import submit
 from hpctrain.cli.sync import sync
@@ -73,6 +74,7 @@ app.command(context_settings=_rest_is_verbatim)(chaos)
 app.add_typer(checkpoints_app, name="checkpoints")
 app.add_typer(cluster_app, name="cluster")
 app.add_typer(install_app, name="install")
+app.add_typer(site_app, name="site")
 
 
 def _print_version(wanted: bool) -> None:

@@ -112,12 +112,26 @@ def check_worlds(worlds: Mapping[str, Mapping[str, Any]], *, chosen: str) -> lis
     return findings
 
 
+def find_connected(worlds: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the launchers that made one world of all ranks. Not collective.
+
+    Parameters
+    ----------
+    worlds
+        As for `check_worlds`.
+    """
+    return [
+        name
+        for name, world in worlds.items()
+        if {rank["size"] for rank in world["ranks"]} == {world["wanted"]}
+        and len(world["ranks"]) == world["wanted"]
+    ]
+
+
 def _other_launcher(worlds: Mapping[str, Mapping[str, Any]]) -> str:
-    for name, world in worlds.items():
-        sizes = {rank["size"] for rank in world["ranks"]}
-        if sizes == {world["wanted"]}:
-            mpi = name.rpartition("=")[2] if "=" in name else "wheel"
-            return f"SlurmConfig(mpi={mpi!r})"
+    for name in find_connected(worlds):
+        mpi = name.rpartition("=")[2] if "=" in name else "wheel"
+        return f"SlurmConfig(mpi={mpi!r})"
     return "Install the MPI wheel (pip install 'hpctrain[local]'), or load the site's MPI"
 
 
@@ -258,24 +272,38 @@ def _check_files(reports: Sequence[Mapping[str, Any]]) -> Finding:
 
 
 def _check_interfaces(reports: Sequence[Mapping[str, Any]]) -> Finding:
-    names = [
-        {name for name, address in report["interfaces"].items() if not address.startswith("127.")}
-        for report in reports
-    ]
-    for report, found in zip(reports, names, strict=True):
-        if not found and len(reports) > 1:
+    for report in reports:
+        if not _interfaces_of(report) and len(reports) > 1:
             return error(
                 "interfaces",
                 f"{report['host']} has no address but loopback",
                 why="ranks of two nodes cannot reach each other",
                 step="Ask the site which partition has a network",
             )
-    common = set.intersection(*names)
-    fast = sorted(name for name in common if name.startswith(("ib", "hsn", "roce", "mlx")))
+    common, fast = common_interfaces(reports)
     if fast:
         return ok("interfaces", f"{', '.join(fast)} on all; NCCL and Gloo can use them")
-    shown = ", ".join(sorted(common)[:4]) or "none in common"
+    shown = ", ".join(common[:4]) or "none in common"
     return ok("interfaces", f"{shown}; no InfiniBand or Slingshot")
+
+
+def common_interfaces(reports: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str]]:
+    """Return the network interfaces that all machines have, and the fast ones of them.
+
+    Not collective.
+
+    Parameters
+    ----------
+    reports
+        Of each machine; one at least.
+    """
+    common = sorted(set.intersection(*map(_interfaces_of, reports)))
+    return common, [name for name in common if name.startswith(("ib", "hsn", "roce", "mlx"))]
+
+
+def _interfaces_of(report: Mapping[str, Any]) -> set[str]:
+    addresses = report["interfaces"]
+    return {name for name, address in addresses.items() if not address.startswith("127.")}
 
 
 def _check_ports(reports: Sequence[Mapping[str, Any]]) -> Finding:

@@ -104,12 +104,9 @@ def examine(
             return [*findings, remark("nodes", "no probe job: it would not start either")]
         token.write_bytes(b"1")
         login["storage"]["token"] = token.name
-        settings = _settings(submission, storage, modules)
+        settings = probe_settings(submission, modules)
         say("probing the nodes")
-        if plan.launcher == "slurm":
-            answer = _probe_in_job(submission, settings, storage, patience_s=patience_s, say=say)
-        else:
-            answer = probe(settings)
+        answer = probe_nodes(submission, settings, patience_s=patience_s, say=say)
         if isinstance(answer, Finding):
             return [*findings, answer]
         return [*findings, *_check_answer(answer, settings, login if in_slurm else None)]
@@ -126,10 +123,11 @@ def _modules(submission: Submission) -> tuple[str, ...]:
     return ("mpi4py.MPI", "cloudpickle", *([framework] if framework else []))
 
 
-def _settings(submission: Submission, storage: Path, modules: tuple[str, ...]) -> ProbeSettings:
+def probe_settings(submission: Submission, modules: tuple[str, ...]) -> ProbeSettings:
+    """Return what is probed of the nodes of a run; ranks import `modules`. Not collective."""
     plan = submission.plan
     return ProbeSettings(
-        storage=str(storage),
+        storage=str(submission.request.paths.root.parent),
         modules=modules,
         mpi=plan.mpi,
         srun_args=plan.srun_args,
@@ -139,16 +137,31 @@ def _settings(submission: Submission, storage: Path, modules: tuple[str, ...]) -
     )
 
 
-def _probe_in_job(
+def probe_nodes(
     submission: Submission,
     settings: ProbeSettings,
-    storage: Path,
     *,
     patience_s: float,
     say: Callable[[str], None],
 ) -> dict[str, Any] | Finding:
-    """Return what a job of two nodes answers, or why it does not."""
-    folder = storage / f".doctor-{secrets.token_hex(4)}"
+    """Return what nodes answer, in a job where the run would be one, or why they do not.
+
+    Not collective.
+
+    Parameters
+    ----------
+    submission
+        The run; the job has its options.
+    settings
+        What is probed. The job lies in the directory of runs, which must be there.
+    patience_s
+        Seconds that the job may wait in the queue.
+    say
+        Is given what is waited for.
+    """
+    if submission.plan.launcher != "slurm":
+        return probe(settings)
+    folder = Path(settings.storage) / f".doctor-{secrets.token_hex(4)}"
     folder.mkdir(mode=0o700)
     try:
         settings.write(folder / "settings.json")

@@ -120,14 +120,14 @@ def load_site(name: str | None) -> Site:
                 f"SlurmConfig(site={name!r}): there is no such file. Give its full path, or one of "
                 f"the names {', '.join(site_names())}."
             )
-        return _parse_site(path.stem, path.read_text(encoding="utf-8"), origin=name)
+        return parse_site(path.stem, path.read_text(encoding="utf-8"), origin=name)
     if name not in site_names():
         raise ConfigError(
             f"SlurmConfig(site={name!r}): known profiles are {', '.join(site_names())}. For "
             f"another site give the path of a .toml file like theirs."
         )
     text = (files("hpctrain.slurm_templates") / "sites" / f"{name}.toml").read_text("utf-8")
-    return _parse_site(name, text, origin=name)
+    return parse_site(name, text, origin=name)
 
 
 def site_names() -> tuple[str, ...]:
@@ -136,7 +136,25 @@ def site_names() -> tuple[str, ...]:
     return tuple(sorted(f.name[:-5] for f in folder.iterdir() if f.name.endswith(".toml")))
 
 
-def _parse_site(name: str, text: str, *, origin: str) -> Site:
+def parse_site(name: str, text: str, *, origin: str) -> Site:
+    """Return the site profile that a TOML text holds.
+
+    Not collective.
+
+    Parameters
+    ----------
+    name
+        Of the profile.
+    text
+        Its content.
+    origin
+        What errors call it.
+
+    Raises
+    ------
+    ConfigError
+        If it is not TOML, or has a key or a value that no profile has.
+    """
     if sys.version_info >= (3, 11):
         import tomllib
     else:
