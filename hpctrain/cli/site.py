@@ -10,7 +10,6 @@ import typer
 from hpctrain.cli.options import (
     DEFAULT_STORAGE,
     AccountOption,
-    PartitionOption,
     QosOption,
     StorageOption,
     naming_flags,
@@ -44,7 +43,15 @@ def probe(
         typer.Option("--output", "-o", help="The .toml file to write.", show_default="stdout"),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
-    partition: PartitionOption = "",
+    partition: Annotated[
+        str,
+        typer.Option(
+            "--partition",
+            "-p",
+            help="The partition whose nodes are described.",
+            show_default="the cluster's",
+        ),
+    ] = "",
     job: Annotated[
         bool, typer.Option("--job", help="Look at nodes too, in a short job of two of them.")
     ] = False,
