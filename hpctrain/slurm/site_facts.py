@@ -104,7 +104,7 @@ def query_site(partition: str | None) -> SiteFacts:
 
 
 def _find_partition(partitions: Sequence[PartitionFacts], name: str | None) -> PartitionFacts:
-    names = ", ".join(partition.name for partition in partitions)
+    names = ", ".join(partition.name for partition in partitions if partition.groups)
     for partition in partitions:
         if partition.is_default if name is None else partition.name == name:
             if partition.groups:

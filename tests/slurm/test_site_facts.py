@@ -66,7 +66,11 @@ def fake_slurm(folder: Path, monkeypatch: pytest.MonkeyPatch, *, sinfo: str) -> 
     [
         ("cpu|1|idle|4|1|(null)|", None, r"no default partition.*one of cpu"),
         ("cpu*|1|idle|4|1|(null)|", "gpu", r"partition='gpu'.*this cluster has cpu"),
-        ("new*|0|n/a|0|0|(null)|", None, r"partition new has no nodes"),
+        (
+            "new*|0|n/a|0|0|(null)|\ncpu|1|idle|4|1|(null)|",
+            None,
+            r"partition new has no nodes.*one of cpu\.$",
+        ),
     ],
 )
 def test_a_partition_that_cannot_be_described_is_refused(
