@@ -131,9 +131,11 @@ def parse_config(output: str) -> dict[str, str]:
     >>> parse_config("ClusterName             = alps\nTmpFS                   = /tmp\n")
     {'ClusterName': 'alps', 'TmpFS': '/tmp'}
     """
-    # Configurations of plug-ins come last, and have names of their own.
-    found = re.findall(r"^(\w+)[ \t]*=[ \t]*(.*?)[ \t]*$", output, re.MULTILINE)
-    return dict(reversed(found))
+    fields: dict[str, str] = {}
+    for name, value in re.findall(r"^(\w+)[ \t]*=[ \t]*(.*?)[ \t]*$", output, re.MULTILINE):
+        # Configurations of plug-ins come last, and have names of their own.
+        fields.setdefault(name, value)
+    return fields
 
 
 def parse_partition_facts(nodes: str, records: str) -> tuple[PartitionFacts, ...]:
