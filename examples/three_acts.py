@@ -53,7 +53,7 @@ trainer = TorchTrainer(
     run_config=RunConfig(
         name="acts",
         checkpoint_config=CheckpointConfig(num_to_keep=2),
-        failure_config=FailureConfig(hang_timeout_s=5),
+        failure_config=FailureConfig(hang_timeout_s=20),
     ),
 )
 
