@@ -9,10 +9,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from hpctrain.errors import ConfigError
+from hpctrain.errors import HpctrainError
 from hpctrain.rundir.files import make_directory
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.profile_request import ProfileRequest
+from hpctrain.rundir.reading import read_content
 
 _LOOK_INTERVAL_S = 2.0
 _MOST_BYTES = 2**20
@@ -45,7 +46,7 @@ class ProfileRequests:
         if now < self._look_at:
             return
         self._look_at = now + _LOOK_INTERVAL_S
-        if not os.path.exists(self._paths.profile_request):
+        if not os.path.lexists(self._paths.profile_request):
             return
         request = self._take()
         if request is None:
@@ -58,11 +59,11 @@ class ProfileRequests:
     def _take(self) -> ProfileRequest | None:
         path = self._paths.profile_request
         try:
-            with open(path, "rb") as file:
-                content: Any = json.loads(file.read(_MOST_BYTES))
+            # Of a regular file: opening a FIFO would wait for a writer.
+            content: Any = json.loads(read_content(path, most=_MOST_BYTES))
             return ProfileRequest.from_json(content)
-        except (OSError, ValueError, ConfigError):
-            # Whoever asked waits in vain, and says so; the run goes on.
+        except (OSError, ValueError, RecursionError, HpctrainError):
+            # The command times out; the run goes on.
             return None
         finally:
             with suppress(OSError):

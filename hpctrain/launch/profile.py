@@ -5,14 +5,17 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.launch.settle import read_settled_status
+from hpctrain.rundir.files import write_atomic
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.profile_request import ProfileRequest
 from hpctrain.rundir.status import RunStatus
@@ -83,14 +86,14 @@ def profile_run(
         raise ConfigError(
             f"{status.name} has the ranks 0 to {status.world_size - 1}, and no rank {wrong[0]}."
         )
-    _ask(paths, request)
+    ask_executor(paths, request)
     on_asked()
     traces, failed = _wait(paths, request, timeout_s)
     if not traces:
         reasons = "; ".join(f"rank {rank}: {why}" for rank, why in sorted(failed.items()))
         raise LaunchError(f"no rank of {status.name} has sent a trace. {reasons}")
-    write_traces(traces, output)
-    return Profile(output, tuple(sorted(traces)), failed)
+    failed.update(write_traces(traces, output))
+    return Profile(output, tuple(sorted(traces.keys() - failed.keys())), failed)
 
 
 def _check_output(output: Path) -> None:
@@ -124,11 +127,19 @@ def _training_status(paths: RunPaths) -> RunStatus:
     return status
 
 
-def _ask(paths: RunPaths, request: ProfileRequest) -> None:
+def ask_executor(paths: RunPaths, request: ProfileRequest) -> None:
+    """Write a request into the run directory, as a whole. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If there is another one, or the directory cannot be written to.
+    """
+    whole = paths.root / f".profile-{socket.gethostname()}-{os.getpid()}"
     try:
+        write_atomic(whole, request.to_bytes())
         # Not over one that another command has left: the executor takes one at a time.
-        with open(paths.profile_request, "xb") as file:
-            file.write(request.to_bytes())
+        os.link(whole, paths.profile_request)
     except FileExistsError as error:
         raise ConfigError(
             f"{paths.profile_request} exists: another profile of this run is being asked for. Try "
@@ -139,6 +150,9 @@ def _ask(paths: RunPaths, request: ProfileRequest) -> None:
             f"the request cannot be written into {paths.root}: {error}. Only the owner of a run "
             f"can have it profiled."
         ) from error
+    finally:
+        with suppress(OSError):
+            whole.unlink()
 
 
 def _wait(
@@ -179,8 +193,8 @@ def _give_up(
             failed.setdefault(rank, why)
 
 
-def write_traces(traces: Mapping[int, Path], output: Path) -> None:
-    """Write traces of ranks as one. Not collective.
+def write_traces(traces: Mapping[int, Path], output: Path) -> dict[int, str]:
+    """Write traces of ranks as one; return which ranks are not in it, and why. Not collective.
 
     Parameters
     ----------
@@ -189,17 +203,23 @@ def write_traces(traces: Mapping[int, Path], output: Path) -> None:
     output
         Compressed with gzip.
     """
+    damaged: dict[int, str] = {}
     partial = output.with_name(f".{output.name}.part")
     with gzip.open(partial, "wt", encoding="utf-8", compresslevel=3) as file:
         file.write('{"traceEvents":[\n')
         separator = ""
         for rank, path in sorted(traces.items()):
-            content = json.loads(path.read_bytes())
+            try:
+                content = json.loads(path.read_bytes())
+            except (OSError, ValueError) as error:
+                damaged[rank] = f"its trace cannot be read: {error}"
+                continue
             for event in _of_rank(content, rank):
                 file.write(f"{separator}{json.dumps(event)}")
                 separator = ",\n"
         file.write("\n]}\n")
     partial.replace(output)
+    return damaged
 
 
 def _of_rank(content: Mapping[str, Any], rank: int) -> Iterator[dict[str, Any]]:

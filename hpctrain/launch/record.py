@@ -48,7 +48,7 @@ def write_plan_and_spec(submission: Submission) -> None:
     if not continues:
         # A stop that was requested before is of the run as it was before.
         paths.stop_request.unlink(missing_ok=True)
-        # Of a run that ended before it took it: nobody waits for it any more.
+        # The command that left it has timed out.
         paths.profile_request.unlink(missing_ok=True)
     previous = read_status(paths)
     if previous is not None and has_open_executor(events):

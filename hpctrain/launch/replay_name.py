@@ -20,7 +20,7 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._+-]+")
 
 @contextmanager
 def taken_name(storage: Path, base: str, name: str | None) -> Iterator[str]:
-    """Give the name of a new run; one that nobody chose is taken by its directory.
+    """Give the name of a new run; one that was not chosen is taken by its directory.
 
     Not collective. The directory is removed if the run has not begun at the end.
 

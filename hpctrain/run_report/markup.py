@@ -1,4 +1,4 @@
-"""HTML of text that nobody has checked: tables, lists of facts, bars. Pure."""
+"""HTML of unchecked text: tables, lists of facts, bars. Pure."""
 
 from __future__ import annotations
 

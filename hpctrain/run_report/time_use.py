@@ -65,7 +65,7 @@ def split_time(
     lines
         All lines of the metrics, those that were made again included.
     until
-        When the run ended, or when it was last heard of.
+        When the run ended, or when its files were last written.
     """
     if not events:
         return []
@@ -243,7 +243,7 @@ class _Walk:
     def _start_executor(self, event: Mapping[str, Any]) -> None:
         start = (event.get("job_id"), event.get("restarts", 0))
         if self._use is Use.STOPPED and start[0] is not None and self._start is not None:
-            # Nobody called fit(): Slurm has started the job again, or a supervisor the executor.
+            # fit() was not called: Slurm has started the job again, or a supervisor the executor.
             if self._start == start:
                 self._use = Use.RESTART
             elif self._start[0] == start[0]:

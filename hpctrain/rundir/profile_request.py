@@ -22,7 +22,7 @@ class ProfileRequest:
     seconds: float
     """How long ranks without such steps are sampled."""
     until: float
-    """When nobody waits for it any more, in seconds since the epoch."""
+    """When the command times out, in seconds since the epoch."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""

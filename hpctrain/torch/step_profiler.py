@@ -69,7 +69,7 @@ class TorchStepProfiler:
 
         assert self._asked is not None
         if time.time() > self._until:
-            # Whoever asked has given up.
+            # The command has timed out.
             finish, self._asked = self._asked, None
             finish("no step in time")
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from hpctrain.errors import ConfigError, LaunchError
-from hpctrain.launch.profile import profile_run, write_traces
+from hpctrain.launch.profile import ask_executor, profile_run, write_traces
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.profile_request import ProfileRequest
 from hpctrain.rundir.status import read_status
@@ -210,3 +211,38 @@ def test_a_request_that_is_none_is_refused(change: dict[str, Any]) -> None:
     assert ProfileRequest.from_json(json.loads(request.to_bytes())) == request
     with pytest.raises(ConfigError):
         ProfileRequest.from_json({**request.to_json(), **change})
+
+
+def test_a_request_appears_as_a_whole_and_not_over_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = RunPaths(tmp_path)
+    before: list[bool] = []
+    seen: list[int] = []
+    link = os.link
+
+    def watched(source: Any, target: Any) -> None:
+        before.append(paths.profile_request.exists())
+        link(source, target)
+        seen.append(paths.profile_request.stat().st_size)
+
+    monkeypatch.setattr("os.link", watched)
+    request = ProfileRequest(name="T1", ranks=(0,), steps=None, seconds=2.0, until=9.0)
+    ask_executor(paths, request)
+    assert seen == [len(request.to_bytes())]
+    with pytest.raises(ConfigError, match="another profile of this run is being asked for"):
+        ask_executor(paths, request)
+    # The first saw none when it had written all of it.
+    assert before == [False, True]
+    assert [path.name for path in tmp_path.iterdir()] == ["profile"]
+
+
+def test_a_damaged_trace_is_left_out_and_named(tmp_path: Path) -> None:
+    (tmp_path / "0.json").write_text('{"traceEvents": [{"ph": "X", "name": "a", "pid": 1}]}')
+    (tmp_path / "1.json").write_text('{"traceEvents": [')
+    damaged = write_traces(
+        {0: tmp_path / "0.json", 1: tmp_path / "1.json"}, tmp_path / "all.json.gz"
+    )
+    assert list(damaged) == [1]
+    assert "its trace cannot be read" in damaged[1]
+    assert {e["pid"] for e in events_of(tmp_path / "all.json.gz")} == {0}
