@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from hpctrain.errors import RunStoppedError, WorkerError
 from hpctrain.execute import attempt_executor
 from hpctrain.execute.attempt_executor import AttemptExecutor
 from hpctrain.execute.attempt_loop import AttemptLoop
+from hpctrain.execute.executor_record import UnwrittenRecord
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.stop import StopAgreement
 from hpctrain.execute.stop_decision import StopKind, StopNotice
@@ -88,8 +88,9 @@ class RanksInSomeOrder(FakeRanks):
         draw = self._draw
         self._clock.now += timeout_s * draw.random()
         frames = super().poll(timeout_s)
-        for _ in range(draw.randint(0, 6)):
-            number = draw.randrange(len(self))
+        # Not `randint` and `randrange`, which take longer than all that they decide here.
+        for _ in range(int(7 * draw.random())):
+            number = int(len(self) * draw.random())
             rank = self.ranks[number]
             if number in self.dead:
                 continue
@@ -142,7 +143,10 @@ def run_in_some_order(seed: int, root: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(attempt_executor, "time", clock)
     status = RunStatus(name="run", state=RunState.RUNNING, launcher="local", attempt=1)
     config = RunConfig(name="run", callbacks=[seen])
-    recorder = Recorder(paths=RunPaths(root), run_config=config, status=status)
+    # What is tried here is the order of things, and not the disk.
+    recorder = Recorder(
+        paths=RunPaths(root), run_config=config, status=status, record_cls=UnwrittenRecord
+    )
     kept: list[bytes] = []
     monkeypatch.setattr(recorder, "keep_return_value", lambda value, notified: kept.append(value))
     ranks = RanksInSomeOrder(draw, clock)
@@ -179,21 +183,14 @@ def run_in_some_order(seed: int, root: Path, monkeypatch: pytest.MonkeyPatch) ->
     return "finished"
 
 
-@pytest.fixture
-def memory() -> Iterator[Path]:
-    """A directory in memory: what is tried here is the order of things, not the disk."""
-    with TemporaryDirectory(dir="/dev/shm", prefix="hpctrain-test-") as name:
-        yield Path(name)
-
-
 def test_an_attempt_ends_once_and_rightly_in_whatever_order_things_happen(
-    memory: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     ends = dict.fromkeys(("failed", "stopped", "finished"), 0)
     for seed in range(ORDERS):
         with monkeypatch.context() as patch:
             try:
-                ends[run_in_some_order(seed, memory, patch)] += 1
+                ends[run_in_some_order(seed, tmp_path, patch)] += 1
             except Exception as error:
                 error.add_note(f"seed {seed}")
                 raise
