@@ -6,7 +6,6 @@ import os
 import threading
 from pathlib import Path
 from queue import SimpleQueue
-from types import TracebackType
 
 from hpctrain.bulk.direct import open_new, write_at
 from hpctrain.bulk.pace import Pace
@@ -115,12 +114,7 @@ class BlockWriter:
     def __enter__(self) -> BlockWriter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._join()
         os.close(self._descriptor)
 

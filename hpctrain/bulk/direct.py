@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 
 from hpctrain.bulk.page_cache import CachedPages
 from hpctrain.bulk.state_file import PAGE_BYTES
@@ -155,12 +154,7 @@ class FileReader:
     def __enter__(self) -> FileReader:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

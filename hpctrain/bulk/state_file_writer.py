@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 import xxhash
 
@@ -169,12 +168,7 @@ class StateFileWriter:
     def __enter__(self) -> StateFileWriter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._exits.close()
 
     def _remove_unfinished(self) -> None:

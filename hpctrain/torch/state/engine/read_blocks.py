@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from types import TracebackType
 
 from hpctrain import timeouts
 from hpctrain.bulk.block_reader import BlockReader, scratch_memory
@@ -107,12 +106,7 @@ class StateReading:
             )
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the files."""
         self._open.close()
 

@@ -13,7 +13,6 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import chain, groupby
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import xxhash
@@ -84,12 +83,7 @@ class TensorTargets:
             self._exits = undo.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the files."""
         self._exits.close()
 
