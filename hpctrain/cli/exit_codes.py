@@ -11,6 +11,7 @@ from typing import Any
 from typer.core import TyperGroup
 
 from hpctrain import uncaught
+from hpctrain.cli.output import named_output
 from hpctrain.environ import working_directory
 from hpctrain.errors import ConfigError, HpctrainError, LaunchError, RunStoppedError
 from hpctrain.printable import show_controls
@@ -39,8 +40,24 @@ def say(message: str) -> None:
     print(f"hpctrain: {show_controls(message, keep_colours=True)}", file=sys.stderr, flush=True)
 
 
+def _say_unusable(error: OSError) -> None:
+    say(f"{error.filename} cannot be used: {error.strerror}.")
+
+
 class Verbs(TyperGroup):
     """The verbs of ``hpctrain``, with its exit codes."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Parse the command line, and run its verb."""
+        try:
+            with named_output():
+                return super().main(*args, **kwargs)
+        except OSError as error:
+            # Of --help, or of what was buffered: the others are those of `invoke`.
+            if error.filename is None:
+                raise
+            _say_unusable(error)
+            raise SystemExit(FAILED) from None
 
     def invoke(self, ctx: Any) -> Any:
         """Run a verb; end the process with the exit code of its exception."""
@@ -61,5 +78,5 @@ class Verbs(TyperGroup):
                     raise SystemExit(exit_code(of_directory)) from None
             if error.filename is None:
                 raise
-            say(f"{error.filename} cannot be used: {error.strerror}.")
+            _say_unusable(error)
             raise SystemExit(FAILED) from None
