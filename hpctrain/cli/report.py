@@ -67,8 +67,9 @@ def report(
         check_target(target)
     runs = [read_facts(each) for each in paths]
     differences = {str(other.root): find_differences(paths[0], other) for other in paths[1:]}
+    now = time.time()
     if target is not None:
-        _write(target, runs, differences, now=time.time())
+        _write(target, runs, differences, now=now)
     if json:
         from hpctrain.cli.json_output import print_json
 
@@ -77,7 +78,7 @@ def report(
         from hpctrain.cli.list_runs import width_of_output
 
         assert target is not None
-        print(render(runs, target, width=width_of_output()))
+        print(render(runs, target, width=width_of_output(), now=now))
 
 
 def check_target(target: Path) -> None:
@@ -115,19 +116,21 @@ def find_differences(first: RunPaths, other: RunPaths) -> list[Difference] | str
         return f"They cannot be compared: {error}"
 
 
-def render(runs: Sequence[RunFacts], target: Path, *, width: int | None) -> str:
+def render(runs: Sequence[RunFacts], target: Path, *, width: int | None, now: float) -> str:
     """Return what the page tells in a few lines. Pure.
 
     Parameters
     ----------
     width
         Columns of the terminal; None for a program.
+    now
+        Seconds since the epoch.
     """
     from hpctrain.printable import show_controls
 
     lines = []
     for each in runs:
-        lines.append(f"{each.name}: {each.state}")
+        lines.append(f"{each.name}: {each.describe_state(now)}")
         for key, value in _summary(each):
             lines += _wrap(key, value, width)
     lines += _wrap("page", str(target), width)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from hpctrain.errors import HpctrainError
 from hpctrain.run_report.curves import Metrics, read_metrics
+from hpctrain.run_report.markup import format_span
 from hpctrain.run_report.shares import Efficiency, find_widths, measure
 from hpctrain.run_report.throughput import Rate, read_rates
 from hpctrain.run_report.time_use import (
@@ -27,6 +28,9 @@ from hpctrain.rundir.status import RunStatus, explain_gap, read_status
 from hpctrain.rundir.store import CheckpointStore, Entry
 
 T = TypeVar("T")
+
+# A run at work writes its status every few seconds; other hosts see it later.
+_SILENCE_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +88,20 @@ class RunFacts:
     """Reports that rank 0 made with a checkpoint; fewer are kept."""
     damage: tuple[str, ...] = ()
     """Files that cannot be read, or are damaged or incomplete, each as a sentence."""
+
+    def describe_state(self, now: float) -> str:
+        """Return the state, and how old it is where a run at work would have written a new one.
+
+        Pure. Whether its executor and its job are still there is not in its files.
+
+        Parameters
+        ----------
+        now
+            Seconds since the epoch.
+        """
+        if self.is_over or self.until is None or now - self.until < _SILENCE_S:
+            return self.state
+        return f"{self.state}, last news {format_span(now - self.until)} ago"
 
 
 def read_facts(paths: RunPaths) -> RunFacts:

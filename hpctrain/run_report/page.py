@@ -39,7 +39,7 @@ def render_page(
     labels = label_runs(runs)
     charts = choose_charts(runs)
     content = {
-        "Overview": _overview(runs, labels),
+        "Overview": _overview(runs, labels, now),
         "Where the time went": time_sections.time_use(runs, labels),
         "Timeline": Html(
             "".join(
@@ -64,7 +64,7 @@ def render_page(
         mark=f'{MARK} {__version__}">',
         policy=_policy(scripts),
         style=_read("uplot/uPlot.min.css") + _read("page.css"),
-        state="" if len(runs) > 1 else _badge(runs[0]),
+        state="" if len(runs) > 1 else _badge(runs[0], now),
         made=f"{moment(now)} by hpctrain {__version__}",
         damage=_damage(runs),
         contents="".join(f'<li><a href="#{_id(name)}">{name}</a></li>' for name in content),
@@ -88,19 +88,20 @@ def label_runs(runs: Sequence[RunFacts]) -> list[str]:
     return [run.name if names.count(run.name) == 1 else run.path for run in runs]
 
 
-def _overview(runs: Sequence[RunFacts], labels: Sequence[str]) -> Html:
+def _overview(runs: Sequence[RunFacts], labels: Sequence[str], now: float) -> Html:
     if len(runs) == 1:
         return sections.overview(runs[0])
     return Html(
         "".join(
-            f"<h3>{to_html(label)} {_badge(run)}</h3>{sections.overview(run)}"
+            f"<h3>{to_html(label)} {_badge(run, now)}</h3>{sections.overview(run)}"
             for run, label in zip(runs, labels, strict=True)
         )
     )
 
 
-def _badge(run: RunFacts) -> str:
-    return f'<span class="badge {"over" if run.is_over else "open"}">{to_html(run.state)}</span>'
+def _badge(run: RunFacts, now: float) -> str:
+    kind = "over" if run.is_over else "open"
+    return f'<span class="badge {kind}">{to_html(run.describe_state(now))}</span>'
 
 
 def _damage(runs: Sequence[RunFacts]) -> str:

@@ -59,19 +59,28 @@ def write_atomic(
     ----------
     durable
         Whether the content is on disk when this returns; costs a flush of the disk.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written, with the name of the file itself.
     """
     beside = name_beside(path)
-    descriptor = create_file(beside, mode=mode)
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        os.replace(beside, path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
+        descriptor = create_file(beside, mode=mode)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
+            os.replace(beside, path)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        # Not of the hidden name beside it, which is gone, nor without any.
+        raise OSError(error.errno, error.strerror, str(path)) from error
     if durable:
         fsync_directory(path.parent)
 

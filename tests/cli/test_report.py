@@ -119,6 +119,9 @@ def test_a_run_without_a_plan_is_shown_and_not_compared(place: Any) -> None:
     assert "They cannot be compared" in (place.path / "x.html").read_text()
 
 
+NOW = 1_700_000_000.0
+
+
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_summary_fits_the_terminal(width: int, golden: Any) -> None:
     shares = (
@@ -145,11 +148,12 @@ def test_the_summary_fits_the_terminal(width: int, golden: Any) -> None:
             path="/scratch/runs/elastic",
             state="running",
             is_over=False,
+            until=NOW - 7500,
             efficiency=Efficiency(shares=(unknown,)),
             damage=("/scratch/runs/elastic/metrics.jsonl: 2 lines are damaged, and left out.",),
         ),
         RunFacts(name="new", path="/scratch/runs/new", state="prepared", is_over=False),
     ]
-    shown = render(runs, Path("llama-70b-report.html"), width=width)
+    shown = render(runs, Path("llama-70b-report.html"), width=width, now=NOW)
     assert max(map(len, shown.splitlines())) <= width
     golden(f"report-{width}.txt", f"{shown}\n")

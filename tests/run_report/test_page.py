@@ -59,6 +59,14 @@ def test_odd_names_are_text_wherever_they_stand(restarted: RunPaths) -> None:
     assert not any("onclick" in attributes for _, attributes in page.found)
 
 
+@pytest.mark.parametrize(
+    ("silent_s", "shown"), [(5, "running"), (7500, "running, last news 2 h 5 min ago")]
+)
+def test_a_run_without_news_is_not_said_to_run_now(silent_s: float, shown: str) -> None:
+    run = RunFacts(name="a", path="/a", state="running", is_over=False, until=1e9 - silent_s)
+    assert f'<span class="badge open">{shown}</span>' in render(run)
+
+
 def test_nothing_is_loaded_and_only_the_scripts_of_the_page_may_run(restarted: RunPaths) -> None:
     page = Elements(render(read_facts(restarted)))
     for _, attributes in page.found:

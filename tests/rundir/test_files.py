@@ -34,6 +34,13 @@ def test_a_failed_write_keeps_the_old_content_and_leaves_nothing_beside_it(
     assert os.listdir(tmp_path) == ["status.json"]
 
 
+@pytest.mark.parametrize("name", ["missing/file", "directory"])
+def test_an_error_names_the_file_and_not_the_hidden_one_beside_it(tmp_path: Path, name: str):
+    (tmp_path / "directory").mkdir()
+    with pytest.raises(OSError, match=rf"\] [A-Z][a-z ]+: '{tmp_path / name}'$"):
+        write_atomic(tmp_path / name, b"content")
+
+
 def test_a_secret_file_is_never_readable_by_others(tmp_path: Path):
     path = tmp_path / "spec.pkl"
     write_atomic(path, b"code", mode=0o600)
