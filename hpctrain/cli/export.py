@@ -43,8 +43,9 @@ def export(
         ),
     ] = "safetensors",
     max_shard_size: Annotated[
-        str, typer.Option(help="Of a file of safetensors, such as 500MB or 2GiB.")
-    ] = "5GB",
+        str | None,
+        typer.Option(help="Of a file of safetensors, such as 500MB or 2GiB.", show_default="5GB"),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier export.")] = False,
     storage: StorageOption = DEFAULT_STORAGE,
     json: JsonOption = False,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -96,21 +97,31 @@ def request_existing(policy: str) -> None:
 
 
 @contextmanager
-def naming_flags() -> Iterator[None]:
+def naming_flags(*, without: Collection[str] = ()) -> Iterator[None]:
     """Make an error name flags instead of the configuration fields that they set.
 
     Not collective.
+
+    Parameters
+    ----------
+    without
+        Fields for which the verb has no flag.
     """
     from hpctrain.errors import ConfigError
 
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(name_flags(str(error))) from error
+        raise ConfigError(name_flags(str(error), without=without)) from error
 
 
-def name_flags(text: str) -> str:
+def name_flags(text: str, *, without: Collection[str] = ()) -> str:
     """Return a text that names flags instead of the configuration fields that they set. Pure.
+
+    Parameters
+    ----------
+    without
+        Fields for which the verb has no flag.
 
     Examples
     --------
@@ -118,12 +129,12 @@ def name_flags(text: str) -> str:
     "--partition PARTITION: 'sinfo' lists others"
     """
     fields = re.compile(r"SlurmConfig\((\w+)=(.*?)\)|\b(\w+)=(\d+)\b")
-    return fields.sub(_as_flag, text)
+    return fields.sub(partial(_as_flag, without=without), text)
 
 
-def _as_flag(field: re.Match[str]) -> str:
+def _as_flag(field: re.Match[str], *, without: Collection[str]) -> str:
     name, value = field[1] or field[3], (field[2] or field[4]).strip("'\"")
-    if (flag := _FLAGS.get(name)) is None:
+    if name in without or (flag := _FLAGS.get(name)) is None:
         return field[0]
     return f"{flag} {flag.lstrip('-').upper() if value == '...' else value}"
 

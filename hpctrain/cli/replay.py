@@ -10,11 +10,14 @@ from hpctrain.cli.options import (
     DEFAULT_STORAGE,
     AccountOption,
     JsonOption,
+    NodesOption,
     PartitionOption,
     QosOption,
     RunArgument,
     StorageOption,
+    TasksPerNodeOption,
     TimeOption,
+    naming_flags,
     slurm_fields,
 )
 
@@ -50,6 +53,8 @@ def replay(
     account: AccountOption = "",
     qos: QosOption = "",
     time: TimeOption = "",
+    nodes: NodesOption = None,
+    ntasks_per_node: TasksPerNodeOption = None,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -63,7 +68,7 @@ def replay(
     It has a directory of its own, and starts from no checkpoint of the old run. A job is submitted,
     and its id printed; other runs run here. Says before what is the same and what is not.
     """
-    from contextlib import nullcontext
+    from contextlib import ExitStack, nullcontext
 
     from hpctrain import environ
     from hpctrain.cli.json_output import print_json, stdout_on_stderr
@@ -79,11 +84,22 @@ def replay(
         environ.request_launcher(launcher)
     if dry_run:
         environ.request_dry_run()
-    fields = slurm_fields(partition=partition, account=account, qos=qos, time=time)
+    fields = slurm_fields(
+        partition=partition,
+        account=account,
+        qos=qos,
+        time=time,
+        nodes=nodes,
+        tasks_per_node=ntasks_per_node,
+    )
     failed: HpctrainError | None = None
-    with prepared_replay(
-        origin, name=name or None, storage_path=storage_path or None, slurm=fields
-    ) as new:
+    with ExitStack() as held:
+        with naming_flags(without=("num_workers", "site")):
+            new = held.enter_context(
+                prepared_replay(
+                    origin, name=name or None, storage_path=storage_path or None, slurm=fields
+                )
+            )
         submission = new.submission
         text = render(new, width=width_of_output())
         if dry_run:

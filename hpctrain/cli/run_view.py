@@ -121,12 +121,28 @@ def find_run(run: Path, storage: Path) -> RunPaths:
     for root in (run, storage / run):
         if is_run(root):
             return RunPaths(root.absolute())
+    for root in (run, storage / run):
+        _refuse_unreadable(root)
     known = ", ".join(path.name for path in find_runs(storage)[:8])
     there = f"It has {known}." if known else "It has no runs."
     raise ConfigError(
         f"{run} is not a run directory, and there is no run {run} in {storage.absolute()}. {there} "
         f"Give the directory of the run, or --storage with the storage_path it was begun with."
     )
+
+
+def _refuse_unreadable(root: Path) -> None:
+    """Refuse what may be a run, but of which this user may not see whether it is."""
+    try:
+        os.lstat(RunPaths(root).plan)
+    except PermissionError as error:
+        raise ConfigError(
+            f"{root} may be a run, but user {os.geteuid()} may not look into it "
+            f"({error.strerror}). Its owner can let you: chmod -R g+rX on it, and g+x on the "
+            f"directories above."
+        ) from error
+    except OSError:
+        return
 
 
 def find_runs(storage: Path) -> list[Path]:

@@ -7,6 +7,7 @@ import sys
 
 from hpctrain.execute.step_launcher import find_mpiexec
 from hpctrain.launch.request import Submission
+from hpctrain.launch.storage import check_storage
 from hpctrain.plan.argv import (
     agent_argv,
     agent_step_argv,
@@ -90,7 +91,14 @@ def render_plan(submission: Submission) -> str:
 
 
 def print_plan(submission: Submission) -> None:
-    """Print the translation of a request. Not collective."""
+    """Print the translation of a request. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If its run directory could not be made.
+    """
+    check_storage(submission.request.paths)
     print(render_plan(submission), flush=True)
 
 

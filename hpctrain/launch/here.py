@@ -43,7 +43,7 @@ def run_here(submission: Submission) -> None:
         ):
             ended = executor.run()
     except KeyboardInterrupt as error:
-        explain_interrupt(error, request.run_config, executor.recorder.checkpoint_path())
+        explain_interrupt(error, submission, executor.recorder.checkpoint_path())
         raise
     if not ended:
         raise RunStoppedError(

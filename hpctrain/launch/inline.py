@@ -92,7 +92,7 @@ def _run_attempt(
         failure = as_failure(error, world, checkpoint=recorder.checkpoint_path())
         recorder.end(failure)
         if isinstance(error, KeyboardInterrupt):
-            explain_interrupt(error, request.run_config, recorder.checkpoint_path())
+            explain_interrupt(error, submission, recorder.checkpoint_path())
         elif error is not None and failure is not error:
             show_as(error, f"hpctrain: {failure}")
 

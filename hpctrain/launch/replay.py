@@ -65,7 +65,8 @@ def prepared_replay(
     storage_path
         Of the new run; None is that of the old one.
     slurm
-        Fields of SlurmConfig that replace the recorded ones: partition, account, qos, time.
+        Fields of SlurmConfig that replace the recorded ones: partition, account, qos, time. For a
+        run that was no job, also nodes and tasks_per_node.
 
     Raises
     ------
@@ -147,6 +148,12 @@ def _plan(
     recorded = stored.launch_plan
     if launcher != "slurm" or recorded is None or recorded.launcher != "slurm":
         return make_plan(request, launcher)
+    for name in ("nodes", "tasks_per_node"):
+        if name in slurm:
+            raise ConfigError(
+                f"SlurmConfig({name}={slurm[name]}): the run was a job of "
+                f"{recorded.job_nodes} nodes, and its replay has as many. Leave it out."
+            )
     refuse_patterns(request.paths)
     directives = dict(recorded.directives)
     if directives.get("job-name") == stored.spec.settings.name:

@@ -165,8 +165,19 @@ def _versions(plan: Mapping[str, Any]) -> Iterator[Difference]:
     before, now = plan.get("versions", {}), installed_versions()
     for name in {**before, **now}:
         yield from _differ(f"version of {name}", before.get(name), now.get(name))
-    yield from _differ("python", plan.get("python", sys.executable), sys.executable)
+    before_python = plan.get("python", sys.executable)
+    if not _is_same_python(before_python, sys.executable):
+        yield from _differ("python", before_python, sys.executable)
     yield from _differ("git commit", plan.get("git"), git_state())
+
+
+def _is_same_python(first: str, second: str) -> bool:
+    """Return whether two names, such as python and python3, are those of one interpreter.
+
+    Environments link to the same file from different directories.
+    """
+    is_beside = os.path.dirname(first) == os.path.dirname(second)
+    return is_beside and os.path.realpath(first) == os.path.realpath(second)
 
 
 def _launch(

@@ -34,12 +34,33 @@ def errors_of_storage(paths: RunPaths) -> Iterator[None]:
         ) from error
 
 
+def check_storage(paths: RunPaths) -> None:
+    """Refuse a run directory that could not be made, and make nothing. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        With what is in the way.
+    """
+    there = _nearest(paths.root)
+    with errors_of_storage(paths):
+        if not there.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(there))
+
+
+def _nearest(root: Path) -> Path:
+    """Return what there is of a path."""
+    return next(path for path in (root, *root.parents) if os.path.lexists(path))
+
+
 def _is_about(path: Path, paths: RunPaths) -> bool:
     return path.is_relative_to(paths.root) or paths.root.is_relative_to(path)
 
 
 def _explain(error: OSError, root: Path) -> str:
-    there = next(path for path in (root, *root.parents) if os.path.lexists(path))
+    there = _nearest(root)
     if not there.is_dir():
         return f"{there} is not a directory. Move it away, or choose another storage_path."
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):

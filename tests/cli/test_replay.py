@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,11 @@ import pytest
 
 from hpctrain import Result
 from hpctrain.cli.json_output import schema
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.status import read_status
+from hpctrain.uncaught import INTERRUPTED
 from tests.cli.test_json_output import check
+from tests.waiting import wait_until
 
 GOLDEN = Path(__file__).parent / "golden"
 SCRIPT = """
@@ -303,6 +308,46 @@ def test_options_of_slurm_need_a_job(place: Path) -> None:
     assert "is a URL" in said
     said = replay(place, "run", "--launcher", "spmd", code=2).stderr
     assert "it starts its own ranks" in said
+
+
+def test_a_dry_run_finds_a_place_that_cannot_be_written(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for storage in (tmp_path / "file", tmp_path / "file" / "runs"):
+        said = replay(place, "run", "--dry-run", "--storage-path", str(storage), code=2).stderr
+        assert f"{tmp_path / 'file'} is not a directory. Move it away" in said
+
+
+def test_a_run_of_this_machine_is_given_the_nodes_that_a_job_needs(place: Path) -> None:
+    words = ("run", "--launcher", "slurm", "--dry-run")
+    said = replay(place, *words, code=2).stderr
+    assert "Give --nodes NODES or --ntasks-per-node NTASKS-PER-NODE, or a site profile" in said
+    assert "--site" not in said
+    assert "#SBATCH --nodes=2\n" in replay(place, *words, "--nodes", "2").stdout
+    said = replay(place, "run", "--nodes", "2", code=2).stderr
+    assert "--launcher slurm submits it" in said
+
+
+@pytest.mark.mpi
+def test_ctrl_c_names_the_command_that_resumes_it(place: Path) -> None:
+    (place / "model.py").write_text("import time\n\nFACTOR = 3\ntime.sleep(100)\n")
+    root = place / "hpctrain_runs" / "slow"
+    argv = [sys.executable, "-m", "hpctrain.cli", "replay", "bare", "--name", "slow"]
+    with subprocess.Popen(
+        argv, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as command:
+        wait_until(lambda: _phase(root) == "training", "its training function", process=command)
+        command.send_signal(signal.SIGINT)
+        _, said = command.communicate(timeout=60)
+    origin = place / "hpctrain_runs" / "bare"
+    expected = f"interrupted; hpctrain replay {origin} --name slow resumes from its beginning"
+    assert expected in said
+    assert command.returncode == INTERRUPTED
+    shutil.rmtree(root)
+
+
+def _phase(root: Path) -> str:
+    status = read_status(RunPaths(root)) if root.exists() else None
+    return "" if status is None else status.phase
 
 
 def _edited(runs: Path, name: str, **changes: Any) -> Path:

@@ -1,9 +1,16 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 
 def test_a_finished_run_shows_its_progress_and_no_next_step(done: Any) -> None:
@@ -56,6 +63,27 @@ def test_an_unknown_run_is_a_usage_error_that_names_the_runs_there_are(done: Any
     assert ended.returncode == 2
     assert ended.stderr.startswith("hpctrain: fien is not a run directory, and there is no run")
     assert "It has bad, fine." in ended.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_a_run_that_this_user_may_not_see_is_not_said_to_be_none() -> None:
+    code = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from hpctrain.cli.run_view import find_run\n"
+        "os.setgroups([])\nos.setresgid(12345, 12345, 12345)\nos.setresuid(12345, 12345, 12345)\n"
+        "find_run(Path(sys.argv[1]), Path(sys.argv[2]))\n"
+    )
+    # Below pytest's own directory, which is its user's, others read nothing.
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        os.chmod(folder, 0o755)
+        run = Path(folder) / "runs" / "run"
+        run.mkdir(parents=True, mode=0o700)
+        for words in ((str(run), "elsewhere"), ("run", str(run.parent))):
+            argv = [sys.executable, "-c", code, *words]
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+            assert f"{run} may be a run, but user 12345 may not look into it" in done.stderr
+            assert "chmod -R g+rX" in done.stderr
 
 
 def test_a_run_whose_executor_was_killed_is_lost_not_running(workplace: Any) -> None:

@@ -487,6 +487,12 @@ def test_sizes_are_read_as_hugging_face_does(text: Any, size: int) -> None:
 def test_what_is_no_size_or_no_format_is_refused(text: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a number of bytes is needed"):
         export_state(tmp_path, tmp_path / "out", max_shard_size=text)
+
+
+@pytest.mark.parametrize("kind", ["torch", "dcp"])
+def test_a_size_of_files_that_are_not_split_is_refused(tmp_path: Path, kind: Any) -> None:
+    with pytest.raises(ConfigError, match=r"max_shard_size='1GB' with format='(torch|dcp)': only"):
+        export_state(tmp_path, tmp_path / "out", format=kind, max_shard_size="1GB")
     with pytest.raises(ConfigError, match="one of safetensors, dcp, torch is needed"):
         export_state(tmp_path, tmp_path / "out", format="gguf")  # type: ignore[arg-type]
 

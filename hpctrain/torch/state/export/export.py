@@ -19,6 +19,7 @@ from hpctrain.torch.state.export.saved_model import SavedModel, find_model
 __all__ = ["Exported", "export_state"]
 
 ExportFormat = Literal["safetensors", "dcp", "torch"]
+_SHARD_SIZE = "5GB"
 _SIZE = re.compile(r"(\d+)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 
 
@@ -49,7 +50,7 @@ def export_state(
     target: str | PathLike[str],
     *,
     format: ExportFormat = "safetensors",
-    max_shard_size: int | str = "5GB",
+    max_shard_size: int | str | None = None,
     overwrite: bool = False,
 ) -> Exported:
     """Write the model of a checkpoint for other programs.
@@ -72,7 +73,7 @@ def export_state(
         ``torch.distributed.checkpoint.load``. ``torch``: a file for ``torch.load``.
     max_shard_size
         Bytes of a file of ``safetensors``, as a number or like ``"5GB"`` and ``"500MiB"``: a larger
-        model becomes several files and an index. A tensor is in one file.
+        model becomes several files and an index. A tensor is in one file. None is 5 GB.
     overwrite
         Whether an earlier export at `target` is replaced.
 
@@ -92,7 +93,12 @@ def export_state(
         raise ConfigError(
             f"format={format!r}: one of {', '.join(get_args(ExportFormat))} is needed."
         )
-    max_shard_bytes = parse_size(max_shard_size)
+    if max_shard_size is not None and format != "safetensors":
+        raise ConfigError(
+            f"max_shard_size={max_shard_size!r} with format={format!r}: only files of safetensors "
+            f"are split. Leave it out, or export to safetensors."
+        )
+    max_shard_bytes = parse_size(_SHARD_SIZE if max_shard_size is None else max_shard_size)
     with ExitStack() as held:
         if isinstance(source, Checkpoint):
             # So that the run does not delete it meanwhile.
