@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -226,3 +227,17 @@ def time_limit_minutes(
             f"{what.replace('...', shown(time))} is {minutes:g} minutes. Ask for more than 0."
         )
     return minutes
+
+
+def format_time_limit(time: str | int | timedelta) -> str:
+    """Return a time limit as Slurm reads it. Not collective.
+
+    Examples
+    --------
+    >>> format_time_limit(timedelta(days=1, seconds=1)), format_time_limit(90)
+    ('1440:01', '90:00')
+    """
+    if isinstance(time, str):
+        return time
+    minutes, seconds = divmod(math.ceil(time_limit_minutes(time) * 60), 60)
+    return f"{minutes}:{seconds:02d}"

@@ -11,6 +11,7 @@ import sys
 import threading
 from contextlib import nullcontext
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,18 @@ def test_lines_of_the_setup_are_restored_though_no_text_file_shows_them(tmp_path
     assert "secret" not in (tmp_path / "run" / "plan.json").read_text()
     restored = DataParallelTrainer.restore(tmp_path / "run")
     assert tuple(restored.scaling_config.slurm.setup) == lines
+
+
+def test_a_time_limit_of_python_is_restored(tmp_path: Path):
+    trainer = DataParallelTrainer(
+        train,
+        scaling_config=ScalingConfig(num_workers=0, slurm=SlurmConfig(time=timedelta(days=2))),
+        run_config=RunConfig(storage_path=tmp_path, name="run", verbose=0),
+    )
+    with pytest.raises(RuntimeError, match="fails once"):
+        trainer.fit()
+    restored = DataParallelTrainer.restore(tmp_path / "run").scaling_config
+    assert restored.slurm.time == "2880:00"
 
 
 def test_a_run_that_was_moved_is_restored_where_it_is(tmp_path: Path):

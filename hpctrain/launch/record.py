@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.plan import read_plan
 from hpctrain.rundir.run_record import RunRecord
 from hpctrain.rundir.status import RunStatus, read_status
+from hpctrain.slurm_config import format_time_limit
 from hpctrain.version import __version__
 
 # plan.json has the mode of the umask, unlike spec.pkl and the batch script, in which they are.
@@ -60,7 +62,7 @@ def write_plan_and_spec(submission: Submission) -> None:
     if content["replay_of"] is None:
         # A script that resumes a replay makes no other run of it.
         content["replay_of"] = read_origin(paths)
-    write_atomic(paths.plan, json.dumps(content, indent=1, default=str).encode(), durable=True)
+    write_atomic(paths.plan, json.dumps(content, indent=1, default=_as_text).encode(), durable=True)
     RunRecord(paths).append(
         "fit",
         launcher=submission.plan.launcher,
@@ -125,6 +127,11 @@ def describe(submission: Submission) -> dict[str, Any]:
         if origin is None
         else {"path": str(origin.path), "run_id": origin.run_id},
     }
+
+
+def _as_text(value: object) -> str:
+    """Return what JSON has no form for as the text that a configuration is given."""
+    return format_time_limit(value) if isinstance(value, timedelta) else str(value)
 
 
 def _without_secrets(content: dict[str, Any]) -> dict[str, Any]:

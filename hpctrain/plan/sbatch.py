@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.plan.resources import Placement, node_range
 from hpctrain.plan.sbatch_options import merge_directives, parse_sbatch_args
 from hpctrain.plan.site import Site
-from hpctrain.slurm_config import SlurmConfig, time_limit_minutes
+from hpctrain.slurm_config import SlurmConfig, format_time_limit
 
 # A run on several nodes needs --nodes, and hpctrain finds its job by --job-name; the error explains
 # the others.
@@ -56,7 +55,7 @@ def make_directives(
     if memory is not None:
         directives = merge_directives(directives, {"mem": memory})
     if slurm.time is not None:
-        directives["time"] = _slurm_time(slurm)
+        directives["time"] = format_time_limit(slurm.time)
     for name in ("partition", "qos", "reservation"):
         value = getattr(slurm, name)
         if value is not None:
@@ -181,11 +180,3 @@ def _label_constraint(key: str, value: str) -> str:
                 f"nodes with SlurmConfig(sbatch_args=['--exclude=...'])."
             )
     return "|".join(features)
-
-
-def _slurm_time(slurm: SlurmConfig) -> str:
-    if isinstance(slurm.time, str):
-        return slurm.time
-    assert slurm.time is not None
-    minutes, seconds = divmod(math.ceil(time_limit_minutes(slurm.time) * 60), 60)
-    return f"{minutes}:{seconds:02d}"
