@@ -143,7 +143,8 @@ def _describe_absent(
     by_place: dict[str, list[int]] = defaultdict(list)
     for rank in sorted(absent):
         if (other := elsewhere.get(rank)) is not None:
-            place = f"waits in {_describe(other.call, other.group)} instead"
+            line = f": {where[rank]}" if where.get(rank) else ""
+            place = f"waits in {_describe(other.call, other.group)} instead{line}"
         else:
             place = where.get(rank, "")
         by_place[place].append(rank)

@@ -80,10 +80,14 @@ def _explain_by_stacks(progress: Progress, places: dict[int, str]) -> tuple[str,
     if not (waits and others):
         return ()
     lines = []
-    for kind, what in ((waits, "for other ranks"), (others, "for none")):
+    for kind, one, many in (
+        (waits, "waits for other ranks", "wait for other ranks"),
+        (others, "does not wait for others", "do not wait for others"),
+    ):
         for place, ranks in list(kind.items())[:_MOST_PLACES]:
-            who = f"rank {ranks[0]} waits" if len(ranks) == 1 else f"ranks {list_ranks(ranks)} wait"
-            lines.append(f"{who} {what}: {place}")
+            is_one = len(ranks) == 1
+            who = f"rank {ranks[0]} {one}" if is_one else f"ranks {list_ranks(ranks)} {many}"
+            lines.append(f"{who}: {place}")
     return tuple(lines)
 
 

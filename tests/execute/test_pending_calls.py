@@ -54,14 +54,17 @@ def test_ranks_that_are_in_other_lines_are_told_apart_and_many_ranks_are_short()
 def test_another_order_of_groups_is_a_circle_without_a_missing_rank() -> None:
     tp = Call(op="broadcast", number=1)
     found = explain(
-        [group(3), group(1, tp, name="2")], [group(4, SUM)], [group(4, SUM), group(0, name="2")]
+        [group(3), group(1, tp, name="2")],
+        [group(4, SUM)],
+        [group(4, SUM), group(0, name="2")],
+        where={0: "x.py:1, in f", 1: "x.py:2, in g", 2: "x.py:2, in g"},
     )
     assert found.missing == ()
     assert found.lines == (
         "ranks 1-2 wait in all_reduce #4 (float [2, 3], process group g1); rank 0 waits in "
-        "broadcast #1 (process group g2) instead",
+        "broadcast #1 (process group g2) instead: x.py:1, in f",
         "rank 0 waits in broadcast #1 (process group g2); ranks 1-2 wait in all_reduce #4 (float "
-        "[2, 3], process group g1) instead",
+        "[2, 3], process group g1) instead: x.py:2, in g",
         "they wait for each other: every rank must call the collectives of its groups in the same "
         "order",
     )

@@ -38,7 +38,7 @@ def test_those_that_wait_and_those_that_do_not_are_told_apart() -> None:
     assert found.lines == (
         "ranks 0,2 wait for other ranks: lib.py:9, in all_reduce",
         "rank 3 waits for other ranks: train.py:12, in step",
-        "rank 1 waits for none: train.py:88, in load",
+        "rank 1 does not wait for others: train.py:88, in load",
     )
 
 

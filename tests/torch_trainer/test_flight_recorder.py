@@ -136,7 +136,7 @@ def test_ranks_that_call_in_another_order_wait_for_each_other(tmp_path: Path) ->
     assert message.startswith("all 3 ranks hang ")
     assert (
         "  Ranks 1-2 wait in all_reduce #4 (float [2, 3], process group dp); rank 0 waits in "
-        "all_reduce #1 (float [2, 3], process group tp) instead\n"
+        "all_reduce #1 (float [2, 3], process group tp) instead: test_flight_recorder.py:"
     ) in message
     assert "  They wait for each other: every rank must call" in message
 
@@ -170,7 +170,7 @@ def test_without_a_record_the_stacks_tell_who_waits(tmp_path: Path) -> None:
         fit(tmp_path, "mpi")
     assert caught.value.rank == 1
     message = str(caught.value)
-    assert "\n  Rank 1 waits for none: test_flight_recorder.py:" in message
+    assert "\n  Rank 1 does not wait for others: test_flight_recorder.py:" in message
     assert "wait for other ranks: test_flight_recorder.py:" in message
 
 
