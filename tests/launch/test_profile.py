@@ -21,6 +21,7 @@ from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.profile_request import ProfileRequest
 from hpctrain.rundir.status import read_status
 
+MPIEXEC = str(Path(sys.executable).with_name("mpiexec"))
 SCRIPT = """
 import sys
 from hpctrain import DataParallelTrainer, RunConfig, ScalingConfig
@@ -49,13 +50,13 @@ def train_plainly():
     while not os.path.exists("over"):
         count_up()
 
-kind, name = sys.argv[1:]
+kind, name, launcher = sys.argv[1:]
 homes = {"torch": (TorchTrainer, train_torch), "plain": (DataParallelTrainer, train_plainly)}
 cls, train = homes[kind]
 cls(
     train,
     scaling_config=ScalingConfig(num_workers=2),
-    run_config=RunConfig(storage_path="runs", name=name, verbose=0, launcher="local"),
+    run_config=RunConfig(storage_path="runs", name=name, verbose=0, launcher=launcher),
 ).fit()
 """
 
@@ -67,13 +68,22 @@ def events_of(path: Path) -> list[dict[str, Any]]:
 
 
 class Live:
-    """A run of two ranks that trains until it is told that it is over."""
+    """A run of two ranks that trains until it is told that it is over.
+
+    Parameters
+    ----------
+    kind
+        What the ranks do. ``spmd-`` before it: the user's own mpiexec starts them.
+    """
 
     def __init__(self, place: Path, kind: str) -> None:
         self.place = place
         (place / "train.py").write_text(SCRIPT)
+        argv = [sys.executable, "train.py", kind.removeprefix("spmd-"), "a-run"]
         self.process = subprocess.Popen(
-            [sys.executable, "train.py", kind, "a-run"], cwd=place, stdin=subprocess.DEVNULL
+            [*argv, "local"] if argv[2] == kind else [MPIEXEC, "-n", "2", *argv, "auto"],
+            cwd=place,
+            stdin=subprocess.DEVNULL,
         )
         self.paths = RunPaths(place / "runs" / "a-run")
         end = time.monotonic() + 120
@@ -154,6 +164,16 @@ def test_ranks_without_an_optimizer_are_sampled(live: Live, tmp_path: Path) -> N
     for rank in range(2):
         names = {e["name"] for e in events_of(found.path) if e["pid"] == 1000 * rank}
         assert any("count_up" in name for name in names), names
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("live", ["spmd-torch"], indirect=True)
+def test_ranks_that_the_user_started_are_traced(live: Live, tmp_path: Path) -> None:
+    found = ask(live, tmp_path / "spmd.json.gz", steps=2)
+    assert (found.ranks, found.failed) == ((0, 1), {})
+    names = [e["name"] for e in events_of(found.path)]
+    assert names.count("Optimizer.step#SGD.step") == 4
+    assert live.end() == 0
 
 
 @pytest.mark.mpi
