@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hpctrain.config import RunConfig as RunConfig
     from hpctrain.config import SyncConfig as SyncConfig
     from hpctrain.constants import TRAIN_DATASET_KEY as TRAIN_DATASET_KEY
+    from hpctrain.container import Container as Container
     from hpctrain.errors import CheckpointError as CheckpointError
     from hpctrain.errors import ConfigError as ConfigError
     from hpctrain.errors import HpctrainError as HpctrainError
@@ -85,6 +86,7 @@ _HOME_OF = {
     "CheckpointUploadMode": "checkpoint",
     "Communicator": "world",
     "ConfigError": "errors",
+    "Container": "container",
     "ControllerError": "errors:LaunchError",
     "DataConfig": "config",
     "DataParallelTrainer": "trainer",

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 
 from hpctrain.callback import UserCallback
 from hpctrain.checks import show_changes
+from hpctrain.container import Container as Container
 from hpctrain.data_config import DataConfig as DataConfig
 from hpctrain.errors import ConfigError
 from hpctrain.log import log_once

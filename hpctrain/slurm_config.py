@@ -7,11 +7,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from os import PathLike, fspath
 from typing import Literal
 
 from hpctrain.checks import check_type, show_changes, shown
+from hpctrain.container import Container
 from hpctrain.errors import ConfigError
-from hpctrain.rules import Rule, checked, choice, count, kind, line, optional, several
+from hpctrain.rules import Rule, checked, choice, count, kind, line, optional, several, with_value
 
 GpuRequest = Literal["auto", "gpus-per-node", "gpus-per-task", "gres", "gpus"]
 
@@ -51,6 +53,17 @@ def _time(what: str, value: object) -> object:
     return value
 
 
+def _container(what: str, value: object) -> Container:
+    if isinstance(value, (str, PathLike)):
+        raise ConfigError(
+            f"{with_value(what, value)}: say which runtime opens the image, as in "
+            f"Container(image={shown(fspath(value))}, runtime='apptainer')."
+        )
+    check_type(what, value, Container)
+    assert isinstance(value, Container)
+    return value
+
+
 TIME: Rule = optional(_time)
 """A time limit in one of Slurm's formats, or None."""
 _WORD = optional(line(otherwise="or None to leave the choice to the site"))
@@ -76,6 +89,7 @@ _WORD = optional(line(otherwise="or None to leave the choice to the site"))
     skip_directives=several(line(otherwise="the name of an option")),
     site=_WORD,
     mpi=line(otherwise="or 'auto' to leave the choice to hpctrain"),
+    container=optional(_container),
 )
 @dataclass(frozen=True, kw_only=True)
 class SlurmConfig:
@@ -131,6 +145,9 @@ class SlurmConfig:
     mpi: str = "auto"
     """``auto`` (probe), ``wheel`` (the MPI wheel of this environment), an srun PMI type (``pmi2``,
     ``pmix``, ...), or the path of a site's ``mpiexec``, which is then used instead of srun."""
+    container: Container | None = None
+    """The container image that ranks run in, in every job of Slurm. None runs them in the Python
+    outside."""
 
     __repr__ = show_changes
 

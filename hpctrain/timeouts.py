@@ -157,6 +157,12 @@ DOCTOR_STEP_S = Timeout(
 DOCTOR_IMPORT_S = Timeout(
     120.0, "doctor_import", "the import of a framework on a node", "it counts as one that fails"
 )
+CONTAINER_CHECK_S = Timeout(
+    900.0,
+    "container_check",
+    "the first start of a container on each node, which may load its image from a registry",
+    "LaunchError with what it printed",
+)
 HOST_TEST_S = Timeout(
     10.0, "host_test", "``mpiexec`` on a host that was lost", "the host stays excluded"
 )

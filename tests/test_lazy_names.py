@@ -32,6 +32,7 @@ HOMES = {
     "callback": "RunContext UserCallback",
     "checkpoint": "Checkpoint CheckpointUploadMode ReportedCheckpoint",
     "config": ("CheckpointConfig FailureConfig LoggingConfig RunConfig ScalingConfig SyncConfig"),
+    "container": "Container",
     "data_config": "DataConfig",
     "execute.backend_executor": "BackendExecutor",
     "execute.worker_group": "WorkerGroup",

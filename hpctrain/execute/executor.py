@@ -23,6 +23,7 @@ from hpctrain.execute.initial_status import initial_status
 from hpctrain.execute.node_agents import NodeAgents
 from hpctrain.execute.node_pool import NodePool
 from hpctrain.execute.preemption import Preemption
+from hpctrain.execute.rank_container import RankContainer
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.room import await_room
 from hpctrain.execute.scaling_policy import Resize, ScalingPolicy
@@ -31,6 +32,7 @@ from hpctrain.execute.stop import StopAgreement
 from hpctrain.execute.stop_decision import StopKind
 from hpctrain.execute.usable_nodes import NodeSource
 from hpctrain.execute.worker_group import WorkerGroup
+from hpctrain.plan.container import RUNTIMES
 from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.reading import read_end
@@ -72,6 +74,10 @@ class Executor:
         self._spec_digest = spec_digest
         self._resume_from = resume_from
         self._mpi = plan.mpi
+        self._container = None
+        if plan.container is not None:
+            gpus = plan.placement.gpus_per_task
+            self._container = RankContainer(plan.container, run_dir=paths.root, num_gpus=gpus)
         self.signals: list[str] = []
         """Signals that this process got; the process's signal handlers append to it."""
         self.recorder = Recorder(
@@ -223,9 +229,16 @@ class Executor:
                 error.args = (f"{error}\n{decision.reason}",)
             raise error
         if isinstance(error, LaunchError) and not can_leave_out and self._plan.in_job:
-            self._mpi = other_mpi(self._plan.mpi, tried=self._mpi)
+            self._mpi = self._other_mpi()
         self._note_restart(describe_cause(error), decision, after=str(error)[:400], mpi=self._mpi)
         time.sleep(decision.delay_s)
+
+    def _other_mpi(self) -> str:
+        container = self._plan.container
+        if container is not None and not RUNTIMES[container.runtime].program:
+            # No mpiexec enters it.
+            return self._plan.mpi
+        return other_mpi(self._plan.mpi, tried=self._mpi)
 
     def _explain_wrong_pmi(self) -> str:
         # Complete only when srun has ended: srun forwards the output of ranks with a delay.
@@ -234,7 +247,8 @@ class Executor:
             output = read_end(log, _OUTPUT_BYTES).decode(errors="replace")
         except OSError:
             return ""
-        return explain_wrong_pmi(self._mpi, output=output)
+        library = None if self._container is None else self._container.library
+        return explain_wrong_pmi(self._mpi, output=output, library=library)
 
     def _run_attempt(self) -> None:
         recorder = self.recorder
@@ -254,6 +268,7 @@ class Executor:
             agents=self._agents,
             mpi=self._mpi,
             srun_args=self._plan.srun_args,
+            container=self._container,
             environment=self._plan.environment,
             path=self._paths.root,
             attempt=start.attempt,

@@ -61,11 +61,18 @@ def find_mpiexec(mpi: str) -> StepLauncher:
     return StepLauncher(program=str(found), kind=_mpiexec_kind(found))
 
 
-def find_step_launcher(mpi: str) -> StepLauncher:
+def find_step_launcher(mpi: str, *, library: str | None = None) -> StepLauncher:
     """Return what starts ranks inside an allocation of Slurm.
 
     Not collective. ``auto`` asks srun which PMI types it has and takes the one that the MPI library
-    of this environment speaks; the wrong one gives as many worlds of one as there are ranks.
+    of the ranks speaks; the wrong one gives as many worlds of one as there are ranks.
+
+    Parameters
+    ----------
+    mpi
+        As in `SlurmConfig`.
+    library
+        Which kind of MPI library ranks have; None is that of this environment.
 
     Raises
     ------
@@ -77,7 +84,7 @@ def find_step_launcher(mpi: str) -> StepLauncher:
     if mpi != "auto":
         return StepLauncher(program="srun", kind="srun", pmi=mpi)
     offered = offered_pmi_types()
-    library = _mpi_library()
+    library = library or _mpi_library()
     for pmi in _PMI_OF[library]:
         if pmi in offered:
             return StepLauncher(program="srun", kind="srun", pmi=pmi)
@@ -109,7 +116,7 @@ def other_mpi(mpi: str, *, tried: str) -> str:
     return "wheel" if mpi == tried == "auto" and has_wheel else mpi
 
 
-def explain_wrong_pmi(mpi: str, *, output: str) -> str:
+def explain_wrong_pmi(mpi: str, *, output: str, library: str | None = None) -> str:
     """Return why no start with a PMI that the user named can succeed; empty if one may.
 
     Not collective.
@@ -120,10 +127,12 @@ def explain_wrong_pmi(mpi: str, *, output: str) -> str:
         ``SlurmConfig(mpi=...)``.
     output
         What srun and the ranks printed when a start failed.
+    library
+        Which kind of MPI library ranks have; None is that of this environment.
     """
     if mpi in ("auto", "wheel") or "/" in mpi or not _WRONG_PMI.search(output):
         return ""
-    library = _mpi_library()
+    library = library or _mpi_library()
     spoken = _PMI_OF[library]
     if mpi in spoken:
         return (

@@ -12,6 +12,7 @@ from typing import Any
 
 from hpctrain import environ, timeouts
 from hpctrain.execute.process import StepProcess
+from hpctrain.execute.rank_container import vendor_of_gpus
 from hpctrain.execute.validation_end import (
     ValidationEnd,
     explain_status,
@@ -21,6 +22,7 @@ from hpctrain.execute.validation_end import (
 )
 from hpctrain.own_time import Deadline
 from hpctrain.plan.argv import validation_argv
+from hpctrain.plan.container import enter_container
 from hpctrain.plan.spec import ValidationSpec
 from hpctrain.rundir.files import make_directory
 from hpctrain.rundir.manifest import Manifest
@@ -67,15 +69,20 @@ class ValidationProcess:
         self._result.unlink(missing_ok=True)
         self._failure.unlink(missing_ok=True)
         self._timeout_s = task_timeout_s(manifest)
+        container = spec.container
+        argv = validation_argv(
+            sys.executable if container is None else container.python,
+            run_dir=str(paths.root),
+            checkpoint=manifest.name,
+            result=str(self._result),
+            spec_digest=digest,
+            executor=os.getpid(),
+        )
+        if container is not None:
+            gpus = vendor_of_gpus(int(spec.use_gpu))
+            argv = [*enter_container(container, argv, cwd=os.getcwd(), gpus=gpus).argv]
         self._process = StepProcess(
-            validation_argv(
-                sys.executable,
-                run_dir=str(paths.root),
-                checkpoint=manifest.name,
-                result=str(self._result),
-                spec_digest=digest,
-                executor=os.getpid(),
-            ),
+            argv,
             environment=_environment(spec),
             log=paths.validation_log(attempt, manifest.report),
         )

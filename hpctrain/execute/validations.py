@@ -14,6 +14,7 @@ from hpctrain import timeouts
 from hpctrain.bulk.unreadable import UnreadableError
 from hpctrain.errors import CheckpointError, ConfigError, LaunchError
 from hpctrain.execute.executor_record import ExecutorRecord
+from hpctrain.execute.rank_container import vendor_of_gpus
 from hpctrain.execute.run_checkpoints import RunCheckpoints
 from hpctrain.execute.slurm_calls import SlurmCalls
 from hpctrain.execute.submitted_validation import SubmittedValidation
@@ -22,6 +23,7 @@ from hpctrain.execute.validation_process import ValidationProcess
 from hpctrain.log import log
 from hpctrain.own_time import Deadline
 from hpctrain.plan.argv import validation_argv
+from hpctrain.plan.container import enter_container
 from hpctrain.plan.spec import RunSpec, ValidationJob, ValidationSpec
 from hpctrain.rundir.manifest import DamagedManifestError, Manifest, read_manifest
 from hpctrain.rundir.trust import digest_spec, read_spec
@@ -229,8 +231,9 @@ class Validations:
         digest: str,
     ) -> RunningValidation:
         paths = self._run_record.paths
+        container = job.container
         argv = validation_argv(
-            sys.executable,
+            sys.executable if container is None else container.python,
             run_dir=str(paths.root),
             checkpoint=manifest.name,
             result=str(paths.validation_result(manifest.attempt, manifest.report)),
@@ -238,6 +241,10 @@ class Validations:
             # It outlives this process.
             executor=0,
         )
+        if container is not None:
+            gpus = vendor_of_gpus(int(validation.use_gpu))
+            names = [*job.environment]
+            argv = [*enter_container(container, argv, cwd=cwd, gpus=gpus, variables=names).argv]
         script = make_validation_script(
             job,
             paths,

@@ -26,6 +26,7 @@ from hpctrain.execute.health import Health
 from hpctrain.execute.node_agents import NodeAgents
 from hpctrain.execute.node_report import describe_node, examine_storage
 from hpctrain.execute.process import StepProcess
+from hpctrain.execute.rank_container import RankContainer
 from hpctrain.execute.rendezvous import Rendezvous, WorkerMetadata
 from hpctrain.execute.step_launcher import find_mpiexec, find_step_launcher, launcher_variables
 from hpctrain.log import log
@@ -67,6 +68,8 @@ class WorkerGroup(CallsFunctions):
         As in `SlurmConfig`.
     srun_args
         Further options of the step.
+    container
+        The container that ranks of an allocation run in; None for this process's own Python.
     environment
         Variables that ranks get on top of this process's own.
     path
@@ -96,6 +99,7 @@ class WorkerGroup(CallsFunctions):
         agents: NodeAgents | None = None,
         mpi: str = "auto",
         srun_args: tuple[str, ...] = (),
+        container: RankContainer | None = None,
         environment: Mapping[str, str] | None = None,
         path: Path | None = None,
         attempt: int = 1,
@@ -112,6 +116,7 @@ class WorkerGroup(CallsFunctions):
         self._idle_nodes = tuple(idle_nodes)
         self._mpi = mpi
         self._srun_args = srun_args
+        self._container = container
         self._environment = dict(environment or {})
         self._log_to_file = log_to_file
         self._num_threads = num_cpus_per_worker
@@ -193,7 +198,8 @@ class WorkerGroup(CallsFunctions):
             if self._agents is None:
                 self._start_here()
             else:
-                launcher = self._agents.mpiexec or find_step_launcher(self._mpi)
+                library = None if self._container is None else self._check(self._container)
+                launcher = self._agents.mpiexec or find_step_launcher(self._mpi, library=library)
                 self._start_step(launcher, self._agents.socket, local=False)
             assert self._step is not None
             rendezvous = Rendezvous(
@@ -215,6 +221,14 @@ class WorkerGroup(CallsFunctions):
             self.missing_nodes = tuple(node for node in named if node not in self._hub.nodes)
             self.shutdown(patience_s=0)
             raise
+
+    def _check(self, container: RankContainer) -> str:
+        """Return which MPI library a container has, once it has started on each node."""
+        nodes = (*self.placement.nodes, *self._idle_nodes) if self.placement.nodes else ()
+        container.check(
+            nodes, self.placement.num_nodes, log=self._paths.container_log(self.attempt)
+        )
+        return container.library
 
     @property
     def share_a_terminal(self) -> bool:
@@ -397,8 +411,9 @@ class WorkerGroup(CallsFunctions):
         self._start_step(launcher, name, local=True)
 
     def _start_step(self, launcher: Any, name: str, *, local: bool) -> None:
+        container = self._container
         command = worker_argv(
-            sys.executable,
+            sys.executable if container is None else container.container.python,
             run_dir=str(self._paths.root),
             attempt=self.attempt,
             world_size=len(self),
@@ -415,13 +430,17 @@ class WorkerGroup(CallsFunctions):
         variables.update(thread_variables(self._num_threads))
         variables.update(launcher_variables(launcher.kind, local=local))
         variables.update(self._environment)
+        srun_args = self._srun_args
+        if container is not None:
+            entry = container.enter(command, launcher, self._environment)
+            command, srun_args = [*entry.argv], (*entry.srun_options, *srun_args)
         on_hosts = self._agents is not None and self._agents.mpiexec is not None
         self._step = StepProcess(
             worker_step_argv(
                 launcher,
                 self.placement,
                 command,
-                srun_args=self._srun_args,
+                srun_args=srun_args,
                 export=environ.portable_names(variables) if on_hosts else (),
                 local=local,
             ),

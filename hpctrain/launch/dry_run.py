@@ -15,6 +15,7 @@ from hpctrain.plan.argv import (
     worker_argv,
     worker_step_argv,
 )
+from hpctrain.plan.container import GpuVendor, enter_container
 from hpctrain.plan.launch_plan import LaunchPlan, StepLauncher
 from hpctrain.plan.layout import describe_counts
 from hpctrain.plan.sbatch import option_words
@@ -49,6 +50,8 @@ def render_plan(submission: Submission) -> str:
     nodes = plan.job_nodes
     if plan.in_job and nodes.survives_loss:
         lines.append(f"nodes      {nodes}; goes on with {nodes.enough} when others are lost")
+    if plan.container is not None:
+        lines.append(f"container  {plan.container.image} ({plan.container.runtime})")
     lines += [f"variable   {name}={value}" for name, value in plan.environment.items()]
     if plan.launcher == "slurm":
         from hpctrain.slurm.submit import make_batch_script
@@ -75,16 +78,25 @@ def render_plan(submission: Submission) -> str:
             step = host_agents_argv(launcher, hosts, agent, export=())
         lines += ["", "# on each node, for each attempt:", shlex.join(step)]
     if plan.launcher != "inline":
+        container = plan.container
         command = worker_argv(
-            sys.executable,
+            sys.executable if container is None else container.python,
             run_dir=str(paths.root),
             attempt=1,
             world_size=placement.num_workers,
             socket="SOCKET",
             log_to_file=submission.request.run_config.log_to_file,
         )
+        srun_args = plan.srun_args
+        if container is not None:
+            # Whose GPUs they are, the devices of a compute node show.
+            gpus: GpuVendor = "unknown" if placement.gpus_per_task else ""
+            entry = enter_container(
+                container, command, cwd=cwd, gpus=gpus, variables=[*plan.environment]
+            )
+            command, srun_args = [*entry.argv], (*entry.srun_options, *srun_args)
         step = worker_step_argv(
-            launcher, placement, command, srun_args=plan.srun_args, local=not plan.has_agents
+            launcher, placement, command, srun_args=srun_args, local=not plan.has_agents
         )
         lines += ["", "# the ranks, for each attempt:", shlex.join(step)]
     return "\n".join(lines)

@@ -11,6 +11,7 @@ from typing import Any
 from hpctrain import environ
 from hpctrain.config import LAUNCHERS, RunConfig
 from hpctrain.errors import ConfigError
+from hpctrain.launch.container import plan_container, ranks_path
 from hpctrain.launch.record import read_origin
 from hpctrain.launch.replay_changes import Changes, find_changes
 from hpctrain.launch.replay_name import taken_name
@@ -164,6 +165,7 @@ def _plan(
         directives=directives,
         # What the first job waited for is over, or was about that job.
         first_job_directives={},
+        container=plan_container(recorded.container, launcher=launcher, run_dir=request.paths.root),
         stop_notice_s=request.scaling_config.slurm.notice_s if slurm else recorded.stop_notice_s,
     )
     return launch_plan, Site(name=str(plan.get("site", "generic")))
@@ -185,7 +187,10 @@ def _make_spec(
         settings=replace(
             spec.settings,
             name=request.paths.root.name,
-            sys_path=module_path(spec.settings.sys_path, recorded_python=changes.python),
+            sys_path=ranks_path(
+                module_path(spec.settings.sys_path, recorded_python=changes.python),
+                launch_plan.container,
+            ),
         ),
         executor=pack(content, what="RunConfig (callbacks, stop)"),
         validation=_validation(request, stored, launch_plan),
@@ -201,14 +206,20 @@ def _validation(
     recorded = stored.launch_plan
     if validation.job is None or recorded is None or recorded.launcher != launch_plan.launcher:
         scaling = request.scaling_config
-        job = plan_validation_job(request.validation_config, scaling, launch_plan, name=name)
-        return replace(validation, job=job)
+        job = plan_validation_job(
+            request.validation_config, scaling, launch_plan, run_dir=request.paths.root
+        )
+        return replace(validation, job=job, container=launch_plan.container)
     directives = {**validation.job.directives, "job-name": f"{name}-validation"}
     slurm, account = request.validation_config.slurm_config, launch_plan.directives.get("account")
     if account is not None and (slurm is None or slurm.account is None):
         # It is that of the training, which may be another one now.
         directives["account"] = account
-    return replace(validation, job=replace(validation.job, directives=directives))
+    container = plan_container(
+        validation.job.container, launcher=launch_plan.launcher, run_dir=request.paths.root
+    )
+    job = replace(validation.job, directives=directives, container=container)
+    return replace(validation, job=job, container=launch_plan.container)
 
 
 def _choose_launcher(origin: RunPaths, recorded: str) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hpctrain.container import Container
 from hpctrain.doctor.finding import Finding, Level
 from hpctrain.errors import HpctrainError
 from hpctrain.launch.digests import FILES, MODULES, identify_checkpoint, identify_datasets
@@ -199,6 +200,7 @@ def _launch(
             yield from _differ(f"sbatch --{name}", _option(before.first_job_directives, name), None)
     yield from _differ("mpi", before.mpi, now.mpi)
     yield from _differ("srun_args", list(before.srun_args), list(now.srun_args))
+    yield from _differ("container", _shown(before.container), _shown(now.container))
     # Their values may be secret.
     if before.launcher != now.launcher or before.environment == now.environment:
         return
@@ -217,6 +219,10 @@ def _option(directives: Mapping[str, str | None], name: str) -> str | None:
 def _differ(field: str, before: Any, now: Any) -> Iterator[Difference]:
     if before != now:
         yield Difference(field=field, first=_text(before), second=_text(now))
+
+
+def _shown(container: Container | None) -> str | None:
+    return None if container is None else repr(container)
 
 
 def _text(value: Any) -> str:

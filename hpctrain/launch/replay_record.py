@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from typing import Any
 
 from hpctrain.config import LAUNCHERS
 from hpctrain.errors import ConfigError, HpctrainError
+from hpctrain.launch.container import is_of_interpreter
 from hpctrain.launch.stored import NEEDED_OF_PLAN, StoredRun, unpack_stored
 from hpctrain.plan.spec import RunSpec
 from hpctrain.rundir import FORMAT
@@ -28,8 +28,6 @@ _NO_TRAINING = {
     "hpctrain.predict.": "a batch prediction: 'hpctrain predict', or its script, makes it again",
     "hpctrain.serve.": "a server: 'hpctrain serve' starts it again",
 }
-_PACKAGES = frozenset(["site-packages", "dist-packages", "lib-dynload"])
-_STDLIB = re.compile(r"python3[\d.]*t?(\.zip)?")
 
 
 def read_replayable(paths: RunPaths) -> tuple[dict[str, Any], RunSpec]:
@@ -141,13 +139,8 @@ def module_path(recorded: Sequence[str], *, recorded_python: str | None) -> tupl
     """
     if recorded_python in (None, sys.executable):
         return tuple(recorded)
-    own = [path for path in recorded if not _is_of_interpreter(path)]
-    return tuple(dict.fromkeys([*own, *filter(_is_of_interpreter, sys.path)]))
-
-
-def _is_of_interpreter(path: str) -> bool:
-    place = Path(path)
-    return bool(_PACKAGES.intersection(place.parts) or _STDLIB.fullmatch(place.name))
+    own = [path for path in recorded if not is_of_interpreter(path)]
+    return tuple(dict.fromkeys([*own, *filter(is_of_interpreter, sys.path)]))
 
 
 def _is_older(version: object) -> bool:

@@ -15,6 +15,7 @@ from hpctrain import environ
 from hpctrain.config import LAUNCHERS, RunConfig, ScalingConfig
 from hpctrain.environ import Home
 from hpctrain.errors import ConfigError
+from hpctrain.launch.container import plan_container, ranks_path
 from hpctrain.launch.digests import FILES, describe_values, digest_parts
 from hpctrain.launch.validation_plan import plan_validation_job
 from hpctrain.log import log
@@ -219,6 +220,12 @@ def make_plan(request: Request, launcher: str) -> tuple[LaunchPlan, Site]:
         environment=site.environment,
         stop_notice_s=scaling.slurm.notice_s,
         requeue=site.requeue,
+        container=plan_container(
+            scaling.slurm.container,
+            launcher=launcher,
+            run_dir=request.paths.root,
+            resume_from=request.resume_from,
+        ),
     )
     return plan, site
 
@@ -267,7 +274,7 @@ def make_spec(request: Request, plan: LaunchPlan, *, in_background: bool = False
         settings=RankSettings(
             name=request.run_config.name,
             cwd=cwd,
-            sys_path=tuple(str(Path(p).absolute()) for p in sys.path),
+            sys_path=ranks_path([str(Path(p).absolute()) for p in sys.path], plan.container),
             cpus_per_worker=scaling.num_cpus_per_worker,
             gpus_per_worker=scaling.num_gpus_per_worker,
             commit_timeout_s=sync.sync_timeout,
@@ -318,7 +325,7 @@ def _make_validation_spec(request: Request, plan: LaunchPlan) -> ValidationSpec 
     config = request.validation_config
     if config is None:
         return None
-    job = plan_validation_job(config, request.scaling_config, plan, name=request.paths.root.name)
+    job = plan_validation_job(config, request.scaling_config, plan, run_dir=request.paths.root)
     if job is not None:
         refuse_patterns(request.paths)
     return ValidationSpec(
@@ -330,6 +337,7 @@ def _make_validation_spec(request: Request, plan: LaunchPlan) -> ValidationSpec 
         resources=config.resources,
         max_jobs=config.max_jobs,
         job=job,
+        container=plan.container,
     )
 
 

@@ -15,6 +15,7 @@ from hpctrain.config import (
     ScalingConfig,
     SyncConfig,
 )
+from hpctrain.container import Container
 from hpctrain.errors import ConfigError
 from hpctrain.log import log
 from hpctrain.plan import spec
@@ -61,6 +62,8 @@ class StoredRun:
             if (hidden := len(written.get("setup", ()))) and self.launch_plan is not None:
                 # plan.json, which others may read, does not show them. The site's come first.
                 written["setup"] = self.launch_plan.setup[-hidden:]
+            if (container := written.get("container")) is not None:
+                written["container"] = Container(**container)
             slurm = SlurmConfig(**written)
             return ScalingConfig(**{**self.written_scaling, "slurm": slurm})
         except (KeyError, TypeError, ConfigError) as error:

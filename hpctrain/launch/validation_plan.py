@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from hpctrain import environ
 from hpctrain.config import ScalingConfig
+from hpctrain.container import Container
 from hpctrain.errors import ConfigError
+from hpctrain.launch.container import plan_container
+from hpctrain.plan.container import RUNTIMES
 from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.plan.sbatch import make_directives
 from hpctrain.plan.sbatch_options import merge_directives, parse_sbatch_args
@@ -17,7 +21,7 @@ from hpctrain.validation_config import ValidationConfig
 
 
 def plan_validation_job(
-    config: ValidationConfig, scaling: ScalingConfig, plan: LaunchPlan, *, name: str
+    config: ValidationConfig, scaling: ScalingConfig, plan: LaunchPlan, *, run_dir: Path
 ) -> ValidationJob | None:
     """Return the job of a validation; None where it is a process beside the executor.
 
@@ -31,8 +35,8 @@ def plan_validation_job(
         What the workers have: by default a validation has as much as one of them.
     plan
         On what the run runs.
-    name
-        Of the run.
+    run_dir
+        The run directory.
 
     Raises
     ------
@@ -42,6 +46,7 @@ def plan_validation_job(
         If Slurm does not answer.
     """
     if config.slurm_config is None:
+        refuse_pyxis(plan.container)
         return None
     try:
         # A mistake in it is one in every home.
@@ -54,7 +59,9 @@ def plan_validation_job(
 
         needs_answer = not environ.dry_run_requested()
         placement, _ = place_on_partition(wanted, site, needs_answer=needs_answer)
-        directives = make_directives(wanted, placement, site, job_name=f"{name}-validation")
+        container = plan_container(wanted.slurm.container, launcher=plan.launcher, run_dir=run_dir)
+        refuse_pyxis(container)
+        directives = make_directives(wanted, placement, site, job_name=f"{run_dir.name}-validation")
     except ConfigError as error:
         raise ConfigError(f"ValidationConfig(slurm_config=...): {error}") from error
     return ValidationJob(
@@ -63,7 +70,24 @@ def plan_validation_job(
         setup=(*site.setup, *wanted.slurm.setup),
         environment=site.environment,
         cpus=wanted.num_cpus_per_worker,
+        container=container,
     )
+
+
+def refuse_pyxis(container: Container | None) -> None:
+    """Refuse a container that only srun enters: a validation is no step of it. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If it is one.
+    """
+    if container is not None and not RUNTIMES[container.runtime].program:
+        raise ConfigError(
+            f"a validation starts without srun, and Container(runtime={container.runtime!r}) is "
+            f"entered by options of srun. Validate in the training function, or use another "
+            f"runtime, such as runtime='apptainer'."
+        )
 
 
 def _as_one_worker(
@@ -85,6 +109,7 @@ def _as_one_worker(
             site=slurm.site or of_training.site,
             setup=slurm.setup or of_training.setup,
             skip_directives=slurm.skip_directives or of_training.skip_directives,
+            container=slurm.container or of_training.container,
             nodes=1,
         ),
     )

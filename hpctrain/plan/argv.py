@@ -225,6 +225,30 @@ def host_test_argv(mpiexec: StepLauncher, host: str) -> list[str]:
     return [*_one_on_each(mpiexec, (host,)), "true"]
 
 
+def container_test_argv(
+    nodes: Sequence[str],
+    num_nodes: int,
+    command: Sequence[str],
+    *,
+    srun_options: Sequence[str] = (),
+) -> list[str]:
+    """Return the command that runs one process in a container on each node. Not collective.
+
+    Parameters
+    ----------
+    nodes
+        Names of the nodes; empty leaves the choice to Slurm.
+    num_nodes
+        Their number.
+    command
+        The command that enters the container.
+    srun_options
+        Those that enter it.
+    """
+    # One that fails must not end the others: each says what is wrong on its node.
+    return [*_small_step(num_nodes, nodes), "--kill-on-bad-exit=0", *srun_options, *command]
+
+
 def node_test_argv(node: str) -> list[str]:
     """Return the command that succeeds if a node of the job starts processes. Not collective."""
     return [*_small_step(1, (node,)), "--kill-on-bad-exit=1", "true"]

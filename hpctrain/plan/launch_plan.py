@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from hpctrain.container import Container
 from hpctrain.plan.resources import NodeRange, Placement
 from hpctrain.plan.sbatch_options import check_srun_args
 
@@ -56,6 +57,9 @@ class LaunchPlan:
     """Seconds before the end of the time limit at which ranks are asked to stop."""
     requeue: bool = True
     """Whether the site lets jobs be requeued."""
+    # Plans of older versions lack it: the default must be a constant.
+    container: Container | None = None
+    """The container that ranks run in, with all that it mounts."""
 
     def __post_init__(self) -> None:
         """Refuse further options that contradict the plan."""

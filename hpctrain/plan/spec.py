@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from types import CodeType, FunctionType
 from typing import Any, Literal
 
+from hpctrain.container import Container
 from hpctrain.errors import NotSerializableError
 from hpctrain.slurm_config import SlurmConfig
 from hpctrain.validation_config import ValidationTaskConfig
@@ -55,6 +56,9 @@ class ValidationJob:
     """Variables that the validation gets on top of the executor's own."""
     cpus: int
     """Compute threads."""
+    # Specs of older versions lack it: the default must be a constant.
+    container: Container | None = None
+    """The container that it runs in, with all that it mounts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +76,8 @@ class ValidationSpec:
     max_jobs: int = 1
     job: ValidationJob | None = None
     """The job of each validation; None if each is a process of the executor's node."""
+    container: Container | None = None
+    """The container of such a process, with all that it mounts."""
 
 
 @dataclass(frozen=True, kw_only=True)

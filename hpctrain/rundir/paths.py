@@ -114,6 +114,10 @@ class RunPaths:
         """Output of srun or mpiexec, and of ranks before they know their number."""
         return self.logs(attempt) / "launcher.out"
 
+    def container_log(self, attempt: int) -> Path:
+        """Output of the containers of ranks, when they are tried before the first start."""
+        return self.logs(attempt) / "container.out"
+
     def validation_log(self, attempt: int, report: int) -> Path:
         """Output of the validation of a report's checkpoint."""
         return self.logs(attempt) / f"validation-{report:06d}.out"

@@ -50,7 +50,7 @@ def plan(
         srun_args=(),
         environment={},
     )
-    return plan_validation_job(config, scaling, of_run, name="one")
+    return plan_validation_job(config, scaling, of_run, run_dir=Path("/runs/one"))
 
 
 def directives(*args: Any, **options: Any) -> dict[str, str | None]:

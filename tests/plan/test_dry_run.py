@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain import RunConfig, ScalingConfig, SlurmConfig
+from hpctrain import Container, RunConfig, ScalingConfig, SlurmConfig
 from hpctrain.backend import BackendConfig
 from hpctrain.launch.dry_run import render_plan
 from hpctrain.launch.request import Request, Submission
@@ -50,6 +50,30 @@ CASES = {
         ScalingConfig(num_workers=4, slurm=SlurmConfig(nodes=2, spare_nodes=1)),
     ),
     "job-on-unequal-nodes": ("slurm", ScalingConfig(num_workers=5, slurm=SlurmConfig(nodes=2))),
+    "job-in-a-container": (
+        "slurm",
+        ScalingConfig(
+            num_workers=4,
+            use_gpu=True,
+            slurm=SlurmConfig(
+                nodes=2,
+                container=Container(
+                    image="/images/my torch.sif", mounts=["/data:/data:ro"], options=["--cleanenv"]
+                ),
+            ),
+        ),
+    ),
+    "allocation-with-pyxis": (
+        "allocation",
+        ScalingConfig(
+            num_workers=4,
+            slurm=SlurmConfig(
+                nodes=2,
+                mpi="pmix",
+                container=Container(image="nvcr.io#nvidia/pytorch:26.10-py3", runtime="pyxis"),
+            ),
+        ),
+    ),
     "elastic-job": (
         "slurm",
         ScalingConfig(num_workers=(4, 16), use_gpu=True),
@@ -85,6 +109,7 @@ def submission(launcher: str, scaling: ScalingConfig) -> Submission:
             *slurm.srun_args,
         ),
         environment=site.environment,
+        container=slurm.container,
     )
     worker = WorkerSpec(
         train_loop=print,
