@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hpctrain.checks import check_type, show_changes, shown
+from hpctrain.checks import check_type, show_changes
 from hpctrain.errors import ConfigError
 from hpctrain.rules import checked, choice, line, several, with_value
 
@@ -43,9 +43,9 @@ def _mount(what: str, value: Any) -> str:
             f"{with_value(what, value)}: a mount is '/path', '/path:/path/inside' or "
             f"'/path:/path/inside:ro', of whole paths without commas. No shell expands them."
         )
-    # Of one path both sides are equal: runtimes differ in what they make of '/path:ro'.
+    # Runtimes differ in what they make of '/path:ro', and each writes without a mode.
     source, target = (*parts, *parts)[:2]
-    return ":".join(filter(None, (source, target, mode)))
+    return f"{source}:{target}" + (":ro" if mode == "ro" else "")
 
 
 def _option(what: str, value: Any) -> str:
@@ -87,15 +87,6 @@ class Container:
     srun."""
 
     __repr__ = show_changes
-
-    def __post_init__(self) -> None:
-        """Check the fields against each other."""
-        for mount in self.mounts:
-            if self.runtime == "shifter" and mount.rpartition(":")[2] in _MODES:
-                raise ConfigError(
-                    f"Container(runtime='shifter', mounts=[{shown(mount)}]): --volume of Shifter "
-                    f"has no modes. Leave ':{mount.rpartition(':')[2]}' out."
-                )
 
 
 def can_mount(path: str) -> bool:

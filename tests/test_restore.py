@@ -23,6 +23,7 @@ from hpctrain import (
     Checkpoint,
     CheckpointConfig,
     ConfigError,
+    Container,
     DataParallelTrainer,
     FailureConfig,
     Result,
@@ -144,6 +145,22 @@ def test_a_time_limit_of_python_is_restored(tmp_path: Path):
         trainer.fit()
     restored = DataParallelTrainer.restore(tmp_path / "run").scaling_config
     assert restored.slurm.time == "2880:00"
+
+
+def test_the_container_is_restored_though_the_run_had_no_job(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    container = Container(image="docker://torch", mounts=["/data"], options=["--cleanenv"])
+    trainer = DataParallelTrainer(
+        train,
+        scaling_config=ScalingConfig(num_workers=0, slurm=SlurmConfig(container=container)),
+        run_config=RunConfig(storage_path=tmp_path, name="run", verbose=0),
+    )
+    with pytest.raises(RuntimeError, match="fails once"):
+        trainer.fit()
+    assert "SlurmConfig(container=...) is for jobs of Slurm" in capsys.readouterr().err
+    restored = DataParallelTrainer.restore(tmp_path / "run")
+    assert restored.scaling_config.slurm == SlurmConfig(container=container)
 
 
 def test_a_run_that_was_moved_is_restored_where_it_is(tmp_path: Path):

@@ -21,10 +21,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from hpctrain import environ, timeouts
+from hpctrain.container import Container
 from hpctrain.doctor.machine import ANSWERS, describe_machine
 from hpctrain.errors import HpctrainError, LaunchError
+from hpctrain.execute.rank_container import RankContainer
 from hpctrain.execute.step_launcher import find_mpiexec, find_step_launcher, launcher_variables
 from hpctrain.plan.argv import worker_step_argv
+from hpctrain.plan.container import Entry
 from hpctrain.plan.launch_plan import StepLauncher
 from hpctrain.plan.resources import Placement
 from hpctrain.slurm.probe import offered_pmi_types
@@ -49,6 +52,10 @@ class ProbeSettings:
     cpus_per_task: int = 1
     in_allocation: bool = False
     """Whether ranks start through Slurm; else on this machine."""
+    container: Container | None = None
+    """What ranks run in, with all that it mounts."""
+    container_modules: tuple[str, ...] = ()
+    """Modules that a rank imports there."""
 
     @classmethod
     def read(cls, path: Path) -> ProbeSettings:
@@ -57,6 +64,8 @@ class ProbeSettings:
         values: dict[str, Any] = {
             n: tuple(v) if isinstance(v, list) else v for n, v in fields.items()
         }
+        if values["container"] is not None:
+            values["container"] = Container(**values["container"])
         return cls(**values)
 
     def write(self, path: Path) -> None:
@@ -69,20 +78,43 @@ def probe(settings: ProbeSettings) -> dict[str, Any]:
 
     Not collective. Takes some seconds, and on a slow filesystem as long as the imports.
     """
-    try:
-        worlds, chosen = _probe_worlds(settings)
-        no_launcher = ""
-    except HpctrainError as error:
-        worlds, chosen, no_launcher = {}, "", str(error)
+    container, no_container = _probe_container(settings)
+    worlds: dict[str, Any] = {}
+    chosen = no_launcher = ""
+    if not no_container:
+        try:
+            worlds, chosen = _probe_worlds(settings, container)
+        except HpctrainError as error:
+            no_launcher = str(error)
     return {
         "host": socket.gethostname(),
         "machines": _probe_machines(settings),
         "worlds": worlds,
         "chosen": chosen,
         "no_launcher": no_launcher,
+        "no_container": no_container,
         "ranks": _probe_ranks(settings),
         "time": time.time(),
     }
+
+
+def _probe_container(settings: ProbeSettings) -> tuple[RankContainer | None, str]:
+    """Return the container of the ranks, and why they cannot start in it."""
+    if settings.container is None:
+        return None, ""
+    storage = Path(settings.storage)
+    container = RankContainer(settings.container, run_dir=storage, num_gpus=0)
+    try:
+        with TemporaryDirectory(prefix=".doctor-", dir=storage) as folder:
+            container.check(
+                (),
+                len(settings.tasks_per_node),
+                log=Path(folder, "container.out"),
+                modules=settings.container_modules,
+            )
+    except HpctrainError as error:
+        return container, str(error)
+    return container, ""
 
 
 def _probe_machines(settings: ProbeSettings) -> list[dict[str, Any]]:
@@ -114,7 +146,9 @@ def _probe_clocks(step: Sequence[str]) -> dict[str, float]:
     return skews
 
 
-def _probe_worlds(settings: ProbeSettings) -> tuple[dict[str, Any], str]:
+def _probe_worlds(
+    settings: ProbeSettings, container: RankContainer | None
+) -> tuple[dict[str, Any], str]:
     """Return the world that each launcher makes of two ranks, and the launcher that a run uses."""
     num_nodes = min(len(settings.tasks_per_node), _NUM_RANKS)
     placement = Placement(
@@ -123,18 +157,30 @@ def _probe_worlds(settings: ProbeSettings) -> tuple[dict[str, Any], str]:
         gpus_per_task=0,
         mem_bytes_per_task=None,
     )
-    launchers, chosen = _launchers(settings)
-    command = [sys.executable, "-m", "hpctrain.doctor.world"]
+    library = None if container is None else container.library
+    launchers, chosen = _launchers(settings, library=library)
+    python = sys.executable if container is None else container.container.python
     worlds = {}
     for launcher in launchers:
-        argv = worker_step_argv(launcher, placement, command, local=not settings.in_allocation)
+        entry = Entry(argv=(python, "-m", "hpctrain.doctor.world"))
+        if container is not None:
+            if launcher.kind != "srun" and container.is_entered_by_srun:
+                continue
+            entry = container.enter(entry.argv, launcher, {})
+        argv = worker_step_argv(
+            launcher,
+            placement,
+            entry.argv,
+            srun_args=entry.srun_options,
+            local=not settings.in_allocation,
+        )
         variables = launcher_variables(launcher.kind, local=not settings.in_allocation)
         ranks, printed = _run(argv, timeout_s=timeouts.DOCTOR_STEP_S, variables=variables)
         worlds[_name(launcher)] = {"wanted": _NUM_RANKS, "ranks": ranks, "output": printed[-2000:]}
     return worlds, chosen
 
 
-def _launchers(settings: ProbeSettings) -> tuple[list[StepLauncher], str]:
+def _launchers(settings: ProbeSettings, *, library: str | None) -> tuple[list[StepLauncher], str]:
     """Return every launcher that there is, and the name of the one that a run uses."""
     launchers = []
     if settings.in_allocation:
@@ -142,7 +188,7 @@ def _launchers(settings: ProbeSettings) -> tuple[list[StepLauncher], str]:
         # Of "pmix" and "pmix_v4" the first is the second.
         names = sorted(n for n in offered if not (n.startswith("pmix_") and "pmix" in offered))
         launchers = [StepLauncher(program="srun", kind="srun", pmi=name) for name in names]
-        chosen = find_step_launcher(settings.mpi)
+        chosen = find_step_launcher(settings.mpi, library=library)
     else:
         chosen = find_mpiexec(settings.mpi)
     try:

@@ -32,7 +32,6 @@ from hpctrain.execute.stop import StopAgreement
 from hpctrain.execute.stop_decision import StopKind
 from hpctrain.execute.usable_nodes import NodeSource
 from hpctrain.execute.worker_group import WorkerGroup
-from hpctrain.plan.container import RUNTIMES
 from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.reading import read_end
@@ -234,9 +233,7 @@ class Executor:
         time.sleep(decision.delay_s)
 
     def _other_mpi(self) -> str:
-        container = self._plan.container
-        if container is not None and not RUNTIMES[container.runtime].program:
-            # No mpiexec enters it.
+        if self._container is not None and self._container.is_entered_by_srun:
             return self._plan.mpi
         return other_mpi(self._plan.mpi, tried=self._mpi)
 

@@ -60,6 +60,11 @@ class RankContainer:
         self._answers: list[dict[str, Any]] = []
 
     @property
+    def is_entered_by_srun(self) -> bool:
+        """Whether options of srun enter it, and no program that mpiexec can start."""
+        return not RUNTIMES[self.container.runtime].program
+
+    @property
     def library(self) -> str:
         """Which kind of MPI library it has."""
         return mpi_library(self._answers)
@@ -122,7 +127,7 @@ class RankContainer:
             If only srun enters it, and something else starts ranks.
         """
         runtime = self.container.runtime
-        if not RUNTIMES[runtime].program and launcher.kind != "srun":
+        if self.is_entered_by_srun and launcher.kind != "srun":
             raise LaunchError(
                 f"Container(runtime={runtime!r}) is entered by options of srun, but the ranks "
                 f"would start with {launcher.program}: SlurmConfig(mpi=...) names it, or "

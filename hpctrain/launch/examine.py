@@ -15,7 +15,7 @@ from typing import Any
 
 from hpctrain.doctor.binding import check_binding
 from hpctrain.doctor.compare import check_login, check_machines, check_shared, check_worlds
-from hpctrain.doctor.finding import Finding, error, has_error, remark
+from hpctrain.doctor.finding import Finding, error, has_error, ok, remark
 from hpctrain.doctor.machine import describe_machine
 from hpctrain.doctor.probe import ProbeSettings, probe
 from hpctrain.errors import LaunchError
@@ -128,12 +128,15 @@ def probe_settings(submission: Submission, modules: tuple[str, ...]) -> ProbeSet
     plan = submission.plan
     return ProbeSettings(
         storage=str(submission.request.paths.root.parent),
-        modules=modules,
+        # The executor and the agents stay outside of a container.
+        modules=modules if plan.container is None else ("cloudpickle",),
         mpi=plan.mpi,
         srun_args=plan.srun_args,
         tasks_per_node=plan.placement.tasks_per_node[:_MOST_NODES],
         cpus_per_task=plan.placement.cpus_per_task,
         in_allocation=plan.launcher in ("slurm", "allocation"),
+        container=plan.container,
+        container_modules=() if plan.container is None else modules,
     )
 
 
@@ -290,6 +293,14 @@ def _check_answer(
     findings = check_machines(machines, login=login)
     if answer["no_launcher"]:
         findings.append(error("MPI", answer["no_launcher"], why="no rank can start"))
+    if settings.container is not None:
+        image, runtime = settings.container.image, settings.container.runtime
+        why = "ranks run in it, and none would start"
+        findings.append(
+            error("container", answer["no_container"], why=why)
+            if answer["no_container"]
+            else ok("container", f"{image} starts with {runtime}, and has what ranks import")
+        )
     findings += check_worlds(answer["worlds"], chosen=answer["chosen"])
     if settings.in_allocation:
         findings += check_binding(answer["ranks"], hardware, threads=settings.cpus_per_task)

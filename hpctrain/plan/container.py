@@ -98,10 +98,16 @@ def _shifter(call: _Call) -> Entry:
         f"--image={container.image}",
         *(["--module=gpu"] if call.gpus else []),
         f"--workdir={call.cwd}",
-        *(f"--volume={mount}" for mount in container.mounts),
+        # It mounts what its site already has inside, and nothing else: at its own path it is there.
+        *(f"--volume={mount}" for mount in container.mounts if _is_elsewhere(mount)),
         *container.options,
     ]
     return Entry(argv=(*words, *call.command))
+
+
+def _is_elsewhere(mount: str) -> bool:
+    source, target = mount.split(":")[:2]
+    return source != target
 
 
 def _podman_hpc(call: _Call) -> Entry:

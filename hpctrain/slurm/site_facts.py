@@ -8,12 +8,15 @@ from dataclasses import dataclass, field
 
 from hpctrain import environ
 from hpctrain.errors import ConfigError, LaunchError
+from hpctrain.plan.container import RUNTIMES
 from hpctrain.slurm.client import ask_slurm
 from hpctrain.slurm.cluster_output import NodeGroup, parse_node_groups, parse_record
 from hpctrain.slurm.probe import offered_pmi_types
 
 _SINFO = ("sinfo", "--noheader", "--format=%P|%D|%T|%c|%m|%G|%f")
 _SHOW_CONFIG = ("scontrol", "show", "config")
+# Plug-ins add their options to it: Pyxis --container-image.
+_SRUN_HELP = ("srun", "--help")
 _SHOW_PARTITIONS = ("scontrol", "--oneliner", "show", "partition")
 
 COMMANDS = ("scontrol show config", "scontrol show partition", "sinfo", "srun --mpi=list")
@@ -57,12 +60,14 @@ class SiteFacts:
     """Of ``srun --mpi=list``; empty where it does not answer."""
     modules: Sequence[str] = ()
     """Modules that are loaded in this shell, in their order."""
+    containers: Sequence[str] = ()
+    """Runtimes for ``Container(runtime=...)`` that this machine has."""
 
 
 def query_site(partition: str | None) -> SiteFacts:
     """Return what Slurm says of the cluster of this machine.
 
-    Not collective. Four questions to Slurm.
+    Not collective. Five questions to Slurm.
 
     Parameters
     ----------
@@ -95,12 +100,33 @@ def query_site(partition: str | None) -> SiteFacts:
     except LaunchError:
         pmi_types = frozenset()
     return SiteFacts(
+        containers=_find_container_runtimes(),
         config=config,
         partition=_find_partition(partitions, partition),
         partitions=partitions,
         pmi_types=pmi_types,
         modules=tuple(filter(None, (environ.variable("LOADEDMODULES") or "").split(":"))),
     )
+
+
+def _find_container_runtimes() -> tuple[str, ...]:
+    """Return the container runtimes of this machine. One question to srun."""
+    return tuple(
+        name
+        for name, runtime in RUNTIMES.items()
+        if (
+            environ.find_program(runtime.program) is not None
+            if runtime.program
+            else "--container-image" in _srun_help()
+        )
+    )
+
+
+def _srun_help() -> str:
+    try:
+        return ask_slurm(_SRUN_HELP)
+    except LaunchError:
+        return ""
 
 
 def _find_partition(partitions: Sequence[PartitionFacts], name: str | None) -> PartitionFacts:

@@ -124,6 +124,13 @@ def _remarks(facts: SiteFacts, seen: NodesSeen | None) -> Iterator[tuple[str, st
         f"srun --mpi=list has {', '.join(sorted(facts.pmi_types)) or 'not answered'}; "
         f"MpiDefault={config.get('MpiDefault', 'unknown')}",
     )
+    if facts.containers:
+        # Of this machine: compute nodes may load them as modules.
+        yield (
+            "Containers",
+            f"{', '.join(facts.containers)} on this machine, for "
+            f"SlurmConfig(container=Container(runtime=...))",
+        )
     if types := facts.partition.gpu_types:
         yield "GPU types", f"{', '.join(types)}, for ScalingConfig(accelerator_type=...)"
     if seen is None:

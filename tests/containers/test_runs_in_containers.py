@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from hpctrain import Result
 from hpctrain.errors import LaunchError
 from hpctrain.testing.slurm import VirtualCluster
 from tests.containers.conftest import Image
@@ -114,6 +115,20 @@ def fit(*args: Any, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(process.args, process.returncode, printed, errors)
 
 
+def hpctrain(*words: str, cwd: Any, environ: Any) -> str:
+    """Return what a command prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "hpctrain.cli", *words],
+        env={**os.environ, **environ},
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 def answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     assert done.returncode == 0, done.stdout + done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -153,6 +168,14 @@ def test_ranks_see_what_is_mounted_alone_and_learn_the_same_as_outside(
     hosts = [host for host, *_ in inside["ranks"]]
     assert hosts[0] == hosts[1] != hosts[2] == hosts[3]
     assert {cwd for _, cwd, *_ in inside["ranks"]} == {str(work)}
+    commands = {"cwd": work, "environ": {**virtual_slurm.environ, **image.environ}}
+    difference = hpctrain("diff", "runs/outside", "runs/inside", **commands)
+    assert "container.runtime: - -> apptainer" in difference
+    hpctrain("replay", "runs/inside", "--name", "again", **commands)
+    hpctrain("wait", "runs/again", **commands)
+    again = Result.from_path(work / "runs/again")
+    assert [metrics["slope"] for metrics in again.metrics_history] == inside["slopes"]
+    assert (work / "runs/again/logs/1/container.out").is_file()
 
 
 def test_a_killed_rank_resumes_in_the_container_and_nothing_is_left(
@@ -241,3 +264,36 @@ def test_a_container_that_cannot_be_used_says_why_before_ranks_start(
     assert why in done.stderr
     assert not (work / "runs/refused/logs/1/launcher.out").exists()
     assert_nothing_is_left(work / "runs/refused")
+
+
+@pytest.mark.parametrize("has_image", [True, False])
+def test_the_doctor_tries_the_container_on_nodes(
+    virtual_slurm: VirtualCluster, image: Image, work: Path, has_image: bool
+) -> None:
+    (work / "train.py").write_text(SCRIPT)
+    (work / "runs").mkdir()
+    changes = {} if has_image else {"image": "/nowhere/an image.sif"}
+    asked = {"container": f"Container(**{ {**image.values, **changes} })"}
+    words = ["--json", "train.py", str(work / "runs"), "one", json.dumps(asked)]
+    done = subprocess.run(
+        [sys.executable, "-m", "hpctrain.cli", "doctor", *words],
+        env={**os.environ, **virtual_slurm.environ, **image.environ},
+        cwd=work,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == (0 if has_image else 3), done.stdout + done.stderr
+    found = json.loads(done.stdout)["findings"]
+    (of_container,) = (each for each in found if each["check"] == "container")
+    if has_image:
+        assert of_container["what"] == (
+            f"{image.path} starts with apptainer, and has what ranks import"
+        )
+        worlds = [each["what"] for each in found if each["check"] == "MPI"]
+        assert any("srun --mpi=pmi2: one world of 2 ranks, MPICH" in what for what in worlds)
+    else:
+        assert of_container["level"] == "error"
+        assert "does not start with apptainer on 2 of 2 nodes" in of_container["what"]
+        assert not [each for each in found if each["check"] == "MPI"]
+    assert not list((work / "runs").iterdir())

@@ -81,6 +81,18 @@ def test_a_partition_that_cannot_be_described_is_refused(
         query_site(partition)
 
 
+def test_runtimes_for_containers_are_programs_and_pyxis_an_option_of_srun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_slurm(tmp_path, monkeypatch, sinfo="cpu*|1|idle|4|1|(null)|")
+    for name in ("shifter", "podman-hpc"):
+        (tmp_path / name).touch(mode=0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert query_site(None).containers == ("shifter", "podman-hpc")
+    (tmp_path / "srun").write_text("#!/bin/sh\necho '      --container-image=[USER@]IMAGE'\n")
+    assert query_site(None).containers == ("pyxis", "shifter", "podman-hpc")
+
+
 def test_without_slurm_the_next_step_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,7 @@ LARGE = SiteFacts(
     partitions=PARTITIONS,
     pmi_types=frozenset({"none", "pmi2", "pmix"}),
     modules=("gcc/12.2", "cuda/12.1"),
+    containers=("apptainer", "pyxis"),
 )
 SEEN = NodesSeen(
     hosts=["gpu1", "gpu2"],
