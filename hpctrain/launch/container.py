@@ -110,8 +110,10 @@ def _is_of_user(path: str) -> bool:
 
 def _environment_outside() -> Iterable[str]:
     """Return where the interpreter outside has its files."""
-    prefixes = dict.fromkeys((sys.prefix, sys.base_prefix, sys.base_exec_prefix))
-    return [prefix for prefix in prefixes if Path(prefix) not in _OF_SYSTEM]
+    # An editable installation of hpctrain is elsewhere.
+    package = str(Path(__file__).parents[2])
+    places = dict.fromkeys((sys.prefix, sys.base_prefix, sys.base_exec_prefix, package))
+    return [place for place in places if Path(place) not in _OF_SYSTEM]
 
 
 def _without_nested(paths: Iterable[str], given: Sequence[str]) -> list[str]:

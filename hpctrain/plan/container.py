@@ -29,6 +29,14 @@ _OURS = (
     "TF_NUM_INTEROP_THREADS",
     "TF_NUM_INTRAOP_THREADS",
 )
+# What only the node knows: where Slurm's PMIx server has its files, and the job's own temporary
+# directory. The shell replaces itself with the runtime, so signals and the end are the runtime's.
+_WITH_PLACES_OF_NODE = (
+    "program=$0 verb=$1 option=$2; shift 2; "
+    'for place in "$PMIX_SERVER_TMPDIR" "$TMPDIR"; do case $place in *[:,]*) ;; *) '
+    'test ! -d "$place" || set -- "$option" "$place:$place" "$@" ;; esac; done; '
+    'exec "$program" "$verb" "$@"'
+)
 _OF_VENDOR = {"": [], "nvidia": ["--nv"], "amd": ["--rocm"], "unknown": ["--NV_OR_ROCM"]}
 
 
@@ -68,6 +76,11 @@ class Runtime:
     """Whether an image without one is a path, even if it does not begin with a slash."""
 
 
+def _start(program: str, verb: str, option: str) -> list[str]:
+    """Return the beginning of a command that mounts places of its node too."""
+    return ["sh", "-c", _WITH_PLACES_OF_NODE, program, verb, option]
+
+
 def _apptainer(program: str) -> Callable[[_Call], Entry]:
     def enter(call: _Call) -> Entry:
         container = call.container
@@ -76,8 +89,7 @@ def _apptainer(program: str) -> Callable[[_Call], Entry]:
         chosen = {"--nv", "--nvccli", "--rocm"}.intersection(options)
         mounts = [word for mount in container.mounts for word in ("--bind", mount)]
         words = [
-            program,
-            "exec",
+            *_start(program, "exec", "--bind"),
             *([] if chosen else _OF_VENDOR[call.gpus]),
             # --cwd is newer; both have this one.
             "--pwd",
@@ -113,8 +125,7 @@ def _is_elsewhere(mount: str) -> bool:
 def _podman_hpc(call: _Call) -> Entry:
     container = call.container
     words = [
-        "podman-hpc",
-        "run",
+        *_start("podman-hpc", "run", "--volume"),
         "--rm",
         *(["--gpu"] if call.gpus else []),
         # The sockets of agents, the processes that they look at, and MPI's shared memory.
@@ -201,8 +212,9 @@ def enter_container(
     Examples
     --------
     >>> box = Container(image="torch.sif", mounts=["/data"])
-    >>> " ".join(enter_container(box, ["python3", "a.py"], cwd="/home/me", gpus="nvidia").argv)
-    'apptainer exec --nv --pwd /home/me --bind /data:/data torch.sif python3 a.py'
+    >>> entry = enter_container(box, ["python3", "a.py"], cwd="/home/me", gpus="nvidia")
+    >>> " ".join(entry.argv[3:])
+    'apptainer exec --bind --nv --pwd /home/me --bind /data:/data torch.sif python3 a.py'
     """
     return RUNTIMES[container.runtime].enter(
         _Call(

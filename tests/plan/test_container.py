@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
 import pytest
 
 from hpctrain import Container
@@ -87,12 +90,26 @@ def test_apptainer_gets_the_gpus_of_their_vendor_unless_the_user_says_which(
     assert [each for each in argv if each in ("--nv", "--rocm")] == ([word] if word else [])
 
 
-@pytest.mark.parametrize("runtime", NAMES)
-def test_the_rank_is_the_last_of_the_command_and_no_shell_is_around_it(runtime: str):
-    argv = rank_argv(container(runtime), gpus="")
-    begin = argv.index("python3")
-    assert argv[begin + 1 : begin + 3] == ["-m", "hpctrain.worker.main"]
-    assert "sh" not in argv
+@pytest.mark.parametrize("program", ["apptainer", "podman-hpc"])
+def test_a_shell_adds_the_directories_of_its_node_and_becomes_the_runtime(
+    program: str, tmp_path: Path
+):
+    (tmp_path / program).write_text('#!/bin/sh\necho $$\nprintf "%s\\n" "$@"\n')
+    (tmp_path / program).chmod(0o755)
+    (tmp_path / "a b").mkdir()
+    argv = enter_container(container(program), ["python3"], cwd="/home/me", gpus="").argv
+    environ = {
+        "PATH": f"{tmp_path}:/usr/bin:/bin",
+        "PMIX_SERVER_TMPDIR": str(tmp_path / "a b"),
+        "TMPDIR": str(tmp_path / "not there"),
+    }
+    started = subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, text=True)
+    printed, _ = started.communicate(timeout=60)
+    option = "--volume" if program == "podman-hpc" else "--bind"
+    verb = "run" if program == "podman-hpc" else "exec"
+    place = f"{tmp_path}/a b"
+    rest = list(argv[argv.index(option) + 1 :])
+    assert printed.splitlines() == [str(started.pid), verb, option, f"{place}:{place}", *rest]
 
 
 @pytest.mark.parametrize(
