@@ -87,11 +87,22 @@ def _keep_failure(error: Exception, path: Path) -> None:
         write_atomic(path, json.dumps(failure.to_json()).encode())
 
 
+def _is_alive(executor: int) -> bool:
+    if os.getppid() == executor:
+        return True
+    try:
+        # In a container, its runtime is the parent.
+        os.kill(executor, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def _leave_with(executor: int) -> None:
     """End this process when its executor is gone: the metrics would not be read."""
 
     def watch() -> None:
-        while os.getppid() == executor:
+        while _is_alive(executor):
             time.sleep(_LOOK_INTERVAL_S)
         log("the executor is gone; this validation leaves.")
         os._exit(_EXIT_EXECUTOR_LOST)
