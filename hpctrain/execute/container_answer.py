@@ -136,7 +136,7 @@ def _explain_answer(container: Container, answer: Mapping[str, Any]) -> str:
         )
     if error := answer.get("error"):
         return (
-            f"{answer['executable']} has no part that ranks need: {error}. Install mpi4py with the "
+            f"{answer['executable']} lacks what ranks need: {error}. Install mpi4py with the "
             f"image's MPI, and what the training function imports."
         )
     if absent := answer["absent"]:

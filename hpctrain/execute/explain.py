@@ -200,7 +200,7 @@ def _is_found_here(failure: RankFailure, paths: RunPaths) -> bool:
     if not failure.missing_module:
         return False
     settings = RunSpec.from_bytes(read_spec(paths)).settings
-    return is_found_here(failure.missing_module, settings.sys_path)
+    return not settings.in_container and is_found_here(failure.missing_module, settings.sys_path)
 
 
 def _crash_in(log: Path) -> tuple[str | None, str]:

@@ -191,6 +191,7 @@ def _make_spec(
                 module_path(spec.settings.sys_path, recorded_python=changes.python),
                 launch_plan.container,
             ),
+            in_container=launch_plan.container is not None,
         ),
         executor=pack(content, what="RunConfig (callbacks, stop)"),
         validation=_validation(request, stored, launch_plan),

@@ -282,6 +282,7 @@ def make_spec(request: Request, plan: LaunchPlan, *, in_background: bool = False
             sync_artifacts=sync.sync_artifacts,
             max_writers=sync.max_writers,
             max_bytes_per_s=sync.max_bytes_per_s,
+            in_container=plan.container is not None,
         ),
         worker=worker,
         executor=executor,

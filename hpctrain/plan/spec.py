@@ -42,6 +42,9 @@ class RankSettings:
     """Ranks that may write their parts of checkpoints at a time."""
     max_bytes_per_s: float | None = None
     """Limit of each rank's copy rate."""
+    # Specs of older versions lack it: the default must be a constant.
+    in_container: bool = False
+    """Whether ranks run in a container, which has other packages than the executor."""
 
 
 @dataclass(frozen=True, kw_only=True)

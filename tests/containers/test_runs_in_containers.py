@@ -10,13 +10,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hpctrain import Result
-from hpctrain.errors import LaunchError
+from hpctrain.errors import LaunchError, WorkerError
 from hpctrain.testing.slurm import VirtualCluster
 from tests.containers.conftest import Image
 
@@ -32,6 +33,8 @@ from hpctrain import RunConfig, ScalingConfig, SlurmConfig
 def train(config):
     from mpi4py import MPI
 
+    if "module" in config:
+        __import__(config["module"])
     world, start, slope = MPI.COMM_WORLD, 0, 0.0
     if (checkpoint := hpctrain.get_checkpoint()) is not None:
         state = checkpoint.to_dict()
@@ -264,6 +267,23 @@ def test_a_container_that_cannot_be_used_says_why_before_ranks_start(
     assert why in done.stderr
     assert not (work / "runs/refused/logs/1/launcher.out").exists()
     assert_nothing_is_left(work / "runs/refused")
+
+
+def test_a_package_that_is_outside_alone_fails_the_run_at_once(
+    virtual_slurm: VirtualCluster, image: Image, work: Path
+) -> None:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        packages = Path(folder, "site-packages")
+        packages.mkdir()
+        (packages / "only_outside.py").touch()
+        path = f"{packages}:{os.environ.get('PYTHONPATH', '')}"
+        outside = replace(image, environ={**image.environ, "PYTHONPATH": path})
+        done = fit(work, virtual_slurm, outside, "module", *IN_ALLOCATION, module="only_outside")
+    assert done.returncode == WorkerError.exit_code, done.stdout + done.stderr
+    assert f"{sys.executable} has no only_outside." in done.stderr
+    assert len(Result.from_path(work / "runs/module").attempts) == 1
+    # Its image is mended, so to speak: the same name goes on.
+    assert len(answer(fit(work, virtual_slurm, image, "module", *IN_ALLOCATION))["slopes"]) == 4
 
 
 @pytest.mark.parametrize("has_image", [True, False])

@@ -85,7 +85,7 @@ def test_nodes_that_answer_alike_are_fine():
         ),
         (
             {"error": "RuntimeError: cannot load MPI library"},
-            "/opt/bin/python3 has no part that ranks need: RuntimeError: cannot load MPI library.",
+            "/opt/bin/python3 lacks what ranks need: RuntimeError: cannot load MPI library.",
         ),
         ({"absent": ["/runs/one"]}, "it does not see /runs/one. Site or options keep them from"),
     ],
