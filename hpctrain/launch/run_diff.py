@@ -141,8 +141,14 @@ def _outcome(paths: RunPaths) -> dict[str, Any]:
 def _fields(both: list[dict[str, Any]]) -> Iterator[Difference]:
     for name in {**both[0], **both[1]}:
         first, second = (format_field(of[name]) if name in of else _NOT_THERE for of in both)
-        if first != second and name not in _IGNORED:
+        if first != second and name not in _IGNORED and not _is_shown_by_parts(name, both):
             yield Difference(field=name, first=first, second=second)
+
+
+def _is_shown_by_parts(name: str, both: list[dict[str, Any]]) -> bool:
+    """Return whether one run has None where the other has fields, which are listed themselves."""
+    has_none = any(name in of and of[name] is None for of in both)
+    return has_none and any(key.startswith(f"{name}.") for of in both for key in of)
 
 
 def format_field(value: Any) -> str:
