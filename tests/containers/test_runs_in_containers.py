@@ -273,13 +273,19 @@ def test_a_container_that_cannot_be_used_says_why_before_ranks_start(
 def test_a_package_that_is_outside_alone_fails_the_run_at_once(
     virtual_slurm: VirtualCluster, image: Image, work: Path
 ) -> None:
-    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
-        packages = Path(folder, "site-packages")
-        packages.mkdir()
-        (packages / "only_outside.py").touch()
-        path = f"{packages}:{os.environ.get('PYTHONPATH', '')}"
-        outside = replace(image, environ={**image.environ, "PYTHONPATH": path})
-        done = fit(work, virtual_slurm, outside, "module", *IN_ALLOCATION, module="only_outside")
+    packages, nothing = work / "site-packages", work / "nothing"
+    packages.mkdir()
+    nothing.mkdir()
+    (packages / "only_outside.py").touch()
+    path = f"{packages}:{os.environ.get('PYTHONPATH', '')}"
+    outside = replace(image, environ={**image.environ, "PYTHONPATH": path})
+    mounts = [*image.values["mounts"], f"{nothing}:{packages}"]
+    container = f"Container(**{ {**image.values, 'mounts': mounts} })"
+    done = fit(
+        *(work, virtual_slurm, outside, "module", *IN_ALLOCATION),
+        container=container,
+        module="only_outside",
+    )
     assert done.returncode == WorkerError.exit_code, done.stdout + done.stderr
     assert f"{sys.executable} has no only_outside." in done.stderr
     assert len(Result.from_path(work / "runs/module").attempts) == 1
