@@ -19,7 +19,7 @@ class ColumnAggregate:
     on: str
     """The column."""
     ignore_nulls: bool = True
-    """Whether what is missing is left out. Otherwise it makes the result missing."""
+    """Whether to skip missing values. Otherwise one of them makes the result missing."""
     alias_name: str | None = None
     """Name of the value."""
 
@@ -27,7 +27,7 @@ class ColumnAggregate:
     function: ClassVar[str]
 
     def for_columns(self) -> Any:
-        """Return it as the operations take it. Not collective."""
+        """Return it as an `Aggregate`, which the operations compute. Not collective."""
         from hpctrain.data.operations.aggregates import Aggregate
 
         return Aggregate(
@@ -71,16 +71,16 @@ class CountDistinct(ColumnAggregate):
 
 @dataclass(frozen=True)
 class Std(ColumnAggregate):
-    """The standard deviation; of one row it is not a number."""
+    """The standard deviation; NaN for a single row."""
 
     word, function = "std", "stddev"
 
     on: str
     """The column."""
     ddof: int = 1
-    """Subtracted from the number of rows."""
+    """Delta degrees of freedom: the divisor is the number of rows minus this."""
     ignore_nulls: bool = True
-    """Whether what is missing is left out. Otherwise it makes the result missing."""
+    """Whether to skip missing values. Otherwise one of them makes the result missing."""
     alias_name: str | None = None
     """Name of the value."""
 
@@ -94,7 +94,7 @@ class Count(ColumnAggregate):
     on: str | None = None  # type: ignore[assignment]
     """The column; None counts rows."""
     ignore_nulls: bool = False
-    """Whether what is missing is not counted."""
+    """Whether to leave missing values out of the count."""
     alias_name: str | None = None
     """Name of the value."""
 

@@ -18,14 +18,14 @@ from hpctrain.errors import ConfigError
 def to_arrow(batch: Batch) -> Any:
     """Return an Arrow table; a column of arrays becomes one of tensors, or of lists of fixed size.
 
-    Not collective. Arrow's tensors are of numbers; others are in lists.
+    Not collective. Arrow's tensors hold numbers only; other arrays become lists.
 
     Raises
     ------
     ConfigError
         If Arrow has no type for the values of a column.
     """
-    pyarrow = require("pyarrow", to="for batches in the form of Arrow")
+    pyarrow = require("pyarrow", to="for batches in Arrow format")
     columns = {}
     for name, array in batch.items():
         native = array.astype(array.dtype.newbyteorder("="), copy=False)
@@ -44,8 +44,9 @@ def to_arrow(batch: Batch) -> Any:
                 columns[name] = _tensor_array(pyarrow, np.ascontiguousarray(native))
         except pyarrow.ArrowException as error:
             raise ConfigError(
-                f"column {name!r} of type {array.dtype} cannot be a column of Arrow's: {error}. "
-                f"Give all its values one type that Arrow has; complex numbers can be two columns."
+                f"column {name!r} of type {array.dtype} cannot become an Arrow column: {error}. "
+                f"Give all its values one type that Arrow supports; store complex numbers as two "
+                f"columns."
             ) from error
     return pyarrow.table(columns)
 
@@ -53,7 +54,7 @@ def to_arrow(batch: Batch) -> Any:
 def _tensor_array(pyarrow: Any, array: np.ndarray) -> Any:
     values = types.to_arrow_array(array.reshape(-1))
     if array.dtype.kind not in "iuf" or 0 in array.shape[1:]:
-        # Arrow's tensors are of numbers; these are lists of lists.
+        # Arrow's tensors hold numbers only; these become lists of lists.
         for axis in range(array.ndim - 1, 0, -1):
             kind = pyarrow.list_(values.type, array.shape[axis])
             count = int(np.prod(array.shape[:axis]))
@@ -70,15 +71,15 @@ def from_arrow(
 ) -> Batch:
     """Return the columns of an Arrow table or record batch.
 
-    Not collective. A fixed-size list or tensor column becomes an array of more dimensions; numbers
-    that are missing become NaN; other values that are missing, None.
+    Not collective. A fixed-size list or tensor column becomes an array of more dimensions. Missing
+    numbers become NaN, other missing values None.
 
     Parameters
     ----------
     objects
-        Columns that are objects in other batches, so integers are here too.
+        Columns that are objects in other batches: their integers are objects here too.
     keep_categories
-        Whether the type of a column of Arrow's dictionaries has their values as its categories.
+        Whether a dictionary column keeps the values of its dictionary as categories.
     """
     check_unique(table.schema.names)
     found = {name: table.column(name) for name in table.schema.names}
@@ -93,8 +94,8 @@ def from_arrow(
 
 
 def categories_of_arrow(column: Any) -> Categories | None:
-    """Return the categories of a column of Arrow's dictionaries, else None. Not collective."""
-    pyarrow = require("pyarrow", to="for batches in the form of Arrow")
+    """Return the categories of an Arrow dictionary column, or None. Not collective."""
+    pyarrow = require("pyarrow", to="for batches in Arrow format")
     if not pyarrow.types.is_dictionary(column.type):
         return None
     chunks = column.chunks if isinstance(column, pyarrow.ChunkedArray) else [column]
@@ -108,8 +109,8 @@ def categories_of_arrow(column: Any) -> Categories | None:
 
 
 def _integers_as_objects(column: Any) -> np.ndarray:
-    """Return integers as Python's own, None where one is missing; others as usual."""
-    pyarrow = require("pyarrow", to="for batches in the form of Arrow")
+    """Return integers as Python's ``int``, None where one is missing; other types as usual."""
+    pyarrow = require("pyarrow", to="for batches in Arrow format")
     if pyarrow.types.is_integer(column.type):
         return np.array(column.to_pylist(), dtype=object)
     return column_of_arrow(column)
@@ -117,9 +118,9 @@ def _integers_as_objects(column: Any) -> np.ndarray:
 
 def column_of_arrow(column: Any) -> np.ndarray:
     """Return an Arrow array, of one chunk or several, as a column. Not collective."""
-    pyarrow = require("pyarrow", to="for batches in the form of Arrow")
+    pyarrow = require("pyarrow", to="for batches in Arrow format")
     if isinstance(column, pyarrow.ChunkedArray):
-        # An Arrow array of one chunk gives its memory away without a copy.
+        # An Arrow array of one chunk becomes a NumPy array without a copy.
         column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
         if isinstance(column, pyarrow.ChunkedArray):
             parts = [column_of_arrow(chunk) for chunk in column.chunks]
@@ -162,7 +163,7 @@ def column_type(kind: Any) -> tuple[np.dtype, tuple[int, ...]]:
 
     Not collective.
     """
-    pyarrow = require("pyarrow", to="for batches in the form of Arrow")
+    pyarrow = require("pyarrow", to="for batches in Arrow format")
     if isinstance(kind, pyarrow.FixedShapeTensorType):
         return column_type(kind.value_type)[0], tuple(kind.shape)
     if isinstance(kind, pyarrow.BaseExtensionType):

@@ -19,7 +19,7 @@ def num_rows(batch: Mapping[str, np.ndarray]) -> int:
 
 
 def check_batch_size(batch_size: Any) -> None:
-    """Refuse what is no number of rows. Not collective.
+    """Check that a batch size is a number of rows. Not collective.
 
     Raises
     ------
@@ -27,22 +27,25 @@ def check_batch_size(batch_size: Any) -> None:
         If it is not an integer of one or more.
     """
     if not isinstance(batch_size, int) or batch_size < 1:
-        raise ConfigError(f"batch_size={batch_size!r}: rows, one or more.")
+        raise ConfigError(
+            f"batch_size={batch_size!r} is not a number of rows. Give an integer of 1 or more."
+        )
 
 
 def check_lengths(batch: Mapping[str, np.ndarray]) -> None:
-    """Refuse columns of unlike length. Not collective.
+    """Check that all columns have the same length. Not collective.
 
     Raises
     ------
     ConfigError
-        The message has the length of each.
+        If they differ; the message gives the length of each.
     """
     if len({len(array) for array in batch.values()}) > 1:
         lengths = {name: len(array) for name, array in batch.items()}
         raise ConfigError(
-            f"the columns have unlike numbers of rows: "
-            f"{', '.join(f'{name!r} {length}' for name, length in lengths.items())}."
+            f"the columns have different numbers of rows: "
+            f"{', '.join(f'{name!r} {length}' for name, length in lengths.items())}. Give each "
+            f"column one value per row."
         )
 
 
@@ -59,17 +62,17 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
     Raises
     ------
     ConfigError
-        If they have other columns, or types that cannot be joined without another value.
+        If their columns differ, or their types cannot be joined without changing a value.
     """
-    # A function that was called with no row has made no columns.
+    # A function that gets an empty batch may return no columns.
     batches = [batch for batch in batches if batch] or batches[:1]
     if len(batches) == 1:
         return batches[0]
     first = batches[0]
     if unlike := [batch for batch in batches if batch.keys() != first.keys()]:
         raise ConfigError(
-            f"batches have unlike columns: {list(first)} and {list(unlike[0])}. Return the same "
-            f"ones for every batch."
+            f"batches have different columns: {list(first)} and {list(unlike[0])}. Return the same "
+            f"columns for every batch."
         )
     return {name: types.join([b[name] for b in batches], name=name) for name in first}
 

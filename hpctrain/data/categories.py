@@ -1,8 +1,8 @@
-"""Categories: what the type of a column says of the values that it may have.
+"""Categories: the values that a column may have, kept in the type of the column.
 
-A column of pandas' category type, or of Arrow's dictionaries, is an array of its values like any
-other, so whatever cuts, shuffles and joins batches needs to know nothing of categories. They are in
-the metadata of the array's NumPy type, which follows it, and which a batch in NumPy's form lacks.
+A column of pandas' category type, or of Arrow's dictionary type, is an array of its values like any
+other, so the code that slices, shuffles and joins batches does not handle categories. They are in
+the metadata of the array's NumPy type, which its slices keep. A batch in NumPy format has none.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Categories:
     """The values that a column may have, in their order."""
 
     values: np.ndarray
-    """Each once, none missing."""
+    """Distinct, without a missing value."""
     ordered: bool = False
-    """Whether a value is less than those behind it."""
+    """Whether each value is less than the next."""
 
     def __eq__(self, other: object) -> bool:
         """Return whether these are the same values in the same order."""
@@ -39,14 +39,14 @@ class Categories:
     __hash__ = None  # type: ignore[assignment]
 
     def codes(self, array: np.ndarray) -> np.ndarray:
-        """Return which of the values each row has, -1 where it is missing.
+        """Return the index of each row's value among the categories, -1 where it is missing.
 
         Not collective.
 
         Raises
         ------
         ConfigError
-            If a row has another value.
+            If a row has a value that is not a category.
         """
         places = {value: place for place, value in enumerate(self.values.tolist())}
         rows = array.tolist()
@@ -54,8 +54,9 @@ class Categories:
         for row in np.flatnonzero(codes < 0).tolist():
             if not _is_missing(rows[row]):
                 raise ConfigError(
-                    f"{rows[row]!r} is none of the categories {list(places)[:10]}, which were read "
-                    f"when the dataset was made. Its file has changed since: make it again."
+                    f"{rows[row]!r} is not one of the categories {list(places)[:10]}, which were "
+                    f"read when the dataset was made. Its file has changed since: make the dataset "
+                    f"again."
                 )
         return codes
 
@@ -68,7 +69,7 @@ def categories_of(dtype: np.dtype) -> Categories | None:
 def with_categories(dtype: np.dtype, categories: Categories | None) -> np.dtype:
     """Return a type with these categories and no others. Not collective.
 
-    Categories are left out if there are none of them, or they cannot be told apart.
+    Categories are left out if there are none, or if they are not distinct.
     """
     if categories is not None and _are_distinct(categories.values):
         return np.dtype(without_categories(dtype), metadata={_KEY: categories})
@@ -76,21 +77,21 @@ def with_categories(dtype: np.dtype, categories: Categories | None) -> np.dtype:
 
 
 def without_categories(dtype: np.dtype) -> np.dtype:
-    """Return the type of plain values. Not collective."""
+    """Return a type without its categories. Not collective."""
     return dtype if categories_of(dtype) is None else np.dtype(dtype.str)
 
 
 def plain(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return a batch whose columns have no categories, just values. Not collective. No copies."""
+    """Return a batch without categories. Not collective. No value is copied."""
     if not any(array.dtype.metadata for array in batch.values()):
         return batch
     return {name: array.view(without_categories(array.dtype)) for name, array in batch.items()}
 
 
 def union(found: Sequence[Categories | None]) -> Categories | None:
-    """Return categories that have those of all parts of a column, or None.
+    """Return the union of the categories of all parts of a column, or None.
 
-    Not collective. None if a part has none, or if parts with an order have unlike ones.
+    Not collective. None if a part has no categories, or if ordered categories differ.
     """
     first, *others = found
     if first is None or all(other is first or other == first for other in others):
@@ -117,14 +118,14 @@ def _is_missing(value: Any) -> bool:
 
 
 def codes_of(name: str, array: np.ndarray, categories: Categories) -> np.ndarray:
-    """Return the place of each value of a column among its categories, -1 where it is missing.
+    """Return the index of each value of a column among its categories, -1 where it is missing.
 
     Not collective.
 
     Raises
     ------
     ConfigError
-        If a value is none of them; the message names the column.
+        If a value is not one of them; the message names the column.
     """
     try:
         return categories.codes(array)

@@ -20,14 +20,14 @@ from hpctrain.data.slabs import RawFile
 DEFLATE, SHUFFLE, BLOSC = 1, 2, 32001
 
 CACHED_BYTES = 32 * 2**20
-"""For chunks of which a read needs a part, so that the next one need not decode them again."""
+"""Size of the cache of partly read chunks, which the next read need not decode again."""
 
 Decode = Callable[[np.ndarray, np.ndarray], None]
 """Decodes the first array, bytes, into the second one, which has room for exactly the result."""
 
 
 def find_decoder(filters: tuple[Filter, ...], itemsize: int) -> Decode | None:
-    """Return what undoes filters, or None if only HDF5 can.
+    """Return a decoder for filters, or None if only HDF5 can decode them.
 
     Not collective.
 
@@ -56,15 +56,15 @@ class ChunkReader:
     Parameters
     ----------
     file
-        That has them.
+        The file of the dataset.
     layout
         Where its chunks are.
     shape
-        Of the dataset, rows first.
+        Shape of the dataset, rows first.
     dtype
-        Of an element.
+        Type of an element.
     decode
-        What undoes the filters.
+        Decodes a chunk: see `find_decoder`.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class ChunkReader:
             self._file.read_into(flat, offset)
             return
         if skipped:
-            raise OSError(f"chunk {index} was encoded with some of its filters only")
+            raise OSError(f"chunk {index} was encoded with only some of the dataset's filters")
         encoded = _scratch(size)
         self._file.read_into(encoded, offset)
         try:
@@ -163,7 +163,7 @@ _of_thread = threading.local()
 
 
 def _scratch(size: int) -> np.ndarray:
-    """Return memory for what is decoded next by this thread."""
+    """Return this thread's buffer for an encoded chunk."""
     if len(getattr(_of_thread, "scratch", ())) < size:
         _of_thread.scratch = np.empty(size + size // 4, np.uint8)
     scratch: np.ndarray = _of_thread.scratch
@@ -180,7 +180,7 @@ def _inflate(encoded: np.ndarray, out: np.ndarray) -> None:
 def _inflate_shuffled(encoded: np.ndarray, out: np.ndarray, itemsize: int) -> None:
     planes = np.empty(out.size, np.uint8)
     _inflate(encoded, planes)
-    # First bytes of all elements, then the second bytes of all: the other way round is a transpose.
+    # HDF5's shuffle stores the first bytes of all elements, then all second bytes, and so on.
     out.reshape(-1, itemsize)[...] = planes.reshape(itemsize, -1).T
 
 
@@ -203,11 +203,14 @@ def _find_blosc() -> Decode | None:
     def decode(encoded: np.ndarray, out: np.ndarray) -> None:
         plain, stored, block = ctypes.c_size_t(), ctypes.c_size_t(), ctypes.c_size_t()
         if encoded.size < 16:
-            raise ValueError("too short for Blosc")
-        # Blosc believes its header, and would read beyond a chunk that is cut off.
+            raise ValueError(f"{encoded.size} bytes are too short for a Blosc header of 16")
+        # Blosc trusts its header, and would read beyond the end of a truncated chunk.
         sizes(encoded.ctypes.data, plain, stored, block)
         if stored.value > encoded.size or plain.value != out.size:
-            raise ValueError(f"Blosc has {plain.value} bytes in {stored.value}, not {out.size}")
+            raise ValueError(
+                f"the Blosc header gives {plain.value} bytes in {stored.value}, but the chunk has "
+                f"{out.size} in {encoded.size}"
+            )
         got = decompress(encoded.ctypes.data, out.ctypes.data, out.size, 1)
         if got != out.size:
             raise ValueError(f"Blosc cannot decode it (status {got})")

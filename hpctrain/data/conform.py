@@ -38,8 +38,8 @@ def conform(batch: Batch, schema: Schema, *, where: str, advice: str) -> Batch:
         cast = cast_exactly(array, column.dtype)
         if cast is None:
             raise ConfigError(
-                f"{where}: column {name!r} of type {column.dtype} has missing or other values, "
-                f"which are {array.dtype}. {advice}"
+                f"{where}: column {name!r} of type {column.dtype} has missing values, or values of "
+                f"type {array.dtype} that do not fit. {advice}"
             )
         columns[name] = cast
     return columns
@@ -48,16 +48,16 @@ def conform(batch: Batch, schema: Schema, *, where: str, advice: str) -> Batch:
 def check_unchanged(
     path: str, name: str, *, rows: int, column: Column, found: tuple[int, Column]
 ) -> None:
-    """Refuse a file that has other values than when its dataset was made.
+    """Check that a file has the rows and the type that it had when its dataset was made.
 
     Not collective.
 
     Parameters
     ----------
     rows, column
-        What the dataset says of the column.
+        Number of rows, and the column, of the dataset.
     found
-        What the file has: number of rows, and what each holds.
+        The same of the file.
 
     Raises
     ------

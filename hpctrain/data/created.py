@@ -1,4 +1,4 @@
-"""Datasets of rows that are counted or listed: Ray Data's ``range`` and ``from_items``."""
+"""Datasets of numbers, or of a list: Ray Data's ``range`` and ``from_items``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RangeSource:
 
     @property
     def memory_bytes(self) -> int:
-        """None: three values are all there is."""
+        """Always 0: rows are computed when they are read."""
         return 0
 
     def blocks(self) -> Blocks:
@@ -81,14 +81,14 @@ def range(
     n: int,
     **scheduling: Any,
 ) -> Dataset:
-    """Return a dataset of the numbers below `n`, the column ``id``.
+    """Return a dataset of the numbers from 0 to ``n - 1``, in the column ``id``.
 
     Not collective.
 
     Parameters
     ----------
     n
-        How many rows.
+        Number of rows.
     **scheduling
         Arguments of Ray Data such as ``override_num_blocks`` and ``concurrency``: accepted, without
         effect.
@@ -96,7 +96,7 @@ def range(
     Raises
     ------
     ConfigError
-        If it is a negative number.
+        If it is not an integer of 0 or more.
     """
     say_no_meaning("range()", scheduling, OF_READS)
     return Dataset(RangeSource(num_rows=_count(n), column="id"))
@@ -108,16 +108,16 @@ def range_tensor(
     shape: Sequence[int] = (1,),
     **scheduling: Any,
 ) -> Dataset:
-    """Return a dataset of arrays, the column ``data``; all elements of a row are its number.
+    """Return a dataset of arrays, in the column ``data``; all elements of a row are its number.
 
     Not collective.
 
     Parameters
     ----------
     n
-        How many rows.
+        Number of rows.
     shape
-        Of each of them.
+        Shape of a row.
     **scheduling
         Arguments of Ray Data such as ``override_num_blocks`` and ``concurrency``: accepted, without
         effect.
@@ -125,7 +125,7 @@ def range_tensor(
     Raises
     ------
     ConfigError
-        If it is a negative number.
+        If it is not an integer of 0 or more.
     """
     say_no_meaning("range_tensor()", scheduling, OF_READS)
     return Dataset(RangeSource(num_rows=_count(n), column="data", shape=tuple(shape)))
@@ -133,5 +133,5 @@ def range_tensor(
 
 def _count(n: Any) -> int:
     if not isinstance(n, (int, np.integer)) or n < 0:
-        raise ConfigError(f"range({n!r}): a number of rows, 0 or more, is needed.")
+        raise ConfigError(f"n={n!r} is not a number of rows. Give an integer of 0 or more.")
     return int(n)

@@ -39,15 +39,15 @@ class CsvSource:
     """All columns of the file."""
     delimiter: str
     offsets: tuple[int, ...]
-    """Bytes at which blocks of lines begin, and at which the last one ends."""
+    """Byte offsets at which blocks of lines begin, and at which the last one ends."""
     lines: tuple[int, ...]
     """Lines of each block."""
     schema: Schema
     header: bytes = b""
     """The line of names, if the file has one."""
     parsed_as: tuple[tuple[str, str], ...] = ()
-    """Columns that have another type in the file than in batches, and Arrow's name of it: integers
-    and bools of which some are missing, times that are written with their zone."""
+    """Columns whose type in the file is not that in batches, and Arrow's name of the file's type:
+    integers and bools with missing values, times with a time zone."""
 
     @property
     def num_rows(self) -> int:
@@ -64,7 +64,7 @@ class CsvSource:
         return [0, *accumulate(self.lines)]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what follows from the rest."""
+        """Leave out what is computed from the rest."""
         return {name: value for name, value in vars(self).items() if name != "_starts"}
 
     def files(self) -> list[str]:
@@ -87,7 +87,7 @@ class CsvSource:
                 raise self._changed(f"it has {size} bytes, and had {self.offsets[-1]}")
             if (header := file.read(len(self.header))) != self.header:
                 raise self._changed(f"its first line is {header!r}, and was {self.header!r}")
-            # With the end of the line before: blocks are of whole lines.
+            # Read the byte before too: a block holds whole lines, so it must be a line break.
             before = min(1, self.offsets[first])
             file.seek(self.offsets[first] - before)
             end_before = file.read(before)
@@ -105,9 +105,9 @@ class CsvSource:
         expected = self._starts[last + 1] - self._starts[first]
         if table.num_rows != expected:
             raise ConfigError(
-                f"{self.path} has {table.num_rows} rows where {expected} lines are: it has empty "
-                f"lines or line breaks inside of values, or has changed. Write it again, or as "
-                f"Parquet."
+                f"{self.path}: {expected} lines hold {table.num_rows} rows. The file has empty "
+                f"lines or line breaks inside values, or has changed. Write it again without them, "
+                f"or as Parquet, and make the dataset again."
             )
         table = table.slice(rows.start - self._starts[first], len(rows))
         found = from_arrow(table, objects=schema.objects)
@@ -133,7 +133,7 @@ def open_csv(
     Raises
     ------
     ConfigError
-        If a file is missing, cannot be parsed, or files have unlike columns.
+        If a file is missing, cannot be parsed, or files have different columns.
     """
     require("pyarrow.csv", to="to read CSV files")
     wanted = {name: np.dtype(dtype) for name, dtype in dtypes.items()}
@@ -146,7 +146,7 @@ def open_csv(
         check_columns(wanted, first.names)
     except ConfigError as error:
         raise ConfigError(f"dtypes={dict(dtypes)}, but in {first.path} {error}") from error
-    # What the first file with rows looks like says how the others are read.
+    # The other files are read with the types of the first one that has rows.
     known = {name: column.dtype for name, column in first.schema.items()}
     parsed_as = dict(first.parsed_as)
 
@@ -174,9 +174,9 @@ def parse(
     dtypes
         Columns that are read, and their types.
     parsed_as
-        Columns of them that have another type in the file.
+        Those of them that have another type in the file, and Arrow's name of it.
     all_columns
-        Whether the others are read too, and their types are guessed.
+        Whether to read the other columns too, with the types that Arrow guesses.
 
     Raises
     ------
@@ -230,7 +230,7 @@ def _describe(
         check_columns(columns if columns is not None else found, found)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
-    # Whether times have a zone is for Arrow to find out.
+    # Arrow detects whether times have a zone.
     known = {name: dtype for name, dtype in dtypes.items() if dtype.kind != "M"}
 
     def parse_head(known: Mapping[str, np.dtype], parsed_as: Mapping[str, str]) -> Any:
@@ -245,7 +245,7 @@ def _describe(
         if dtype is None and column is not None:
             if _has_large_floats(column):
                 with suppress(ConfigError):
-                    # Arrow looks no further than int64.
+                    # Arrow guesses int64, else float64, but never uint64.
                     column = parse_head({**known, name: np.dtype("u8")}, parsed_as).column(name)
             dtype, kind = _guessed(column)
             in_file |= {} if kind is None else {name: kind}
@@ -277,7 +277,7 @@ def _guessed(column: Any) -> tuple[np.dtype, str | None]:
     """Return the type of a column in batches, and Arrow's name of another one in the file."""
     dtype, _ = column_type(column.type)
     if column.null_count and dtype.kind in "iub":
-        # As the same column of Parquet.
+        # The type that the same column of a Parquet file gets.
         return as_column(column).dtype, str(column.type)
     return dtype, None
 
@@ -292,14 +292,14 @@ def _split_header(path: str, header: bytes, delimiter: str) -> list[str]:
         )
     csv = require("pyarrow.csv", to="to read CSV files")
     pyarrow = require("pyarrow", to="to read CSV files")
-    # To Arrow a line without its end is none.
+    # Arrow does not read a last line without a line break.
     line = pyarrow.BufferReader(header.rstrip(b"\r\n") + b"\n")
     table = csv.read_csv(line, parse_options=csv.ParseOptions(delimiter=delimiter))
     return list(table.column_names)
 
 
 def _find_blocks(file: Any, start: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return where blocks of whole lines begin, and how many lines that are not empty each has."""
+    """Return where blocks of whole lines begin, and how many nonempty lines each has."""
     file.seek(start)
     offsets, lines, at, before = [start], [], start, b"\n\n"
     while chunk := file.read(BLOCK_BYTES):
@@ -315,7 +315,7 @@ def _find_blocks(file: Any, start: int) -> tuple[tuple[int, ...], tuple[int, ...
 
 
 def _count_lines(content: bytes) -> int:
-    """Return the ends of lines after the first two bytes, without those of empty lines."""
+    """Return the number of line ends after the first two bytes, without those of empty lines."""
     codes = np.frombuffer(content, np.uint8)
     is_end = codes == ord("\n")
     after_end = is_end[1:-1] | ((codes[1:-1] == ord("\r")) & is_end[:-2])

@@ -1,4 +1,4 @@
-"""`Dataset`: rows of files or of memory, and what is to be done to them; nothing is read yet."""
+"""`Dataset`: rows of files or of memory, and operations on them, which run when rows are read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.data.operations.aggregated import Aggregated
-from hpctrain.data.operations.combined import Combined
+from hpctrain.data.operations.combined import Combined, check_parts
 from hpctrain.data.operations.consumed import Consumed
 from hpctrain.data.operations.mapped import Mapped
 from hpctrain.data.operations.refused import Refused
@@ -60,13 +60,19 @@ class Dataset(Mapped, Combined, Aggregated, Written, Consumed, Refused):
         Parameters
         ----------
         n
-            How many.
+            Number of parts.
         equal
-            Whether they have exactly as many rows; what is left of them is in none. Otherwise they
-            differ by one row at most.
+            Whether all parts have the same number of rows; rows that remain are left out.
+            Otherwise the parts differ by one row at most.
         locality_hints
-            Has no meaning here.
+            Accepted, without effect.
+
+        Raises
+        ------
+        ConfigError
+            If `n` is not an integer of 1 or more.
         """
+        check_parts(n)
         say_no_meaning("streaming_split()", {"locality_hints": locality_hints})
         known = with_known_rows(self)
         rest = known.source.num_rows % n if equal else 0
@@ -74,7 +80,7 @@ class Dataset(Mapped, Combined, Aggregated, Written, Consumed, Refused):
         return [whole.shard(rank=rank, world_size=n) for rank in range(n)]
 
     def iterator(self) -> DataIterator:
-        """Return what gives the whole dataset, epoch after epoch. Not collective."""
+        """Return an iterator of the whole dataset, epoch after epoch. Not collective."""
         return self.shard(rank=0, world_size=1)
 
     def to_torch(
@@ -90,16 +96,16 @@ class Dataset(Mapped, Combined, Aggregated, Written, Consumed, Refused):
     ) -> Any:
         """Return an iterable dataset of torch, of pairs of features and labels.
 
-        Not collective. It gives the whole dataset: a training function asks its shard for
-        `DataIterator.iter_torch_batches`.
+        Not collective. It gives the whole dataset. A training function uses
+        `DataIterator.iter_torch_batches` of its shard.
 
         Parameters
         ----------
         label_column
             Column of the labels; None for features alone.
         feature_columns
-            Columns that become one tensor, of a column each; or several such lists by name. None is
-            all but the label.
+            Columns of one tensor, or several such lists by name, a tensor each. None is all columns
+            but the label.
         batch_size, drop_last, local_shuffle_buffer_size, local_shuffle_seed
             As in `iter_batches`.
         unsqueeze_label_tensor
@@ -130,7 +136,7 @@ class Dataset(Mapped, Combined, Aggregated, Written, Consumed, Refused):
     ) -> Any:
         """Return a ``tf.data.Dataset`` of pairs of features and labels, of the whole dataset.
 
-        Not collective. See `DataIterator.to_tf`, which a training function asks.
+        Not collective. A training function uses `DataIterator.to_tf` of its shard.
 
         Parameters
         ----------

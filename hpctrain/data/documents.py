@@ -22,7 +22,7 @@ from hpctrain.data.schema import Schema
 from hpctrain.data.source import Blocks, Concatenated, Source
 from hpctrain.errors import ConfigError
 
-_ADVICE = "Its rows have changed, or a column has another type in each file: write Parquet instead."
+_ADVICE = "The file has changed, or the files have different types: write Parquet instead."
 _BLOCK_BYTES = 16 * 2**20
 
 
@@ -35,7 +35,7 @@ class Load(Protocol):
 
 @dataclass(frozen=True)
 class LoadJson:
-    """Lines that are objects each, or one list of objects."""
+    """One JSON object per line, or one list of objects."""
 
     def __call__(self, path: str) -> Batch:
         """Return the rows. Not collective."""
@@ -44,7 +44,7 @@ class LoadJson:
         size = os.path.getsize(path)
         for block in (_BLOCK_BYTES, min(size + 1, 2**31 - 1)) if size else ():
             try:
-                # A row that is larger than a block is refused.
+                # Arrow refuses a row that is larger than a block.
                 table = reader.read_json(path, reader.ReadOptions(block_size=block))
             except pyarrow.ArrowInvalid:
                 continue
@@ -58,7 +58,8 @@ def _load_list(path: str) -> Batch:
             items = json.load(file)
         except ValueError as error:
             raise ConfigError(
-                f"{path} is neither lines of JSON objects nor one JSON value: {error}."
+                f"{path} is neither lines of JSON objects nor one JSON value: {error}. Write one "
+                f"object per line, or one list of objects."
             ) from error
     return batch_of_items(items if isinstance(items, list) else [items])
 
@@ -78,7 +79,7 @@ class LoadText:
             lines = content.decode(self.encoding).split("\n")
         except (UnicodeDecodeError, LookupError) as error:
             raise ConfigError(
-                f"{path} is no text in {self.encoding}: {error}. Give its encoding=."
+                f"{path} is not text in {self.encoding}: {error}. Name its encoding with encoding=."
             ) from error
         if self.drop_empty_lines:
             lines = [line for line in lines if line.strip()]
@@ -127,12 +128,12 @@ class DocumentSource:
 def open_documents(paths: Paths, suffixes: Sequence[str], load: Load) -> Source:
     """Return the rows of files, one after another.
 
-    Not collective. Each is read now, to know rows and types.
+    Not collective. Each file is read now, to count its rows and find its types.
 
     Raises
     ------
     ConfigError
-        If a file is missing or cannot be read, or a column has types that do not go together.
+        If a file is missing or cannot be read, or a column has incompatible types.
     """
     files = find_files(paths, suffixes)
     described = describe_all(files, partial(_describe, load))

@@ -33,23 +33,23 @@ class _Settings:
     before: tuple[Taken, ...]
     """The rows of the epoch that were already taken at its start."""
     loads: int
-    """States that had been loaded when it was asked for."""
+    """How many states had been loaded when the epoch was requested."""
 
 
 class Epochs:
     """The position of one rank in its epochs.
 
-    The order of an epoch follows from seed and epoch alone, and which rows come next from how many
-    have come.
+    The order of an epoch depends on seed and epoch alone, and the next rows on how many rows have
+    been given out.
 
     Parameters
     ----------
     dataset
-        The whole.
+        The whole dataset.
     rank, world_size
         Which part of it, of how many.
     tail
-        What becomes of rows that do not fill a batch on every rank.
+        What happens to rows that do not fill a batch on every rank.
     """
 
     def __init__(self, dataset: Dataset, *, rank: int, world_size: int, tail: Tail) -> None:
@@ -63,7 +63,7 @@ class Epochs:
         self._before: tuple[Taken, ...] = ()
         self._rows = 0
         self._moving: _Settings | None = None
-        """Of the iterator that moves the position: the first that began in the epoch."""
+        """Settings of the iterator that advances the position: the first one of the epoch."""
         self._loads = 0
         self._mixing: Mixing | None = None
         """Arguments of the current epoch, which must stay the same."""
@@ -93,9 +93,9 @@ class Epochs:
         return sum(self._whole(batch_size, self._tail))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where in which epoch this is, as numbers for JSON; the same on every rank.
+        """Return epoch and position in it, as numbers for JSON; the same on every rank.
 
-        Not collective. What counts are the batches that have been given out.
+        Not collective. The position counts the batches that have been given out.
         """
         taken = list(self._before)
         if self._moving and self._rows:
@@ -108,7 +108,7 @@ class Epochs:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on after the batches that had been given out, with as many ranks as there are now.
+        """Resume after the batches that had been given out, with as many ranks as there are now.
 
         Not collective, but every rank must load the same state.
 
@@ -121,7 +121,7 @@ class Epochs:
         if state["taken"] and state["num_rows"] != rows:
             raise ConfigError(
                 f"the dataset has {rows} rows, and had {state['num_rows']} when epoch "
-                f"{state['epoch']} began. An epoch goes on with the same rows only: give the same "
+                f"{state['epoch']} began. An epoch resumes only with the same rows: give the same "
                 f"files, or begin the next epoch."
             )
         self.epoch = state["epoch"]
@@ -143,7 +143,7 @@ class Epochs:
         Parameters
         ----------
         made
-            Makes what is given out of a dict of arrays; None gives that itself.
+            Converts each dict of arrays to what the iterator gives; None gives the dict itself.
         batch_size, tail, **how
             As in `DataIterator.iter_batches`.
 
@@ -153,7 +153,7 @@ class Epochs:
             As in `DataIterator.iter_batches`.
         """
         size = block_rows(self._dataset.read_schema) if batch_size is None else batch_size
-        # What is wrong is an error of the call, not of a loop that may come much later.
+        # Wrong arguments fail here, not in a loop that may start much later.
         first: list[_Settings] = [self._begin(batch_size=size, tail=tail, **how)]
 
         def begin() -> Iterator[Any]:
@@ -178,9 +178,11 @@ class Epochs:
         check_batch_size(batch_size)
         check_tail(tail or self._tail)
         mixing = None
-        if local_shuffle_buffer_size is not None and local_shuffle_buffer_size < 1:
+        buffer: object = local_shuffle_buffer_size
+        if buffer is not None and (not isinstance(buffer, int) or buffer < 1):
             raise ConfigError(
-                f"local_shuffle_buffer_size={local_shuffle_buffer_size!r}: rows, one or more."
+                f"local_shuffle_buffer_size={local_shuffle_buffer_size!r} is not a number of rows. "
+                f"Give an integer of 1 or more."
             )
         if shuffle or local_shuffle_buffer_size is not None:
             mixing = choose_mixing(
@@ -193,7 +195,7 @@ class Epochs:
             self._end_epoch()
         if self._before and mixing != self._mixing:
             raise ConfigError(
-                f"epoch {self.epoch} began with {self._mixing or 'no shuffle'} and cannot go on "
+                f"epoch {self.epoch} began with {self._mixing or 'no shuffle'} and cannot resume "
                 f"with {mixing or 'none'}. Give the same columns, seed and buffer size as before."
             )
         self._mixing = mixing
@@ -245,7 +247,7 @@ class Epochs:
         else:
             order = settings.mixing.order(source.num_rows, settings.epoch)
             tasks = tasks_shuffled(source, order, part, dataset.columns_read, memory=self._memory)
-        # Where steps may drop rows they are left for batches, or ranks would have unlike numbers.
+        # Steps that may drop rows run on whole batches, so that all ranks have the same number.
         return dataset.with_steps(tasks) if dataset.keeps_rows else tasks
 
     def _filled(self, batch: Batch, size: int) -> Batch:

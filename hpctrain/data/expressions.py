@@ -15,13 +15,13 @@ def col(name: str) -> Any:
     """Return the expression of a column: ``pyarrow.compute.field``.
 
     Not collective. `hpctrain.data.Dataset.filter` and `hpctrain.data.Dataset.with_column` take it,
-    and what is made of it with ``+ - * /``, comparisons, ``& | ~`` and its methods, such as
+    and expressions built from it with ``+ - * /``, comparisons, ``& | ~`` and its methods, such as
     ``isin()``, ``is_null()`` and ``cast()``.
 
     Parameters
     ----------
     name
-        Of the column.
+        Name of the column.
     """
     from hpctrain.data.optional import require
 

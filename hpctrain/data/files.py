@@ -21,8 +21,8 @@ def find_files(paths: Paths, suffixes: Sequence[str]) -> list[str]:
     """Return absolute paths of the files that paths stand for.
 
     Not collective. A directory stands for the files below it with one of the suffixes, in the order
-    of their names and of numbers in them; what begins with ``_`` or ``.`` (Spark's ``_SUCCESS``) is
-    left out. ``*`` and ``**`` are replaced.
+    of their names and of numbers in them; names that begin with ``_`` or ``.`` (Spark's
+    ``_SUCCESS``) are left out. ``*`` and ``**`` are expanded.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ def find_files(paths: Paths, suffixes: Sequence[str]) -> list[str]:
     Raises
     ------
     ConfigError
-        If there is nothing.
+        If there is no such file.
     """
     given = [paths] if isinstance(paths, (str, PathLike)) else list(paths)
     found: list[str] = []
@@ -75,12 +75,12 @@ def _files_below(directory: Path, suffixes: tuple[str, ...]) -> Iterable[str]:
 
 
 def describe_all(files: Sequence[str], describe: Callable[[str], _OpenedT]) -> list[_OpenedT]:
-    """Return what `describe` says of each file, in order; files are opened several at a time.
+    """Return the result of `describe` for each file, in order; several files are open at a time.
 
     Not collective.
     """
     if len(files) < 2:
         return list(map(describe, files))
-    # What takes time is the filesystem's answer.
+    # Opening a file waits for the filesystem, not for a CPU.
     with ThreadPoolExecutor(min(len(files), 16)) as pool:
         return list(pool.map(describe, files))

@@ -20,7 +20,7 @@ from hpctrain.errors import ConfigError
 IMAGES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".gif")
 
 _OBJECT = Column(dtype=np.dtype(object))
-# Types of what Pillow gives for an image of a mode; those of others are bytes.
+# Types of Pillow's pixels by mode; those of other modes are bytes.
 _TYPES = {"1": np.bool_, "I": np.int32, "F": np.float32, "I;16": np.uint16}
 
 
@@ -52,9 +52,9 @@ class LoadImage:
     """An image as an array of height, width and, if there are several, channels."""
 
     size: tuple[int, int] | None
-    """Height and width that it gets; None are its own."""
+    """Height and width to resize it to; None keeps its own."""
     mode: str | None
-    """Mode of Pillow's that it gets, such as "RGB"; None is its own."""
+    """Pillow's mode to convert it to, such as "RGB"; None keeps its own."""
     column: str = "image"
 
     def __call__(self, path: str) -> np.ndarray:
@@ -67,7 +67,10 @@ class LoadImage:
                     image = image.resize((width, height), resample=pillow.BILINEAR)
                 return np.array(image if self.mode is None else image.convert(self.mode))
         except (OSError, ValueError, SyntaxError) as error:
-            raise ConfigError(f"{path} is no image that Pillow can read: {error}.") from error
+            raise ConfigError(
+                f"{path} is not an image that Pillow can read: {error}. Leave it out of the paths, "
+                f"or write it in another format."
+            ) from error
 
     def describe(self, path: str) -> Column:
         """Return type and shape of the pixels; only the head of the file is read.
@@ -80,7 +83,10 @@ class LoadImage:
                 mode = self.mode or image.mode
                 shape = self.size or (image.height, image.width)
         except (OSError, ValueError, SyntaxError) as error:
-            raise ConfigError(f"{path} is no image that Pillow can read: {error}.") from error
+            raise ConfigError(
+                f"{path} is not an image that Pillow can read: {error}. Leave it out of the paths, "
+                f"or write it in another format."
+            ) from error
         bands = len(require("PIL.ImageMode", to="to read images").getmode(mode).bands)
         dtype = np.dtype(_TYPES.get(mode, np.uint8))
         return Column(dtype=dtype, shape=(*shape, bands) if bands > 1 else tuple(shape))
@@ -100,7 +106,7 @@ class FileRows:
         return {"paths": packed, "load": self.load, "schema": self.schema}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        """Take what `__getstate__` gave."""
+        """Decompress the paths."""
         paths = zlib.decompress(state["paths"]).decode("utf-8", "surrogateescape").split("\0")
         for name, value in {**state, "paths": tuple(paths)}.items():
             object.__setattr__(self, name, value)
@@ -120,7 +126,7 @@ class FileRows:
         return list(self.paths)
 
     def blocks(self) -> Blocks:
-        """Return blocks of some MiB, or of some files. Not collective."""
+        """Return blocks of a few MiB, or of 64 files. Not collective."""
         is_known = not self.schema.objects
         return Blocks([(self.num_rows, block_rows(self.schema) if is_known else 64)])
 
@@ -147,17 +153,17 @@ def open_binary_files(paths: Paths, *, include_paths: bool) -> Source:
 def open_images(
     paths: Paths, *, size: tuple[int, int] | None, mode: str | None, include_paths: bool
 ) -> Source:
-    """Return a row for each image. Not collective. Heads of all files are read now.
+    """Return a row for each image. Not collective. The headers of all files are read now.
 
     Raises
     ------
     ConfigError
-        If a file is missing or is no image.
+        If a file is missing or is not an image.
     """
     files = tuple(find_files(paths, [*IMAGES, *(ending.upper() for ending in IMAGES)]))
     load = LoadImage(None if size is None else (size[0], size[1]), mode)
     columns = set(describe_all(files, load.describe))
-    # Images of unlike size are an object each.
+    # Images of different sizes are objects.
     column = columns.pop() if len(columns) == 1 else _OBJECT
     return _file_rows(files, load, column, include_paths)
 

@@ -23,7 +23,7 @@ from hpctrain.errors import ConfigError
 # Several threads read ahead, which datasets of torch do not expect.
 _ONE_AT_A_TIME = Lock()
 
-_ADVICE = "Give it another type before, or leave the column out."
+_ADVICE = "Convert the column beforehand, or leave it out."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ class HuggingFaceSource:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that are in no file."""
+        """Bytes of rows that are in memory, not in cache files."""
         return 0 if self.dataset.cache_files else int(self.dataset.data.nbytes)
 
     def blocks(self) -> Blocks:
@@ -111,7 +111,7 @@ def open_torch(dataset: Any, names: Sequence[str] | None) -> Source:
     Raises
     ------
     ConfigError
-        If it has no length or no indices, or its items are no rows.
+        If it has no length or no indices, or its items are not rows.
     """
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise ConfigError(
@@ -119,7 +119,10 @@ def open_torch(dataset: Any, names: Sequence[str] | None) -> Source:
             f"is a stream. Give it to the trainer as it is, or write it to files."
         )
     if len(dataset) == 0:
-        raise ConfigError(f"from_torch(): {type(dataset).__name__} is empty.")
+        raise ConfigError(
+            f"from_torch(): {type(dataset).__name__} is empty, so its columns are unknown. Give a "
+            f"dataset with at least one item."
+        )
     if _is_plain_tensors(dataset):
         columns = _names_of(dataset[0], names)
         arrays = map(as_column, dataset.tensors)
@@ -131,7 +134,7 @@ def open_torch(dataset: Any, names: Sequence[str] | None) -> Source:
 
 
 def _is_plain_tensors(dataset: Any) -> bool:
-    """Return whether the items of a dataset are rows of its tensors, and nothing but those."""
+    """Return whether the items of a dataset are exactly the rows of its tensors."""
     # An instance implies that torch is imported.
     torch = sys.modules.get("torch.utils.data")
     if torch is None or not isinstance(dataset, torch.TensorDataset):
@@ -160,7 +163,10 @@ def open_huggingface(dataset: Any) -> Source:
         )
     if _has_transform(dataset):
         if len(dataset) == 0:
-            raise ConfigError("from_huggingface(): a dataset with a transform that has no rows.")
+            raise ConfigError(
+                "from_huggingface(): the dataset is empty and has a transform, so its columns are "
+                "unknown. Give a dataset with at least one row."
+            )
         schema = Schema.of(_transformed(dataset, range(min(len(dataset), 2))))
         return HuggingFaceSource(dataset=dataset, schema=schema)
     described = []

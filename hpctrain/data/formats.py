@@ -1,6 +1,6 @@
-"""Batches in NumPy's, pandas' and Arrow's form, and from one to another.
+"""Conversion of batches between NumPy, pandas and Arrow format.
 
-Inside, a batch is a dict of arrays: see `hpctrain.data.batch`.
+Internally, a batch is a dict of arrays: see `hpctrain.data.batch`.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ FORMATS = ("numpy", "pandas", "pyarrow")
 
 
 def check_format(batch_format: str | None) -> BatchFormat:
-    """Return a form, of those that exist; Ray's "default" is "numpy". Not collective.
+    """Return a valid batch format; Ray's "default" is "numpy". Not collective.
 
     Raises
     ------
     ConfigError
-        If it is none of "numpy", "pandas", "pyarrow".
+        If it is not "numpy", "pandas" or "pyarrow".
     """
     form = "numpy" if batch_format == "default" else batch_format
     if form not in FORMATS:
         raise ConfigError(
-            f"batch_format={batch_format!r}. One of {', '.join(map(repr, FORMATS))} is needed."
+            f"batch_format={batch_format!r} is unknown. Use {', '.join(map(repr, FORMATS))}."
         )
     return form  # type: ignore[return-value]
 
@@ -69,7 +69,7 @@ def from_any(batch: Any, *, keep_categories: bool = False) -> Batch:
     Raises
     ------
     ConfigError
-        If it is none of these, or its columns have unlike numbers of rows.
+        If it is none of these, or its columns have different numbers of rows.
     """
     if isinstance(batch, Mapping):
         arrays = {str(name): _named(name, values) for name, values in batch.items()}
@@ -83,7 +83,7 @@ def from_any(batch: Any, *, keep_categories: bool = False) -> Batch:
         arrays = {"data": as_column(batch)}
     else:
         raise ConfigError(
-            f"a batch of type {type(batch).__name__} is not understood. Give a dict of arrays, a "
+            f"a batch of type {type(batch).__name__} is not supported. Give a dict of arrays, a "
             f"pandas data frame or an Arrow table."
         )
     check_lengths(arrays)
@@ -107,7 +107,7 @@ def as_column(values: Any) -> np.ndarray:
     Raises
     ------
     ConfigError
-        If it is a single value, or bytes that are no text.
+        If it is a single value, or bytes that are not text.
     """
     if hasattr(values, "detach"):
         values = values.detach().cpu().numpy()
@@ -124,5 +124,8 @@ def as_column(values: Any) -> np.ndarray:
     else:
         array = np.asarray(values)
     if array.ndim == 0:
-        raise ConfigError(f"a column needs a value per row, not the single value {values!r}.")
+        raise ConfigError(
+            f"a column needs a value per row, not the single value {values!r}. Give an array or a "
+            f"list."
+        )
     return array

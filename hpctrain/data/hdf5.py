@@ -51,13 +51,13 @@ class Hdf5Source:
         return self.rows
 
     def files(self) -> list[str]:
-        """Return the file, and those that its virtual datasets are of. Not collective."""
+        """Return the file, and the sources of its virtual datasets. Not collective."""
         if not self.has_others:
             return [self.path]
         return _files_with_rows(self.path, [place for _, place in self.datasets])
 
     def blocks(self) -> Blocks:
-        """Return some MiB each, in whole chunks. Not collective."""
+        """Return blocks of some MiB, in whole chunks. Not collective."""
         whole = -(-block_rows(self.schema) // self.unit_rows) * self.unit_rows
         return Blocks([(self.rows, whole)])
 
@@ -69,7 +69,7 @@ class Hdf5Source:
         return batch
 
     def read_into(self, rows: range, out: Batch) -> None:
-        """Read rows into arrays that have an element for each. Not collective.
+        """Read rows into arrays of as many elements. Not collective.
 
         May be called by several threads.
         """
@@ -86,11 +86,11 @@ class Hdf5Source:
                 except OSError as error:
                     raise ConfigError(
                         f"{self.path}: rows {rows.start} to {rows.stop} of {where[name]!r} cannot "
-                        f"be read: {error}. The file is damaged or cut off; write it again."
+                        f"be read: {error}. The file is damaged or truncated; write it again."
                     ) from error
 
     def _check(self, reader: Hdf5Reader, name: str, place: str) -> None:
-        """Refuse another column than when the dataset was made, once for each reader."""
+        """Check once for each reader that the column is the one the dataset was made of."""
         if reader.checked.get(place) is not self:
             if self.has_others:
                 _check_virtual(self.path, reader.dataset(place))
@@ -112,11 +112,12 @@ def open_hdf5(
     ------
     ConfigError
         If a file is missing or damaged, has no such group or dataset, needs a filter that is not
-        installed, or if lengths or columns are unlike.
+        installed, or if lengths or columns differ.
     """
     if columns is not None and datasets is not None:
         raise ConfigError(
-            "read_hdf5() was given columns= and datasets=. datasets= names the columns already."
+            "read_hdf5() was given columns= and datasets=. Give datasets= alone: it names the "
+            "columns."
         )
     require("h5py", to="to read HDF5 files")
     files = find_files(paths, SUFFIXES)
@@ -134,7 +135,7 @@ def _describe(
         lengths = {place: len(found[name]) for name, place in places.items()}
         if len(set(lengths.values())) > 1:
             raise ConfigError(
-                f"{path}: datasets have unlike numbers of rows: "
+                f"{path}: datasets have different numbers of rows: "
                 f"{', '.join(f'{p!r} {n}' for p, n in lengths.items())}. Name those that belong "
                 f"together with columns=[...] or datasets={{...}}."
             )
@@ -161,8 +162,10 @@ def _datasets_of(path: str, file: Any, columns: Sequence[str] | None, group: str
     except KeyError:
         node = None
     if not isinstance(node, h5py.Group):
-        raise ConfigError(f"{path} has no group {group!r}. It has {_names(file)}.")
-    # What a link leads to may not be there.
+        raise ConfigError(
+            f"{path} has no group {group!r}. It has {_names(file)}; choose with group=."
+        )
+    # The target of a link may be missing.
     members = {n: m for n in node if isinstance(m := node.get(n), h5py.Dataset) and m.ndim}
     if not members:
         raise ConfigError(
@@ -174,7 +177,7 @@ def _datasets_of(path: str, file: Any, columns: Sequence[str] | None, group: str
             check_columns(columns, list(members))
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from error
-    # Behind a link to another file a dataset has the name that it has there.
+    # h5py gives a dataset of another file the name that it has there, not the name of the link.
     return {name: f"{group.rstrip('/')}/{name}" for name in columns or members}
 
 
@@ -182,13 +185,18 @@ def _dataset(path: str, file: Any, place: str) -> Any:
     h5py = require("h5py", to="to read HDF5 files")
     found = file.get(place)
     if not isinstance(found, h5py.Dataset):
-        raise ConfigError(f"{path} has no dataset {place!r}. It has {_names(file)}.")
+        raise ConfigError(
+            f"{path} has no dataset {place!r}. It has {_names(file)}; choose with datasets={{...}}."
+        )
     if found.ndim == 0:
-        raise ConfigError(f"{path}: dataset {place!r} is a single value, it has no rows.")
+        raise ConfigError(
+            f"{path}: dataset {place!r} is a single value without rows. Leave it out of "
+            f"datasets={{...}}."
+        )
     if found.dtype.kind == "O" and h5py.check_string_dtype(found.dtype) is None:
         raise ConfigError(
-            f"{path}: the rows of dataset {place!r} are arrays of unlike length or references, "
-            f"which a batch cannot hold. Name the other datasets with columns=[...]."
+            f"{path}: the rows of dataset {place!r} are references, or arrays of different "
+            f"lengths, which a batch cannot hold. Name the other datasets with columns=[...]."
         )
     _check_virtual(path, found)
     return found
@@ -202,7 +210,7 @@ def _names(file: Any) -> str:
 
 
 def _needs_plugin(path: str, dataset: Any) -> bool:
-    """Return whether hdf5plugin is needed; refuse a dataset that cannot be decoded here."""
+    """Return whether hdf5plugin is needed; raise if the dataset cannot be decoded here."""
     h5py = require("h5py", to="to read HDF5 files")
     properties = dataset.id.get_create_plist()
     needed = False
@@ -215,13 +223,14 @@ def _needs_plugin(path: str, dataset: Any) -> bool:
         if not h5py.h5z.filter_avail(number):
             raise ConfigError(
                 f"{path}: dataset {dataset.name!r} is compressed with HDF5 filter {number} "
-                f"({name.decode(errors='replace')}), which neither HDF5 nor hdf5plugin has here."
+                f"({name.decode(errors='replace')}), which neither HDF5 nor hdf5plugin has here. "
+                f"Install the filter's plugin, or compress with another filter: h5repack does it."
             )
     return needed
 
 
 def _check_virtual(path: str, dataset: Any) -> None:
-    """Refuse a virtual dataset that lacks a file: HDF5 would give zeros instead."""
+    """Raise if a file of a virtual dataset is missing: HDF5 would return fill values instead."""
     if not dataset.is_virtual:
         return
     for mapping in dataset.virtual_sources():
@@ -256,23 +265,23 @@ def _files_with_rows(path: str, places: Sequence[str]) -> list[str]:
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Refuse names that are paths in HDF5. Not collective.
+    """Check that names are not paths in HDF5. Not collective.
 
     Raises
     ------
     ConfigError
-        If there are such.
+        If one is.
     """
     for name in names:
         if name in ("", ".", "..") or "/" in name or "\0" in name:
             raise ConfigError(
-                f"HDF5 has no column {name!r}: it takes the name for a path. Rename it, or write "
-                f"Parquet."
+                f"column {name!r} cannot be written to HDF5, where its name is a path. Rename it, "
+                f"or write Parquet."
             )
 
 
 def is_text(value: Any) -> bool:
-    """Return whether HDF5 has a value as a text. Not collective."""
+    """Return whether HDF5 can store a value as text. Not collective."""
     if not isinstance(value, str) or "\0" in value:
         return False
     try:
@@ -283,9 +292,9 @@ def is_text(value: Any) -> bool:
 
 
 def hdf5_type(dtype: np.dtype) -> Any:
-    """Return the type in which HDF5 has the values of a column; None if there is none.
+    """Return the type in which HDF5 stores the values of a column; None if there is none.
 
-    Not collective. Times are h5py's opaque type: bytes with the name of NumPy's own.
+    Not collective. Times have h5py's opaque type: bytes tagged with the name of NumPy's type.
     """
     h5py = require("h5py", to="for HDF5 files")
     if dtype.kind in "OU":
@@ -310,10 +319,10 @@ def open_file(path: str | PathLike[str], mode: str) -> Any:
     """Return an open ``h5py.File``. Not collective."""
     h5py = require("h5py", to="for HDF5 files")
     try:
-        # Many parallel filesystems are mounted without locks, and HDF5 would refuse to open there.
+        # Many parallel filesystems are mounted without locks; there HDF5 would not open a file.
         return h5py.File(path, mode, locking="best-effort")
     except ValueError:
-        # Before 1.10.7 HDF5 had no option for it.
+        # HDF5 before 1.10.7 has no such option.
         return h5py.File(path, mode)
 
 
@@ -323,7 +332,7 @@ def _open(path: str) -> Any:
     except OSError as error:
         size = os.path.getsize(path) if os.path.exists(path) else 0
         raise ConfigError(
-            f"{path} ({size} bytes) cannot be read as HDF5: {error}. It is cut off, still being "
+            f"{path} ({size} bytes) cannot be read as HDF5: {error}. It is truncated, still being "
             f"written, or in another format; write it again."
         ) from error
 

@@ -1,4 +1,4 @@
-"""Rows of the datasets of an HDF5 file, read past HDF5 where that is possible."""
+"""Rows of the datasets of an HDF5 file, read without HDF5 where that is possible."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _Read = Callable[[range, np.ndarray], None]
 
 
 class Hdf5Reader:
-    """Reads rows into arrays that exist already.
+    """Reads rows into existing arrays.
 
     Parameters
     ----------
     path
-        Of the file.
+        Path of the file.
     open_file
         Opens a file as ``h5py.File``.
     others
@@ -42,7 +42,7 @@ class Hdf5Reader:
         self._identity = self._raw.identity()
         self._others = others
         self.checked: dict[str, object] = {}
-        """For whom a dataset was found to be what it should be."""
+        """By dataset, the source that has checked its rows and type."""
         self._found: dict[str, tuple[np.dtype, tuple[int, ...], _Read]] = {}
 
     def close(self) -> None:
@@ -74,7 +74,9 @@ class Hdf5Reader:
             return
         dtype, shape, read = self._look_up(dataset)
         if out.shape != (len(rows), *shape[1:]) or not 0 <= rows.start < rows.stop <= shape[0]:
-            raise OSError(f"it has shape {shape}, and {out.shape} from row {rows.start} is wanted")
+            raise OSError(
+                f"it has shape {shape}, but shape {out.shape} from row {rows.start} was requested"
+            )
         if out.dtype == dtype and out.flags.c_contiguous:
             read(rows, out)
         else:
@@ -85,11 +87,11 @@ class Hdf5Reader:
     def dataset(self, name: str) -> Any:
         """Return a dataset as ``h5py.Dataset``. Not collective."""
         if (found := self._file.get(name)) is None:
-            raise OSError("it is not there any more")
+            raise OSError("the dataset no longer exists in the file")
         return found
 
     def column(self, dataset: str) -> tuple[int, Column]:
-        """Return the number of rows, and what each holds. Not collective."""
+        """Return the number of rows, and type and shape of each. Not collective."""
         dtype, shape, _ = self._look_up(dataset)
         return shape[0], column_of(dtype, shape[1:])
 
@@ -150,7 +152,7 @@ class Hdf5Reader:
                         read_through_hdf5(dataset, range(first, last), target)
 
     def has_rows_like(self, dataset: Any, part: Part) -> bool:
-        """Return whether this file has a part of a virtual dataset unchanged. Not collective."""
+        """Return whether this file still has a part of a virtual dataset. Not collective."""
         source = self._file.get(part.dataset)
         if source is None or source.dtype != dataset.dtype or source.shape[1:] != dataset.shape[1:]:
             return False
@@ -158,16 +160,16 @@ class Hdf5Reader:
 
 
 def column_of(dtype: np.dtype, shape: tuple[int, ...]) -> Column:
-    """Return what a row of an HDF5 dataset holds in a batch.
+    """Return the type and shape that a row of an HDF5 dataset has in a batch.
 
     Not collective.
 
     Parameters
     ----------
     dtype
-        As h5py says it. Elements may be arrays themselves, which are further axes for NumPy.
+        As h5py reports it. Elements may be arrays themselves, which are further axes in NumPy.
     shape
-        Of a row.
+        Shape of a row.
     """
     return Column(dtype=type_in_batches(dtype.base), shape=(*shape, *dtype.shape))
 

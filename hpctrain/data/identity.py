@@ -1,4 +1,4 @@
-"""Whether files are still those that they were: what is kept of them to ask that later."""
+"""Digests of files, which tell later whether the files have changed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpctrain.data.files import describe_all
 from hpctrain.data.source import files_of_source
 
 DIGEST_BYTES = 16 * 2**20
-"""Files that are no larger together are read: sizes and times can stay the same by chance."""
+"""Files of at most this total size are read: sizes and times can stay the same by chance."""
 
 _SECOND_NS = 10**9
 _MANY = 16
@@ -30,16 +30,16 @@ def files_of(dataset: Any) -> list[str]:
 
 
 def files_below(directory: Path) -> list[str]:
-    """Return all files of a directory and of those in it, in order. Not collective."""
+    """Return all files below a directory, in order. Not collective."""
     return sorted(str(path) for path in directory.rglob("*") if path.is_file())
 
 
 def identify_files(files: Iterable[str]) -> str:
     """Return a digest that changes with the content of files.
 
-    Not collective. Small files are read. Of large ones size and time of the last change count, to
-    the nanosecond; where the time has whole seconds only, as a filesystem or the program that
-    unpacked the files may have it, the time at which the filesystem itself saw the change does too.
+    Not collective. Small files are read. Of large ones the digest covers the size and the time of
+    the last change, in nanoseconds. A time of whole seconds, which some filesystems and archivers
+    write, is too coarse; then it also covers the time of the inode's last change (ctime).
 
     Examples
     --------
@@ -47,7 +47,7 @@ def identify_files(files: Iterable[str]) -> str:
     False
     """
     paths = list(files)
-    # To start threads takes longer than a few answers of the filesystem.
+    # Starting threads takes longer than a few stat calls.
     look: Any = describe_all if len(paths) >= _MANY else _one_by_one
     found = dict(zip(paths, look(paths, _stat), strict=True))
     total = sum(entry.st_size for entry in found.values() if entry is not None)

@@ -28,18 +28,18 @@ class DataIterator(ShardTensors):
     """One rank's part of a dataset.
 
     Every pass over ``iter_batches()`` is an epoch, and every rank gets the same number of batches
-    of it. The order of an epoch follows from seed and epoch alone, and which rows come next from
-    how many have come: `state_dict` is a few numbers, and a run can go on in the middle of an epoch
-    with another number of ranks, without a row that is missed or comes twice.
+    of it. The order of an epoch depends on seed and epoch alone, and the next rows on how many rows
+    have been given out: `state_dict` is a few numbers, and a run can resume in the middle of an
+    epoch with another number of ranks, without missing or repeating a row.
 
     Parameters
     ----------
     dataset
-        Of which this is a part.
+        The whole dataset.
     rank, world_size
         Which part, of how many.
     tail
-        What becomes of rows that do not fill a batch on every rank; see `Dataset.shard`.
+        What happens to rows that do not fill a batch on every rank; see `Dataset.shard`.
     device
         Where torch's tensors go by default.
     """
@@ -55,7 +55,10 @@ class DataIterator(ShardTensors):
     ) -> None:
         check_tail(tail)
         if not 0 <= rank < world_size:
-            raise ConfigError(f"rank={rank} of world_size={world_size}: from 0 to below it.")
+            raise ConfigError(
+                f"rank={rank} is not a rank of world_size={world_size}. Give one from 0 to below "
+                f"it."
+            )
         self._dataset = dataset
         self._rank = rank
         self._world_size = world_size
@@ -65,12 +68,12 @@ class DataIterator(ShardTensors):
         self._epochs = Epochs(dataset, rank=rank, world_size=world_size, tail=tail)
 
     def __repr__(self) -> str:
-        """Return which part of what this is."""
+        """Return rank, world size and dataset."""
         return f"DataIterator(rank {self._rank} of {self._world_size}, {self._dataset!r})"
 
     @property
     def dataset(self) -> Dataset:
-        """The whole, of which this is a part."""
+        """The whole dataset."""
         return self._dataset
 
     @property
@@ -91,8 +94,7 @@ class DataIterator(ShardTensors):
     def count(self) -> int:
         """Return the rows of this rank in the epoch that has begun or is next, after filters.
 
-        Not collective. Where nothing else tells it, makes a pass over the rank's rows, which moves
-        no position.
+        Not collective. After a filter this reads the rank's rows; the position stays the same.
         """
         source = at_epoch(self._dataset.source, self.epoch)
         return replace(self._dataset, source=source).count_rows(self._epochs.rows())
@@ -100,7 +102,7 @@ class DataIterator(ShardTensors):
     def in_one_order(self) -> DataIterator:
         """Return this rank's part with its rows in one order, that of epoch 0, in each pass.
 
-        Not collective. For code that reads the rows several times, and counts on the same ones: a
+        Not collective. For code that reads the rows several times and needs the same order: a
         dataset that is shuffled without a seed has a new order each epoch.
         """
         return DataIterator(
@@ -133,35 +135,35 @@ class DataIterator(ShardTensors):
     ) -> SizedPasses[Any]:
         """Return the batches of the next epoch, or the rest of the one that was resumed.
 
-        Not collective, but every rank must give the same arguments. What is returned can be
-        iterated over again: each pass is the next epoch, also after one that was broken off. So
-        every rank must begin as many passes: `epoch` decides the order. ``len()`` is the number
-        of batches of a whole epoch, the same on every rank.
+        Not collective, but every rank must give the same arguments. The result can be iterated
+        over again: each pass is the next epoch, also after a pass that did not finish. Every rank
+        must begin the same number of passes, because `epoch` decides the order. ``len()`` is the
+        number of batches of a whole epoch, the same on every rank.
 
         Parameters
         ----------
         batch_size
-            Rows of a batch of this rank. After `Dataset.filter` a batch has what is left of so many
-            rows, and may be empty: write the filtered rows to files if they are to be full. None is
+            Rows of a batch of this rank. `Dataset.filter` drops rows from a batch of that size,
+            which may leave it empty: for full batches write the filtered rows to files. None is
             some MiB of rows.
         batch_format
             "numpy" gives a dict of arrays that have a row per element, "pandas" a data frame,
             "pyarrow" a table. Do not write into arrays: they may be views of the dataset's own.
         shuffle
-            Whether the rows come in another order each epoch: pieces from all over the dataset, and
-            rows permuted within some of them at a time.
+            Whether the rows come in another order each epoch: blocks from all over the dataset, and
+            rows permuted within several of them at a time.
         local_shuffle_buffer_size
-            Rows that are permuted at a time, about; more mix better and need more memory. Given, it
-            means `shuffle` too. None is what the cache of a core holds.
+            About how many rows are permuted at a time; more rows mix better and need more memory. A
+            number implies `shuffle`. None is as many as fit in the cache of a core.
         local_shuffle_seed
-            What the order of all epochs follows from.
+            Seed of the order of all epochs.
         drop_last
             The same as ``tail="drop"``.
         tail
-            What becomes of rows that do not fill a batch on every rank, if not what `Dataset.shard`
-            was given.
+            What happens to rows that do not fill a batch on every rank. None is the `tail` of
+            `Dataset.shard`.
         prefetch_batches
-            Batches that are read ahead by a thread, at least; 0 reads when a batch is asked for.
+            Least number of batches that threads read ahead; 0 reads each batch on request.
 
         Raises
         ------
@@ -198,7 +200,7 @@ class DataIterator(ShardTensors):
         """Return the batches of the next epoch as tensors.
 
         Not collective, but every rank must give the same arguments. As with `iter_batches`, each
-        pass over what is returned is the next epoch.
+        pass over the result is the next epoch.
 
         Parameters
         ----------
@@ -209,7 +211,7 @@ class DataIterator(ShardTensors):
         device
             Where tensors go. "auto" is the rank's GPU if it has one, else the CPU.
         collate_fn
-            Makes a batch of a dict of arrays, instead of the two above.
+            Converts a dict of arrays to a batch, in place of `dtypes` and `device`.
         shuffle, local_shuffle_buffer_size, local_shuffle_seed, drop_last, tail, prefetch_batches
             As in `iter_batches`.
 
@@ -240,8 +242,8 @@ class DataIterator(ShardTensors):
     def iter_rows(self) -> Passes[dict[str, Any]]:
         """Return the rows of the next epoch, each a dict.
 
-        Not collective. As with `iter_batches`, each pass over what is returned is the next epoch.
-        It has a ``len()`` unless a filter leaves the number of rows open.
+        Not collective. As with `iter_batches`, each pass over the result is the next epoch. It has
+        a ``len()``, except after a filter.
         """
         size = 256
         batches = self.iter_batches(batch_size=size)
@@ -269,9 +271,9 @@ class DataIterator(ShardTensors):
     ) -> Any:
         """Return a ``tf.data.Dataset`` of pairs of features and labels; each pass is an epoch.
 
-        Not collective. It knows how many batches an epoch has. TensorFlow reads ahead, and what it
-        has read counts as taken in `state_dict`: save that between epochs. A state in the middle of
-        an epoch is to be loaded before this is called.
+        Not collective. The number of batches of an epoch is known. TensorFlow reads ahead, and
+        `state_dict` counts these batches too: save it between epochs. Load a state in the middle of
+        an epoch before you call this.
 
         Parameters
         ----------
@@ -314,14 +316,14 @@ class DataIterator(ShardTensors):
         return self._dataset.take_ranges(self._epochs.rows()).materialize()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where in which epoch this is, as numbers for JSON; the same on every rank.
+        """Return epoch and position in it, as numbers for JSON; the same on every rank.
 
-        Not collective. What counts are the batches that have been given out.
+        Not collective. The position counts the batches that have been given out.
         """
         return self._epochs.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on after the batches that had been given out, with as many ranks as there are now.
+        """Resume after the batches that had been given out, with as many ranks as there are now.
 
         Not collective, but every rank must load the same state.
 

@@ -1,8 +1,8 @@
 """The layout of an HDF5 dataset on disk, to read its rows without HDF5.
 
-HDF5 has one lock for everything, and a library that is held by it cannot read and decode on several
-cores. So it is asked where the bytes are, and they are read and decoded here. What is stored in a
-way that is not known here is `Opaque`, and left to HDF5.
+HDF5 has one global lock, so it reads and decodes on one core at a time. This module asks it only
+where the bytes are; hpctrain reads and decodes them itself. A layout that hpctrain does not support
+is `Opaque`, and read by HDF5.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Contiguous:
 
 @dataclass(frozen=True, kw_only=True)
 class Filter:
-    """A step in which chunks were encoded."""
+    """A filter that chunks were encoded with."""
 
     number: int
     values: tuple[int, ...]
@@ -33,10 +33,10 @@ class Filter:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Chunked:
-    """Rows in pieces, each of which may be compressed."""
+    """Rows in chunks, each of which may be compressed."""
 
     shape: tuple[int, ...]
-    """Of a chunk, rows first. Chunks at the upper edges are stored as large as the others."""
+    """Shape of a chunk, rows first. Chunks at the upper edges are stored as large as the others."""
     grid: tuple[int, ...]
     """Chunks along each axis."""
     filters: tuple[Filter, ...]
@@ -48,7 +48,7 @@ class Chunked:
     skipped: np.ndarray
     """Filters that were not applied to a chunk, a bit for each; [chunks]."""
     fill: Any
-    """Value of what was never written."""
+    """Value of elements that were never written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,11 +95,11 @@ def find_layout(dataset: Any) -> Layout:
         return Opaque()
     properties = dataset.id.get_create_plist()
     if properties.get_layout() == h5py.h5d.CONTIGUOUS and not properties.get_external_count():
-        # Nothing is there yet if nothing was written.
+        # HDF5 may allocate no storage before the first write.
         if dataset.id.get_storage_size() != dataset.nbytes or not dataset.nbytes:
             return Opaque()
         return Contiguous(offset=dataset.id.get_offset())
-    # Missing where h5py was built with HDF5 1.10, as modules of clusters often are.
+    # h5py built with HDF5 1.10, as in many cluster modules, has no chunk_iter.
     if properties.get_layout() == h5py.h5d.CHUNKED and hasattr(dataset.id, "chunk_iter"):
         return _find_chunks(dataset, properties)
     return Opaque()
@@ -124,14 +124,14 @@ def _find_chunks(dataset: Any, properties: Any) -> Chunked:
 
     def add(chunk: Any) -> None:
         place = [start // size for start, size in zip(chunk.chunk_offset, shape, strict=True)]
-        # What a dataset lost again, when it was made smaller, may still have chunks.
+        # A dataset that was shrunk may still have chunks beyond its end.
         if all(at < n for at, n in zip(place, grid, strict=True)):
             index = sum(at * stride for at, stride in zip(place, strides, strict=True))
             offsets[index], sizes[index] = chunk.byte_offset, chunk.size
             skipped[index] = chunk.filter_mask
 
     if count:
-        # Asking for one chunk after another would search all of them for each.
+        # get_chunk_info() searches all chunks at each call.
         dataset.id.chunk_iter(add)
     filters = [properties.get_filter(i) for i in range(properties.get_nfilters())]
     return Chunked(
@@ -150,11 +150,11 @@ def _find_virtual(dataset: Any) -> Layout:
     folder = Path(dataset.file.filename).absolute().parent
     for mapping in dataset.virtual_sources():
         rows = _rows_of(mapping.vspace, dataset.shape)
-        # All of a dataset may be said without its shape; it is as large as what it is mapped to.
+        # A selection of a whole source may lack its shape, which is then that of the target.
         source = _rows_of(mapping.src_space, mapping.src_space.shape or dataset.shape)
         if rows is None or source is None:
             return Opaque()
-        # HDF5 looks in other places too; what is not here is for it to find.
+        # HDF5 searches other directories too: it reads what is not in this one.
         name = mapping.file_name
         path = dataset.file.filename if name == "." else str(folder / name)
         if "%" in name + mapping.dset_name or not Path(path).exists():
@@ -168,7 +168,7 @@ def _find_virtual(dataset: Any) -> Layout:
 
 
 def _rows_of(space: Any, shape: tuple[int, ...]) -> range | None:
-    """Return the rows that a selection is, if it is whole rows one after another."""
+    """Return the rows of a selection, None unless it is whole rows one after another."""
     import h5py
 
     if space.get_select_type() == h5py.h5s.SEL_ALL:

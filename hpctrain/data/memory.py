@@ -1,4 +1,4 @@
-"""Rows that are in memory already."""
+"""Rows in memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpctrain.data.source import Blocks, block_rows
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MemorySource:
-    """Arrays that have a row per element; what is read are views of them."""
+    """Arrays that have a row per element; reads return views of them."""
 
     arrays: Batch
 

@@ -31,7 +31,7 @@ class NumpySource:
 
     path: str
     column: str
-    """Name of the column that an array without a name is."""
+    """Name of the column of an array without a name."""
     rows: int
     schema: Schema
 
@@ -63,7 +63,7 @@ class NumpySource:
                 dtype = type_in_batches(array.dtype)
                 found = len(array), Column(dtype=dtype, shape=array.shape[1:])
                 check_unchanged(self.path, name, rows=self.rows, column=column, found=found)
-                # A copy, so that it is read when this returns, and not where the rows are used.
+                # Copy the rows of the memory map here, or they would be read where they are used.
                 batch[name] = as_in_batches(array[rows.start : rows.stop].copy())
             return batch
 
@@ -76,11 +76,14 @@ def open_numpy(
     Raises
     ------
     ConfigError
-        If a file is missing, damaged or has Python objects, or files have unlike columns.
+        If a file is missing, damaged or has Python objects, or files have different columns.
     """
     if isinstance(paths, Mapping):
         if columns is not None:
-            raise ConfigError("read_numpy({...}, columns=...): leave the others out of the dict.")
+            raise ConfigError(
+                "read_numpy() was given a dict of paths and columns=. Give the dict alone, without "
+                "the columns that are not needed."
+            )
         return SideBySide(
             parts=tuple(_open_files_of(found, name, None) for name, found in paths.items())
         )
@@ -96,7 +99,10 @@ def _describe(path: str, column: str, columns: Sequence[str] | None) -> NumpySou
     arrays = _named(_open(path), column)
     for name, array in arrays.items():
         if array.ndim == 0:
-            raise ConfigError(f"{path}: {name!r} is a single value, it has no rows.")
+            raise ConfigError(
+                f"{path}: {name!r} is a single value without rows. Write an array of one value per "
+                f"row."
+            )
     try:
         described = Schema.of(arrays).select(columns)
         schema = Schema(
@@ -114,7 +120,7 @@ def _named(opened: _Opened, column: str) -> dict[str, np.ndarray]:
 
 
 class _Opened:
-    """The arrays of a file, of which those that are not compressed stay on disk."""
+    """The arrays of a file; uncompressed ones are mapped, not read."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self.arrays: dict[str, np.ndarray] = {}
@@ -131,12 +137,12 @@ class _Opened:
                     )
 
     def close(self) -> None:
-        """Let go of the arrays. Not collective."""
+        """Release the arrays. Not collective."""
         self.arrays.clear()
 
 
 def _map(path: Any, file: Any, member: zipfile.ZipInfo) -> np.ndarray:
-    """Return an array of an archive that is not compressed, on disk."""
+    """Return a memory map of an array in an uncompressed archive."""
     version = np.lib.format.read_magic(file)
     read = np.lib.format.read_array_header_1_0
     if version != (1, 0):
@@ -160,8 +166,8 @@ def _open(path: str) -> _Opened:
         return _Opened(path)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ConfigError(
-            f"{path} cannot be read as .npy or .npz: {error}. It is cut off or has Python objects: "
-            f"write it again."
+            f"{path} cannot be read as .npy or .npz: {error}. It is truncated or has Python "
+            f"objects: write it again."
         ) from error
 
 

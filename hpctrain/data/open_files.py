@@ -22,7 +22,7 @@ class Identity(NamedTuple):
 
 
 def identity_of(file: str | int) -> Identity | None:
-    """Return what changes with the content of a path or descriptor, None if there is no file.
+    """Return the identity of a path or descriptor, None if there is no file.
 
     Not collective.
     """
@@ -75,7 +75,7 @@ class OpenFiles:
                     if opened.identity == identity:
                         return opened
                     old.append(opened)
-        # Before it is opened again: HDF5 would use its cached state of an open file.
+        # Close before opening it again: HDF5 would reuse the cached state of an open file.
         for opened in old:
             opened.file.close()
         return _Opened(path, identity, self._opener(path))
@@ -97,7 +97,7 @@ class OpenFiles:
 
 
 class _Use:
-    """A file in use. contextlib's way of writing this takes as long as a small read."""
+    """A file in use. ``contextlib.contextmanager`` would take as long as a small read."""
 
     def __init__(self, pool: OpenFiles, path: str) -> None:
         self._pool = pool
@@ -122,7 +122,7 @@ class _Epochs:
         self.num_running = 0
 
     def after_fork(self) -> None:
-        """Forget in a child what is its parent's: they would share positions in files."""
+        """Drop the parent's files in a child process: the two would share file positions."""
         self.lock = threading.Lock()
         self.num_running = 0
         for pool in list(_pools):
@@ -132,7 +132,7 @@ class _Epochs:
 _pools: WeakSet[OpenFiles] = WeakSet()
 _epochs = _Epochs()
 _of_parent: list[_Opened] = []
-"""Never closed: a thread that is not there in the child may have held a lock of their library."""
+"""Never closed: a thread of the parent may have held a lock of their library at the fork."""
 
 os.register_at_fork(after_in_child=_epochs.after_fork)
 
@@ -141,8 +141,8 @@ os.register_at_fork(after_in_child=_epochs.after_fork)
 def kept_open() -> Iterator[None]:
     """Keep files open between reads until the end of this context, or of another one.
 
-    Not collective. After that they can be written to. A later reader opens them again: an
-    iterator that is left in the middle may never end.
+    Not collective. After that they can be written to. The end of another context closes them too,
+    because an iterator that is left in the middle may never end; its next read opens them again.
     """
     lock = _epochs.lock
     with lock:
@@ -152,7 +152,7 @@ def kept_open() -> Iterator[None]:
     finally:
         unused: list[_Opened] = []
         with lock:
-            # In a child that was forked meanwhile there is another lock, and nothing to close.
+            # A child that was forked meanwhile has another lock, and nothing to close.
             if lock is _epochs.lock:
                 _epochs.num_running -= 1
                 unused = [opened for pool in list(_pools) for opened in pool.take_all()]

@@ -34,5 +34,5 @@ def require(package: str, *, to: str, extra: str = "data") -> Any:
             raise
         install = f"hpctrain[{extra}]" if extra else package
         raise ConfigError(
-            f"{error.name} is needed {to}, and is not installed: pip install '{install}'."
+            f"{error.name} is needed {to}, but is not installed. Run: pip install '{install}'"
         ) from error

@@ -1,17 +1,17 @@
-"""In which order the rows of an epoch come.
+"""The order of the rows of an epoch.
 
-It follows from the number of rows, a seed and the number of the epoch. So nothing is written down,
-and any rank finds any part of it without the others.
+It depends on the number of rows, a seed and the number of the epoch alone. So nothing is stored,
+and each rank computes any part of it without the others.
 
 ::
 
-    rows       slab 0 │ slab 1 │ slab 2 │ slab 3 │ slab 4 │ slab 5     read in one piece each
+    rows       slab 0 │ slab 1 │ slab 2 │ slab 3 │ slab 4 │ slab 5     one read each
     shuffled   slab 4 │ slab 0 │ slab 3 ║ slab 1 │ slab 5 │ slab 2     in an order by the seed
     window     rows of 4, 0, 3 permuted ║ rows of 1, 5, 2 permuted     small enough for the cache
     positions  0 ─────── rank 0 ────────────│─────── rank 1 ───────    every one has one rank
 
-A *position* is the place of a row in that order. It does not depend on the number of ranks, and
-`hpctrain.data.split` says which rank has which.
+A *position* is the place of a row in that order. It does not depend on the number of ranks;
+`hpctrain.data.split` maps positions to ranks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 from hpctrain.errors import ConfigError
 
 SLABS = 8
-"""Slabs in a window: neighbours on disk are spread among seven times as many other rows."""
+"""Slabs in a window: each row mixes with seven times as many rows from elsewhere on disk."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class Shuffle:
 
     num_rows: int
     slab_rows: int
-    """Rows that are read in one piece. The last slab of the dataset may have fewer."""
+    """Rows of one read. The last slab of the dataset may have fewer."""
     slabs_per_window: int = SLABS
     seed: int = 0
     epoch: int = 0
@@ -73,13 +73,13 @@ class Shuffle:
         """Check the numbers."""
         if min(self.num_rows, self.seed, self.epoch) < 0:
             raise ConfigError(
-                f"num_rows={self.num_rows}, seed={self.seed}, epoch={self.epoch}: none of them may "
-                f"be negative."
+                f"num_rows={self.num_rows}, seed={self.seed}, epoch={self.epoch}: one is negative. "
+                f"Give integers of 0 or more."
             )
         if min(self.slab_rows, self.slabs_per_window) < 1:
             raise ConfigError(
-                f"slab_rows={self.slab_rows}, slabs_per_window={self.slabs_per_window}: both have "
-                f"to be at least 1."
+                f"slab_rows={self.slab_rows}, slabs_per_window={self.slabs_per_window}: one is "
+                f"less than 1. Give integers of 1 or more."
             )
 
     @property
@@ -104,7 +104,7 @@ class Shuffle:
 
     @cached_property
     def _place_of_short(self) -> int:
-        """Place of the slab that has fewer rows."""
+        """Place of the slab that may have fewer rows."""
         return int(np.flatnonzero(self._slabs == self.num_slabs - 1)[0]) if self.num_slabs else 0
 
     def _position_of_slab(self, place: int) -> int:
@@ -136,10 +136,10 @@ class Shuffle:
 
 
 def permutation(num_rows: int, key: Sequence[int]) -> np.ndarray:
-    """Return the numbers below `num_rows` in an order that follows from a key.
+    """Return the numbers below `num_rows` in an order that depends on a key alone.
 
-    Not collective. It is the same with any version of NumPy, which promises that for the bits of a
-    generator, but not for ``Generator.permutation``.
+    Not collective. It is the same with any version of NumPy, which guarantees a stable stream for
+    bit generators, but not for ``Generator.permutation``.
 
     Parameters
     ----------
@@ -148,7 +148,7 @@ def permutation(num_rows: int, key: Sequence[int]) -> np.ndarray:
     """
     bits = max(num_rows - 1, 0).bit_length()
     below = np.uint64((1 << bits) - 1)
-    # Random numbers that end with the number of the row: to sort them is quicker than to shuffle.
+    # Sorting random numbers whose low bits are the row number is faster than shuffling.
     keys: np.ndarray = np.random.SFC64([*key, num_rows]).random_raw(num_rows)
     keys &= ~below
     keys |= np.arange(num_rows, dtype=np.uint64)

@@ -1,4 +1,4 @@
-"""Thousands of files in a pickle of kilobytes."""
+"""Compact pickles of datasets of thousands of files."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Packed:
-    """Dataclasses of one class, by field."""
+    """Instances of one dataclass, by field."""
 
     kind: type
     count: int
     same: dict[str, Any]
     """Fields that are the same in all of them."""
     texts: dict[str, bytes]
-    """The other ones: compressed literals of Python, so equal values always give equal bytes."""
+    """The other fields, as compressed Python literals: equal values always give equal bytes."""
 
 
 def pack(values: Sequence[Any]) -> Packed | None:
-    """Return dataclasses by field, or None if they have other fields than numbers and texts.
+    """Return instances by field, or None if fields that differ are not numbers or texts.
 
     Not collective.
     """

@@ -18,7 +18,7 @@ from hpctrain.errors import ConfigError
 
 def to_pandas(batch: Batch) -> Any:
     """Return a data frame; a column of arrays has one array in each cell. Not collective."""
-    pandas = require("pandas", to="for batches in the form of pandas")
+    pandas = require("pandas", to="for batches in pandas format")
     columns = {n: array if array.ndim == 1 else list(array) for n, array in batch.items()}
     for name, array in batch.items():
         if (found := categories_of(array.dtype)) is not None:
@@ -37,7 +37,7 @@ def from_pandas(frame: Any, *, keep_categories: bool = False) -> Batch:
     Parameters
     ----------
     keep_categories
-        Whether the type of a column of pandas' category type has its categories.
+        Whether a column of pandas' category type keeps its categories.
     """
     check_unique(map(str, frame.columns))
     found = {str(name): frame.iloc[:, at] for at, name in enumerate(frame.columns)}
@@ -65,7 +65,7 @@ def column_of_series(series: Any) -> np.ndarray:
 
 
 def _stack(cells: Sequence[Any]) -> np.ndarray:
-    """Return cells of arrays or lists as one array, each with the values that it has."""
+    """Return cells of arrays or lists as one array, without changing a value."""
     if any(not isinstance(cell, np.ndarray) or cell.dtype != cells[0].dtype for cell in cells):
         rows = [types.array_of(cell)[np.newaxis] for cell in cells]
         return types.join(rows, name="of cells")
@@ -73,7 +73,7 @@ def _stack(cells: Sequence[Any]) -> np.ndarray:
 
 
 def _from_extension(series: Any) -> np.ndarray:
-    """Return a column of one of pandas' own types, some of which can miss integers and bools."""
+    """Return a column of a pandas extension type; integers and bools may be missing in it."""
     if hasattr(series.dtype, "pyarrow_dtype"):
         return column_of_arrow(series.array.__arrow_array__())
     if hasattr(series.dtype, "categories"):
@@ -83,7 +83,7 @@ def _from_extension(series: Any) -> np.ndarray:
     numbers = getattr(series.dtype, "numpy_dtype", np.dtype(object))
     array: np.ndarray
     if getattr(series.dtype, "tz", None) is not None:
-        # Arrow has the same: instants, as they are in UTC.
+        # The same as from Arrow: times in UTC.
         array = series.dt.tz_convert("UTC").dt.tz_localize(None).to_numpy()
     elif numbers.kind == "f":
         array = series.to_numpy(dtype=numbers, na_value=np.nan)
@@ -96,7 +96,7 @@ def _from_extension(series: Any) -> np.ndarray:
 
 
 def _of_codes(codes: np.ndarray, categories: np.ndarray) -> np.ndarray:
-    """Return categories by their places; those at -1 are missing."""
+    """Return the values of category codes; code -1 is a missing value."""
     if codes.size and codes.min() >= 0:
         found: np.ndarray = categories[codes]
     elif categories.dtype.kind in "fMm":
@@ -104,7 +104,7 @@ def _of_codes(codes: np.ndarray, categories: np.ndarray) -> np.ndarray:
         found = np.concatenate([categories, nothing])[codes]
     else:
         found = np.concatenate([categories.astype(object), np.array([None])])[codes]
-        # Whether floats have them is asked of all categories, not to depend on the rows.
+        # Whether floats can hold them must depend on all categories, not on the rows.
         if categories.dtype.kind in "iu" and types.are_floats(categories):
             found = types.with_missing(found)
     return found

@@ -25,11 +25,11 @@ from hpctrain.data.types import EXACT, cast_exactly
 from hpctrain.errors import ConfigError
 
 MOST_CATEGORIES = 2**16
-"""Of a column, which are in the pickle of its dataset; if there are more it has plain values."""
+"""Of a column; they are pickled with the dataset. A column of more has plain values."""
 
 SUFFIXES = (".parquet", ".pq", ".parq")
 
-_REWRITE = "A row of an array is missing, or the file has changed; write it again."
+_REWRITE = "An array is missing in a row, or the file has changed; write it again."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class ParquetSource:
 
     path: str
     groups: tuple[tuple[int, int], ...]
-    """Rows of a row group, none too, and how many of such groups follow each other."""
+    """Runs of row groups of equal size: rows of a group (may be 0), and number of groups."""
     schema: Schema
     keys: Keys = ()
     """Columns of the schema that are not in the file, and the one value of each."""
@@ -64,7 +64,7 @@ class ParquetSource:
     def read(self, rows: range, columns: Sequence[str] | None) -> Batch:
         """Return rows, in order. Not collective.
 
-        Row groups are read whole: ask for as many rows at once as you can.
+        Row groups are read whole: read as many rows at once as you can.
         """
         schema = self.schema.select(columns)
         if not rows:
@@ -95,7 +95,7 @@ class ParquetSource:
         except OSError as error:
             raise ConfigError(_unreadable(self.path, error)) from error
         except ValueError as error:
-            # Arrow's ArrowInvalid. Not every version of it refuses an array that is missing.
+            # Arrow's ArrowInvalid. Some versions of Arrow accept a missing array.
             raise ConfigError(
                 f"{self.path}, rows {rows.start} to {rows.stop}: {str(error).rstrip('.')}. "
                 f"{_REWRITE}"
@@ -104,7 +104,7 @@ class ParquetSource:
         return from_arrow(table, objects=self.schema.objects)
 
     def _check_groups(self, footer: Any, numbers: range, sizes: Sequence[int]) -> None:
-        """Refuse a file that has others than when its dataset was made."""
+        """Check that a file has the row groups that it had when its dataset was made."""
         same_totals = footer.num_row_groups == len(sizes) and footer.num_rows == sum(sizes)
         if same_totals and all(footer.row_group(i).num_rows == sizes[i] for i in numbers):
             return
@@ -121,7 +121,7 @@ def open_parquet(paths: Paths, *, columns: Sequence[str] | None) -> Source:
     Raises
     ------
     ConfigError
-        If a file is missing or damaged, or files have unlike columns.
+        If a file is missing or damaged, or files have different columns.
     """
     require("pyarrow.parquet", to="to read Parquet files")
     files = find_partitions(paths, SUFFIXES)
@@ -130,7 +130,7 @@ def open_parquet(paths: Paths, *, columns: Sequence[str] | None) -> Source:
         [path for path, _ in files], lambda path: _describe(path, columns, keys[path], types)
     )
     missing = frozenset().union(*(names for _, names, _ in found))
-    # What no statistics say of a column that another file misses values of.
+    # Files without statistics of an integer column that misses values in another file.
     unknown = [s.path for s, _, large in found if any(large.get(n, 0) is None for n in missing)]
     large_there = describe_all(unknown, lambda path: _large_of(path, missing))
     large = {name for _, _, of_file in found for name, is_large in of_file.items() if is_large}
@@ -154,7 +154,7 @@ def _describe(
 ) -> tuple[ParquetSource, frozenset[str], dict[str, bool | None]]:
     """Return a file, its columns with missing values, and whether integer columns have large ones.
 
-    None: that is not known without reading the column.
+    None means unknown without reading the column.
     """
     with _open(path) as file:
         return _describe_open(path, file, columns, keys, key_types)
@@ -168,7 +168,7 @@ def _describe_open(
     key_types: Mapping[str, np.dtype],
 ) -> tuple[ParquetSource, frozenset[str], dict[str, bool | None]]:
     footer, arrow = file.metadata, file.schema_arrow
-    # What the file has itself counts before the name of its directory.
+    # A column of the file takes precedence over the name of its directory.
     keys = tuple((name, value) for name, value in keys if name not in arrow.names)
     there = [*arrow.names, *(name for name, _ in keys)]
     names = there if columns is None else list(columns)
@@ -212,7 +212,7 @@ def _with_room(
     large: frozenset[str],
     categories: Mapping[str, Categories | None],
 ) -> Schema:
-    """Return a schema that has room for what is missing: large integers and bools are objects."""
+    """Return a schema that can hold missing values: large integers and bools become objects."""
 
     def room(name: str, column: Column) -> Column:
         is_object = column.dtype.kind == "b" or name in large
@@ -240,9 +240,9 @@ def _shared_categories(sources: Sequence[ParquetSource]) -> dict[str, Categories
 
 
 def _read_categories(file: Any, name: str) -> Categories | None:
-    """Return the categories of a column of Arrow's dictionaries, over all row groups.
+    """Return the categories of an Arrow dictionary column, over all row groups.
 
-    A file has them beside the values, so the column is read.
+    A file stores them with the values, so this reads the column.
     """
     pyarrow = require("pyarrow", to="to read Parquet files")
     if not pyarrow.types.is_dictionary(file.schema_arrow.field(name).type):
@@ -259,7 +259,7 @@ def _read_categories(file: Any, name: str) -> Categories | None:
 
 
 def _has_large(file: Any, name: str, *, may_read: bool) -> bool | None:
-    """Return whether a column has integers that floats do not have; None if nothing says that."""
+    """Return whether a column has integers that are not exact as floats; None if unknown."""
     footer = file.metadata
     leaves = {footer.schema.column(i).path: i for i in range(footer.num_columns)}
     if name not in leaves:
@@ -281,7 +281,7 @@ def _has_large(file: Any, name: str, *, may_read: bool) -> bool | None:
 
 
 def _has_missing(file: Any, name: str) -> bool:
-    """Return whether a column of plain values has missing ones; read it where nothing says that."""
+    """Return whether a column of plain values misses some; read it if statistics are lacking."""
     footer = file.metadata
     leaves = {footer.schema.column(i).path: i for i in range(footer.num_columns)}
     if name not in leaves or footer.schema.column(leaves[name]).max_definition_level == 0:
@@ -311,8 +311,8 @@ def _open(path: str) -> Any:
 
 def _unreadable(path: str, error: Exception) -> str:
     return (
-        f"{path} cannot be read as Parquet: {error}. It is damaged, cut off, or in another format; "
-        f"write it again."
+        f"{path} cannot be read as Parquet: {error}. It is damaged, truncated or in another "
+        f"format; write it again."
     )
 
 

@@ -1,4 +1,4 @@
-"""Columns that are in the names of directories: ``year=2024/part-0.parquet``, as Hive has them."""
+"""Columns in the names of directories, as Hive writes them: ``year=2024/part-0.parquet``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Keys: TypeAlias = tuple[tuple[str, int | str | None], ...]
 
 
 def find_partitions(paths: Paths, suffixes: Sequence[str]) -> list[tuple[str, Keys]]:
-    """Return files as `find_files` does, and what the directories below a path say of each.
+    """Return files as `find_files` does, and the columns in the directory names of each.
 
     Not collective. Spark's ``partitionBy`` and Dask's ``partition_on`` write such directories.
 
@@ -29,7 +29,7 @@ def find_partitions(paths: Paths, suffixes: Sequence[str]) -> list[tuple[str, Ke
     """
     given = [paths] if isinstance(paths, (str, PathLike)) else list(paths)
     if not given:
-        find_files(given, suffixes)  # says so
+        find_files(given, suffixes)  # raises
     found: list[tuple[str, Keys]] = []
     for item in given:
         files = find_files(item, suffixes)
@@ -57,7 +57,7 @@ def _keys_below(root: Path, files: Sequence[str]) -> dict[str, Keys]:
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{root} cannot be read as a directory of partitions: {error}. A file is damaged or in "
-            f"another format, or the directories do not all say the same columns."
+            f"another format, or directories name different columns. Repair or remove them."
         ) from error
     found = {
         fragment.path: arrow.get_partition_keys(fragment.partition_expression)

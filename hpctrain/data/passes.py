@@ -1,4 +1,4 @@
-"""Iterables that begin anew each time, as Ray Data's do."""
+"""Iterables for several passes, as in Ray Data."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class Passes(Generic[T]):
 
 
 class SizedPasses(Passes[T]):
-    """Passes of a length that is known before.
+    """Passes of known length.
 
     Parameters
     ----------
     begin
         Begins a pass.
     length
-        Items of a whole pass. One that was resumed in its middle has fewer.
+        Items of a whole pass. A pass that resumes in the middle has fewer.
     """
 
     def __init__(self, begin: Callable[[], Iterator[T]], length: int) -> None:

@@ -1,6 +1,6 @@
-"""Work that is done ahead, by threads, in order; and memory that is used again.
+"""Reading ahead with threads, in order; and reuse of memory.
 
-New memory costs more than what is copied into it: the kernel has to find and clear each page first.
+New memory costs more than copying into it: the kernel has to find and clear each page first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 
 MOST_THREADS = 4
 MOST_BYTES = 256 * 2**20
-"""Of what all threads together work on."""
+"""Memory of all tasks that threads work on at a time."""
 
 
 def spare_threads(bytes_each: int = 0) -> int:
@@ -49,19 +49,19 @@ def prefetch(
     ahead: int = 0,
     timeout_s: float = timeouts.ROWS_READ_S,
 ) -> Iterator[_T]:
-    """Yield what tasks return, in order, while the next ones are worked on. Not collective.
+    """Yield the results of tasks, in order, while threads work on the next ones. Not collective.
 
-    The caller's thread works too, in place of waiting: a result that is ready late is then one of
-    several that are worked on. Threads end with the iterator. One that hangs in the kernel is left
-    behind; it does not keep the process from ending.
+    The caller's thread works on tasks too while it waits for a result. Threads end with the
+    iterator. A thread that hangs in the kernel is abandoned; it is a daemon, so the process can
+    end.
 
     Parameters
     ----------
     threads
-        Threads that work on tasks; 0: each is done by the caller, when it is due.
+        Threads that work on tasks; with 0 the caller runs each task when its result is due.
     ahead
-        Tasks that are begun or done while the caller has the result of another one; two more than
-        `threads` at least, so that there is always one to begin with.
+        Tasks that may be begun or done before their result is due; at least `threads` + 2, so that
+        no thread runs out of work.
     timeout_s
         How long to wait for one result, seconds.
 
@@ -99,23 +99,24 @@ def _done_by_threads(
         while pending:
             _help_until_done(pending[0], queue, timeout_s)
             submit(1)
-            # No name may hold the result while the caller has it: its memory would stay in use.
+            # No variable may refer to the result while the caller uses it, or its memory could not
+            # be reused.
             yield pending.popleft().result()
     finally:
         while (job := _next_job(queue)) is not None:
             job.leave_out()
         for _ in range(threads):
             queue.put(None)
-        # What is being read is in use until then; what hangs is left to itself.
+        # Reads in progress still use their memory and files. Do not wait long for one that hangs.
         deadline = Deadline(LOOK_INTERVAL_S)
         for job in pending:
             job.wait(deadline.left_s)
 
 
 class _Job(Generic[_T]):
-    """A task, and what came of it.
+    """A task, and its result or error.
 
-    A lock in place of concurrent.futures.Future, which takes as long as the copying of 100 KiB.
+    It uses a lock: concurrent.futures.Future takes as long as copying 100 KiB.
     """
 
     def __init__(self, task: Callable[[], _T]) -> None:
@@ -131,7 +132,7 @@ class _Job(Generic[_T]):
         except BaseException as error:
             self._error = error
             if not isinstance(error, Exception):
-                # Ctrl-C, which is not for later.
+                # KeyboardInterrupt must not wait until the result is due.
                 raise
         finally:
             self._unfinished.release()
@@ -161,7 +162,7 @@ def _work(queue: SimpleQueue[_Job[Any] | None]) -> None:
         except BaseException:
             # Raised where the result is taken.
             pass
-        # What waits for the next job must not hold the memory of the last one.
+        # Release the memory of this job before waiting for the next one.
         del job
 
 
@@ -185,15 +186,14 @@ def _help_until_done(job: _Job[_T], queue: SimpleQueue[_Job[_T] | None], timeout
         if not job.wait(min(deadline.left_s, LOOK_INTERVAL_S)) and deadline.is_over:
             raise HpctrainError(
                 f"the next rows were not read within "
-                f"{timeouts.describe(timeout_s)}. The file system may hang: look at it from this "
-                f"node."
+                f"{timeouts.describe(timeout_s)}. The file system may hang: check it on this node."
             )
 
 
 class Buffers:
     """A pool of arrays that are reused once no reference to any part of them is left.
 
-    Who keeps an array keeps it: another one is made then.
+    An array that is still in use is never reused; the pool makes another one.
 
     Parameters
     ----------
@@ -225,4 +225,4 @@ class Buffers:
 
 
 _UNUSED = (lambda arrays: sys.getrefcount(arrays[0]))([object()])
-"""References to what only a list has, as this Python counts them."""
+"""Reference count, in this Python, of an object that only a list refers to."""

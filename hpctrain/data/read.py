@@ -38,7 +38,7 @@ def read_parquet(
     Raises
     ------
     ConfigError
-        If a file is missing or damaged, or files have unlike columns.
+        If a file is missing or damaged, or files have different columns.
     """
     say_no_meaning("read_parquet()", scheduling, OF_READS)
     from hpctrain.data.parquet import open_parquet
@@ -73,7 +73,7 @@ def read_hdf5(
     Raises
     ------
     ConfigError
-        If a file is missing or damaged, has no such dataset, or if columns are unlike.
+        If a file is missing or damaged, has no such dataset, or if columns differ.
     """
     from hpctrain.data.hdf5 import open_hdf5
 
@@ -91,8 +91,8 @@ def read_csv(
 ) -> Dataset:
     """Return a dataset of CSV files.
 
-    Not collective. Files are read once now, to count lines: Parquet and HDF5 need no such pass. A
-    value may have no line break inside.
+    Not collective. Files are read once now, to count lines: Parquet and HDF5 need no such pass.
+    Values must not contain line breaks.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ def read_csv(
         NumPy types of columns. Those of the others are guessed from the first MiB of the first
         file.
     delimiter
-        What is between values.
+        Character between values.
     names
         Names of the columns, for files without a line of them.
     **scheduling
@@ -114,7 +114,7 @@ def read_csv(
     Raises
     ------
     ConfigError
-        If a file is missing or cannot be parsed, or files have unlike columns.
+        If a file is missing or cannot be parsed, or files have different columns.
     """
     say_no_meaning("read_csv()", scheduling, OF_READS)
     from hpctrain.data.csv import open_csv
@@ -150,7 +150,7 @@ def read_numpy(
     Raises
     ------
     ConfigError
-        If a file is missing or damaged, or files have unlike columns or numbers of rows.
+        If a file is missing or damaged, or files have different columns or numbers of rows.
     """
     say_no_meaning("read_numpy()", scheduling, OF_READS)
     from hpctrain.data.npy import open_numpy
@@ -180,7 +180,7 @@ def from_numpy(arrays: Any) -> Dataset:
 def from_pandas(dfs: Any, **scheduling: Any) -> Dataset:
     """Return a dataset of the columns of a data frame, without its index.
 
-    Not collective. Columns of category type have it in batches of pandas and Arrow too.
+    Not collective. Columns of category type keep it in batches in pandas and Arrow format.
 
     Parameters
     ----------
@@ -196,7 +196,7 @@ def from_pandas(dfs: Any, **scheduling: Any) -> Dataset:
 def from_arrow(tables: Any, **scheduling: Any) -> Dataset:
     """Return a dataset of an Arrow table.
 
-    Not collective. Columns of dictionaries are of category type in batches of pandas, too.
+    Not collective. Dictionary columns have category type in batches in pandas format.
 
     Parameters
     ----------
@@ -212,13 +212,13 @@ def from_arrow(tables: Any, **scheduling: Any) -> Dataset:
 def from_dask(df: Any) -> Dataset:
     """Return a dataset of a data frame of Dask, which is computed now, into memory.
 
-    Not collective. What does not fit there Dask should write: ``df.to_parquet(directory)``, and
+    Not collective. For data that does not fit into memory, use ``df.to_parquet(directory)`` and
     `read_parquet`.
 
     Raises
     ------
     ConfigError
-        If Dask is not installed, or partitions have unlike columns.
+        If Dask is not installed, or partitions have different columns.
     """
     from hpctrain.data.operations.dask import partitions_of
 
@@ -236,14 +236,14 @@ def _in_memory(given: Any, read: Callable[[Any], Batch]) -> Dataset:
 def from_torch(dataset: Any, *, columns: Sequence[str] | None = None) -> Dataset:
     """Return a dataset of a map-style dataset of torch.
 
-    Not collective. Items are asked for one by one, or many at once where it has ``__getitems__``,
-    as torch's DataLoader does: it is no faster than they are. The dataset itself is sent to the
+    Not collective. Items are read one by one, or many at once with ``__getitems__``, as torch's
+    DataLoader does: reading is no faster than they are. The dataset itself is pickled for the
     ranks.
 
     Parameters
     ----------
     dataset
-        With ``__len__`` and ``__getitem__``; its items are dicts, tuples or tensors.
+        A dataset with ``__len__`` and ``__getitem__``; its items are dicts, tuples or tensors.
     columns
         Names of the values of an item; by default ``item``, ``label``.
 
@@ -260,7 +260,7 @@ def from_torch(dataset: Any, *, columns: Sequence[str] | None = None) -> Dataset
 def from_huggingface(dataset: Any) -> Dataset:
     """Return a dataset of a ``datasets.Dataset``, one split.
 
-    Not collective. Rows in its cache files stay there: the ranks must see these files.
+    Not collective. Rows in its cache files stay there: the ranks must be able to read these files.
 
     Raises
     ------

@@ -23,19 +23,19 @@ def read_json(
     lines: bool | None = None,
     **scheduling: Any,
 ) -> Dataset:
-    """Return a dataset of JSON files: lines that are objects each, or one list of objects.
+    """Return a dataset of JSON files: one object per line, or one list of objects.
 
-    Not collective. Each file is read now, to know rows and types, and can only be read whole: many
-    files of some MiB share out better than a large one, and Parquet better than JSON. A file
-    without a byte has no rows, as in Ray Data.
+    Not collective. Each file is read now, to count its rows and find its types, and can only be
+    read whole: many files of some MiB split better over ranks than a large one, and Parquet splits
+    better than JSON. An empty file has no rows, as in Ray Data.
 
     Parameters
     ----------
     paths
-        A file, a directory, a pattern, or a list of these. Of a directory those that end with
-        ``.json`` or ``.jsonl``, or are compressed.
+        A file, a directory, a pattern, or a list of these. A directory stands for its files that
+        end with ``.json``, ``.jsonl`` or ``.ndjson``, compressed or not.
     lines
-        Is found out.
+        Accepted, without effect: hpctrain detects the form of each file.
     **scheduling
         Arguments of Ray Data such as ``override_num_blocks`` and ``concurrency``: accepted, without
         effect.
@@ -43,7 +43,7 @@ def read_json(
     Raises
     ------
     ConfigError
-        If a file is missing or is no JSON, or a column has types that do not go together.
+        If a file is missing or is not JSON, or a column has incompatible types.
     """
     say_no_meaning("read_json()", scheduling, OF_READS)
     return Dataset(open_documents(paths, _ENDINGS, LoadJson()))
@@ -56,7 +56,7 @@ def read_text(
     drop_empty_lines: bool = True,
     **scheduling: Any,
 ) -> Dataset:
-    """Return a dataset of lines of text, the column ``text``.
+    """Return a dataset of lines of text, in the column ``text``.
 
     Not collective. Each file is read now, to count lines, and can only be read whole.
 
@@ -65,9 +65,9 @@ def read_text(
     paths
         A file, a directory, a pattern, or a list of these.
     encoding
-        Of the files.
+        Encoding of the files.
     drop_empty_lines
-        Whether lines without a letter are left out.
+        Whether to leave out lines that are empty or blank.
     **scheduling
         Arguments of Ray Data such as ``override_num_blocks`` and ``concurrency``: accepted, without
         effect.
@@ -91,19 +91,20 @@ def read_images(
 ) -> Dataset:
     """Return a dataset of images, the column ``image``: arrays of height, width and channels.
 
-    Not collective. Heads of all files are read now. Images of unlike size are objects, which are no
-    tensors: give a `size`, or resize them in `Dataset.map`. Pillow decodes them.
+    Not collective. The headers of all files are read now. Images of different sizes are objects,
+    which cannot become tensors: give a `size`, or resize them in `Dataset.map`. Pillow decodes
+    them.
 
     Parameters
     ----------
     paths
         A file, a directory, a pattern, or a list of these.
     size
-        Height and width that all get.
+        Height and width to resize all images to.
     mode
-        Mode of Pillow's that all get, such as "RGB".
+        Pillow's mode to convert all images to, such as "RGB".
     include_paths
-        Whether there is a column ``path``.
+        Whether to add a column ``path``.
     **scheduling
         Arguments of Ray Data such as ``override_num_blocks`` and ``concurrency``: accepted, without
         effect.
@@ -111,7 +112,7 @@ def read_images(
     Raises
     ------
     ConfigError
-        If a file is missing or is no image.
+        If a file is missing or is not an image.
     """
     say_no_meaning("read_images()", scheduling, OF_READS)
     return Dataset(open_images(paths, size=size, mode=mode, include_paths=include_paths))
@@ -123,7 +124,7 @@ def read_binary_files(
     include_paths: bool = False,
     **scheduling: Any,
 ) -> Dataset:
-    """Return a dataset of files as they are, the column ``bytes``.
+    """Return a dataset of whole files, a row each, in the column ``bytes``.
 
     Not collective. Nothing is read now.
 
@@ -132,7 +133,7 @@ def read_binary_files(
     paths
         A file, a directory, a pattern, or a list of these.
     include_paths
-        Whether there is a column ``path``.
+        Whether to add a column ``path``.
     **scheduling
         Arguments of Ray Data such as ``override_num_blocks`` and ``concurrency``: accepted, without
         effect.

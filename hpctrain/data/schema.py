@@ -22,7 +22,7 @@ class Column:
     """Shape of one row: empty for a number, ``(28, 28)`` for an image."""
 
     def __str__(self) -> str:
-        """Return type and shape in short."""
+        """Return type and shape, in short form."""
         if categories_of(self.dtype) is not None:
             return "category"
         return f"{self.dtype}{list(self.shape) if self.shape else ''}"
@@ -106,7 +106,7 @@ class Schema(Mapping[str, Column]):
 
 
 def check_columns(wanted: Iterable[str], existing: Sequence[str]) -> None:
-    """Refuse columns that do not exist, or that are named twice.
+    """Check that columns exist, and that none is named twice.
 
     Not collective.
 
@@ -116,7 +116,7 @@ def check_columns(wanted: Iterable[str], existing: Sequence[str]) -> None:
         The message names the columns that exist.
     """
     if isinstance(wanted, str):
-        raise ConfigError(f"columns={wanted!r}: a list of names is needed, [{wanted!r}].")
+        raise ConfigError(f"columns={wanted!r} is a text, not a list of names. Give [{wanted!r}].")
     known = set(existing)
     wanted = list(wanted)
     if missing := [name for name in wanted if name not in known]:
@@ -128,7 +128,7 @@ def check_columns(wanted: Iterable[str], existing: Sequence[str]) -> None:
 
 
 def check_unique(names: Iterable[str]) -> None:
-    """Refuse columns of the same name.
+    """Check that no two columns have the same name.
 
     Not collective.
 
@@ -147,7 +147,7 @@ def check_unique(names: Iterable[str]) -> None:
 
 
 def check_same_schema(first: Schema, first_path: str, other: Schema, other_path: str) -> None:
-    """Refuse a file whose columns differ from those of the first file.
+    """Check that a file has the columns of the first file.
 
     Not collective. The order of columns may differ.
 
@@ -165,7 +165,7 @@ def check_same_schema(first: Schema, first_path: str, other: Schema, other_path:
     ]
     if unlike:
         raise ConfigError(
-            f"files of one dataset have unlike columns: in {first_path} and {other_path} "
-            f"{'; '.join(unlike)}. Read them as datasets of their own, or name the columns that "
-            f"they share with columns=[...]."
+            f"files of one dataset have different columns: in {first_path} and {other_path} "
+            f"{'; '.join(unlike)}. Read them as separate datasets, or name the columns that they "
+            f"share with columns=[...]."
         )

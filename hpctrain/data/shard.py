@@ -33,7 +33,7 @@ class DatasetShard(Sequence[Any]):
         return self._dataset[self._rows[index]]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return several rows, the call of torch's DataLoader for a batch."""
+        """Return several rows; torch's DataLoader calls this for a batch."""
         return items_of(self._dataset, [self._rows[index] for index in indices])
 
     def __iter__(self) -> Iterator[Any]:
@@ -42,14 +42,14 @@ class DatasetShard(Sequence[Any]):
 
 
 def items_of(dataset: Any, indices: Sequence[int]) -> list[Any]:
-    """Return several items of a map-style dataset, at once where it can, as torch does.
+    """Return several items of a map-style dataset, in one call if it has ``__getitems__``.
 
     Not collective.
 
     Raises
     ------
     ConfigError
-        If it gives another number of items.
+        If it returns another number of items.
     """
     batched = getattr(dataset, "__getitems__", None)
     if batched is None:
@@ -57,14 +57,14 @@ def items_of(dataset: Any, indices: Sequence[int]) -> list[Any]:
     items = list(batched(list(indices)))
     if len(items) != len(indices):
         raise ConfigError(
-            f"__getitems__() of {type(dataset).__name__} gave {len(items)} items for "
-            f"{len(indices)} indices. It has to return a list with an item for each index."
+            f"__getitems__() of {type(dataset).__name__} returned {len(items)} items for "
+            f"{len(indices)} indices. Return a list with an item for each index."
         )
     return items
 
 
 def shard_rows(num_rows: int, *, rank: int, world_size: int) -> range:
-    """Return the rows of a rank: in order, every row once, sizes apart by one at most.
+    """Return the rows of a rank: contiguous, every row on one rank, sizes differ by one at most.
 
     Not collective.
 
@@ -80,8 +80,7 @@ def shard_rows(num_rows: int, *, rank: int, world_size: int) -> range:
 
 def is_dataset(dataset: Any) -> bool:
     """Return whether something is a `Dataset`. Not collective."""
-    # An instance implies that its module is loaded; otherwise NumPy need not be loaded for the
-    # check.
+    # An instance implies that its module is imported; the check must not import NumPy.
     module = sys.modules.get("hpctrain.data.dataset")
     return module is not None and isinstance(dataset, module.Dataset)
 
@@ -100,10 +99,9 @@ def shard_dataset(dataset: Any, *, rank: int, world_size: int) -> Any:
     Parameters
     ----------
     dataset
-        A `Dataset`, of which the part is a `DataIterator`; a NumPy array or torch tensor (the part
-        is a view), a pandas data frame, anything with ``len()`` and integer indices, or an
-        iterable, of which a rank takes every `world_size`-th element, as often as it can be
-        iterated over.
+        A `Dataset`, whose part is a `DataIterator`; a NumPy array or torch tensor, whose part is a
+        view; a pandas data frame; anything with ``len()`` and integer indices; or an iterable, of
+        which a rank takes every `world_size`-th element in each pass.
 
     Raises
     ------

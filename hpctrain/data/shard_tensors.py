@@ -1,4 +1,4 @@
-"""Ray Data's further ways to take a shard as tensors."""
+"""A shard as TensorFlow's tensors, or as pairs of torch's, as in Ray Data."""
 
 from __future__ import annotations
 

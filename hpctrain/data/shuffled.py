@@ -17,14 +17,14 @@ from hpctrain.data.window import Memory
 
 @dataclass(frozen=True, kw_only=True)
 class ShuffledRows:
-    """A source whose row at a position is another one, by a seed."""
+    """The rows of a source, shuffled by a seed."""
 
     source: Source
     mixing: Mixing
     each_epoch: bool = False
     """Whether each epoch has its own order."""
     epoch: int = 0
-    """Of the order that this one has."""
+    """The epoch whose order the rows have."""
 
     @property
     def num_rows(self) -> int:
@@ -46,7 +46,7 @@ class ShuffledRows:
         return self.mixing.order(self.source.num_rows, epoch=self.epoch)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the order, which follows from the rest."""
+        """Leave out the order, which is computed from the rest."""
         state: dict[str, Any] = {"source": self.source, "mixing": self.mixing}
         return {**state, "each_epoch": True, "epoch": self.epoch} if self.each_epoch else state
 
@@ -73,26 +73,26 @@ _MOST_PIECES = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class ShuffledPieces(RowRanges):
-    """Pieces of a source in another order each epoch; its ranges have that of epoch 0."""
+    """Blocks of a source in another order each epoch; `ranges` has that of epoch 0."""
 
     seed: int
 
     def at_epoch(self, epoch: int) -> RowRanges:
-        """Return the pieces in the order of an epoch. Not collective."""
+        """Return the blocks in the order of an epoch. Not collective."""
         pieces = sorted(self.ranges, key=lambda piece: piece.start)
         return RowRanges(source=self.source, ranges=in_order_of(pieces, self.seed, epoch))
 
 
 def in_order_of(pieces: Sequence[range], seed: int, epoch: int = 0) -> tuple[range, ...]:
-    """Return pieces in an order that follows from a seed and an epoch. Not collective."""
+    """Return ranges in an order that depends on a seed and an epoch alone. Not collective."""
     return tuple(pieces[at] for at in permutation(len(pieces), (seed, epoch, 0)).tolist())
 
 
 def pieces_of(source: Source) -> list[range]:
-    """Return the blocks of a source, or several of them or parts of them where that is better.
+    """Return the blocks of a source, merged if there are many or split if there are few.
 
-    Not collective. There are not millions of them, which would all be pickled; and a hundred at
-    least, if its rows can be read one by one, so that what is small has an order too.
+    Not collective. There are at most about a thousand, because all of them are pickled; and at
+    least a hundred if rows can be read one by one, so that a small source is shuffled too.
     """
     blocks = source.blocks()
     several = max(-(-len(blocks) // _MOST_PIECES), 1)

@@ -1,4 +1,4 @@
-"""Bytes of a file, read into memory that exists already, by any number of threads at once."""
+"""Bytes of a file, read into existing memory by any number of threads at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hpctrain.data.open_files import Identity, identity_of
 
 
 class RawFile:
-    """A file that is read at offsets. It is closed at the latest with its last reference.
+    """A file that is read at offsets. Its last reference closes it at the latest.
 
     Parameters
     ----------
@@ -23,7 +23,7 @@ class RawFile:
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def identity(self) -> Identity | None:
-        """Return what changes with its content. Not collective."""
+        """Return the identity of the open file. Not collective."""
         return identity_of(self._fd)
 
     def close(self) -> None:
@@ -56,10 +56,10 @@ class RawFile:
         """
         left = out.reshape(-1).view(np.uint8)
         while left.size:
-            # Linux reads 2 GiB at once at most, and less if a signal comes.
+            # Linux reads at most 2 GiB per call, and less if a signal arrives.
             count = os.preadv(self._fd, [left.data], offset)
             if count == 0:
                 size = os.fstat(self._fd).st_size
-                raise OSError(f"{left.size} bytes at {offset} are not there, it ends at {size}")
+                raise OSError(f"{left.size} bytes at {offset} are missing: the file ends at {size}")
             left = left[count:]
             offset += count

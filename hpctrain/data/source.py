@@ -15,16 +15,16 @@ from hpctrain.data.schema import Schema
 from hpctrain.errors import ConfigError
 
 BLOCK_BYTES = 8 * 2**20
-"""Size of a natural read unit where the format has none: large enough for a parallel filesystem."""
+"""Size of a block if the format has none of its own: large enough for a parallel filesystem."""
 
 
 class Blocks(Sequence[range]):
-    """Blocks of rows that need no memory of their own.
+    """Blocks of rows, stored as runs of equal size.
 
     Parameters
     ----------
     runs
-        Rows of a run of blocks, and rows of each of its blocks; the last one may be smaller.
+        Rows of a run of blocks, and rows of each of its blocks; the last block may be smaller.
 
     Examples
     --------
@@ -85,12 +85,12 @@ class Source(Protocol):
 
     @property
     def unit_rows(self) -> int:
-        """Rows that can only be read as a whole: of a row group, of a chunk; 1 if there is none."""
+        """Rows that can only be read together: those of a row group or a chunk; else 1."""
 
     def blocks(self) -> Blocks:
-        """Return the units in which reading is cheap, in order; each has some whole units.
+        """Return the blocks of rows that are cheap to read, in order; each is some whole units.
 
-        Not collective. Together they are all rows.
+        Not collective. Together they hold all rows.
         """
 
     def read(self, rows: range, columns: Sequence[str] | None) -> Batch:
@@ -101,12 +101,12 @@ class Source(Protocol):
         rows
             A range of step 1.
         columns
-            Which, in the order wanted; None is all.
+            Columns to read, in this order; None is all.
         """
 
 
 def check_range(rows: range, num_rows: int) -> range:
-    """Return a range of rows; refuse rows that are not there, or not next to each other.
+    """Return a range of rows after checking that it is contiguous and within the rows.
 
     Not collective.
 
@@ -117,27 +117,27 @@ def check_range(rows: range, num_rows: int) -> range:
     """
     if rows and (rows.step != 1 or rows.start < 0 or rows.stop > num_rows):
         raise ConfigError(
-            f"{rows} of {num_rows} rows: a range of step 1 within range(0, {num_rows}) is needed."
+            f"{rows} is not within {num_rows} rows. Give a range of step 1 in range(0, {num_rows})."
         )
-    # One that has no rows may begin and end anywhere.
+    # An empty range may begin and end anywhere.
     return rows or range(0)
 
 
 def read_rows(source: Source, rows: range, columns: Sequence[str] | None) -> Batch:
-    """Return rows of a source, and no other number of them. Not collective.
+    """Return rows of a source, after checking their number. Not collective.
 
     Raises
     ------
     ConfigError
-        If it gives fewer rows than it was asked for, or more.
+        If the source returns fewer rows, or more.
     """
     batch = source.read(rows, columns)
     for name, array in batch.items():
         if len(array) != len(rows):
             raise ConfigError(
-                f"{getattr(source, 'path', type(source).__name__)} gave {len(array)} rows of "
-                f"column {name!r} for the {len(rows)} from {rows.start} to {rows.stop}. What it "
-                f"reads has changed since the dataset was made: make the dataset again."
+                f"{getattr(source, 'path', type(source).__name__)} returned {len(array)} rows of "
+                f"column {name!r} for the {len(rows)} from {rows.start} to {rows.stop}. Its data "
+                f"has changed since the dataset was made: make the dataset again."
             )
     return batch
 
@@ -173,11 +173,11 @@ class Concatenated:
         return [0, *accumulate(part.num_rows for part in self.parts)]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what follows from the parts, of which there may be thousands."""
+        """Pack the parts, of which there may be thousands."""
         return {"parts": pack(self.parts) or self.parts}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take the parts that `__getstate__` gave."""
+        """Unpack the parts."""
         parts = state["parts"]
         object.__setattr__(self, "parts", unpack(parts) if isinstance(parts, Packed) else parts)
 
@@ -186,7 +186,7 @@ class Concatenated:
         return Blocks([run for part in self.parts for run in part.blocks().runs])
 
     def locate(self, rows: range) -> Iterator[tuple[Source, range]]:
-        """Return the parts that have the rows, and which rows of theirs. Not collective."""
+        """Return the parts that have the rows, and the range in each part. Not collective."""
         start = rows.start
         while start < rows.stop:
             index = bisect_right(self._starts, start) - 1
@@ -242,7 +242,7 @@ class RowRanges:
         return Blocks([(size, size) for size in sizes])
 
     def locate(self, rows: range) -> list[tuple[Source, range]]:
-        """Return the source, and each range of its rows that these are. Not collective."""
+        """Return the source with each of its ranges that holds these rows. Not collective."""
         return [(self.source, part) for part in take_rows(self.ranges, rows)]
 
     def read(self, rows: range, columns: Sequence[str] | None) -> Batch:
@@ -258,7 +258,7 @@ class SideBySide:
     Raises
     ------
     ConfigError
-        If they have not, or two have a column of the same name.
+        If numbers of rows differ, or two sources have a column of the same name.
     """
 
     parts: tuple[Source, ...]
@@ -268,12 +268,16 @@ class SideBySide:
         rows = {", ".join(map(repr, part.schema)): part.num_rows for part in self.parts}
         if len(set(rows.values())) > 1:
             raise ConfigError(
-                f"columns have unlike numbers of rows: "
-                f"{'; '.join(f'{names} {length}' for names, length in rows.items())}."
+                f"columns have different numbers of rows: "
+                f"{'; '.join(f'{names} {length}' for names, length in rows.items())}. Give files "
+                f"of the same number of rows."
             )
         names = [name for part in self.parts for name in part.schema]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ConfigError(f"more than one source has a column {', '.join(map(repr, twice))}.")
+            raise ConfigError(
+                f"more than one source has a column {', '.join(map(repr, twice))}. Give each "
+                f"column a name of its own."
+            )
 
     @property
     def num_rows(self) -> int:
@@ -307,21 +311,21 @@ class SideBySide:
 def at_epoch(source: Any, epoch: int) -> Any:
     """Return a source for an epoch, with its rows in another order if each epoch shuffles it.
 
-    Not collective. What chooses rows by their place, or puts them beside others, has the order of
-    epoch 0 throughout: a row that is in one part of a split is never in the other.
+    Not collective. A source that selects rows by position, or puts columns side by side, keeps the
+    order of epoch 0, so that a row of one part of a split is never in another.
     """
     return source.at_epoch(epoch) if epoch and hasattr(source, "at_epoch") else source
 
 
 def in_one_order(source: Any) -> Any:
-    """Return a source with its rows in the order of epoch 0 in each. Not collective."""
+    """Return a source with its rows in the order of epoch 0 in each epoch. Not collective."""
     if at_epoch(source, 1) is source:
         return source
     return RowRanges(source=source, ranges=(range(source.num_rows),))
 
 
 def memory_bytes(source: Any) -> int:
-    """Return how many bytes a source pickles to because they are in no file. Not collective."""
+    """Return how many bytes of a source are in memory, not in files. Not collective."""
     if hasattr(source, "memory_bytes"):
         return int(source.memory_bytes)
     inner = [source.source] if hasattr(source, "source") else getattr(source, "parts", ())
@@ -337,7 +341,7 @@ def files_of_source(source: Any) -> list[str]:
 
 
 def take_rows(ranges: Sequence[range], positions: range) -> list[range]:
-    """Return the part of ranges, taken one after another, that lies at some positions.
+    """Return the rows at some positions of ranges that follow each other.
 
     Not collective.
 

@@ -1,8 +1,8 @@
 """Which positions of an epoch each rank takes, and in batches of which sizes.
 
-An epoch is a sequence of positions, 0 to the number of rows; its order says which row is at which.
-Ranks take contiguous parts of it, which read well. What a world has taken of an epoch, and so what
-is left of it for a world of another size, follows from a few numbers.
+An epoch is a sequence of positions, from 0 to the number of rows; its order maps positions to rows.
+Ranks take contiguous parts of it, which are fast to read. A few numbers tell which rows a world has
+taken, and so which rows are left for a world of another size.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Taken:
 
     world_size: int
     rows: int
-    """Rows that each rank has taken; one less where a rank has one row less, but for "drop"."""
+    """Rows that each rank has taken; one less on ranks with one row less, except for "drop"."""
     tail: Tail = "uneven"
 
 
@@ -35,10 +35,10 @@ def batch_sizes(
 ) -> list[int]:
     """Return how many rows each batch of a rank has: the same number of batches on every rank.
 
-    Not collective. With ``"uneven"`` the numbers of rows of ranks differ by one at most. Who has
-    one less has it less in the first batch: were it the last one, it could be empty, and a mean of
-    no rows is not a number. ``"drop"`` leaves out what does not fill a batch on every rank.
-    ``"pad"`` is like ``"uneven"``; the reader fills batches up.
+    Not collective. With ``"uneven"`` the numbers of rows of ranks differ by one at most. A rank
+    with one row less has it less in its first batch: the last batch could become empty, and the
+    mean of an empty batch is NaN. ``"drop"`` leaves out rows that do not fill a batch on every
+    rank. ``"pad"`` is like ``"uneven"``; the reader fills up the batches.
 
     Examples
     --------
@@ -89,15 +89,15 @@ def left_over(num_rows: int, taken: Sequence[Taken]) -> list[range]:
 
 
 def check_tail(tail: str) -> None:
-    """Refuse what is no tail. Not collective.
+    """Check a tail. Not collective.
 
     Raises
     ------
     ConfigError
-        If it is none of "uneven", "drop", "pad".
+        If it is not "uneven", "drop" or "pad".
     """
     if tail not in TAILS:
-        raise ConfigError(f"tail={tail!r}. One of {', '.join(map(repr, TAILS))} is needed.")
+        raise ConfigError(f"tail={tail!r} is unknown. Use {', '.join(map(repr, TAILS))}.")
 
 
 def _merged(ranges: Sequence[range]) -> list[range]:

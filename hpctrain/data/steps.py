@@ -17,14 +17,14 @@ from hpctrain.errors import ConfigError
 
 
 class Step(Protocol):
-    """A change of a batch."""
+    """A transformation of batches."""
 
     @property
     def keeps_rows(self) -> bool | None:
-        """Whether as many rows come out as go in; None is to be found out with the first rows."""
+        """Whether it keeps the number of rows; None is tried on the first rows."""
 
     def __call__(self, batch: Batch) -> Batch:
-        """Return the batch that becomes of a batch. Not collective."""
+        """Return the transformed batch. Not collective."""
 
 
 @dataclass(frozen=True)
@@ -34,17 +34,17 @@ class MapBatches:
     call: Call
     batch_format: BatchFormat = "numpy"
     batch_size: int | None = None
-    """Rows that it gets at most; None is as many as are read at once."""
+    """Most rows of a batch; None is as many as are read at once."""
     keeps_rows: bool | None = None
     zero_copy_batch: bool = False
     """Whether the function gets read-only arrays instead of its own."""
 
     def __str__(self) -> str:
-        """Return how it was asked for."""
+        """Return the call that added it."""
         return f"map_batches({self.call.name})"
 
     def __call__(self, batch: Batch) -> Batch:
-        """Return what the function makes of a batch. Not collective."""
+        """Return the result of the function for a batch. Not collective."""
         size = self.batch_size or max(num_rows(batch), 1)
         starts = range(0, max(num_rows(batch), 1), size)
         parts = [self._mapped(slice_batch(batch, start, start + size)) for start in starts]
@@ -55,7 +55,7 @@ class MapBatches:
         if self.batch_format == "numpy":
             given = plain(given if self.zero_copy_batch else _own(batch))
         made = self.call(to_format(given, self.batch_format))
-        # A generator gives several batches for one.
+        # A generator yields several batches for one.
         results = list(made) if isinstance(made, Iterator) else [made]
         mapped = concatenate([from_any(result, keep_categories=True) for result in results or [{}]])
         mapped = {name: _restored(name, array, given, batch) for name, array in mapped.items()}
@@ -78,31 +78,31 @@ class Filter:
         if mask.dtype != bool or mask.shape != (num_rows(batch),):
             raise ConfigError(
                 f"filter(): the function returned {mask.dtype}{list(mask.shape)} for a batch of "
-                f"{num_rows(batch)} rows. It must return a bool for each row: "
+                f"{num_rows(batch)} rows. Return a bool for each row, as in "
                 f"lambda batch: batch['x'] > 0."
             )
         return {name: array[mask] for name, array in batch.items()}
 
 
 def check_kept(given: Batch, made: Batch, what: str) -> None:
-    """Refuse another number of rows. Not collective.
+    """Check that a step kept the number of rows. Not collective.
 
     Raises
     ------
     ConfigError
-        The message has both numbers.
+        If it did not; the message gives both numbers.
     """
     if num_rows(given) != num_rows(made):
         raise ConfigError(
-            f"{what}: {num_rows(given)} rows went in and {num_rows(made)} came out. Say so with "
-            f"keeps_rows=False, or return a row for each row."
+            f"{what} returned {num_rows(made)} rows for {num_rows(given)}. Return a row for each "
+            f"row, or give keeps_rows=False."
         )
 
 
 def _own(batch: Batch) -> Batch:
     """Return arrays that a function may change.
 
-    What is a view of a dataset is copied, and what has categories, to see whether they still hold.
+    Views of a dataset are copied, and so are columns with categories, to detect changed values.
     """
     return {
         name: a if a.flags.writeable and a.dtype.metadata is None else a.copy()
@@ -111,7 +111,7 @@ def _own(batch: Batch) -> Batch:
 
 
 def read_only(batch: Batch) -> Batch:
-    """Return the arrays so that to change one is an error. Not collective."""
+    """Return read-only views of the arrays. Not collective."""
     views = {name: array.view() for name, array in batch.items()}
     for view in views.values():
         view.flags.writeable = False
@@ -119,13 +119,13 @@ def read_only(batch: Batch) -> Batch:
 
 
 def _restored(name: str, array: np.ndarray, given: Batch, batch: Batch) -> np.ndarray:
-    """Return a column as it was before a function that has left it alone."""
+    """Return a column with its original type if a function did not change it."""
     before = given.get(name)
     if array is before:
         if categories_of(batch[name].dtype) is None:
             return array if array.flags.writeable else batch[name]
         return batch[name] if array.tobytes() == batch[name].tobytes() else array
-    # pandas has no arrays of rows where there are none.
+    # Without rows, pandas loses the shape of a row.
     if before is not None and before.ndim > 1 == array.ndim and not len(array):
         return batch[name][:0]
     return array

@@ -1,4 +1,4 @@
-"""The rows of an epoch, read ahead in pieces large enough for a parallel filesystem."""
+"""The rows of an epoch, read ahead in ranges large enough for a parallel filesystem."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from hpctrain.data.source import Concatenated, RowRanges, Source, read_rows
 from hpctrain.data.window import WINDOW_BYTES, Memory, WindowReader
 
 READ_BYTES = 32 * 2**20
-"""Bytes that are read at once, in whole blocks; one block at least."""
+"""Bytes of one read, in whole blocks; at least one block."""
 
 MOST_SHUFFLED_BYTES = 64 * 2**20
-"""Of a window of large units (row groups), two of which it has at least."""
+"""Bytes of a window of large units (row groups); it has at least two units."""
 
 Task = Callable[[], Batch]
 
@@ -51,14 +51,14 @@ class Mixing:
 def choose_mixing(source: Source, row_bytes: int, *, buffer_rows: int | None, seed: int) -> Mixing:
     """Return how to shuffle a source.
 
-    Not collective. It follows from the dataset alone, so it is the same on every rank.
+    Not collective. It depends on the dataset alone, so it is the same on every rank.
 
     Parameters
     ----------
     row_bytes
-        Of the columns that are read.
+        Bytes of a row of the columns that are read.
     buffer_rows
-        Rows that are mixed at once, about; None for as many as the cache of a core holds.
+        About how many rows are mixed at a time; None is as many as the cache of a core holds.
     """
     wanted = buffer_rows or max(WINDOW_BYTES // max(row_bytes, 1), 1)
     unit = source.unit_rows
@@ -78,10 +78,10 @@ def tasks_in_order(
     memory: Memory,
     batch_size: int = 1,
 ) -> Iterator[Task]:
-    """Return what reads the rows of ranges, in order, piece by piece. Not collective."""
+    """Return tasks that each read some rows of ranges, in order. Not collective."""
     schema = source.schema.select(columns)
     if not any(map(len, ranges)):
-        # Columns and types, for a batch without rows.
+        # An empty batch still has columns and types.
         return iter([partial(source.read, range(0), columns)])
     if _reads_into(source):
         if isinstance(source, Concatenated) and source.unit_rows > 1:
@@ -106,7 +106,7 @@ def tasks_shuffled(
     *,
     memory: Memory,
 ) -> Iterator[Task]:
-    """Return what reads the rows at positions of an order, piece by piece. Not collective."""
+    """Return tasks that each read the rows at some positions of an order. Not collective."""
     if not any(map(len, positions)):
         return tasks_in_order(source, [], columns, memory=memory)
     reader = _window_reader(source, source.schema.select(columns), memory)
@@ -114,7 +114,7 @@ def tasks_shuffled(
 
 
 def windows(source: Source, ranges: Sequence[range], row_bytes: int) -> Iterator[range]:
-    """Return ranges cut where blocks end, into what is read at once. Not collective."""
+    """Return ranges split at the ends of blocks, one for each read. Not collective."""
     blocks = source.blocks()
     most = max(1, READ_BYTES // max(row_bytes, 1))
     for rows in ranges:
@@ -123,17 +123,17 @@ def windows(source: Source, ranges: Sequence[range], row_bytes: int) -> Iterator
             stop = min(rows.stop, start + most)
             if stop < rows.stop:
                 block = blocks.block_with(stop)
-                # Back to the beginning of the block, or on to its end if it is larger than that.
+                # Stop before the block, or at its end if the range starts inside it.
                 stop = block.start if block.start > start else min(block.stop, rows.stop)
             yield range(start, stop)
             start = stop
 
 
 def rebatch(pieces: Iterable[Batch], sizes: Iterable[int]) -> Iterator[Batch]:
-    """Return the rows of pieces in batches of the sizes wanted, until either ends.
+    """Return the rows of batches in batches of other sizes, until either ends.
 
-    Not collective. What lies in one piece is a view of it. There has to be a piece, if only one
-    without rows.
+    Not collective. A batch within one of `pieces` is a view of it. `pieces` needs at least one
+    batch, which may be empty.
     """
     source = iter(pieces)
     piece = next(source)
@@ -141,7 +141,7 @@ def rebatch(pieces: Iterable[Batch], sizes: Iterable[int]) -> Iterator[Batch]:
     at, length = 0, num_rows(piece)
     for size in sizes:
         if 0 < size <= length - at:
-            # A part of one piece, as most are. The general case costs as much as a small read.
+            # The usual case, within one piece. The general case costs as much as a small read.
             at += size
             yield slice_batch(piece, at - size, at)
             continue
@@ -173,7 +173,7 @@ def _window_reader(source: Source, schema: Schema, memory: Memory) -> WindowRead
 
 
 def _reads_into(source: Source) -> bool:
-    """Return whether a source reads into memory that exists already, all of it."""
+    """Return whether all parts of a source can read into existing memory."""
     if isinstance(source, Concatenated):
         return all(map(_reads_into, source.parts))
     if isinstance(source, RowRanges):

@@ -25,7 +25,7 @@ def to_torch(
 ) -> dict[str, torch.Tensor]:
     """Return a batch as tensors on a device.
 
-    Not collective. On the CPU they share the memory of the batch where that may be written to.
+    Not collective. On the CPU they share the memory of the batch if it is writable.
 
     Raises
     ------
@@ -91,11 +91,11 @@ def to_tensorflow(
     batches
         Each pass over them is an epoch.
     schema
-        Of the batches.
+        Schema of the batches.
     feature_columns, label_columns
         One name gives a tensor, a list of names a dict of tensors.
     num_batches
-        Of each epoch; None if the next one has not as many as the others.
+        Number of batches of each epoch; None if the next epoch has fewer than the others.
 
     Raises
     ------
@@ -112,8 +112,8 @@ def to_tensorflow(
         return tensorflow.TensorSpec(shape=(None, *column.shape), dtype=column.dtype)
 
     def pairs() -> Iterator[Any]:
-        # One behind: TensorFlow reads ahead in its own threads, and an epoch must have ended before
-        # the last of its batches is used, not at some time after it.
+        # Give each batch one step late: TensorFlow reads ahead in its own threads, and the epoch
+        # must have ended before its last batch is used.
         ready = None
         for batch in batches:
             if ready is not None:

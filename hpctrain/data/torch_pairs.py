@@ -13,13 +13,13 @@ from hpctrain.data.tensors import to_torch
 
 @dataclass(frozen=True, kw_only=True)
 class TorchPairs:
-    """Makes a pair of features and labels of each batch."""
+    """Converts each batch to a pair of features and labels."""
 
     label: str | None
     """Column of the labels; None for features alone."""
     features: Sequence[str] | Mapping[str, Sequence[str]] | None
-    """Columns that become one tensor, of a column each; or several such lists by name. None is all
-    but the label."""
+    """Columns of one tensor, or several such lists by name, a tensor each. None is all columns but
+    the label."""
     unsqueeze_label: bool = True
     """Whether labels have shape ``[rows, 1]``."""
 

@@ -1,8 +1,8 @@
-"""The types that columns have in batches: what is read becomes one of them, or is refused.
+"""The types that columns have in batches: every value that is read becomes one of them, or raises.
 
-Numbers, bools and times are NumPy's own, in the byte order of the machine. Texts are Python's, in
-arrays of objects, None where one is missing. No value changes when types meet: `join` and
-`cast_exactly` give the same values in one type, or raise.
+Numbers, bools and times have NumPy's types, in the byte order of the machine. Texts are Python's,
+in arrays of objects, None where one is missing. No conversion changes a value: `join` and
+`cast_exactly` return the same values in one type, or fail.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hpctrain.data.categories import categories_of, union, with_categories
 from hpctrain.errors import ConfigError
 
 EXACT = 2**53
-"""Beyond it float64 does not have all integers."""
+"""Above it, float64 cannot represent all integers."""
 
 
 def type_in_batches(dtype: np.dtype) -> np.dtype:
@@ -38,18 +38,18 @@ def type_in_batches(dtype: np.dtype) -> np.dtype:
 USUAL = frozenset(
     map(np.dtype, ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "O"))
 )
-"""Types that batches have as they are: most columns of most batches."""
+"""Types that need no conversion: those of most columns."""
 
 
 def as_in_batches(array: np.ndarray) -> np.ndarray:
-    """Return an array in the type that it has in batches; itself if it has that.
+    """Return an array in the type that it has in batches; itself if it has that type.
 
-    Not collective. Bytes of fixed length, as NumPy and HDF5 have them, are texts in UTF-8.
+    Not collective. Bytes of fixed length, as in NumPy and HDF5, are decoded as UTF-8.
 
     Raises
     ------
     ConfigError
-        If they are not.
+        If they are not UTF-8.
     """
     if array.dtype.isnative and array.dtype.kind not in "US":
         return array
@@ -58,16 +58,16 @@ def as_in_batches(array: np.ndarray) -> np.ndarray:
             array = np.char.decode(array, "utf-8")
         except UnicodeDecodeError as error:
             raise ConfigError(
-                f"bytes of type {array.dtype} are no text in UTF-8 ({error}). Decode them, or give "
-                f"them as numbers: array.view('u1').reshape(len(array), -1)."
+                f"bytes of type {array.dtype} are not text in UTF-8 ({error}). Decode them, or "
+                f"give them as numbers: array.view('u1').reshape(len(array), -1)."
             ) from error
     return array.astype(type_in_batches(array.dtype), copy=False)
 
 
 def cast_exactly(array: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
-    """Return values in another type, or None if one of them would not be the same.
+    """Return values in another type, or None if a value would change.
 
-    Not collective. What is missing among objects is NaN among floats.
+    Not collective. None among objects becomes NaN among floats.
 
     Examples
     --------
@@ -88,24 +88,24 @@ def cast_exactly(array: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
     with np.errstate(all="ignore"):
         cast = array.astype(dtype)
         again = cast.astype(array.dtype)
-        # Not a number is not itself. A negative number and a large one may be the same bits.
+        # NaN does not equal itself. A negative and a large unsigned number may have the same bits.
         same = (again == array) | ((array != array) & (cast != cast))
         if set(kinds) == set("iu"):
             same &= (cast < 0) == (array < 0)
         elif kinds in ("if", "uf"):
-            # The float above the largest integer may become that integer again.
+            # The float next above the largest integer may be cast back to that integer.
             same &= np.isfinite(cast)
             same &= cast < 2.0 ** (8 * array.dtype.itemsize - (array.dtype.kind == "i"))
     return cast if same.all() else None
 
 
 def are_floats(integers: np.ndarray) -> bool:
-    """Return whether each of these integers is a float64 too. Not collective."""
+    """Return whether float64 represents each of these integers. Not collective."""
     return cast_exactly(integers, np.dtype(np.float64)) is not None
 
 
 def _numbers_exactly(array: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
-    """Return objects as numbers; as floats those too of which some are missing."""
+    """Return objects as numbers, or None; only floats can have missing values."""
     values = array.reshape(-1).tolist()
     present = [value for value in values if value is not None]
     kinds = {"b": (bool, np.bool_), "i": (int, np.integer), "u": (int, np.integer)}
@@ -126,9 +126,9 @@ def _numbers_exactly(array: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
 
 
 def with_missing(array: np.ndarray) -> np.ndarray:
-    """Return integers of which some are None: as floats with NaN, if these have all of them.
+    """Return integers, of which some are None, as floats with NaN if these represent all of them.
 
-    Not collective. Otherwise it stays one of objects.
+    Not collective. Otherwise return the array of objects.
     """
     floats = cast_exactly(array, np.dtype(np.float64))
     return array if floats is None else floats
@@ -137,24 +137,24 @@ def with_missing(array: np.ndarray) -> np.ndarray:
 def join(arrays: Sequence[np.ndarray], *, name: str) -> np.ndarray:
     """Return arrays one after another, as one, with the same values.
 
-    Not collective. What has categories in all of them has them all.
+    Not collective. If all arrays have categories, the result has their union.
 
     Parameters
     ----------
     arrays
         At least one, with a row per element.
     name
-        Of the column, for the message.
+        Name of the column, for the message.
 
     Raises
     ------
     ConfigError
-        If their types have no common one that has all values.
+        If no common type can represent all values.
     """
     dtype = arrays[0].dtype
     kinds = [array.dtype for array in arrays if len(array)] or [dtype]
     if any(array.dtype != dtype for array in arrays):
-        # Empty ones have no values that could say what the type is.
+        # The type of an empty array does not matter.
         arrays = [array for array in arrays if len(array)] or arrays[:1]
         dtype = common_type([array.dtype for array in arrays], name)
         arrays = [_in_type(array, dtype, name) for array in arrays]
@@ -166,7 +166,7 @@ def join(arrays: Sequence[np.ndarray], *, name: str) -> np.ndarray:
 
 
 def common_type(dtypes: Sequence[np.dtype], name: str) -> np.dtype:
-    """Return the type that the values of several types become, of a column of that name.
+    """Return the common type of the values of a column.
 
     Not collective.
 
@@ -182,7 +182,8 @@ def common_type(dtypes: Sequence[np.dtype], name: str) -> np.dtype:
         raise _unlike(name, dtypes)
     common = np.result_type(*dtypes)
     if common.kind == "f" and all(dtype.kind in "iu" for dtype in dtypes):
-        # Of int64 and uint64: the one that most values have.
+        # NumPy's common type of int64 and uint64 is float64, which would round; most values fit
+        # int64.
         return np.dtype(np.int64)
     return common
 
@@ -198,24 +199,24 @@ def _in_type(array: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
     if found is None:
         raise ConfigError(
             f"column {name!r} has type {array.dtype} in some batches and needs {dtype} for others, "
-            f"which does not have all its values (float64 has no integers beyond 2**53 exactly). "
-            f"Give it one type in all of them."
+            f"which cannot represent all its values (float64 rounds integers beyond 2**53). Give "
+            f"the column one type in all batches."
         )
     return found
 
 
 def _unlike(name: str, dtypes: Sequence[np.dtype]) -> ConfigError:
     return ConfigError(
-        f"column {name!r} has unlike types in different batches: "
-        f"{', '.join(dict.fromkeys(map(str, dtypes)))}. Give it one type in all of them."
+        f"column {name!r} has incompatible types in different batches: "
+        f"{', '.join(dict.fromkeys(map(str, dtypes)))}. Give it one type in all batches."
     )
 
 
 def array_of(values: Sequence[Any]) -> np.ndarray:
-    """Return a list as an array with an element for each, of the values that they are.
+    """Return a list as an array with an element for each value, without changing a value.
 
     Not collective. NumPy would convert numbers to text in mixed columns, and round large integers
-    among fractions: then the result is an object array.
+    among fractions; there the result is an array of objects.
 
     Examples
     --------
@@ -233,14 +234,14 @@ def array_of(values: Sequence[Any]) -> np.ndarray:
             objects = np.asarray(values, dtype=object)
             return array if cast_exactly(objects, array.dtype) is not None else objects
     except ValueError:
-        # Rows of unlike length: no array, but still a value per row.
+        # Rows of different lengths are not an array, but still a value per row.
         array = np.empty(len(values), dtype=object)
         array[:] = values
     return as_in_batches(array)
 
 
 def values_of(array: np.ndarray) -> list[Any]:
-    """Return the rows of a column: Python's own values where there are such, else NumPy's.
+    """Return the rows of a column as Python's values if there is such a type, else as NumPy's.
 
     Not collective.
 
@@ -252,20 +253,20 @@ def values_of(array: np.ndarray) -> list[Any]:
     if array.ndim > 1:
         return list(array)
     values: list[Any] = array.tolist()
-    # Nanoseconds, and years that Python's calendar lacks, would be bare numbers.
+    # NumPy returns nanoseconds, and years outside of Python's calendar, as integers.
     has_numbers = array.dtype.kind in "Mm" and any(isinstance(value, int) for value in values)
     return list(array) if has_numbers else values
 
 
-# What datetime64[ns] has, by whole years.
+# Range of datetime64[ns], in whole years.
 _FIRST, _LAST = np.datetime64("1678", "Y"), np.datetime64("2262", "Y")
 
 
 def times_of(array: np.ndarray) -> list[Any]:
-    """Return the values of an array of times such that equal ones are equal keys.
+    """Return the values of an array of times as keys: equal times are equal keys.
 
-    Not collective. The same moment has other bits in another unit: all are in nanoseconds, but for
-    years that these do not reach, which are in microseconds.
+    Not collective. A time has different bits in different units, so all become nanoseconds, or
+    microseconds if they are beyond the range of nanoseconds.
 
     Examples
     --------
@@ -286,29 +287,29 @@ def times_of(array: np.ndarray) -> list[Any]:
 
 
 def nanoseconds(value: Any) -> int:
-    """Return a time of `times_of` as a number, to sort by: NumPy's own `<` may overflow.
+    """Return a time of `times_of` as a number to sort by: NumPy's `<` may overflow.
 
     Not collective.
 
     Raises
     ------
     TypeError
-        If it is no time.
+        If it is not a time.
     """
     if not isinstance(value, np.datetime64 | np.timedelta64):
-        raise TypeError(f"{value!r} is no time")
+        raise TypeError(f"{value!r} is not a time")
     return int(value.astype(np.int64)) * (1 if value.dtype.str.endswith("[ns]") else 1000)
 
 
 def as_time(value: Any) -> Any:
-    """Return a time, of NumPy, pandas or Python, as `times_of` does; other values as they are.
+    """Return a time of NumPy, pandas or Python as `times_of` does; other values unchanged.
 
-    Not collective. A time of a time zone is that of UTC.
+    Not collective. A time with a time zone is converted to UTC.
     """
     if isinstance(value, date | timedelta):
         if isinstance(value, datetime) and value.tzinfo is not None:
             value = value.astimezone(timezone.utc).replace(tzinfo=None)
-        # pandas' own have nanoseconds.
+        # pandas' times have nanoseconds.
         unit = "m8[us]" if isinstance(value, timedelta) else "M8[us]"
         value = value.to_numpy() if hasattr(value, "to_numpy") else np.array([value], unit)[0]
     if isinstance(value, np.datetime64 | np.timedelta64):
@@ -317,17 +318,17 @@ def as_time(value: Any) -> Any:
 
 
 def to_arrow_array(array: np.ndarray) -> Any:
-    """Return a column of one dimension as an array of Arrow's.
+    """Return a column of one dimension as an Arrow array.
 
-    Not collective. Arrow takes pandas' times among objects to be Python's, which end at
-    microseconds, and cuts the rest off: where one has nanoseconds, the type has them too.
+    Not collective. Arrow treats pandas' times among objects as Python's and truncates them to
+    microseconds; if a time has nanoseconds, this returns an array of nanoseconds.
 
     Raises
     ------
     pyarrow.ArrowException
         If Arrow has no type for the values.
     ConfigError
-        If one of them has nanoseconds, and another is too far away to have them.
+        If one time has nanoseconds, and another is beyond the range of nanoseconds.
     """
     import pyarrow
 
@@ -340,13 +341,13 @@ def to_arrow_array(array: np.ndarray) -> Any:
         return pyarrow.array(array, finer, from_pandas=True)
     except (OverflowError, pyarrow.ArrowInvalid) as error:
         raise ConfigError(
-            f"times of which some have nanoseconds cannot be {finer}: {error}. Round them to "
+            f"some times have nanoseconds, but not all fit into {finer}: {error}. Round them to "
             f"microseconds."
         ) from error
 
 
 def _with_nanoseconds(kind: Any) -> Any:
-    """Return a type of Arrow's with nanoseconds in place of microseconds, also inside."""
+    """Return an Arrow type with nanoseconds in place of microseconds, also when nested."""
     import pyarrow
 
     if pyarrow.types.is_timestamp(kind) and kind.unit == "us":
@@ -365,27 +366,27 @@ def _has_nanoseconds(value: Any) -> bool:
         return any(map(_has_nanoseconds, value.values()))
     if isinstance(value, (list, tuple, np.ndarray)):
         return any(map(_has_nanoseconds, value))
-    # pandas' own: of Timedelta, and of Timestamp. NaT has NaN.
+    # Attributes of pandas.Timedelta and pandas.Timestamp; those of NaT are NaN.
     parts = (getattr(value, name, 0) for name in ("nanoseconds", "nanosecond"))
     return any(isinstance(part, int) and part != 0 for part in parts)
 
 
 def check_not_cast(name: str, array: np.ndarray, made: Any) -> None:
-    """Refuse objects of several kinds that Arrow has cast to the kind of the first one.
+    """Check that Arrow has not cast objects of several kinds to the kind of the first one.
 
-    Not collective. A time with a zone is another kind than one without, and a date is no time.
+    Not collective. Times with and without a zone are different kinds, and so are dates and times.
 
     Parameters
     ----------
     name
-        Of the column.
+        Name of the column.
     made
-        The type that Arrow has made of it.
+        The type that Arrow has chosen.
 
     Raises
     ------
     ConfigError
-        The message has the kinds.
+        If it has; the message names the kinds.
     """
     import pyarrow
 

@@ -1,4 +1,4 @@
-"""Rows in the order of an epoch, some MiB at a time, in memory that is used again."""
+"""Rows in the order of an epoch, some MiB at a time, in memory that is reused."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hpctrain.data.order import Shuffle, Window
 from hpctrain.data.prefetch import Buffers
 
 WINDOW_BYTES = 7 * 2**20
-"""Of rows that are permuted among each other: more do not stay in the cache, fewer mix less."""
+"""Bytes of rows that are permuted together: more do not fit into the cache, fewer mix less."""
 
 PIECE_BYTES = 2 * 2**20
-"""Of rows that are read in order: they stay in the cache of the core that will use them."""
+"""Bytes of rows that are read in order: they stay in the cache of the core that uses them."""
 
 
 class ReadInto(Protocol):
@@ -34,7 +34,7 @@ class Memory:
         self._buffers: dict[str, tuple[object, Buffers]] = {}
 
     def __reduce__(self) -> tuple[type[Memory], tuple[()]]:
-        """Travel without the arrays."""
+        """Pickle without the arrays."""
         return Memory, ()
 
     def buffers(self, name: str, dtype: np.dtype, shape: tuple[int, ...]) -> Buffers:
@@ -55,7 +55,7 @@ class WindowReader:
     columns
         NumPy type and shape of one row of each column.
     memory
-        Where the rows are put.
+        Arrays for the rows.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class WindowReader:
         unit_rows
             Rows that can only be read as a whole, beginning with the first: of a chunk.
         batch_size
-            Rows of a batch: pieces are whole batches if that makes them not much larger.
+            Rows of a batch: a piece is whole batches unless that makes it much larger.
         """
         step = lcm(unit_rows, batch_size)
         if step * self.row_bytes > 4 * PIECE_BYTES:
@@ -108,7 +108,7 @@ class WindowReader:
         step *= max(1, PIECE_BYTES // max(step * self.row_bytes, 1))
         self._prepare(step)
         for rows in positions:
-            # Where there is no unit, batches begin with the first row.
+            # Without a unit, batches begin with the first row.
             start = rows.start
             stop = start + step if unit_rows == 1 else start // step * step + step
             while start < rows.stop:
@@ -139,6 +139,6 @@ class WindowReader:
         order = window.permutation()[first : first + len(positions)]
         out = self._empty(len(positions))
         for name, rows in pool.items():
-            # With another mode NumPy would first gather into its own memory.
+            # With another mode NumPy uses a temporary buffer.
             np.take(rows, order, axis=0, out=out[name], mode="clip")
         return out

@@ -1,4 +1,4 @@
-"""Writing datasets to files, by one process and in passing."""
+"""Writing datasets to files, by one process, batch by batch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hpctrain.own_files import DIRECTORY_MODE, name_beside
 ROW_GROUP_BYTES = 64 * 2**20
 
 PART_BYTES = 256 * 2**20
-"""Of an ``.npz`` file, which is written at once."""
+"""Bytes of an ``.npz`` file, which is written in one call."""
 
 
 def write_parquet(dataset: Consumed, path: str | PathLike[str], *, compression: str) -> Path:
@@ -35,8 +35,8 @@ def write_parquet(dataset: Consumed, path: str | PathLike[str], *, compression: 
     schema = dataset.schema()
     if hollow := [name for name, column in schema.items() if 0 in column.shape]:
         raise ConfigError(
-            f"rows of columns {', '.join(map(repr, hollow))} hold nothing, and Parquet has no such "
-            f"columns. Leave them out with drop_columns()."
+            f"rows of columns {', '.join(map(repr, hollow))} are arrays without elements, which "
+            f"Parquet does not support. Leave them out with drop_columns()."
         )
     rows = max(1, ROW_GROUP_BYTES // max(schema.row_bytes, 1))
     with _beside(path, (".parquet", ".pq")) as beside, ExitStack() as stack:
@@ -57,10 +57,10 @@ def write_csv(dataset: Consumed, path: str | PathLike[str]) -> Path:
     schema = dataset.schema()
     if wide := [name for name, column in schema.items() if column.shape]:
         raise ConfigError(
-            f"columns {', '.join(map(repr, wide))} have an array in each row, and CSV has none. "
-            f"Write Parquet or HDF5, or split them with map_batches()."
+            f"columns {', '.join(map(repr, wide))} have an array in each row, which CSV does not "
+            f"support. Write Parquet or HDF5, or split them with map_batches()."
         )
-    # A line of one value that is missing would be empty, and readers of CSV leave such lines out.
+    # A line of one missing value would be empty, and readers of CSV skip empty lines.
     quote_missing = [column.dtype.kind in "OMm" for column in schema.values()] == [True]
     with _beside(path, (".csv",)) as beside, ExitStack() as stack:
         writer = None
@@ -71,8 +71,8 @@ def write_csv(dataset: Consumed, path: str | PathLike[str]) -> Path:
                     texts = compute.fill_null(table.column(0).cast("string"), "")
                 except NotImplementedError as error:
                     raise ConfigError(
-                        f"column {table.schema.names[0]!r} has values of type {kind}, and CSV has "
-                        f"none. Write Parquet, or split them with map_batches()."
+                        f"column {table.schema.names[0]!r} has values of type {kind}, which CSV "
+                        f"does not support. Write Parquet, or split them with map_batches()."
                     ) from error
                 table = table.set_column(0, table.schema.names[0], texts)
             writer = writer or stack.enter_context(csv.CSVWriter(beside, table.schema))
@@ -93,8 +93,8 @@ def write_numpy(dataset: Consumed, path: str | PathLike[str]) -> Path:
         )
     if hidden := [name for name in schema if name == "file" or "/" in name or "\0" in name]:
         raise ConfigError(
-            f"NumPy's files have no column {', '.join(map(repr, hidden))}: numpy.savez() takes the "
-            f"name for something else. Rename it, or write Parquet."
+            f"column {', '.join(map(repr, hidden))} cannot be written to .npz: numpy.savez() does "
+            f"not accept the name. Rename it, or write Parquet."
         )
     rows = max(1, PART_BYTES // max(schema.row_bytes, 1))
     beside = name_beside(directory)
@@ -122,11 +122,11 @@ def write_hdf5(
     if unknown := [n for n, c in schema.items() if hdf5_type(c.dtype) is None]:
         raise ConfigError(
             f"columns {', '.join(map(repr, unknown))} are "
-            f"{', '.join(str(schema[name].dtype) for name in unknown)}, which HDF5 does not have. "
-            f"Write Parquet, or make numbers or texts of them with map_batches()."
+            f"{', '.join(str(schema[name].dtype) for name in unknown)}, which HDF5 does not "
+            f"support. Write Parquet, or convert them to numbers or texts with map_batches()."
         )
     rows = max(1, 8 * 2**20 // max(schema.row_bytes, 1))
-    # Without a filter, and of known size: in one piece, which is read fastest.
+    # Uncompressed rows of known number are contiguous, which is fastest to read.
     total = dataset.num_rows if dataset.keeps_rows and compression is None else None
     with _beside(path, (".h5", ".hdf5")) as beside, open_file(beside, "w") as file:
         where = file.require_group(group)
@@ -165,32 +165,34 @@ def _refuse_other_than_text(name: str, array: np.ndarray, start: int) -> None:
     for row, value in enumerate(array.reshape(-1).tolist()):
         if not is_text(value):
             raise ConfigError(
-                f"column {name!r} has {value!r}, a {type(value).__name__}, behind row {start}: "
-                f"value {row} from there. HDF5 has numbers, and texts in UTF-8 without zeros. "
-                f"Write Parquet, or change it with map_batches()."
+                f"column {name!r} has {value!r}, a {type(value).__name__}, at value {row} after "
+                f"row {start}. HDF5 stores numbers, and texts in UTF-8 without NUL characters. "
+                f"Write Parquet, or convert the column with map_batches()."
             )
 
 
 def _without_objects(name: str, array: np.ndarray) -> np.ndarray:
-    """Return a column as NumPy's files have it: texts in their fixed length."""
+    """Return a column as NumPy's files store it: texts of fixed length."""
     if array.dtype.kind != "O":
         return array
     texts = array.reshape(-1).tolist()
-    # NumPy takes zeros at the end for what is behind a text.
+    # NumPy drops NUL characters at the end of a text.
     if all(isinstance(text, str) and not text.endswith("\0") for text in texts):
         return array.astype("U")
     raise ConfigError(
-        f"column {name!r} holds objects or misses texts, and NumPy's files have numbers and texts "
-        f"only. Write Parquet, or leave it out with drop_columns()."
+        f"column {name!r} holds objects or misses texts, but NumPy's files store only numbers and "
+        f"texts. Write Parquet, or leave it out with drop_columns()."
     )
 
 
 @contextmanager
 def _beside(path: str | PathLike[str], suffixes: tuple[str, ...]) -> Iterator[Path]:
-    """Give a path to write to, and rename what was written when it is complete."""
+    """Yield a temporary path to write to, and rename the complete file to its target."""
     target = Path(fspath(path))
     if target.suffix not in suffixes:
-        raise ConfigError(f"{target} should end with {' or '.join(suffixes)}.")
+        raise ConfigError(
+            f"{target} does not end with {' or '.join(suffixes)}. Give a path that does."
+        )
     if target.exists():
         raise ConfigError(f"{target} exists. Delete it, or give another path.")
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -204,8 +206,8 @@ def _beside(path: str | PathLike[str], suffixes: tuple[str, ...]) -> Iterator[Pa
 
 
 def _batches(dataset: Consumed, schema: Schema, *, batch_size: int) -> Iterator[Batch]:
-    """Return the rows in the types of a schema, in batches, one at least."""
-    # Texts of NumPy's are as long as the longest one of a batch.
+    """Return the rows in the types of a schema, in batches, at least one."""
+    # NumPy's texts are as long as the longest one of a batch.
     schema = Schema(
         tuple(
             (name, replace(c, dtype=np.dtype(object)) if c.dtype.kind == "U" else c)
@@ -217,9 +219,9 @@ def _batches(dataset: Consumed, schema: Schema, *, batch_size: int) -> Iterator[
         where = f"rows {start} to {start + num_rows(batch)}"
         if batch.keys() != {*schema}:
             raise ConfigError(
-                f"{where}: map_batches() returned columns {', '.join(map(repr, batch))} and "
-                f"{', '.join(map(repr, schema))} for the first rows. Return the same ones each "
-                f"time."
+                f"{where}: map_batches() returned columns {', '.join(map(repr, batch))}, but "
+                f"{', '.join(map(repr, schema))} for the first rows. Return the same columns for "
+                f"every batch."
             )
         yield conform(batch, schema, where=where, advice=_ADVICE)
         start += num_rows(batch)
@@ -227,13 +229,13 @@ def _batches(dataset: Consumed, schema: Schema, *, batch_size: int) -> Iterator[
         yield empty(schema)
 
 
-_ADVICE = "The first rows say the type: return the same one each time, such as .astype('float64')."
+_ADVICE = "The first rows decide the type: return it for every batch, as with .astype('float64')."
 
 
 def _tables(
     dataset: Consumed, schema: Schema, *, batch_size: int, keep_categories: bool = False
 ) -> Iterator[Any]:
-    """Return the rows as Arrow tables of one schema, one at least."""
+    """Return the rows as Arrow tables of one schema, at least one."""
     pyarrow = require("pyarrow", to="to write Parquet and CSV files")
     kinds: dict[str, Any] = {}
     start = 0
@@ -251,7 +253,7 @@ def _tables(
 
 
 def _arrow_column(name: str, array: np.ndarray, kind: Any, where: str) -> Any:
-    """Return a column in a type of Arrow's; None is the one that it has by itself."""
+    """Return a column in an Arrow type; None is the type that Arrow chooses."""
     pyarrow = require("pyarrow", to="to write Parquet and CSV files")
     try:
         if kind is not None and pyarrow.types.is_dictionary(kind):
@@ -264,14 +266,14 @@ def _arrow_column(name: str, array: np.ndarray, kind: Any, where: str) -> Any:
     except pyarrow.ArrowException as error:
         raise ConfigError(
             f"{where}: the values of column {name!r} are not of one type"
-            f"{'' if kind is None else f', {kind} as those before'}: {error}. {_ADVICE}"
+            f"{'' if kind is None else f', {kind} like the rows before'}: {error}. {_ADVICE}"
         ) from error
 
 
 def _in_arrow_type(array: np.ndarray, kind: Any) -> Any:
-    """Return objects in a type of Arrow's that has all of them.
+    """Return objects in an Arrow type that can represent all of them.
 
-    Asked for integers or days, Arrow would make 0 of 0.5, and cut times.
+    With integers or days as the type, Arrow would round 0.5 to 0, and truncate times.
     """
     pyarrow = require("pyarrow", to="to write Parquet and CSV files")
     own = pyarrow.array(array, from_pandas=True)
@@ -281,7 +283,7 @@ def _in_arrow_type(array: np.ndarray, kind: Any) -> Any:
 
 
 def _may_become(own: Any, kind: Any) -> bool:
-    """Return whether a cast of Arrow's from type to type keeps values, or refuses to."""
+    """Return whether Arrow's cast from one type to another keeps the values, or raises."""
     types = require("pyarrow", to="to write Parquet and CSV files").types
     if own.equals(kind) or types.is_null(own):
         return True

@@ -214,7 +214,7 @@ def test_a_file_with_other_categories_than_its_dataset_is_refused(tmp_path: Path
     write(tmp_path / "1.parquet", ["b", "q"], ["b", "q"])
     assert rows.to_numpy()["x"].tolist() == ["b", "q"]
     with pytest.raises(
-        ConfigError, match=r"column 'x': 'q' is none of the categories \['b', 'a'\]"
+        ConfigError, match=r"column 'x': 'q' is not one of the categories \['b', 'a'\]"
     ):
         rows.to_pandas()
 

@@ -60,7 +60,9 @@ def test_batches_come_in_three_forms_and_each_can_be_a_dataset_again(dataset: Da
         batch = again.to_numpy()
         assert (batch["x"].shape, batch["x"].dtype) == ((4, 3), np.float32)
         assert batch["y"].tolist() == [0, 1, 2, 3]
-    with pytest.raises(ConfigError, match=r"batch_format='torch'. One of 'numpy', 'pandas'"):
+    with pytest.raises(
+        ConfigError, match=r"batch_format='torch' is unknown. Use 'numpy', 'pandas'"
+    ):
         dataset.iter_batches(batch_format="torch")  # type: ignore[arg-type]
 
 
@@ -109,7 +111,7 @@ def test_whether_a_step_keeps_rows_is_tried_on_the_first_ones(dataset: Dataset):
 
 def test_a_step_that_loses_rows_against_its_word_is_refused(dataset: Dataset):
     few = dataset.map_batches(lambda b: {"y": b["y"][b["y"] < 9]}, keeps_rows=True)
-    with pytest.raises(ConfigError, match=r"rows went in and 9 came out. .*keeps_rows=False"):
+    with pytest.raises(ConfigError, match=r"returned 9 rows for 2000\. .*keeps_rows=False"):
         few.to_numpy()
     said = dataset.map_batches(lambda b: {"y": b["y"][b["y"] < 9]}, keeps_rows=False)
     assert said.count() == 9
@@ -121,7 +123,7 @@ def test_a_filter_keeps_rows_and_only_a_pass_can_count_them(dataset: Dataset):
     assert all_of(even.limit(3)) == [0, 2, 4]
     assert even.filter(lambda batch: batch["y"] < 0).limit(3).columns() == ["x", "y"]
     assert [len(b["y"]) for b in even.iter_batches(batch_size=400)] == [400, 400, 200]
-    with pytest.raises(ConfigError, match=r"num_rows: .*count\(\) and materialize\(\)"):
+    with pytest.raises(ConfigError, match=r"num_rows: .*Call count\(\) or materialize\(\)"):
         _ = even.num_rows
     assert [part.num_rows for part in even.train_test_split(0.5)] == [500, 500]
     with pytest.raises(ConfigError, match=r"returned int64\[2\] .*a bool for each row"):
@@ -143,13 +145,13 @@ def test_selected_columns_are_the_only_ones_that_are_read(dataset: Dataset):
 def test_a_negative_number_of_rows_is_refused(dataset: Dataset, filtered: bool):
     some = dataset.filter(lambda batch: batch["y"] > 3) if filtered else dataset
     for take in (some.limit, some.take):
-        with pytest.raises(ConfigError, match="-1 rows: a number of rows, 0 or more"):
+        with pytest.raises(ConfigError, match="limit=-1 is not a number of rows"):
             take(-1)
 
 
 @pytest.mark.parametrize("count", [-1, 2.5])
 def test_a_limit_is_a_number_of_rows(dataset: Dataset, count: float):
-    with pytest.raises(ConfigError, match=r"a number of rows, 0 or more"):
+    with pytest.raises(ConfigError, match=r"is not a number of rows. Give an integer of 0 or more"):
         dataset.limit(count)  # type: ignore[arg-type]
 
 
@@ -163,7 +165,7 @@ def test_limit_and_split_take_rows_without_reading_them(dataset: Dataset):
     assert all_of(test.limit(2)) == [1500, 1501]
     assert len(pickle.dumps(test)) < 2000
     for impossible in (0, 1.0, 2000):
-        with pytest.raises(ConfigError, match="each part needs one"):
+        with pytest.raises(ConfigError, match="leaves a part of 2000 rows empty"):
             dataset.train_test_split(impossible)
 
 
@@ -192,7 +194,7 @@ def test_what_is_in_memory_cannot_be_written_to_through_a_batch():
 
 
 def test_columns_of_unlike_length_are_refused():
-    with pytest.raises(ConfigError, match="unlike numbers of rows: 'x' 3, 'y' 2"):
+    with pytest.raises(ConfigError, match="different numbers of rows: 'x' 3, 'y' 2"):
         from_numpy({"x": np.zeros(3), "y": np.zeros(2)})
     with pytest.raises(ConfigError, match="a value per row, not the single value 5"):
         from_numpy({"x": 5})
@@ -207,7 +209,7 @@ def test_rows_are_dicts(dataset: Dataset):
 
 @pytest.mark.parametrize("batch_size", [0, -1, 1.5])
 def test_a_batch_size_that_is_no_number_of_rows_is_refused(dataset: Dataset, batch_size: Any):
-    with pytest.raises(ConfigError, match="rows, one or more"):
+    with pytest.raises(ConfigError, match=r"is not a number of rows. Give an integer of 1 or more"):
         dataset.iter_batches(batch_size=batch_size)
 
 
@@ -289,7 +291,7 @@ def test_rows_are_counted_that_a_class_or_a_function_returns():
         assert mapped.schema().names == ["x"]
         assert rows.map_batches(fn, batch_size=3, keeps_rows=False).count() == len(found)
         # Ranks that share the rows have to know how many each of them has.
-        with pytest.raises(ConfigError, match=r"rows went in and \d came out.*keeps_rows=False"):
+        with pytest.raises(ConfigError, match=r"returned \d rows for \d.*keeps_rows=False"):
             list(mapped.shard(rank=0, world_size=1).iter_batches(batch_size=9))
     batches = rows.map_batches(FirstRow, batch_size=3).iter_batches(batch_size=2)
     assert [batch["x"].tolist() for batch in batches] == [[0, 3], [6]]

@@ -74,7 +74,7 @@ def test_groups_and_places_are_chosen(tmp_path: Path):
         ),
         ({"datasets": {"a": "nothing"}}, r"has no dataset 'nothing'. It has 'train'"),
         ({"datasets": {"a": "train/version"}}, r"'train/version' is a single value"),
-        ({"datasets": {"a": "x"}, "columns": ["a"]}, r"datasets= names the columns already"),
+        ({"datasets": {"a": "x"}, "columns": ["a"]}, r"Give datasets= alone: it names the columns"),
     ):
         with pytest.raises(ConfigError, match=message):
             read_hdf5(tmp_path / "a.h5", **wrong)
@@ -105,7 +105,9 @@ def test_strings_are_strings(tmp_path: Path):
 def test_rows_of_unlike_length_are_refused(tmp_path: Path):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("tracks", (3,), h5py.vlen_dtype("f4"))
-    with pytest.raises(ConfigError, match=r"dataset '/tracks' are arrays of unlike length"):
+    with pytest.raises(
+        ConfigError, match=r"dataset '/tracks' are references, or arrays of different lengths"
+    ):
         read_hdf5(tmp_path / "a.h5")
 
 
@@ -114,7 +116,7 @@ def test_a_truncated_file_is_refused_when_the_dataset_is_made(tmp_path: Path):
     with path.open("r+b") as file:
         file.truncate(10_000)
     with pytest.raises(
-        ConfigError, match=r"a.h5 \(10000 bytes\) cannot be read as HDF5: .*cut off"
+        ConfigError, match=r"a.h5 \(10000 bytes\) cannot be read as HDF5: .*It is truncated"
     ):
         read_hdf5(path)
     (tmp_path / "b.h5").write_text("no HDF5")
@@ -139,7 +141,7 @@ def test_datasets_of_unlike_length_are_refused(tmp_path: Path):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["x"] = X
         file["y"] = Y[:5]
-    with pytest.raises(ConfigError, match=r"unlike numbers of rows: '/?x' 1000, '/?y' 5"):
+    with pytest.raises(ConfigError, match=r"different numbers of rows: '/?x' 1000, '/?y' 5"):
         read_hdf5(tmp_path / "a.h5")
 
 

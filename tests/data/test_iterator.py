@@ -157,7 +157,7 @@ def test_an_epoch_goes_on_only_with_the_same_rows_and_the_same_shuffle():
     (other,) = parts(rows(100), 1)
     other.load_state_dict(state)
     for unlike in ({}, {"shuffle": True, "local_shuffle_seed": 1}):
-        with pytest.raises(ConfigError, match=r"epoch 0 began with .* cannot go on"):
+        with pytest.raises(ConfigError, match=r"epoch 0 began with .* cannot resume"):
             other.iter_batches(batch_size=10, **unlike)
 
 
@@ -208,9 +208,11 @@ def test_big_endian_numbers_become_tensors_and_strings_are_refused():
         next(words.iter_torch_batches())
 
 
-def test_a_buffer_without_rows_is_refused():
-    with pytest.raises(ConfigError, match="local_shuffle_buffer_size=0: rows, one or more"):
-        parts(rows(4), 1)[0].iter_batches(local_shuffle_buffer_size=0)
+@pytest.mark.parametrize("size", [0, 2.5, "3"])
+def test_a_buffer_that_is_no_number_of_rows_is_refused(size):
+    message = f"local_shuffle_buffer_size={size!r} is not a number of rows"
+    with pytest.raises(ConfigError, match=message):
+        parts(rows(4), 1)[0].iter_batches(local_shuffle_buffer_size=size)
 
 
 def test_to_tf_says_what_is_missing(monkeypatch: pytest.MonkeyPatch):

@@ -130,7 +130,9 @@ def test_row_groups_stay_whole_where_pieces_are_in_another_order(tmp_path: Path)
 @pytest.mark.parametrize("seed", [-1, "3", 0.5])
 @pytest.mark.parametrize("name", ["random_shuffle", "randomize_block_order"])
 def test_a_seed_is_a_number(name: str, seed: Any) -> None:
-    with pytest.raises(ConfigError, match=r'a number, 0 or more, "epoch" or None'):
+    with pytest.raises(
+        ConfigError, match=r'is not a seed. Give an integer of 0 or more, "epoch" or None'
+    ):
         getattr(numbers(), name)(seed=seed)
 
 

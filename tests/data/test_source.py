@@ -43,7 +43,9 @@ def test_a_source_that_gives_another_number_of_rows_is_refused(there: int, shuff
     ]
     for source in sources:
         dataset = Dataset(source)
-        with pytest.raises(ConfigError, match=r"Miscounting gave .* rows of column 'n' for the"):
+        with pytest.raises(
+            ConfigError, match=r"Miscounting returned .* rows of column 'n' for the"
+        ):
             dataset.to_numpy()
         with pytest.raises(ConfigError, match="make the dataset again"):
             list(dataset.shard(rank=0, world_size=1).iter_batches(batch_size=4, shuffle=shuffle))

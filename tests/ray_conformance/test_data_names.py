@@ -58,4 +58,4 @@ def test_strategies_of_actors_and_tasks_are_taken_and_said_to_mean_nothing(
         hpctrain.data.TaskPoolStrategy(3),
     ):
         assert rows.map_batches(lambda batch: batch, compute=compute).count() == 1
-    assert capfd.readouterr().err.count("compute has no meaning here") == 1
+    assert capfd.readouterr().err.count("compute has no effect") == 1

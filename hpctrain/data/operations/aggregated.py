@@ -27,7 +27,7 @@ from hpctrain.errors import ConfigError
 class Aggregated(Description):
     """Operations on all rows.
 
-    What is missing counts as missing whether it is None or not a number.
+    None and NaN both count as missing.
     """
 
     def sort(
@@ -38,9 +38,8 @@ class Aggregated(Description):
     ) -> DatasetT:
         """Return a dataset of the rows in the order of some columns.
 
-        Not collective. Needs the whole dataset: it is read into memory when the first row is, by
-        each process that reads one. Rows of equal keys stay in their order; those whose key is
-        missing are last.
+        Not collective. Each process that reads a row first reads the whole dataset into memory.
+        Rows of equal keys stay in their order; rows whose key is missing come last.
 
         Parameters
         ----------
@@ -49,7 +48,7 @@ class Aggregated(Description):
         descending
             Whether the largest comes first, of all columns or of each.
         boundaries
-            Has no meaning here.
+            Accepted, without effect.
 
         Raises
         ------
@@ -61,8 +60,8 @@ class Aggregated(Description):
         downs = (descending,) * len(keys) if isinstance(descending, bool) else tuple(descending)
         if not keys or len(downs) != len(keys):
             raise ConfigError(
-                f"sort({list(keys)!r}, descending={list(downs)!r}): a column at least, and a bool "
-                f"for each."
+                f"sort({list(keys)!r}, descending={list(downs)!r}) has {len(keys)} columns and "
+                f"{len(downs)} bools. Give at least one column, and one bool or one for each."
             )
         check_columns(keys, self.columns())
         return self.of_source(WholeSource(dataset=self, operation=Sort(keys, downs)))
@@ -72,15 +71,15 @@ class Aggregated(Description):
     ) -> GroupedData[DatasetT]:
         """Return the groups of rows whose values of some columns are equal.
 
-        Not collective. Needs the whole dataset, of the columns that the aggregates name: they are
-        read into memory when the first group is.
+        Not collective. The columns of the aggregates are read into memory, whole, with the first
+        group.
 
         Parameters
         ----------
         key
             A column, or several of them; None is one group.
         num_partitions
-            Has no meaning here.
+            Accepted, without effect.
 
         Raises
         ------
@@ -93,16 +92,16 @@ class Aggregated(Description):
         return GroupedData(self, keys)
 
     def unique(self, column: str, ignore_nulls: bool = False) -> list[Any]:
-        """Return the values of a column, each once, in the order in which they come.
+        """Return the distinct values of a column, in the order of their first rows.
 
         Not collective. Reads the column now; only its different values are kept.
 
         Parameters
         ----------
         column
-            Which.
+            Name of the column.
         ignore_nulls
-            Whether what is missing is left out, and not a None.
+            Whether to leave missing values out. Otherwise they are one None.
 
         Raises
         ------
@@ -134,13 +133,13 @@ class Aggregated(Description):
         on
             A column, or several of them; None is all.
         ignore_nulls
-            Whether what is missing is left out. Otherwise the sum of a column that misses a value
-            is None.
+            Whether to skip missing values. Otherwise the sum of a column that misses a value is
+            None.
 
         Returns
         -------
         Any
-            The value of one column; None if there is none. Of several, a dict.
+            The value of one column, None if it has no values; a dict for several columns.
 
         Raises
         ------
@@ -176,7 +175,7 @@ class Aggregated(Description):
         on
             As in `sum`.
         ddof
-            What is subtracted from the number of rows.
+            Delta degrees of freedom: the divisor is the number of rows minus this.
         ignore_nulls
             As in `sum`.
         """
@@ -190,7 +189,7 @@ class Aggregated(Description):
         Parameters
         ----------
         *aggs
-            Of `hpctrain.data.aggregate`, such as ``Sum("x")``.
+            Aggregates of `hpctrain.data.aggregate`, such as ``Sum("x")``.
 
         Raises
         ------
@@ -215,11 +214,11 @@ def _of_all(
 
 def _computed(dataset: Description, wanted: Sequence[Aggregate]) -> dict[str, Any]:
     columns = list(dict.fromkeys(one.column for one in wanted if one.column))
-    # Without a column there would be no rows to be counted.
+    # A table without columns has no rows to count.
     rows = Mapped.select_columns(dataset, columns or dataset.columns()[:1])
     table = to_arrow_with_missing(plain(rows.all_rows()))
     (row,) = aggregate(table, (), wanted).to_pylist()
-    # Arrow has no deviation of one value, as of none; Ray Data says that it is not a number.
+    # For one value Arrow's deviation is null, Ray Data's NaN.
     for one in wanted:
         if one.function == "stddev" and row[one.name] is None:
             missing = table[one.column].null_count

@@ -22,12 +22,12 @@ class Aggregate:
     """Arrow's name, such as "sum", "stddev" and "count_all"."""
     column: str | None
     name: str
-    """Of the column that it becomes."""
+    """Name of the result."""
     skip_missing: bool = True
     ddof: int = 1
 
     def for_arrow(self) -> tuple[Any, str, Any]:
-        """Return it as ``Table.group_by().aggregate()`` takes it. Not collective."""
+        """Return the argument for ``Table.group_by().aggregate()``. Not collective."""
         compute = require("pyarrow.compute", to="to aggregate")
         if self.column is None:
             return [], self.function, None
@@ -67,7 +67,7 @@ def aggregate(table: Any, keys: Sequence[str], aggregates: Sequence[Aggregate]) 
             f"{wanted}: {error}. Aggregates are of columns of numbers, times, bools or, for min "
             f"and max, texts: name them with on=[...]."
         ) from error
-    # pyarrow has had the keys before the aggregates and behind them.
+    # Some versions of pyarrow return the keys before the aggregates, others after them.
     kept = [names[key] for key in keys]
     # By position: two aggregates of the same kind and column have the same name.
     made = [at for at, name in enumerate(found.column_names) if name not in kept]
@@ -101,7 +101,10 @@ def aggregates_of(
         wanted = [on] if isinstance(on, str) else list(on)
         check_columns(wanted, columns)
     if not wanted:
-        raise ConfigError(f"{what}(): no column to aggregate, of {list(columns)!r}.")
+        raise ConfigError(
+            f"{what}(): there is no column to aggregate beside the keys {list(keys)!r}. The "
+            f"dataset has {list(columns)!r}: name one with on=[...]."
+        )
     return [
         Aggregate(
             function=_OF_ARROW.get(what, what),
@@ -124,21 +127,21 @@ def check_aggregates(
     Raises
     ------
     ConfigError
-        If there is none, one is no aggregate of `hpctrain.data.aggregate`, a column does not exist,
-        or two have the same name.
+        If there is none, one is not of `hpctrain.data.aggregate`, a column does not exist, or two
+        have the same name.
     """
     for one in given:
         if not hasattr(one, "for_columns") or isinstance(one, type):
             raise ConfigError(
-                f"aggregate({shown(one)}): an aggregate of hpctrain.data.aggregate is needed, such "
-                f"as Sum('x'). For one of your own use groupby().map_groups(function)."
+                f"aggregate({shown(one)}): this is not an aggregate of hpctrain.data.aggregate, "
+                f"such as Sum('x'). For a function of your own use groupby().map_groups(function)."
             )
     found = [one.for_columns() for one in given]
     if not found:
         raise ConfigError("aggregate(): no aggregate was given. Name one, such as Sum('x').")
     for one in found:
         if one.column is None and one.function != "count_all":
-            raise ConfigError(f"aggregate(): {one.name} needs a column, on='x'.")
+            raise ConfigError(f"aggregate(): {one.name} needs a column. Name it with on='x'.")
     check_columns(dict.fromkeys(one.column for one in found if one.column), columns)
     check_unique([*keys, *(one.name for one in found)])
     return found

@@ -1,4 +1,4 @@
-"""Batches as Arrow tables in which what is missing is missing."""
+"""Batches as Arrow tables with nulls for missing values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hpctrain.data.optional import require
 
 
 def to_arrow_with_missing(batch: Batch) -> Any:
-    """Return an Arrow table whose NaN are nulls: in a batch a number that is missing is NaN.
+    """Return an Arrow table with nulls for NaN, which is a missing number in a batch.
 
     Not collective.
     """

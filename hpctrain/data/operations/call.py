@@ -44,11 +44,11 @@ class Call:
             If it cannot be called, or arguments of a constructor are given without a class.
         """
         if not callable(function):
-            raise ConfigError(f"fn={function!r}: a function or a class is needed.")
+            raise ConfigError(f"fn={function!r} cannot be called. Give a function or a class.")
         if (constructor_args or constructor_kwargs) and not isinstance(function, type):
             raise ConfigError(
-                f"fn_constructor_args are for a class, and {function!r} is none. Give fn_args and "
-                f"fn_kwargs to a function."
+                f"fn_constructor_args and fn_constructor_kwargs are for a class, but "
+                f"fn={function!r} is not one. Use fn_args and fn_kwargs for a function."
             )
         return Call(
             function,
@@ -69,11 +69,11 @@ class Call:
         return isinstance(self.function, type)
 
     def __call__(self, value: Any) -> Any:
-        """Return what becomes of a row or a batch. Not collective."""
+        """Return the result for a row or a batch. Not collective."""
         return self.bound()(value)
 
     def bound(self) -> Callable[[Any], Any]:
-        """Return what is called, with its arguments, to call it with many rows. Not collective."""
+        """Return the callable with its arguments bound, for many rows. Not collective."""
         target: Callable[..., Any] = self._instance if self.is_class else self.function
         args, kwargs = self.args, self.kwargs
         return (lambda value: target(value, *args, **kwargs)) if args or kwargs else target
@@ -88,5 +88,5 @@ class Call:
         return self.function(*self.constructor_args, **self.constructor_kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the instance behind: each process constructs its own."""
+        """Leave out the instance: each process constructs its own."""
         return {name: value for name, value in vars(self).items() if name != "_constructed"}

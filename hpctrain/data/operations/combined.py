@@ -29,8 +29,8 @@ EachEpoch = Literal["epoch"]
 class Combined(Description):
     """Operations that choose rows, and those that put datasets together.
 
-    After `filter`, and whatever else leaves a number of rows that is not known, most of them read
-    all rows into memory once, when the first ones are read.
+    After `filter`, or another step with an unknown number of rows, most of them read all rows into
+    memory once, with the first read.
     """
 
     def limit(self: DatasetT, limit: int) -> DatasetT:
@@ -41,7 +41,7 @@ class Combined(Description):
         Raises
         ------
         ConfigError
-            If it is a negative number.
+            If it is not an integer of 0 or more.
         """
         check_limit(limit)
         if self.keeps_rows:
@@ -58,24 +58,24 @@ class Combined(Description):
         Raises
         ------
         ConfigError
-            If a range has another step, or rows that are not there.
+            If a range has another step, or rows that do not exist.
         """
         return _ranges(self, ranges)
 
     def random_shuffle(self: DatasetT, *, seed: int | EachEpoch | None = "epoch") -> DatasetT:
         """Return a dataset with its rows in another order.
 
-        Not collective. Pieces from all over the dataset, and rows permuted within some of them at a
-        time; nothing is written. After `filter` the rows are read into memory. Each epoch of a
-        `DataIterator` has an order of its own, unless a seed is given. What `limit`, a split,
-        `zip`, `groupby` or a sort makes of the dataset has one order throughout: that of epoch 0.
+        Not collective. Blocks come from all over the dataset, and rows are permuted within several
+        blocks at a time; nothing is written. After `filter` the rows are read into memory. Each
+        epoch of a `DataIterator` has an order of its own, unless a seed is given. The datasets that
+        `limit`, a split, `zip`, `groupby` or a sort return keep the order of epoch 0 throughout.
 
         Parameters
         ----------
         seed
-            A number: the order follows from it and is the same in each epoch. "epoch": it follows
-            from the epoch alone, so it is the same in each run. None draws a number now, and each
-            epoch has an order of its own.
+            With a number the order is the same in each epoch. With "epoch" it depends on the epoch
+            alone, so it is the same in each run. None draws a number now, and each epoch has an
+            order of its own.
         """
         from hpctrain.data.shuffled import ShuffledRows
 
@@ -90,16 +90,16 @@ class Combined(Description):
     def randomize_block_order(
         self: DatasetT, *, seed: int | EachEpoch | None = "epoch"
     ) -> DatasetT:
-        """Return a dataset whose pieces are in another order, and rows in theirs within each.
+        """Return a dataset whose blocks are in another order; the rows of a block keep theirs.
 
-        Not collective. Pieces are what is read at once, some MiB, or a row group of Parquet; less
-        where rows can be read one by one and there were not a hundred pieces. After `filter` the
-        rows are read into memory. `random_shuffle` also mixes the rows.
+        Not collective. A block is some MiB of rows that are read at once, or a row group of
+        Parquet. Blocks are smaller if rows can be read one by one and there would be fewer than a
+        hundred. After `filter` the rows are read into memory. `random_shuffle` also mixes the rows.
 
         Parameters
         ----------
         seed
-            What the order follows from, as in `random_shuffle`.
+            Seed of the order, as in `random_shuffle`.
         """
         from hpctrain.data.shuffled import ShuffledPieces, in_order_of, pieces_of
 
@@ -114,24 +114,26 @@ class Combined(Description):
         return replace(mixed, source=source)
 
     def random_sample(self: DatasetT, fraction: float, *, seed: int | None = None) -> DatasetT:
-        """Return a dataset of a share of the rows, each drawn by itself, in their order.
+        """Return a dataset of a share of the rows, each drawn independently, in their order.
 
-        Not collective. The same rows each time it is read, on every rank.
+        Not collective. Every pass and every rank gets the same rows.
 
         Parameters
         ----------
         fraction
             Share of the rows, from 0 to 1.
         seed
-            What is drawn follows from; None draws one now.
+            Seed of the draw; None draws a seed now.
 
         Raises
         ------
         ConfigError
-            If the share is another number.
+            If `fraction` is not between 0 and 1.
         """
         if not 0 <= fraction <= 1:
-            raise ConfigError(f"random_sample({fraction!r}): a share of the rows, from 0 to 1.")
+            raise ConfigError(
+                f"fraction={fraction!r} is not a share of the rows. Give a number from 0 to 1."
+            )
         known = with_known_rows(self)
         source = SampledRows(source=known.source, fraction=fraction, seed=_seed(seed))
         sampled: DatasetT = replace(known, source=source)
@@ -151,7 +153,7 @@ class Combined(Description):
         shuffle
             Whether its rows are drawn from all over the dataset; otherwise they are the last ones.
         seed
-            What is drawn follows from; None draws one now.
+            Seed of the draw; None draws a seed now.
 
         Raises
         ------
@@ -163,8 +165,8 @@ class Combined(Description):
         rows = test_size if isinstance(test_size, int) else round(total * test_size)
         if not 0 < rows < total:
             raise ConfigError(
-                f"train_test_split(test_size={test_size!r}) of {total} rows: each part needs one. "
-                f"Give a number of rows, or a share between 0 and 1."
+                f"train_test_split(test_size={test_size!r}) leaves a part of {total} rows empty. "
+                f"Give a number of rows below {total}, or a share between 0 and 1."
             )
         whole = known.random_shuffle(seed=_seed(seed)) if shuffle else known
         train, test = _cut(whole, [total - rows])
@@ -180,20 +182,19 @@ class Combined(Description):
         Parameters
         ----------
         n
-            How many.
+            Number of parts.
         equal
-            Whether they have exactly as many rows; what is left of them is in none.
+            Whether all parts have the same number of rows; rows that remain are left out.
         locality_hints
-            Has no meaning here.
+            Accepted, without effect.
 
         Raises
         ------
         ConfigError
-            If it is no positive number.
+            If `n` is not an integer of 1 or more.
         """
         say_no_meaning("split()", {"locality_hints": locality_hints})
-        if not isinstance(n, Integral) or n < 1:
-            raise ConfigError(f"split({n!r}): a number of parts, one or more.")
+        check_parts(n)
         known = with_known_rows(self)
         total = known.source.num_rows // n * n if equal else known.source.num_rows
         return [
@@ -201,7 +202,7 @@ class Combined(Description):
         ]
 
     def split_at_indices(self: DatasetT, indices: Sequence[int]) -> list[DatasetT]:
-        """Return datasets of the rows before, between and after some.
+        """Return datasets of the rows before, between and after some positions.
 
         Not collective.
 
@@ -217,7 +218,8 @@ class Combined(Description):
         """
         if not indices or sorted(indices) != list(indices) or indices[0] < 0:
             raise ConfigError(
-                f"split_at_indices({list(indices)!r}): numbers of rows, 0 or more, in order."
+                f"indices={list(indices)!r} are not positions to cut at. Give one or more integers "
+                f"of 0 or more, in ascending order."
             )
         known = with_known_rows(self)
         return _cut(known, [min(index, known.source.num_rows) for index in indices])
@@ -235,11 +237,12 @@ class Combined(Description):
         Raises
         ------
         ConfigError
-            If they are others.
+            If they are not.
         """
         if not proportions or min(proportions) <= 0 or sum(proportions) >= 1:
             raise ConfigError(
-                f"split_proportionately({list(proportions)!r}): shares above 0, together below 1."
+                f"proportions={list(proportions)!r} are not shares of the rows. Give numbers above "
+                f"0 whose sum is below 1; the last part is the rest."
             )
         known = with_known_rows(self)
         return _cut(known, [int(known.source.num_rows * s) for s in np.cumsum(proportions)])
@@ -247,12 +250,12 @@ class Combined(Description):
     def union(self: DatasetT, *other: DatasetT) -> DatasetT:
         """Return a dataset of the rows of this one and of others, one after another.
 
-        Not collective. A column that one of them lacks is missing in its rows.
+        Not collective. The rows of a dataset without some column miss its values.
 
         Raises
         ------
         ConfigError
-            If a column has types that have no common one.
+            If the types of a column have no common type.
         """
         known = [with_known_rows(dataset) for dataset in (self, *other)]
         found = [(dataset, dataset.schema()) for dataset in known]
@@ -264,12 +267,12 @@ class Combined(Description):
     def zip(self: DatasetT, *other: DatasetT) -> DatasetT:
         """Return a dataset of the columns of this one and of others, row by row.
 
-        Not collective. A name that is there already gets ``_1``, the next one ``_2``.
+        Not collective. The second column of a name gets the suffix ``_1``, the third ``_2``.
 
         Raises
         ------
         ConfigError
-            If they have unlike numbers of rows.
+            If they have different numbers of rows.
         """
         taken: list[str] = []
         parts = []
@@ -281,7 +284,7 @@ class Combined(Description):
         if len({part.num_rows for part in parts}) > 1:
             raise ConfigError(
                 f"zip(): the datasets have {', '.join(str(p.num_rows) for p in parts)} rows. Give "
-                f"datasets of as many rows, as limit() makes them."
+                f"datasets of the same number of rows: limit() leaves rows out."
             )
         return self.of_source(SideBySide(parts=tuple(parts)))
 
@@ -299,7 +302,7 @@ class Combined(Description):
         Parameters
         ----------
         num_blocks, target_num_rows_per_block
-            Have no meaning here.
+            Accepted, without effect.
         shuffle
             Whether to shuffle the rows, as `random_shuffle` does.
         """
@@ -311,15 +314,27 @@ class Combined(Description):
 
 
 def check_limit(rows: Any) -> None:
-    """Refuse what is no number of rows. Not collective.
+    """Check that a limit is a number of rows. Not collective.
 
     Raises
     ------
     ConfigError
-        If it is negative, or no integer.
+        If it is negative, or not an integer.
     """
     if not isinstance(rows, Integral) or int(rows) < 0:
-        raise ConfigError(f"{rows} rows: a number of rows, 0 or more, is needed.")
+        raise ConfigError(f"limit={rows!r} is not a number of rows. Give an integer of 0 or more.")
+
+
+def check_parts(n: Any) -> None:
+    """Check that `n` is a number of parts. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If it is not an integer of 1 or more.
+    """
+    if not isinstance(n, Integral) or int(n) < 1:
+        raise ConfigError(f"n={n!r} is not a number of parts. Give an integer of 1 or more.")
 
 
 def _ranges(dataset: DatasetT, ranges: Sequence[range]) -> DatasetT:
@@ -350,7 +365,9 @@ def _seed(seed: int | EachEpoch | None) -> int:
     if seed == "epoch":
         return 0
     if not isinstance(seed, Integral) or seed < 0:
-        raise ConfigError(f'seed={seed!r}: a number, 0 or more, "epoch" or None is needed.')
+        raise ConfigError(
+            f'seed={seed!r} is not a seed. Give an integer of 0 or more, "epoch" or None.'
+        )
     return int(seed)
 
 

@@ -39,7 +39,7 @@ class Consumed(Description):
         Raises
         ------
         ConfigError
-            If it is a negative number.
+            If it is not an integer of 0 or more.
         """
         check_limit(limit)
         batch = self._first(limit)
@@ -53,7 +53,7 @@ class Consumed(Description):
         Parameters
         ----------
         limit
-            Most rows that there may be.
+            Largest number of rows to accept; None is any.
 
         Raises
         ------
@@ -64,7 +64,10 @@ class Consumed(Description):
             return list(self.iter_rows())
         rows = self.take(limit + 1)
         if len(rows) > limit:
-            raise ConfigError(f"take_all(limit={limit}): there are more rows. take() gives some.")
+            raise ConfigError(
+                f"take_all(limit={limit}): the dataset has more rows. Use take({limit}) for the "
+                f"first ones, or a larger limit."
+            )
         return rows
 
     def take_batch(self, batch_size: int = 20, *, batch_format: BatchFormat = "numpy") -> Any:
@@ -81,7 +84,10 @@ class Consumed(Description):
         form = check_format(batch_format)
         batch = self._first(batch_size)
         if not num_rows(batch):
-            raise ConfigError("take_batch(): the dataset has no rows.")
+            raise ConfigError(
+                "take_batch(): the dataset has no rows. Look at its files and filters, or use "
+                "take(), which returns an empty list."
+            )
         return to_format(batch, form)
 
     def show(self, limit: int = 20) -> None:
@@ -106,8 +112,8 @@ class Consumed(Description):
     ) -> Passes[Any]:
         """Return the rows of the whole dataset in batches, in order.
 
-        Not collective. What is returned can be iterated over again. It has a ``len()`` unless a
-        filter or a class leaves the number of rows open.
+        Not collective. The result can be iterated over again. It has a ``len()``, except after a
+        filter or a class, whose number of rows is unknown.
 
         Parameters
         ----------
@@ -121,11 +127,11 @@ class Consumed(Description):
         columns
             Columns of the batches; None is all.
         drop_last
-            Whether a last batch that is not full is left out.
+            Whether to leave out a last batch that is not full.
         local_shuffle_buffer_size, local_shuffle_seed
-            Given, rows come in another order: see `Dataset.random_shuffle`, with that seed.
+            A buffer size shuffles the rows: see `Dataset.random_shuffle`, with that seed.
         prefetch_batches
-            Has no meaning here: as much is read ahead as is worth it.
+            Accepted, without effect: threads read ahead as needed.
 
         Raises
         ------
@@ -175,7 +181,7 @@ class Consumed(Description):
     ) -> Passes[Any]:
         """Return the rows of the whole dataset in batches of tensors.
 
-        Not collective. A training function asks its shard: `DataIterator.iter_torch_batches`.
+        Not collective. A training function uses `DataIterator.iter_torch_batches` of its shard.
 
         Parameters
         ----------
@@ -186,11 +192,11 @@ class Consumed(Description):
         device
             Where tensors go. "auto" is the GPU if there is one, else the CPU.
         collate_fn
-            Makes a batch of a dict of arrays, instead of the two above.
+            Converts a dict of arrays to a batch, in place of `dtypes` and `device`.
         drop_last, local_shuffle_buffer_size, local_shuffle_seed
             As in `iter_batches`.
         prefetch_batches
-            Has no meaning here.
+            Accepted, without effect.
 
         Raises
         ------
@@ -224,7 +230,7 @@ class Consumed(Description):
     ) -> Passes[Any]:
         """Return the rows of the whole dataset in batches of TensorFlow's tensors.
 
-        Not collective. A training function asks its shard: `DataIterator.to_tf`.
+        Not collective. A training function uses `DataIterator.to_tf` of its shard.
 
         Parameters
         ----------
@@ -235,7 +241,7 @@ class Consumed(Description):
         drop_last, local_shuffle_buffer_size, local_shuffle_seed
             As in `iter_batches`.
         prefetch_batches
-            Has no meaning here.
+            Accepted, without effect.
         """
         say_no_meaning("iter_tf_batches()", {"prefetch_batches": prefetch_batches})
         require("tensorflow", to="for iter_tf_batches()", extra="tensorflow")
@@ -257,7 +263,7 @@ class Consumed(Description):
         Parameters
         ----------
         prefetch_batches
-            Has no meaning here.
+            Accepted, without effect.
         """
         say_no_meaning("iter_rows()", {"prefetch_batches": prefetch_batches})
         batches = self.iter_batches()
@@ -286,7 +292,7 @@ class Consumed(Description):
         Parameters
         ----------
         limit
-            Most rows that there may be.
+            Largest number of rows to accept; None is any.
 
         Raises
         ------
@@ -296,15 +302,16 @@ class Consumed(Description):
         batch = self.all_rows() if limit is None else self._first(limit + 1)
         if limit is not None and num_rows(batch) > limit:
             raise ConfigError(
-                f"to_pandas(limit={limit}): there are more rows. limit() leaves the first ones."
+                f"to_pandas(limit={limit}): the dataset has more rows. Use "
+                f"limit({limit}).to_pandas() for the first ones, or a larger limit."
             )
         return to_pandas(batch)
 
     def to_dask(self) -> Any:
         """Return a data frame of Dask, whose partitions are read when Dask computes them.
 
-        Not collective. For sorts, groups and joins of what does not fit into memory; let Dask write
-        Parquet, and `read_parquet` it.
+        Not collective. For sorts, groups and joins of data that does not fit into memory: let Dask
+        write Parquet, and read it with `read_parquet`.
 
         Raises
         ------
@@ -321,6 +328,6 @@ class Consumed(Description):
 
 
 def _each(made: Callable[[Batch], Any], batches: Passes[Batch]) -> Passes[Any]:
-    """Return passes over what is made of each batch."""
+    """Return passes over the result of a function for each batch."""
     length = len(batches) if isinstance(batches, SizedPasses) else None
     return passes(lambda: map(made, batches), length)

@@ -1,4 +1,4 @@
-"""To Dask and back: what does not fit into the memory of one process is computed there."""
+"""Conversion to Dask and back, for data that does not fit into the memory of one process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpctrain.data.stream import windows
 
 
 def to_dask(dataset: Description) -> Any:
-    """Return a data frame of Dask, a partition for each piece that is read at once.
+    """Return a data frame of Dask, a partition for each range that is read at once.
 
     Not collective.
     """

@@ -36,7 +36,7 @@ class DerivedSource:
         return {"dataset": self.dataset, "schema": self.schema}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take what `__getstate__` gave, and make a lock."""
+        """Restore the state, with a new lock."""
         for name, value in {**state, "_one_at_a_time": Lock()}.items():
             object.__setattr__(self, name, value)
 
@@ -85,7 +85,7 @@ class DerivedSource:
 
 
 def as_source(dataset: Description, schema: Schema | None = None) -> Source:
-    """Return a source of the rows that come out of a dataset, whose number is known.
+    """Return a source of the rows of a dataset, whose number must be known.
 
     Not collective.
 
@@ -102,14 +102,14 @@ def as_source(dataset: Description, schema: Schema | None = None) -> Source:
 
 
 def union_schema(schemas: Sequence[Schema]) -> Schema:
-    """Return the columns of all schemas, each in a type that has the values of all.
+    """Return the columns of all schemas, each in a type that can hold the values of all.
 
     Not collective.
 
     Raises
     ------
     ConfigError
-        If a column has no such type, or rows of other shapes.
+        If a column has no such type, or rows of different shapes.
     """
     found: dict[str, Column] = {}
     for name in dict.fromkeys(name for schema in schemas for name in schema):

@@ -1,4 +1,4 @@
-"""`Description`: where rows come from and what is done to them, which every operation adds to."""
+"""`Description`: a source of rows and the steps after it, to which every operation adds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Description:
     source: Source
     """Where rows come from."""
     steps: tuple[Step, ...] = ()
-    """Transforms batches of them."""
+    """Transformations of batches of these rows, in order."""
     columns_read: tuple[str, ...] | None = None
     """Columns that are read from the source; None is all."""
 
@@ -39,12 +39,12 @@ class Description:
         return f"Dataset({self.source.num_rows} rows, {self.read_schema}{steps})"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what follows from the rest."""
+        """Leave out what is computed from the rest."""
         return {name: value for name, value in vars(self).items() if name != "keeps_rows"}
 
     @cached_property
     def keeps_rows(self) -> bool:
-        """Whether as many rows come out as are read; a step that does not say is tried on some."""
+        """Whether steps keep the number of rows; unknown ones are tried on the first rows."""
         known = [step.keeps_rows for step in self.steps]
         return all(known) if None not in known else False not in known and self._keeps_first_rows()
 
@@ -55,7 +55,7 @@ class Description:
                 rows
             )
         except Exception:
-            # It fails again, with its place, where rows are wanted of it.
+            # The step fails again, with a better message, when its rows are read.
             return True
 
     @property
@@ -65,29 +65,29 @@ class Description:
         Raises
         ------
         ConfigError
-            If only a pass over the data can say it, as after `filter`: `count` makes one.
+            If it takes a pass over the data, as after `filter`: `count` makes one.
         """
         if not self.keeps_rows:
             raise ConfigError(
-                "num_rows: how many rows filter() or map_batches(keeps_rows=False) leave is known "
-                "after a pass over the data: count() and materialize() make one."
+                "num_rows: the number of rows after filter() or map_batches(keeps_rows=False) is "
+                "unknown before a pass over the data. Call count() or materialize()."
             )
         return self.source.num_rows
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that pickle with the dataset because they are in memory and not in files."""
+        """Bytes in memory, not in files, which are pickled with the dataset."""
         return memory_bytes(self.source)
 
     @property
     def is_plain(self) -> bool:
-        """Whether no column has categories, for certain: steps may give it some."""
+        """Whether certainly no column has categories; False after steps, which may add some."""
         types = (column.dtype for column in self.read_schema.values())
         return not self.steps and not any(dtype.metadata for dtype in types)
 
     @property
     def is_instant(self) -> bool:
-        """Whether nothing is gained by reading ahead, as what is in memory needs no reading."""
+        """Whether reading ahead gains nothing, because all rows are in memory, without steps."""
         return isinstance(self.source, MemorySource) and not self.steps
 
     def columns(self) -> list[str]:
@@ -109,25 +109,25 @@ class Description:
         rows = range(min(2, self.source.num_rows))
         made = self.assuming_nothing().apply(read_rows(self.source, rows, self.columns_read))
         if not made:
-            # What a function makes of a row is not known before a filter has left it one.
+            # A filter dropped these rows: look for the first rows that it keeps.
             made = next((piece for piece in self.all_pieces() if piece), made)
         return Schema.of(made)
 
     def count(self) -> int:
-        """Return the number of rows; makes a pass over the data where nothing else tells it.
+        """Return the number of rows; makes a pass over the data if steps may change it.
 
         Not collective.
         """
         return self.count_rows([range(self.source.num_rows)])
 
     def count_rows(self, ranges: Sequence[range]) -> int:
-        """Return the number of rows that become of some of the source. Not collective."""
+        """Return the number of rows after the steps of some source rows. Not collective."""
         if all(_surely_keeps_rows(step) for step in self.steps):
             return sum(map(len, ranges))
         return sum(map(num_rows, self.assuming_nothing().pieces(ranges)))
 
     def apply(self, batch: Batch) -> Batch:
-        """Return what all steps make of rows of the source. Not collective."""
+        """Return the result of all steps for rows of the source. Not collective."""
         made = self._applied(batch)
         if self.keeps_rows:
             open_steps = [step for step in self.steps if step.keeps_rows is None]
@@ -138,7 +138,7 @@ class Description:
         return reduce(lambda changed, step: step(changed), self.steps, batch)
 
     def typed_batches(self, rows: range, batch_size: int) -> Iterator[Batch]:
-        """Return rows in batches of arrays whose types have their categories. Not collective."""
+        """Return rows in batches of arrays whose types keep their categories. Not collective."""
         return rebatch(self.pieces([rows], batch_size=batch_size), repeat(batch_size))
 
     def with_steps(self, tasks: Iterable[Task]) -> Iterator[Task]:
@@ -155,18 +155,18 @@ class Description:
             return self.apply(batch)
 
     def all_rows(self) -> Batch:
-        """Return all rows, their types with their categories. Not collective."""
+        """Return all rows; their types keep their categories. Not collective."""
         return concatenate(list(self.all_pieces()))
 
     def all_pieces(self) -> Iterator[Batch]:
-        """Return all rows in chunks, for any functions that change their number. Not collective."""
+        """Return all rows in chunks; steps may change their number. Not collective."""
         return self.assuming_nothing().pieces([range(self.source.num_rows)])
 
     def assuming_nothing(self: DatasetT) -> DatasetT:
-        """Return the dataset without what is only assumed of the number of rows.
+        """Return the dataset without the assumption that its steps keep the number of rows.
 
-        Not collective. It is for passes over all rows. Where ranks share the rows, their number
-        has to be known.
+        Not collective. For passes over all rows. When ranks share the rows, their number must be
+        known.
         """
         steps = [
             replace(step, keeps_rows=False)
@@ -178,7 +178,7 @@ class Description:
 
     @property
     def has_classes(self) -> bool:
-        """Whether classes change batches, of which it is assumed that they keep the rows."""
+        """Whether classes transform batches; they are assumed to keep the number of rows."""
         return any(isinstance(step, MapBatches) and step.call.is_class for step in self.steps)
 
     def with_step(self: DatasetT, step: Step) -> DatasetT:
@@ -194,9 +194,9 @@ class Description:
         return self.of_source(MemorySource(arrays=batch))
 
     def pieces(self, ranges: Sequence[range], *, batch_size: int = 1) -> Iterator[Batch]:
-        """Return rows of the source, with steps, in pieces as large as is read at once.
+        """Return rows of the source, after the steps, in batches as large as one read.
 
-        Not collective. There is one at least, if only without rows.
+        Not collective. There is at least one, which may be empty.
         """
         tasks = tasks_in_order(
             self.source, ranges, self.columns_read, memory=Memory(), batch_size=batch_size
@@ -205,8 +205,8 @@ class Description:
 
 
 def _surely_keeps_rows(step: Step) -> bool:
-    """Return whether a step says itself that it keeps the number of rows.
+    """Return whether a step is known to keep the number of rows.
 
-    Of a class it is only assumed: it is not constructed, with its model, to try it on some rows.
+    A class is only assumed to: trying it on some rows would construct it, with its model.
     """
     return step.keeps_rows is True and not (isinstance(step, MapBatches) and step.call.is_class)

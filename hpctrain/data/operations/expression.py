@@ -1,4 +1,4 @@
-"""Expressions, of which some are text: parsed by Python, computed by Arrow."""
+"""Expressions: text is parsed by Python; Arrow computes all of them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class FilterExpression:
     keeps_rows: bool = False
 
     def __post_init__(self) -> None:
-        """Check a text before anything is read."""
+        """Check a text before any row is read."""
         if isinstance(self.expression, str):
             parse(self.expression)
 
@@ -52,7 +52,7 @@ class FilterExpression:
             expression, names = parse(expression)
             check_columns(names, list(batch))
         table = to_arrow_with_missing({name: plain(batch)[name] for name in names})
-        # Not the rows themselves, which would change their types, but their numbers.
+        # Filter row numbers, not rows: Arrow would change the types of the columns.
         at = pyarrow.table({**{n: table[n] for n in names}, "": np.arange(num_rows(batch))})
         try:
             kept = at.filter(expression)[""].to_numpy()
@@ -63,30 +63,32 @@ class FilterExpression:
 
 @dataclass(frozen=True)
 class WithColumns:
-    """Adds columns that expressions make of those that are there."""
+    """Adds columns that are computed from others."""
 
     expressions: Mapping[str, Any]
     """Texts, or expressions of ``pyarrow.compute``, by the names of the columns."""
     keeps_rows: bool = True
 
     def __post_init__(self) -> None:
-        """Check the expressions before anything is read."""
+        """Check the expressions before any row is read."""
         compute = require("pyarrow.compute", to="to compute columns")
         if not self.expressions:
-            raise ConfigError("with_columns(): no expression was given.")
+            raise ConfigError(
+                "with_columns(): no expression was given. Give a dict, such as {'y': 'x * 2'}."
+            )
         for name, expression in self.expressions.items():
             check_text("with_column(): the name", name)
             if isinstance(expression, str):
                 parse(expression, of=f"with_column({name!r}, {expression!r})")
             elif not isinstance(expression, compute.Expression):
                 raise ConfigError(
-                    f"with_column({name!r}): {shown(expression)} is no expression. Give a text "
+                    f"with_column({name!r}): {shown(expression)} is not an expression. Give a text "
                     f"such as 'x * 2', or hpctrain.data.expressions.col('x') * 2; add_column() "
                     f"takes a function."
                 )
 
     def names(self) -> list[str]:
-        """Return the columns that texts name; others say it when they are computed."""
+        """Return the columns that texts name; Arrow checks those of other expressions."""
         texts = [text for text in self.expressions.values() if isinstance(text, str)]
         return list(dict.fromkeys(name for text in texts for name in parse(text)[1]))
 
@@ -100,7 +102,7 @@ class WithColumns:
         names = self.names() if are_texts else list(batch)
         check_columns(self.names(), list(batch))
         table = to_arrow_with_missing({name: plain(batch)[name] for name in names})
-        # Of the number of rows where no column is named.
+        # Gives the table its number of rows if no column is named.
         table = table.append_column("", pyarrow.array(np.arange(num_rows(batch))))
         wanted = [parse(e)[0] if isinstance(e, str) else e for e in self.expressions.values()]
         plan = [
@@ -118,14 +120,14 @@ class WithColumns:
 def parse(text: str, *, of: str | None = None) -> tuple[Any, list[str]]:
     """Return an expression of Arrow, and the columns in it.
 
-    Not collective. Nothing of it is run as a program.
+    Not collective. The text is parsed, never executed as Python code.
 
     Parameters
     ----------
     text
         The expression.
     of
-        The call that it was given to, for messages; None is that of a filter.
+        The call that has the expression, for messages; None is a filter.
 
     Raises
     ------
@@ -142,12 +144,14 @@ def parse(text: str, *, of: str | None = None) -> tuple[Any, list[str]]:
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError) as error:
-        raise ConfigError(f"{call} is no expression: {error}.") from error
+        raise ConfigError(
+            f"{call}: the text is not an expression: {error}. Write one such as 'x > 1 and y < 2'."
+        ) from error
     parsed = _Parser(call)
     expression = parsed.value(tree.body)
     if not hasattr(expression, "is_null"):
-        what = "compute with a column, as in 'x * 2'" if of else "compare a column, as in 'x > 1'"
-        raise ConfigError(f"{call}: {what}.")
+        what = "Compute with a column, as in 'x * 2'" if of else "Compare a column, as in 'x > 1'"
+        raise ConfigError(f"{call}: the expression names no column. {what}.")
     return expression, list(dict.fromkeys(parsed.names))
 
 
@@ -182,7 +186,7 @@ class _Parser:
         if isinstance(node, ast.Compare):
             return self._compared(node)
         raise ConfigError(
-            f"{self._call}: {ast.unparse(node)!r} is not understood. Use "
+            f"{self._call}: {ast.unparse(node)!r} is not supported. Use "
             f"comparisons, in, and, or, not and arithmetic of columns, or give a function."
         )
 
@@ -198,6 +202,11 @@ class _Parser:
                 one = self._expression(left).isin(self.value(right))
                 one = ~one if isinstance(operator, ast.NotIn) else one
             elif isinstance(operator, (ast.Is, ast.IsNot)):
+                if not (isinstance(right, ast.Constant) and right.value is None):
+                    raise ConfigError(
+                        f"{self._call}: {ast.unparse(node)!r} is not supported: 'is' finds missing "
+                        f"values only. Use 'x is None', or == for other values."
+                    )
                 one = self._expression(left).is_null()
                 one = ~one if isinstance(operator, ast.IsNot) else one
             else:

@@ -58,7 +58,7 @@ class MapGroups:
     keeps_rows: bool = False
 
     def __call__(self, dataset: Description) -> Batch:
-        """Return what is made of all groups. Not collective."""
+        """Return the results for all groups. Not collective."""
         batch = plain(dataset.all_rows())
         order = sorted_rows(batch, self.keys, [False] * len(self.keys))
         table = to_arrow_with_missing({name: batch[name][order] for name in self.keys})
@@ -90,16 +90,16 @@ def _changes(table: Any) -> list[int]:
 class GroupedData(Generic[DatasetT]):
     """The groups of a dataset, made by `hpctrain.data.Dataset.groupby`.
 
-    Each aggregate is a dataset of a row for each group, sorted by the keys; a key that is missing
-    is a group of its own, the last one. It is computed when it is first read, from all rows of the
-    columns that it needs.
+    Each aggregate is a dataset of a row for each group, sorted by the keys; rows whose key is
+    missing are the last group. It is computed when it is first read, from all rows of the columns
+    that it needs.
 
     Parameters
     ----------
     dataset
-        Of which these are the groups.
+        The dataset.
     keys
-        Columns whose values are equal within a group; none is one group.
+        Columns whose values are equal within a group; without keys there is one group.
     """
 
     def __init__(self, dataset: DatasetT, keys: Sequence[str]) -> None:
@@ -136,7 +136,7 @@ class GroupedData(Generic[DatasetT]):
         ddof: int = 1,
         ignore_nulls: bool = True,
     ) -> DatasetT:
-        """Return standard deviations, as ``std(x)``; not a number of one row. Not collective."""
+        """Return standard deviations, as ``std(x)``; NaN for one row. Not collective."""
         return self._each("std", on, ignore_nulls, ddof=ddof)
 
     def aggregate(self, *aggs: Any) -> DatasetT:
@@ -147,7 +147,8 @@ class GroupedData(Generic[DatasetT]):
         Parameters
         ----------
         *aggs
-            Of `hpctrain.data.aggregate`, such as ``Sum("x")`` and ``Count(alias_name="rows")``.
+            Aggregates of `hpctrain.data.aggregate`, such as ``Sum("x")`` and
+            ``Count(alias_name="rows")``.
 
         Raises
         ------
@@ -157,7 +158,7 @@ class GroupedData(Generic[DatasetT]):
         return self.with_aggregates(check_aggregates(aggs, self._dataset.columns(), self._keys))
 
     def with_column(self, column_name: str, expr: Any) -> DatasetT:
-        """Return the rows in the order of the keys, with a column that an expression makes.
+        """Return the rows in the order of the keys, with a column computed by an expression.
 
         Not collective. See `hpctrain.data.Dataset.with_column`.
 
@@ -184,16 +185,16 @@ class GroupedData(Generic[DatasetT]):
         fn_constructor_kwargs: dict[str, Any] | None = None,
         **scheduling: Any,
     ) -> DatasetT:
-        """Return what a function makes of all rows of each group, in the order of the keys.
+        """Return the results of a function for the rows of each group, in the order of the keys.
 
         Not collective.
 
         Parameters
         ----------
         fn
-            Is given a batch of a group and returns one, of any number of rows.
+            Takes a batch with the rows of a group, and returns a batch of any number of rows.
         batch_format
-            Form of what it is given.
+            Format of the batch that it takes.
         fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs
             As in `hpctrain.data.Dataset.map_batches`.
         **scheduling
@@ -217,7 +218,7 @@ class GroupedData(Generic[DatasetT]):
         """Return a dataset of some aggregates of each group. Not collective."""
         operation = AggregateGroups(self._keys, tuple(aggregates))
         needed = dict.fromkeys([*self._keys, *(a.column for a in aggregates if a.column)])
-        # Without a column there would be no rows to be counted.
+        # A table without columns has no rows to count.
         columns = list(needed) or self._dataset.columns()[:1]
         rows = Mapped.select_columns(self._dataset, columns)
         return self._dataset.of_source(WholeSource(dataset=rows, operation=operation))

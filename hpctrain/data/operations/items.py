@@ -14,7 +14,7 @@ from hpctrain.data.types import with_missing
 from hpctrain.errors import ConfigError
 
 ITEM = "item"
-"""Name of the column of items that are no dicts."""
+"""Name of the column of items that are not dicts."""
 
 _UNITS = {datetime: "datetime64[us]", date: "datetime64[D]", timedelta: "timedelta64[us]"}
 
@@ -34,13 +34,13 @@ def batch_of_items(items: Sequence[Any]) -> Batch:
         at = rows.index(not rows[0])
         raise ConfigError(
             f"from_items(): item 0 is a {type(items[0]).__name__} and item {at} a "
-            f"{type(items[at]).__name__}. Give dicts only, or none."
+            f"{type(items[at]).__name__}. Give only dicts, or no dicts."
         )
     return batch_of_rows(items if any(rows) else [{ITEM: item} for item in items])
 
 
 def batch_of_rows(rows: Sequence[Mapping[str, Any]]) -> Batch:
-    """Return rows as a batch; what a row lacks is missing. Not collective."""
+    """Return rows as a batch; a column that a row lacks is missing in it. Not collective."""
     names = dict.fromkeys(name for row in rows for name in row)
     return {str(name): _column(str(name), [row.get(name) for row in rows]) for name in names}
 
@@ -48,7 +48,7 @@ def batch_of_rows(rows: Sequence[Mapping[str, Any]]) -> Batch:
 def _column(name: str, values: list[Any]) -> np.ndarray:
     kinds = set(map(type, values)) - {type(None)}
     if kinds == {bytes}:
-        # NumPy would cut zeros off, and take them for text.
+        # NumPy's bytes type would drop zeros at the end, and count as text.
         array = np.empty(len(values), dtype=object)
         array[:] = values
         return array

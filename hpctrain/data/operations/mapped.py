@@ -33,13 +33,13 @@ class Mapped(Description):
     ) -> DatasetT:
         """Return a dataset with a function applied to each row, when it is read.
 
-        Not collective. `map_batches` is faster by far.
+        Not collective. `map_batches` is much faster.
 
         Parameters
         ----------
         fn
-            Is given a row, a dict of values by column, and returns one. A class is constructed once
-            in each process.
+            Takes a row, a dict of values by column, and returns one. A class is constructed once in
+            each process.
         fn_args, fn_kwargs
             Further arguments of the function.
         fn_constructor_args, fn_constructor_kwargs
@@ -69,7 +69,7 @@ class Mapped(Description):
         Parameters
         ----------
         fn
-            Is given a row and returns a list of rows.
+            Takes a row and returns a list of rows.
         fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs
             As in `map`.
         **scheduling
@@ -100,24 +100,24 @@ class Mapped(Description):
         Parameters
         ----------
         fn
-            Is given a batch and returns one in any form, or yields several. A batch may be empty. A
+            Takes a batch and returns one in any format, or yields several. A batch may be empty. A
             class is constructed once in each process.
         batch_size
-            Rows that it is given at most; None is as many as are read at once.
+            Most rows of a batch; None is as many as are read at once.
         batch_format
-            Form of what it is given: "numpy" (a dict of arrays), "pandas" or "pyarrow". "default"
-            is "numpy".
+            Format of the batch that it takes: "numpy" (a dict of arrays), "pandas" or "pyarrow".
+            "default" is "numpy".
         fn_args, fn_kwargs
             Further arguments of the function.
         fn_constructor_args, fn_constructor_kwargs
             Arguments of the class.
         keeps_rows
-            Whether it returns a row for each row. None is tried on the first two rows; of a class
-            it means yes. Passes over all rows take any number; where ranks share the rows, another
-            one is an error.
+            Whether it returns a row for each row. With None, a function is tried on the first two
+            rows, and a class is assumed to. Passes over all rows accept any number of rows; when
+            ranks share the rows, a different number is an error.
         zero_copy_batch
-            Whether the function is given arrays as they are, which cannot be changed. Otherwise
-            they are its own to change, and copied where they are views of the dataset's.
+            Whether the function takes read-only arrays. Otherwise it may change them: views of the
+            dataset's arrays are copied.
         **scheduling
             As in `map`.
         """
@@ -147,20 +147,20 @@ class Mapped(Description):
         fn_constructor_kwargs: Mapping[str, Any] | None = None,
         **scheduling: Any,
     ) -> DatasetT:
-        """Return a dataset of the rows that a function or an expression wants.
+        """Return a dataset of the rows for which a function or an expression is true.
 
-        Not collective. An expression, or a function of batches, is faster by far than one of rows.
+        Not collective. An expression, or a function of batches, is much faster than one of rows.
 
         Parameters
         ----------
         fn
-            Is given a row, and returns a bool. With `batch_format` it is given a batch, which it
-            cannot change, and returns a bool for each of its rows.
+            Takes a row, and returns a bool. With `batch_format` it takes a read-only batch, and
+            returns a bool for each of its rows.
         expr
             Instead: a text such as ``"x > 1 and name in ['a', 'b']"``, or an expression of
-            ``pyarrow.compute``. Arrow computes it; what is missing is in no comparison.
+            ``pyarrow.compute``. Arrow computes it; a comparison with a missing value is not true.
         batch_format
-            Form of the batches that the function is given; None is rows.
+            Format of the batches that the function takes; None is rows.
         fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs
             As in `map`.
         **scheduling
@@ -169,11 +169,13 @@ class Mapped(Description):
         Raises
         ------
         ConfigError
-            If both or none of function and expression are given, or the text is no expression.
+            If not exactly one of function and expression is given, or the text is not an
+            expression.
         """
         say_no_meaning("filter()", scheduling, OF_TASKS)
         if (fn is None) == (expr is None):
-            raise ConfigError("filter(): give either a function or expr=.")
+            given = "neither a function nor expr=" if fn is None else "a function and expr="
+            raise ConfigError(f"filter() was given {given}. Give one of them.")
         if fn is None:
             return self.with_step(FilterExpression(expr))
         call = Call.of(fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs)
@@ -189,7 +191,7 @@ class Mapped(Description):
         batch_format: BatchFormat = "pandas",
         **scheduling: Any,
     ) -> DatasetT:
-        """Return a dataset with a column that a function makes of batches, when they are read.
+        """Return a dataset with a column that a function computes from batches when they are read.
 
         Not collective.
 
@@ -198,9 +200,9 @@ class Mapped(Description):
         col
             Name of the column; one that exists is replaced.
         fn
-            Is given a batch, and returns a value for each of its rows, or one for all.
+            Takes a batch, and returns a value for each of its rows, or one for all.
         batch_format
-            Form of what it is given.
+            Format of the batch that it takes.
         **scheduling
             As in `map`.
         """
@@ -213,7 +215,7 @@ class Mapped(Description):
         expr: Any,
         **scheduling: Any,
     ) -> DatasetT:
-        """Return a dataset with a column that an expression makes of others, when they are read.
+        """Return a dataset with a column computed from others by an expression.
 
         Not collective. Arrow computes it. `add_column` does the same with a function.
 
@@ -223,14 +225,14 @@ class Mapped(Description):
             Name of the column; one that exists is replaced.
         expr
             A text such as ``"x * 2 + y"``, or an expression of ``pyarrow.compute``, as
-            `hpctrain.data.expressions.col` gives it. Where a value is missing the result is, too.
+            `hpctrain.data.expressions.col` gives it. The result for a missing value is missing.
         **scheduling
             As in `map`.
 
         Raises
         ------
         ConfigError
-            If it is no expression, or names a column that does not exist.
+            If it is not an expression, or names a column that does not exist.
         """
         say_no_meaning("with_column()", scheduling, OF_TASKS)
         return Mapped.with_columns(self, {column_name: expr})
@@ -240,21 +242,21 @@ class Mapped(Description):
         exprs: Mapping[str, Any],
         **scheduling: Any,
     ) -> DatasetT:
-        """Return a dataset with columns that expressions make of those that are there.
+        """Return a dataset with columns computed from others by expressions.
 
         Not collective. See `with_column`.
 
         Parameters
         ----------
         exprs
-            Expressions by the names of the columns. None of them sees what another one makes.
+            Expressions by the names of the new columns, which they cannot use themselves.
         **scheduling
             As in `map`.
 
         Raises
         ------
         ConfigError
-            If one is no expression, or names a column that does not exist.
+            If one is not an expression, or names a column that does not exist.
         """
         say_no_meaning("with_columns()", scheduling, OF_TASKS)
         step = WithColumns(dict(exprs))

@@ -1,4 +1,4 @@
-"""Names of Ray Data that mean nothing here, and what to use instead."""
+"""Methods of Ray Data that hpctrain lacks, and what to use instead."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _PLAN = "there is no execution plan: repr(dataset) shows rows, columns and steps
 _WRITE_FILES = "write_parquet() writes a file that other tools load."
 
 _EXPORT = "write_parquet() writes a file; load that with the tool of the target."
-_NO_CLUSTER = "there is no cluster that knows datasets: pickle the dataset itself."
+_NO_CLUSTER = "there is no cluster that stores datasets: pickle the dataset itself."
 
 INSTEAD = {
     "copy": "a dataset never changes: use it as often as needed.",
-    "context": "there is no cluster to be configured: see ScalingConfig.",
+    "context": "there is no cluster to configure: see ScalingConfig.",
     "explain": _PLAN,
     "get_internal_block_refs": _OBJECTS,
     "iter_internal_ref_bundles": _OBJECTS,
@@ -26,7 +26,7 @@ INSTEAD = {
     "join": "join with pandas, Polars, DuckDB or Dask (to_dask()), and write Parquet.",
     "lazy": "every dataset is lazy: leave the call out.",
     "fully_executed": "materialize() reads all rows into memory.",
-    "num_blocks": "a dataset has no blocks: shard() says which rows a rank gets.",
+    "num_blocks": "a dataset has no blocks: shard() returns the rows of a rank.",
     "quantile": "use pandas or pyarrow.compute.quantile() on to_arrow().",
     "repeat": "call iter_batches() once an epoch.",
     "stats": _PLAN,
@@ -39,7 +39,7 @@ INSTEAD = {
     "to_pandas_refs": _OBJECTS,
     "to_random_access_dataset": "take_ranges() gives rows by number.",
     "to_spark": _WRITE_FILES,
-    "window": "leave it out: rows are always read in pieces.",
+    "window": "leave it out: rows are always read in parts.",
     "write_images": "loop over iter_rows(), and save each with Pillow.",
     "write_json": "to_pandas().to_json(path, orient='records', lines=True), or write_parquet().",
     "deserialize_lineage": _NO_CLUSTER,
@@ -51,7 +51,7 @@ INSTEAD = {
     "get_stats_summary": _PLAN,
     "map_batches_internal": "use map_batches().",
     "mix": "use union() and random_shuffle().",
-    "size_bytes": "num_rows and schema().row_bytes say it.",
+    "size_bytes": "multiply num_rows by schema().row_bytes.",
     "streaming_train_test_split": "train_test_split() reads nothing.",
     "write_datasink": "loop over iter_batches().",
     "write_orc": "pyarrow.orc.write_table(dataset.to_arrow(), path).",
@@ -68,23 +68,23 @@ INSTEAD = {
     "write_tfrecords": "write_parquet(), or tf.io.TFRecordWriter in a loop over iter_rows().",
     "write_webdataset": "write_parquet(), or webdataset's ShardWriter over iter_rows().",
 }
-"""Methods that are refused: what to do instead."""
+"""What to use instead of each missing method."""
 
 
 class UnavailableMethodError(ConfigError, AttributeError):
-    """A method of Ray Data's that a Dataset does not have: also an AttributeError."""
+    """A Dataset lacks a method of Ray Data. Also an AttributeError."""
 
 
 class Refused:
     """Names the replacement of a missing method."""
 
     def __getattr__(self, name: str) -> Any:
-        """Refuse a name.
+        """Raise for a missing attribute.
 
         Raises
         ------
         AttributeError
-            With what to use instead, if it is a name of Ray Data's.
+            For a method of Ray Data the message names what to use instead.
         """
         if name in INSTEAD:
             raise UnavailableMethodError(f"a Dataset has no {name}(): {INSTEAD[name]}")

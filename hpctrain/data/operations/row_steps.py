@@ -20,17 +20,17 @@ from hpctrain.errors import ConfigError
 
 
 class Seen:
-    """The columns that a step has made, for when it has no row to make them of."""
+    """The columns that a step has returned, for a batch without rows."""
 
     def __init__(self) -> None:
         self.schema: Schema | None = None
 
     def __reduce__(self) -> tuple[type[Seen], tuple[()]]:
-        """Travel as one that has seen nothing."""
+        """Pickle without the columns."""
         return Seen, ()
 
     def __eq__(self, other: object) -> bool:
-        """Return whether it is of the same kind: what was seen follows from the rest."""
+        """Return whether it is of the same class: the columns depend on the step and its input."""
         return isinstance(other, Seen)
 
     def __hash__(self) -> int:
@@ -55,7 +55,7 @@ class MapRows:
     def __call__(self, batch: Batch) -> Batch:
         """Return the rows that result from a batch. Not collective."""
         made: list[Any] = []
-        # Without a row nothing is constructed.
+        # An empty batch constructs no class.
         call = self.call.bound() if num_rows(batch) else self.call
         for row in rows_of(plain(batch)):
             result = call(row)
@@ -67,7 +67,7 @@ class MapRows:
             if not isinstance(row, Mapping):
                 raise ConfigError(
                     f"{self.call.name}() returned a {type(row).__name__} for a row. Return a dict "
-                    f"of values by column{', or several in a list' if self.is_flat else ''}."
+                    f"of values by column{', or a list of them' if self.is_flat else ''}."
                 )
         if not made:
             return empty(self.seen.schema) if self.seen.schema else {}
@@ -102,16 +102,16 @@ class FilterRows:
     def _wants(self, wanted: Any) -> bool:
         if np.ndim(wanted) or wanted is None:
             raise ConfigError(
-                f"filter({self.call.name}): the function is called with a row, and returned "
-                f"{'None' if wanted is None else f'{np.size(wanted)} values'}. Return a bool. A "
-                f'function of a whole batch is called with one if batch_format="numpy" is given.'
+                f"filter({self.call.name}): the function takes a row, and returned "
+                f"{'None' if wanted is None else f'{np.size(wanted)} values'}. Return a bool, or "
+                f'give batch_format="numpy" for a function of a whole batch.'
             )
         return bool(wanted)
 
 
 @dataclass(frozen=True)
 class AddColumn:
-    """Adds a column that a function makes of a batch."""
+    """Adds a column that a function computes from a batch."""
 
     column: str
     call: Call

@@ -1,4 +1,4 @@
-"""Rows of a source that are drawn, each by itself."""
+"""A random sample of the rows of a source."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hpctrain.data.source import Blocks, Source, read_rows
 
 @dataclass(frozen=True, kw_only=True)
 class SampledRows:
-    """A share of the rows of a source, in their order; which follows from the seed alone."""
+    """A share of the rows of a source, in their order; the seed alone decides which."""
 
     source: Source
     fraction: float
     seed: int
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what follows from the rest."""
+        """Leave out what is computed from the rest."""
         return {name: value for name, value in vars(self).items() if name != "_chosen"}
 
     @cached_property
@@ -44,11 +44,11 @@ class SampledRows:
 
     @property
     def unit_rows(self) -> int:
-        """Rows that are drawn of a unit of the source, about."""
+        """About how many rows are drawn from a unit of the source."""
         return max(1, round(self.source.unit_rows * self.fraction))
 
     def blocks(self) -> Blocks:
-        """Return what was drawn of each block of the source. Not collective."""
+        """Return a block of the drawn rows for each block of the source. Not collective."""
         stops = [block.stop for block in self.source.blocks()]
         sizes = np.diff(np.searchsorted(self._chosen, [0, *stops]))
         return Blocks([(int(size), int(size)) for size in sizes])

@@ -15,23 +15,23 @@ OF_TASKS = (
     *("max_calls", "max_retries", "retry_exceptions", "max_restarts", "max_task_retries"),
     *("ray_remote_args", "ray_remote_args_fn", "udf_modifying_row_count"),
 )
-"""What Ray Data's operations on rows and batches take besides."""
+"""Further arguments of Ray Data's operations on rows and batches."""
 OF_READS = ("parallelism", "override_num_blocks", *OF_TASKS)
-"""What Ray Data's readers take besides."""
+"""Further arguments of Ray Data's readers."""
 
 _said: set[str] = set()
 
 
 @dataclass(frozen=True)
 class TaskPoolStrategy:
-    """Ray Data's wish for tasks, as ``compute=`` of ``map_batches()``. Has no meaning here."""
+    """Ray Data's ``compute=`` of ``map_batches()`` for tasks. Accepted, without effect."""
 
     size: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ActorPoolStrategy:
-    """Ray Data's wish for actors, as ``compute=`` of ``map_batches()``. Has no meaning here.
+    """Ray Data's ``compute=`` of ``map_batches()`` for actors. Accepted, without effect.
 
     A class that is given to ``map_batches()`` is constructed once in each rank.
     """
@@ -44,23 +44,23 @@ class ActorPoolStrategy:
 
 
 def say_no_meaning(where: str, given: Mapping[str, Any], known: Sequence[str] = ()) -> None:
-    """Log once that arguments are accepted, and have no effect.
+    """Log once that arguments are accepted, but have no effect.
 
     Not collective.
 
     Parameters
     ----------
     where
-        The function that was given them.
+        The function that has the arguments.
     given
-        Arguments by name; those that are None, or Ray's default of -1, are not given.
+        Arguments by name; None, or Ray's default of -1, is not given.
     known
-        Names that there are, where the function takes any; by default those of `given`.
+        Names of the arguments that exist, if the function takes any name; empty checks none.
 
     Raises
     ------
     TypeError
-        If another one is given.
+        If a name does not exist.
     """
     for name in given:
         if known and name not in known:
@@ -71,7 +71,7 @@ def say_no_meaning(where: str, given: Mapping[str, Any], known: Sequence[str] = 
     if new := [name for name in names if name not in _said]:
         _said.update(new)
         log(
-            f"{where}: {', '.join(new)} {'has' if len(new) == 1 else 'have'} no meaning here, and "
-            f"no effect: each rank reads and transforms its own part. "
-            f"ScalingConfig says how many ranks there are, and with which resources."
+            f"{where}: {', '.join(new)} {'has' if len(new) == 1 else 'have'} no effect: each rank "
+            f"reads and transforms its own part. Set the number of ranks and their resources with "
+            f"ScalingConfig."
         )

@@ -21,11 +21,11 @@ from hpctrain.errors import ConfigError
 
 
 class Operation(Protocol):
-    """Makes rows of all rows of a dataset. A frozen value; the same rows in each process."""
+    """Computes rows from all rows of a dataset. A frozen value; each process gets the same rows."""
 
     @property
     def keeps_rows(self) -> bool:
-        """Whether rows and columns are those that go in, in another order."""
+        """Whether it only changes the order of the rows."""
 
     def __call__(self, dataset: Description) -> Batch:
         """Return all rows. Not collective."""
@@ -33,10 +33,10 @@ class Operation(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class WholeSource:
-    """The rows that an operation makes of all rows of a dataset.
+    """The result of an operation on all rows of a dataset.
 
-    It pickles as the description of that dataset: each rank computes the rows for itself, the same
-    ones, and keeps them in memory. One that is too large for that is to be written to files first.
+    It pickles as the description of that dataset: each rank computes the same rows, and keeps them
+    in memory. Write a dataset that is too large for that to files first.
     """
 
     dataset: Description
@@ -51,7 +51,7 @@ class WholeSource:
         return {"dataset": self.dataset, "operation": self.operation}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take what `__getstate__` gave."""
+        """Restore the state, with a new lock."""
         for name, value in {**state, "_computed": [], "_once": Lock()}.items():
             object.__setattr__(self, name, value)
 
@@ -100,7 +100,7 @@ class WholeSource:
 
 @dataclass(frozen=True)
 class AllRows:
-    """The rows as they are: their number is known then."""
+    """All rows unchanged, so that their number is known."""
 
     keeps_rows: bool = True
 
@@ -141,21 +141,21 @@ def sorted_rows(batch: Batch, keys: Sequence[str], descending: Sequence[bool]) -
     table = to_arrow_with_missing(plain({name: batch[name] for name in keys}))
     orders = ["descending" if down else "ascending" for down in descending]
     try:
-        # By default what is missing is at the end, in both directions.
+        # Arrow's default puts missing values last in both directions.
         order = compute.sort_indices(table, sort_keys=list(zip(keys, orders, strict=True)))
     except (pyarrow.ArrowException, TypeError) as error:
         raise ConfigError(
-            f"a column of {', '.join(map(repr, keys))} cannot be sorted: {error}. Numbers, times, "
-            f"bools and texts can."
+            f"a column of {', '.join(map(repr, keys))} cannot be sorted: {error}. Sort by columns "
+            f"of numbers, times, bools or texts."
         ) from error
     found: np.ndarray = order.to_numpy()
     return found
 
 
 def with_known_rows(dataset: Any) -> Any:
-    """Return a dataset whose number of rows is known without a pass, or after one.
+    """Return a dataset whose number of rows is known, after a pass over the data if need be.
 
-    Not collective. The pass is made when the first rows are read.
+    Not collective. The first read makes that pass.
     """
     if dataset.keeps_rows:
         return dataset

@@ -12,7 +12,7 @@ class Written(Consumed):
     """Writers."""
 
     def write_parquet(self, path: str | PathLike[str], *, compression: str = "zstd") -> Path:
-        """Write the rows to a Parquet file, in passing.
+        """Write the rows to a Parquet file, batch by batch.
 
         Not collective. The file appears when it is complete, as with all writers.
 
@@ -44,7 +44,7 @@ class Written(Consumed):
         path
             A file that does not exist, ending with ``.h5`` or ``.hdf5``.
         compression
-            "gzip" or "lzf"; None writes what is read fastest.
+            "gzip" or "lzf"; None writes uncompressed rows, which are read fastest.
         group
             Where in the file the datasets are.
 
